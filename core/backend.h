@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT
+// The one interface that every implementation of MSA answers to. Shape letters: core/problem.h.
+//
+// Public calls check shapes, spaces, elements and support once, for all backends, and throw with
+// the offending values; the virtual do_* may then assume valid arguments. Views live in the
+// backend's space(); copies are explicit. Calls run in order but may be asynchronous: results are
+// readable after finish(). One object is not safe for two threads; two objects are independent.
+//
+// For all operations: keys behind a query's position and blocks outside its ids have no influence
+// on its results, not even when they hold NaN. A NaN that a query does see makes its outputs NaN.
+// The same arguments give bitwise the same results, whatever the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/problem.h"
+#include "core/selection.h"
+#include "core/tensor.h"
+
+namespace msa {
+
+enum class Operation : uint8_t {
+    dense_attention,
+    dense_attention_grad,
+    index_scores,
+    select_blocks,
+    index_select,
+    sparse_attention,
+    sparse_attention_grad,
+    block_mass,
+    index_kl,
+};
+const char* to_string(Operation);
+
+/// Loop order of sparse_attention. q_outer: each query walks its blocks. kv_outer: each block
+/// gathers its queries; partial outputs go to slots and are combined in a second phase
+/// (sec:kernel:sparse_attn). automatic: the backend's fastest.
+enum class LoopOrder : uint8_t { automatic, q_outer, kv_outer };
+const char* to_string(LoopOrder);
+
+/// What is asked of supports().
+struct Request {
+    Operation operation;
+    Element element = Element::f32;          // of q, k, v or index_q, index_k
+    int64_t top_k = 0;                       // where ids are given or made
+    LoopOrder order = LoopOrder::automatic;  // sparse_attention
+};
+
+/// An answer with its reason.
+struct Support {
+    bool yes = true;
+    std::string why_not;  // one sentence; empty when yes
+    static Support no(std::string reason) { return {false, std::move(reason)}; }
+};
+
+struct AttentionInput {
+    In<3> q;     // [Nq, Hq, dh], after RoPE
+    In<3> k, v;  // [Nk, Hkv, dh]; never repeated to query heads
+};
+
+struct AttentionOutput {
+    Out<3> out;          // [Nq, Hq, dh]; no visible key: 0
+    View<float, 2> lse;  // [Nq, Hq] natural log of the sum of exp(scale q.k); no visible key: -inf
+};
+
+/// What a backward pass is given beside the forward input.
+struct AttentionSaved {
+    In<3> out;                 // [Nq, Hq, dh] of the forward pass
+    View<const float, 2> lse;  // [Nq, Hq] of the forward pass
+    In<3> d_out;               // [Nq, Hq, dh]
+};
+
+struct AttentionGradient {
+    Out<3> d_q;       // [Nq, Hq, dh]
+    Out<3> d_k, d_v;  // [Nk, Hkv, dh]
+};
+
+struct IndexInput {
+    In<3> index_q;  // [Nq, Hkv, didx], one head per group
+    In<2> index_k;  // [Nk, didx], one head shared by all groups
+};
+
+struct BlockMassOutput {
+    View<float, 3> mass;       // [Nq, Hkv, B]; a block without a visible token: 0
+    View<float, 3> max_logit;  // [Nq, Hkv, B], may be absent; without a visible token: -inf
+};
+
+struct IndexKlOutput {
+    View<double, 2> kl;        // [Nq, Hkv]; a row without a visible key in its support: 0
+    View<float, 3> d_index_q;  // [Nq, Hkv, didx], of the mean of kl; both absent or both present
+    View<float, 2> d_index_k;  // [Nk, didx]
+};
+
+class Backend {
+public:
+    virtual ~Backend() = default;
+    Backend() = default;
+    Backend(const Backend&) = delete;
+    Backend& operator=(const Backend&) = delete;
+
+    virtual std::string_view name() const = 0;  // "reference", "cpu", "cuda"
+    virtual std::string device() const = 0;     // recorded beside every result
+    virtual Space space() const = 0;            // where views must live
+    virtual Support supports(const Problem&, const Request&) const = 0;
+
+    /// Memory of this backend's space, zero-filled.
+    virtual std::shared_ptr<void> allocate(int64_t bytes) = 0;
+    /// Copies between the host and this backend's space, in either direction.
+    virtual void copy(void* to, Space to_space, const void* from, Space from_space,
+                      int64_t bytes) = 0;
+    /// Waits until all calls so far are done.
+    virtual void finish() = 0;
+
+    template <typename T, int Rank>
+    Tensor<T, Rank> make(Shape<Rank> shape) {
+        return {shape, allocate(element_count(shape) * int64_t{sizeof(T)}), space()};
+    }
+    template <typename T, int Rank>
+    Tensor<std::remove_const_t<T>, Rank> upload(View<T, Rank> host) {
+        auto here = make<std::remove_const_t<T>, Rank>(host.shape());
+        copy(here.data(), space(), host.data(), host.space(), host.size() * int64_t{sizeof(T)});
+        return here;
+    }
+    /// Waits for pending calls first.
+    template <typename T, int Rank>
+    Tensor<std::remove_const_t<T>, Rank> download(View<T, Rank> here) {
+        Tensor<std::remove_const_t<T>, Rank> host(here.shape());
+        finish();
+        copy(host.data(), Space::host, here.data(), here.space(), here.size() * int64_t{sizeof(T)});
+        return host;
+    }
+
+    /// Causal softmax attention with GQA (eq:softmax-attention).
+    void dense_attention(const Problem&, const AttentionInput&, const AttentionOutput&);
+    /// Its gradient. No backend supports it yet.
+    void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
+                              const AttentionGradient&);
+
+    /// scores [Nq, Hkv, B]: max over the visible tokens of the block of
+    /// score_scale * index_q . index_k (eq:msa-index-score); no visible token: -inf. A NaN product
+    /// makes the block's score NaN.
+    void index_scores(const Problem&, const IndexInput&, View<float, 3> scores);
+
+    /// ids [Nq, Hkv, k] from scores [Nq, Hkv, B] (eq:msa-topk with SelectionRule). Candidates are
+    /// the visible blocks whose score is above -inf (NaN counts as -inf, -0 equals +0); forced
+    /// blocks need no score. Ties go to the lower id. Rows are ascending, padded with -1.
+    void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
+                       View<int32_t, 3> ids);
+
+    /// The two above fused: the same ids, without scores in memory.
+    void index_select(const Problem&, const SelectionRule&, const IndexInput&,
+                      View<int32_t, 3> ids);
+
+    /// Softmax attention over the visible tokens of the blocks ids [Nq, Hkv, k] of the query's
+    /// group (eq:msa-sparse-attn). An empty row of ids gives out 0, lse -inf. Host ids are checked
+    /// with check_selection; ids on a device must satisfy it unchecked.
+    void sparse_attention(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
+                          const AttentionOutput&, LoopOrder order = LoopOrder::automatic);
+    /// Its gradient; none through ids. No backend supports it yet.
+    void sparse_attention_grad(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
+                               const AttentionSaved&, const AttentionGradient&);
+
+    /// mass [Nq, Hkv, B]: probability of dense attention summed over the block's visible tokens,
+    /// mean over the G heads of the group (P_b). max_logit: maximum of main_scale * q . k over the
+    /// block's visible tokens and the group's heads. To stream, cut the queries:
+    /// Problem::with_queries.
+    void block_mass(const Problem&, In<3> q, In<3> k, const BlockMassOutput&);
+
+    /// KL divergence of the index distribution from the teacher, per row (eq:msa-kl), and the
+    /// gradient of the mean over all Nq * Hkv rows. Support: the visible tokens of the blocks
+    /// ids [Nq, Hkv, k], or all visible tokens when ids is absent (warm-up). The teacher is the
+    /// mean over the group's heads of their softmax on that support (eq:msa-pp), and gets no
+    /// gradient.
+    void index_kl(const Problem&, const IndexInput&, In<3> q, In<3> k, View<const int32_t, 3> ids,
+                  const IndexKlOutput&);
+
+protected:
+    virtual void do_dense_attention(const Problem&, const AttentionInput&,
+                                    const AttentionOutput&) = 0;
+    virtual void do_index_scores(const Problem&, const IndexInput&, View<float, 3> scores) = 0;
+    virtual void do_select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
+                                  View<int32_t, 3> ids) = 0;
+    virtual void do_index_select(const Problem&, const SelectionRule&, const IndexInput&,
+                                 View<int32_t, 3> ids) = 0;
+    virtual void do_sparse_attention(const Problem&, const AttentionInput&,
+                                     View<const int32_t, 3> ids, const AttentionOutput&,
+                                     LoopOrder) = 0;
+    virtual void do_block_mass(const Problem&, In<3> q, In<3> k, const BlockMassOutput&) = 0;
+    virtual void do_index_kl(const Problem&, const IndexInput&, In<3> q, In<3> k,
+                             View<const int32_t, 3> ids, const IndexKlOutput&) = 0;
+    // A backend overrides these once its supports() says yes.
+    virtual void do_dense_attention_grad(const Problem&, const AttentionInput&,
+                                         const AttentionSaved&, const AttentionGradient&);
+    virtual void do_sparse_attention_grad(const Problem&, const AttentionInput&,
+                                          View<const int32_t, 3> ids, const AttentionSaved&,
+                                          const AttentionGradient&);
+
+private:
+    void check_support(const Problem&, const Request&) const;
+};
+
+struct BackendOptions {
+    int threads = 0;  // cpu: OpenMP threads, 0 for all cores
+    int device = 0;   // cuda: device ordinal
+};
+
+using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendOptions&)>;
+
+/// One that make_backend knows; `usable` tells whether this machine can start it.
+struct BackendInfo {
+    std::string name;
+    Support usable;
+};
+
+/// "reference" and "cpu" are known from the start; a further one announces itself, explicitly.
+void register_backend(BackendInfo info, BackendFactory factory);
+std::vector<BackendInfo> list_backends();
+/// Throws InputError naming the known backends, UnsupportedError if this one cannot start here.
+std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& = {});
+
+}  // namespace msa

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// P_b of the recall definitions (sec:experiment-training-dynamics), mean over the group's heads
+#include <cmath>
+#include <limits>
+
+#include "core/reference/reference_backend.h"
+
+namespace msa::reference {
+
+void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k,
+                const BlockMassOutput& to) {
+    const std::vector<KeyRange> visible = visible_keys(p);
+    const auto blocks = static_cast<size_t>(p.blocks());
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            std::vector<double> mass(blocks, 0.0);
+            std::vector<double> top(blocks, -std::numeric_limits<double>::infinity());
+            const KeyRange seen = visible[static_cast<size_t>(i)];
+            for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h) {
+                std::vector<double> logits;
+                for (int64_t j = 0; j < seen.count; ++j)
+                    logits.push_back(p.main_scale() * dot(q[i][h], k[seen.first + j][r]));
+                std::vector<double> probability = logits;
+                softmax(probability);
+                for (size_t j = 0; j < logits.size(); ++j) {
+                    const size_t b = j / static_cast<size_t>(p.block_size);
+                    mass[b] += probability[j] / static_cast<double>(p.group_size());
+                    if (logits[j] > top[b] || std::isnan(logits[j])) top[b] = logits[j];
+                }
+            }
+            for (size_t b = 0; b < blocks; ++b) {
+                to.mass(i, r, b) = static_cast<float>(mass[b]);
+                if (to.max_logit) to.max_logit(i, r, b) = static_cast<float>(top[b]);
+            }
+        }
+}
+
+}  // namespace msa::reference

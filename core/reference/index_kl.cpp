@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// eq:msa-pp and eq:msa-kl. With p the teacher and t the index distribution of a row,
+//   KL = sum_j p_j (ln p_j - ln t_j)     and     dKL / dS_j = t_j - p_j,
+// since t is the softmax of the index scores S and p is detached.
+#include <algorithm>
+#include <cmath>
+
+#include "core/reference/reference_backend.h"
+
+namespace msa::reference {
+
+void index_kl(const Problem& p, View<const float, 3> index_q, View<const float, 2> index_k,
+              View<const float, 3> q, View<const float, 3> k, View<const int32_t, 3> ids,
+              const IndexKlOutput& to) {
+    const std::vector<KeyRange> visible = visible_keys(p);
+    const double rows = static_cast<double>(p.queries() * p.kv_heads);
+    std::vector<double> d_index_k(static_cast<size_t>(index_k.size()), 0.0);
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            const KeyRange seen = visible[static_cast<size_t>(i)];
+            const std::vector<int64_t> tokens =
+                ids ? support_tokens(seen, p.block_size, selected(ids, i, r)) : all_tokens(seen);
+
+            std::vector<double> teacher(tokens.size(), 0.0);
+            for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h) {
+                std::vector<double> head;
+                for (int64_t j : tokens) head.push_back(p.main_scale() * dot(q[i][h], k[j][r]));
+                softmax(head);
+                for (size_t t = 0; t < tokens.size(); ++t)
+                    teacher[t] += head[t] / static_cast<double>(p.group_size());
+            }
+
+            std::vector<double> logits;
+            for (int64_t j : tokens)
+                logits.push_back(p.score_scale() * dot(index_q[i][r], index_k[j]));
+            std::vector<double> index = logits;
+            const double lse = softmax(index);
+
+            double kl = 0;
+            for (size_t t = 0; t < tokens.size(); ++t)
+                if (!(teacher[t] <= 0)) kl += teacher[t] * (std::log(teacher[t]) - logits[t] + lse);
+            to.kl(i, r) = kl;
+
+            if (!to.d_index_q) continue;
+            std::vector<double> d_query(static_cast<size_t>(p.index_dim), 0.0);
+            for (size_t t = 0; t < tokens.size(); ++t) {
+                const double d_score = p.score_scale() * (index[t] - teacher[t]) / rows;
+                for (int64_t d = 0; d < p.index_dim; ++d) {
+                    d_query[static_cast<size_t>(d)] += d_score * double{index_k(tokens[t], d)};
+                    d_index_k[static_cast<size_t>(tokens[t] * p.index_dim + d)] +=
+                        d_score * double{index_q(i, r, d)};
+                }
+            }
+            for (int64_t d = 0; d < p.index_dim; ++d)
+                to.d_index_q(i, r, d) = static_cast<float>(d_query[static_cast<size_t>(d)]);
+        }
+    if (to.d_index_k)
+        std::transform(d_index_k.begin(), d_index_k.end(), to.d_index_k.data(),
+                       [](double d) { return static_cast<float>(d); });
+}
+
+}  // namespace msa::reference
