@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+// Reader and writer of `msa-results` version 1 (data/FORMAT.md). A run is a list of units (one
+// layer, say). Each finished unit is a file of its own under `<path>.partial/`, made complete by a
+// rename, so that a kill at any moment loses the unit under way and nothing else; finish()
+// assembles the units into `path`, again by a rename.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace msa::io {
+
+/// What a run must remember of itself; becomes the attributes of /run.
+struct RunRecord {
+    std::string program;  // "msa-analyze"
+    std::vector<std::string> argv;
+    std::string options;      // resolved, JSON text
+    std::string definitions;  // name -> text of each metric, JSON text
+    std::string commit, host, device, compiler;
+    std::string started, finished;  // ISO 8601 UTC
+    uint64_t seed = 0;
+    std::map<std::string, std::string> inputs;  // file name -> sha256
+};
+
+enum class IfExists : uint8_t { refuse, overwrite, resume };
+
+/// How a dataset describes itself: attributes `axes` ("query,group,slot"), `unit`, `description`.
+struct Describe {
+    std::string axes, unit, description;
+};
+
+class ResultsWriter {
+public:
+    /// refuse: InputError if `path` exists or an unfinished run is beside it (naming --overwrite
+    /// and --resume). overwrite: starts afresh; `path` stays as it is until finish(). resume:
+    /// keeps the finished units of a run with the same program, options, seed and inputs,
+    /// InputError naming the first difference otherwise; starts afresh where there is nothing.
+    ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists);
+    ~ResultsWriter();
+    ResultsWriter(const ResultsWriter&) = delete;
+    ResultsWriter& operator=(const ResultsWriter&) = delete;
+
+    bool done(const std::string& unit) const;
+
+    /// Starts a unit; datasets go to it until end_unit() makes it durable.
+    void begin_unit(const std::string& unit);
+    void end_unit();
+
+    /// A whole dataset at an absolute HDF5 path, in groups made on the way. T: float, double,
+    /// int32_t, int64_t. Integers and floats of 16 KiB and more are chunked, shuffled, deflated.
+    template <typename T, int Rank>
+    void write(const std::string& dataset, View<const T, Rank> values, const Describe& describe);
+    /// A dataset of the given shape, to be filled by rows (slices of the first axis).
+    template <typename T, int Rank>
+    void create(const std::string& dataset, const Shape<Rank>& shape, const Describe& describe);
+    template <typename T, int Rank>
+    void write_rows(const std::string& dataset, int64_t first_row, View<const T, Rank> rows);
+    /// A number or text on a group or dataset that exists in this unit (groups are made).
+    void attribute(const std::string& object, const std::string& name, double value);
+    void attribute(const std::string& object, const std::string& name, int64_t value);
+    void attribute(const std::string& object, const std::string& name, const std::string& value);
+
+    /// Assembles all units, adds /run and /done, renames to `path`, removes the unit files.
+    void finish();
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+class ResultsReader {
+public:
+    explicit ResultsReader(std::filesystem::path path);
+    ~ResultsReader();
+
+    const RunRecord& run() const;
+    const std::vector<std::string>& done() const;
+    bool has(const std::string& object) const;
+    /// Names directly under a group, ascending, numbers by value.
+    std::vector<std::string> list(const std::string& group) const;
+    template <typename T, int Rank>
+    Tensor<T, Rank> read(const std::string& dataset) const;
+    template <typename T, int Rank>
+    Tensor<T, Rank> read_rows(const std::string& dataset, int64_t first_row, int64_t count) const;
+    double number(const std::string& object, const std::string& attribute) const;
+    std::string words(const std::string& object, const std::string& attribute) const;
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace msa::io
