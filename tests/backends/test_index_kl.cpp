@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT
+#include <cmath>
+
+#include "tests/support/compare.h"
+#include "tests/support/random.h"
+#include "tests/support/tolerance.h"
+#include "tests/support/truth.h"
+
+namespace msa::test {
+namespace {
+
+const View<const int32_t, 3> kFullSupport;
+
+class IndexKlTest : public OperationTest {};
+MSA_FOR_ALL_CASES(IndexKlTest);
+
+TEST_P(IndexKlTest, MatchesReferenceOnBothSupports) {
+    const Tensor<int32_t, 3> ids = reference().index_select(problem(), rule(), operands_);
+    Runner runner(subject());
+    for (const View<const int32_t, 3>& support : {kFullSupport, ids.view()})
+        EXPECT_TRUE(matches(runner.index_kl(problem(), operands_, support),
+                            reference().index_kl(problem(), operands_, support),
+                            bounds(problem(), operands_)))
+            << (support ? "selected" : "full") << " support, seed " << seed();
+}
+
+TEST_P(IndexKlTest, ThreadsAndRerunsChangeNoBit) {
+    const Tensor<int32_t, 3> ids = reference().index_select(problem(), rule(), operands_);
+    Runner one(subject(), 1), three(subject(), 3);
+    for (const View<const int32_t, 3>& support : {kFullSupport, ids.view()}) {
+        const IndexKl once = one.index_kl(problem(), operands_, support);
+        const IndexKl again = three.index_kl(problem(), operands_, support);
+        EXPECT_TRUE(identical(again.kl, once.kl));
+        EXPECT_TRUE(identical(again.d_index_q, once.d_index_q));
+        EXPECT_TRUE(identical(again.d_index_k, once.d_index_k));
+    }
+}
+
+class IndexKlForms : public SubjectTest {};
+MSA_FOR_ALL_SUBJECTS(IndexKlForms);
+
+TEST_P(IndexKlForms, IsZeroWithZeroGradientWhereTheDistributionsAgree) {
+    // One head per group and the index operands equal to the main ones: t = p.
+    const Case c{"same", square_problem(40, 2, 2, 16, 16, 8), {.top_k = 2}};
+    Operands o = make_operands(c, GetParam().element);
+    std::copy_n(o.q.data(), o.q.size(), o.index_q.data());
+    for (int64_t j = 0; j < 40; ++j)
+        for (int64_t d = 0; d < 16; ++d) o.k(j, 0, d) = o.k(j, 1, d) = o.index_k(j, d);
+    const Tensor<int32_t, 3> ids = reference().index_select(c.problem, c.rule, o);
+    Runner runner(GetParam());
+    const Bounds b = bounds(c.problem, o);
+    for (const View<const int32_t, 3>& support : {kFullSupport, ids.view()}) {
+        const IndexKl got = runner.index_kl(c.problem, o, support);
+        for (int64_t i = 0; i < got.kl.size(); ++i) EXPECT_NEAR(got.kl.data()[i], 0, b.kl);
+        for (int64_t i = 0; i < got.d_index_q.size(); ++i)
+            EXPECT_NEAR(got.d_index_q.data()[i], 0, b.d_index_q);
+        for (int64_t i = 0; i < got.d_index_k.size(); ++i)
+            EXPECT_NEAR(got.d_index_k.data()[i], 0, b.d_index_k);
+    }
+}
+
+TEST_P(IndexKlForms, TwoTokensByHand) {
+    // Teacher logits (0, ln 3): p = (1/4, 3/4). Index logits equal: t = (1/2, 1/2).
+    Problem p = square_problem(2, 1, 1, 16, 16, 8);
+    p.softmax_scale = std::log(3.0);
+    p.index_scale = 1.0;
+    const Case c{"two", p, {}};
+    Operands o = make_operands(c, GetParam().element);
+    for (Tensor<float, 3>* t : {&o.q, &o.k, &o.index_q}) std::fill_n(t->data(), t->size(), 0.0F);
+    std::fill_n(o.index_k.data(), o.index_k.size(), 0.0F);
+    o.q(1, 0, 0) = 1;
+    o.k(1, 0, 0) = 1;
+    o.index_q(1, 0, 0) = 2;
+    const IndexKl got = Runner(GetParam()).index_kl(p, o, kFullSupport);
+    const Bounds b = bounds(p, o);
+    EXPECT_NEAR(got.kl(0, 0), 0, b.kl);  // one visible key
+    EXPECT_NEAR(got.kl(1, 0), 0.25 * std::log(0.5) + 0.75 * std::log(1.5), b.kl);
+    // d L / d index_k(j) = (t - p)_j * index_q / 2 rows.
+    EXPECT_NEAR(got.d_index_k(0, 0), (0.5 - 0.25) * 2 / 2, b.d_index_k);
+    EXPECT_NEAR(got.d_index_k(1, 0), (0.5 - 0.75) * 2 / 2, b.d_index_k);
+}
+
+TEST_P(IndexKlForms, RowsWithoutSupportAreZero) {
+    Problem p = square_problem(0, 2, 1, 16, 16, 8);
+    p.cu_seqlens_q = {0, 5};
+    p.cu_seqlens_k = {0, 3};
+    const Case c{"none", p, {.top_k = 2}};
+    const Operands o = make_operands(c, GetParam().element);
+    const IndexKl got = Runner(GetParam()).index_kl(p, o, kFullSupport);
+    for (int64_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(got.kl(i, 0), 0);
+        for (int64_t d = 0; d < 16; ++d) EXPECT_EQ(got.d_index_q(i, 0, d), 0.0F);
+    }
+}
+
+TEST_P(IndexKlForms, GradientIsTheFiniteDifferenceOfTheLoss) {
+    const Case c{"differences", square_problem(36, 4, 2, 16, 16, 8), {.top_k = 2}};
+    Operands o = make_operands(c, GetParam().element);
+    const Tensor<int32_t, 3> ids = reference().index_select(c.problem, c.rule, o);
+    Runner runner(GetParam());
+    Runner truth = reference();  // its losses are good to double precision
+    const Problem& p = c.problem;
+    const double rows = static_cast<double>(p.queries() * p.kv_heads);
+    for (const View<const int32_t, 3>& support : {kFullSupport, ids.view()}) {
+        const IndexKl got = runner.index_kl(p, o, support);
+        const Bounds b = bounds(p, o);
+        const auto difference = [&](float& element) {
+            const float centre = element, step = 0x1p-6F;
+            element = centre + step;
+            const double up = truth.index_kl(p, o, support).mean(), above = element;
+            element = centre - step;
+            const double down = truth.index_kl(p, o, support).mean(), below = element;
+            element = centre;
+            return (up - down) / (above - below);
+        };
+        // A row's logits move by at most slope per unit of the element.
+        const double step = 0x1p-6, slope_q = p.score_scale() * largest_norm<2>(o.index_k);
+        const double slope_k = p.score_scale() * largest_norm<3>(o.index_q);
+        for (int64_t at = 0; at < o.index_q.size(); at += 131)
+            EXPECT_NEAR(got.d_index_q.data()[at], difference(o.index_q.data()[at]),
+                        b.d_index_q + central_difference_bound(step, slope_q) / rows);
+        for (int64_t at = 0; at < o.index_k.size(); at += 71)
+            EXPECT_NEAR(got.d_index_k.data()[at], difference(o.index_k.data()[at]),
+                        b.d_index_k + central_difference_bound(step, slope_k));
+    }
+}
+
+TEST_P(IndexKlForms, KeysOutsideTheSupportGetNoGradient) {
+    const Case c{"outside", square_problem(64, 4, 2, 16, 16, 8), {.top_k = 1}};
+    Operands o = make_operands(c, GetParam().element);
+    Tensor<int32_t, 3> ids({64, 2, 1});
+    std::fill_n(ids.data(), ids.size(), 0);  // every query selects block 0 alone
+    for (int64_t j = 8; j < 64; ++j) {
+        std::fill_n(o.index_k.view()[j].data(), 16, std::nanf(""));
+        std::fill_n(o.k.view()[j].data(), 32, std::nanf(""));
+    }
+    const IndexKl got = Runner(GetParam()).index_kl(c.problem, o, ids.view());
+    for (int64_t j = 0; j < 64; ++j)
+        for (int64_t d = 0; d < 16; ++d) {
+            EXPECT_TRUE(std::isfinite(got.d_index_k(j, d)));
+            EXPECT_EQ(j >= 8, got.d_index_k(j, d) == 0.0F);
+        }
+}
+
+}  // namespace
+}  // namespace msa::test

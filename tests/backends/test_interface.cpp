@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+// The checks of the public shell, which every backend shares.
+#include <string>
+
+#include "core/error.h"
+#include "tests/support/runner.h"
+
+namespace msa::test {
+namespace {
+
+class Interface : public SubjectTest {
+protected:
+    Problem problem_ = square_problem(20, 4, 2, 16, 16, 8);
+    Case case_{"interface", problem_, {.top_k = 2}};
+    Operands operands_ = make_operands(case_, GetParam().element);
+
+    template <typename Error = InputError, typename Call>
+    std::string refusal(const Call& call) {
+        try {
+            call();
+        } catch (const Error& error) {
+            return error.what();
+        }
+        return "";
+    }
+};
+MSA_FOR_ALL_SUBJECTS(Interface);
+
+TEST_P(Interface, WrongShapesAreNamed) {
+    Runner runner(GetParam());
+    operands_.k = Tensor<float, 3>({20, 4, 16});
+    EXPECT_EQ(refusal([&] { runner.dense_attention(problem_, operands_); }),
+              "k has shape [20, 4, 16], must be [Nk, Hkv, dh] = [20, 2, 16]");
+    operands_ = make_operands(case_, GetParam().element);
+    operands_.index_q = Tensor<float, 3>({20, 1, 16});
+    EXPECT_EQ(refusal([&] { runner.index_scores(problem_, operands_); }),
+              "index_q has shape [20, 1, 16], must be [Nq, Hkv, didx] = [20, 2, 16]");
+}
+
+TEST_P(Interface, AbsentOperandsAreNamed) {
+    Runner runner(GetParam());
+    EXPECT_EQ(refusal([&] { runner.backend().block_mass(problem_, {}, {}, {}); }),
+              "q is absent, must be [Nq, Hq, dh] = [20, 4, 16]");
+    problem_.index_dim = 0;
+    EXPECT_EQ(refusal([&] { runner.index_scores(problem_, operands_); }),
+              "index_dim is 0: the problem has no Index Branch");
+}
+
+TEST_P(Interface, BadProblemsRulesAndIdsAreRefused) {
+    Runner runner(GetParam());
+    EXPECT_EQ(refusal([&] { runner.index_select(problem_, {.top_k = 0}, operands_); }),
+              "top_k is 0, must be at least 1");
+    if (runner.backend().space() == Space::host) {
+        Tensor<int32_t, 3> ids({20, 2, 1});
+        ids(0, 0, 0) = 1;
+        EXPECT_EQ(refusal([&] { runner.sparse_attention(problem_, operands_, ids); }),
+                  "ids[0, 0, 0] is 1, must be a visible block (the query sees 1 blocks)");
+    }
+    problem_.block_size = 7;
+    EXPECT_EQ(refusal([&] { runner.block_mass(problem_, operands_); }),
+              "block_size is 7, must be from 8 to 256");
+}
+
+TEST_P(Interface, UnsupportedSaysWhy) {
+    Runner runner(GetParam());
+    Backend& backend = runner.backend();
+    const Request request{.operation = Operation::dense_attention_grad,
+                          .element = GetParam().element};
+    const Support support = backend.supports(problem_, request);
+    if (support.yes) GTEST_SKIP() << "the gradient is there";
+    EXPECT_FALSE(support.why_not.empty());
+    const Tensor<float, 3> q = backend.make<float, 3>(operands_.q.shape());
+    const Tensor<float, 3> k = backend.make<float, 3>(operands_.k.shape());
+    const Tensor<float, 2> lse = backend.make<float, 2>({20, 4});
+    Tensor<float, 3> d_q = backend.make<float, 3>(operands_.q.shape());
+    Tensor<float, 3> d_k = backend.make<float, 3>(operands_.k.shape());
+    Tensor<float, 3> d_v = backend.make<float, 3>(operands_.k.shape());
+    EXPECT_NE(refusal<UnsupportedError>([&] {
+                  backend.dense_attention_grad(problem_, {q, k, k}, {q, lse, q}, {d_q, d_k, d_v});
+              }).find("does not support dense_attention_grad"),
+              std::string::npos);
+}
+
+TEST(Backends, UnknownNamesAreAnsweredWithTheKnownOnes) {
+    try {
+        make_backend("tpu");
+        FAIL();
+    } catch (const InputError& error) {
+        EXPECT_NE(std::string(error.what()).find("'tpu'; there are: reference, cpu"),
+                  std::string::npos);
+    }
+}
+
+TEST(Backends, OneThatCannotStartSaysWhy) {
+    register_backend({"broken", Support::no("there is no such device")},
+                     [](const BackendOptions&) { return std::unique_ptr<Backend>(); });
+    try {
+        make_backend("broken");
+        FAIL();
+    } catch (const UnsupportedError& error) {
+        EXPECT_STREQ(error.what(), "backend broken cannot start here: there is no such device");
+    }
+}
+
+}  // namespace
+}  // namespace msa::test

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/support/compare.h"
+#include "tests/support/random.h"
+#include "tests/support/truth.h"
+
+namespace msa::test {
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+/// Scores of a few levels, so that ties abound, with some NaN and -inf among the visible ones.
+Tensor<float, 3> scores_with_ties(const Problem& p) {
+    Tensor<float, 3> scores = normal<3>({p.queries(), p.kv_heads, p.blocks()}, 9);
+    for (int64_t i = 0; i < scores.size(); ++i) {
+        float& s = scores.data()[i];
+        s = std::round(2 * s) / 2;  // also makes -0 and +0
+        if (s > 1.9F) s = std::nanf("");
+        if (s < -1.9F) s = kNothing;
+    }
+    return scores;
+}
+
+class SelectBlocks : public OperationTest {};
+MSA_FOR_ALL_CASES(SelectBlocks);
+
+TEST_P(SelectBlocks, IsExactlyTheRule) {
+    for (const Tensor<float, 3>& scores :
+         {scores_with_ties(problem()), reference().index_scores(problem(), operands_)}) {
+        const Tensor<int32_t, 3> got = Runner(subject()).select_blocks(problem(), rule(), scores);
+        EXPECT_TRUE(selection_follows(problem(), rule(), scores, got, 0)) << "seed " << seed();
+        const Tensor<int32_t, 3> want = reference().select_blocks(problem(), rule(), scores);
+        EXPECT_TRUE(identical(got, want)) << "seed " << seed();
+    }
+}
+
+class SelectBlocksForms : public SubjectTest {
+protected:
+    /// The ids of a query that sees all of `blocks` blocks with these scores.
+    std::vector<int32_t> row(std::vector<float> values, const SelectionRule& rule) {
+        Problem p = square_problem(0, 1, 1, 16, 16, 8);
+        const auto blocks = static_cast<int64_t>(values.size());
+        p.cu_seqlens_q = {0, 1};
+        p.cu_seqlens_k = {0, blocks * 8};
+        const Tensor<int32_t, 3> ids =
+            Runner(GetParam()).select_blocks(p, rule, {values.data(), {1, 1, blocks}});
+        return {ids.data(), ids.data() + ids.size()};
+    }
+};
+MSA_FOR_ALL_SUBJECTS(SelectBlocksForms);
+
+using Ids = std::vector<int32_t>;
+
+TEST_P(SelectBlocksForms, LocalBlockTakesOneOfTheSlots) {
+    EXPECT_EQ(row({5, 1, 4, 3, -9}, {.top_k = 3}), (Ids{0, 2, 4}));
+}
+TEST_P(SelectBlocksForms, TiesGoToTheLowerId) {
+    EXPECT_EQ(row({1, 2, 1, 2, 1, 0}, {.top_k = 4}), (Ids{0, 1, 3, 5}));
+    EXPECT_EQ(row({-0.0F, 0.0F, -0.0F, 0.0F, 0}, {.top_k = 3}), (Ids{0, 1, 4}));
+}
+TEST_P(SelectBlocksForms, NanAndMinusInfinityAreNoCandidates) {
+    EXPECT_EQ(row({std::nanf(""), 1, kNothing, 0, 7}, {.top_k = 5}), (Ids{1, 3, 4, -1, -1}));
+    EXPECT_EQ(row({2, 1, 0, std::nanf("")}, {.top_k = 2}), (Ids{0, 3}));  // forced without a score
+}
+TEST_P(SelectBlocksForms, PositiveInfinityWins) {
+    EXPECT_EQ(row({2, HUGE_VALF, 0, 0, 0}, {.top_k = 2}), (Ids{1, 4}));
+}
+TEST_P(SelectBlocksForms, ForcedFirstAndLocalComeBeforeScores) {
+    const SelectionRule rule{.top_k = 4, .forced_local = 2, .forced_first = 1};
+    EXPECT_EQ(row({0, 9, 8, 7, 1, 1}, rule), (Ids{0, 1, 4, 5}));
+    EXPECT_EQ(row({0, 9, 8}, rule), (Ids{0, 1, 2, -1}));  // forced ranges meet
+    EXPECT_EQ(row({3}, rule), (Ids{0, -1, -1, -1}));
+}
+TEST_P(SelectBlocksForms, ManyBlocksManySlots) {
+    std::vector<float> values(5000);
+    for (size_t b = 0; b < values.size(); ++b)
+        values[b] = static_cast<float>((b * 2654435761U) % 4999);
+    const SelectionRule rule{.top_k = 64};
+    Problem p = square_problem(0, 1, 1, 16, 16, 8);
+    p.cu_seqlens_q = {0, 1};
+    p.cu_seqlens_k = {0, 40000};
+    const View<const float, 3> scores(values.data(), {1, 1, 5000});
+    const Ids got = row(values, rule);
+    EXPECT_TRUE(selection_follows(p, rule, scores, {got.data(), {1, 1, 64}}, 0));
+}
+
+class IndexSelect : public OperationTest {};
+MSA_FOR_ALL_CASES(IndexSelect);
+
+TEST_P(IndexSelect, FollowsTheReferenceScores) {
+    const Tensor<float, 3> scores = reference().index_scores(problem(), operands_);
+    const Tensor<int32_t, 3> got = Runner(subject()).index_select(problem(), rule(), operands_);
+    EXPECT_TRUE(
+        selection_follows(problem(), rule(), scores, got, bounds(problem(), operands_).scores))
+        << "seed " << seed();
+}
+
+TEST_P(IndexSelect, IsScoresThenSelection) {
+    Runner runner(subject());
+    const Tensor<float, 3> scores = runner.index_scores(problem(), operands_);
+    const Tensor<int32_t, 3> want = runner.select_blocks(problem(), rule(), scores);
+    const Tensor<int32_t, 3> got = runner.index_select(problem(), rule(), operands_);
+    EXPECT_TRUE(identical(got, want));
+    const Tensor<int32_t, 3> alone =
+        Runner(subject(), 1).index_select(problem(), rule(), operands_);
+    EXPECT_TRUE(identical(got, alone));
+}
+
+}  // namespace
+}  // namespace msa::test

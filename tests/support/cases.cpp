@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+#include "tests/support/cases.h"
+
+namespace msa::test {
+namespace {
+
+Problem sizes(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t index_dim,
+              int64_t block_size) {
+    Problem p = square_problem(0, query_heads, kv_heads, head_dim, index_dim, block_size);
+    return p;
+}
+
+Problem packed(Problem p, std::vector<int64_t> cu_seqlens_q, std::vector<int64_t> cu_seqlens_k) {
+    p.cu_seqlens_q = std::move(cu_seqlens_q);
+    p.cu_seqlens_k = std::move(cu_seqlens_k);
+    return p;
+}
+
+Problem at(Problem p, std::vector<int64_t> positions) {
+    p.query_positions = std::move(positions);
+    return p;
+}
+
+std::vector<Case> make_cases() {
+    const Problem gqa = sizes(8, 2, 32, 16, 16);
+    const SelectionRule k4{.top_k = 4};
+    std::vector<Case> all{
+        {"regular", packed(gqa, {0, 160}, {0, 160}), k4},
+        {"tail_block", packed(gqa, {0, 203}, {0, 203}), k4},
+        {"shorter_than_block", packed(gqa, {0, 11}, {0, 11}), k4},
+        {"one_token", packed(gqa, {0, 1}, {0, 1}), k4},
+        {"one_slot", packed(gqa, {0, 100}, {0, 100}), {.top_k = 1}},
+        {"k_is_all_blocks", packed(gqa, {0, 96}, {0, 96}), {.top_k = 6}},
+        {"k_above_blocks", packed(gqa, {0, 70}, {0, 70}), {.top_k = 9}},
+        {"forced_both",
+         packed(gqa, {0, 150}, {0, 150}),
+         {.top_k = 5, .forced_local = 2, .forced_first = 2}},
+        {"prefix_chunk", packed(gqa, {0, 40}, {0, 170}), k4},
+        {"decode", packed(gqa, {0, 1}, {0, 190}), k4},
+        {"packed_ragged", packed(gqa, {0, 39, 74, 74, 75, 170}, {0, 39, 74, 74, 75, 170}), k4},
+        {"packed_prefixes", packed(gqa, {0, 1, 9, 30}, {0, 130, 138, 300}), k4},
+        {"empty_keys", packed(gqa, {0, 5, 20}, {0, 0, 15}), k4},
+        {"more_queries_than_keys", packed(gqa, {0, 30}, {0, 20}), k4},
+        {"sampled_positions",
+         at(packed(gqa, {0, 7, 12}, {0, 200, 260}),
+            {0, 3, 17, 17, 90, 143, 199, 5, 31, 40, 58, 59}),
+         k4},
+        {"no_queries", packed(gqa, {0, 0}, {0, 50}), k4},
+        {"mha", packed(sizes(3, 3, 16, 16, 8), {0, 61}, {0, 61}), {.top_k = 3}},
+        {"mqa", packed(sizes(7, 1, 24, 20, 13), {0, 90}, {0, 90}), {.top_k = 3}},
+        {"wide", packed(sizes(4, 2, 256, 256, 64), {0, 150}, {0, 150}), {.top_k = 2}},
+        {"odd_dims", packed(sizes(6, 2, 37, 19, 11), {0, 85}, {0, 85}), k4},
+        {"largest_block", packed(sizes(4, 1, 64, 32, 256), {0, 300}, {0, 700}), {.top_k = 2}},
+        {"paper_heads", packed(sizes(16, 1, 128, 128, 128), {0, 140}, {0, 600}), {.top_k = 3}},
+        {"all_equal", packed(gqa, {0, 120}, {0, 120}), k4, Values::equal},
+        {"extreme_scores", packed(gqa, {0, 120}, {0, 120}), k4, Values::extreme},
+    };
+    Problem scaled = packed(gqa, {0, 90}, {0, 90});
+    scaled.softmax_scale = 0.37;
+    scaled.index_scale = 1.9;
+    all.push_back({"own_scales", scaled, k4});
+    return all;
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+
+const std::vector<Case>& cases() {
+    static const std::vector<Case> all = make_cases();
+    return all;
+}
+
+}  // namespace msa::test

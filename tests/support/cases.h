@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// The one list of cases that every operation runs on every backend.
+#pragma once
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "core/problem.h"
+#include "core/selection.h"
+
+namespace msa::test {
+
+/// What the operands hold.
+enum class Values : uint8_t {
+    normal,   // q, k, v, index_q, index_k standard normal
+    equal,    // all queries and keys alike: every score ties
+    extreme,  // normal, queries times 1e4: softmax is one-hot, exponents would overflow
+};
+
+struct Case {
+    std::string name;
+    Problem problem;
+    SelectionRule rule;
+    Values values = Values::normal;
+};
+std::ostream& operator<<(std::ostream&, const Case&);
+
+/// Small enough for the reference in a sanitizer build; every edge that the contract names.
+const std::vector<Case>& cases();
+
+}  // namespace msa::test

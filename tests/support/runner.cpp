@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT
+#include "tests/support/runner.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/half.h"
+#include "tests/support/random.h"
+
+namespace msa::test {
+namespace {
+
+template <int Rank>
+void round_to(Element element, Tensor<float, Rank>& values) {
+    if (element != Element::bf16) return;
+    for (int64_t i = 0; i < values.size(); ++i)
+        values.data()[i] = static_cast<float>(bf16(values.data()[i]));
+}
+
+/// An operand uploaded in the subject's element type.
+template <int Rank>
+class Uploaded {
+public:
+    Uploaded(Backend& backend, Element element, View<const float, Rank> host) {
+        if (element == Element::bf16) {
+            Tensor<bf16, Rank> rounded(host.shape());
+            std::transform(host.data(), host.data() + host.size(), rounded.data(),
+                           [](float value) { return bf16(value); });
+            bf16_ = backend.upload(rounded.view());
+        } else {
+            f32_ = backend.upload(host);
+        }
+    }
+    operator In<Rank>() const {
+        if (bf16_.data() != nullptr) return bf16_.view();
+        return f32_.view();
+    }
+
+private:
+    Tensor<float, Rank> f32_;
+    Tensor<bf16, Rank> bf16_;
+};
+
+template <typename T>
+T poison() {
+    if constexpr (std::is_floating_point_v<T>) return std::numeric_limits<T>::quiet_NaN();
+    return std::numeric_limits<T>::min();
+}
+
+/// An output filled with poison, between two guards of poison that nobody may touch.
+template <typename T, int Rank>
+class Guarded {
+public:
+    Guarded(Backend& backend, Shape<Rank> shape) : backend_(backend), shape_(shape) {
+        Tensor<T, 1> filled({element_count(shape) + 2 * kGuard});
+        std::fill_n(filled.data(), filled.size(), poison<T>());
+        storage_ = backend.upload(View<const T, 1>(filled.view()));
+    }
+    operator View<T, Rank>() { return {storage_.data() + kGuard, shape_, storage_.view().space()}; }
+    Tensor<T, Rank> take() {
+        const Tensor<T, 1> all = backend_.download(storage_.view());
+        const T clean = poison<T>();
+        for (int64_t i = 0; i < kGuard; ++i)
+            for (const T* guard : {all.data() + i, all.data() + all.size() - 1 - i})
+                EXPECT_EQ(std::memcmp(guard, &clean, sizeof(T)), 0)
+                    << "written outside of an output of shape " << to_string(shape_);
+        Tensor<T, Rank> result(shape_);
+        std::copy_n(all.data() + kGuard, result.size(), result.data());
+        return result;
+    }
+
+private:
+    static constexpr int64_t kGuard = 64;
+    Backend& backend_;
+    Shape<Rank> shape_;
+    Tensor<T, 1> storage_;
+};
+
+BackendOptions options_with(int threads) {
+    BackendOptions options;
+    options.threads = threads;
+    return options;
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const Subject& s) {
+    return out << s.backend << '_' << to_string(s.element);
+}
+
+std::vector<Subject> subjects() {
+    std::vector<Subject> all;
+    for (const BackendInfo& info : list_backends())
+        all.push_back({info.name, info.name == "cuda" ? Element::bf16 : Element::f32});
+    return all;
+}
+
+Support usable_here(const Subject& subject) {
+    for (const BackendInfo& info : list_backends()) {
+        if (info.name != subject.backend || info.usable.yes) continue;
+        const char* required = std::getenv("MSA_REQUIRE");
+        if (required != nullptr && info.name == required)
+            ADD_FAILURE() << "MSA_REQUIRE names " << info.name << ": " << info.usable.why_not;
+        return info.usable;
+    }
+    return {};
+}
+
+Operands make_operands(const Case& c, Element element) {
+    const Problem& p = c.problem;
+    const float q_scale = c.values == Values::extreme ? 1e4F : 1.0F;
+    Operands o{normal<3>({p.queries(), p.query_heads, p.head_dim}, 1, q_scale),
+               normal<3>({p.keys(), p.kv_heads, p.head_dim}, 2),
+               normal<3>({p.keys(), p.kv_heads, p.head_dim}, 3),
+               normal<3>({p.queries(), p.kv_heads, p.index_dim}, 4, q_scale),
+               normal<2>({p.keys(), p.index_dim}, 5)};
+    if (c.values == Values::equal) {
+        for (Tensor<float, 3>* t : {&o.q, &o.k, &o.index_q})
+            std::fill_n(t->data(), t->size(), 0.5F);
+        std::fill_n(o.index_k.data(), o.index_k.size(), 0.5F);
+    }
+    for (Tensor<float, 3>* t : {&o.q, &o.k, &o.v, &o.index_q}) round_to(element, *t);
+    round_to(element, o.index_k);
+    return o;
+}
+
+Operands with_queries(const Operands& o, QueryRange range) {
+    const auto rows = [&]<int Rank>(const Tensor<float, Rank>& all, int64_t first, int64_t count) {
+        const View<const float, Rank> part = all.view().slice(first, count);
+        Tensor<float, Rank> copy(part.shape());
+        std::copy_n(part.data(), part.size(), copy.data());
+        return copy;
+    };
+    const int64_t count = range.end - range.begin;
+    return {rows(o.q, range.begin, count), rows(o.k, 0, o.k.extent(0)), rows(o.v, 0, o.v.extent(0)),
+            rows(o.index_q, range.begin, count), rows(o.index_k, 0, o.index_k.extent(0))};
+}
+
+double IndexKl::mean() const {
+    return std::accumulate(kl.data(), kl.data() + kl.size(), 0.0) / static_cast<double>(kl.size());
+}
+
+Runner::Runner(Subject subject, int threads)
+    : subject_(std::move(subject)),
+      backend_(make_backend(subject_.backend, options_with(threads))) {}
+
+Attention Runner::dense_attention(const Problem& p, const Operands& o) {
+    const Uploaded<3> q(*backend_, element(), o.q), k(*backend_, element(), o.k),
+        v(*backend_, element(), o.v);
+    Guarded<float, 3> out(*backend_, {p.queries(), p.query_heads, p.head_dim});
+    Guarded<float, 2> lse(*backend_, {p.queries(), p.query_heads});
+    backend_->dense_attention(p, {q, k, v}, {View<float, 3>(out), lse});
+    return {out.take(), lse.take()};
+}
+
+Tensor<float, 3> Runner::index_scores(const Problem& p, const Operands& o) {
+    const Uploaded<3> index_q(*backend_, element(), o.index_q);
+    const Uploaded<2> index_k(*backend_, element(), o.index_k);
+    Guarded<float, 3> scores(*backend_, {p.queries(), p.kv_heads, p.blocks()});
+    backend_->index_scores(p, {index_q, index_k}, scores);
+    return scores.take();
+}
+
+Tensor<int32_t, 3> Runner::select_blocks(const Problem& p, const SelectionRule& rule,
+                                         View<const float, 3> scores) {
+    const Tensor<float, 3> here = backend_->upload(scores);
+    Guarded<int32_t, 3> ids(*backend_, {p.queries(), p.kv_heads, rule.top_k});
+    backend_->select_blocks(p, rule, here, ids);
+    return ids.take();
+}
+
+Tensor<int32_t, 3> Runner::index_select(const Problem& p, const SelectionRule& rule,
+                                        const Operands& o) {
+    const Uploaded<3> index_q(*backend_, element(), o.index_q);
+    const Uploaded<2> index_k(*backend_, element(), o.index_k);
+    Guarded<int32_t, 3> ids(*backend_, {p.queries(), p.kv_heads, rule.top_k});
+    backend_->index_select(p, rule, {index_q, index_k}, ids);
+    return ids.take();
+}
+
+Attention Runner::sparse_attention(const Problem& p, const Operands& o, View<const int32_t, 3> ids,
+                                   LoopOrder order) {
+    const Uploaded<3> q(*backend_, element(), o.q), k(*backend_, element(), o.k),
+        v(*backend_, element(), o.v);
+    const Tensor<int32_t, 3> ids_here = backend_->upload(ids);
+    Guarded<float, 3> out(*backend_, {p.queries(), p.query_heads, p.head_dim});
+    Guarded<float, 2> lse(*backend_, {p.queries(), p.query_heads});
+    backend_->sparse_attention(p, {q, k, v}, ids_here, {View<float, 3>(out), lse}, order);
+    return {out.take(), lse.take()};
+}
+
+BlockMass Runner::block_mass(const Problem& p, const Operands& o) {
+    const Uploaded<3> q(*backend_, element(), o.q), k(*backend_, element(), o.k);
+    const Shape<3> shape{p.queries(), p.kv_heads, p.blocks()};
+    Guarded<float, 3> mass(*backend_, shape), max_logit(*backend_, shape);
+    backend_->block_mass(p, q, k, {mass, max_logit});
+    return {mass.take(), max_logit.take()};
+}
+
+IndexKl Runner::index_kl(const Problem& p, const Operands& o, View<const int32_t, 3> ids) {
+    const Uploaded<3> index_q(*backend_, element(), o.index_q), q(*backend_, element(), o.q),
+        k(*backend_, element(), o.k);
+    const Uploaded<2> index_k(*backend_, element(), o.index_k);
+    Tensor<int32_t, 3> ids_here;
+    if (ids) ids_here = backend_->upload(ids);
+    Guarded<double, 2> kl(*backend_, {p.queries(), p.kv_heads});
+    Guarded<float, 3> d_index_q(*backend_, o.index_q.shape());
+    Guarded<float, 2> d_index_k(*backend_, o.index_k.shape());
+    backend_->index_kl(p, {index_q, index_k}, q, k, ids_here.view(), {kl, d_index_q, d_index_k});
+    return {kl.take(), d_index_q.take(), d_index_k.take()};
+}
+
+std::string param_name(const testing::TestParamInfo<OperationParam>& info) {
+    return text(std::get<0>(info.param), '_', std::get<1>(info.param));
+}
+
+std::string subject_name(const testing::TestParamInfo<Subject>& info) { return text(info.param); }
+
+void OperationTest::SetUp() {
+    MSA_SKIP_UNLESS_USABLE(subject());
+    RecordProperty("seed", std::to_string(seed()));
+    operands_ = make_operands(the_case(), subject().element);
+}
+
+}  // namespace msa::test

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+// A backend under test, driven from host tensors: uploads in the subject's element type, runs into
+// poisoned outputs between guards, downloads.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/backend.h"
+#include "tests/support/cases.h"
+
+namespace msa::test {
+
+/// A backend and the element type of its operands.
+struct Subject {
+    std::string backend;
+    Element element = Element::f32;
+};
+std::ostream& operator<<(std::ostream&, const Subject&);
+
+/// Every registered backend with every element type that it is tested in.
+std::vector<Subject> subjects();
+
+/// Skips the running test when the subject's backend cannot start here; fails instead when
+/// MSA_REQUIRE names it.
+#define MSA_SKIP_UNLESS_USABLE(subject)                                  \
+    do {                                                                 \
+        const ::msa::Support usable = ::msa::test::usable_here(subject); \
+        if (!usable.yes) GTEST_SKIP() << usable.why_not;                 \
+    } while (false)
+Support usable_here(const Subject&);
+
+struct Operands {
+    Tensor<float, 3> q, k, v, index_q;
+    Tensor<float, 2> index_k;
+};
+/// The operands of a case, rounded to values that `element` holds exactly.
+Operands make_operands(const Case&, Element);
+/// The same keys and values with the query rows [range.begin, range.end) alone, for
+/// Problem::with_queries.
+Operands with_queries(const Operands&, QueryRange range);
+
+struct Attention {
+    Tensor<float, 3> out;
+    Tensor<float, 2> lse;
+};
+struct BlockMass {
+    Tensor<float, 3> mass, max_logit;
+};
+struct IndexKl {
+    Tensor<double, 2> kl;
+    Tensor<float, 3> d_index_q;
+    Tensor<float, 2> d_index_k;
+    /// eq:msa-kl
+    double mean() const;
+};
+
+class Runner {
+public:
+    explicit Runner(Subject subject, int threads = 0);
+
+    Attention dense_attention(const Problem&, const Operands&);
+    Tensor<float, 3> index_scores(const Problem&, const Operands&);
+    Tensor<int32_t, 3> select_blocks(const Problem&, const SelectionRule&,
+                                     View<const float, 3> scores);
+    Tensor<int32_t, 3> index_select(const Problem&, const SelectionRule&, const Operands&);
+    Attention sparse_attention(const Problem&, const Operands&, View<const int32_t, 3> ids,
+                               LoopOrder = LoopOrder::automatic);
+    BlockMass block_mass(const Problem&, const Operands&);
+    /// ids absent: the full support.
+    IndexKl index_kl(const Problem&, const Operands&, View<const int32_t, 3> ids);
+
+    Backend& backend() { return *backend_; }
+    Element element() const { return subject_.element; }
+
+private:
+    Subject subject_;
+    std::unique_ptr<Backend> backend_;
+};
+
+/// The truth to compare with.
+inline Runner reference() { return Runner({"reference", Element::f32}); }
+
+/// Every subject with every case, named like cpu_f32_tail_block.
+using OperationParam = std::tuple<Subject, Case>;
+std::string param_name(const testing::TestParamInfo<OperationParam>&);
+
+/// Fixture of the tests that run every case on every subject.
+class OperationTest : public testing::TestWithParam<OperationParam> {
+protected:
+    void SetUp() override;
+    const Subject& subject() const { return std::get<0>(GetParam()); }
+    const Case& the_case() const { return std::get<1>(GetParam()); }
+    const Problem& problem() const { return the_case().problem; }
+    const SelectionRule& rule() const { return the_case().rule; }
+    Operands operands_;
+};
+
+/// Fixture of the tests that are written once per subject.
+class SubjectTest : public testing::TestWithParam<Subject> {
+protected:
+    void SetUp() override { MSA_SKIP_UNLESS_USABLE(GetParam()); }
+};
+std::string subject_name(const testing::TestParamInfo<Subject>&);
+
+// Instantiates a fixture over all subjects and cases, or over all subjects.
+#define MSA_FOR_ALL_CASES(fixture)                                                        \
+    INSTANTIATE_TEST_SUITE_P(All, fixture,                                                \
+                             testing::Combine(testing::ValuesIn(::msa::test::subjects()), \
+                                              testing::ValuesIn(::msa::test::cases())),   \
+                             ::msa::test::param_name)
+#define MSA_FOR_ALL_SUBJECTS(fixture)                                                  \
+    INSTANTIATE_TEST_SUITE_P(All, fixture, testing::ValuesIn(::msa::test::subjects()), \
+                             ::msa::test::subject_name)
+
+}  // namespace msa::test

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+// Every tolerance of the test-suite, derived here and nowhere else.
+//
+// u is the unit roundoff of the arithmetic that sums (float: 2^-24; the reference sums in double
+// and only rounds its result, which the constants below absorb). A sum of n products, in any
+// order, is off by at most gamma(n) = n u / (1 - n u) times the sum of magnitudes.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "core/problem.h"
+#include "core/tensor.h"
+
+namespace msa::test {
+
+inline constexpr double kRoundoff = 0x1p-24;  // of a float sum
+/// Relative error allowed to one float exp, in roundoffs: a degree-5 polynomial after range
+/// reduction is good to 2 ulp; twice that.
+inline constexpr double kExpRoundoffs = 4;
+
+constexpr double gamma(double n) { return n * kRoundoff / (1 - n * kRoundoff); }
+
+/// Unit roundoff of a stored output.
+constexpr double storage_roundoff(Element element) {
+    return element == Element::bf16 ? 0x1p-9 : kRoundoff;
+}
+
+/// Largest Euclidean norm of the rows (last axis) of a tensor, NaN rows left out.
+template <int Rank>
+double largest_norm(View<const float, Rank> rows) {
+    const int64_t width = rows.extent(Rank - 1);
+    double largest = 0;
+    for (int64_t i = 0; i + width <= rows.size(); i += width) {
+        double sum = 0;
+        for (int64_t d = 0; d < width; ++d) sum += double{rows.data()[i + d]} * rows.data()[i + d];
+        if (!std::isnan(sum)) largest = std::max(largest, std::sqrt(sum));
+    }
+    return largest;
+}
+
+/// Error of scale * q.k of width dh: dh products, their sum, the scale and its rounding, each once;
+/// sum |q_d k_d| <= |q| |k|.
+inline double logit_bound(double scale, double q_norm, double k_norm, int64_t width) {
+    return gamma(static_cast<double>(width) + 3) * scale * q_norm * k_norm;
+}
+
+/// A softmax weight over n keys is off by a factor of at most 1 + this, its normaliser included,
+/// when every logit is off by `logit`: e^(2 logit) for weight and sum, exp itself twice, n
+/// additions in the sum and up to n rescalings by an online softmax.
+inline double weight_bound(double logit, double keys) {
+    return std::expm1(2 * logit) + gamma(2 * kExpRoundoffs + 2 * keys + 4);
+}
+
+/// Error of an attention output: weights, n products and additions with values up to v_max, and
+/// the rounding of the stored result.
+inline double attention_bound(double logit, double keys, double v_max, Element stored) {
+    return (weight_bound(logit, keys) + gamma(keys + 2) + storage_roundoff(stored)) * v_max;
+}
+
+/// Error of lse = m + ln(sum): logit, relative error of the sum, rounding of the result.
+inline double lse_bound(double logit, double keys, double lse_magnitude) {
+    return logit + gamma(kExpRoundoffs + 2 * keys + 4) + 2 * kRoundoff * lse_magnitude;
+}
+
+/// Error of a block's mass, a mean of sums of softmax weights: at most 1 in all.
+inline double mass_bound(double logit, double keys) {
+    return weight_bound(logit, keys) + gamma(keys + 2);
+}
+
+/// Error of a row's KL = sum p (ln p - ln t). ln p and ln t are off by the bound of their lse and
+/// logit; p by its weight bound, times |ln p - ln t| up to `log_ratio`, the largest difference
+/// of log-probabilities in the row.
+inline double kl_bound(double main_logit, double index_logit, double keys, double log_ratio) {
+    return 2 * (main_logit + index_logit) + gamma(8 * kExpRoundoffs + 8 * keys) +
+           weight_bound(main_logit, keys) * log_ratio;
+}
+
+/// Error of one component of a KL gradient: scale / rows * sum over tokens of (t - p) times the
+/// other operand, |t - p| off by both weight bounds in total over a row, n additions.
+inline double kl_gradient_bound(double main_logit, double index_logit, double keys, double scale,
+                                double operand_max, double rows_summed, double rows) {
+    const double weights = weight_bound(main_logit, keys) + weight_bound(index_logit, keys) +
+                           2 * gamma(keys + rows_summed + 4);
+    return scale * operand_max * rows_summed / rows * weights;
+}
+
+/// Finite differences of a loss with curvature: central difference with step h is off by
+/// h^2 / 6 times the third derivative; for a log-softmax of logits with slope a per unit step the
+/// third derivative is at most a^3 (cumulants of a variable within [-a, a] are at most 2 a^3).
+inline double central_difference_bound(double step, double slope) {
+    return step * step / 6 * 2 * slope * slope * slope;
+}
+
+}  // namespace msa::test

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+#include "tests/support/truth.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tests/support/compare.h"
+#include "tests/support/tolerance.h"
+
+namespace msa::test {
+namespace {
+
+template <int Rank>
+double largest(View<const float, Rank> values) {
+    double top = 0;
+    for (int64_t i = 0; i < values.size(); ++i)
+        if (!std::isnan(values.data()[i])) top = std::max(top, std::fabs(double{values.data()[i]}));
+    return top;
+}
+
+}  // namespace
+
+Bounds bounds(const Problem& p, const Operands& o) {
+    double keys = 1;
+    for (const KeyRange& seen : visible_keys(p))
+        keys = std::max(keys, static_cast<double>(seen.count));
+    const double q = largest_norm<3>(o.q), k = largest_norm<3>(o.k);
+    const double index_q = largest_norm<3>(o.index_q), index_k = largest_norm<2>(o.index_k);
+    const double main = logit_bound(p.main_scale(), q, k, p.head_dim);
+    const double index = logit_bound(p.score_scale(), index_q, index_k, p.index_dim);
+    const double main_magnitude = p.main_scale() * q * k + std::log(keys);
+    const double index_magnitude = p.score_scale() * index_q * index_k + std::log(keys);
+    const double rows = std::max(1.0, static_cast<double>(p.queries() * p.kv_heads));
+    Bounds b{};
+    b.out = attention_bound(main, keys, largest<3>(o.v), Element::f32);
+    b.lse = lse_bound(main, keys, main_magnitude);
+    b.scores = index + kRoundoff * index_magnitude;
+    b.mass = mass_bound(main, keys);
+    b.max_logit = main + kRoundoff * main_magnitude;
+    b.kl = kl_bound(main, index, keys, 2 * (main_magnitude + index_magnitude));
+    b.d_index_q =
+        kl_gradient_bound(main, index, keys, p.score_scale(), largest<2>(o.index_k), 1, rows);
+    b.d_index_k =
+        kl_gradient_bound(main, index, keys, p.score_scale(), largest<3>(o.index_q), rows, rows);
+    return b;
+}
+
+testing::AssertionResult matches(const Attention& got, const Attention& want, const Bounds& b) {
+    if (auto lse = close(got.lse, want.lse, b.lse); !lse) return lse << " (lse)";
+    return close(got.out, want.out, b.out) << " (out)";
+}
+
+testing::AssertionResult matches(const BlockMass& got, const BlockMass& want, const Bounds& b) {
+    if (auto top = close(got.max_logit, want.max_logit, b.max_logit); !top)
+        return top << " (max_logit)";
+    return close(got.mass, want.mass, b.mass) << " (mass)";
+}
+
+testing::AssertionResult matches(const IndexKl& got, const IndexKl& want, const Bounds& b) {
+    if (auto kl = close(got.kl, want.kl, b.kl); !kl) return kl << " (kl)";
+    if (auto d = close(got.d_index_q, want.d_index_q, b.d_index_q); !d) return d << " (d_index_q)";
+    return close(got.d_index_k, want.d_index_k, b.d_index_k) << " (d_index_k)";
+}
+
+}  // namespace msa::test
