@@ -34,8 +34,8 @@ void rms_norm(View<float, 3> heads, View<const float, 1> weight, double epsilon,
         float* h = heads.data() + row * width;
         double squares = 0;
         for (int64_t d = 0; d < width; ++d) squares += double{h[d]} * double{h[d]};
-        const auto inverse = static_cast<float>(
-            1 / std::sqrt(squares / static_cast<double>(width) + epsilon));
+        const auto inverse =
+            static_cast<float>(1 / std::sqrt(squares / static_cast<double>(width) + epsilon));
         for (int64_t d = 0; d < width; ++d) h[d] = h[d] * inverse * (offset + weight(d));
     }
 }
@@ -43,8 +43,8 @@ void rms_norm(View<float, 3> heads, View<const float, 1> weight, double epsilon,
 void apply_rope(View<float, 3> heads, const std::vector<int64_t>& positions, int64_t rotary_dim,
                 double theta) {
     require(rotary_dim > 0 && rotary_dim % 2 == 0 && rotary_dim <= heads.extent(2),
-            "rotary_dim is ", rotary_dim, ", must be even, positive and at most the head dim = ",
-            heads.extent(2));
+            "rotary_dim is ", rotary_dim,
+            ", must be even, positive and at most the head dim = ", heads.extent(2));
     require(static_cast<int64_t>(positions.size()) == heads.extent(0), "there are ",
             positions.size(), " positions, must be one per token = ", heads.extent(0));
     const int64_t half = rotary_dim / 2;
