@@ -89,6 +89,9 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
+/// Throws InputError when q or k of the layer is stored before RoPE.
+void require_post_rope(const ActivationsReader& file, int64_t layer);
+
 class ActivationsWriter {
 public:
     /// Writes to `path`.partial until finish() renames it; an abandoned writer removes it.

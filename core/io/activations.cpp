@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// What the reader and the writer of activations share: fields, sizes, names.
+#include "core/io/activations.h"
+
+#include "core/error.h"
+
+namespace msa::io {
+
+const char* to_string(RopeState state) {
+    switch (state) {
+        case RopeState::post_rope: return "post_rope";
+        case RopeState::pre_rope: return "pre_rope";
+        case RopeState::none: return "none";
+    }
+    return "?";
+}
+
+const char* to_string(Field field) {
+    switch (field) {
+        case Field::x: return "x";
+        case Field::q: return "q";
+        case Field::k: return "k";
+        case Field::v: return "v";
+        case Field::index_q: return "index_q";
+        case Field::index_k: return "index_k";
+    }
+    return "?";
+}
+
+bool LayerInfo::has(Field field) const {
+    switch (field) {
+        case Field::x: return model_dim > 0;
+        case Field::index_q:
+        case Field::index_k: return index_dim > 0;
+        default: return true;
+    }
+}
+
+int64_t LayerInfo::heads(Field field) const {
+    switch (field) {
+        case Field::q: return query_heads;
+        case Field::k:
+        case Field::v:
+        case Field::index_q: return kv_heads;
+        default: return 1;
+    }
+}
+
+int64_t LayerInfo::channels(Field field) const {
+    switch (field) {
+        case Field::x: return model_dim;
+        case Field::index_q:
+        case Field::index_k: return index_dim;
+        default: return head_dim;
+    }
+}
+
+Problem layer_problem(const ActivationsInfo& info, const LayerInfo& layer, int64_t block_size) {
+    Problem p = square_problem(0, layer.query_heads, layer.kv_heads, layer.head_dim,
+                               layer.index_dim, block_size);
+    p.cu_seqlens_q = p.cu_seqlens_k = info.cu_seqlens;
+    p.softmax_scale = layer.softmax_scale;
+    return p;
+}
+
+void require_post_rope(const ActivationsReader& file, int64_t number) {
+    const LayerInfo& layer = file.layer(number);
+    for (const auto& [name, state] :
+         {std::pair{"q_state", layer.q_state}, std::pair{"k_state", layer.k_state}})
+        require(state != RopeState::pre_rope, file.path().string(), ": /layers/", number, " ", name,
+                " is pre_rope; attention needs what the model multiplies, after RoPE "
+                "(post_rope, or none for a layer without RoPE)");
+}
+
+}  // namespace msa::io

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+// A thin layer over the HDF5 C library: handles that close themselves, and reads and writes whose
+// failures are exceptions that name file and object.
+#pragma once
+
+#include <hdf5.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace msa::io::h5 {
+
+/// Owns one HDF5 identifier.
+class Handle {
+public:
+    using Close = herr_t (*)(hid_t);
+    Handle() = default;
+    Handle(hid_t id, Close close) : id_(id), close_(close) {}
+    Handle(Handle&& other) noexcept
+        : id_(std::exchange(other.id_, H5I_INVALID_HID)), close_(other.close_) {}
+    Handle& operator=(Handle&& other) noexcept;
+    ~Handle() { reset(); }
+    void reset();
+    operator hid_t() const { return id_; }
+    explicit operator bool() const { return id_ >= 0; }
+
+private:
+    hid_t id_ = H5I_INVALID_HID;
+    Close close_ = nullptr;
+};
+
+/// An object of a file, for messages: "capture.h5: /layers/3/q".
+struct Place {
+    std::filesystem::path file;
+    std::string object;
+    std::string text() const { return file.string() + ": " + object; }
+};
+
+/// The innermost message of HDF5's error stack; empties it.
+std::string take_error();
+
+/// Opens for reading. InputError for a missing, empty, truncated or non-HDF5 file.
+Handle open_file(const std::filesystem::path& path);
+/// Creates or truncates. SystemError when the system refuses.
+Handle create_file(const std::filesystem::path& path);
+/// Flushes and closes `file`, then waits until the bytes are on the device.
+void close_durably(Handle file, const std::filesystem::path& path);
+
+bool exists(hid_t location, const std::string& path);
+/// Orders names that end in a number ("layer 10" after "layer 9") as a reader would.
+bool natural_less(const std::string& a, const std::string& b);
+/// Links directly under a group, in natural order.
+std::vector<std::string> links(hid_t group);
+/// Opens a group or dataset; InputError "is missing" with the place.
+Handle open_object(hid_t file, const Place& place);
+/// Opens a group, made with its parents where missing.
+Handle make_group(hid_t file, const Place& place);
+
+bool has_attribute(hid_t object, const std::string& name);
+/// Text of a fixed or variable-length string attribute; InputError when missing or no text.
+std::string text_attribute(hid_t object, const std::string& name, const Place& place);
+/// A number, or a number as text; InputError when missing or neither.
+double number_attribute(hid_t object, const std::string& name, const Place& place);
+void set_attribute(hid_t object, const std::string& name, const std::string& value);
+void set_attribute(hid_t object, const std::string& name, double value);
+void set_attribute(hid_t object, const std::string& name, int64_t value);
+
+std::vector<int64_t> extents(hid_t dataset);
+/// Element type of a dataset: f32, f16 (IEEE half), bf16 (uint16 with logical_dtype), i32, f64;
+/// nothing for any other.
+std::optional<Element> element(hid_t dataset, const Place& place);
+/// HDF5 type of an element in memory; bf16 is its uint16 payload.
+Handle memory_type(Element element);
+/// HDF5 type of a C++ number in memory.
+template <typename T>
+Handle native_type() {
+    if constexpr (std::is_same_v<T, float>) return {H5Tcopy(H5T_NATIVE_FLOAT), H5Tclose};
+    if constexpr (std::is_same_v<T, double>) return {H5Tcopy(H5T_NATIVE_DOUBLE), H5Tclose};
+    if constexpr (std::is_same_v<T, int32_t>) return {H5Tcopy(H5T_NATIVE_INT32), H5Tclose};
+    if constexpr (std::is_same_v<T, int64_t>) return {H5Tcopy(H5T_NATIVE_INT64), H5Tclose};
+}
+
+/// A hyperslab: offset and count per axis.
+struct Slab {
+    std::vector<hsize_t> offset, count;
+};
+/// Reads or writes a slab from or to row-major memory. InputError or SystemError.
+void read(hid_t dataset, hid_t memory, const Slab& slab, void* to, const Place& place);
+void write(hid_t dataset, hid_t memory, const Slab& slab, const void* from, const Place& place);
+
+/// Creates a dataset with its groups. chunk empty: contiguous; otherwise chunked with shuffle,
+/// deflate 1 and fletcher32.
+Handle create_dataset(hid_t file, const Place& place, hid_t type, const std::vector<hsize_t>& shape,
+                      const std::vector<hsize_t>& chunk);
+
+/// Fixed list of texts, as `/done`.
+void write_texts(hid_t file, const Place& place, const std::vector<std::string>& values);
+std::vector<std::string> read_texts(hid_t file, const Place& place);
+
+}  // namespace msa::io::h5

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/io/h5.h"
+#include "core/io/layout.h"
+#include "core/io/results.h"
+
+namespace msa::io {
+namespace {
+
+using nlohmann::json;
+
+/// What must agree for a run to be resumed.
+json identity(const RunRecord& r) {
+    return {{"program", r.program}, {"options", r.options}, {"seed", r.seed}, {"inputs", r.inputs}};
+}
+
+void write_text_durably(const std::filesystem::path& path, const std::string& content) {
+    const std::filesystem::path temporary = path.string() + ".tmp";
+    std::ofstream(temporary) << content;
+    std::error_code error;
+    if (std::filesystem::file_size(temporary, error) != content.size() || error)
+        throw SystemError("cannot write " + temporary.string());
+    std::filesystem::rename(temporary, path);
+}
+
+std::string file_name_of(const std::string& unit) {
+    std::string name = "unit-";
+    for (char c : unit) name += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '-';
+    return name + ".h5";
+}
+
+/// Copies what `from` holds under `group` into `to`; groups that are there already are entered.
+void merge(hid_t from, hid_t to, const std::string& group, const std::filesystem::path& path) {
+    const h5::Handle source = h5::open_object(from, {path, group});
+    for (const std::string& name : h5::links(source)) {
+        const std::string object = (group == "/" ? "" : group) + "/" + name;
+        if (h5::exists(to, object)) {
+            merge(from, to, object, path);
+        } else if (H5Ocopy(from, object.c_str(), to, object.c_str(), H5P_DEFAULT, H5P_DEFAULT) <
+                   0) {
+            throw SystemError(
+                text("cannot write ", path.string(), ": ", object, ": ", h5::take_error()));
+        }
+    }
+}
+
+template <size_t Rank>
+std::vector<hsize_t> sizes(const std::array<int64_t, Rank>& shape) {
+    return {shape.begin(), shape.end()};
+}
+
+/// Chunks of about 256 KiB along the first axis; none for what is small.
+std::vector<hsize_t> chunk_of(const std::vector<hsize_t>& shape, int64_t element_size) {
+    constexpr hsize_t kSmall = 16384, kChunk = hsize_t{1} << 18;
+    hsize_t row = static_cast<hsize_t>(element_size);
+    for (size_t axis = 1; axis < shape.size(); ++axis) row *= shape[axis];
+    if (row * shape[0] < kSmall) return {};
+    std::vector<hsize_t> chunk = shape;
+    chunk[0] = std::clamp<hsize_t>(kChunk / row, 1, shape[0]);
+    return chunk;
+}
+
+}  // namespace
+
+struct ResultsWriter::Impl {
+    std::filesystem::path path, directory, unit_path;
+    RunRecord record;
+    std::vector<std::string> units;  // finished
+    std::string unit;                // under way
+    h5::Handle file;                 // of the unit under way
+
+    h5::Place at(const std::string& object) const { return {unit_path, object}; }
+
+    void start_afresh() {
+        std::filesystem::remove_all(directory);
+        std::filesystem::create_directories(directory);
+        write_text_durably(directory / "run.json", identity(record).dump(2));
+    }
+
+    void take_up() {
+        std::ifstream stream(directory / "run.json");
+        const json known = json::parse(stream, nullptr, false);
+        const json wanted = identity(record);
+        for (const auto& [key, value] : wanted.items())
+            require(!known.is_discarded() && known.contains(key) && known[key] == value,
+                    directory.string(), ": cannot resume, its ", key, " differ: ",
+                    known.is_discarded() ? "unreadable" : known.value(key, json()).dump(),
+                    " then, ", value.dump(), " now; --overwrite starts afresh");
+        for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+            if (entry.path().extension() != ".h5") continue;
+            const h5::Handle done = h5::open_file(entry.path());
+            const h5::Place root{entry.path(), "/"};
+            units.push_back(h5::text_attribute(h5::open_object(done, root), "unit", root));
+        }
+    }
+};
+
+ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists)
+    : impl_(new Impl) {
+    impl_->directory = path.string() + ".partial";
+    impl_->path = std::move(path);
+    impl_->record = std::move(record);
+    const std::string name = impl_->path.string();
+    const bool complete = std::filesystem::exists(impl_->path);
+    const bool unfinished = std::filesystem::exists(impl_->directory / "run.json");
+    require(!complete || if_exists == IfExists::overwrite, name,
+            ": exists; --overwrite replaces it");
+    require(!unfinished || if_exists != IfExists::refuse, impl_->directory.string(),
+            ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
+    if (unfinished && if_exists == IfExists::resume)
+        impl_->take_up();
+    else
+        impl_->start_afresh();
+}
+
+ResultsWriter::~ResultsWriter() = default;
+
+bool ResultsWriter::done(const std::string& unit) const {
+    return std::find(impl_->units.begin(), impl_->units.end(), unit) != impl_->units.end();
+}
+
+void ResultsWriter::begin_unit(const std::string& unit) {
+    MSA_CHECK(!impl_->file && !done(unit));
+    impl_->unit = unit;
+    impl_->unit_path = impl_->directory / (file_name_of(unit) + ".tmp");
+    impl_->file = h5::create_file(impl_->unit_path);
+    h5::set_attribute(h5::open_object(impl_->file, impl_->at("/")), "unit", unit);
+}
+
+void ResultsWriter::end_unit() {
+    MSA_CHECK(static_cast<bool>(impl_->file));
+    h5::close_durably(std::move(impl_->file), impl_->unit_path);
+    std::filesystem::rename(impl_->unit_path, impl_->directory / file_name_of(impl_->unit));
+    impl_->units.push_back(impl_->unit);
+}
+
+template <typename T, int Rank>
+void ResultsWriter::create(const std::string& name, const Shape<Rank>& shape,
+                           const Describe& describe) {
+    MSA_CHECK(static_cast<bool>(impl_->file));
+    const std::vector<hsize_t> extents = sizes(shape);
+    const h5::Handle type = h5::native_type<T>();
+    const h5::Handle dataset = h5::create_dataset(impl_->file, impl_->at(name), type, extents,
+                                                  chunk_of(extents, int64_t{sizeof(T)}));
+    h5::set_attribute(dataset, "axes", describe.axes);
+    h5::set_attribute(dataset, "unit", describe.unit);
+    h5::set_attribute(dataset, "description", describe.description);
+}
+
+template <typename T, int Rank>
+void ResultsWriter::write_rows(const std::string& name, int64_t first_row,
+                               View<const T, Rank> rows) {
+    const h5::Handle dataset = h5::open_object(impl_->file, impl_->at(name));
+    h5::Slab slab{std::vector<hsize_t>(Rank, 0), sizes(rows.shape())};
+    slab.offset[0] = static_cast<hsize_t>(first_row);
+    h5::write(dataset, h5::native_type<T>(), slab, rows.data(), impl_->at(name));
+}
+
+template <typename T, int Rank>
+void ResultsWriter::write(const std::string& name, View<const T, Rank> values,
+                          const Describe& describe) {
+    create<T, Rank>(name, values.shape(), describe);
+    write_rows<T, Rank>(name, 0, values);
+}
+
+namespace {
+
+template <typename Value>
+void put(hid_t file, const h5::Place& place, const std::string& name, const Value& value) {
+    const h5::Handle object =
+        h5::exists(file, place.object) ? h5::open_object(file, place) : h5::make_group(file, place);
+    h5::set_attribute(object, name, value);
+}
+
+}  // namespace
+
+void ResultsWriter::attribute(const std::string& object, const std::string& name, double value) {
+    put(impl_->file, impl_->at(object), name, value);
+}
+void ResultsWriter::attribute(const std::string& object, const std::string& name, int64_t value) {
+    put(impl_->file, impl_->at(object), name, value);
+}
+void ResultsWriter::attribute(const std::string& object, const std::string& name,
+                              const std::string& value) {
+    put(impl_->file, impl_->at(object), name, value);
+}
+
+void ResultsWriter::finish() {
+    const std::filesystem::path assembled = impl_->directory / "results.tmp";
+    h5::Handle file = h5::create_file(assembled);
+    const auto place = [&](const char* object) { return h5::Place{assembled, object}; };
+    std::sort(impl_->units.begin(), impl_->units.end(), h5::natural_less);
+    for (const std::string& unit : impl_->units)
+        merge(h5::open_file(impl_->directory / file_name_of(unit)), file, "/", assembled);
+
+    const h5::Handle root = h5::open_object(file, place("/"));
+    h5::set_attribute(root, "format", std::string(kResultsFormat));
+    h5::set_attribute(root, "format_version", kFormatVersion);
+    const RunRecord& r = impl_->record;
+    const h5::Handle run = h5::make_group(file, place("/run"));
+    for (const auto& [name, value] : {std::pair<const char*, std::string>{"program", r.program},
+                                      {"argv", json(r.argv).dump()},
+                                      {"options", r.options},
+                                      {"definitions", r.definitions},
+                                      {"commit", r.commit},
+                                      {"host", r.host},
+                                      {"device", r.device},
+                                      {"compiler", r.compiler},
+                                      {"started", r.started},
+                                      {"finished", r.finished},
+                                      {"inputs", json(r.inputs).dump()}})
+        h5::set_attribute(run, name, value);
+    h5::set_attribute(run, "seed", static_cast<int64_t>(r.seed));
+    h5::write_texts(file, place("/done"), impl_->units);
+    h5::close_durably(std::move(file), assembled);
+    std::filesystem::rename(assembled, impl_->path);
+    std::filesystem::remove_all(impl_->directory);
+}
+
+#define MSA_INSTANTIATE(T, Rank)                                                         \
+    template void ResultsWriter::write<T, Rank>(const std::string&, View<const T, Rank>, \
+                                                const Describe&);                        \
+    template void ResultsWriter::create<T, Rank>(const std::string&, const Shape<Rank>&, \
+                                                 const Describe&);                       \
+    template void ResultsWriter::write_rows<T, Rank>(const std::string&, int64_t,        \
+                                                     View<const T, Rank>);
+#define MSA_INSTANTIATE_RANKS(T) \
+    MSA_INSTANTIATE(T, 1) MSA_INSTANTIATE(T, 2) MSA_INSTANTIATE(T, 3) MSA_INSTANTIATE(T, 4)
+MSA_INSTANTIATE_RANKS(float)
+MSA_INSTANTIATE_RANKS(double)
+MSA_INSTANTIATE_RANKS(int32_t)
+MSA_INSTANTIATE_RANKS(int64_t)
+
+}  // namespace msa::io
