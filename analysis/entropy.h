@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// Entropy of the attention distribution, in nats, without the distribution: with p the softmax of
+// the logits s over a support,
+//   H = -sum_j p_j ln p_j = lse - sum_j p_j s_j = lse - scale * q . (sum_j p_j k_j),
+// and the last sum is the output of the same attention with v := k. The difference cancels where a
+// head looks at one key: H is good to about the float rounding of lse, and is never below 0.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "analysis/rows.h"
+#include "core/tensor.h"
+
+namespace msa::analysis {
+
+class Entropy {
+public:
+    explicit Entropy(int64_t query_heads);
+
+    /// A chunk of queries: q [Nq, Hq, dh]; mean_key [Nq, Hq, dh] and lse [Nq, Hq] as attention with
+    /// v := k gives them, dense or sparse. Rows with an empty support (lse -inf) do not count.
+    void add(const Problem&, View<const float, 3> q, View<const float, 3> mean_key,
+             View<const float, 2> lse);
+
+    std::vector<double> nats() const { return values(entropy_); }  // [Hq]
+
+private:
+    std::vector<Mean> entropy_;
+};
+
+}  // namespace msa::analysis

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+#include "analysis/output_error.h"
+
+#include <cmath>
+
+namespace msa::analysis {
+
+OutputError::OutputError(int64_t query_heads)
+    : difference_(static_cast<size_t>(query_heads), 0.0), norm_(difference_) {}
+
+void OutputError::add(std::span<const RowKind> kinds, View<const float, 3> sparse,
+                      View<const float, 3> dense) {
+    for (int64_t i = 0; i < dense.extent(0); ++i) {
+        if (kinds[static_cast<size_t>(i)] != RowKind::counted) continue;
+        for (int64_t h = 0; h < dense.extent(1); ++h)
+            for (int64_t d = 0; d < dense.extent(2); ++d) {
+                const double want = dense(i, h, d), off = double{sparse(i, h, d)} - want;
+                difference_[static_cast<size_t>(h)] += off * off;
+                norm_[static_cast<size_t>(h)] += want * want;
+            }
+    }
+}
+
+std::vector<double> OutputError::relative() const {
+    std::vector<double> errors;
+    for (size_t h = 0; h < norm_.size(); ++h)
+        errors.push_back(std::sqrt(difference_[h] / norm_[h]));
+    return errors;
+}
+
+}  // namespace msa::analysis

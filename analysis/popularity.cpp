@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+#include "analysis/popularity.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/selection.h"
+
+namespace msa::analysis {
+namespace {
+
+constexpr int64_t kTileRows = 128;
+
+std::vector<int64_t> block_starts(const Problem& p) {
+    std::vector<int64_t> starts{0};
+    for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s)
+        starts.push_back(starts.back() +
+                         ceil_div(p.cu_seqlens_k[s + 1] - p.cu_seqlens_k[s], p.block_size));
+    return starts;
+}
+
+}  // namespace
+
+Popularity::Popularity(const Problem& layer)
+    : first_key_(layer.cu_seqlens_k),
+      first_block_(block_starts(layer)),
+      counts_({layer.kv_heads, first_block_.back()}) {}
+
+void Popularity::add(const Problem& p, View<const int32_t, 3> ids) {
+    const std::vector<KeyRange> visible = visible_keys(p);
+    for (int64_t i = 0; i < p.queries(); ++i) {
+        const int64_t first = visible[static_cast<size_t>(i)].first;
+        const auto sequence = static_cast<size_t>(
+            std::upper_bound(first_key_.begin(), first_key_.end(), first) - first_key_.begin() - 1);
+        for (int64_t r = 0; r < p.kv_heads; ++r)
+            for (int32_t b : selected(ids, i, r)) ++counts_(r, first_block_[sequence] + b);
+    }
+}
+
+std::vector<double> lorenz_curve(View<const int64_t, 1> counts) {
+    std::vector<int64_t> sorted(counts.data(), counts.data() + counts.size());
+    std::sort(sorted.begin(), sorted.end());
+    const double all =
+        static_cast<double>(std::accumulate(sorted.begin(), sorted.end(), int64_t{0}));
+    std::vector<double> curve{0};
+    int64_t sum = 0;
+    for (int64_t count : sorted) {
+        sum += count;
+        curve.push_back(all > 0 ? static_cast<double>(sum) / all : 0);
+    }
+    return curve;
+}
+
+double gini(View<const int64_t, 1> counts) {
+    const std::vector<double> curve = lorenz_curve(counts);
+    if (curve.back() == 0) return 0;
+    double area = 0;  // trapezoids of width 1/n
+    for (size_t b = 1; b < curve.size(); ++b) area += (curve[b - 1] + curve[b]) / 2;
+    return 1 - 2 * area / static_cast<double>(curve.size() - 1);
+}
+
+int64_t chunks(View<const int64_t, 1> counts, int64_t top_k, int64_t block_size) {
+    int64_t pieces = 0;
+    for (int64_t b = 0; b < counts.size(); ++b)
+        pieces += ceil_div(counts(b), 2 * top_k * block_size);
+    return pieces;
+}
+
+double mma_fill(View<const int64_t, 1> counts, int64_t group_size) {
+    const int64_t queries_per_tile = ceil_div(kTileRows, group_size);
+    int64_t queries = 0, tiles = 0;
+    for (int64_t b = 0; b < counts.size(); ++b) {
+        queries += counts(b);
+        tiles += ceil_div(counts(b), queries_per_tile);
+    }
+    return static_cast<double>(queries) / static_cast<double>(tiles * queries_per_tile);
+}
+
+}  // namespace msa::analysis

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// How the queries spread over the key blocks: what a KV-outer kernel has to balance
+// (sec:kernel:sparse_attn, pre-scheduled tile chunking and query concatenation).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/problem.h"
+#include "core/tensor.h"
+
+namespace msa::analysis {
+
+class Popularity {
+public:
+    /// Sizes from the problem of the whole layer: its sequences, groups and block size.
+    explicit Popularity(const Problem& layer);
+
+    /// A chunk of its queries with ids [Nq, Hkv, k].
+    void add(const Problem&, View<const int32_t, 3> ids);
+
+    /// int64 [Hkv, blocks of all sequences]: queries of the group that selected the block.
+    View<const int64_t, 2> queries_per_block() const { return counts_.view(); }
+
+private:
+    std::vector<int64_t> first_key_;    // [S+1]
+    std::vector<int64_t> first_block_;  // [S+1]
+    Tensor<int64_t, 2> counts_;
+};
+
+/// [n+1] points from 0 to 1: share of all queries held by the least popular blocks, in steps of one
+/// block. 0 everywhere when nothing is selected.
+std::vector<double> lorenz_curve(View<const int64_t, 1> counts);
+/// 1 - 2 * area under the Lorenz curve: 0 when all blocks are equally popular.
+double gini(View<const int64_t, 1> counts);
+
+/// Pieces of at most 2 k Bk queries that the scheduler cuts the blocks into.
+int64_t chunks(View<const int64_t, 1> counts, int64_t top_k, int64_t block_size);
+
+/// Used share of the rows of 128-row MMA tiles when each block's queries are packed, ceil(128 / G)
+/// positions with their G heads to a tile. NaN when nothing is selected.
+double mma_fill(View<const int64_t, 1> counts, int64_t group_size);
+
+}  // namespace msa::analysis

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+// How much of dense attention a selection keeps (sec:experiment-training-dynamics). With P_b the
+// Main Branch probability of block b, mean over the group's heads (Backend::block_mass), I* the
+// oracle's blocks and I^ the selector's, per query and group:
+//   block recall  |I* n I^| / |I*|
+//   score recall  sum of P_b over I* n I^ / sum of P_b over I*
+//   mass kept     sum of P_b over I^            oracle mass  sum of P_b over I*
+// Averages: rows, then groups, then layers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "analysis/rows.h"
+#include "core/selection.h"
+#include "core/tensor.h"
+
+namespace msa::analysis {
+
+struct RecallOptions {
+    /// Leave the query's own block out of I* (it is forced, hence always recalled).
+    bool exclude_local = false;
+};
+
+class Recall {
+public:
+    Recall(int64_t groups, RecallOptions options);
+
+    /// A chunk of queries, in order. ids, oracle_ids [Nq, Hkv, k]; mass [Nq, Hkv, B]; kinds [Nq].
+    /// A row whose I* is empty or has no mass counts with recall 1: nothing was lost.
+    void add(const Problem&, std::span<const RowKind> kinds, View<const int32_t, 3> ids,
+             View<const int32_t, 3> oracle_ids, View<const float, 3> mass);
+
+    // [Hkv]; NaN where no row was counted.
+    std::vector<double> block_recall() const { return values(block_recall_); }
+    std::vector<double> score_recall() const { return values(score_recall_); }
+    std::vector<double> mass_kept() const { return values(mass_kept_); }
+    std::vector<double> oracle_mass() const { return values(oracle_mass_); }
+
+private:
+    RecallOptions options_;
+    std::vector<Mean> block_recall_, score_recall_, mass_kept_, oracle_mass_;  // [Hkv]
+};
+
+/// Sum of mass over the blocks `ids` of one (query, group).
+double mass_of(View<const float, 1> mass, std::span<const int32_t> ids);
+
+}  // namespace msa::analysis

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+#include "analysis/rows.h"
+
+#include <limits>
+#include <numeric>
+
+namespace msa::analysis {
+
+std::vector<RowKind> row_kinds(const Problem& p, int64_t top_k, bool all_rows) {
+    std::vector<RowKind> kinds;
+    for (const KeyRange& seen : visible_keys(p)) {
+        if (seen.count == 0)
+            kinds.push_back(RowKind::blind);
+        else if (!all_rows && visible_blocks(seen.count, p.block_size) <= top_k)
+            kinds.push_back(RowKind::trivial);
+        else
+            kinds.push_back(RowKind::counted);
+    }
+    return kinds;
+}
+
+double Mean::value() const {
+    return count_ > 0 ? sum_ / static_cast<double>(count_)
+                      : std::numeric_limits<double>::quiet_NaN();
+}
+
+std::vector<double> values(const std::vector<Mean>& means) {
+    std::vector<double> all;
+    for (const Mean& mean : means) all.push_back(mean.value());
+    return all;
+}
+
+double average(const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+}  // namespace msa::analysis

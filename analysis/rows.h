@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// Which rows an average counts; one rule for all metrics.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/problem.h"
+
+namespace msa::analysis {
+
+enum class RowKind : uint8_t {
+    counted,
+    trivial,  // all visible blocks fit into k: every selector keeps everything
+    blind,    // no visible key: nothing to select
+};
+
+/// [Nq]: the kind of each query. `all_rows` counts the trivial ones.
+std::vector<RowKind> row_kinds(const Problem&, int64_t top_k, bool all_rows);
+
+/// A mean over rows that come in chunks: sums in row order, so that the cut does not matter.
+class Mean {
+public:
+    void add(double value) {
+        sum_ += value;
+        ++count_;
+    }
+    int64_t count() const { return count_; }
+    /// NaN for no rows.
+    double value() const;
+
+private:
+    double sum_ = 0;
+    int64_t count_ = 0;
+};
+
+/// The values of a list of means, and their own mean (macro average).
+std::vector<double> values(const std::vector<Mean>& means);
+double average(const std::vector<double>& values);
+
+}  // namespace msa::analysis

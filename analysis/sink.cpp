@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+#include "analysis/sink.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/selection.h"
+
+namespace msa::analysis {
+
+SinkMass::SinkMass(int64_t query_heads, int64_t tokens)
+    : tokens_(tokens), first_token_(static_cast<size_t>(query_heads)), first_tokens_(first_token_) {
+    require(tokens >= 1, "sink tokens are ", tokens, ", must be at least 1");
+}
+
+void SinkMass::add(const Problem& p, View<const float, 3> q, View<const float, 3> k,
+                   View<const float, 2> lse, View<const int32_t, 3> ids) {
+    const std::vector<KeyRange> visible = visible_keys(p);
+    for (int64_t i = 0; i < p.queries(); ++i) {
+        const KeyRange seen = visible[static_cast<size_t>(i)];
+        if (seen.count == 0) continue;
+        for (int64_t h = 0; h < p.query_heads; ++h) {
+            const int64_t group = h / p.group_size();
+            double first = 0, sum = 0;
+            for (int64_t j = 0; j < std::min(tokens_, seen.count); ++j) {
+                if (ids) {
+                    const auto kept = selected(ids, i, group);
+                    if (!std::binary_search(kept.begin(), kept.end(), j / p.block_size)) continue;
+                }
+                double dot = 0;
+                for (int64_t d = 0; d < p.head_dim; ++d)
+                    dot += double{q(i, h, d)} * double{k(seen.first + j, group, d)};
+                const double probability = std::exp(p.main_scale() * dot - double{lse(i, h)});
+                if (j == 0) first = probability;
+                sum += probability;
+            }
+            first_token_[static_cast<size_t>(h)].add(first);
+            first_tokens_[static_cast<size_t>(h)].add(sum);
+        }
+    }
+}
+
+}  // namespace msa::analysis

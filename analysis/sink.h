@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// Attention sinks (fig:attention-sink): mean probability that a head puts on the first tokens of
+// the sequence, over all rows that see a key. On dense attention, or on the support that sparse
+// attention used: then a token outside the selected blocks has probability 0, and the softmax is
+// normalised by the sparse lse.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "analysis/rows.h"
+#include "core/tensor.h"
+
+namespace msa::analysis {
+
+class SinkMass {
+public:
+    /// Watches the first `tokens` tokens of each sequence, at least 1.
+    SinkMass(int64_t query_heads, int64_t tokens);
+
+    /// A chunk of queries: q [Nq, Hq, dh], k [Nk, Hkv, dh], lse [Nq, Hq] of the attention that is
+    /// looked at, ids [Nq, Hkv, k] of its support (absent: dense).
+    void add(const Problem&, View<const float, 3> q, View<const float, 3> k,
+             View<const float, 2> lse, View<const int32_t, 3> ids);
+
+    std::vector<double> first_token() const { return values(first_token_); }    // [Hq]
+    std::vector<double> first_tokens() const { return values(first_tokens_); }  // [Hq]
+
+private:
+    int64_t tokens_;
+    std::vector<Mean> first_token_, first_tokens_;
+};
+
+}  // namespace msa::analysis
