@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string_view>
 
 #include "core/error.h"
@@ -75,22 +76,28 @@ void Problem::validate() const {
     }
 }
 
-Problem Problem::with_queries(QueryRange range) const {
-    MSA_CHECK(0 <= range.begin && range.begin <= range.end && range.end <= queries());
+Problem Problem::with_query_rows(std::span<const int64_t> rows) const {
+    MSA_CHECK(std::is_sorted(rows.begin(), rows.end()));
+    MSA_CHECK(rows.empty() || (0 <= rows.front() && rows.back() < queries()));
     Problem part = *this;
     for (int64_t& boundary : part.cu_seqlens_q)
-        boundary = std::clamp(boundary, range.begin, range.end) - range.begin;
-    if (query_positions.empty()) {
-        part.query_positions.clear();
-        for (size_t s = 0; s + 1 < cu_seqlens_q.size(); ++s)
-            for (int64_t i = std::max(cu_seqlens_q[s], range.begin);
-                 i < std::min(cu_seqlens_q[s + 1], range.end); ++i)
-                part.query_positions.push_back(rule_position(*this, s, i));
-    } else {
-        part.query_positions.assign(query_positions.begin() + range.begin,
-                                    query_positions.begin() + range.end);
+        boundary = std::lower_bound(rows.begin(), rows.end(), boundary) - rows.begin();
+    part.query_positions.clear();
+    size_t s = 0;
+    for (int64_t row : rows) {
+        while (row >= cu_seqlens_q[s + 1]) ++s;
+        part.query_positions.push_back(query_positions.empty()
+                                           ? rule_position(*this, s, row)
+                                           : query_positions[static_cast<size_t>(row)]);
     }
     return part;
+}
+
+Problem Problem::with_queries(QueryRange range) const {
+    MSA_CHECK(0 <= range.begin && range.begin <= range.end && range.end <= queries());
+    std::vector<int64_t> rows(static_cast<size_t>(range.end - range.begin));
+    std::iota(rows.begin(), rows.end(), range.begin);
+    return with_query_rows(rows);
 }
 
 Problem square_problem(int64_t tokens, int64_t query_heads, int64_t kv_heads, int64_t head_dim,

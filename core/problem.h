@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace msa {
@@ -67,8 +68,10 @@ struct Problem {
     /// Throws InputError naming the value and the rule it breaks.
     void validate() const;
 
-    /// The same keys, and the query rows [range.begin, range.end) alone, at their positions: how
-    /// anything is streamed over queries. Row 0 of its operands is row range.begin of this one's.
+    /// The same keys, and the given query rows alone (not decreasing), at their positions: row i of
+    /// its operands is row rows[i] of this one's. How queries are sampled.
+    Problem with_query_rows(std::span<const int64_t> rows) const;
+    /// The same for the rows [range.begin, range.end): how anything is streamed over queries.
     Problem with_queries(QueryRange range) const;
 };
 

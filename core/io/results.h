@@ -66,8 +66,9 @@ public:
     void attribute(const std::string& object, const std::string& name, int64_t value);
     void attribute(const std::string& object, const std::string& name, const std::string& value);
 
-    /// Assembles all units, adds /run and /done, renames to `path`, removes the unit files.
-    void finish();
+    /// Assembles all units, adds /run (finished at `now`) and /done, renames to `path`, removes the
+    /// unit files.
+    void finish(const std::string& now);
 
 private:
     struct Impl;

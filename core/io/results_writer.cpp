@@ -189,7 +189,8 @@ void ResultsWriter::attribute(const std::string& object, const std::string& name
     put(impl_->file, impl_->at(object), name, value);
 }
 
-void ResultsWriter::finish() {
+void ResultsWriter::finish(const std::string& now) {
+    impl_->record.finished = now;
     const std::filesystem::path assembled = impl_->directory / "results.tmp";
     h5::Handle file = h5::create_file(assembled);
     const auto place = [&](const char* object) { return h5::Place{assembled, object}; };

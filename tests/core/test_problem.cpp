@@ -109,6 +109,18 @@ TEST(WithQueries, KeepsEveryRowsKeys) {
         }
 }
 
+TEST(WithQueryRows, SamplesAcrossSequences) {
+    Problem p = square_problem(0, 1, 1, 16, 0, 8);
+    p.cu_seqlens_q = p.cu_seqlens_k = {0, 4, 4, 9};
+    const std::vector<KeyRange> all = visible_keys(p);
+    const std::vector<int64_t> rows{0, 3, 4, 4, 8};
+    const Problem part = p.with_query_rows(rows);
+    part.validate();
+    EXPECT_EQ(part.cu_seqlens_q, (std::vector<int64_t>{0, 2, 2, 5}));
+    const std::vector<KeyRange> visible = visible_keys(part);
+    for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(visible[i], all[static_cast<size_t>(rows[i])]);
+}
+
 TEST(QueryTiles, CoverTheRowsAndRespectSequences) {
     Problem p = square_problem(0, 1, 1, 16, 0, 8);
     p.cu_seqlens_q = p.cu_seqlens_k = {0, 5, 5, 12};

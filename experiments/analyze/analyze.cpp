@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/analyze/analyze.h"
+
+#include <fstream>
+#include <iostream>
+
+#include "core/select/selector.h"
+#include "experiments/analyze/layer.h"
+#include "experiments/analyze/options.h"
+#include "experiments/analyze/summary.h"
+#include "experiments/common/run_record.h"
+
+namespace msa::experiments {
+namespace {
+
+/// Fills in what depends on the file, and checks the options against it.
+void resolve(AnalyzeOptions& o, const io::ActivationsReader& file) {
+    if (o.layers.empty())
+        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
+    bool index_everywhere = true;
+    for (int64_t number : o.layers) {
+        io::require_post_rope(file, number);
+        index_everywhere &= file.layer(number).has(io::Field::index_q);
+    }
+    const bool chosen = !o.selectors.empty();
+    if (!chosen) o.selectors = list_selectors();
+    std::erase_if(o.selectors, [&](const std::string& name) {
+        const bool lacks = make_selector(name)->needs().index && !index_everywhere;
+        require(!(chosen && lacks), file.path().string(),
+                ": has no index_q and index_k, which "
+                "selector ",
+                name, " needs");
+        return lacks;
+    });
+}
+
+void write_text(const std::filesystem::path& path, const std::string& content) {
+    const std::filesystem::path partial = path.string() + ".partial";
+    std::ofstream stream(partial);
+    stream << content;
+    stream.close();
+    if (!stream) throw SystemError("cannot write " + partial.string());
+    std::filesystem::rename(partial, path);
+}
+
+}  // namespace
+
+int analyze(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    std::optional<AnalyzeOptions> parsed = parse_analyze_options(args, out);
+    if (!parsed) return 0;
+    AnalyzeOptions& o = *parsed;
+    const io::ActivationsReader file(o.file);
+    resolve(o, file);
+    const std::vector<int64_t> tokens = choose_queries(o, file.info().tokens());
+    const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
+
+    std::filesystem::create_directories(o.out);
+    io::RunRecord record = start_record("msa-analyze", args, {o.file});
+    record.options = o.identity();
+    record.definitions = metric_definitions();
+    record.device = backend->device();
+    record.seed = o.seed;
+    const std::filesystem::path results_path = o.out / "results.h5";
+    io::ResultsWriter writer(results_path, record,
+                             o.overwrite ? io::IfExists::overwrite
+                             : o.resume  ? io::IfExists::resume
+                                         : io::IfExists::refuse);
+    for (int64_t number : o.layers) {
+        const std::string unit = text("layer ", number);
+        if (writer.done(unit)) {
+            err << unit << ": done before\n";
+            continue;
+        }
+        writer.begin_unit(unit);
+        analyze_layer(o, file, file.layer(number), tokens, *backend, writer, err);
+        writer.end_unit();
+    }
+    writer.finish(utc_now());
+
+    const io::ResultsReader results(results_path);
+    check_order(results);
+    write_text(o.out / "summary.json", summary_json(results));
+    write_text(o.out / "metrics.csv", metrics_csv(results));
+    if (o.json)
+        out << summary_json(results);
+    else
+        print_table(results, out);
+    return 0;
+}
+
+}  // namespace msa::experiments

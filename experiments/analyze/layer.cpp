@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/analyze/layer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "analysis/entropy.h"
+#include "analysis/output_error.h"
+#include "analysis/popularity.h"
+#include "analysis/recall.h"
+#include "analysis/sink.h"
+#include "core/select/selector.h"
+#include "experiments/common/program.h"
+#include "experiments/common/progress.h"
+
+namespace msa::experiments {
+namespace {
+
+using analysis::RowKind;
+using io::Field;
+
+constexpr int64_t kChunkBytes = int64_t{1} << 28;
+
+/// An operand in the backend's space: the host view itself, or an uploaded copy.
+template <int Rank>
+class Operand {
+public:
+    Operand(Backend& backend, View<const float, Rank> host) : view_(host) {
+        if (backend.space() == Space::host) return;
+        copy_ = backend.upload(host);
+        view_ = copy_.view();
+    }
+    operator In<Rank>() const { return view_; }
+
+private:
+    Tensor<float, Rank> copy_;
+    View<const float, Rank> view_;
+};
+
+struct Attention {
+    Tensor<float, 3> out;
+    Tensor<float, 2> lse;
+};
+
+/// Runs attention on the backend, dense without ids; results on the host.
+Attention attend(Backend& backend, const Problem& p, const AttentionInput& in,
+                 View<const int32_t, 3> ids) {
+    auto out = backend.make<float, 3>({p.queries(), p.query_heads, p.head_dim});
+    auto lse = backend.make<float, 2>({p.queries(), p.query_heads});
+    const AttentionOutput to{View<float, 3>(out), lse};
+    if (ids)
+        backend.sparse_attention(p, in, ids, to);
+    else
+        backend.dense_attention(p, in, to);
+    backend.finish();
+    if (backend.space() == Space::host) return {std::move(out), std::move(lse)};
+    return {backend.download(out.view()), backend.download(lse.view())};
+}
+
+template <int Rank>
+View<const float, Rank> host_view(const Tensor<float, Rank>& tensor) {
+    return tensor.view();
+}
+
+/// ids on the host from scores on the host.
+Tensor<int32_t, 3> pick(Backend& backend, const Problem& p, const SelectionRule& rule,
+                        View<const float, 3> scores) {
+    auto ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, rule.top_k});
+    if (backend.space() == Space::host) {
+        backend.select_blocks(p, rule, scores, ids);
+        return ids;
+    }
+    const Tensor<float, 3> there = backend.upload(scores);
+    backend.select_blocks(p, rule, there, ids);
+    return backend.download(ids.view());
+}
+
+/// Mean mass kept against the number of selected blocks.
+class Curve {
+public:
+    Curve(const Problem& p, const SelectionRule& rule) {
+        for (int64_t k = 1; k < p.blocks(); k *= 2) ks_.push_back(k);
+        ks_.push_back(std::max<int64_t>(1, p.blocks()));
+        ks_.push_back(rule.top_k);
+        std::erase_if(ks_, [&](int64_t k) { return k < rule.forced_local + rule.forced_first; });
+        std::sort(ks_.begin(), ks_.end());
+        ks_.erase(std::unique(ks_.begin(), ks_.end()), ks_.end());
+        means_.resize(ks_.size());
+    }
+
+    void add(Backend& backend, const Problem& p, SelectionRule rule,
+             const std::vector<RowKind>& kinds, View<const float, 3> scores,
+             View<const float, 3> mass) {
+        for (size_t n = 0; n < ks_.size(); ++n) {
+            rule.top_k = ks_[n];
+            const Tensor<int32_t, 3> ids = pick(backend, p, rule, scores);
+            for (int64_t i = 0; i < p.queries(); ++i) {
+                if (kinds[static_cast<size_t>(i)] != RowKind::counted) continue;
+                for (int64_t r = 0; r < p.kv_heads; ++r)
+                    means_[n].add(analysis::mass_of(mass[i][r], selected(ids, i, r)));
+            }
+        }
+    }
+
+    void write(io::ResultsWriter& to, const std::string& group) const {
+        const auto n = static_cast<int64_t>(ks_.size());
+        const std::vector<double> kept = analysis::values(means_);
+        to.write<int64_t, 1>(group + "/k", {ks_.data(), {n}},
+                             {"point", "blocks", "selected blocks per query and group"});
+        to.write<double, 1>(
+            group + "/mass_kept", {kept.data(), {n}},
+            {"point", "probability", "mass kept, mean over counted rows and groups"});
+    }
+
+private:
+    std::vector<int64_t> ks_;
+    std::vector<analysis::Mean> means_;
+};
+
+/// Everything that is kept of one selector while the chunks go by.
+struct Arm {
+    std::unique_ptr<Selector> selector;
+    SelectionRule rule;
+    Curve curve;
+    analysis::Recall recall;
+    analysis::OutputError output_error;
+    analysis::SinkMass sink;
+    analysis::Entropy entropy;
+    analysis::Popularity popularity;
+};
+
+/// The datasets and the macro averages of one /metrics group.
+class Metrics {
+public:
+    Metrics(io::ResultsWriter& to, std::string group) : to_(to), group_(std::move(group)) {}
+    void add(const std::string& name, const std::vector<double>& values, const char* axis,
+             const char* unit) {
+        to_.write<double, 1>(group_ + "/" + name,
+                             {values.data(), {static_cast<int64_t>(values.size())}},
+                             {axis, unit, name});
+        to_.attribute(group_, name, analysis::average(values));
+    }
+
+private:
+    io::ResultsWriter& to_;
+    std::string group_;
+};
+
+class LayerAnalysis {
+public:
+    LayerAnalysis(const AnalyzeOptions& options, const io::ActivationsReader& file,
+                  const io::LayerInfo& info, const std::vector<int64_t>& tokens, Backend& backend,
+                  io::ResultsWriter& to)
+        : o_(options),
+          file_(file),
+          info_(info),
+          tokens_(tokens),
+          backend_(backend),
+          to_(to),
+          name_(std::to_string(info.layer)),
+          whole_(io::layer_problem(file.info(), info, options.block_size)),
+          all_(whole_.with_query_rows(tokens)),
+          host_k_(read_all(Field::k)),
+          host_v_(read_all(Field::v)),
+          host_index_k_(info.has(Field::index_k) ? read_all(Field::index_k) : Tensor<float, 3>()),
+          k_(backend, host_view(host_k_)),
+          v_(backend, host_view(host_v_)),
+          index_k_(backend,
+                   {host_index_k_.data(), {host_index_k_.extent(0), host_index_k_.extent(2)}}),
+          layer_{whole_, host_k_.view(), backend, index_k_, options.seed},
+          oracle_curve_(whole_, options.rule),
+          dense_sink_(whole_.query_heads, options.sink_tokens),
+          dense_entropy_(whole_.query_heads),
+          first_block_(static_cast<size_t>(whole_.kv_heads)) {
+        for (const std::string& selector : options.selectors) {
+            std::unique_ptr<Selector> made = make_selector(selector);
+            const SelectionRule rule = made->adjust(options.rule);
+            needs_logits_ |= made->needs().max_logit;
+            made->prepare(layer_);
+            arms_.push_back({std::move(made), rule, Curve(whole_, rule),
+                             analysis::Recall(whole_.kv_heads, {options.oracle_without_local}),
+                             analysis::OutputError(whole_.query_heads),
+                             analysis::SinkMass(whole_.query_heads, options.sink_tokens),
+                             analysis::Entropy(whole_.query_heads), analysis::Popularity(whole_)});
+        }
+        needs_logits_ |= options.oracle_by_logit;
+        create_datasets();
+    }
+
+    /// Queries whose buffers fit into the budget.
+    int64_t chunk_queries() const {
+        const int64_t per_block = 4 * whole_.kv_heads * whole_.blocks() * 4;
+        const int64_t per_head = 4 * whole_.query_heads * whole_.head_dim * 6;
+        return std::clamp<int64_t>(kChunkBytes / (per_block + per_head), 64, 4096);
+    }
+
+    void add(QueryRange range);
+    void write() const;
+
+private:
+    Tensor<float, 3> read_all(Field field) const {
+        return file_.read(info_.layer, field, {0, file_.info().tokens()});
+    }
+    void create_datasets();
+    void add_arm(Arm& arm, const SelectorChunk& chunk, QueryRange range,
+                 const std::vector<RowKind>& kinds, const Attention& dense,
+                 View<const int32_t, 3> oracle_ids);
+
+    const AnalyzeOptions& o_;
+    const io::ActivationsReader& file_;
+    const io::LayerInfo& info_;
+    const std::vector<int64_t>& tokens_;
+    Backend& backend_;
+    io::ResultsWriter& to_;
+    std::string name_;
+    Problem whole_, all_;  // all tokens as queries; the analysed queries
+    Tensor<float, 3> host_k_, host_v_, host_index_k_;
+    Operand<3> k_, v_;
+    Operand<2> index_k_;
+    SelectorLayer layer_;
+    Curve oracle_curve_;
+    analysis::SinkMass dense_sink_;
+    analysis::Entropy dense_entropy_;
+    std::vector<analysis::Mean> first_block_;
+    std::vector<Arm> arms_;
+    bool needs_logits_ = false;
+    int64_t counted_ = 0, trivial_ = 0;
+};
+
+void LayerAnalysis::create_datasets() {
+    const int64_t n = all_.queries();
+    const io::Describe scores{"query,group,block", "1", "block scores"};
+    for (const Arm& arm : arms_) {
+        const std::string at = "/" + std::string(arm.selector->name()) + "/" + name_;
+        to_.create<int32_t, 3>(
+            "/select" + at + "/ids", {n, all_.kv_heads, arm.rule.top_k},
+            {"query,group,slot", "block of the sequence", std::string(arm.selector->rule())});
+        if (o_.dump_scores)
+            to_.create<float, 3>("/scores" + at, {n, all_.kv_heads, all_.blocks()}, scores);
+        if (o_.dump_outputs) {
+            to_.create<float, 3>("/outputs" + at + "/out", {n, all_.query_heads, all_.head_dim},
+                                 {"query,head,channel", "1", "output of sparse attention"});
+            to_.create<float, 2>("/outputs" + at + "/lse", {n, all_.query_heads},
+                                 {"query,head", "nats", "log of the sum of exponentials"});
+        }
+    }
+    if (o_.dump_outputs) {
+        const std::string at = "/outputs/dense/" + name_;
+        to_.create<float, 3>(at + "/out", {n, all_.query_heads, all_.head_dim},
+                             {"query,head,channel", "1", "output of dense attention"});
+        to_.create<float, 2>(at + "/lse", {n, all_.query_heads},
+                             {"query,head", "nats", "log of the sum of exponentials"});
+    }
+    if (o_.dump_mass)
+        to_.create<float, 3>("/mass/" + name_, {n, all_.kv_heads, all_.blocks()},
+                             {"query,group,block", "probability", "Main Branch probability P_b"});
+}
+
+void LayerAnalysis::add(QueryRange range) {
+    const Problem p = all_.with_queries(range);
+    const std::span<const int64_t> tokens(tokens_.data() + range.begin, tokens_.data() + range.end);
+    const Tensor<float, 3> host_q = file_.gather(info_.layer, Field::q, tokens);
+    const Operand<3> q(backend_, host_view(host_q));
+    const std::vector<RowKind> kinds = analysis::row_kinds(p, o_.rule.top_k, o_.all_rows);
+    counted_ += std::count(kinds.begin(), kinds.end(), RowKind::counted);
+    trivial_ += std::count(kinds.begin(), kinds.end(), RowKind::trivial);
+
+    // The dense pass, shared by all selectors.
+    const Attention dense = attend(backend_, p, {q, k_, v_}, {});
+    const Attention mean_key = attend(backend_, p, {q, k_, k_}, {});
+    dense_sink_.add(p, host_q, host_k_, dense.lse, {});
+    dense_entropy_.add(p, host_q, mean_key.out, dense.lse);
+    auto mass = backend_.make<float, 3>({p.queries(), p.kv_heads, p.blocks()});
+    Tensor<float, 3> logits;
+    if (needs_logits_) logits = backend_.make<float, 3>(mass.shape());
+    backend_.block_mass(p, q, k_, {mass, logits.view()});
+    backend_.finish();
+    if (backend_.space() != Space::host) {
+        mass = backend_.download(mass.view());
+        if (needs_logits_) logits = backend_.download(logits.view());
+    }
+    for (int64_t i = 0; i < p.queries(); ++i)
+        if (kinds[static_cast<size_t>(i)] != RowKind::blind)
+            for (int64_t r = 0; r < p.kv_heads; ++r)
+                first_block_[static_cast<size_t>(r)].add(mass(i, r, 0));
+    if (o_.dump_outputs) {
+        to_.write_rows<float, 3>("/outputs/dense/" + name_ + "/out", range.begin, dense.out);
+        to_.write_rows<float, 2>("/outputs/dense/" + name_ + "/lse", range.begin, dense.lse);
+    }
+    if (o_.dump_mass) to_.write_rows<float, 3>("/mass/" + name_, range.begin, host_view(mass));
+
+    const Tensor<int32_t, 3> oracle_ids =
+        pick(backend_, p, o_.rule, o_.oracle_by_logit ? host_view(logits) : host_view(mass));
+    oracle_curve_.add(backend_, p, o_.rule, kinds, host_view(mass), host_view(mass));
+
+    Tensor<float, 3> host_index_q;
+    if (host_index_k_.data() != nullptr)
+        host_index_q = file_.gather(info_.layer, Field::index_q, tokens);
+    const Operand<3> index_q(backend_, host_view(host_index_q));
+    const SelectorChunk chunk{p,       tokens,          host_q.view(),
+                              index_q, host_view(mass), host_view(logits)};
+    for (Arm& arm : arms_) add_arm(arm, chunk, range, kinds, dense, oracle_ids);
+}
+
+void LayerAnalysis::add_arm(Arm& arm, const SelectorChunk& chunk, QueryRange range,
+                            const std::vector<RowKind>& kinds, const Attention& dense,
+                            View<const int32_t, 3> oracle_ids) {
+    const Problem& p = chunk.problem;
+    const std::string at = "/" + std::string(arm.selector->name()) + "/" + name_;
+    Tensor<float, 3> scores(chunk.mass.shape());
+    arm.selector->score(layer_, chunk, scores);
+    const Tensor<int32_t, 3> ids = pick(backend_, p, arm.rule, host_view(scores));
+
+    Tensor<int32_t, 3> there;
+    if (backend_.space() != Space::host) there = backend_.upload(ids.view());
+    const View<const int32_t, 3> backend_ids = there.data() != nullptr ? there.view() : ids.view();
+    const Operand<3> q(backend_, chunk.q);
+    const Attention sparse = attend(backend_, p, {q, k_, v_}, backend_ids);
+    const Attention mean_key = attend(backend_, p, {q, k_, k_}, backend_ids);
+
+    arm.recall.add(p, kinds, ids, oracle_ids, chunk.mass);
+    arm.output_error.add(kinds, sparse.out, dense.out);
+    arm.sink.add(p, chunk.q, host_k_, sparse.lse, ids);
+    arm.entropy.add(p, chunk.q, mean_key.out, sparse.lse);
+    arm.popularity.add(p, ids);
+    arm.curve.add(backend_, p, arm.rule, kinds, host_view(scores), chunk.mass);
+
+    to_.write_rows<int32_t, 3>("/select" + at + "/ids", range.begin, ids);
+    if (o_.dump_scores) to_.write_rows<float, 3>("/scores" + at, range.begin, host_view(scores));
+    if (o_.dump_outputs) {
+        to_.write_rows<float, 3>("/outputs" + at + "/out", range.begin, sparse.out);
+        to_.write_rows<float, 2>("/outputs" + at + "/lse", range.begin, sparse.lse);
+    }
+}
+
+void LayerAnalysis::write() const {
+    const auto n = static_cast<int64_t>(tokens_.size());
+    std::vector<int64_t> position, sequence;
+    const std::vector<KeyRange> visible = visible_keys(all_);
+    for (size_t i = 0; i < visible.size(); ++i) {
+        position.push_back(visible[i].count - 1);
+        const auto& starts = whole_.cu_seqlens_k;
+        sequence.push_back(std::upper_bound(starts.begin(), starts.end(), tokens_[i]) -
+                           starts.begin() - 1);
+    }
+    const std::string queries = "/queries/" + name_;
+    to_.write<int64_t, 1>(queries + "/token", {tokens_.data(), {n}},
+                          {"query", "token", "packed token index of each analysed query"});
+    to_.write<int64_t, 1>(queries + "/position", {position.data(), {n}},
+                          {"query", "token", "position in its sequence"});
+    to_.write<int64_t, 1>(queries + "/sequence", {sequence.data(), {n}},
+                          {"query", "sequence", "sequence of each analysed query"});
+    const std::string layer = "/layers/" + name_;
+    for (const auto& [name, value] : {std::pair{"query_heads", whole_.query_heads},
+                                      {"kv_heads", whole_.kv_heads},
+                                      {"head_dim", whole_.head_dim},
+                                      {"index_dim", whole_.index_dim},
+                                      {"block_size", whole_.block_size},
+                                      {"blocks", whole_.blocks()},
+                                      {"tokens", whole_.keys()}})
+        to_.attribute(layer, name, value);
+    to_.attribute(layer, "softmax_scale", whole_.main_scale());
+
+    const auto count_rows = [&](const std::string& group) {
+        to_.attribute(group, "rows_counted", counted_);
+        to_.attribute(group, "rows_trivial", trivial_);
+    };
+    const std::string dense_group = "/metrics/dense/" + name_;
+    Metrics dense(to_, dense_group);
+    dense.add("sink_mass", dense_sink_.first_token(), "head", "probability");
+    dense.add("sink_mass_first_tokens", dense_sink_.first_tokens(), "head", "probability");
+    dense.add("sink_mass_first_block", analysis::values(first_block_), "group", "probability");
+    dense.add("entropy", dense_entropy_.nats(), "head", "nats");
+    count_rows(dense_group);
+    oracle_curve_.write(to_, "/curves/oracle/" + name_);
+
+    for (const Arm& arm : arms_) {
+        const std::string at = "/" + std::string(arm.selector->name()) + "/" + name_;
+        Metrics metrics(to_, "/metrics" + at);
+        metrics.add("block_recall", arm.recall.block_recall(), "group", "share of blocks");
+        metrics.add("score_recall", arm.recall.score_recall(), "group", "share of mass");
+        metrics.add("mass_kept", arm.recall.mass_kept(), "group", "probability");
+        metrics.add("oracle_mass", arm.recall.oracle_mass(), "group", "probability");
+        metrics.add("output_error", arm.output_error.relative(), "head", "relative");
+        metrics.add("sink_mass_sparse", arm.sink.first_token(), "head", "probability");
+        metrics.add("entropy_sparse", arm.entropy.nats(), "head", "nats");
+        count_rows("/metrics" + at);
+        if (arm.selector->name() != "oracle") arm.curve.write(to_, "/curves" + at);
+
+        const View<const int64_t, 2> counts = arm.popularity.queries_per_block();
+        const std::string popularity = "/popularity" + at + "/queries_per_block";
+        to_.write<int64_t, 2>(popularity, counts,
+                              {"group,block", "queries", "queries that selected each block"});
+        double gini = 0, fill = 0;
+        int64_t chunks = 0;
+        for (int64_t r = 0; r < whole_.kv_heads; ++r) {
+            gini += analysis::gini(counts[r]) / static_cast<double>(whole_.kv_heads);
+            fill += analysis::mma_fill(counts[r], whole_.group_size()) /
+                    static_cast<double>(whole_.kv_heads);
+            chunks += analysis::chunks(counts[r], arm.rule.top_k, whole_.block_size);
+        }
+        to_.attribute(popularity, "gini", gini);
+        to_.attribute(popularity, "mma_fill", fill);
+        to_.attribute(popularity, "chunks", chunks);
+    }
+}
+
+}  // namespace
+
+std::vector<int64_t> choose_queries(const AnalyzeOptions& o, int64_t tokens) {
+    const int64_t begin = o.queries.begin.value_or(0), end = o.queries.end.value_or(tokens);
+    require(0 <= begin && begin < end && end <= tokens, "--queries is ", o.queries,
+            ", must be a non-empty range within 0:", tokens);
+    const int64_t available = end - begin;
+    const int64_t wanted =
+        o.sample_queries == 0 ? available : std::min(o.sample_queries, available);
+    std::vector<int64_t> chosen;
+    uint64_t state = o.seed;
+    for (int64_t n = 0; n < wanted; ++n) {
+        const int64_t low = begin + available * n / wanted;
+        const int64_t high = begin + available * (n + 1) / wanted;
+        state = state * 6364136223846793005U + 1442695040888963407U;  // Knuth's MMIX generator
+        chosen.push_back(low +
+                         static_cast<int64_t>((state >> 33U) % static_cast<uint64_t>(high - low)));
+    }
+    return chosen;
+}
+
+void analyze_layer(const AnalyzeOptions& o, const io::ActivationsReader& file,
+                   const io::LayerInfo& layer, const std::vector<int64_t>& tokens, Backend& backend,
+                   io::ResultsWriter& to, std::ostream& err, int64_t chunk_queries) {
+    LayerAnalysis analysis(o, file, layer, tokens, backend, to);
+    const auto queries = static_cast<int64_t>(tokens.size());
+    const int64_t step = chunk_queries > 0 ? chunk_queries : analysis.chunk_queries();
+    Progress progress(err, text("layer ", layer.layer), queries, "queries");
+    for (int64_t begin = 0; begin < queries; begin += step) {
+        if (stop_requested())
+            throw Interrupted("stopped; the finished layers are kept, --resume continues");
+        const QueryRange range{begin, std::min(begin + step, queries)};
+        analysis.add(range);
+        progress.advance(range.end - range.begin);
+    }
+    analysis.write();
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// One layer of msa-analyze: streams its queries in chunks, all selectors sharing the dense pass.
+#pragma once
+
+#include <iosfwd>
+#include <vector>
+
+#include "core/io/activations.h"
+#include "core/io/results.h"
+#include "experiments/analyze/options.h"
+
+namespace msa::experiments {
+
+/// Packed tokens of the analysed queries, ascending: the range, or a stratified sample of it, one
+/// draw in each of sample_queries equal parts.
+std::vector<int64_t> choose_queries(const AnalyzeOptions&, int64_t tokens);
+
+/// Analyses `layer` at the queries of `tokens` and writes its datasets to the unit under way. The
+/// results do not depend on how the queries are cut into chunks of at most `chunk_queries`
+/// (0: as many as fit into a fixed memory budget). Throws Interrupted when a stop is requested.
+void analyze_layer(const AnalyzeOptions&, const io::ActivationsReader&, const io::LayerInfo& layer,
+                   const std::vector<int64_t>& tokens, Backend&, io::ResultsWriter&,
+                   std::ostream& err, int64_t chunk_queries = 0);
+
+}  // namespace msa::experiments

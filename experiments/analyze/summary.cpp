@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/analyze/summary.h"
+
+#include <cmath>
+#include <iomanip>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <sstream>
+
+#include "core/error.h"
+
+namespace msa::experiments {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// A column of the summary: its key, the metric behind it, and whether that is of dense attention.
+struct Column {
+    const char* key;
+    const char* metric;
+    bool dense;
+    const char* heading;
+    const char* definition;
+};
+
+constexpr Column kColumns[] = {
+    {"block_recall", "block_recall", false, "block recall",
+     "|I* n I^| / |I*|: share of the oracle's blocks that are selected; rows, groups averaged"},
+    {"score_recall", "score_recall", false, "score recall",
+     "sum of P_b over I* n I^ / sum of P_b over I*: share of the oracle's mass that is selected"},
+    {"mass_kept", "mass_kept", false, "mass kept",
+     "sum of P_b over I^: share of all dense attention probability that the selection covers"},
+    {"oracle_mass", "oracle_mass", false, "oracle mass",
+     "sum of P_b over I*: what the best selection of the same size covers"},
+    {"output_error", "output_error", false, "output error",
+     "|o_sparse - o_dense| / |o_dense| over all counted rows, per head, heads averaged"},
+    {"sink_mass_dense", "sink_mass", true, "sink dense",
+     "mean probability on token 0 in dense attention, heads averaged"},
+    {"sink_mass_sparse", "sink_mass_sparse", false, "sink sparse",
+     "the same on the support that sparse attention uses"},
+    {"entropy_dense", "entropy", true, "entropy dense",
+     "mean entropy of dense attention in nats, heads averaged"},
+    {"entropy_sparse", "entropy_sparse", false, "entropy sparse",
+     "the same on the support that sparse attention uses"},
+};
+
+struct Row {
+    std::string layer, selector;
+};
+
+/// Layers, then selectors, in natural order.
+std::vector<Row> rows(const io::ResultsReader& results) {
+    std::vector<Row> all;
+    for (const std::string& layer : results.list("/layers"))
+        for (const std::string& selector : results.list("/metrics"))
+            if (selector != "dense" && results.has("/metrics/" + selector + "/" + layer))
+                all.push_back({layer, selector});
+    return all;
+}
+
+std::string metrics_group(const Row& row, bool dense) {
+    return "/metrics/" + (dense ? "dense" : row.selector) + "/" + row.layer;
+}
+
+double value(const io::ResultsReader& results, const Row& row, const Column& column) {
+    return results.number(metrics_group(row, column.dense), column.metric);
+}
+
+int64_t count(const io::ResultsReader& results, const Row& row, const char* name) {
+    return static_cast<int64_t>(results.number(metrics_group(row, false), name));
+}
+
+}  // namespace
+
+std::string metric_definitions() {
+    ordered_json definitions;
+    for (const Column& column : kColumns) definitions[column.key] = column.definition;
+    definitions["rows_counted"] = "queries in the averages of recall, mass and output error";
+    definitions["rows_trivial"] =
+        "queries left out because all their visible blocks fit into k (unless --all-rows)";
+    return definitions.dump();
+}
+
+std::string summary_json(const io::ResultsReader& results) {
+    ordered_json summary{{"format", "msa-summary"},
+                         {"program", results.run().program},
+                         {"options", ordered_json::parse(results.run().options)},
+                         {"definitions", ordered_json::parse(results.run().definitions)},
+                         {"rows", ordered_json::array()}};
+    for (const Row& row : rows(results)) {
+        ordered_json entry{{"layer", std::stoll(row.layer)}, {"selector", row.selector}};
+        for (const Column& column : kColumns) {
+            const double number = value(results, row, column);
+            entry[column.key] = std::isnan(number) ? ordered_json() : ordered_json(number);
+        }
+        for (const char* name : {"rows_counted", "rows_trivial"})
+            entry[name] = count(results, row, name);
+        summary["rows"].push_back(entry);
+    }
+    return summary.dump(2) + "\n";
+}
+
+std::string metrics_csv(const io::ResultsReader& results) {
+    std::ostringstream csv;
+    csv << std::setprecision(9) << "layer,selector,metric,axis,index,value\n";
+    for (const std::string& layer : results.list("/layers"))
+        for (const std::string& selector : results.list("/metrics")) {
+            const std::string group = "/metrics/" + selector + "/" + layer;
+            if (!results.has(group)) continue;
+            for (const std::string& metric : results.list(group)) {
+                const std::string dataset = group + "/" + metric;
+                const Tensor<double, 1> values = results.read<double, 1>(dataset);
+                for (int64_t n = 0; n < values.size(); ++n) {
+                    csv << layer << ',' << selector << ',' << metric << ','
+                        << results.words(dataset, "axes") << ',' << n << ',';
+                    if (!std::isnan(values(n))) csv << values(n);
+                    csv << '\n';
+                }
+            }
+        }
+    return csv.str();
+}
+
+void print_table(const io::ResultsReader& results, std::ostream& out) {
+    constexpr int kLayer = 7, kSelector = 14, kNumber = 15;
+    std::ostringstream table;
+    table << std::fixed << std::setprecision(4) << std::left << std::setw(kLayer) << "layer"
+          << std::setw(kSelector) << "selector" << std::right;
+    for (const Column& column : kColumns) table << std::setw(kNumber) << column.heading;
+    table << '\n';
+    for (const Row& row : rows(results)) {
+        table << std::left << std::setw(kLayer) << row.layer << std::setw(kSelector) << row.selector
+              << std::right;
+        for (const Column& column : kColumns) {
+            const double number = value(results, row, column);
+            if (std::isnan(number))
+                table << std::setw(kNumber) << "-";
+            else
+                table << std::setw(kNumber) << number;
+        }
+        table << '\n';
+    }
+    table << '\n';
+    for (const Column& column : kColumns)
+        table << std::left << std::setw(kNumber) << column.heading << column.definition << '\n';
+    const std::vector<Row> all = rows(results);
+    if (!all.empty()) {
+        const int64_t counted = count(results, all.front(), "rows_counted");
+        const int64_t trivial = count(results, all.front(), "rows_trivial");
+        table << "\nQueries counted: " << counted
+              << "; left out because all their blocks fit into k: " << trivial
+              << " (--all-rows counts them).\n";
+        if (counted == 0)
+            table << "No query has more visible blocks than k: choose a smaller --block-size or "
+                     "--top-k, or --all-rows.\n";
+    }
+    out << table.str();
+}
+
+void check_order(const io::ResultsReader& results) {
+    constexpr double kRounding = 1e-5;  // of the float masses that both sums are made of
+    for (const Row& row : rows(results)) {
+        const std::string group = metrics_group(row, false);
+        const double kept = results.number(group, "mass_kept");
+        const double oracle = results.number(group, "oracle_mass");
+        const bool by_mass = ordered_json::parse(results.run().options)["oracle"] == "mass";
+        if ((by_mass && kept > oracle + kRounding) || kept > 1 + kRounding)
+            throw std::logic_error(text("layer ", row.layer, ": ", row.selector, " keeps ", kept,
+                                        " of the mass, the oracle ", oracle));
+    }
+}
+
+}  // namespace msa::experiments

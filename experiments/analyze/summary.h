@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+// The small files beside results.h5, made from it alone: a resumed run and an uninterrupted one
+// give the same.
+#pragma once
+
+#include <filesystem>
+#include <iosfwd>
+#include <string>
+
+#include "core/io/results.h"
+
+namespace msa::experiments {
+
+/// Text of each number of the summary, JSON object.
+std::string metric_definitions();
+
+/// summary.json: {"format", "program", "options", "definitions", "rows": [...]}, one row per layer
+/// and selector; a number that has no counted row is null.
+std::string summary_json(const io::ResultsReader&);
+
+/// metrics.csv, tidy: layer,selector,metric,axis,index,value.
+std::string metrics_csv(const io::ResultsReader&);
+
+/// The summary as a table with its definitions.
+void print_table(const io::ResultsReader&, std::ostream& out);
+
+/// Throws std::logic_error where a selector keeps more mass than the oracle, or any keeps more
+/// than all.
+void check_order(const io::ResultsReader&);
+
+}  // namespace msa::experiments

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/common/options.h"
+
+#include <charconv>
+#include <iostream>
+#include <sstream>
+
+#include "experiments/common/version.h"
+
+namespace msa::experiments {
+namespace {
+
+constexpr unsigned kLineWidth = 100;
+
+std::optional<int64_t> parse_count(std::string_view word) {
+    int shift = 0;
+    if (!word.empty()) {
+        if (word.back() == 'K' || word.back() == 'k') shift = 10;
+        if (word.back() == 'M') shift = 20;
+        if (shift > 0) word.remove_suffix(1);
+    }
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (error != std::errc{} || end != word.data() + word.size()) return std::nullopt;
+    if (value > (INT64_MAX >> shift) || value < -(INT64_MAX >> shift)) return std::nullopt;
+    return value * (int64_t{1} << shift);
+}
+
+void print_help(const About& about, const po::options_description& options, std::ostream& out) {
+    out << about.name << ": " << about.question << "\n\nusage: " << about.name << ' ' << about.usage
+        << "\n\n"
+        << options << "\nCounts take the suffixes K = 2^10 and M = 2^20. Ranges are half open.\n";
+    if (!about.writes.empty()) out << "\nWrites " << about.writes << '\n';
+    out << "\nExamples:\n";
+    for (const std::string& example : about.examples) out << "  " << example << '\n';
+}
+
+void print_markdown(const About& about, const po::options_description& options, std::ostream& out) {
+    out << "## " << about.name << "\n\n"
+        << about.question << "\n\n    " << about.name << ' ' << about.usage
+        << "\n\n| option | meaning |\n|---|---|\n";
+    for (const auto& option : options.options()) {
+        std::string parameter = option->format_parameter();
+        out << "| `--" << option->long_name() << (parameter.empty() ? "" : " ") << parameter
+            << "` | " << option->description() << " |\n";
+    }
+    if (!about.writes.empty()) out << "\nWrites " << about.writes << '\n';
+    out << "\n```\n";
+    for (const std::string& example : about.examples) out << example << '\n';
+    out << "```\n";
+}
+
+}  // namespace
+
+std::istream& operator>>(std::istream& in, Count& count) {
+    std::string word;
+    in >> word;
+    const std::optional<int64_t> value = parse_count(word);
+    if (value) count.value = *value;
+    if (!value) in.setstate(std::ios::failbit);
+    return in;
+}
+
+std::ostream& operator<<(std::ostream& out, const Count& count) { return out << count.value; }
+
+std::istream& operator>>(std::istream& in, Range& range) {
+    std::string word;
+    in >> word;
+    const size_t colon = word.find(':');
+    const std::string left = word.substr(0, colon);
+    const std::string right = colon == std::string::npos ? "" : word.substr(colon + 1);
+    range = {parse_count(left), parse_count(right)};
+    if (colon == std::string::npos || (!left.empty() && !range.begin) ||
+        (!right.empty() && !range.end))
+        in.setstate(std::ios::failbit);
+    return in;
+}
+
+std::ostream& operator<<(std::ostream& out, const Range& range) {
+    if (range.begin) out << *range.begin;
+    out << ':';
+    if (range.end) out << *range.end;
+    return out;
+}
+
+std::vector<std::string> split_list(const std::string& option, const std::string& list) {
+    std::vector<std::string> items;
+    std::istringstream stream(list);
+    for (std::string item; std::getline(stream, item, ',');) {
+        require(!item.empty(), "--", option, " is '", list, "', it has an empty item");
+        items.push_back(item);
+    }
+    require(!items.empty() && list.back() != ',', "--", option, " is '", list,
+            "', it has an empty item");
+    return items;
+}
+
+std::vector<int64_t> integer_list(const std::string& option, const std::string& list) {
+    std::vector<int64_t> numbers;
+    for (const std::string& item : split_list(option, list)) {
+        const std::optional<int64_t> number = parse_count(item);
+        require(number.has_value(), "--", option, " is '", list, "', '", item, "' is no integer");
+        numbers.push_back(*number);
+    }
+    return numbers;
+}
+
+void check_option(const std::string& option, int64_t value, int64_t low, int64_t high) {
+    require(low <= value && value <= high, "--", option, " is ", value, ", must be from ", low,
+            " to ", high);
+}
+
+void check_at_least(const std::string& option, int64_t value, int64_t low) {
+    require(value >= low, "--", option, " is ", value, ", must be at least ", low);
+}
+
+bool parse_command_line(const About& about, po::options_description options,
+                        const std::string& positional, std::span<const std::string> args,
+                        std::ostream& out) {
+    po::options_description visible("Options", kLineWidth);
+    visible.add(options);
+    visible.add_options()("help,h", "print this help")(
+        "help-markdown", "print the help as Markdown")("version", "print version and commit");
+    po::positional_options_description positions;
+    if (!positional.empty()) positions.add(positional.c_str(), -1);
+    po::variables_map values;
+    const auto parser = [&] {
+        return po::command_line_parser(std::vector<std::string>(args.begin(), args.end()))
+            .options(visible)
+            .positional(positions)
+            .style(po::command_line_style::unix_style & ~po::command_line_style::allow_guessing);
+    };
+    try {
+        po::store(parser().run(), values);
+        if (values.contains("help")) print_help(about, visible, out);
+        if (values.contains("help-markdown")) print_markdown(about, visible, out);
+        if (values.contains("version"))
+            out << about.name << ' ' << kVersion << " (" << kCommit << ")\n";
+        if (values.contains("help") || values.contains("help-markdown") ||
+            values.contains("version"))
+            return false;
+        po::notify(values);
+    } catch (const po::error& error) {
+        throw InputError(text(error.what(), "; ", about.name, " --help lists the options"));
+    }
+    return true;
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+// Command lines: one Boost description per program feeds the parser, the help and the generated
+// reference (experiments/CLI.md).
+#pragma once
+
+#include <boost/program_options.hpp>
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+
+namespace msa::experiments {
+
+namespace po = boost::program_options;
+
+/// What a program says of itself in its help.
+struct About {
+    std::string name;                   // "msa-analyze"
+    std::string question;               // one sentence
+    std::string usage;                  // "FILE --out DIR [options]"
+    std::vector<std::string> examples;  // complete command lines that run
+    std::string writes;                 // files and HDF5 groups it writes; may be empty
+};
+
+/// A count that may carry a binary suffix: 512, 128K = 2^17, 1M = 2^20.
+struct Count {
+    int64_t value = 0;
+};
+std::istream& operator>>(std::istream&, Count&);
+std::ostream& operator<<(std::ostream&, const Count&);
+
+/// "a:b", "a:" or ":b", half open; what is left out is the end of what there is.
+struct Range {
+    std::optional<int64_t> begin, end;
+};
+std::istream& operator>>(std::istream&, Range&);
+std::ostream& operator<<(std::ostream&, const Range&);
+
+/// "3,6" -> {"3", "6"}; empty items are an InputError naming `option`.
+std::vector<std::string> split_list(const std::string& option, const std::string& list);
+/// A list of integers; InputError naming `option` and the item that is none.
+std::vector<int64_t> integer_list(const std::string& option, const std::string& list);
+
+/// InputError "--option is V, must be from L to H" unless low <= value <= high.
+void check_option(const std::string& option, int64_t value, int64_t low, int64_t high);
+/// InputError "--option is V, must be at least L".
+void check_at_least(const std::string& option, int64_t value, int64_t low);
+
+/// Adds --help, --help-markdown and --version, parses `args` into the variables that `options`
+/// names, positional arguments into the option `positional` (none when empty). Returns false when
+/// help or version was asked for, and written to `out`. Unknown, repeated and malformed options
+/// are InputErrors; abbreviations are unknown.
+bool parse_command_line(const About& about, po::options_description options,
+                        const std::string& positional, std::span<const std::string> args,
+                        std::ostream& out);
+
+}  // namespace msa::experiments

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/common/program.h"
+
+#include <csignal>
+#include <iostream>
+#include <system_error>
+#include <vector>
+
+#include "core/error.h"
+
+namespace msa::experiments {
+namespace {
+
+volatile std::sig_atomic_t stop_signal = 0;
+
+constexpr int kBug = 1, kRefused = 2, kInterrupted = 130;
+
+}  // namespace
+
+bool stop_requested() { return stop_signal != 0; }
+
+int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
+            std::ostream& err) {
+    const auto fail = [&](const char* message, int code) {
+        err << name << ": " << message << std::endl;
+        return code;
+    };
+    try {
+        return run(args, out, err);
+    } catch (const InputError& error) {
+        return fail(error.what(), kRefused);
+    } catch (const UnsupportedError& error) {
+        return fail(error.what(), kRefused);
+    } catch (const SystemError& error) {
+        return fail(error.what(), kRefused);
+    } catch (const std::system_error& error) {  // also std::filesystem
+        return fail(error.what(), kRefused);
+    } catch (const Interrupted& error) {
+        return fail(error.what(), kInterrupted);
+    } catch (const std::bad_alloc&) {
+        return fail("out of memory", kRefused);
+    } catch (const std::exception& error) {
+        return fail(text("internal error, please report it: ", error.what()).c_str(), kBug);
+    }
+}
+
+int program_main(const std::string& name, Run run, int argc, char** argv) {
+    for (int signal : {SIGINT, SIGTERM})
+        std::signal(signal, [](int raised) {
+            // A second request ends the program at once.
+            if (stop_signal != 0) std::_Exit(kInterrupted);
+            stop_signal = raised;
+        });
+    std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of the write, not a kill
+    const std::vector<std::string> args(argv + 1, argv + argc);
+    return guarded(name, run, args, std::cout, std::cerr);
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// What every program's main does: turn exceptions into messages and exit codes.
+#pragma once
+
+#include <iosfwd>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+namespace msa::experiments {
+
+/// A program's body, testable in process: results to `out`, progress and warnings to `err`.
+using Run = int (*)(std::span<const std::string> args, std::ostream& out, std::ostream& err);
+
+/// The user asked to stop (SIGINT, SIGTERM).
+class Interrupted : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+/// Has a stop been asked for? Long loops look at it and throw Interrupted.
+bool stop_requested();
+
+/// Runs the body and returns the exit code: 0, or that of the body; 2 for bad input, a request that
+/// cannot be answered, or a refusal of the system; 130 for Interrupted; 1 for anything else, which
+/// is a bug. Messages go to `err` after the program's name.
+int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
+            std::ostream& err);
+
+/// The whole of a main function: signals, arguments, standard streams.
+int program_main(const std::string& name, Run run, int argc, char** argv);
+
+}  // namespace msa::experiments

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/common/run_record.h"
+
+#include <sys/utsname.h>
+
+#include <chrono>
+#include <ctime>
+
+#include "core/io/sha256.h"
+#include "experiments/common/version.h"
+
+namespace msa::experiments {
+
+std::string utc_now() {
+    const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+    std::tm utc{};
+    gmtime_r(&now, &utc);
+    char text[32];
+    std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    return text;
+}
+
+io::RunRecord start_record(const std::string& program, std::span<const std::string> args,
+                           const std::vector<std::filesystem::path>& inputs) {
+    io::RunRecord record;
+    record.program = program;
+    record.argv.assign(args.begin(), args.end());
+    record.commit = kCommit;
+    record.compiler = kCompiler;
+    utsname system{};
+    uname(&system);
+    record.host = std::string(system.nodename) + ", " + system.sysname + " " + system.release +
+                  ", " + system.machine;
+    record.started = utc_now();
+    for (const std::filesystem::path& input : inputs)
+        record.inputs[input.filename().string()] = io::sha256_of_file(input);
+    return record;
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/io/results.h"
+
+namespace msa::experiments {
+
+/// "2026-01-31T12:00:00Z"
+std::string utc_now();
+
+/// What a result remembers of its run: program, arguments, commit, host, compiler, start, and the
+/// SHA-256 of its input files. options, definitions, device and seed are the caller's to set.
+io::RunRecord start_record(const std::string& program, std::span<const std::string> args,
+                           const std::vector<std::filesystem::path>& inputs);
+
+}  // namespace msa::experiments
