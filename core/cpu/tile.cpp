@@ -22,6 +22,13 @@ void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
 
 Vec broadcast(float x) { return Vec{} + x; }
 
+/// The `count` < kLanes values at `from`, and `rest` in the other lanes.
+Vec load_part(const float* from, int64_t count, Vec rest) {
+    IntVec lane;
+    for (int32_t i = 0; i < kLanes; ++i) lane[i] = i;
+    return lane < static_cast<int32_t>(count) ? load(from) : rest;
+}
+
 /// Rows x kPanel sums over t in [0, depth) stay in registers; `finish(row, half, sum)` takes them.
 template <int Rows, typename Finish>
 inline void product(const float* a, int64_t a_stride, const float* panel, int64_t depth,
@@ -75,10 +82,20 @@ Vec exp2(Vec x) {
     return x < -125.0f ? Vec{} : y;
 }
 
+/// b where a is NaN.
+Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
 float lane_max(Vec v) {
-    float top = v[0];
-    for (int lane = 1; lane < kLanes; ++lane) top = std::max(top, v[lane]);
-    return top;
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; ++lane)
+            v[lane] = v[lane] > v[lane + half] ? v[lane] : v[lane + half];
+    return v[0];
+}
+
+bool any(IntVec mask) {
+    int32_t bits = 0;
+    for (int lane = 0; lane < kLanes; ++lane) bits |= mask[lane];
+    return bits != 0;
 }
 
 float lane_sum(Vec v) {
@@ -155,13 +172,9 @@ void add_values(Strip p, Panels v, const int64_t* visible, const float* factor, 
 }
 
 SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state) {
-    const int64_t end = ceil_div(count, kLanes) * kLanes;
-    std::fill(logits + count, logits + end, -kInfinity);
-    Vec largest = load(logits);
-    for (int64_t j = kLanes; j < end; j += kLanes) {
-        const Vec x = load(logits + j);
-        largest = x > largest ? x : largest;  // passes over NaN: the sum finds it
-    }
+    const int64_t whole = count / kLanes * kLanes;
+    Vec largest = load_part(logits + whole, count - whole, broadcast(-kInfinity));
+    for (int64_t j = 0; j < whole; j += kLanes) largest = max(load(logits + j), largest);
     SoftmaxStep step{0, 1};
     constexpr float kSlack = 8;
     if (const float top = lane_max(largest); top > state.top + kSlack) {
@@ -170,9 +183,18 @@ SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state) {
     }
     const float reference = state.top == -kInfinity ? 0 : state.top;
     Vec sum{};
-    for (int64_t j = 0; j < end; j += kLanes) {
+    for (int64_t j = 0; j < whole; j += kLanes) {
         const Vec x = exp2(load(logits + j) - reference);
         store(logits + j, x);
+        sum += x;
+    }
+    if (whole < count) {
+        const Vec rest = load(logits + whole);
+        const Vec x =
+            exp2(load_part(logits + whole, count - whole, broadcast(-kInfinity)) - reference);
+        store(logits + whole, x);
+        std::memcpy(logits + count, reinterpret_cast<const float*>(&rest) + (count - whole),
+                    sizeof(float) * static_cast<size_t>(whole + kLanes - count));
         sum += x;
     }
     step.sum = lane_sum(sum);
@@ -186,19 +208,16 @@ float log_sum(const OnlineSum& state) {
 
 float exp2(float x) { return exp2(broadcast(x))[0]; }
 
-float max_or_nan(float* values, int64_t count) {
-    const int64_t end = ceil_div(count, kLanes) * kLanes;
-    std::fill(values + count, values + end, values[0]);
-    Vec largest = load(values);
+float max_or_nan(const float* values, int64_t count) {
+    const int64_t whole = count / kLanes * kLanes;
+    Vec largest = load_part(values + whole, count - whole, broadcast(-kInfinity));
     IntVec nan = largest != largest;
-    for (int64_t j = kLanes; j < end; j += kLanes) {
+    for (int64_t j = 0; j < whole; j += kLanes) {
         const Vec x = load(values + j);
-        largest = x > largest ? x : largest;
+        largest = max(x, largest);
         nan |= x != x;
     }
-    for (int lane = 0; lane < kLanes; ++lane)
-        if (nan[lane]) return std::numeric_limits<float>::quiet_NaN();
-    return lane_max(largest);
+    return any(nan) ? std::numeric_limits<float>::quiet_NaN() : lane_max(largest);
 }
 
 }  // namespace msa::cpu

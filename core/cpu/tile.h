@@ -21,8 +21,8 @@ inline constexpr int64_t kLanes = 16;
 #else
 inline constexpr int64_t kLanes = 8;
 #endif
-inline constexpr int64_t kStrip = 6;            // rows of one product: 6 x 2 vectors fill AVX2
-inline constexpr int64_t kPanel = 2 * kLanes;   // columns of one panel
+inline constexpr int64_t kStrip = 6;           // rows of one product: 6 x 2 vectors fill AVX2
+inline constexpr int64_t kPanel = 2 * kLanes;  // columns of one panel
 inline constexpr double kLog2E = 1.4426950408889634, kLn2 = 0.6931471805599453;
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -84,9 +84,9 @@ struct SoftmaxStep {
     float factor;
 };
 
-/// Takes `count` >= 1 more base-2 logits of a row into `state` and turns them into
-/// exp2(logit - top) in place. logits[count .. next multiple of kLanes) must be writable; they
-/// become 0. exp2 is within 2 ulp; below 2^-125 it is 0. NaN gives NaN.
+/// Takes `count` more base-2 logits of a row into `state` and turns them into exp2(logit - top) in
+/// place. exp2 is within 2 ulp; below 2^-125 it is 0. NaN gives NaN. Up to kLanes - 1 floats behind
+/// them are read and kept.
 SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state);
 
 /// Natural log of the sum of exponentials; -inf for no logits.
@@ -95,8 +95,7 @@ float log_sum(const OnlineSum& state);
 /// 2^x, for a single value; like softmax_step.
 float exp2(float x);
 
-/// Maximum of `count` >= 1 values; NaN if one of them is. values[count .. next multiple of kLanes)
-/// must be writable; they are overwritten.
-float max_or_nan(float* values, int64_t count);
+/// Maximum of `count` values; NaN if one of them is, -inf for none. Reads like softmax_step.
+float max_or_nan(const float* values, int64_t count);
 
 }  // namespace msa::cpu
