@@ -76,14 +76,14 @@ protected:
     }
     void do_sparse_attention(const Problem&, const AttentionInput&, View<const int32_t, 3>,
                              const AttentionOutput&, LoopOrder) override {
-        MSA_CHECK(!"supports() promised what is not there");
+        MSA_CHECK(false && "supports() promised what is not there");
     }
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
         cpu::block_mass(p, q.as<const float>(), k.as<const float>(), to, threads_);
     }
     void do_index_kl(const Problem&, const IndexInput&, In<3>, In<3>, View<const int32_t, 3>,
                      const IndexKlOutput&) override {
-        MSA_CHECK(!"supports() promised what is not there");
+        MSA_CHECK(false && "supports() promised what is not there");
     }
 
 private:
