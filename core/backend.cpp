@@ -245,13 +245,13 @@ void Backend::index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
 
 void Backend::do_dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
                                       const AttentionGradient&) {
-    MSA_CHECK(!"supports() promised what is not there");
+    MSA_CHECK(false && "supports() promised what is not there");
 }
 
 void Backend::do_sparse_attention_grad(const Problem&, const AttentionInput&,
                                        View<const int32_t, 3>, const AttentionSaved&,
                                        const AttentionGradient&) {
-    MSA_CHECK(!"supports() promised what is not there");
+    MSA_CHECK(false && "supports() promised what is not there");
 }
 
 void register_backend(BackendInfo info, BackendFactory factory) {

@@ -1,12 +1,102 @@
 // SPDX-License-Identifier: MIT
 #include "core/cpu/cpu_backend.h"
 
+#include <omp.h>
+
+#include <fstream>
+#include <string>
+
 #include "core/error.h"
+#include "core/host_backend.h"
 
 namespace msa {
+namespace {
 
-std::unique_ptr<Backend> make_cpu_backend(const BackendOptions&) {
-    throw UnsupportedError("the cpu backend is not written yet");
+/// "AMD EPYC 9R14", from the kernel's own table.
+std::string cpu_model() {
+    std::ifstream table("/proc/cpuinfo");
+    for (std::string line; std::getline(table, line);)
+        if (line.starts_with("model name"))
+            if (const size_t colon = line.find(": "); colon != std::string::npos)
+                return line.substr(colon + 2);
+    return "unknown CPU";
+}
+
+/// What the compiler was allowed to use.
+constexpr const char* instruction_set() {
+#if defined(__AVX512F__)
+    return "AVX-512";
+#elif defined(__AVX2__) && defined(__FMA__)
+    return "AVX2";
+#else
+    return "baseline instructions";
+#endif
+}
+
+class CpuBackend final : public HostBackend {
+public:
+    explicit CpuBackend(int threads) : threads_(threads) {}
+
+    std::string_view name() const override { return "cpu"; }
+    std::string device() const override {
+        return text(cpu_model(), ", ", threads_, threads_ == 1 ? " thread, " : " threads, ",
+                    instruction_set());
+    }
+
+    Support supports(const Problem&, const Request& request) const override {
+        if (request.operation == Operation::dense_attention_grad ||
+            request.operation == Operation::sparse_attention_grad)
+            return Support::no("the gradient is not written yet");
+        if (request.operation == Operation::sparse_attention ||
+            request.operation == Operation::index_kl)
+            return Support::no("it is not written yet");
+        if (request.element != Element::f32)
+            return Support::no(text("it takes f32, not ", to_string(request.element)));
+        return {};
+    }
+
+protected:
+    void do_dense_attention(const Problem& p, const AttentionInput& in,
+                            const AttentionOutput& to) override {
+        cpu::dense_attention(p, in.q.as<const float>(), in.k.as<const float>(),
+                             in.v.as<const float>(), to.out.as<float>(), to.lse, threads_);
+    }
+    void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
+        cpu::index_scores(p, in.index_q.as<const float>(), in.index_k.as<const float>(), scores,
+                          threads_);
+    }
+    void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
+                          View<int32_t, 3> ids) override {
+        cpu::select_blocks(p, rule, scores, ids, threads_);
+    }
+    void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
+                         View<int32_t, 3> ids) override {
+        cpu::index_select(p, rule, in.index_q.as<const float>(), in.index_k.as<const float>(), ids,
+                          threads_);
+    }
+    void do_sparse_attention(const Problem&, const AttentionInput&, View<const int32_t, 3>,
+                             const AttentionOutput&, LoopOrder) override {
+        MSA_CHECK(false && "supports() promised what is not there");
+    }
+    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
+        cpu::block_mass(p, q.as<const float>(), k.as<const float>(), to, threads_);
+    }
+    void do_index_kl(const Problem&, const IndexInput&, In<3>, In<3>, View<const int32_t, 3>,
+                     const IndexKlOutput&) override {
+        MSA_CHECK(false && "supports() promised what is not there");
+    }
+
+private:
+    int threads_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
+    require(options.threads >= 0, "threads is ", options.threads,
+            ", must be positive, or 0 for all cores");
+    return std::make_unique<CpuBackend>(options.threads > 0 ? options.threads
+                                                            : omp_get_num_procs());
 }
 
 }  // namespace msa

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The fast CPU implementation: float, OpenMP over query tiles, one file per operation.
+// The fast CPU implementation: float, OpenMP over tiles of queries, one file per operation. Results
+// do not depend on `threads`. Contracts: core/backend.h; building blocks: core/cpu/tile.h.
 #pragma once
 
 #include <memory>
@@ -10,4 +11,24 @@ namespace msa {
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions&);
 
+namespace cpu {
+
+void dense_attention(const Problem&, View<const float, 3> q, View<const float, 3> k,
+                     View<const float, 3> v, View<float, 3> out, View<float, 2> lse, int threads);
+void index_scores(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
+                  View<float, 3> scores, int threads);
+void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
+                   View<int32_t, 3> ids, int threads);
+void index_select(const Problem&, const SelectionRule&, View<const float, 3> index_q,
+                  View<const float, 2> index_k, View<int32_t, 3> ids, int threads);
+void sparse_attention(const Problem&, View<const float, 3> q, View<const float, 3> k,
+                      View<const float, 3> v, View<const int32_t, 3> ids, View<float, 3> out,
+                      View<float, 2> lse, LoopOrder, int threads);
+void block_mass(const Problem&, View<const float, 3> q, View<const float, 3> k,
+                const BlockMassOutput&, int threads);
+void index_kl(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
+              View<const float, 3> q, View<const float, 3> k, View<const int32_t, 3> ids,
+              const IndexKlOutput&, int threads);
+
+}  // namespace cpu
 }  // namespace msa

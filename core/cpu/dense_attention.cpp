@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+// eq:softmax-attention, with the online softmax over steps of keys
+#include <algorithm>
+
+#include "core/cpu/cpu_backend.h"
+#include "core/cpu/tile_loop.h"
+
+namespace msa::cpu {
+namespace {
+
+constexpr int64_t kStep = 128;
+
+/// One strip of `out` [rows, padded(dh)] and `softmax` [rows] takes in the step's values.
+void add_strip(const LogitStrip& strip, Panels values, OnlineSum* softmax, float* out) {
+    std::array<float, kStrip> factor{};
+    for (int64_t r = 0; r < strip.rows; ++r) {
+        const auto at = static_cast<size_t>(r);
+        factor[at] = softmax_step(strip.row(r), strip.seen[at], softmax[r]).factor;
+    }
+    const int64_t stride = padded(values.columns);
+    add_values({strip.data, strip.stride, strip.rows}, values, strip.seen.data(), factor.data(),
+               out, stride);
+}
+
+/// out 0 where nothing is visible.
+void finish_row(const float* sums, const OnlineSum& softmax, View<float, 1> out, float& lse) {
+    lse = log_sum(softmax);
+    const float weight = softmax.sum == 0 ? 0 : 1 / softmax.sum;
+    for (int64_t d = 0; d < out.size(); ++d) out(d) = weight * sums[d];
+}
+
+}  // namespace
+
+void dense_attention(const Problem& p, View<const float, 3> q, View<const float, 3> k,
+                     View<const float, 3> v, View<float, 3> out, View<float, 2> lse, int threads) {
+    const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
+    const TileLoop loop{.heads = heads,
+                        .factor = static_cast<float>(p.main_scale() * kLog2E),
+                        .step = kStep,
+                        .threads = threads};
+    Tensor<float, 2> value_panels({threads, panel_floats(kStep, dims)});
+    Tensor<float, 3> sums({threads, loop.tile_rows(), padded(dims)});
+    Tensor<OnlineSum, 2> states({threads, loop.tile_rows()});
+    for_each_tile(p, q, loop, [&](const RowTile& tile, const Scratch& scratch) {
+        const View<float, 2> sum = sums.view()[scratch.thread];
+        const View<OnlineSum, 1> softmax = states.view()[scratch.thread];
+        std::fill_n(sum.data(), sum.size(), 0.0f);
+        std::fill_n(softmax.data(), softmax.size(), OnlineSum{});
+        const int64_t head = (tile.seen(0).first * p.kv_heads + tile.group) * dims;
+        Panels values{};
+        for_each_strip(
+            tile, k.data() + head, token, kStep, scratch,
+            [&](int64_t first, int64_t count) {
+                values = pack_values(v.data() + head + first * token, token, count, dims,
+                                     value_panels.view()[scratch.thread].data());
+            },
+            [&](const LogitStrip& strip) {
+                add_strip(strip, values, softmax.data() + strip.first_row,
+                          sum[strip.first_row].data());
+            });
+        for (int64_t row = 0; row < tile.size(); ++row) {
+            const int64_t i = tile.query(row), h = tile.head(row);
+            finish_row(sum[row].data(), softmax(row), out[i][h], lse(i, h));
+        }
+    });
+}
+
+}  // namespace msa::cpu

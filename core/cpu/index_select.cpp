@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+// index_scores and select_blocks fused: each row of a tile keeps its best blocks as they come.
+#include "core/cpu/block_scores.h"
+#include "core/cpu/cpu_backend.h"
+#include "core/cpu/top_blocks.h"
+
+namespace msa::cpu {
+
+void index_select(const Problem& p, const SelectionRule& rule, View<const float, 3> index_q,
+                  View<const float, 2> index_k, View<int32_t, 3> ids, int threads) {
+    const TileLoop loop = score_loop(p, threads);
+    std::vector<TopBlocks> all;
+    for (int64_t row = 0; row < threads * loop.tile_rows(); ++row) all.emplace_back(rule);
+    for_each_tile(p, index_q, loop, [&](const RowTile& tile, const Scratch& scratch) {
+        TopBlocks* tops = all.data() + scratch.thread * loop.tile_rows();
+        for (int64_t row = 0; row < tile.size(); ++row)
+            tops[row].start(visible_blocks(tile.seen(row).count, p.block_size));
+        for_each_block_score(
+            p, index_k, tile, scratch,
+            [&](int64_t row, int64_t block, float score) { tops[row].offer(block, score); });
+        for (int64_t row = 0; row < tile.size(); ++row)
+            tops[row].finish(ids[tile.query(row)][tile.head(row)]);
+    });
+}
+
+}  // namespace msa::cpu

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT
+#include "core/cpu/tile.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace msa::cpu {
+namespace {
+
+using Vec [[gnu::vector_size(4 * kLanes)]] = float;
+using IntVec [[gnu::vector_size(4 * kLanes)]] = int32_t;
+
+Vec load(const float* from) {
+    Vec v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
+
+Vec broadcast(float x) { return Vec{} + x; }
+
+/// True in the first `count` lanes.
+IntVec first_lanes(int64_t count) {
+    IntVec lane;
+    for (int32_t i = 0; i < kLanes; ++i) lane[i] = i;
+    return lane < static_cast<int32_t>(count);
+}
+
+/// Rows x kPanel sums over t in [0, depth) stay in registers; `finish(row, half, sum)` takes them.
+template <int Rows, typename Finish>
+inline void product(const float* a, int64_t a_stride, const float* panel, int64_t depth,
+                    Finish finish) {
+    Vec sum[Rows][2] = {};
+    for (int64_t t = 0; t < depth; ++t) {
+        const Vec b0 = load(panel + t * kPanel), b1 = load(panel + t * kPanel + kLanes);
+#pragma GCC unroll 6
+        for (int row = 0; row < Rows; ++row) {
+            const float a_t = a[row * a_stride + t];
+            sum[row][0] += a_t * b0;
+            sum[row][1] += a_t * b1;
+        }
+    }
+#pragma GCC unroll 6
+    for (int row = 0; row < Rows; ++row) {
+        finish(row, 0, sum[row][0]);
+        finish(row, 1, sum[row][1]);
+    }
+}
+
+/// Calls f with the number of rows as a compile-time constant.
+template <typename F>
+void with_rows(int64_t rows, F f) {
+    switch (rows) {
+        case 1: return f(std::integral_constant<int, 1>{});
+        case 2: return f(std::integral_constant<int, 2>{});
+        case 3: return f(std::integral_constant<int, 3>{});
+        case 4: return f(std::integral_constant<int, 4>{});
+        case 5: return f(std::integral_constant<int, 5>{});
+        default: return f(std::integral_constant<int, 6>{});
+    }
+}
+
+/// x = n + f with |f| <= 1/2, and the Taylor series of 2^f to f^7, whose remainder is below
+/// (ln2 / 2)^8 / 8! < 6e-9: a twentieth of an ulp, so rounding alone decides the error.
+Vec exp2(Vec x) {
+    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const Vec shifted = x + kRound;
+    const Vec f = x - (shifted - kRound);
+    Vec y = broadcast(1.5252734e-5f);
+    y = y * f + 1.5403530e-4f;
+    y = y * f + 1.3333558e-3f;
+    y = y * f + 9.6181291e-3f;
+    y = y * f + 5.5504109e-2f;
+    y = y * f + 2.4022651e-1f;
+    y = y * f + 6.9314718e-1f;
+    y = y * f + 1.0f;
+    const IntVec n = std::bit_cast<IntVec>(shifted) - std::bit_cast<int32_t>(kRound);
+    y *= std::bit_cast<Vec>((n + 127) << 23);
+    return x < -125.0f ? Vec{} : y;
+}
+
+/// b where a is NaN.
+Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
+float lane_max(Vec v) {
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; ++lane)
+            v[lane] = v[lane] > v[lane + half] ? v[lane] : v[lane + half];
+    return v[0];
+}
+
+bool any(IntVec mask) {
+    int32_t bits = 0;
+    for (int lane = 0; lane < kLanes; ++lane) bits |= mask[lane];
+    return bits != 0;
+}
+
+float lane_sum(Vec v) {
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; ++lane) v[lane] += v[lane + half];
+    return v[0];
+}
+
+}  // namespace
+
+void pack_queries(View<const float, 3> q, QueryRange queries, int64_t first_head, int64_t heads,
+                  float factor, float* rows) {
+    const int64_t floats = heads * q.extent(2);
+    for (int64_t i = queries.begin; i < queries.end; ++i, rows += floats)
+        std::transform(q[i][first_head].data(), q[i][first_head].data() + floats, rows,
+                       [=](float x) { return factor * x; });
+}
+
+Panels pack_keys(const float* rows, int64_t stride, int64_t count, int64_t width, float* panels) {
+    for (int64_t first = 0; first < count; first += kPanel) {
+        const int64_t columns = std::min(kPanel, count - first);
+        float* panel = panels + first * width;
+        if (columns < kPanel) std::fill_n(panel, width * kPanel, 0.0f);
+        for (int64_t j = 0; j < columns; ++j)
+            for (int64_t d = 0; d < width; ++d)
+                panel[d * kPanel + j] = rows[(first + j) * stride + d];
+    }
+    return {panels, width, count};
+}
+
+Panels pack_values(const float* rows, int64_t stride, int64_t count, int64_t width, float* panels) {
+    for (int64_t first = 0; first < width; first += kPanel) {
+        const int64_t columns = std::min(kPanel, width - first);
+        float* panel = panels + first * count;
+        for (int64_t j = 0; j < count; ++j) {
+            std::copy_n(rows + j * stride + first, columns, panel + j * kPanel);
+            std::fill_n(panel + j * kPanel + columns, kPanel - columns, 0.0f);
+        }
+    }
+    return {panels, count, width};
+}
+
+void multiply(Strip a, Panels b, float* c, int64_t c_stride) {
+    with_rows(a.rows, [=](auto rows) {
+        for (int64_t column = 0; column < b.columns; column += kPanel)
+            product<rows()>(a.data, a.stride, b.data + column * b.depth, b.depth,
+                            [&](int64_t row, int half, Vec sum) {
+                                store(c + row * c_stride + column + half * kLanes, sum);
+                            });
+    });
+}
+
+void multiply_add(Strip a, Panels b, int64_t first, int64_t last, const float* factor, float* c,
+                  int64_t c_stride) {
+    with_rows(a.rows, [=](auto rows) {
+        for (int64_t column = 0; column < b.columns; column += kPanel)
+            product<rows()>(a.data + first, a.stride, b.data + column * b.depth + first * kPanel,
+                            last - first, [&](int64_t row, int half, Vec sum) {
+                                float* at = c + row * c_stride + column + half * kLanes;
+                                store(at, factor[row] * load(at) + sum);
+                            });
+    });
+}
+
+void add_values(Strip p, Panels v, const int64_t* visible, const float* factor, float* c,
+                int64_t c_stride) {
+    const int64_t common = *std::min_element(visible, visible + p.rows);
+    multiply_add(p, v, 0, common, factor, c, c_stride);
+    constexpr float kKeep = 1;
+    for (int64_t row = 0; row < p.rows; ++row)
+        if (visible[row] > common)
+            multiply_add({p.data + row * p.stride, p.stride, 1}, v, common, visible[row], &kKeep,
+                         c + row * c_stride, c_stride);
+}
+
+SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state) {
+    const int64_t whole = count / kLanes * kLanes;
+    const IntVec rest = first_lanes(count - whole);
+    Vec largest = rest ? load(logits + whole) : -kInfinity;
+    for (int64_t j = 0; j < whole; j += kLanes) largest = max(load(logits + j), largest);
+    SoftmaxStep step{0, 1};
+    constexpr float kSlack = 8;
+    if (const float top = lane_max(largest); top > state.top + kSlack) {
+        step.factor = exp2(state.top - top);
+        state.top = top;
+    }
+    const float reference = state.top == -kInfinity ? 0 : state.top;
+    Vec sum{};
+    for (int64_t j = 0; j < whole; j += kLanes) {
+        const Vec x = exp2(load(logits + j) - reference);
+        store(logits + j, x);
+        sum += x;
+    }
+    if (whole < count) {
+        const Vec before = load(logits + whole), x = exp2(before - reference);
+        store(logits + whole, rest ? x : before);
+        sum += rest ? x : 0;
+    }
+    step.sum = lane_sum(sum);
+    state.sum = state.sum * step.factor + step.sum;
+    return step;
+}
+
+float log_sum(const OnlineSum& state) {
+    return static_cast<float>(kLn2 * (double{state.top} + std::log2(double{state.sum})));
+}
+
+float exp2(float x) { return exp2(broadcast(x))[0]; }
+
+float max_or_nan(const float* values, int64_t count) {
+    const int64_t whole = count / kLanes * kLanes;
+    Vec largest = first_lanes(count - whole) ? load(values + whole) : -kInfinity;
+    IntVec nan = largest != largest;
+    for (int64_t j = 0; j < whole; j += kLanes) {
+        const Vec x = load(values + j);
+        largest = max(x, largest);
+        nan |= x != x;
+    }
+    return any(nan) ? std::numeric_limits<float>::quiet_NaN() : lane_max(largest);
+}
+
+}  // namespace msa::cpu

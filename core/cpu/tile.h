@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+// What the operations of the cpu backend are made of: products of a strip of rows with packed
+// panels, and one step of the online softmax. All fixed sizes, so results do not depend on threads.
+//
+// A product is c[row, column] = sum over t of a[row, t] b[t, column] with at most kStrip rows.
+//   q k^T   t runs over dims, columns are keys (pack_keys)
+//   p v     t runs over keys, columns are dims (pack_values)
+// Logits are kept in base 2: pack_queries with the factor softmax_scale * kLog2E.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "core/problem.h"
+#include "core/tensor.h"
+
+namespace msa::cpu {
+
+#ifdef __AVX512F__
+inline constexpr int64_t kLanes = 16;
+#else
+inline constexpr int64_t kLanes = 8;
+#endif
+inline constexpr int64_t kStrip = 6;           // rows of one product: 6 x 2 vectors fill AVX2
+inline constexpr int64_t kPanel = 2 * kLanes;  // columns of one panel
+inline constexpr double kLog2E = 1.4426950408889634, kLn2 = 0.6931471805599453;
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// Columns rounded up to whole panels: the row stride that the result of a product needs at least.
+constexpr int64_t padded(int64_t columns) { return ceil_div(columns, kPanel) * kPanel; }
+
+/// Floats of the panels of a [depth, columns] operand.
+constexpr int64_t panel_floats(int64_t depth, int64_t columns) { return depth * padded(columns); }
+
+/// Right operand [depth, columns]: ceil(columns / kPanel) panels [depth, kPanel], one after the
+/// other, the last one filled up with zeros.
+struct Panels {
+    const float* data;
+    int64_t depth;
+    int64_t columns;
+};
+
+/// Left operand: 1 <= rows <= kStrip rows, `stride` floats apart.
+struct Strip {
+    const float* data;
+    int64_t stride;
+    int64_t rows;
+};
+
+/// Left operand of a whole tile: the heads [first_head, first_head + heads) of the queries, times
+/// `factor`, to rows [(query, head), width]: the heads that share keys lie next to each other.
+void pack_queries(View<const float, 3> q, QueryRange queries, int64_t first_head, int64_t heads,
+                  float factor, float* rows);
+
+/// Panels of the transpose of `rows` [count, width], its rows `stride` floats apart.
+Panels pack_keys(const float* rows, int64_t stride, int64_t count, int64_t width, float* panels);
+
+/// Panels of `rows` [count, width], its rows `stride` floats apart.
+Panels pack_values(const float* rows, int64_t stride, int64_t count, int64_t width, float* panels);
+
+/// c = a b; writes padded(b.columns) columns.
+void multiply(Strip a, Panels b, float* c, int64_t c_stride);
+
+/// c[row] = factor[row] c[row] + a b over the depths [first, last) alone; padded columns. What
+/// lies outside [first, last) is not read, so NaN there does not matter.
+void multiply_add(Strip a, Panels b, int64_t first, int64_t last, const float* factor, float* c,
+                  int64_t c_stride);
+
+/// The p v of one strip: row r takes its first visible[r] keys, 0 <= visible[r] <= v.depth;
+/// c[r] = factor[r] c[r] + p[r] v.
+void add_values(Strip p, Panels v, const int64_t* visible, const float* factor, float* c,
+                int64_t c_stride);
+
+/// Sum and reference point of the exponentials of one row: sum of exp2(logit - top) so far. top
+/// follows the maximum lazily, at most 8 below it.
+struct OnlineSum {
+    float top = -kInfinity;
+    float sum = 0;
+};
+
+/// Result of a step: the sum over the new logits, and what all sums before them were scaled by.
+struct SoftmaxStep {
+    float sum;
+    float factor;
+};
+
+/// Takes `count` more base-2 logits of a row into `state` and turns them into exp2(logit - top) in
+/// place. exp2 is within 2 ulp; below 2^-125 it is 0. NaN gives NaN. Up to kLanes - 1 floats behind
+/// them are read and kept.
+SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state);
+
+/// Natural log of the sum of exponentials; -inf for no logits.
+float log_sum(const OnlineSum& state);
+
+/// 2^x, for a single value; like softmax_step.
+float exp2(float x);
+
+/// Maximum of `count` values; NaN if one of them is, -inf for none. Reads like softmax_step.
+float max_or_nan(const float* values, int64_t count);
+
+}  // namespace msa::cpu

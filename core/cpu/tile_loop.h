@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+// The loop that all operations over every visible key share: tiles of (query, head) rows in
+// parallel, steps of keys inside, strips of logits innermost. Each tile packs its own keys, so
+// memory does not grow with the sequence; a tile has rows enough to make that cheap.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "core/cpu/tile.h"
+#include "core/problem.h"
+#include "core/tensor.h"
+
+namespace msa::cpu {
+
+inline constexpr int64_t kTileRows = 32 * kStrip;
+
+/// The queries of one tile times the heads that share keys. Row (i, h) is i * heads + h.
+struct RowTile {
+    QueryRange queries;
+    int64_t group;  // its heads are [group * heads, (group + 1) * heads)
+    int64_t heads;
+    const KeyRange* visible;  // [queries], not decreasing
+    const float* rows;        // [queries * heads, width], times the factor
+    int64_t width;
+
+    int64_t size() const { return (queries.end - queries.begin) * heads; }
+    int64_t query(int64_t row) const { return queries.begin + row / heads; }
+    int64_t head(int64_t row) const { return group * heads + row % heads; }
+    KeyRange seen(int64_t row) const { return visible[row / heads]; }
+};
+
+/// How a loop cuts its work.
+struct TileLoop {
+    int64_t heads;                 // of q that share keys
+    float factor;                  // on q
+    int64_t step;                  // keys packed at a time
+    int64_t max_rows = kTileRows;  // of a tile, unless one query has more heads
+    int threads;
+
+    int64_t tile_queries() const { return std::max<int64_t>(1, max_rows / heads); }
+    int64_t tile_rows() const { return tile_queries() * heads; }
+};
+
+/// Scratch memory of one thread, from the start of a loop to its end.
+struct Scratch {
+    float* rows;    // [tile_rows, width]
+    float* panels;  // of `step` keys
+    float* logits;  // [kStrip, padded(step)]
+    int thread;     // below TileLoop::threads: the body's key to scratch memory of its own
+};
+
+/// Calls body(RowTile, Scratch) for every tile and group of q [Nq, groups * heads, width], in
+/// parallel; the tiles with most keys first. The body must not throw.
+template <typename Body>
+void for_each_tile(const Problem& p, View<const float, 3> q, const TileLoop& loop, Body body) {
+    const std::vector<KeyRange> visible = visible_keys(p);
+    const std::vector<QueryRange> tiles = query_tiles(p, loop.tile_queries());
+    const int64_t groups = q.extent(1) / loop.heads, width = q.extent(2);
+    const auto lines = [](int64_t floats) { return ceil_div(floats, 16) * 16; };
+    const int64_t rows = lines(loop.tile_rows() * width);
+    const int64_t panels = lines(panel_floats(width, loop.step));
+    const int64_t logits = lines(kStrip * padded(loop.step) + kLanes);
+    Tensor<float, 2> memory({loop.threads, rows + panels + logits});
+    const auto items = static_cast<int64_t>(tiles.size()) * groups;
+#pragma omp parallel for schedule(dynamic) num_threads(loop.threads)
+    for (int64_t item = items - 1; item >= 0; --item) {
+        const int thread = omp_get_thread_num();
+        float* mine = memory.view()[thread].data();
+        const Scratch scratch{mine, mine + rows, mine + rows + panels, thread};
+        const QueryRange queries = tiles[static_cast<size_t>(item / groups)];
+        const RowTile tile{queries,      item % groups, loop.heads, visible.data() + queries.begin,
+                           scratch.rows, width};
+        pack_queries(q, queries, tile.group * loop.heads, loop.heads, loop.factor, scratch.rows);
+        body(tile, scratch);
+    }
+}
+
+/// The logits of one strip and one step of keys, to be overwritten at will.
+struct LogitStrip {
+    int64_t first_row;                 // of the tile
+    int64_t rows;                      // 1 .. kStrip
+    int64_t first_key;                 // of the sequence
+    std::array<int64_t, kStrip> seen;  // [rows] keys of this step that the row sees: 0 .. step
+    float* data;                       // row r at data + r * stride; only seen[r] are valid
+    int64_t stride;
+
+    float* row(int64_t r) const { return data + r * stride; }
+};
+
+/// The loop over the keys of one tile. keys: token 0 of the sequence, `stride` floats a token.
+/// Calls on_keys(first, count) before each step, and on_logits(LogitStrip) for each strip of which
+/// some row sees a key of it.
+template <typename OnKeys, typename OnLogits>
+void for_each_strip(const RowTile& tile, const float* keys, int64_t stride, int64_t step,
+                    const Scratch& scratch, OnKeys on_keys, OnLogits on_logits) {
+    const int64_t end = tile.seen(tile.size() - 1).count;
+    for (int64_t first = 0; first < end; first += step) {
+        const int64_t count = std::min(step, end - first);
+        const Panels packed =
+            pack_keys(keys + first * stride, stride, count, tile.width, scratch.panels);
+        on_keys(first, count);
+        for (int64_t row = 0; row < tile.size(); row += kStrip) {
+            LogitStrip strip{
+                row, std::min(kStrip, tile.size() - row), first, {}, scratch.logits, padded(step)};
+            int64_t most = 0;
+            for (int64_t r = 0; r < strip.rows; ++r) {
+                most = std::clamp<int64_t>(tile.seen(row + r).count - first, 0, count);
+                strip.seen[static_cast<size_t>(r)] = most;
+            }
+            if (most == 0) continue;
+            multiply({tile.rows + row * tile.width, tile.width, strip.rows},
+                     {packed.data, packed.depth, most}, strip.data, strip.stride);
+            on_logits(strip);
+        }
+    }
+}
+
+}  // namespace msa::cpu
