@@ -11,29 +11,18 @@ namespace {
 
 constexpr int64_t kTileRows = 128;
 
-std::vector<int64_t> block_starts(const Problem& p) {
-    std::vector<int64_t> starts{0};
-    for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s)
-        starts.push_back(starts.back() +
-                         ceil_div(p.cu_seqlens_k[s + 1] - p.cu_seqlens_k[s], p.block_size));
-    return starts;
-}
-
 }  // namespace
 
 Popularity::Popularity(const Problem& layer)
-    : first_key_(layer.cu_seqlens_k),
-      first_block_(block_starts(layer)),
+    : first_block_(block_starts(layer)),
       counts_({layer.kv_heads, first_block_.back()}) {}
 
 void Popularity::add(const Problem& p, View<const int32_t, 3> ids) {
-    const std::vector<KeyRange> visible = visible_keys(p);
+    const std::vector<int64_t> sequence = query_sequences(p);
     for (int64_t i = 0; i < p.queries(); ++i) {
-        const int64_t first = visible[static_cast<size_t>(i)].first;
-        const auto sequence = static_cast<size_t>(
-            std::upper_bound(first_key_.begin(), first_key_.end(), first) - first_key_.begin() - 1);
+        const int64_t first = first_block_[static_cast<size_t>(sequence[static_cast<size_t>(i)])];
         for (int64_t r = 0; r < p.kv_heads; ++r)
-            for (int32_t b : selected(ids, i, r)) ++counts_(r, first_block_[sequence] + b);
+            for (int32_t b : selected(ids, i, r)) ++counts_(r, first + b);
     }
 }
 

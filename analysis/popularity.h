@@ -23,7 +23,6 @@ public:
     View<const int64_t, 2> queries_per_block() const { return counts_.view(); }
 
 private:
-    std::vector<int64_t> first_key_;    // [S+1]
     std::vector<int64_t> first_block_;  // [S+1]
     Tensor<int64_t, 2> counts_;
 };

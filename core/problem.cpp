@@ -133,4 +133,19 @@ std::vector<QueryRange> query_tiles(const Problem& p, int64_t rows) {
     return tiles;
 }
 
+std::vector<int64_t> block_starts(const Problem& p) {
+    std::vector<int64_t> starts{0};
+    for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s)
+        starts.push_back(starts.back() +
+                         ceil_div(p.cu_seqlens_k[s + 1] - p.cu_seqlens_k[s], p.block_size));
+    return starts;
+}
+
+std::vector<int64_t> query_sequences(const Problem& p) {
+    std::vector<int64_t> sequences;
+    for (int64_t s = 0; s < p.sequences(); ++s)
+        sequences.resize(static_cast<size_t>(p.cu_seqlens_q[static_cast<size_t>(s) + 1]), s);
+    return sequences;
+}
+
 }  // namespace msa

@@ -86,6 +86,13 @@ std::vector<KeyRange> visible_keys(const Problem&);
 /// Cuts the query axis into tiles of at most `rows` rows that never cross a sequence.
 std::vector<QueryRange> query_tiles(const Problem&, int64_t rows);
 
+/// [S+1]: first block of each sequence when the blocks of all sequences are numbered through, with
+/// their total at the end.
+std::vector<int64_t> block_starts(const Problem&);
+
+/// [Nq]: the sequence of each query.
+std::vector<int64_t> query_sequences(const Problem&);
+
 /// ceil(a / b) for a >= 0, b > 0.
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

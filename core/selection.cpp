@@ -2,6 +2,7 @@
 #include "core/selection.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -20,6 +21,19 @@ std::span<const int32_t> selected(View<const int32_t, 3> ids, int64_t query, int
     const View<const int32_t, 1> row = ids[query][group];
     const int32_t* end = row.data() + row.size();
     return {row.data(), std::find(row.data(), end, kNoBlock)};
+}
+
+Tensor<int32_t, 3> all_visible_blocks(const Problem& p) {
+    Tensor<int32_t, 3> ids({p.queries(), p.kv_heads, std::max<int64_t>(1, p.blocks())});
+    std::fill_n(ids.data(), ids.size(), kNoBlock);
+    const std::vector<KeyRange> visible = visible_keys(p);
+    for (int64_t i = 0; i < ids.extent(0); ++i)
+        for (int64_t r = 0; r < ids.extent(1); ++r)
+            std::iota(
+                &ids(i, r, 0),
+                &ids(i, r, 0) + visible_blocks(visible[static_cast<size_t>(i)].count, p.block_size),
+                0);
+    return ids;
 }
 
 void check_selection(const Problem& p, View<const int32_t, 3> ids) {

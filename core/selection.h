@@ -33,6 +33,9 @@ constexpr bool is_forced(const SelectionRule& rule, int64_t block, int64_t visib
 /// The ids of one (query, group): ascending, without the padding. Row of ids [Nq, Hkv, k].
 std::span<const int32_t> selected(View<const int32_t, 3> ids, int64_t query, int64_t group);
 
+/// ids [Nq, Hkv, B] that select every visible block: the full support.
+Tensor<int32_t, 3> all_visible_blocks(const Problem&);
+
 /// Throws InputError naming query, group and rule unless every row of ids [Nq, Hkv, k] is
 /// ascending without repeats, visible to its query, and padded with kNoBlock at the end only.
 void check_selection(const Problem&, View<const int32_t, 3> ids);

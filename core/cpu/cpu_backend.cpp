@@ -47,9 +47,6 @@ public:
         if (request.operation == Operation::dense_attention_grad ||
             request.operation == Operation::sparse_attention_grad)
             return Support::no("the gradient is not written yet");
-        if (request.operation == Operation::sparse_attention ||
-            request.operation == Operation::index_kl)
-            return Support::no("it is not written yet");
         if (request.element != Element::f32)
             return Support::no(text("it takes f32, not ", to_string(request.element)));
         return {};
@@ -74,16 +71,20 @@ protected:
         cpu::index_select(p, rule, in.index_q.as<const float>(), in.index_k.as<const float>(), ids,
                           threads_);
     }
-    void do_sparse_attention(const Problem&, const AttentionInput&, View<const int32_t, 3>,
-                             const AttentionOutput&, LoopOrder) override {
-        MSA_CHECK(false && "supports() promised what is not there");
+    void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
+                             const AttentionOutput& to, LoopOrder order) override {
+        const auto run = order == LoopOrder::kv_outer ? cpu::sparse_attention_kv_outer
+                                                      : cpu::sparse_attention_q_outer;
+        run(p, in.q.as<const float>(), in.k.as<const float>(), in.v.as<const float>(), ids,
+            to.out.as<float>(), to.lse, threads_);
     }
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
         cpu::block_mass(p, q.as<const float>(), k.as<const float>(), to, threads_);
     }
-    void do_index_kl(const Problem&, const IndexInput&, In<3>, In<3>, View<const int32_t, 3>,
-                     const IndexKlOutput&) override {
-        MSA_CHECK(false && "supports() promised what is not there");
+    void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
+                     View<const int32_t, 3> ids, const IndexKlOutput& to) override {
+        cpu::index_kl(p, in.index_q.as<const float>(), in.index_k.as<const float>(),
+                      q.as<const float>(), k.as<const float>(), ids, to, threads_);
     }
 
 private:

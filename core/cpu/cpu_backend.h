@@ -21,9 +21,12 @@ void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> sc
                    View<int32_t, 3> ids, int threads);
 void index_select(const Problem&, const SelectionRule&, View<const float, 3> index_q,
                   View<const float, 2> index_k, View<int32_t, 3> ids, int threads);
-void sparse_attention(const Problem&, View<const float, 3> q, View<const float, 3> k,
-                      View<const float, 3> v, View<const int32_t, 3> ids, View<float, 3> out,
-                      View<float, 2> lse, LoopOrder, int threads);
+void sparse_attention_q_outer(const Problem&, View<const float, 3> q, View<const float, 3> k,
+                              View<const float, 3> v, View<const int32_t, 3> ids,
+                              View<float, 3> out, View<float, 2> lse, int threads);
+void sparse_attention_kv_outer(const Problem&, View<const float, 3> q, View<const float, 3> k,
+                               View<const float, 3> v, View<const int32_t, 3> ids,
+                               View<float, 3> out, View<float, 2> lse, int threads);
 void block_mass(const Problem&, View<const float, 3> q, View<const float, 3> k,
                 const BlockMassOutput&, int threads);
 void index_kl(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,

@@ -2,6 +2,7 @@
 // eq:softmax-attention, with the online softmax over steps of keys
 #include <algorithm>
 
+#include "core/cpu/block_attention.h"
 #include "core/cpu/cpu_backend.h"
 #include "core/cpu/tile_loop.h"
 
@@ -20,13 +21,6 @@ void add_strip(const LogitStrip& strip, Panels values, OnlineSum* softmax, float
     const int64_t stride = padded(values.columns);
     add_values({strip.data, strip.stride, strip.rows}, values, strip.seen.data(), factor.data(),
                out, stride);
-}
-
-/// out 0 where nothing is visible.
-void finish_row(const float* sums, const OnlineSum& softmax, View<float, 1> out, float& lse) {
-    lse = log_sum(softmax);
-    const float weight = softmax.sum == 0 ? 0 : 1 / softmax.sum;
-    for (int64_t d = 0; d < out.size(); ++d) out(d) = weight * sums[d];
 }
 
 }  // namespace

@@ -104,6 +104,24 @@ float lane_sum(Vec v) {
     return v[0];
 }
 
+/// logits = exp2(logits - reference) in place; returns their sum.
+float exp2_and_sum(float* logits, int64_t count, float reference) {
+    const int64_t whole = count / kLanes * kLanes;
+    Vec sum{};
+    for (int64_t j = 0; j < whole; j += kLanes) {
+        const Vec x = exp2(load(logits + j) - reference);
+        store(logits + j, x);
+        sum += x;
+    }
+    if (whole < count) {
+        const IntVec rest = first_lanes(count - whole);
+        const Vec before = load(logits + whole), x = exp2(before - reference);
+        store(logits + whole, rest ? x : before);
+        sum += rest ? x : 0;
+    }
+    return lane_sum(sum);
+}
+
 }  // namespace
 
 void pack_queries(View<const float, 3> q, QueryRange queries, int64_t first_head, int64_t heads,
@@ -183,24 +201,17 @@ SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state) {
         state.top = top;
     }
     const float reference = state.top == -kInfinity ? 0 : state.top;
-    Vec sum{};
-    for (int64_t j = 0; j < whole; j += kLanes) {
-        const Vec x = exp2(load(logits + j) - reference);
-        store(logits + j, x);
-        sum += x;
-    }
-    if (whole < count) {
-        const Vec before = load(logits + whole), x = exp2(before - reference);
-        store(logits + whole, rest ? x : before);
-        sum += rest ? x : 0;
-    }
-    step.sum = lane_sum(sum);
+    step.sum = exp2_and_sum(logits, count, reference);
     state.sum = state.sum * step.factor + step.sum;
     return step;
 }
 
 float log_sum(const OnlineSum& state) {
     return static_cast<float>(kLn2 * (double{state.top} + std::log2(double{state.sum})));
+}
+
+void exp2_row(float* logits, int64_t count, float reference) {
+    exp2_and_sum(logits, count, reference);
 }
 
 float exp2(float x) { return exp2(broadcast(x))[0]; }

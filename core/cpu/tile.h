@@ -92,6 +92,9 @@ SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state);
 /// Natural log of the sum of exponentials; -inf for no logits.
 float log_sum(const OnlineSum& state);
 
+/// logits[j] = exp2(logits[j] - reference); like softmax_step.
+void exp2_row(float* logits, int64_t count, float reference);
+
 /// 2^x, for a single value; like softmax_step.
 float exp2(float x);
 

@@ -21,11 +21,7 @@ public:
 
     void prepare(const SelectorLayer& layer) override {
         const Problem& p = layer.problem;
-        first_block_.assign(1, 0);
-        for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s)
-            first_block_.push_back(
-                first_block_.back() +
-                ceil_div(p.cu_seqlens_k[s + 1] - p.cu_seqlens_k[s], p.block_size));
+        first_block_ = block_starts(p);
         means_ = Tensor<float, 3>({p.kv_heads, first_block_.back(), p.head_dim});
         for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s)
             for (int64_t b = 0; b < first_block_[s + 1] - first_block_[s]; ++b) {
@@ -40,9 +36,13 @@ public:
                View<float, 3> scores) override {
         const Problem& p = chunk.problem;
         const std::vector<KeyRange> visible = visible_keys(p);
-        for (const QueryRange& tile : query_tiles(p, kTileQueries))
+        const std::vector<int64_t> sequence = query_sequences(p);
+        for (const QueryRange& tile : query_tiles(p, kTileQueries)) {
+            const int64_t s = sequence[static_cast<size_t>(tile.begin)];
+            const int64_t first_block = first_block_[static_cast<size_t>(s)];
             for (int64_t r = 0; r < p.kv_heads; ++r)
-                score_tile(layer, chunk, visible, tile, r, scores);
+                score_tile(layer, chunk, visible, tile, first_block, r, scores);
+        }
     }
 
 private:
@@ -58,14 +58,10 @@ private:
     }
 
     void score_tile(const SelectorLayer& layer, const SelectorChunk& chunk,
-                    const std::vector<KeyRange>& visible, QueryRange tile, int64_t group,
-                    View<float, 3> scores) {
+                    const std::vector<KeyRange>& visible, QueryRange tile, int64_t first_block,
+                    int64_t group, View<float, 3> scores) {
         const Problem& p = chunk.problem;
         const KeyRange last = visible[static_cast<size_t>(tile.end - 1)];
-        const auto sequence =
-            static_cast<size_t>(std::upper_bound(layer.problem.cu_seqlens_k.begin(),
-                                                 layer.problem.cu_seqlens_k.end(), last.first) -
-                                layer.problem.cu_seqlens_k.begin() - 1);
         const int64_t blocks = visible_blocks(last.count, p.block_size);
         if (blocks == 0) return;
         RowMajor q(tile.end - tile.begin, p.head_dim);
@@ -76,9 +72,9 @@ private:
                     .colwise()
                     .sum();
         const RowMajor products =
-            q * Eigen::Map<const RowMajor>(means_.view()[group][first_block_[sequence]].data(),
-                                           blocks, p.head_dim)
-                    .transpose();
+            q *
+            Eigen::Map<const RowMajor>(means_.view()[group][first_block].data(), blocks, p.head_dim)
+                .transpose();
         Tensor<float, 1> local({p.head_dim});
         for (int64_t i = tile.begin; i < tile.end; ++i) {
             const KeyRange seen = visible[static_cast<size_t>(i)];

@@ -336,14 +336,9 @@ void LayerAnalysis::add_arm(Arm& arm, const SelectorChunk& chunk, QueryRange ran
 
 void LayerAnalysis::write() const {
     const auto n = static_cast<int64_t>(tokens_.size());
-    std::vector<int64_t> position, sequence;
-    const std::vector<KeyRange> visible = visible_keys(all_);
-    for (size_t i = 0; i < visible.size(); ++i) {
-        position.push_back(visible[i].count - 1);
-        const auto& starts = whole_.cu_seqlens_k;
-        sequence.push_back(std::upper_bound(starts.begin(), starts.end(), tokens_[i]) -
-                           starts.begin() - 1);
-    }
+    std::vector<int64_t> position;
+    for (const KeyRange& seen : visible_keys(all_)) position.push_back(seen.count - 1);
+    const std::vector<int64_t> sequence = query_sequences(all_);
     const std::string queries = "/queries/" + name_;
     to_.write<int64_t, 1>(queries + "/token", {tokens_.data(), {n}},
                           {"query", "token", "packed token index of each analysed query"});

@@ -121,6 +121,14 @@ TEST(WithQueryRows, SamplesAcrossSequences) {
     for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(visible[i], all[static_cast<size_t>(rows[i])]);
 }
 
+TEST(Blocks, AreNumberedThroughSequences) {
+    Problem p = square_problem(0, 1, 1, 16, 0, 8);
+    p.cu_seqlens_q = {0, 2, 2, 5};
+    p.cu_seqlens_k = {0, 9, 17, 17};
+    EXPECT_EQ(block_starts(p), (std::vector<int64_t>{0, 2, 3, 3}));
+    EXPECT_EQ(query_sequences(p), (std::vector<int64_t>{0, 0, 2, 2, 2}));
+}
+
 TEST(QueryTiles, CoverTheRowsAndRespectSequences) {
     Problem p = square_problem(0, 1, 1, 16, 0, 8);
     p.cu_seqlens_q = p.cu_seqlens_k = {0, 5, 5, 12};
