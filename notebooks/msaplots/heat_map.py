@@ -75,12 +75,12 @@ def selection_heat_map(results: Results, selector: str, layer: int, sequence: in
     data = selection_share(results, selector, layer, sequence, max_blocks)
     groups, cells, _ = data.share.shape
     extent = cells * data.step
-    columns = math.ceil(math.sqrt(groups))
+    columns = 4 if groups > 8 else min(groups, 2)
     rows = math.ceil(groups / columns)
-    figure = style.new_figure(1.0 + rows * style.WIDTH / columns)
+    figure = style.new_figure(1.0 + rows * 0.98 * style.WIDTH / columns)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     future = np.where(np.triu(np.ones((cells, cells)), 1), 1.0, np.nan)
-    place = {"extent": (-0.5, extent - 0.5, extent - 0.5, -0.5), "interpolation": "none"}
+    place = {"extent": (-0.5, extent - 0.5, extent - 0.5, -0.5), "interpolation": "antialiased"}
     for group, panel in enumerate(axes.flat):
         panel.grid(False)
         panel.set_visible(group < groups)
@@ -90,7 +90,8 @@ def selection_heat_map(results: Results, selector: str, layer: int, sequence: in
         image = panel.imshow(data.share[group], cmap=style.MAGNITUDE, vmin=0, vmax=1, **place)
         panel.imshow(future, cmap=ListedColormap([style.MASKED]), **place)
         panel.set_title(f"group {group}")
-        panel.locator_params(nbins=5, integer=True, min_n_ticks=2)
+        panel.locator_params(nbins=9 - 2 * columns, integer=True, min_n_ticks=2)
+        panel.tick_params(labelbottom=group + columns >= groups)
     tokens = f"{results.sizes(layer).block_size} tokens each"
     reduced = f"; a cell: max of {data.step} × {data.step}" if data.step > 1 else ""
     figure.supxlabel(f"key block ({tokens}{reduced})", fontsize=10)

@@ -27,7 +27,7 @@ def queries_per_block(results: Results, layer: int, selectors=None):
     blocks = {selector: power_of_two_bins(popularity.queries_per_block, bins)
               for selector, popularity in shown.items()}
     lower = np.array([0] + [1 << i for i in range(bins - 1)])
-    first = max(0, int(np.nonzero(sum(blocks.values()))[0][0]) - 1)
+    first = int(np.nonzero(sum(blocks.values()))[0][0])
 
     figure = style.new_figure(0.8 + 1.15 * len(selectors))
     axes = figure.subplots(len(selectors), 1, squeeze=False, sharex=True, sharey=True)[:, 0]

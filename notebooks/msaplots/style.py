@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The look of every picture, and the only place with colours.
 
-Magnitudes: viridis, fixed 0-1. Masked: grey. Selectors: tab10 with a marker each; the oracle, the
-reference, is black and dashed. Pictures are drawn narrow with 10 pt letters, so that they stay readable at
-the width of a phone.
+Magnitudes: viridis, fixed 0-1. Masked: grey. Selectors: tab10 with a marker each; the oracle,
+the reference, is black and dashed. Pictures are drawn narrow with 10 pt letters, so that they
+stay readable at the width of a phone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RC = {
     "lines.markersize": 5,
     "legend.frameon": False,
     "figure.dpi": 100,
-    "savefig.dpi": 160,
+    "savefig.dpi": 220,
     "svg.fonttype": "path",
     "svg.hashsalt": "msaplots",
 }

@@ -47,7 +47,8 @@ class Table:
 
     def _repr_html_(self) -> str:
         def row(cells, tag):
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+            inside = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+            return f"<tr>{inside}</tr>"
 
         shown = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
                  for values in list(self.rows())[:12]]

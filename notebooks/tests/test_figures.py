@@ -116,7 +116,8 @@ def test_sink_bars_show_the_metrics(results):
         heights = [bar.get_height() for bar in axes.patches]
         of_layer = table.where(layer=layer)
         np.testing.assert_array_equal(heights, [*of_layer["dense"], *of_layer["sparse"]])
-        np.testing.assert_array_equal(of_layer["dense"], results.metric("dense", layer, "sink_mass"))
+        np.testing.assert_array_equal(of_layer["dense"],
+                                      results.metric("dense", layer, "sink_mass"))
         np.testing.assert_array_equal(of_layer["sparse"],
                                       results.metric("window", layer, "sink_mass_sparse"))
         np.testing.assert_array_equal(of_layer["group"], [0, 0, 1, 1, 2, 2, 3, 3])
