@@ -87,8 +87,9 @@ SECTIONS = (
     Section(
         "popularity",
         "How evenly are the blocks used?",
-        ("How many (block, group) pairs are selected by so many queries; each bin is twice as "
-         "wide as the one before, both axes are logarithmic. The dashed outline is the oracle.",
+        ("How many (block, group) pairs are selected by so many of the analysed queries; each bin "
+         "is twice as wide as the one before, both axes are logarithmic. The dashed outline is "
+         "the oracle.",
          "Bars far to the right are hot blocks: a kernel that walks blocks (KV-outer) reads them "
          "once for very many queries, and must split them to balance the load. Bars at the left "
          "fill their tiles badly. Gini 0 is perfectly even, 1 is all on one block."),

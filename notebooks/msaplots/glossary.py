@@ -35,4 +35,5 @@ GLOSSARY = {
 
 def definitions(results: Results) -> dict[str, str]:
     recorded = {name: str(text) for name, text in results.run_json("definitions").items()}
-    return {**GLOSSARY, **recorded}
+    rules = {name: results.rule(name) for name in results.selectors}
+    return {**GLOSSARY, **recorded, **{name: rule for name, rule in rules.items() if rule}}

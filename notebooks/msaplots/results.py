@@ -157,6 +157,10 @@ class Results:
         """int32 [Nq, Hkv, k], on disk: take rows of it."""
         return self._at(f"select/{selector}/{layer}/ids")
 
+    def rule(self, selector: str) -> str:
+        """What the selector does, as the run described it; empty where it did not."""
+        return _text(self.ids(selector, self.layers[0]).attrs.get("description", ""))
+
     def top_k(self, selector: str, layer: int) -> int:
         return int(self.ids(selector, layer).shape[2])
 

@@ -17,7 +17,7 @@ def summary_table(results: Results, layers=None) -> Table:
 
     def value(selector, layer, name):
         if name.endswith("_dense"):
-            return float(results.metric("dense", layer, name.removesuffix("_dense")).mean())
+            return results.average("dense", layer, name.removesuffix("_dense"))
         return results.average(selector, layer, name)
 
     return Table.from_rows(names, ((layer, selector, *(value(selector, layer, name)

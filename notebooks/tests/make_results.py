@@ -18,7 +18,10 @@ DEFINITIONS = {
     "block_recall": "|I* ∩ I| / |I*|; I* = top-k blocks by mass, local block forced in",
     "mass_kept": "sum of P_b over the selected blocks, of all mass",
 }
-AXES = {"ids": "query,group,slot", "token": "query", "position": "query", "sequence": "query"}
+RULES = {"oracle": "the blocks of highest mass", "random": "uniformly random visible blocks",
+         "window": "the first block and the newest ones"}
+AXES = {"ids": "query,group,slot", "queries_per_block": "group,block", "token": "query",
+        "position": "query", "sequence": "query", "k": "point"}
 
 
 @dataclass(frozen=True)
@@ -146,9 +149,12 @@ def write_layer(file, case: Case, layer: int, rng):
     counted = [part["dense"][position // case.block_size >= case.top_k]
                for part, position in zip(parts, tokens["position"])]
     dense = np.concatenate(counted).mean(0)
+    by_group = dense.reshape(case.kv_heads, -1, 4).mean(1)
     for i, name in enumerate(("sink_mass", "sink_mass_first_tokens", "sink_mass_first_block",
                               "entropy")):
-        put(file, f"metrics/dense/{layer}/{name}", dense[:, i])
+        values = by_group if name == "sink_mass_first_block" else dense
+        put(file, f"metrics/dense/{layer}/{name}", values[:, i])
+        file[f"metrics/dense/{layer}"].attrs[name] = values[:, i].mean()
     for selector in case.selectors:
         write_selector(file, case, layer, selector, parts)
 
@@ -156,7 +162,8 @@ def write_layer(file, case: Case, layer: int, rng):
 def write_selector(file, case: Case, layer: int, selector: str, parts):
     all_rows = [row for part in parts for row in part["rows"][selector]]
     ids = np.array([row[0] for row in all_rows], np.int32)
-    put(file, f"select/{selector}/{layer}/ids", ids)
+    put(file, f"select/{selector}/{layer}/ids", ids, "block of the sequence")
+    file[f"select/{selector}/{layer}/ids"].attrs["description"] = RULES[selector]
     counted = [row for row in all_rows if row[4]]
     groups, heads = (np.mean([row[i] for row in counted], 0) for i in (1, 2))
     metrics = file.create_group(f"metrics/{selector}/{layer}")
@@ -193,7 +200,7 @@ def make_results(path, case: Case = Case()):
         rng = np.random.default_rng(case.seed)
         for layer in case.layers:
             write_layer(file, case, layer, rng)
-        file.create_dataset("done", data=[str(layer) for layer in case.layers])
+        file.create_dataset("done", data=[f"layer {layer}" for layer in case.layers])
 
 
 if __name__ == "__main__":

@@ -76,6 +76,10 @@ def test_shows_every_number_of_the_summary_with_its_definition(results, page):
     assert "sum of P_b over the selected blocks, of all mass" in titles  # as the run recorded it
 
 
+def test_says_what_each_selector_does(page):
+    assert page.count("uniformly random visible blocks") == 2  # its chip, the glossary
+
+
 def test_every_column_has_a_definition(results):
     assert set(summary_table(results).columns) <= set(GLOSSARY)
 
