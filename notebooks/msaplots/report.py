@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,9 +79,11 @@ def _render(results: Results, layers, summary: Table, shown) -> str:
 
 
 def _plain_run(results: Results) -> dict[str, str]:
-    """The attributes of /run that are not JSON."""
-    return {name: text for name, text in results.run.items()
-            if name not in ("options", "definitions", "inputs")}
+    """The attributes of /run that the page shows as they are; argv as one would type it."""
+    shown = {name: text for name, text in results.run.items()
+             if name not in ("program", "argv", "options", "definitions", "inputs")}
+    command = shlex.join([results.run.get("program", ""), *results.run_json("argv")])
+    return {"command": command, **shown}
 
 
 def number(value) -> str:

@@ -115,8 +115,8 @@ class Results:
         """The attributes of /run as text."""
         return {name: _text(value) for name, value in self._at("run").attrs.items()}
 
-    def run_json(self, name: str) -> dict:
-        """A JSON attribute of /run: options, definitions or inputs; {} where it is absent."""
+    def run_json(self, name: str) -> dict | list:
+        """A JSON attribute of /run: argv, options, definitions or inputs; {} where absent."""
         try:
             return json.loads(self.run.get(name, "{}"))
         except json.JSONDecodeError as error:
