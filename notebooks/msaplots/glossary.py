@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT
+"""What each number means. The definitions that a run recorded take precedence."""
+
+from __future__ import annotations
+
+from .results import Results
+
+GLOSSARY = {
+    "mass_kept": "Dense attention probability that falls on the selected blocks: the sum of P_b "
+                 "over them. 1 loses nothing.",
+    "oracle_mass": "Mass kept by the oracle: the most that k blocks can keep.",
+    "block_recall": "Share of the oracle's blocks that the selector also chose: |I* ∩ I| / |I*|.",
+    "score_recall": "Share of the oracle's mass on the blocks that both chose.",
+    "output_error": "Relative error of the attention output, per head: "
+                    "‖o_sparse − o_dense‖ / ‖o_dense‖. 0 loses nothing.",
+    "sink_mass_dense": "Mean probability that dense attention puts on token 0.",
+    "sink_mass_sparse": "Mean probability on token 0 when attention sees the selected blocks only.",
+    "entropy_dense": "Entropy of dense attention in nats; e to this power is the number of keys "
+                     "that attention is spread over.",
+    "entropy_sparse": "Entropy in nats of attention over the selected blocks.",
+    "rows_counted": "Queries in the averages.",
+    "rows_trivial": "Queries that see at most k blocks, keep all of them, and are left out of the "
+                    "averages.",
+    "P_b": "Mass of a block: attention probability summed over its tokens, mean over the query "
+           "heads of the group.",
+    "oracle": "The k blocks of highest mass P_b, the local block among them (I* in the paper).",
+    "selector": "The rule that chooses k key blocks for each query and GQA group.",
+    "k": "Selected blocks per query and group, the local block included.",
+    "local block": "The block that holds the query itself; always selected.",
+    "layer": "Layer of the model, numbered as in the input file.",
+    "GQA group": "The query heads that share one key-value head, and here one selection.",
+    "gini": "Unevenness of queries per block: 0 all blocks alike, 1 all queries on one block.",
+}
+
+
+def definitions(results: Results) -> dict[str, str]:
+    recorded = {name: str(text) for name, text in results.run_json("definitions").items()}
+    rules = {name: results.rule(name) for name in results.selectors}
+    return {**GLOSSARY, **recorded, **{name: rule for name, rule in rules.items() if rule}}

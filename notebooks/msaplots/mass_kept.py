@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""What a larger budget would keep."""
+
+from __future__ import annotations
+
+from matplotlib.ticker import FuncFormatter, LogLocator
+
+from . import style
+from .results import Results
+from .table import Table
+
+
+@style.styled
+def mass_kept_curve(results: Results, layers=None):
+    """Mass kept against the number of selected blocks, one panel per layer, one line per
+    selector; the oracle is the reference and the dotted line the k of the run."""
+    layers = results.layers if layers is None else layers
+    figure = style.new_figure(0.9 + 2.5 * len(layers))
+    axes = figure.subplots(len(layers), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
+    rows = []
+    for panel, layer in zip(axes, layers):
+        selectors = results.curve_selectors(layer)
+        for selector in selectors:
+            k, mass = results.curve(selector, layer)
+            panel.plot(k, mass, label=selector,
+                       **style.selector_style(selector, results.selectors))
+            rows += [(layer, selector, *point) for point in zip(k, mass)]
+        chosen = results.top_k(results.selectors[0], layer)
+        panel.axvline(chosen, color=style.GUIDE, linestyle=":", linewidth=1.2)
+        panel.annotate(f"k = {chosen}", (chosen, 0.03), (4, 0), textcoords="offset points",
+                       xycoords=("data", "axes fraction"), fontsize=9, color=style.GUIDE)
+        panel.set_title(f"layer {layer}")
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_locator(LogLocator(base=2, numticks=16))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.set_ylim(0, 1.02)
+    axes[-1].set_xlabel("selected blocks per query and group, k")
+    figure.supylabel("mass kept", fontsize=10)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure, Table.from_rows(("layer", "selector", "k", "mass_kept"), rows)

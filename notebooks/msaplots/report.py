@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""All pictures of a results file, and a page that shows them: one file, no network, no viewer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import numpy as np
+
+from .gallery import SECTIONS
+from .glossary import definitions
+from .results import Results, ResultsError
+from .style import save
+from .summary import summary_table
+from .table import Table
+
+SHARES = ("mass_kept", "oracle_mass", "block_recall", "score_recall")  # shown with a bar, 0 to 1
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture as the page has it."""
+
+    name: str
+    layer: int
+    selector: str | None
+    svg: str  # base64
+
+
+def write_report(results: Results, out_dir, layers=None) -> Path:
+    """Writes every picture (PNG, SVG, CSV), summary.csv and report.html into out_dir."""
+    layers = results.layers if layers is None else layers
+    for layer in layers:
+        if layer not in results.layers:
+            raise ResultsError(f"{results.path}: no layer {layer}; it has {results.layers}")
+    out_dir = Path(out_dir)
+    shown = {section.key: [_save(picture, out_dir) for picture in section.draw(results, layers)]
+             for section in SECTIONS}
+    summary = summary_table(results, layers)
+    summary.to_csv(out_dir / "summary.csv")
+    page = out_dir / "report.html"
+    page.write_text(_render(results, layers, summary, shown), encoding="utf-8")
+    return page
+
+
+def _save(picture, out_dir: Path) -> Shown:
+    _, svg, _ = save(picture.figure, picture.table, out_dir, picture.name)
+    data = base64.b64encode(svg.read_bytes()).decode()
+    return Shown(picture.name, picture.layer, picture.selector, data)
+
+
+def best_practical(summary: Table) -> tuple[str, float] | None:
+    """The selector that keeps most mass, mean over layers, the oracles aside."""
+    names = sorted({name for name in summary["selector"].tolist() if "oracle" not in name})
+    kept = {name: float(summary.where(selector=name)["mass_kept"].mean()) for name in names}
+    return max(kept.items(), key=lambda item: item[1], default=None)
+
+
+def _render(results: Results, layers, summary: Table, shown) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.filters.update(number=number, label=lambda name: name.replace("_", " "))
+    best = best_practical(summary)
+    return environment.get_template("report.html.jinja").render(
+        layers=layers, selectors=results.selectors, sections=SECTIONS, shown=shown,
+        preferred=best[0] if best else results.selectors[0], best=best,
+        oracle_mass=float(np.mean(summary["oracle_mass"])), sizes=results.sizes(layers[0]),
+        top_k=results.top_k(results.selectors[0], layers[0]),
+        queries=len(results.queries(layers[0]).token), summary=summary, shares=SHARES,
+        definitions=definitions(results), run=_plain_run(results),
+        options=json.dumps(results.run_json("options"), indent=1),
+        inputs=results.run_json("inputs"), file=results.path.name)
+
+
+def _plain_run(results: Results) -> dict[str, str]:
+    """The attributes of /run that the page shows as they are; argv as one would type it."""
+    shown = {name: text for name, text in results.run.items()
+             if name not in ("program", "argv", "options", "definitions", "inputs")}
+    command = shlex.join([results.run.get("program", ""), *results.run_json("argv")])
+    return {"command": command, **shown}
+
+
+def number(value) -> str:
+    """Integers with thin spaces by thousands; others with 3 decimals, small ones as 5.3e-5."""
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "\u202f")
+    if value == 0 or not abs(value) < 0.01:
+        return f"{value:.3f}"
+    return f"{value:.1e}".replace("e-0", "e-")

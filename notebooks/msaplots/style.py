@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""The look of every picture, and the only place with colours.
+
+Magnitudes: viridis, fixed 0-1. Masked: grey. Selectors: tab10 with a marker each; the oracle,
+the reference, is black and dashed. Pictures are drawn narrow with 10 pt letters, so that they
+stay readable at the width of a phone.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+MAGNITUDE = "viridis"
+MASKED, NO_DATA, REFERENCE = "0.82", "white", "black"
+DENSE, GUIDE = "0.55", "0.35"
+WIDTH = 5.2  # inches
+
+_TAB10 = [matplotlib.colormaps["tab10"](i) for i in (0, 1, 2, 3, 4, 6, 8, 9)]
+_MARKERS = "osD^vPX*"
+_KNOWN = ["index", "mean-key", "window", "random", "oracle-logit"]
+
+_RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.labelsize": 10,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "legend.frameon": False,
+    "figure.dpi": 100,
+    "savefig.dpi": 220,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "msaplots",
+}
+
+
+def selector_style(name: str, among) -> dict:
+    """Line style of a selector; the same in every picture that shows the same ones."""
+    if name == "oracle":
+        return {"color": REFERENCE, "marker": "", "linestyle": "--", "zorder": 3}
+    order = _KNOWN + sorted(set(among) - {*_KNOWN, "oracle"})
+    place = order.index(name) % len(_TAB10)
+    return {"color": _TAB10[place], "marker": _MARKERS[place], "linestyle": "-", "zorder": 2}
+
+
+def styled(draw):
+    """Decorates a figure function: it runs with the project's settings, whatever the caller's."""
+
+    @functools.wraps(draw)
+    def wrapper(*args, **kwargs):
+        with matplotlib.rc_context(_RC):
+            return draw(*args, **kwargs)
+
+    return wrapper
+
+
+def new_figure(height: float) -> Figure:
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def save(figure: Figure, table, out_dir, name: str) -> list[Path]:
+    """Writes name.png, name.svg and name.csv into out_dir; returns their paths."""
+    out_dir = Path(out_dir)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    png, svg, numbers = (out_dir / f"{name}.{ending}" for ending in ("png", "svg", "csv"))
+    with matplotlib.rc_context(_RC):
+        figure.savefig(png)
+        figure.savefig(svg, metadata={"Date": None})
+    table.to_csv(numbers)
+    return [png, svg, numbers]

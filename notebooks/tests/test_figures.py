@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+import csv
+import math
+
+import h5py
+import numpy as np
+import pytest
+from make_results import Case, make_results
+
+from msaplots import (Results, ResultsError, Table, mass_kept_curve, queries_per_block, save,
+                      selection_heat_map, sink_bars, summary_table)
+from msaplots.heat_map import selection_share
+from msaplots.popularity import power_of_two_bins
+
+
+def write_ids(path, ids, position, block_size, sequence=None):
+    """The least that a heat map needs."""
+    ids, position = np.array(ids, np.int32), np.array(position)
+    sequence = 0 * position if sequence is None else sequence
+    with h5py.File(path, "w") as file:
+        file.attrs.update(format="msa-results", format_version=1)
+        file.create_group("layers/0").attrs.update(
+            query_heads=2, kv_heads=1, head_dim=16, index_dim=0, block_size=block_size, blocks=3,
+            tokens=3 * block_size, softmax_scale=0.25)
+        file["queries/0/token"] = file["queries/0/position"] = position
+        file["queries/0/sequence"] = sequence
+        file["select/index/0/ids"] = ids
+    return Results(path)
+
+
+def test_heat_map_of_a_case_done_by_hand(tmp_path):
+    # Bk = 2, k = 2, six queries in three blocks, one group.
+    ids = [[[0, -1]], [[0, -1]], [[0, 1]], [[1, -1]], [[0, 2]], [[1, 2]]]
+    with write_ids(tmp_path / "r.h5", ids, range(6), 2) as results:
+        data = selection_share(results, "index", 0)
+        np.testing.assert_array_equal(data.share, [[[1, 0, 0], [0.5, 1, 0], [0.5, 0.5, 1]]])
+        np.testing.assert_array_equal(data.queries, [2, 2, 2])
+        _, table = selection_heat_map(results, "index", 0)
+        assert list(table.rows()) == [
+            (0, 0, 0, 1, 2, 1.0), (0, 1, 0, 1, 2, 0.5), (0, 1, 1, 1, 2, 1.0),
+            (0, 2, 0, 1, 2, 0.5), (0, 2, 1, 1, 2, 0.5), (0, 2, 2, 1, 2, 1.0)]
+
+
+def test_heat_map_of_sampled_queries(tmp_path):
+    # Blocks 0 and 2 have one analysed query each, block 1 has none.
+    with write_ids(tmp_path / "r.h5", [[[0, -1]], [[0, 2]]], [1, 4], 2) as results:
+        data = selection_share(results, "index", 0)
+        nan = math.nan
+        np.testing.assert_array_equal(data.share, [[[1, 0, 0], [nan] * 3, [1, 0, 1]]])
+        np.testing.assert_array_equal(data.queries, [1, 0, 1])
+
+
+def test_heat_map_downsamples_by_maximum(tmp_path):
+    ids = [[[0, -1]], [[0, -1]], [[0, 1]], [[1, -1]], [[0, 2]], [[1, 2]]]
+    with write_ids(tmp_path / "r.h5", ids, range(6), 2) as results:
+        data = selection_share(results, "index", 0, max_blocks=2)
+        assert data.step == 2
+        np.testing.assert_array_equal(data.share, [[[1, 0], [0.5, 1]]])
+        np.testing.assert_array_equal(data.queries, [4, 2])
+        figure, table = selection_heat_map(results, "index", 0, max_blocks=2)
+        assert "max of 2 × 2" in figure.get_supxlabel()
+        assert set(table["blocks_per_cell"]) == {2} and set(table["key_block"]) == {0, 2}
+
+
+def direct_share(results, selector, layer, sequence):
+    queries, sizes = results.queries(layer), results.sizes(layer)
+    rows = np.nonzero(queries.sequence == sequence)[0]
+    ids = results.ids(selector, layer)[:]
+    blocks = queries.position[rows].max() // sizes.block_size + 1
+    share = np.full((sizes.kv_heads, blocks, blocks), math.nan)
+    for group in range(sizes.kv_heads):
+        for block in range(blocks):
+            inside = [ids[r, group] for r in rows
+                      if queries.position[r] // sizes.block_size == block]
+            for key in range(blocks):
+                if inside:
+                    share[group, block, key] = np.mean([key in row for row in inside])
+    return share
+
+
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_streamed_heat_map_equals_the_direct_one(sampled, sequence):
+    for selector in sampled.selectors:
+        streamed = selection_share(sampled, selector, 0, sequence).share
+        np.testing.assert_array_equal(streamed, direct_share(sampled, selector, 0, sequence))
+
+
+def test_heat_map_takes_the_sequence_with_most_queries(sampled):
+    longest = selection_share(sampled, "oracle", 0).share
+    assert longest.shape == (4, 12, 12)
+    with pytest.raises(ResultsError, match="no queries of sequence 2"):
+        selection_share(sampled, "oracle", 0, 2)
+
+
+@pytest.mark.parametrize("heads, groups", [(1, 1), (6, 3), (16, 8)])
+def test_any_number_of_groups(tmp_path, heads, groups):
+    path = tmp_path / "r.h5"
+    make_results(path, Case(lengths=(40,), layers=(0,), query_heads=heads, kv_heads=groups,
+                            top_k=2))
+    with Results(path) as results:
+        figure, _ = selection_heat_map(results, "oracle", 0)
+        titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+        assert titles == [f"group {group}" for group in range(groups)]
+
+
+def test_heat_map_colours_are_fixed_from_0_to_1(results):
+    figure, _ = selection_heat_map(results, "random", 3)
+    limits = {axes.images[0].get_clim() for axes in figure.axes if axes.images}
+    assert limits == {(0, 1)}
+
+
+def test_sink_bars_show_the_metrics(results):
+    figure, table = sink_bars(results, "window")
+    assert len(figure.axes) == 2
+    for axes, layer in zip(figure.axes, (3, 6)):
+        heights = [bar.get_height() for bar in axes.patches]
+        of_layer = table.where(layer=layer)
+        np.testing.assert_array_equal(heights, [*of_layer["dense"], *of_layer["sparse"]])
+        np.testing.assert_array_equal(of_layer["dense"],
+                                      results.metric("dense", layer, "sink_mass"))
+        np.testing.assert_array_equal(of_layer["sparse"],
+                                      results.metric("window", layer, "sink_mass_sparse"))
+        np.testing.assert_array_equal(of_layer["group"], [0, 0, 1, 1, 2, 2, 3, 3])
+
+
+def test_mass_kept_curve_shows_the_curves_and_the_chosen_k(results):
+    figure, table = mass_kept_curve(results, [6])
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    for selector in ("oracle", "random", "window"):
+        k, mass = results.curve(selector, 6)
+        np.testing.assert_array_equal(lines[selector].get_xydata(), np.stack([k, mass], 1))
+        np.testing.assert_array_equal(table.where(selector=selector)["mass_kept"], mass)
+        assert (mass <= results.curve("oracle", 6)[1] + 1e-12).all()
+    assert "k = 4" in {text.get_text() for text in figure.axes[0].texts}
+
+
+def test_power_of_two_bins():
+    np.testing.assert_array_equal(power_of_two_bins(np.array([0, 0, 1, 2, 3, 4, 7, 8]), 6),
+                                  [2, 1, 2, 2, 1, 0])
+
+
+def test_histogram_counts_every_block_once(results):
+    figure, table = queries_per_block(results, 3)
+    for axes, selector in zip(figure.axes, results.selectors):
+        blocks = table.where(selector=selector)["blocks"]
+        assert blocks.sum() == results.popularity(selector, 3).queries_per_block.size
+        np.testing.assert_array_equal([bar.get_height() for bar in axes.patches
+                                       if hasattr(bar, "get_height")], blocks)
+
+
+def test_summary_has_a_row_per_layer_and_selector(results):
+    table = summary_table(results)
+    assert len(table) == 6
+    row = table.where(layer=6, selector="window")
+    assert row["mass_kept"] == pytest.approx(results.metric("window", 6, "mass_kept").mean())
+    assert row["sink_mass_dense"] == results.metric("dense", 6, "sink_mass").mean()
+    assert row["rows_counted"] + row["rows_trivial"] == 384
+
+
+def test_saved_csv_holds_the_numbers_of_the_figure(results, tmp_path):
+    figure, table = mass_kept_curve(results)
+    paths = save(figure, table, tmp_path / "new", "curve")
+    assert [path.name for path in paths] == ["curve.png", "curve.svg", "curve.csv"]
+    assert all(path.stat().st_size > 0 for path in paths)
+    with open(paths[2], newline="") as file:
+        read = list(csv.DictReader(file))
+    assert list(read[0]) == list(table.columns)
+    np.testing.assert_array_equal([float(row["mass_kept"]) for row in read], table["mass_kept"])
+    np.testing.assert_array_equal([int(row["k"]) for row in read], table["k"])
+
+
+def test_saving_twice_gives_the_same_bytes(results, tmp_path):
+    first, second = (save(*sink_bars(results, "random"), tmp_path / name, "sink")
+                     for name in ("a", "b"))
+    assert all(x.read_bytes() == y.read_bytes() for x, y in zip(first, second))
+
+
+def test_table_refuses_columns_of_different_length():
+    with pytest.raises(ValueError, match="differ in length"):
+        Table(a=[1, 2], b=[1])

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+import base64
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from msaplots import summary_table
+from msaplots.__main__ import main
+from msaplots.glossary import GLOSSARY
+from msaplots.report import best_practical, number
+
+PER_LAYER = ("mass_kept", "queries_per_block")
+PER_LAYER_AND_SELECTOR = ("selection", "sink")
+
+
+@pytest.fixture(scope="module")
+def out(results_path, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    assert main([str(results_path), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def page(out):
+    return (out / "report.html").read_text(encoding="utf-8")
+
+
+class Elements(HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def test_writes_every_picture(out):
+    stems = {f"{stem}_layer{layer}" for stem in PER_LAYER for layer in (3, 6)}
+    stems |= {f"{stem}_{selector}_layer{layer}" for stem in PER_LAYER_AND_SELECTOR
+              for selector in ("oracle", "random", "window") for layer in (3, 6)}
+    expected = {f"{stem}.{ending}" for stem in stems for ending in ("png", "svg", "csv")}
+    assert {path.name for path in out.iterdir()} == expected | {"report.html", "summary.csv"}
+
+
+def test_is_self_contained(page):
+    for tag, attributes in Elements(page).found:
+        assert tag not in ("link", "iframe", "object", "embed")
+        assert "srcset" not in attributes
+        for name in ("src", "href"):
+            assert attributes.get(name, "#").startswith(("#", "data:"))
+    assert not re.search(r"url\(|@import|fetch\(|https?:", page)
+    assert "default-src 'none'" in page
+
+
+def test_pictures_in_the_page_are_those_in_the_folder(out, page):
+    images = [attributes for tag, attributes in Elements(page).found if tag == "img"]
+    embedded = {base64.b64decode(image["src"].split(",", 1)[1]) for image in images}
+    assert embedded == {path.read_bytes() for path in out.glob("*.svg")}
+    assert all(image["alt"] for image in images)
+    for picture in embedded:  # nor do the pictures fetch anything
+        references = re.findall(rb'(?:xlink:)?href="([^"]*)"', picture)
+        assert all(reference.startswith((b"#", b"data:")) for reference in references)
+
+
+def test_shows_every_number_of_the_summary_with_its_definition(results, page):
+    table = summary_table(results)
+    elements = Elements(page).found
+    values = [float(attributes["data-value"]) for tag, attributes in elements
+              if tag == "td" and "data-value" in attributes]
+    expected = [value for row in table.rows() for value in row if not isinstance(value, str)]
+    assert values == expected
+    titles = [attributes["title"] for tag, attributes in elements if tag == "th"]
+    assert len(titles) == len(table.columns) and not set(titles) & {*table.columns}
+    assert "sum of P_b over the selected blocks, of all mass" in titles  # as the run recorded it
+
+
+def test_says_what_each_selector_does(page):
+    assert page.count("uniformly random visible blocks") == 2  # its chip, the glossary
+
+
+def test_every_column_has_a_definition(results):
+    assert set(summary_table(results).columns) <= set(GLOSSARY)
+
+
+def test_names_where_the_numbers_come_from(page):
+    for text in ("make_results &#39;a file.h5&#39; --top-k 4", "laptop", "numpy", "0" * 40, "synthetic.h5", "0" * 64):
+        assert text in page
+
+
+def test_headline_names_the_best_selector_besides_the_oracle(results):
+    summary = summary_table(results)
+    name, kept = best_practical(summary)
+    assert name == "window"
+    assert kept == pytest.approx(summary.where(selector="window")["mass_kept"].mean())
+    assert best_practical(summary.where(selector="oracle")) is None
+
+
+def test_one_layer_alone(results_path, tmp_path):
+    assert main([str(results_path), "--out", str(tmp_path), "--layers", "6"]) == 0
+    assert not list(tmp_path.glob("*layer3*"))
+    rows = (tmp_path / "summary.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == ["6", "6", "6"]
+
+
+@pytest.mark.parametrize("value, text", [
+    (12345, "12\u202f345"), (0.0, "0.000"), (0.94512, "0.945"), (5.31e-5, "5.3e-5"),
+    (float("nan"), "nan")])
+def test_numbers(value, text):
+    assert number(value) == text
