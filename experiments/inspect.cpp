@@ -25,7 +25,8 @@ const About kAbout{
     .name = "msa-inspect",
     .question = "Is this file valid, and what is in it? For activations and results.",
     .usage = "FILE... [options]",
-    .examples = {"msa-inspect data/sample.h5 --stats", "msa-inspect results/demo/results.h5 --json"},
+    .examples = {"msa-inspect data/sample.h5 --stats",
+                 "msa-inspect results/demo/results.h5 --json"},
     .writes = "",
 };
 
@@ -56,7 +57,8 @@ public:
                 {"min", known(min_)},
                 {"max", known(max_)},
                 {"mean", known(mean_)},
-                {"std", known(std::sqrt(squares_ / static_cast<double>(std::max<int64_t>(1, count_))))}};
+                {"std",
+                 known(std::sqrt(squares_ / static_cast<double>(std::max<int64_t>(1, count_))))}};
     }
     double mean() const { return mean_; }
     double max() const { return max_; }
@@ -112,9 +114,12 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
                        {"token_ids", info.has_tokens}};
     if (info.has_tokens) file.tokens();
     for (const io::LayerInfo& layer : info.layers) {
-        ordered_json row{{"layer", layer.layer},         {"query_heads", layer.query_heads},
-                         {"kv_heads", layer.kv_heads},   {"head_dim", layer.head_dim},
-                         {"index_dim", layer.index_dim}, {"model_dim", layer.model_dim},
+        ordered_json row{{"layer", layer.layer},
+                         {"query_heads", layer.query_heads},
+                         {"kv_heads", layer.kv_heads},
+                         {"head_dim", layer.head_dim},
+                         {"index_dim", layer.index_dim},
+                         {"model_dim", layer.model_dim},
                          {"element", to_string(layer.element)},
                          {"q_state", to_string(layer.q_state)},
                          {"k_state", to_string(layer.k_state)},
@@ -138,17 +143,17 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
 ordered_json describe_results(const std::string& path, bool stats) {
     const io::ResultsReader file(path);
     const io::RunRecord& run = file.run();
-    ordered_json about{{"file", path},           {"format", "msa-results"},
-                       {"program", run.program}, {"argv", run.argv},
-                       {"commit", run.commit},   {"host", run.host},
-                       {"device", run.device},   {"started", run.started},
-                       {"finished", run.finished}, {"seed", run.seed},
-                       {"inputs", run.inputs},   {"done", file.done()}};
+    ordered_json about{
+        {"file", path},         {"format", "msa-results"}, {"program", run.program},
+        {"argv", run.argv},     {"commit", run.commit},    {"host", run.host},
+        {"device", run.device}, {"started", run.started},  {"finished", run.finished},
+        {"seed", run.seed},     {"inputs", run.inputs},    {"done", file.done()}};
     about["datasets"] = ordered_json::array();
     for (const io::DatasetInfo& dataset : file.datasets("/")) {
-        ordered_json row{{"path", dataset.path},          {"type", dataset.type},
-                         {"shape", dataset.shape},        {"axes", dataset.describe.axes},
-                         {"unit", dataset.describe.unit}, {"description", dataset.describe.description}};
+        ordered_json row{
+            {"path", dataset.path},          {"type", dataset.type},
+            {"shape", dataset.shape},        {"axes", dataset.describe.axes},
+            {"unit", dataset.describe.unit}, {"description", dataset.describe.description}};
         if (stats && dataset.numeric()) {
             Moments moments;
             file.visit(dataset, [&](std::span<const double> values) {
@@ -257,8 +262,8 @@ int inspect(std::span<const std::string> args, std::ostream& out, std::ostream& 
     ordered_json all = ordered_json::array();
     for (const std::string& path : files) {
         const bool activations = io::file_format(path) == io::FileFormat::activations;
-        ordered_json about = activations ? describe_activations(path, stats, err)
-                                         : describe_results(path, stats);
+        ordered_json about =
+            activations ? describe_activations(path, stats, err) : describe_results(path, stats);
         if (!json) {
             out << path << ": valid " << cell(about["format"]) << " version 1\n";
             (activations ? print_activations : print_results)(about, stats, out);
