@@ -6,6 +6,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -39,9 +40,11 @@ class ResultsWriter {
 public:
     /// refuse: InputError if `path` exists or an unfinished run is beside it (naming --overwrite
     /// and --resume). overwrite: starts afresh; `path` stays as it is until finish(). resume:
-    /// keeps the finished units of a run with the same program, options, seed and inputs,
-    /// InputError naming the first difference otherwise; starts afresh where there is nothing.
+    /// keeps the finished units of a run with the same program, options, seed and inputs, all of
+    /// them if `path` is that run already; InputError naming the first difference otherwise; starts
+    /// afresh where there is nothing.
     ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists);
+    /// Without finish(): keeps the finished units, removes what holds none.
     ~ResultsWriter();
     ResultsWriter(const ResultsWriter&) = delete;
     ResultsWriter& operator=(const ResultsWriter&) = delete;
@@ -75,6 +78,15 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
+/// A dataset as it stands in a file.
+struct DatasetInfo {
+    std::string path;            // "/select/oracle/3/ids"
+    std::vector<int64_t> shape;  // empty: one value
+    std::string type;            // "int32", "float64", "text"
+    Describe describe;           // empty where the dataset does not say
+    bool numeric() const { return type != "text" && type != "other"; }
+};
+
 class ResultsReader {
 public:
     explicit ResultsReader(std::filesystem::path path);
@@ -85,6 +97,11 @@ public:
     bool has(const std::string& object) const;
     /// Names directly under a group, ascending, numbers by value.
     std::vector<std::string> list(const std::string& group) const;
+    /// Every dataset under a group, in natural order.
+    std::vector<DatasetInfo> datasets(const std::string& group) const;
+    /// Streams the values of a numeric dataset of any rank from 1 as doubles, some MiB at a time.
+    using Visitor = std::function<void(std::span<const double>)>;
+    void visit(const DatasetInfo& dataset, const Visitor& visitor) const;
     template <typename T, int Rank>
     Tensor<T, Rank> read(const std::string& dataset) const;
     template <typename T, int Rank>

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/io/h5.h"
@@ -63,6 +66,67 @@ bool ResultsReader::has(const std::string& object) const { return h5::exists(imp
 
 std::vector<std::string> ResultsReader::list(const std::string& group) const {
     return h5::links(h5::open_object(impl_->file, impl_->at(group)));
+}
+
+namespace {
+
+std::string type_name(hid_t dataset) {
+    const h5::Handle type(H5Dget_type(dataset), H5Tclose);
+    const std::string bits = std::to_string(8 * H5Tget_size(type));
+    switch (H5Tget_class(type)) {
+        case H5T_INTEGER: return "int" + bits;
+        case H5T_FLOAT: return "float" + bits;
+        case H5T_STRING: return "text";
+        default: return "other";
+    }
+}
+
+int64_t element_total(const std::vector<int64_t>& shape) {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+}  // namespace
+
+std::vector<DatasetInfo> ResultsReader::datasets(const std::string& group) const {
+    std::vector<DatasetInfo> found;
+    for (const std::string& name : list(group)) {
+        const h5::Place place = impl_->at((group == "/" ? "" : group) + "/" + name);
+        const h5::Handle object = h5::open_object(impl_->file, place);
+        if (H5Iget_type(object) == H5I_GROUP) {
+            for (DatasetInfo& inner : datasets(place.object)) found.push_back(std::move(inner));
+            continue;
+        }
+        require(H5Iget_type(object) == H5I_DATASET, place.text(), " must be a group or dataset");
+        const auto words_of = [&](const char* attribute) {
+            return h5::has_attribute(object, attribute)
+                       ? h5::text_attribute(object, attribute, place)
+                       : std::string();
+        };
+        found.push_back({place.object,
+                         h5::extents(object),
+                         type_name(object),
+                         {words_of("axes"), words_of("unit"), words_of("description")}});
+    }
+    return found;
+}
+
+void ResultsReader::visit(const DatasetInfo& dataset, const Visitor& visitor) const {
+    constexpr int64_t kValues = int64_t{1} << 20;
+    const h5::Place place = impl_->at(dataset.path);
+    const h5::Handle opened = h5::open_object(impl_->file, place);
+    if (dataset.shape.empty() || element_total(dataset.shape) == 0) return;
+    const int64_t rows = dataset.shape[0], row = element_total(dataset.shape) / rows;
+    const int64_t step = std::clamp<int64_t>(kValues / row, 1, rows);
+    h5::Slab slab{std::vector<hsize_t>(dataset.shape.size(), 0),
+                  {dataset.shape.begin(), dataset.shape.end()}};
+    std::vector<double> values(static_cast<size_t>(step * row));
+    for (int64_t first = 0; first < rows; first += step) {
+        const int64_t count = std::min(step, rows - first);
+        slab.offset[0] = static_cast<hsize_t>(first);
+        slab.count[0] = static_cast<hsize_t>(count);
+        h5::read(opened, H5T_NATIVE_DOUBLE, slab, values.data(), place);
+        visitor(std::span(values).first(static_cast<size_t>(count * row)));
+    }
 }
 
 template <typename T, int Rank>

@@ -18,6 +18,15 @@ json identity(const RunRecord& r) {
     return {{"program", r.program}, {"options", r.options}, {"seed", r.seed}, {"inputs", r.inputs}};
 }
 
+/// Throws InputError naming the first difference between what `place` records and this run.
+void require_same_run(const std::string& place, const json& known, const json& wanted) {
+    for (const auto& [key, value] : wanted.items())
+        require(!known.is_discarded() && known.contains(key) && known[key] == value, place,
+                ": cannot resume, its ", key,
+                " differ: ", known.is_discarded() ? "unreadable" : known.value(key, json()).dump(),
+                " then, ", value.dump(), " now; --overwrite starts afresh");
+}
+
 void write_text_durably(const std::filesystem::path& path, const std::string& content) {
     const std::filesystem::path temporary = path.string() + ".tmp";
     std::ofstream(temporary) << content;
@@ -72,8 +81,17 @@ struct ResultsWriter::Impl {
     std::vector<std::string> units;  // finished
     std::string unit;                // under way
     h5::Handle file;                 // of the unit under way
+    bool complete = false;           // `path` holds the whole run already
 
     h5::Place at(const std::string& object) const { return {unit_path, object}; }
+
+    std::vector<std::filesystem::path> finished_units() const {
+        std::vector<std::filesystem::path> files;
+        std::error_code none;  // no directory: no files
+        for (const auto& entry : std::filesystem::directory_iterator(directory, none))
+            if (entry.path().extension() == ".h5") files.push_back(entry.path());
+        return files;
+    }
 
     void start_afresh() {
         std::filesystem::remove_all(directory);
@@ -84,17 +102,11 @@ struct ResultsWriter::Impl {
     void take_up() {
         std::ifstream stream(directory / "run.json");
         const json known = json::parse(stream, nullptr, false);
-        const json wanted = identity(record);
-        for (const auto& [key, value] : wanted.items())
-            require(!known.is_discarded() && known.contains(key) && known[key] == value,
-                    directory.string(), ": cannot resume, its ", key, " differ: ",
-                    known.is_discarded() ? "unreadable" : known.value(key, json()).dump(),
-                    " then, ", value.dump(), " now; --overwrite starts afresh");
-        for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-            if (entry.path().extension() != ".h5") continue;
-            const h5::Handle done = h5::open_file(entry.path());
-            const h5::Place root{entry.path(), "/"};
-            units.push_back(h5::text_attribute(h5::open_object(done, root), "unit", root));
+        require_same_run(directory.string(), known, identity(record));
+        for (const std::filesystem::path& unit_file : finished_units()) {
+            const h5::Handle finished = h5::open_file(unit_file);
+            const h5::Place root{unit_file, "/"};
+            units.push_back(h5::text_attribute(h5::open_object(finished, root), "unit", root));
         }
     }
 };
@@ -106,21 +118,31 @@ ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExi
     impl_->record = std::move(record);
     const std::string name = impl_->path.string();
     const bool complete = std::filesystem::exists(impl_->path);
-    const bool unfinished = std::filesystem::exists(impl_->directory / "run.json");
-    require(!complete || if_exists == IfExists::overwrite, name,
-            ": exists; --overwrite replaces it");
+    const bool unfinished =
+        std::filesystem::exists(impl_->directory / "run.json") && !impl_->finished_units().empty();
+    require(!complete || if_exists != IfExists::refuse, name, ": exists; --overwrite replaces it");
     require(!unfinished || if_exists != IfExists::refuse, impl_->directory.string(),
             ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
-    if (unfinished && if_exists == IfExists::resume)
+    if (unfinished && if_exists == IfExists::resume) {
         impl_->take_up();
-    else
+    } else if (complete && if_exists == IfExists::resume) {
+        require_same_run(name, identity(ResultsReader(impl_->path).run()), identity(impl_->record));
+        impl_->complete = true;
+    } else {
         impl_->start_afresh();
+    }
 }
 
-ResultsWriter::~ResultsWriter() = default;
+ResultsWriter::~ResultsWriter() {
+    if (!impl_->units.empty()) return;
+    impl_->file.reset();
+    std::error_code ignored;  // what is left is no unfinished run to anybody
+    std::filesystem::remove_all(impl_->directory, ignored);
+}
 
 bool ResultsWriter::done(const std::string& unit) const {
-    return std::find(impl_->units.begin(), impl_->units.end(), unit) != impl_->units.end();
+    return impl_->complete ||
+           std::find(impl_->units.begin(), impl_->units.end(), unit) != impl_->units.end();
 }
 
 void ResultsWriter::begin_unit(const std::string& unit) {
@@ -190,6 +212,7 @@ void ResultsWriter::attribute(const std::string& object, const std::string& name
 }
 
 void ResultsWriter::finish(const std::string& now) {
+    if (impl_->complete) return;
     impl_->record.finished = now;
     const std::filesystem::path assembled = impl_->directory / "results.tmp";
     h5::Handle file = h5::create_file(assembled);

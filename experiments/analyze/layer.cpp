@@ -190,9 +190,10 @@ public:
 
     /// Queries whose buffers fit into the budget.
     int64_t chunk_queries() const {
-        const int64_t per_block = 4 * whole_.kv_heads * whole_.blocks() * 4;
+        const int64_t row = std::max(whole_.blocks(), o_.rule.top_k);
+        const int64_t per_block = 4 * whole_.kv_heads * row * 4;
         const int64_t per_head = 4 * whole_.query_heads * whole_.head_dim * 6;
-        return std::clamp<int64_t>(kChunkBytes / (per_block + per_head), 64, 4096);
+        return std::clamp<int64_t>(kChunkBytes / (per_block + per_head), 1, 4096);
     }
 
     void add(QueryRange range);

@@ -44,7 +44,7 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
     AnalyzeOptions o;
     std::string file, directory, layers, dump, oracle, oracle_local;
     std::vector<std::string> selectors;
-    Count block_size{o.block_size}, top_k{o.rule.top_k}, sample;
+    Count block_size{o.block_size}, top_k{o.rule.top_k}, sample, seed;
     po::options_description d;
     d.add_options()                                                                          //
         ("input", po::value(&file)->value_name("FILE"), "activations to read (positional)")  //
@@ -76,8 +76,8 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
         ("queries", po::value(&o.queries)->value_name("A:B"),
          "analyse the queries of these packed tokens only")  //
         ("sample-queries", po::value(&sample)->value_name("N"),
-         "analyse N of the queries, evenly spread, drawn with --seed")                    //
-        ("seed", po::value(&o.seed)->default_value(o.seed), "of sampling and of random")  //
+         "analyse N of the queries, evenly spread, drawn with --seed")                //
+        ("seed", po::value(&seed)->default_value(seed), "of sampling and of random")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
          "reference, cpu")  //
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),
@@ -94,6 +94,9 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
     o.file = file;
     o.out = directory;
     if (!layers.empty()) o.layers = integer_list("layers", layers);
+    std::sort(o.layers.begin(), o.layers.end());
+    const auto twice = std::adjacent_find(o.layers.begin(), o.layers.end());
+    require(twice == o.layers.end(), "--layers is '", layers, "', it names a layer twice");
     for (const std::string& list : selectors)
         for (const std::string& name : split_list("selector", list)) {
             choice("selector", name, list_selectors());
@@ -111,6 +114,8 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
     check_at_least("sink-tokens", o.sink_tokens, 1);
     o.sample_queries = sample.value;
     check_at_least("sample-queries", o.sample_queries, 0);
+    check_at_least("seed", seed.value, 0);
+    o.seed = static_cast<uint64_t>(seed.value);
     check_option("threads", o.backend_options.threads, 0, 4096);
     if (!dump.empty())
         for (const std::string& what : split_list("dump", dump)) {

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+namespace msa::experiments {
+
+/// A table of text for people: columns aligned, numbers to the right, words to the left.
+class Table {
+public:
+    explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
+    /// As many cells as the header has.
+    void add(std::vector<std::string> row);
+    /// Every line after `indent`.
+    void print(std::ostream& out, const std::string& indent = "") const;
+
+private:
+    std::vector<std::vector<std::string>> rows_;  // the header first
+};
+
+/// A number with `digits` significant digits, "-" for NaN.
+std::string number_text(double value, int digits = 4);
+
+}  // namespace msa::experiments

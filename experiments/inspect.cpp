@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/inspect.h"
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "core/io/activations.h"
+#include "core/io/file_format.h"
+#include "core/io/results.h"
+#include "experiments/common/options.h"
+#include "experiments/common/program.h"
+#include "experiments/common/progress.h"
+#include "experiments/common/table.h"
+
+namespace msa::experiments {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int64_t kWindowTokens = 1024;
+
+const About kAbout{
+    .name = "msa-inspect",
+    .question = "Is this file valid, and what is in it? For activations and results.",
+    .usage = "FILE... [options]",
+    .examples = {"msa-inspect data/sample.h5 --stats",
+                 "msa-inspect results/demo/results.h5 --json"},
+    .writes = "",
+};
+
+/// Minimum, maximum, mean and standard deviation of values that come in pieces.
+class Moments {
+public:
+    void add(double value) {
+        if (std::isnan(value)) {
+            ++nan_;
+            return;
+        }
+        ++count_;
+        min_ = std::min(min_, value);
+        max_ = std::max(max_, value);
+        const double from_mean = value - mean_;  // Welford's update
+        mean_ += from_mean / static_cast<double>(count_);
+        squares_ += from_mean * (value - mean_);
+    }
+    /// Infinities as text, and null where there is no value: JSON has no number for them.
+    ordered_json json() const {
+        const auto known = [&](double value) -> ordered_json {
+            if (count_ == 0) return nullptr;
+            if (std::isfinite(value)) return value;
+            return number_text(value);
+        };
+        return {{"values", count_ + nan_},
+                {"nan", nan_},
+                {"min", known(min_)},
+                {"max", known(max_)},
+                {"mean", known(mean_)},
+                {"std",
+                 known(std::sqrt(squares_ / static_cast<double>(std::max<int64_t>(1, count_))))}};
+    }
+    double mean() const { return mean_; }
+    double max() const { return max_; }
+
+private:
+    int64_t count_ = 0, nan_ = 0;
+    double min_ = std::numeric_limits<double>::infinity(), max_ = -min_, mean_ = 0, squares_ = 0;
+};
+
+/// Reads a whole dataset, which also checks it: the reader refuses NaN, Inf and damage.
+ordered_json field_stats(const io::ActivationsReader& file, const io::LayerInfo& layer,
+                         io::Field field, Progress& progress) {
+    const auto heads = static_cast<size_t>(layer.heads(field));
+    Moments all;
+    std::vector<Moments> norms(heads);
+    const int64_t tokens = file.info().tokens();
+    for (int64_t begin = 0; begin < tokens; begin += kWindowTokens) {
+        if (stop_requested()) throw Interrupted("interrupted");
+        const int64_t end = std::min(begin + kWindowTokens, tokens);
+        const Tensor<float, 3> window = file.read(layer.layer, field, {begin, end});
+        const float* value = window.data();
+        for (int64_t t = begin; t < end; ++t)
+            for (Moments& norm : norms) {
+                double squares = 0;
+                for (int64_t c = 0; c < layer.channels(field); ++c, ++value) {
+                    all.add(*value);
+                    squares += double{*value} * double{*value};
+                }
+                norm.add(std::sqrt(squares));
+            }
+        progress.advance(end - begin);
+    }
+    ordered_json stats = all.json();
+    for (const Moments& norm : norms) {
+        stats["norm_mean"].push_back(norm.mean());
+        stats["norm_max"].push_back(norm.max());
+    }
+    return stats;
+}
+
+constexpr io::Field kFields[] = {io::Field::x, io::Field::q,       io::Field::k,
+                                 io::Field::v, io::Field::index_q, io::Field::index_k};
+
+ordered_json describe_activations(const std::string& path, bool stats, std::ostream& err) {
+    const io::ActivationsReader file(path);
+    const io::ActivationsInfo& info = file.info();
+    ordered_json about{{"file", path},
+                       {"format", "msa-activations"},
+                       {"model_id", info.model_id},
+                       {"producer", info.producer},
+                       {"tokens", info.tokens()},
+                       {"sequences", info.cu_seqlens.size() - 1},
+                       {"token_ids", info.has_tokens}};
+    if (info.has_tokens) file.tokens();
+    for (const io::LayerInfo& layer : info.layers) {
+        ordered_json row{{"layer", layer.layer},
+                         {"query_heads", layer.query_heads},
+                         {"kv_heads", layer.kv_heads},
+                         {"head_dim", layer.head_dim},
+                         {"index_dim", layer.index_dim},
+                         {"model_dim", layer.model_dim},
+                         {"element", to_string(layer.element)},
+                         {"q_state", to_string(layer.q_state)},
+                         {"k_state", to_string(layer.k_state)},
+                         {"softmax_scale", layer.softmax_scale}};
+        if (layer.rotary_dim) row["rotary_dim"] = *layer.rotary_dim;
+        if (layer.rope_theta) row["rope_theta"] = *layer.rope_theta;
+        if (stats) {
+            int64_t fields = 0;
+            for (io::Field field : kFields) fields += layer.has(field) ? 1 : 0;
+            Progress progress(err, text(path, " layer ", layer.layer), fields * info.tokens(),
+                              "tokens");
+            for (io::Field field : kFields)
+                if (layer.has(field))
+                    row["stats"][to_string(field)] = field_stats(file, layer, field, progress);
+        }
+        about["layers"].push_back(std::move(row));
+    }
+    return about;
+}
+
+ordered_json describe_results(const std::string& path, bool stats) {
+    const io::ResultsReader file(path);
+    const io::RunRecord& run = file.run();
+    ordered_json about{
+        {"file", path},         {"format", "msa-results"}, {"program", run.program},
+        {"argv", run.argv},     {"commit", run.commit},    {"host", run.host},
+        {"device", run.device}, {"started", run.started},  {"finished", run.finished},
+        {"seed", run.seed},     {"inputs", run.inputs},    {"done", file.done()}};
+    about["datasets"] = ordered_json::array();
+    for (const io::DatasetInfo& dataset : file.datasets("/")) {
+        ordered_json row{
+            {"path", dataset.path},          {"type", dataset.type},
+            {"shape", dataset.shape},        {"axes", dataset.describe.axes},
+            {"unit", dataset.describe.unit}, {"description", dataset.describe.description}};
+        if (stats && dataset.numeric()) {
+            Moments moments;
+            file.visit(dataset, [&](std::span<const double> values) {
+                if (stop_requested()) throw Interrupted("interrupted");
+                for (double value : values) moments.add(value);
+            });
+            row["stats"] = moments.json();
+        }
+        about["datasets"].push_back(std::move(row));
+    }
+    return about;
+}
+
+/// A JSON value as a cell: numbers short, null as "-".
+std::string cell(const ordered_json& value) {
+    if (value.is_null()) return "-";
+    if (value.is_string()) return value.get<std::string>();
+    if (value.is_number_float()) return number_text(value.get<double>());
+    return value.dump();
+}
+
+/// The named members of an object as cells.
+std::vector<std::string> cells(const ordered_json& object, std::vector<std::string> names) {
+    for (std::string& name : names) name = object.contains(name) ? cell(object[name]) : "-";
+    return names;
+}
+
+const std::vector<std::string> kStatsColumns{"min", "max", "mean", "std", "nan"};
+
+void append(std::vector<std::string>& to, const std::vector<std::string>& more) {
+    to.insert(to.end(), more.begin(), more.end());
+}
+
+void print_activations(const ordered_json& about, bool stats, std::ostream& out) {
+    out << "  model     " << cell(about["model_id"]) << "\n  producer  " << cell(about["producer"])
+        << "\n  tokens    " << about["tokens"] << " in " << about["sequences"] << " sequence"
+        << (about["sequences"] == 1 ? "" : "s")
+        << (about["token_ids"] == true ? ", with token ids" : "") << "\n\n";
+    Table sizes({"layer", "Hq", "Hkv", "dh", "didx", "d_model", "stored", "q_state", "k_state",
+                 "softmax_scale"});
+    for (const ordered_json& layer : about["layers"])
+        sizes.add(cells(layer, {"layer", "query_heads", "kv_heads", "head_dim", "index_dim",
+                                "model_dim", "element", "q_state", "k_state", "softmax_scale"}));
+    sizes.print(out, "  ");
+    if (!stats) {
+        out << "\n  Sizes and attributes are valid; --stats reads and checks the values too.\n";
+        return;
+    }
+    std::vector<std::string> header{"layer", "dataset"};
+    append(header, kStatsColumns);
+    append(header, {"norm per head: mean"});
+    Table table(header);
+    for (const ordered_json& layer : about["layers"])
+        for (const auto& [name, of] : layer["stats"].items()) {
+            std::vector<std::string> row{cell(layer["layer"]), name};
+            append(row, cells(of, kStatsColumns));
+            std::string norms;
+            for (const ordered_json& norm : of["norm_mean"])
+                norms += (norms.empty() ? "" : " ") + number_text(norm.get<double>(), 3);
+            append(row, {norms});
+            table.add(row);
+        }
+    out << '\n';
+    table.print(out, "  ");
+}
+
+void print_results(const ordered_json& about, bool stats, std::ostream& out) {
+    std::string arguments;
+    for (const ordered_json& argument : about["argv"])
+        arguments += " " + argument.get<std::string>();
+    out << "  run       " << cell(about["program"]) << arguments << '\n';
+    for (const char* name : {"commit", "host", "device", "started", "finished", "seed"})
+        out << "  " << name << std::string(10 - std::string(name).size(), ' ') << cell(about[name])
+            << '\n';
+    for (const auto& [name, digest] : about["inputs"].items())
+        out << "  input     " << name << " sha256 " << cell(digest) << '\n';
+    out << '\n';
+    std::vector<std::string> columns{"path", "type", "shape", "axes", "unit"};
+    std::vector<std::string> header = columns;
+    header[0] = "dataset";
+    if (stats) append(header, kStatsColumns);
+    Table table(header);
+    for (const ordered_json& dataset : about["datasets"]) {
+        std::vector<std::string> row = cells(dataset, columns);
+        if (stats)
+            append(row, cells(dataset.contains("stats") ? dataset["stats"] : ordered_json::object(),
+                              kStatsColumns));
+        table.add(row);
+    }
+    table.print(out, "  ");
+}
+
+}  // namespace
+
+int inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    std::vector<std::string> files;
+    bool stats = false, json = false;
+    po::options_description options;
+    options.add_options()("file", po::value(&files)->value_name("FILE")->required(),
+                          "activations or results to look at; one or more")(
+        "stats", po::bool_switch(&stats),
+        "read all values: minimum, maximum, mean, standard deviation, norm per head")(
+        "json", po::bool_switch(&json), "print a JSON list, one object per file");
+    if (!parse_command_line(kAbout, options, "file", args, out)) return 0;
+
+    ordered_json all = ordered_json::array();
+    for (const std::string& path : files) {
+        const bool activations = io::file_format(path) == io::FileFormat::activations;
+        ordered_json about =
+            activations ? describe_activations(path, stats, err) : describe_results(path, stats);
+        if (!json) {
+            out << path << ": valid " << cell(about["format"]) << " version 1\n";
+            (activations ? print_activations : print_results)(about, stats, out);
+        }
+        all.push_back(std::move(about));
+    }
+    if (json) out << all.dump(2) << '\n';
+    return 0;
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+#include "tests/experiments/cli.h"
+
+#include <hdf5.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "core/io/results.h"
+#include "experiments/analyze/analyze.h"
+#include "experiments/inspect.h"
+#include "tests/support/random.h"
+
+namespace msa::test {
+
+const Program kAnalyze{"msa-analyze", experiments::analyze};
+const Program kInspect{"msa-inspect", experiments::inspect};
+
+const std::vector<Program>& programs() {
+    static const std::vector<Program> all{kAnalyze, kInspect};
+    return all;
+}
+
+Outcome Program::operator()(const std::vector<std::string>& args) const {
+    std::ostringstream out, err;
+    const int code = experiments::guarded(name, run, args, out, err);
+    return {code, out.str(), err.str()};
+}
+
+CliTest::CliTest() {
+    const testing::TestInfo& test = *testing::UnitTest::GetInstance()->current_test_info();
+    directory_ = std::filesystem::temp_directory_path() /
+                 ("msalab-" + std::to_string(getpid()) + "-" + test.name());
+    std::filesystem::create_directories(directory_);
+}
+
+CliTest::~CliTest() { std::filesystem::remove_all(directory_); }
+
+std::string CliTest::make(const std::string& name, const Activations& spec) const {
+    io::ActivationsInfo info{"test", "{}", "msalab tests", spec.cu_seqlens, {}, false};
+    for (int64_t number : spec.layers) {
+        io::LayerInfo layer;
+        layer.layer = number;
+        layer.query_heads = spec.query_heads;
+        layer.kv_heads = spec.kv_heads;
+        layer.head_dim = spec.head_dim;
+        layer.index_dim = spec.index_dim;
+        layer.q_state = spec.q_state;
+        layer.softmax_scale = 0.5;  // sharper than 1/sqrt(dh): blocks differ
+        layer.element = Element::f32;
+        info.layers.push_back(layer);
+    }
+    io::ActivationsWriter writer(path(name), info, true);
+    uint64_t stream = 0;
+    for (const io::LayerInfo& layer : info.layers)
+        for (io::Field field :
+             {io::Field::q, io::Field::k, io::Field::v, io::Field::index_q, io::Field::index_k}) {
+            if (!layer.has(field)) continue;
+            const Tensor<float, 3> values =
+                normal<3>({info.tokens(), layer.heads(field), layer.channels(field)}, ++stream);
+            writer.write(layer.layer, field, 0, 0, values);
+        }
+    writer.finish();
+    return path(name);
+}
+
+void poke(const std::string& path, const std::string& name, const Shape<3>& at, float value) {
+    const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+    const hid_t dataset = H5Dopen2(file, name.c_str(), H5P_DEFAULT);
+    const hid_t space = H5Dget_space(dataset), memory = H5Screate(H5S_SCALAR);
+    const hsize_t element[] = {static_cast<hsize_t>(at[0]), static_cast<hsize_t>(at[1]),
+                               static_cast<hsize_t>(at[2])};
+    H5Sselect_elements(space, H5S_SELECT_SET, 1, element);
+    EXPECT_GE(H5Dwrite(dataset, H5T_NATIVE_FLOAT, memory, space, H5P_DEFAULT, &value), 0);
+    H5Sclose(memory);
+    H5Sclose(space);
+    H5Dclose(dataset);
+    H5Fclose(file);
+}
+
+std::string file_text(const std::filesystem::path& path) {
+    std::ifstream stream(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+namespace {
+
+std::vector<double> contents(const io::ResultsReader& file, const io::DatasetInfo& dataset) {
+    std::vector<double> all;
+    if (dataset.numeric())
+        file.visit(dataset, [&](std::span<const double> values) {
+            all.insert(all.end(), values.begin(), values.end());
+        });
+    return all;
+}
+
+}  // namespace
+
+testing::AssertionResult same_results(const std::string& left, const std::string& right) {
+    const io::ResultsReader a(left), b(right);
+    const auto datasets_a = a.datasets("/"), datasets_b = b.datasets("/");
+    if (datasets_a.size() != datasets_b.size())
+        return testing::AssertionFailure()
+               << datasets_a.size() << " datasets, the other has " << datasets_b.size();
+    for (size_t n = 0; n < datasets_a.size(); ++n) {
+        const io::DatasetInfo &of_a = datasets_a[n], &of_b = datasets_b[n];
+        if (of_a.path != of_b.path || of_a.shape != of_b.shape || of_a.type != of_b.type)
+            return testing::AssertionFailure() << of_a.path << " against " << of_b.path;
+        const std::vector<double> in_a = contents(a, of_a), in_b = contents(b, of_b);
+        if (std::memcmp(in_a.data(), in_b.data(), in_a.size() * sizeof(double)) != 0)
+            return testing::AssertionFailure() << of_a.path << " differs";
+    }
+    if (a.done() != b.done() || a.run().inputs != b.run().inputs ||
+        a.run().options != b.run().options)
+        return testing::AssertionFailure() << "/run or /done differ";
+    return testing::AssertionSuccess();
+}
+
+}  // namespace msa::test

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+// Programs run in process, as a user would call them, on small files made for the purpose.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/io/activations.h"
+#include "experiments/common/program.h"
+
+namespace msa::test {
+
+struct Outcome {
+    int code = 0;
+    std::string out, err;
+};
+
+/// A program with its name, as its main function has them.
+struct Program {
+    std::string name;
+    experiments::Run run;
+    Outcome operator()(const std::vector<std::string>& args) const;
+};
+/// Every program there is, in the order of experiments/CLI.md.
+const std::vector<Program>& programs();
+extern const Program kAnalyze, kInspect;
+
+/// Sizes of a file of random activations, and what may be wrong with it.
+struct Activations {
+    std::vector<int64_t> cu_seqlens{0, 90, 150};
+    std::vector<int64_t> layers{0, 3};
+    int64_t query_heads = 4, kv_heads = 2, head_dim = 16, index_dim = 16;
+    io::RopeState q_state = io::RopeState::post_rope;
+};
+
+/// A directory of its own for every test, removed at its end.
+class CliTest : public testing::Test {
+protected:
+    CliTest();
+    ~CliTest() override;
+    std::string path(const std::string& name) const { return (directory_ / name).string(); }
+    /// Writes a file and returns its path.
+    std::string make(const std::string& name, const Activations& = {}) const;
+
+private:
+    std::filesystem::path directory_;
+};
+
+/// Overwrites one float of a file, past the checks of the writers.
+void poke(const std::string& file, const std::string& dataset, const Shape<3>& at, float value);
+
+std::string file_text(const std::filesystem::path& path);
+
+/// Every dataset of two results files, bit by bit, and what /run says of options and inputs.
+testing::AssertionResult same_results(const std::string& left, const std::string& right);
+
+}  // namespace msa::test

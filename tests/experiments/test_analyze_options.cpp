@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+// Every request that msa-analyze must refuse: exit code 2, the value and the rule in the message,
+// and nothing written.
+#include <cmath>
+#include <fstream>
+#include <ostream>
+
+#include "tests/experiments/cli.h"
+
+namespace msa::test {
+namespace {
+
+struct Refusal {
+    std::vector<std::string> args;  // beside the file and --out
+    std::string message;            // a part of it
+};
+std::ostream& operator<<(std::ostream& out, const Refusal& r) { return out << r.message; }
+
+class Refused : public CliTest, public testing::WithParamInterface<Refusal> {};
+
+TEST_P(Refused, WithTheValueAndTheRule) {
+    std::vector<std::string> args{make("a.h5"), "--out", path("out"), "--backend", "reference"};
+    args.insert(args.end(), GetParam().args.begin(), GetParam().args.end());
+    const Outcome outcome = kAnalyze(args);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(outcome.err.rfind("msa-analyze: ", 0), 0U) << outcome.err;
+    EXPECT_NE(outcome.err.find(GetParam().message), std::string::npos) << outcome.err;
+    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5")));
+    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
+}
+
+const Refusal kRefusals[] = {
+    {{"--bogus"}, "unrecognised option '--bogus'"},
+    {{"--top"}, "unrecognised option '--top'"},  // no abbreviations
+    {{"--top-k", "0"}, "--top-k is 0, must be at least 1"},
+    {{"--top-k", "four"}, "'four') for option '--top-k' is invalid"},
+    {{"--top-k", "99999999999999999999"}, "for option '--top-k' is invalid"},
+    {{"--top-k", "4", "--top-k", "8"}, "'--top-k' cannot be specified more than once"},
+    {{"--top-k"}, "the required argument for option '--top-k' is missing"},
+    {{"--block-size", "7"}, "--block-size is 7, must be from 8 to 256"},
+    {{"--block-size", "1K"}, "--block-size is 1024, must be from 8 to 256"},
+    {{"--forced-local", "0"}, "forced_local is 0, must be at least 1"},
+    {{"--forced-first", "16"}, "forced_local + forced_first is 17, must not exceed top_k = 16"},
+    {{"--forced-first", "-1"}, "forced_first is -1"},
+    {{"--layers", "7"}, "a.h5: has no layer 7; there are: 0, 3"},
+    {{"--layers", "0,3,0"}, "--layers is '0,3,0', it names a layer twice"},
+    {{"--layers", "0,"}, "--layers is '0,', it has an empty item"},
+    {{"--layers", "first"}, "--layers is 'first', 'first' is no integer"},
+    {{"--selector", "best"}, "--selector is 'best', must be one of: index, oracle,"},
+    {{"--selector", "oracle,oracle"}, "--selector names 'oracle' twice"},
+    {{"--queries", "5:5"}, "--queries is 5:5, must be a non-empty range within 0:150"},
+    {{"--queries", "100:151"}, "--queries is 100:151, must be a non-empty range within 0:150"},
+    {{"--queries", "10"}, "'10') for option '--queries' is invalid"},
+    {{"--sample-queries", "-1"}, "--sample-queries is -1, must be at least 0"},
+    {{"--seed", "-1"}, "--seed is -1, must be at least 0"},
+    {{"--threads", "-1"}, "--threads is -1, must be from 0 to 4096"},
+    {{"--sink-tokens", "0"}, "--sink-tokens is 0, must be at least 1"},
+    {{"--oracle", "luck"}, "--oracle is 'luck', must be one of: mass, max-logit"},
+    {{"--oracle-local", "maybe"}, "--oracle-local is 'maybe', must be one of: included, excluded"},
+    {{"--dump", "ids,all"}, "--dump is 'all', must be one of: ids, outputs, mass, scores"},
+    {{"--resume", "--overwrite"}, "--resume and --overwrite exclude each other"},
+    {{"--backend", "cpu"}, "'--backend' cannot be specified more than once"},
+    {{"second.h5"}, "'--input' cannot be specified more than once"},
+};
+INSTANTIATE_TEST_SUITE_P(All, Refused, testing::ValuesIn(kRefusals));
+
+using AnalyzeRefusal = CliTest;
+
+TEST_F(AnalyzeRefusal, NeedsInputOutputAndAKnownBackend) {
+    EXPECT_NE(kAnalyze({}).err.find("no input"), std::string::npos);
+    EXPECT_NE(kAnalyze({make("a.h5")}).err.find("no output"), std::string::npos);
+    const Outcome outcome = kAnalyze({make("a.h5"), "--out", path("o"), "--backend", "abacus"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("no backend is called 'abacus'; there are: reference, cpu"),
+              std::string::npos);
+}
+
+TEST_F(AnalyzeRefusal, RefusesKeysBeforeRope) {
+    const std::string file = make("a.h5", {.q_state = io::RopeState::pre_rope});
+    const Outcome outcome = kAnalyze({file, "--out", path("out")});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("a.h5: /layers/0 q_state is pre_rope"), std::string::npos);
+    EXPECT_FALSE(std::filesystem::exists(path("out")));
+}
+
+TEST_F(AnalyzeRefusal, RefusesNanAndLeavesNothing) {
+    const std::string file = make("a.h5");
+    poke(file, "/layers/0/q", {149, 3, 15}, -INFINITY);
+    const Outcome outcome = kAnalyze({file, "--out", path("out"), "--backend", "reference"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("/layers/0/q holds 1 values that are NaN or Inf, must hold none; "
+                               "the first: token 149, head 3, channel 15 is -inf"),
+              std::string::npos);
+    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5")));
+    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
+}
+
+TEST_F(AnalyzeRefusal, RefusesResultsThatExist) {
+    const std::vector<std::string> args{make("a.h5"), "--out",        path("out"), "--backend",
+                                        "reference",  "--block-size", "8",         "--selector",
+                                        "oracle",     "--layers",     "0"};
+    const auto with = [&](const char* flag) {
+        std::vector<std::string> more = args;
+        more.emplace_back(flag);
+        return kAnalyze(more);
+    };
+    ASSERT_EQ(kAnalyze(args).code, 0);
+    const std::string before = file_text(path("out/results.h5"));
+    const Outcome again = kAnalyze(args);
+    EXPECT_EQ(again.code, 2);
+    EXPECT_NE(again.err.find("out/results.h5: exists; --overwrite replaces it"), std::string::npos);
+    EXPECT_EQ(file_text(path("out/results.h5")), before);
+    EXPECT_EQ(with("--overwrite").code, 0);
+}
+
+TEST_F(AnalyzeRefusal, RefusesADirectoryItCannotWrite) {
+    std::ofstream(path("file")) << "in the way";
+    const Outcome outcome =
+        kAnalyze({make("a.h5"), "--out", path("file/out"), "--backend", "reference"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("file/out"), std::string::npos) << outcome.err;
+}
+
+using Help = CliTest;
+
+TEST_F(Help, AnswersTheQuestion) {
+    for (const Program& program : programs()) {
+        const Outcome help = program({"--help"});
+        EXPECT_EQ(help.code, 0);
+        EXPECT_NE(help.out.find("usage: " + program.name), std::string::npos);
+        EXPECT_NE(help.out.find("Examples:"), std::string::npos);
+        EXPECT_EQ(program({"--version"}).out.rfind(program.name + " ", 0), 0U);
+        EXPECT_EQ(help.err, "");
+    }
+    EXPECT_NE(kAnalyze({"--help"}).out.find("--block-size TOKENS (=128)"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace msa::test

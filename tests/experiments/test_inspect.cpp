@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/experiments/cli.h"
+
+namespace msa::test {
+namespace {
+
+using Inspect = CliTest;
+using nlohmann::json;
+
+TEST_F(Inspect, ShowsTheLayersOfActivations) {
+    const Outcome shown = kInspect({make("a.h5")});
+    EXPECT_EQ(shown.code, 0) << shown.err;
+    EXPECT_NE(shown.out.find("a.h5: valid msa-activations version 1"), std::string::npos);
+    EXPECT_NE(shown.out.find("150 in 2 sequences"), std::string::npos);
+    EXPECT_EQ(shown.err, "");
+}
+
+TEST_F(Inspect, StatsAreThoseOfTheValues) {
+    const std::string file = make("a.h5");
+    const Outcome shown = kInspect({file, "--stats", "--json"});
+    ASSERT_EQ(shown.code, 0) << shown.err;
+    const json layers = json::parse(shown.out).at(0).at("layers");
+    ASSERT_EQ(layers.size(), 2U);
+    const json k = layers[1]["stats"]["k"];
+
+    const io::ActivationsReader reader(file);
+    const Tensor<float, 3> values = reader.read(3, io::Field::k, {0, 150});
+    double low = values(0, 0, 0), high = low, sum = 0, squares = 0, norms = 0;
+    for (int64_t t = 0; t < 150; ++t) {
+        double norm = 0;
+        for (int64_t h = 0; h < 2; ++h)
+            for (int64_t d = 0; d < 16; ++d) {
+                const double value = values(t, h, d);
+                low = std::min(low, value);
+                high = std::max(high, value);
+                sum += value;
+                squares += value * value;
+                if (h == 1) norm += value * value;
+            }
+        norms += std::sqrt(norm);
+    }
+    const double count = 150 * 2 * 16, mean = sum / count;
+    EXPECT_EQ(k["values"], 150 * 2 * 16);
+    EXPECT_EQ(k["min"], low);
+    EXPECT_EQ(k["max"], high);
+    EXPECT_DOUBLE_EQ(k["mean"].get<double>() + 1, mean + 1);
+    EXPECT_NEAR(k["std"].get<double>(), std::sqrt(squares / count - mean * mean), 1e-12);
+    EXPECT_EQ(k["norm_mean"].size(), 2U);
+    EXPECT_DOUBLE_EQ(k["norm_mean"][1].get<double>(), norms / 150);
+}
+
+TEST_F(Inspect, ShowsResults) {
+    ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
+                        "--backend", "reference", "--selector", "oracle"})
+                  .code,
+              0);
+    const Outcome shown = kInspect({path("out/results.h5"), "--stats"});
+    EXPECT_EQ(shown.code, 0) << shown.err;
+    EXPECT_NE(shown.out.find("valid msa-results version 1"), std::string::npos);
+    EXPECT_NE(shown.out.find("/select/oracle/3/ids"), std::string::npos);
+    const json about =
+        json::parse(kInspect({path("out/results.h5"), "--stats", "--json"}).out).at(0);
+    for (const json& dataset : about["datasets"]) {
+        if (dataset["path"] == "/done") continue;
+        EXPECT_GT(dataset["stats"]["values"], 0) << dataset;
+        EXPECT_NE(dataset["description"], "") << dataset;
+    }
+}
+
+TEST_F(Inspect, SeveralFilesAtOnce) {
+    const json all =
+        json::parse(kInspect({make("a.h5"), make("b.h5", {.layers = {7}}), "--json"}).out);
+    ASSERT_EQ(all.size(), 2U);
+    EXPECT_EQ(all[1]["layers"][0]["layer"], 7);
+}
+
+TEST_F(Inspect, RefusesWithTheReason) {
+    const auto refusal = [](const std::vector<std::string>& args) {
+        const Outcome refused = kInspect(args);
+        EXPECT_EQ(refused.code, 2);
+        EXPECT_EQ(refused.out, "");
+        return refused.err;
+    };
+    EXPECT_NE(refusal({}).find("'--file' is required"), std::string::npos);
+    EXPECT_NE(refusal({path("none.h5")}).find("none.h5"), std::string::npos);
+    std::ofstream(path("text.h5")) << "no HDF5 at all";
+    EXPECT_NE(refusal({path("text.h5")}).find("text.h5"), std::string::npos);
+
+    const std::string bad = make("bad.h5");
+    poke(bad, "/layers/3/v", {7, 1, 2}, NAN);
+    EXPECT_EQ(kInspect({bad}).code, 0);  // sizes alone are fine
+    EXPECT_NE(refusal({bad, "--stats"})
+                  .find("/layers/3/v holds 1 values that are NaN or Inf, must hold none; the "
+                        "first: token 7, head 1, channel 2 is nan"),
+              std::string::npos);
+}
+
+}  // namespace
+}  // namespace msa::test

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+// experiments/CLI.md is what the programs say of themselves. On a difference the new text is left
+// beside it as CLI.md.new, to be looked at and moved over it.
+#include <fstream>
+
+#include "tests/experiments/cli.h"
+
+namespace msa::test {
+namespace {
+
+TEST(CliReference, IsWhatTheProgramsSay) {
+    std::string wanted =
+        "# Command lines\n\nThe output of every program's `--help-markdown`, in one page; a test "
+        "keeps it so.\nExit codes: 0 done; 2 bad input, or the system refused; 130 interrupted; 1 "
+        "a bug.\n";
+    for (const Program& program : programs()) wanted += "\n" + program({"--help-markdown"}).out;
+    const std::string file = std::string(MSA_SOURCE_DIR) + "/experiments/CLI.md";
+    if (file_text(file) == wanted) return;
+    std::ofstream(file + ".new") << wanted;
+    FAIL() << file << " is out of date; see " << file << ".new";
+}
+
+}  // namespace
+}  // namespace msa::test

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+// A run that is killed, at any moment, and resumed gives what an uninterrupted one gives.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <set>
+#include <thread>
+
+#include "core/io/results.h"
+#include "tests/experiments/cli.h"
+
+namespace msa::test {
+namespace {
+
+class Resume : public CliTest {
+protected:
+    std::vector<std::string> args(const std::string& out,
+                                  const std::vector<std::string>& more = {}) const {
+        std::vector<std::string> all{
+            file_,           "--out",  path(out),        "--backend",    "reference", "--selector",
+            "oracle,random", "--dump", "outputs,scores", "--block-size", "8"};
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    void expect_same(const std::string& left, const std::string& right) const {
+        EXPECT_TRUE(same_results(path(left + "/results.h5"), path(right + "/results.h5")));
+        for (const char* name : {"/summary.json", "/metrics.csv"})
+            EXPECT_EQ(file_text(path(left + name)), file_text(path(right + name)));
+        std::set<std::string> files;
+        for (const auto& entry : std::filesystem::directory_iterator(path(left)))
+            files.insert(entry.path().filename().string());
+        EXPECT_EQ(files, (std::set<std::string>{"results.h5", "summary.json", "metrics.csv"}));
+    }
+
+    std::string file_ = make("a.h5", {.layers = {0, 1, 2, 3}});
+};
+
+/// Runs the real program and kills it after `delay`; its exit code, or -1 when it was killed.
+int run_for(const std::vector<std::string>& args, std::chrono::microseconds delay) {
+    std::vector<std::string> words{std::string(MSA_BIN_DIR) + "/msa-analyze"};
+    words.insert(words.end(), args.begin(), args.end());
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    const pid_t child = fork();
+    if (child == 0) {
+        const bool quiet = freopen("/dev/null", "w", stdout) && freopen("/dev/null", "w", stderr);
+        if (quiet) execv(argv[0], argv.data());
+        _exit(127);
+    }
+    std::this_thread::sleep_for(delay);
+    kill(child, SIGKILL);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST_F(Resume, AfterKillsAtManyMoments) {
+    using std::chrono::microseconds;
+    ASSERT_EQ(kAnalyze(args("whole")).code, 0);
+    int killed = 0;
+    // Later and later, so that some kills hit every step: start, layers, assembly, small files.
+    for (int trial = 0; trial < 12; ++trial) {
+        const std::string out = text("killed", trial);
+        int code = -1;
+        for (int64_t delay = 4000 + 1700 * trial; code != 0; delay += 2000 + 300 * trial) {
+            code = run_for(args(out, {"--resume"}), microseconds(delay));
+            ASSERT_TRUE(code == 0 || code == -1) << code;
+            killed += code == -1 ? 1 : 0;
+        }
+        expect_same(out, "whole");
+    }
+    EXPECT_GT(killed, 12);
+    std::cout << "killed " << killed << " times\n";
+}
+
+TEST_F(Resume, BetweenTheResultsAndTheSmallFiles) {
+    ASSERT_EQ(kAnalyze(args("whole")).code, 0);
+    ASSERT_EQ(kAnalyze(args("out")).code, 0);
+    std::filesystem::remove(path("out/summary.json"));
+    std::ofstream(path("out/metrics.csv.partial")) << "half a";
+    std::filesystem::rename(path("out/metrics.csv.partial"), path("out/metrics.csv"));
+    const Outcome outcome = kAnalyze(args("out", {"--resume"}));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    expect_same("out", "whole");
+}
+
+TEST_F(Resume, WhileTheUnitsAreRemoved) {
+    ASSERT_EQ(kAnalyze(args("whole")).code, 0);
+    ASSERT_EQ(kAnalyze(args("out")).code, 0);
+    std::filesystem::create_directories(path("out/results.h5.partial"));
+    std::ofstream(path("out/results.h5.partial/unit-layer-3.h5")) << "not removed yet";
+    EXPECT_EQ(kAnalyze(args("out", {"--resume"})).code, 0);
+    expect_same("out", "whole");
+}
+
+TEST_F(Resume, RefusesAnotherRun) {
+    ASSERT_EQ(kAnalyze(args("out")).code, 0);
+    const Outcome options = kAnalyze(args("out", {"--resume", "--top-k", "3"}));
+    EXPECT_EQ(options.code, 2);
+    EXPECT_NE(options.err.find("cannot resume, its options differ"), std::string::npos);
+    const Outcome seed = kAnalyze(args("out", {"--resume", "--seed", "3"}));
+    EXPECT_NE(seed.err.find("cannot resume, its seed differ: 0 then, 3 now"), std::string::npos);
+    file_ = make("a.h5", {.layers = {0, 1, 2, 3}, .query_heads = 2});
+    const Outcome input = kAnalyze(args("out", {"--resume"}));
+    EXPECT_NE(input.err.find("cannot resume, its inputs differ"), std::string::npos);
+}
+
+TEST_F(Resume, StartsAfreshWhereThereIsNothing) {
+    EXPECT_EQ(kAnalyze(args("out", {"--resume"})).code, 0);
+}
+
+TEST_F(Resume, OverwriteKeepsTheOldResultsUntilTheEnd) {
+    ASSERT_EQ(kAnalyze(args("out", {"--top-k", "3"})).code, 0);
+    const std::string before = file_text(path("out/results.h5"));
+    for (int64_t delay = 4000;
+         run_for(args("out", {"--overwrite"}), std::chrono::microseconds(delay)) != 0;
+         delay += 4000) {
+        const std::string now = file_text(path("out/results.h5"));
+        if (now != before) break;  // killed after the rename
+    }
+    EXPECT_EQ(kAnalyze(args("out", {"--resume"})).code, 0);
+    ASSERT_EQ(kAnalyze(args("whole")).code, 0);
+    expect_same("out", "whole");
+}
+
+TEST_F(Resume, AnInterruptIsAnsweredWithTheWayOn) {
+    const Program interrupted{
+        "msa-analyze", [](std::span<const std::string>, std::ostream&, std::ostream&) -> int {
+            throw experiments::Interrupted("stopped; --resume continues");
+        }};
+    const Outcome outcome = interrupted({});
+    EXPECT_EQ(outcome.code, 130);
+    EXPECT_EQ(outcome.err, "msa-analyze: stopped; --resume continues\n");
+}
+
+}  // namespace
+}  // namespace msa::test
