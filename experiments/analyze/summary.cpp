@@ -37,11 +37,12 @@ constexpr Column kColumns[] = {
     {"sink_mass_dense", "sink_mass", true, "sink dense",
      "mean probability on token 0 in dense attention, heads averaged"},
     {"sink_mass_sparse", "sink_mass_sparse", false, "sink sparse",
-     "the same on the support that sparse attention uses"},
+     "mean probability on token 0 in sparse attention (softmax over the selected blocks), heads "
+     "averaged"},
     {"entropy_dense", "entropy", true, "entropy dense",
      "mean entropy of dense attention in nats, heads averaged"},
     {"entropy_sparse", "entropy_sparse", false, "entropy sparse",
-     "the same on the support that sparse attention uses"},
+     "mean entropy of sparse attention (softmax over the selected blocks) in nats, heads averaged"},
 };
 
 struct Row {
