@@ -192,7 +192,8 @@ def make_results(path, case: Case = Case()):
     with h5py.File(path, "w") as file:
         file.attrs.update(format="msa-results", format_version=1)
         file.create_group("run").attrs.update(
-            program="make_results", argv=json.dumps(["a file.h5", "--top-k", "4"]), commit="0" * 40, host="laptop",
+            program="make_results", argv=json.dumps(["a file.h5", "--top-k", "4"]),
+            commit="0" * 40, host="laptop",
             device="numpy", compiler="none", started="2000-01-01T00:00:00Z",
             finished="2000-01-01T00:00:01Z", seed=case.seed, definitions=json.dumps(DEFINITIONS),
             options=json.dumps({"block_size": case.block_size, "top_k": case.top_k}),

@@ -85,7 +85,8 @@ def test_every_column_has_a_definition(results):
 
 
 def test_names_where_the_numbers_come_from(page):
-    for text in ("make_results &#39;a file.h5&#39; --top-k 4", "laptop", "numpy", "0" * 40, "synthetic.h5", "0" * 64):
+    for text in ("make_results &#39;a file.h5&#39; --top-k 4",
+                 "laptop", "numpy", "0" * 40, "synthetic.h5", "0" * 64):
         assert text in page
 
 
