@@ -10,6 +10,7 @@
 #include "analysis/popularity.h"
 #include "analysis/recall.h"
 #include "analysis/sink.h"
+#include "core/random.h"
 #include "core/select/selector.h"
 #include "experiments/common/program.h"
 #include "experiments/common/progress.h"
@@ -412,13 +413,11 @@ std::vector<int64_t> choose_queries(const AnalyzeOptions& o, int64_t tokens) {
     const int64_t wanted =
         o.sample_queries == 0 ? available : std::min(o.sample_queries, available);
     std::vector<int64_t> chosen;
-    uint64_t state = o.seed;
     for (int64_t n = 0; n < wanted; ++n) {
         const int64_t low = begin + available * n / wanted;
         const int64_t high = begin + available * (n + 1) / wanted;
-        state = state * 6364136223846793005U + 1442695040888963407U;  // Knuth's MMIX generator
         chosen.push_back(low +
-                         static_cast<int64_t>((state >> 33U) % static_cast<uint64_t>(high - low)));
+                         static_cast<int64_t>(mix(o.seed, n) % static_cast<uint64_t>(high - low)));
     }
     return chosen;
 }

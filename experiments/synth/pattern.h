@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// Activations with planted attention structure. Every value is a function of the seed and its own
+// coordinates alone, so any token range can be made on its own.
+//
+// A head's logit of query i and key j is noise of unit variance plus planted gains, in nats:
+//   sink      `sink` on token 0 of the sequence
+//   diagonal  `diagonal` at j = i, falling off within a few dozen tokens
+//   stripes   `stripe` around slow(i, s) = ratio_s * i for each stripe s of the group, ratio_s < 1:
+//             far blocks that consecutive queries share and that move slowly
+//   needles   `needle` on single tokens that only a short run of later queries looks for
+// The index branch plants the same structure once per group, with `index_noise` times the noise.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/io/activations.h"
+#include "core/tensor.h"
+
+namespace msa::experiments {
+
+struct Pattern {
+    double sink = 4, diagonal = 5, stripe = 5, needle = 9;
+    int64_t stripes = 3;  // per group
+    int64_t needles = 8;  // per sequence
+    double index_noise = 1;
+    uint64_t seed = 0;
+};
+
+/// Where structure is planted, for tests and plots.
+struct Needle {
+    int64_t key;          // position of the needle
+    int64_t first_query;  // the kNeedleQueries positions from here on look for it
+    uint64_t code;        // names its direction among the needle channels
+};
+inline constexpr int64_t kNeedleQueries = 16;
+
+class Synthesizer {
+public:
+    /// Sequences and sizes from `info`; every layer of it can be made.
+    Synthesizer(const io::ActivationsInfo& info, const Pattern& pattern);
+
+    /// Tokens [range.begin, range.end) of a field of a layer: [n, heads, channels].
+    Tensor<float, 3> make(const io::LayerInfo&, io::Field, QueryRange range) const;
+
+    /// Position that stripe `stripe` of `group` points the query at `position` to.
+    int64_t stripe_target(const io::LayerInfo&, int64_t group, int64_t stripe,
+                          int64_t position) const;
+    /// The needles of a sequence, by key.
+    std::vector<Needle> needles(const io::LayerInfo&, int64_t sequence) const;
+
+private:
+    void plant_key(const std::vector<Needle>& needles, int64_t position, View<float, 1> head) const;
+    void plant_query(const io::LayerInfo&, const std::vector<Needle>& needles, int64_t group,
+                     int64_t position, double gain, View<float, 1> head) const;
+    int64_t sequence_of(int64_t token) const;
+
+    io::ActivationsInfo info_;
+    Pattern pattern_;
+};
+
+}  // namespace msa::experiments
