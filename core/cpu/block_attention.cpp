@@ -21,7 +21,7 @@ void add_block(const BlockRows& rows, Panels keys, Panels values, float* logits)
             const auto at = static_cast<size_t>(r);
             factor[at] = softmax_step(logits + r * stride, seen[at], rows.softmax[row + r]).factor;
         }
-        add_values({logits, stride, strip}, values, seen.data(), factor.data(),
+        add_values(logits, stride, strip, values, seen.data(), factor.data(),
                    rows.sums + row * width, width);
     }
 }

@@ -19,8 +19,8 @@ void add_strip(const LogitStrip& strip, Panels values, OnlineSum* softmax, float
         factor[at] = softmax_step(strip.row(r), strip.seen[at], softmax[r]).factor;
     }
     const int64_t stride = padded(values.columns);
-    add_values({strip.data, strip.stride, strip.rows}, values, strip.seen.data(), factor.data(),
-               out, stride);
+    add_values(strip.data, strip.stride, strip.rows, values, strip.seen.data(), factor.data(), out,
+               stride);
 }
 
 }  // namespace

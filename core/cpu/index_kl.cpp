@@ -171,7 +171,7 @@ private:
         exp2_row(logits.data(), seen, lse);
         logits -= teacher;
         const float keep = 1;
-        add_values({logits.data(), seen, 1}, s.values, &seen, &keep, &s.d_query(i, 0),
+        add_values(logits.data(), seen, 1, s.values, &seen, &keep, &s.d_query(i, 0),
                    padded(p_.index_dim));
         Row(&d_scores_(tile.queries.begin + i, tile.group, run.uses[row].slot * p_.block_size),
             seen) = logits;

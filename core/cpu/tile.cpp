@@ -122,6 +122,16 @@ float exp2_and_sum(float* logits, int64_t count, float reference) {
     return lane_sum(sum);
 }
 
+/// Are the values of the keys [first, last) finite?
+bool finite(Panels v, int64_t first, int64_t last) {
+    for (int64_t column = 0; column < v.columns; column += kPanel) {
+        const float* panel = v.data + column * v.depth;
+        for (const float* x = panel + first * kPanel; x < panel + last * kPanel; ++x)
+            if (!std::isfinite(*x)) return false;
+    }
+    return true;
+}
+
 }  // namespace
 
 void pack_queries(View<const float, 3> q, QueryRange queries, int64_t first_head, int64_t heads,
@@ -178,15 +188,19 @@ void multiply_add(Strip a, Panels b, int64_t first, int64_t last, const float* f
     });
 }
 
-void add_values(Strip p, Panels v, const int64_t* visible, const float* factor, float* c,
-                int64_t c_stride) {
-    const int64_t common = *std::min_element(visible, visible + p.rows);
-    multiply_add(p, v, 0, common, factor, c, c_stride);
-    constexpr float kKeep = 1;
-    for (int64_t row = 0; row < p.rows; ++row)
-        if (visible[row] > common)
-            multiply_add({p.data + row * p.stride, p.stride, 1}, v, common, visible[row], &kKeep,
-                         c + row * c_stride, c_stride);
+void add_values(float* p, int64_t p_stride, int64_t rows, Panels v, const int64_t* visible,
+                const float* factor, float* c, int64_t c_stride) {
+    const auto [least, most] = std::minmax_element(visible, visible + rows);
+    if (finite(v, *least, *most)) {
+        // A weight of 0 adds exactly nothing: together, the rows sum as they do alone.
+        for (int64_t row = 0; row < rows; ++row)
+            std::fill(p + row * p_stride + visible[row], p + row * p_stride + *most, 0.0f);
+        multiply_add({p, p_stride, rows}, v, 0, *most, factor, c, c_stride);
+        return;
+    }
+    for (int64_t row = 0; row < rows; ++row)
+        multiply_add({p + row * p_stride, p_stride, 1}, v, 0, visible[row], factor + row,
+                     c + row * c_stride, c_stride);
 }
 
 SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state) {

@@ -66,10 +66,11 @@ void multiply(Strip a, Panels b, float* c, int64_t c_stride);
 void multiply_add(Strip a, Panels b, int64_t first, int64_t last, const float* factor, float* c,
                   int64_t c_stride);
 
-/// The p v of one strip: row r takes its first visible[r] keys, 0 <= visible[r] <= v.depth;
-/// c[r] = factor[r] c[r] + p[r] v.
-void add_values(Strip p, Panels v, const int64_t* visible, const float* factor, float* c,
-                int64_t c_stride);
+/// The p v of one strip of weights p [rows, p_stride]: row r takes its first visible[r] keys,
+/// 0 <= visible[r] <= v.depth; c[r] = factor[r] c[r] + p[r] v. A row's sum does not depend on the
+/// rows beside it. Overwrites p up to the most visible keys of the strip.
+void add_values(float* p, int64_t p_stride, int64_t rows, Panels v, const int64_t* visible,
+                const float* factor, float* c, int64_t c_stride);
 
 /// Sum and reference point of the exponentials of one row: sum of exp2(logit - top) so far. top
 /// follows the maximum lazily, at most 8 below it.
