@@ -20,7 +20,7 @@
 namespace msa::experiments {
 
 struct Pattern {
-    double sink = 4, diagonal = 5, stripe = 5, needle = 9;
+    double sink = 14, diagonal = 8, stripe = 8, needle = 14;
     int64_t stripes = 3;  // per group
     int64_t needles = 8;  // per sequence
     double index_noise = 1;
