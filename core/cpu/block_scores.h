@@ -13,8 +13,8 @@ constexpr int64_t block_step(int64_t block_size) {
     return block_size * std::max<int64_t>(1, 128 / block_size);
 }
 
-/// Calls on_score(row, block, score) for the visible blocks of each row of `loop`'s tile, in
-/// ascending order of blocks.
+/// Calls on_score(row, block, score) for the visible blocks of each row of the tile, each
+/// row's in ascending order.
 template <typename OnScore>
 void for_each_block_score(const Problem& p, View<const float, 2> index_k, const RowTile& tile,
                           const Scratch& scratch, OnScore on_score) {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 namespace msa::cpu {
 namespace {
@@ -31,8 +32,7 @@ IntVec first_lanes(int64_t count) {
 
 /// Rows x kPanel sums over t in [0, depth) stay in registers; `finish(row, half, sum)` takes them.
 template <int Rows, typename Finish>
-inline void product(const float* a, int64_t a_stride, const float* panel, int64_t depth,
-                    Finish finish) {
+void product(const float* a, int64_t a_stride, const float* panel, int64_t depth, Finish finish) {
     Vec sum[Rows][2] = {};
     for (int64_t t = 0; t < depth; ++t) {
         const Vec b0 = load(panel + t * kPanel), b1 = load(panel + t * kPanel + kLanes);
@@ -50,9 +50,10 @@ inline void product(const float* a, int64_t a_stride, const float* panel, int64_
     }
 }
 
-/// Calls f with the number of rows as a compile-time constant.
+/// Calls f with the number of rows, 1 .. kStrip, as a compile-time constant.
 template <typename F>
 void with_rows(int64_t rows, F f) {
+    static_assert(kStrip == 6);
     switch (rows) {
         case 1: return f(std::integral_constant<int, 1>{});
         case 2: return f(std::integral_constant<int, 2>{});
