@@ -14,8 +14,7 @@ constexpr int64_t kTileRows = 128;
 }  // namespace
 
 Popularity::Popularity(const Problem& layer)
-    : first_block_(block_starts(layer)),
-      counts_({layer.kv_heads, first_block_.back()}) {}
+    : first_block_(block_starts(layer)), counts_({layer.kv_heads, first_block_.back()}) {}
 
 void Popularity::add(const Problem& p, View<const int32_t, 3> ids) {
     const std::vector<int64_t> sequence = query_sequences(p);

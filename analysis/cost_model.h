@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// The only place that counts floating-point operations (a multiply-add is 2).
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.h"
+#include "core/tensor.h"
+
+namespace msa::analysis {
+
+/// (query, visible key) pairs of the problem: N (N + 1) / 2 for a square causal sequence. The
+/// paper's N^2 / 2 (sec:msa-flops) is its limit.
+double causal_pairs(const Problem&);
+
+/// (query, visible selected key) pairs summed over groups, for ids [Nq, Hkv, k].
+double selected_pairs(const Problem&, View<const int32_t, 3> ids);
+
+/// Q K^T and P V over all visible keys: 4 Hq dh pairs (F_GQA of sec:msa-flops).
+double dense_attention_flops(const Problem&);
+/// Q K^T alone, as block_mass needs it: 2 Hq dh pairs.
+double block_mass_flops(const Problem&);
+/// The Index Branch: 2 Hkv didx pairs (the first term of F_MSA of sec:msa-flops).
+double index_scores_flops(const Problem&);
+/// The Main Branch over the selected keys: 4 G dh selected_pairs (at most the second term of
+/// F_MSA, 4 Hq dh N k Bk).
+double sparse_attention_flops(const Problem&, View<const int32_t, 3> ids);
+/// KL loss with gradient over `pairs` (query, key, group) triples of its support: main and index
+/// logits, and the two index gradients.
+double index_kl_flops(const Problem&, double pairs);
+
+}  // namespace msa::analysis
