@@ -77,9 +77,9 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
         ("queries", po::value(&o.queries)->value_name("A:B"),
          "analyse the queries of these packed tokens only")  //
         ("sample-queries", po::value(&sample)->value_name("N"),
-         "analyse N of the queries, evenly spread, drawn with --seed")                //
+         "analyse N of the queries, evenly spread, drawn with --seed")  //
         ("seed", po::value(&seed)->default_value(seed)->value_name("N"),
- "of sampling and of random")  //
+         "of sampling and of random")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
          "reference, cpu")  //
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),
