@@ -15,9 +15,11 @@
 namespace msa::io::h5 {
 namespace {
 
-/// HDF5 prints its errors unless told not to; once per process.
+/// Before anything else of HDF5, once per process: no printing of errors, and no closing of what
+/// is open at exit. Handles close all; what a full disk kept open would crash HDF5 1.10 there.
 void keep_quiet() {
     static const bool done = [] {
+        H5dont_atexit();
         H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
         return true;
     }();
@@ -133,6 +135,11 @@ std::string take_error() {
     };
     H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, visit, &innermost);
     H5Eclear2(H5E_DEFAULT);
+    // A failed write says when, where and how much; the system's own words are in the middle.
+    const std::string marker = "error message = '";
+    if (const size_t at = innermost.find(marker); at != std::string::npos)
+        innermost = innermost.substr(at + marker.size(),
+                                     innermost.find('\'', at + marker.size()) - at - marker.size());
     return innermost.empty() ? "no reason given" : innermost;
 }
 

@@ -12,15 +12,16 @@ namespace {
 const About kAbout{
     .name = "msa-analyze",
     .question =
-        "what does MiniMax Sparse Attention select on my activations, and what does it "
+        "What does MiniMax Sparse Attention select on my activations, and what does it "
         "lose?",
     .usage = "FILE --out DIR [options]",
     .examples = {"msa-analyze data/sample.h5 --out results/first --block-size 32",
                  "msa-analyze data/sample.h5 --out results/sampled --selector oracle,window "
                  "--block-size 64 --top-k 8 --sample-queries 512"},
     .writes =
-        "DIR/results.h5 (groups /select, /metrics, /curves, /popularity, and with --dump\n"
-        "/outputs, /mass, /scores; data/FORMAT.md), DIR/summary.json, DIR/metrics.csv.",
+        "DIR/results.h5 (groups /queries, /layers, /select, /metrics, /curves, /popularity,\n"
+        "and with --dump /outputs, /mass, /scores; see data/FORMAT.md), DIR/summary.json and\n"
+        "DIR/metrics.csv.",
 };
 
 std::string join(const std::vector<std::string>& words) {
@@ -76,8 +77,9 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
         ("queries", po::value(&o.queries)->value_name("A:B"),
          "analyse the queries of these packed tokens only")  //
         ("sample-queries", po::value(&sample)->value_name("N"),
-         "analyse N of the queries, evenly spread, drawn with --seed")                //
-        ("seed", po::value(&seed)->default_value(seed), "of sampling and of random")  //
+         "analyse N of the queries, evenly spread, drawn with --seed")  //
+        ("seed", po::value(&seed)->default_value(seed)->value_name("N"),
+         "of sampling and of random")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
          "reference, cpu")  //
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "experiments/common/table.h"
 
 namespace msa::experiments {
 namespace {
@@ -123,39 +124,31 @@ std::string metrics_csv(const io::ResultsReader& results) {
 }
 
 void print_table(const io::ResultsReader& results, std::ostream& out) {
-    constexpr int kLayer = 7, kSelector = 14, kNumber = 15;
-    std::ostringstream table;
-    table << std::fixed << std::setprecision(4) << std::left << std::setw(kLayer) << "layer"
-          << std::setw(kSelector) << "selector" << std::right;
-    for (const Column& column : kColumns) table << std::setw(kNumber) << column.heading;
-    table << '\n';
-    for (const Row& row : rows(results)) {
-        table << std::left << std::setw(kLayer) << row.layer << std::setw(kSelector) << row.selector
-              << std::right;
-        for (const Column& column : kColumns) {
-            const double number = value(results, row, column);
-            if (std::isnan(number))
-                table << std::setw(kNumber) << "-";
-            else
-                table << std::setw(kNumber) << number;
-        }
-        table << '\n';
-    }
-    table << '\n';
-    for (const Column& column : kColumns)
-        table << std::left << std::setw(kNumber) << column.heading << column.definition << '\n';
+    constexpr int kDecimals = 4;
+    std::vector<std::string> header{"layer", "selector"};
+    for (const Column& column : kColumns) header.emplace_back(column.heading);
+    Table table(header), definitions({"column", "definition"});
     const std::vector<Row> all = rows(results);
+    for (const Row& row : all) {
+        std::vector<std::string> cells{row.layer, row.selector};
+        for (const Column& column : kColumns)
+            cells.push_back(fixed_text(value(results, row, column), kDecimals));
+        table.add(cells);
+    }
+    for (const Column& column : kColumns) definitions.add({column.heading, column.definition});
+    table.print(out);
+    out << '\n';
+    definitions.print(out);
     if (!all.empty()) {
         const int64_t counted = count(results, all.front(), "rows_counted");
         const int64_t trivial = count(results, all.front(), "rows_trivial");
-        table << "\nQueries counted: " << counted
-              << "; left out because all their blocks fit into k: " << trivial
-              << " (--all-rows counts them).\n";
+        out << "\nQueries counted: " << counted
+            << "; left out because all their blocks fit into k: " << trivial
+            << " (--all-rows counts them).\n";
         if (counted == 0)
-            table << "No query has more visible blocks than k: choose a smaller --block-size or "
-                     "--top-k, or --all-rows.\n";
+            out << "No query has more visible blocks than k: choose a smaller --block-size or "
+                   "--top-k, or --all-rows.\n";
     }
-    out << table.str();
 }
 
 void check_order(const io::ResultsReader& results) {

@@ -53,4 +53,11 @@ std::string number_text(double value, int digits) {
     return text.str();
 }
 
+std::string fixed_text(double value, int decimals) {
+    if (std::isnan(value)) return "-";
+    std::ostringstream text;
+    text << std::fixed << std::setprecision(decimals) << value;
+    return text.str();
+}
+
 }  // namespace msa::experiments

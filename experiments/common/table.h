@@ -22,5 +22,7 @@ private:
 
 /// A number with `digits` significant digits, "-" for NaN.
 std::string number_text(double value, int digits = 4);
+/// A number with `decimals` decimals, "-" for NaN.
+std::string fixed_text(double value, int decimals);
 
 }  // namespace msa::experiments

@@ -16,7 +16,7 @@ namespace {
 
 const About kAbout{
     .name = "msa-synth",
-    .question = "how do selectors and kernels behave on attention whose structure I know?",
+    .question = "How do selectors and kernels behave on attention whose structure I know?",
     .usage = "--out FILE [options]",
     .examples = {"msa-synth --out /tmp/synth.h5 --tokens 4K",
                  "msa-synth --out /tmp/long.h5 --tokens 128K --query-heads 8 --kv-heads 2 "

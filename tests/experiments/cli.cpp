@@ -10,7 +10,8 @@
 
 #include "core/io/results.h"
 #include "experiments/analyze/analyze.h"
-#include "experiments/inspect.h"
+#include "experiments/inspect/inspect.h"
+#include "experiments/synth/synth.h"
 #include "tests/support/random.h"
 
 namespace msa::test {
@@ -19,7 +20,7 @@ const Program kAnalyze{"msa-analyze", experiments::analyze};
 const Program kInspect{"msa-inspect", experiments::inspect};
 
 const std::vector<Program>& programs() {
-    static const std::vector<Program> all{kAnalyze, kInspect};
+    static const std::vector<Program> all{kAnalyze, kInspect, {"msa-synth", experiments::synth}};
     return all;
 }
 

@@ -62,6 +62,8 @@ TEST_F(Inspect, ShowsResults) {
     EXPECT_EQ(shown.code, 0) << shown.err;
     EXPECT_NE(shown.out.find("valid msa-results version 1"), std::string::npos);
     EXPECT_NE(shown.out.find("/select/oracle/3/ids"), std::string::npos);
+    EXPECT_NE(kInspect({path("out/results.h5")}).out.find("/select/<selector>/<layer>/ids"),
+              std::string::npos);
     const json about =
         json::parse(kInspect({path("out/results.h5"), "--stats", "--json"}).out).at(0);
     for (const json& dataset : about["datasets"]) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <set>
 #include <thread>
@@ -38,8 +39,9 @@ protected:
     std::string file_ = make("a.h5", {.layers = {0, 1, 2, 3}});
 };
 
-/// Runs the real program and kills it after `delay`; its exit code, or -1 when it was killed.
-int run_for(const std::vector<std::string>& args, std::chrono::microseconds delay) {
+/// Runs the real program and signals it after `delay`; its exit code, or -1 when it was killed.
+int run_for(const std::vector<std::string>& args, std::chrono::microseconds delay,
+            int signal = SIGKILL) {
     std::vector<std::string> words{std::string(MSA_BIN_DIR) + "/msa-analyze"};
     words.insert(words.end(), args.begin(), args.end());
     std::vector<char*> argv;
@@ -52,7 +54,7 @@ int run_for(const std::vector<std::string>& args, std::chrono::microseconds dela
         _exit(127);
     }
     std::this_thread::sleep_for(delay);
-    kill(child, SIGKILL);
+    kill(child, signal);
     int status = 0;
     waitpid(child, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
@@ -125,6 +127,32 @@ TEST_F(Resume, OverwriteKeepsTheOldResultsUntilTheEnd) {
     EXPECT_EQ(kAnalyze(args("out", {"--resume"})).code, 0);
     ASSERT_EQ(kAnalyze(args("whole")).code, 0);
     expect_same("out", "whole");
+}
+
+TEST_F(Resume, AfterInterrupts) {
+    ASSERT_EQ(kAnalyze(args("whole")).code, 0);
+    int interrupted = 0;
+    for (int64_t delay = 10000;; delay += 5000) {
+        const int code =
+            run_for(args("out", {"--resume"}), std::chrono::microseconds(delay), SIGINT);
+        if (code == 0) break;
+        ASSERT_TRUE(code == 130 || code == -1) << code;  // -1: before the program could listen
+        interrupted += code == 130 ? 1 : 0;
+    }
+    EXPECT_GT(interrupted, 0);
+    expect_same("out", "whole");
+}
+
+TEST_F(Resume, AFullDiskLeavesNoResults) {
+    std::string command = "ulimit -f 16; exec " + std::string(MSA_BIN_DIR) + "/msa-analyze";
+    for (const std::string& arg : args("out")) command += " '" + arg + "'";
+    const int status = std::system((command + " >/dev/null 2>'" + path("err") + "'").c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 2);
+    EXPECT_NE(file_text(path("err")).find("cannot write " + path("out/results.h5")),
+              std::string::npos)
+        << file_text(path("err"));
+    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5")));
+    EXPECT_EQ(kAnalyze(args("out", {"--overwrite"})).code, 0);
 }
 
 TEST_F(Resume, AnInterruptIsAnsweredWithTheWayOn) {

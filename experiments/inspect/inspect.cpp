@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/inspect.h"
+#include "experiments/inspect/inspect.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <set>
+#include <sstream>
 
 #include "core/io/activations.h"
 #include "core/io/file_format.h"
@@ -148,6 +151,8 @@ ordered_json describe_results(const std::string& path, bool stats) {
         {"argv", run.argv},     {"commit", run.commit},    {"host", run.host},
         {"device", run.device}, {"started", run.started},  {"finished", run.finished},
         {"seed", run.seed},     {"inputs", run.inputs},    {"done", file.done()}};
+    about["layers"] = file.list("/layers");
+    about["selectors"] = file.list("/select");
     about["datasets"] = ordered_json::array();
     for (const io::DatasetInfo& dataset : file.datasets("/")) {
         ordered_json row{
@@ -220,6 +225,28 @@ void print_activations(const ordered_json& about, bool stats, std::ostream& out)
     table.print(out, "  ");
 }
 
+std::string joined(const ordered_json& list) {
+    std::string text;
+    for (const ordered_json& item : list) text += (text.empty() ? "" : ", ") + cell(item);
+    return text;
+}
+
+/// "/select/oracle/3/ids" -> "/select/<selector>/<layer>/ids"; shapes are alike but for the sizes
+/// of the layers.
+std::string pattern(const std::string& path, const ordered_json& about) {
+    std::istringstream parts(path.substr(1));
+    std::string folded;
+    const auto among = [](const ordered_json& names, const std::string& name) {
+        return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    for (std::string part; std::getline(parts, part, '/');) {
+        if (among(about["selectors"], part)) part = "<selector>";
+        if (among(about["layers"], part)) part = "<layer>";
+        folded += "/" + part;
+    }
+    return folded;
+}
+
 void print_results(const ordered_json& about, bool stats, std::ostream& out) {
     std::string arguments;
     for (const ordered_json& argument : about["argv"])
@@ -230,13 +257,17 @@ void print_results(const ordered_json& about, bool stats, std::ostream& out) {
             << '\n';
     for (const auto& [name, digest] : about["inputs"].items())
         out << "  input     " << name << " sha256 " << cell(digest) << '\n';
-    out << '\n';
+    out << "  layers    " << joined(about["layers"]) << "\n  selectors "
+        << joined(about["selectors"]) << "\n\n";
     std::vector<std::string> columns{"path", "type", "shape", "axes", "unit"};
     std::vector<std::string> header = columns;
     header[0] = "dataset";
     if (stats) append(header, kStatsColumns);
     Table table(header);
-    for (const ordered_json& dataset : about["datasets"]) {
+    std::set<std::string> shown;
+    for (ordered_json dataset : about["datasets"]) {
+        if (!stats) dataset["path"] = pattern(dataset["path"], about);
+        if (!shown.insert(dataset["path"]).second) continue;
         std::vector<std::string> row = cells(dataset, columns);
         if (stats)
             append(row, cells(dataset.contains("stats") ? dataset["stats"] : ordered_json::object(),
@@ -244,6 +275,7 @@ void print_results(const ordered_json& about, bool stats, std::ostream& out) {
         table.add(row);
     }
     table.print(out, "  ");
+    if (!stats) out << "\n  --stats lists every dataset and reads its values.\n";
 }
 
 }  // namespace
@@ -253,7 +285,7 @@ int inspect(std::span<const std::string> args, std::ostream& out, std::ostream& 
     bool stats = false, json = false;
     po::options_description options;
     options.add_options()("file", po::value(&files)->value_name("FILE")->required(),
-                          "activations or results to look at; one or more")(
+                          "activations or results to look at (positional); one or more")(
         "stats", po::bool_switch(&stats),
         "read all values: minimum, maximum, mean, standard deviation, norm per head")(
         "json", po::bool_switch(&json), "print a JSON list, one object per file");
