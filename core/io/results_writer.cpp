@@ -75,7 +75,7 @@ struct ResultsWriter::Impl {
 
     h5::Place at(const std::string& object) const { return {unit_path, object}; }
 
-    void start_afresh() {
+    void start_afresh() const {
         std::filesystem::remove_all(directory);
         std::filesystem::create_directories(directory);
         write_text_durably(directory / "run.json", identity(record).dump(2));
