@@ -93,6 +93,9 @@ float lane_max(Vec v) {
     return v[0];
 }
 
+// NOLINTNEXTLINE(misc-redundant-expression): a NaN alone differs from itself
+IntVec is_nan(Vec x) { return x != x; }
+
 bool any(IntVec mask) {
     int32_t bits = 0;
     for (int lane = 0; lane < kLanes; ++lane) bits |= mask[lane];
@@ -234,11 +237,11 @@ float exp2(float x) { return exp2(broadcast(x))[0]; }
 float max_or_nan(const float* values, int64_t count) {
     const int64_t whole = count / kLanes * kLanes;
     Vec largest = first_lanes(count - whole) ? load(values + whole) : -kInfinity;
-    IntVec nan = largest != largest;
+    IntVec nan = is_nan(largest);
     for (int64_t j = 0; j < whole; j += kLanes) {
         const Vec x = load(values + j);
         largest = max(x, largest);
-        nan |= x != x;
+        nan |= is_nan(x);
     }
     return any(nan) ? std::numeric_limits<float>::quiet_NaN() : lane_max(largest);
 }

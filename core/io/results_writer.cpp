@@ -93,7 +93,7 @@ struct ResultsWriter::Impl {
         return files;
     }
 
-    void start_afresh() {
+    void start_afresh() const {
         std::filesystem::remove_all(directory);
         std::filesystem::create_directories(directory);
         write_text_durably(directory / "run.json", identity(record).dump(2));

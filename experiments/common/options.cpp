@@ -114,7 +114,7 @@ void check_at_least(const std::string& option, int64_t value, int64_t low) {
     require(value >= low, "--", option, " is ", value, ", must be at least ", low);
 }
 
-bool parse_command_line(const About& about, po::options_description options,
+bool parse_command_line(const About& about, const po::options_description& options,
                         const std::string& positional, std::span<const std::string> args,
                         std::ostream& out) {
     po::options_description visible("Options", kLineWidth);

@@ -54,7 +54,7 @@ void check_at_least(const std::string& option, int64_t value, int64_t low);
 /// names, positional arguments into the option `positional` (none when empty). Returns false when
 /// help or version was asked for, and written to `out`. Unknown, repeated and malformed options
 /// are InputErrors; abbreviations are unknown.
-bool parse_command_line(const About& about, po::options_description options,
+bool parse_command_line(const About& about, const po::options_description& options,
                         const std::string& positional, std::span<const std::string> args,
                         std::ostream& out);
 

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <iomanip>
 #include <iostream>
@@ -15,7 +16,7 @@ namespace {
 constexpr double kSecondsPerFrame = 0.1, kSecondsPerLine = 5;
 
 std::string clock_text(double seconds) {
-    const auto whole = static_cast<int64_t>(seconds + 0.5);
+    const auto whole = std::llround(seconds);
     std::ostringstream text;
     if (whole >= 3600) text << whole / 3600 << ':' << std::setw(2) << std::setfill('0');
     text << whole / 60 % 60 << ':' << std::setw(2) << std::setfill('0') << whole % 60;

@@ -148,8 +148,8 @@ TEST_P(SparseAttentionForms, TheLocalBlockAloneIsAWindow) {
     for (LoopOrder order : orders_of(runner, c.problem, 1)) {
         const Attention got = runner.sparse_attention(c.problem, o, ids, order);
         for (int64_t i = 0; i < 30; ++i) {
-            const auto first = static_cast<double>(i / 8 * 8);
-            EXPECT_NEAR(got.out(i, 1, 0), (first + static_cast<double>(i)) / 2,
+            const int64_t first = i / 8 * 8;
+            EXPECT_NEAR(got.out(i, 1, 0), static_cast<double>(first + i) / 2,
                         bounds(c.problem, o).out);
             EXPECT_NEAR(got.lse(i, 1), 1 + std::log(static_cast<double>(i % 8 + 1)),
                         bounds(c.problem, o).lse);
