@@ -75,8 +75,12 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
     layer.softmax_scale = h5::number_attribute(group, "softmax_scale", at);
     require(std::isfinite(layer.softmax_scale) && layer.softmax_scale > 0, at.text(),
             " attribute softmax_scale is ", layer.softmax_scale, ", must be finite and positive");
-    if (h5::has_attribute(group, "rotary_dim"))
-        layer.rotary_dim = static_cast<int64_t>(h5::number_attribute(group, "rotary_dim", at));
+    if (h5::has_attribute(group, "rotary_dim")) {
+        const double dim = h5::number_attribute(group, "rotary_dim", at);
+        require(dim >= 0 && dim <= kMaxHeadDim && dim == std::floor(dim), at.text(),
+                " attribute rotary_dim is ", dim, ", must be an integer from 0 to ", kMaxHeadDim);
+        layer.rotary_dim = static_cast<int64_t>(dim);
+    }
     if (h5::has_attribute(group, "rope_theta"))
         layer.rope_theta = h5::number_attribute(group, "rope_theta", at);
 
