@@ -20,8 +20,8 @@ protected:
     /// Blocks of 8 tokens, k = 4: most of the 150 queries have more than they may keep.
     Outcome run(const std::string& file, const std::string& out,
                 const std::vector<std::string>& more = {}, const std::string& top_k = "4") const {
-        std::vector<std::string> args{file, "--out",   path(out), "--block-size",
-                                      "8",  "--top-k", top_k};
+        std::vector<std::string> args{file,  "--out",     path(out), "--block-size", "8", "--top-k",
+                                      top_k, "--threads", "2"};
         args.insert(args.end(), more.begin(), more.end());
         return kAnalyze(args);
     }
