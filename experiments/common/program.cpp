@@ -26,7 +26,9 @@ int guarded(const std::string& name, Run run, std::span<const std::string> args,
         return code;
     };
     try {
-        return run(args, out, err);
+        const int code = run(args, out, err);
+        if (!out.flush()) throw SystemError("cannot write the standard output");
+        return code;
     } catch (const InputError& error) {
         return fail(error.what(), kRefused);
     } catch (const UnsupportedError& error) {

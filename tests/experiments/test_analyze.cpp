@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/io/h5.h"
 #include "core/io/results.h"
 #include "core/select/selector.h"
 #include "experiments/analyze/layer.h"
@@ -232,6 +233,23 @@ TEST_F(Analyze, ThreadsAndChunksDoNotMatterOnTheCpu) {
     const std::string whole = in_chunks(file, path("whole.h5"), 150, 1);
     EXPECT_TRUE(same_results(in_chunks(file, path("threads.h5"), 150, 3), whole));
     EXPECT_TRUE(same_results(in_chunks(file, path("chunks.h5"), 37, 2), whole));
+}
+
+TEST_F(Analyze, ASelectorBetterThanTheOracleIsABug) {
+    const std::string file = make("a.h5");
+    ASSERT_EQ(run(file, "out").code, 0);
+    {
+        const hid_t opened = H5Fopen(results("out").c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+        const hid_t group = H5Gopen2(opened, "/metrics/window/3", H5P_DEFAULT);
+        io::h5::set_attribute(group, "mass_kept", 0.999);
+        H5Gclose(group);
+        H5Fclose(opened);
+    }
+    const Outcome outcome = run(file, "out", {"--resume"});  // looks at the finished file again
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_NE(outcome.err.find("layer 3: window keeps 0.999 of the mass, the oracle 0."),
+              std::string::npos)
+        << outcome.err;
 }
 
 TEST_F(Analyze, WithoutAnIndexTheDefaultLeavesItOut) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <ostream>
+#include <sstream>
 
 #include "tests/experiments/cli.h"
 
@@ -120,6 +121,14 @@ TEST_F(AnalyzeRefusal, RefusesADirectoryItCannotWrite) {
         kAnalyze({make("a.h5"), "--out", path("file/out"), "--backend", "reference"});
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("file/out"), std::string::npos) << outcome.err;
+}
+
+TEST_F(AnalyzeRefusal, OutputThatCannotBeWrittenIsAnError) {
+    std::ostringstream err;
+    std::ofstream full("/dev/full");
+    const std::vector<std::string> args{"--help"};
+    EXPECT_EQ(experiments::guarded(kAnalyze.name, kAnalyze.run, args, full, err), 2);
+    EXPECT_EQ(err.str(), "msa-analyze: cannot write the standard output\n");
 }
 
 using Help = CliTest;
