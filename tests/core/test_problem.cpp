@@ -118,7 +118,8 @@ TEST(WithQueryRows, SamplesAcrossSequences) {
     part.validate();
     EXPECT_EQ(part.cu_seqlens_q, (std::vector<int64_t>{0, 2, 2, 5}));
     const std::vector<KeyRange> visible = visible_keys(part);
-    for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(visible[i], all[static_cast<size_t>(rows[i])]);
+    for (size_t i = 0; i < rows.size(); ++i)
+        EXPECT_EQ(visible[i], all[static_cast<size_t>(rows[i])]);
 }
 
 TEST(Blocks, AreNumberedThroughSequences) {

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+// The results file itself; kills and resumes are in tests/experiments/test_resume.cpp.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "core/error.h"
+#include "core/io/h5.h"
+#include "core/io/results.h"
+#include "core/io/sha256.h"
+#include "tests/support/compare.h"
+#include "tests/support/random.h"
+
+namespace msa::io {
+namespace {
+
+class Results : public testing::Test {
+protected:
+    Results() {
+        path_ = std::filesystem::temp_directory_path() /
+                text("msalab-results-", getpid(), "-",
+                     testing::UnitTest::GetInstance()->current_test_info()->name(), ".h5");
+        record_.program = "test";
+        record_.argv = {"--a", "b c"};
+        record_.options = R"({"k": 16})";
+        record_.definitions = "{}";
+        record_.inputs = {{"x.h5", "abc"}};
+        record_.seed = 7;
+    }
+    ~Results() override {
+        std::filesystem::remove(path_);
+        std::filesystem::remove_all(path_.string() + ".partial");
+    }
+    template <typename Call>
+    static std::string refusal(const Call& call) {
+        try {
+            call();
+        } catch (const InputError& error) {
+            return error.what();
+        }
+        return "";
+    }
+    std::filesystem::path path_;
+    RunRecord record_;
+};
+
+TEST_F(Results, RoundTripOfTypesRowsAttributesAndRun) {
+    const Tensor<float, 3> big = test::normal<3>({700, 3, 17}, 1);  // chunked and deflated
+    Tensor<int64_t, 1> counts({3});
+    counts(2) = int64_t{1} << 40;
+    Tensor<int32_t, 2> ids({2, 2});
+    ids(1, 1) = -1;
+    const Tensor<double, 1> none({0});
+    {
+        ResultsWriter writer(path_, record_, IfExists::refuse);
+        for (const char* unit : {"layer 10", "layer 9"}) {
+            const std::string number = std::string(unit).substr(6);
+            EXPECT_FALSE(writer.done(unit));
+            writer.begin_unit(unit);
+            writer.create<float, 3>("/outputs/" + number, {700, 3, 17}, {"a,b,c", "1", "d"});
+            for (int64_t row = 0; row < 700; row += 300)
+                writer.write_rows<float, 3>(
+                    "/outputs/" + number, row,
+                    View<const float, 3>(big.view()).slice(row, std::min<int64_t>(300, 700 - row)));
+            writer.write<int64_t, 1>("/counts/" + number, counts.view(), {"block", "queries", ""});
+            writer.write<int32_t, 2>("/ids/" + number, ids.view(), {"query,slot", "block", ""});
+            writer.write<double, 1>("/none/" + number, none.view(), {"x", "1", ""});
+            writer.attribute("/metrics/" + number, "recall", 0.5);
+            writer.attribute("/metrics/" + number, "rows", int64_t{12});
+            writer.attribute("/counts/" + number, "note", std::string("text"));
+            writer.end_unit();
+            EXPECT_TRUE(writer.done(unit));
+            EXPECT_FALSE(std::filesystem::exists(path_));
+        }
+        writer.finish("2026-01-01T00:00:00Z");
+    }
+    EXPECT_FALSE(std::filesystem::exists(path_.string() + ".partial"));
+    const ResultsReader reader(path_);
+    EXPECT_EQ(reader.done(), (std::vector<std::string>{"layer 9", "layer 10"}));
+    EXPECT_EQ(reader.list("/outputs"), (std::vector<std::string>{"9", "10"}));
+    EXPECT_TRUE(test::identical(reader.read<float, 3>("/outputs/10"), big));
+    EXPECT_EQ((reader.read_rows<float, 3>("/outputs/9", 650, 2)(1, 2, 16)), big(651, 2, 16));
+    EXPECT_EQ((reader.read<int64_t, 1>("/counts/9")(2)), int64_t{1} << 40);
+    EXPECT_EQ((reader.read<int32_t, 2>("/ids/9")(1, 1)), -1);
+    EXPECT_EQ((reader.read<double, 1>("/none/9").size()), 0);
+    EXPECT_EQ(reader.number("/metrics/9", "recall"), 0.5);
+    EXPECT_EQ(reader.number("/metrics/9", "rows"), 12);
+    EXPECT_EQ(reader.words("/counts/9", "note"), "text");
+    EXPECT_EQ(reader.words("/ids/9", "axes"), "query,slot");
+    EXPECT_EQ(reader.run().argv, record_.argv);
+    EXPECT_EQ(reader.run().inputs, record_.inputs);
+    EXPECT_EQ(reader.run().options, record_.options);
+    EXPECT_EQ(reader.run().seed, 7U);
+    EXPECT_EQ(reader.run().finished, "2026-01-01T00:00:00Z");
+    EXPECT_TRUE(reader.has("/metrics/9"));
+    EXPECT_FALSE(reader.has("/metrics/8"));
+}
+
+TEST_F(Results, ReadersRefuseWithFileAndObject) {
+    {
+        ResultsWriter writer(path_, record_, IfExists::refuse);
+        writer.begin_unit("layer 1");
+        writer.write<int64_t, 1>("/counts/1", Tensor<int64_t, 1>({3}).view(), {});
+        writer.end_unit();
+        writer.finish("now");
+    }
+    const std::string name = path_.string();
+    {
+        const ResultsReader reader(path_);
+        EXPECT_EQ(refusal([&] { reader.read<float, 1>("/counts/2"); }),
+                  name + ": /counts/2 is missing");
+        EXPECT_EQ(refusal([&] { reader.read<float, 2>("/counts/1"); }),
+                  name + ": /counts/1 has rank 1, must be 2");
+        EXPECT_EQ(refusal([&] { reader.read_rows<int64_t, 1>("/counts/1", 2, 2); }),
+                  name + ": /counts/1: rows 2:4 asked for, it has 3");
+        EXPECT_EQ(refusal([&] { reader.number("/counts/1", "gini"); }),
+                  name + ": /counts/1 has no attribute gini");
+    }
+    {
+        const h5::Handle file(H5Fopen(name.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+        h5::set_attribute(h5::open_object(file, {path_, "/"}), "format",
+                          std::string("msa-activations"));
+    }
+    EXPECT_EQ(refusal([&] { ResultsReader{path_}; }),
+              name + ": / attribute format is 'msa-activations', must be 'msa-results'");
+}
+
+TEST(Sha256, OfKnownBytes) {
+    const std::filesystem::path path =
+        std::filesystem::temp_directory_path() / text("msalab-sha-", getpid());
+    std::ofstream(path) << "abc";  // FIPS 180-4, the one-block example
+    EXPECT_EQ(sha256_of_file(path),
+              "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    std::filesystem::remove(path);
+    EXPECT_THROW(sha256_of_file(path), InputError);
+}
+
+}  // namespace
+}  // namespace msa::io
