@@ -21,8 +21,9 @@ void select_blocks(const Problem& p, const SelectionRule& rule, View<const float
                 else if (scores(i, r, b) > -std::numeric_limits<float>::infinity())  // not NaN
                     candidates.push_back(static_cast<int32_t>(b));
             }
-            std::stable_sort(candidates.begin(), candidates.end(), [&](int32_t a, int32_t b) {
-                return scores(i, r, a) > scores(i, r, b);
+            std::sort(candidates.begin(), candidates.end(), [&](int32_t a, int32_t b) {
+                const float x = scores(i, r, a), y = scores(i, r, b);
+                return x > y || (x == y && a < b);
             });
             for (int32_t b : candidates)
                 if (static_cast<int64_t>(kept.size()) < rule.top_k) kept.push_back(b);
