@@ -13,7 +13,7 @@
 namespace msa::cpu {
 namespace {
 
-constexpr int64_t kSlotBytes = int64_t{1} << 28;  // of O_buf
+constexpr int64_t kSlotBytes = int64_t{1} << 24;  // of O_buf: both phases find it in cache
 constexpr int64_t kGatheredRows = 128;            // query concatenation: rows of one product
 
 /// The partial results of one piece of queries.
@@ -83,12 +83,15 @@ void combine(View<const float, 2> partial, View<const float, 1> lse, int64_t use
     if (used == 0) return;
     const float top = *std::max_element(lse.data(), lse.data() + used);
     double sum = 0;
-    for (int64_t s = 0; s < used; ++s) sum += std::exp(double{lse(s)} - double{top});
-    total = static_cast<float>(double{top} + std::log(sum));
     for (int64_t s = 0; s < used; ++s) {
-        const auto weight = static_cast<float>(std::exp(double{lse(s)} - double{top}) / sum);
-        for (int64_t d = 0; d < out.size(); ++d) out(d) += weight * partial(s, d);
+        const float weight = std::exp(lse(s) - top);
+        const float* from = partial[s].data();
+        for (int64_t d = 0; d < out.size(); ++d) out.data()[d] += weight * from[d];
+        sum += double{weight};
     }
+    total = static_cast<float>(double{top} + std::log(sum));
+    const auto weight = static_cast<float>(1 / sum);
+    for (int64_t d = 0; d < out.size(); ++d) out.data()[d] *= weight;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 namespace msa::cpu {
 namespace {
@@ -28,6 +29,24 @@ IntVec first_lanes(int64_t count) {
     IntVec lane;
     for (int32_t i = 0; i < kLanes; ++i) lane[i] = i;
     return lane < static_cast<int32_t>(count);
+}
+
+/// Exchanges the blocks of Step lanes off the diagonal: lane l of b with lane l + Step of a.
+template <int Step, int... Lane>
+void exchange(Vec& a, Vec& b, std::integer_sequence<int, Lane...>) {
+    const Vec upper = __builtin_shufflevector(a, b, (Lane & Step ? kLanes + Lane - Step : Lane)...);
+    b = __builtin_shufflevector(a, b, (Lane & Step ? kLanes + Lane : Lane + Step)...);
+    a = upper;
+}
+
+/// Transposes kLanes x kLanes floats: blocks of 1 lane, of 2, of 4 ...
+template <int Step = 1>
+void transpose(Vec (&v)[kLanes]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i)
+        if ((i & Step) == 0)
+            exchange<Step>(v[i], v[i + Step], std::make_integer_sequence<int, kLanes>{});
+    if constexpr (2 * Step < kLanes) transpose<2 * Step>(v);
 }
 
 /// Rows x kPanel sums over t in [0, depth) stay in registers; `finish(row, half, sum)` takes them.
@@ -126,6 +145,21 @@ float exp2_and_sum(float* logits, int64_t count, float reference) {
     return lane_sum(sum);
 }
 
+/// kLanes rows of width floats become kLanes columns of a panel.
+void pack_lanes(const float* rows, int64_t stride, int64_t width, float* panel) {
+    int64_t d = 0;
+    for (; d + kLanes <= width; d += kLanes) {
+        Vec v[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) v[i] = load(rows + i * stride + d);
+        transpose(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) store(panel + (d + i) * kPanel, v[i]);
+    }
+    for (; d < width; ++d)
+        for (int i = 0; i < kLanes; ++i) panel[d * kPanel + i] = rows[i * stride + d];
+}
+
 /// Are the values of the keys [first, last) finite?
 bool finite(Panels v, int64_t first, int64_t last) {
     for (int64_t column = 0; column < v.columns; column += kPanel) {
@@ -151,7 +185,10 @@ Panels pack_keys(const float* rows, int64_t stride, int64_t count, int64_t width
         const int64_t columns = std::min(kPanel, count - first);
         float* panel = panels + first * width;
         if (columns < kPanel) std::fill_n(panel, width * kPanel, 0.0f);
-        for (int64_t j = 0; j < columns; ++j)
+        int64_t j = 0;
+        for (; j + kLanes <= columns; j += kLanes)
+            pack_lanes(rows + (first + j) * stride, stride, width, panel + j);
+        for (; j < columns; ++j)
             for (int64_t d = 0; d < width; ++d)
                 panel[d * kPanel + j] = rows[(first + j) * stride + d];
     }
