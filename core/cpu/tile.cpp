@@ -46,7 +46,7 @@ void transpose(Vec (&v)[kLanes]) {
     for (int i = 0; i < kLanes; ++i)
         if ((i & Step) == 0)
             exchange<Step>(v[i], v[i + Step], std::make_integer_sequence<int, kLanes>{});
-    if constexpr (2 * Step < kLanes) transpose<2 * Step>(v);
+    if constexpr (Step < kLanes / 2) transpose<2 * Step>(v);
 }
 
 /// Rows x kPanel sums over t in [0, depth) stay in registers; `finish(row, half, sum)` takes them.

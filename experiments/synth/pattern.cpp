@@ -37,7 +37,7 @@ std::array<double, kNeedleChannels> needle_code(uint64_t key) {
     std::array<double, kNeedleChannels> code{};
     double norm = 0;
     for (size_t c = 0; c < code.size(); ++c) {
-        code[c] = random_normal(mix(key, c));
+        code[c] = random_normal(mix(key, static_cast<int64_t>(c)));
         norm += code[c] * code[c];
     }
     for (double& c : code) c /= std::sqrt(norm);
