@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from . import style
@@ -33,7 +35,8 @@ def mass_kept_curve(results: Results, layers=None):
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_locator(LogLocator(base=2, numticks=16))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        panel.set_ylim(0, 1.02)
+    bottom = min(0.9, math.floor(10 * min(mass for *_, mass in rows)) / 10)
+    axes[-1].set_ylim(bottom, 1 + 0.02 * (1 - bottom))
     axes[-1].set_xlabel("selected blocks per query and group, k")
     figure.supylabel("mass kept", fontsize=10)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
