@@ -67,11 +67,12 @@ std::vector<Needle> Synthesizer::needles(const LayerInfo& layer, int64_t sequenc
     std::vector<Needle> planted;
     for (int64_t n = 0; n < pattern_.needles; ++n) {
         const uint64_t key = mix(pattern_.seed, 102, layer.layer, sequence, n);
+        const int64_t half = tokens / 2;
         const auto at =
-            static_cast<int64_t>(random_uniform(mix(key, 1)) * static_cast<double>(tokens / 2));
-        const int64_t room = std::max<int64_t>(1, tokens - kNeedleQueries - tokens / 2);
-        const auto query = tokens / 2 + static_cast<int64_t>(random_uniform(mix(key, 2)) *
-                                                             static_cast<double>(room));
+            static_cast<int64_t>(random_uniform(mix(key, 1)) * static_cast<double>(half));
+        const int64_t room = std::max<int64_t>(1, tokens - kNeedleQueries - half);
+        const auto query =
+            half + static_cast<int64_t>(random_uniform(mix(key, 2)) * static_cast<double>(room));
         planted.push_back({at, query, mix(key, 3)});
     }
     std::sort(planted.begin(), planted.end(),
