@@ -39,9 +39,11 @@ struct Activations {
 
 /// A directory of its own for every test, removed at its end.
 class CliTest : public testing::Test {
+public:
+    ~CliTest() override;
+
 protected:
     CliTest();
-    ~CliTest() override;
     std::string path(const std::string& name) const { return (directory_ / name).string(); }
     /// Writes a file and returns its path.
     std::string make(const std::string& name, const Activations& = {}) const;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // A run that is killed, at any moment, and resumed gives what an uninterrupted one gives.
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <set>
