@@ -19,7 +19,6 @@
 namespace msa::io {
 namespace {
 
-using test::close;
 
 constexpr int64_t kTokens = 50;
 
