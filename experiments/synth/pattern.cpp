@@ -21,10 +21,12 @@ constexpr int64_t kFirstPair = 1 + kNeedleChannels;
 constexpr int64_t kMostPairs = 12;
 constexpr double kShortestWave = 48, kLongestWave = 1 << 16;  // tokens
 
-/// Pairs that fit into half of the channels.
+/// Pairs that leave about half of the channels, at least four, to the noise.
 int64_t pairs_of(int64_t channels) {
     return std::min(kMostPairs, (channels / 2 - kFirstPair) / 2 + 2);
 }
+
+int64_t planted_channels(int64_t channels) { return kFirstPair + 2 * pairs_of(channels); }
 
 /// Angular frequencies, geometric between the two wave lengths.
 double frequency(int64_t pair, int64_t pairs) {
@@ -132,8 +134,12 @@ Tensor<float, 3> Synthesizer::make(const LayerInfo& layer, Field field, QueryRan
     const bool index = field == Field::index_q || field == Field::index_k;
     const bool query = field == Field::q || field == Field::index_q;
     const bool planted = field != Field::v && field != Field::x;
-    const double noise = index ? std::sqrt(pattern_.index_noise) : 1;
     const int64_t width = values.extent(2);
+    double noise = index ? std::sqrt(pattern_.index_noise) : 1;
+    if (planted)  // logits get theirs from the other channels alone: unit variance all the same
+        noise *= std::pow(
+            static_cast<double>(width) / static_cast<double>(width - planted_channels(width)),
+            0.25);
 #pragma omp parallel for
     for (int64_t n = 0; n < values.extent(0); ++n) {
         const int64_t token = range.begin + n, sequence = sequence_of(token);

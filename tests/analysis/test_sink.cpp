@@ -79,7 +79,7 @@ TEST(SinkMass, RowsWithoutAKeyDoNotCountAndNoneIsNaN) {
 
 TEST(SinkMass, WatchesAtLeastOneToken) {
     try {
-        SinkMass(1, 0);
+        const SinkMass sink(1, 0);
         ADD_FAILURE() << "accepted";
     } catch (const InputError& error) {
         EXPECT_STREQ(error.what(), "sink tokens are 0, must be at least 1");
