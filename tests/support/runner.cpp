@@ -123,6 +123,17 @@ Operands make_operands(const Case& c, Element element) {
             std::fill_n(t->data(), t->size(), 0.5F);
         std::fill_n(o.index_k.data(), o.index_k.size(), 0.5F);
     }
+    if (c.values == Values::rising) {
+        for (Tensor<float, 3>* t : {&o.q, &o.index_q}) std::fill_n(t->data(), t->size(), 1.0F);
+        const auto rise = [](View<float, 1> key, int64_t j, double scale) {
+            const double step = 3 / (scale * static_cast<double>(key.size()));
+            std::fill_n(key.data(), key.size(), static_cast<float>(step * static_cast<double>(j)));
+        };
+        for (int64_t j = 0; j < p.keys(); ++j) {
+            rise(o.index_k.view()[j], j, p.score_scale());
+            for (int64_t r = 0; r < p.kv_heads; ++r) rise(o.k.view()[j][r], j, p.main_scale());
+        }
+    }
     for (Tensor<float, 3>* t : {&o.q, &o.k, &o.v, &o.index_q}) round_to(element, *t);
     round_to(element, o.index_k);
     return o;
