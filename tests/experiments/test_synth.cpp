@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 // msa-synth: what it plants is there. Without noise the index branch holds the planted gains
 // exactly, so that they are compared with the definitions in experiments/synth/pattern.h.
-#include <signal.h>
-
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <map>
