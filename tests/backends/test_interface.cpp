@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/half.h"
 #include "tests/support/runner.h"
 
 namespace msa::test {
@@ -35,6 +36,19 @@ TEST_P(Interface, WrongShapesAreNamed) {
     operands_.index_q = Tensor<float, 3>({20, 1, 16});
     EXPECT_EQ(refusal([&] { runner.index_scores(problem_, operands_); }),
               "index_q has shape [20, 1, 16], must be [Nq, Hkv, didx] = [20, 2, 16]");
+}
+
+TEST_P(Interface, ResultsOfAnotherElementAreRefused) {
+    Runner runner(GetParam());
+    Backend& backend = runner.backend();
+    const Tensor<float, 3> q = backend.make<float, 3>(operands_.q.shape());
+    const Tensor<float, 3> k = backend.make<float, 3>(operands_.k.shape());
+    Tensor<f16, 3> out = backend.make<f16, 3>(operands_.q.shape());
+    Tensor<float, 2> lse = backend.make<float, 2>({20, 4});
+    EXPECT_EQ(refusal([&] {
+                  backend.dense_attention(problem_, {q, k, k}, {out.view(), lse});
+              }),
+              "out is f16, must be f32");
 }
 
 TEST_P(Interface, AbsentOperandsAreNamed) {
