@@ -83,6 +83,16 @@ int64_t count(const io::ResultsReader& results, const Row& row, const char* name
     return static_cast<int64_t>(results.number(metrics_group(row, false), name));
 }
 
+/// The choices that stand behind every number.
+void print_choices(const io::ResultsReader& results, std::ostream& out) {
+    const ordered_json o = ordered_json::parse(results.run().options);
+    out << "\nBlocks of " << o["block_size"] << " tokens, k = " << o["top_k"] << " with the newest "
+        << o["forced_local"] << " and the oldest " << o["forced_first"]
+        << " forced. I*: the blocks of highest "
+        << (o["oracle"] == "mass" ? "mass" : "maximum logit") << ", the query's own block "
+        << o["oracle_local"].get<std::string>() << ".\n";
+}
+
 }  // namespace
 
 std::string metric_definitions() {
@@ -156,10 +166,11 @@ void print_table(const io::ResultsReader& results, std::ostream& out) {
     table.print(out);
     out << '\n';
     definitions.print(out);
+    print_choices(results, out);
     if (!all.empty()) {
         const int64_t counted = count(results, all.front(), "rows_counted");
         const int64_t trivial = count(results, all.front(), "rows_trivial");
-        out << "\nQueries counted: " << counted
+        out << "Queries counted: " << counted
             << "; left out because all their blocks fit into k: " << trivial
             << " (--all-rows counts them).\n";
         if (counted == 0)
