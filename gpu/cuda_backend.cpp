@@ -76,8 +76,9 @@ public:
     Space space() const override { return Space::device; }
 
     Support supports(const Problem&, const Request& request) const override {
-        if (request.operation != Operation::select_blocks)
-            return Support::no("it is not written yet");
+        if (request.operation == Operation::dense_attention_grad ||
+            request.operation == Operation::sparse_attention_grad)
+            return Support::no("the gradient is not written yet");
         if (request.element != Element::f32 && request.element != Element::bf16)
             return Support::no(text("it takes f32 and bf16, not ", to_string(request.element)));
         return {};
@@ -102,23 +103,44 @@ public:
 
 protected:
     // Which kernel answers.
-    void do_dense_attention(const Problem&, const AttentionInput&,
-                            const AttentionOutput&) override {}
-    void do_index_scores(const Problem&, const IndexInput&, View<float, 3>) override {}
+    void do_dense_attention(const Problem& p, const AttentionInput& in,
+                            const AttentionOutput& to) override {
+        require_element(to.out.element());
+        dense_attention_any(call(p), in, to);
+    }
+    void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
+        index_scores_any(call(p), in, scores);
+    }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
         select_blocks_any(call(p), rule, scores, ids);
     }
-    void do_index_select(const Problem&, const SelectionRule&, const IndexInput&,
-                         View<int32_t, 3>) override {}
-    void do_sparse_attention(const Problem&, const AttentionInput&, View<const int32_t, 3>,
-                             const AttentionOutput&, LoopOrder) override {}
-    void do_block_mass(const Problem&, In<3>, In<3>, const BlockMassOutput&) override {}
-    void do_index_kl(const Problem&, const IndexInput&, In<3>, In<3>, View<const int32_t, 3>,
-                     const IndexKlOutput&) override {}
+    void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
+                         View<int32_t, 3> ids) override {
+        index_select_any(call(p), rule, in, ids);
+    }
+    void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
+                             const AttentionOutput& to, LoopOrder order) override {
+        require_element(to.out.element());
+        const auto run = order == LoopOrder::kv_outer ? sparse_attention_kv_outer_any
+                                                      : sparse_attention_q_outer_any;
+        run(call(p), in, ids, to);
+    }
+    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
+        block_mass_any(call(p), q, k, to);
+    }
+    void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
+                     View<const int32_t, 3> ids, const IndexKlOutput& to) override {
+        index_kl_any(call(p), in, q, k, ids, to);
+    }
 
 private:
     void use_device() const { check(cudaSetDevice(device_), "choosing the device"); }
+
+    static void require_element(Element out) {
+        require(out == Element::f32 || out == Element::bf16, "out is ", to_string(out),
+                ", must be f32 or bf16 for backend cuda");
+    }
 
     /// The layout of the last problem stays on the device: calls in a row mostly share it.
     Call call(const Problem& p) {
