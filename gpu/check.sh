@@ -34,19 +34,23 @@ stage() {
     fi
     rows+=("$(printf '%-22s %-7s %4d s  %s' "$name" "$outcome" $((SECONDS - began)) \
         "$(grep -E "$pattern" "$log" | tail -n 1)")")
+    echo "${rows[-1]}"
 }
 
+# shellcheck disable=SC2317  # the following are called by stage
 tests() { MSA_REQUIRE=cuda "$bin/test_backends" --gtest_brief=1 --gtest_filter="$1"; }
 
+# shellcheck disable=SC2317
 sanitizer() {
     MSA_REQUIRE=cuda compute-sanitizer --tool "$1" --error-exitcode 9 "${@:2}" \
         "$bin/test_backends" --gtest_brief=1 --gtest_filter="$small"
 }
 
 # Without a device the tests must skip, and fail where the device is required.
+# shellcheck disable=SC2317
 no_device() {
-    CUDA_VISIBLE_DEVICES='' "$bin/test_backends" --gtest_filter='*CanStart*/cuda:Cuda.*'
-    ! CUDA_VISIBLE_DEVICES='' tests '*CanStart*/cuda'
+    CUDA_VISIBLE_DEVICES='' "$bin/test_backends" --gtest_filter='*CanStart*/cuda:Cuda.*' &&
+        ! CUDA_VISIBLE_DEVICES='' tests '*CanStart*/cuda'
 }
 
 small=
