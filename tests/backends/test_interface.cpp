@@ -117,6 +117,17 @@ TEST_P(Interface, UnsupportedSaysWhy) {
               std::string::npos);
 }
 
+class CanStart : public testing::TestWithParam<BackendInfo> {};
+INSTANTIATE_TEST_SUITE_P(Backends, CanStart, testing::ValuesIn(known_backends()),
+                         [](const auto& param) { return param.param.name; });
+
+TEST_P(CanStart, OrSaysWhyNot) {
+    MSA_SKIP_UNLESS_USABLE(GetParam().name);
+    const std::unique_ptr<Backend> backend = make_backend(GetParam().name);
+    EXPECT_EQ(backend->name(), GetParam().name);
+    EXPECT_FALSE(backend->device().empty());
+}
+
 TEST(Backends, UnknownNamesAreAnsweredWithTheKnownOnes) {
     try {
         make_backend("tpu");

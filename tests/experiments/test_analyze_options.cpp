@@ -77,6 +77,14 @@ TEST_F(AnalyzeRefusal, NeedsInputOutputAndAKnownBackend) {
               std::string::npos);
 }
 
+TEST_F(AnalyzeRefusal, CudaRunsOrSaysWhyNot) {
+    const Outcome outcome = kAnalyze({make("a.h5"), "--out", path("o"), "--backend", "cuda"});
+    if (outcome.code == 0) return;
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("backend cuda cannot start here: "), std::string::npos)
+        << outcome.err;
+}
+
 TEST_F(AnalyzeRefusal, RefusesKeysBeforeRope) {
     const std::string file = make("a.h5", {.q_state = io::RopeState::pre_rope});
     const Outcome outcome = kAnalyze({file, "--out", path("out")});

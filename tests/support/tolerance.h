@@ -24,7 +24,7 @@ constexpr double gamma(double n) { return n * kRoundoff / (1 - n * kRoundoff); }
 
 /// Unit roundoff of a stored output.
 constexpr double storage_roundoff(Element element) {
-    return element == Element::bf16 ? 0x1p-9 : kRoundoff;
+    return element == Element::bf16 ? 0x1p-8 : kRoundoff;
 }
 
 /// Largest Euclidean norm of the rows (last axis) of a tensor, NaN rows left out.
@@ -54,9 +54,12 @@ inline double weight_bound(double logit, double keys) {
 }
 
 /// Error of an attention output: weights, n products and additions with values up to v_max, and
-/// the rounding of the stored result.
-inline double attention_bound(double logit, double keys, double v_max, Element stored) {
-    return (weight_bound(logit, keys) + gamma(keys + 2) + storage_roundoff(stored)) * v_max;
+/// the rounding of the stored result. Tensor cores take the weights in the operands' type: one more
+/// rounding of each where that is not float.
+inline double attention_bound(double logit, double keys, double v_max, Element operands,
+                              Element stored) {
+    const double taken = operands == Element::f32 ? 0 : storage_roundoff(operands);
+    return (weight_bound(logit, keys) + taken + gamma(keys + 2) + storage_roundoff(stored)) * v_max;
 }
 
 /// Error of lse = m + ln(sum): logit, relative error of the sum, rounding of the result.
