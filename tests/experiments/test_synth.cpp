@@ -258,8 +258,9 @@ TEST_F(Synth, WritesAValidFileOfTheSizesAskedFor) {
         EXPECT_EQ(layer.q_state, io::RopeState::none);
         EXPECT_DOUBLE_EQ(layer.softmax_scale, 1 / std::sqrt(32));
     }
-    EXPECT_FALSE(
-        identical(reader.read(0, Field::k, {0, kTokens}), reader.read(1, Field::k, {0, kTokens})));
+    for (Field field : {Field::q, Field::k, Field::v})
+        EXPECT_FALSE(
+            identical(reader.read(0, field, {0, kTokens}), reader.read(1, field, {0, kTokens})));
     for (const std::string element : {"f16", "bf16"})
         EXPECT_EQ(
             to_string(
