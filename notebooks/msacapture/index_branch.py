@@ -45,9 +45,15 @@ class IndexBranch:
             return self._rotated
 
         replaced = patch.object(namespace, ROTATE, keep)
-        hooks = [self._indexer.register_forward_pre_hook(lambda *_: replaced.start() and None),
-                 self._indexer.register_forward_hook(lambda *_: replaced.stop() and None,
-                                                     always_call=True)]
+
+        def begin(*_):
+            replaced.start()
+
+        def end(*_):
+            replaced.stop()
+
+        hooks = [self._indexer.register_forward_pre_hook(begin),
+                 self._indexer.register_forward_hook(end, always_call=True)]
         try:
             yield
         finally:
