@@ -4,7 +4,7 @@
 and saves it as a folder, so that `python -m msacapture capture` can be tried without a download.
 A minute on a GPU; a CPU takes seconds for each step.
 
-usage: make_small_model.py OUT TEXT... [--steps 1000]
+usage: make_small_model.py OUT TEXT... [--steps 700]
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("text", type=Path, nargs="+")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=700)
     options = parser.parse_args()
     torch.manual_seed(SEED)
     draw = np.random.default_rng(SEED)

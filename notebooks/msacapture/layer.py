@@ -40,6 +40,7 @@ class Layer:
     rotary_dim: int | None = None
     rope_theta: float | None = None
     sliding_window: int | None = None  # a query sees so many tokens, itself included
+    attention_chunk: int | None = None  # it sees its own chunk of so many tokens, up to itself
     softcap: float | None = None  # logits are softcap * tanh(logits / softcap)
     sinks: np.ndarray | None = None  # [Hq], one more logit in each head's softmax, without a value
     weights: dict[str, np.ndarray] = field(default_factory=dict)  # of the index projections
@@ -54,7 +55,7 @@ class Layer:
     def attributes(self) -> dict:
         """The attributes of the layer's group, those that are known."""
         names = ("q_state", "k_state", "softmax_scale", "rotary_dim", "rope_theta",
-                 "sliding_window", "softcap", "sinks")
+                 "sliding_window", "attention_chunk", "softcap", "sinks")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 

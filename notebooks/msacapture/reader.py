@@ -58,7 +58,7 @@ class ActivationsReader:
 
 
 ATTRIBUTES = {"q_state": str, "k_state": str, "softmax_scale": float, "rotary_dim": int,
-              "rope_theta": float, "sliding_window": int, "softcap": float,
+              "rope_theta": float, "sliding_window": int, "attention_chunk": int, "softcap": float,
               "sinks": lambda values: np.asarray(values, np.float32)}
 
 

@@ -111,9 +111,11 @@ class TransformersModel:
         layer = Layer(q=of_one_sequence(query), k=of_one_sequence(key), v=of_one_sequence(value),
                       softmax_scale=float(arguments.get("scaling") or query.shape[-1] ** -0.5),
                       x=to_numpy(x[0]), q_state=state, k_state=state)
-        window = arguments.get("sliding_window") or getattr(module, "sliding_window", None)
+        window = arguments.get("sliding_window", getattr(module, "sliding_window", None))
         softcap, sinks = arguments.get("softcap"), arguments.get("s_aux")
         layer.sliding_window = None if window is None else int(window)
+        if _layer_type(module) == "chunked_attention":
+            layer.attention_chunk = int(module.config.attention_chunk_size)
         layer.softcap = None if softcap is None else float(softcap)
         layer.sinks = None if sinks is None else to_numpy(sinks.float())
         if state == "post_rope":
@@ -146,11 +148,16 @@ def _observed_attention(observe):
         yield
 
 
+def _layer_type(module) -> str | None:
+    types = getattr(module.config, "layer_types", None)
+    return types[module.layer_idx] if types else None
+
+
 def _rope(module, head_dim: int) -> tuple[int | None, float | None]:
     """Rotated channels and theta of plain RoPE, as the configuration has them; (None, None) where
     it scales or mixes frequencies, so that two numbers do not describe it."""
     rope = getattr(module.config, "rope_parameters", None) or {}
-    rope = rope.get(getattr(module, "layer_type", None), rope)  # some have one per layer type
+    rope = rope.get(_layer_type(module), rope)  # some have one per layer type
     if rope.get("rope_type") != "default" or "rope_theta" not in rope:
         return None, None
     return int(head_dim * rope.get("partial_rotary_factor", 1)), float(rope["rope_theta"])

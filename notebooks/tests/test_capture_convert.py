@@ -125,9 +125,8 @@ def test_rope_turns_pairs_by_position_times_frequency(interleaved):
     for pair in range(3):
         a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + 3)
         angle = 5 * 100.0 ** (-2 * pair / 6)
-        rotation = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
-        np.testing.assert_allclose(turned[1][:, [a, b]], heads[1][:, [a, b]] @ np.transpose(rotation),
-                                   rtol=1e-12)
+        rotation = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
+        np.testing.assert_allclose(turned[1][:, [a, b]], heads[1][:, [a, b]] @ rotation, rtol=1e-12)
 
 
 def test_apply_rope_makes_the_queries_of_transformers(tmp_path):

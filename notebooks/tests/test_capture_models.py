@@ -50,6 +50,12 @@ FAMILIES = {
                {"sliding_window": WINDOW, "query_pre_attn_scalar": 20,
                 "layer_types": ["sliding_attention", "full_attention"] * 2}),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM", {"sliding_window": WINDOW, **EXPERTS}),
+    "llama4": ("Llama4TextConfig", "Llama4ForCausalLM",
+               {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 96,
+                "no_rope_layers": [1, 0] * 2, **EXPERTS}),
+    "exaone4": ("Exaone4Config", "Exaone4ForCausalLM",
+                {"sliding_window": WINDOW,
+                 "layer_types": ["sliding_attention", "full_attention"] * 2}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1, 0]}),
     "minimax": ("MiniMaxConfig", "MiniMaxForCausalLM",
                 {"layer_types": ["linear_attention", "full_attention"] * 2, **EXPERTS}),
@@ -122,6 +128,7 @@ def attention(layer: Layer, cu_seqlens, blocks=None) -> np.ndarray:
             if layer.softcap is not None:
                 logits = layer.softcap * np.tanh(logits / layer.softcap)
             hidden = (j > i) | (j <= i - (layer.sliding_window or len(q)))
+            hidden |= j < i - i % (layer.attention_chunk or len(q))
             if blocks is not None:
                 chosen = blocks[first:end, head // group]
                 hidden |= ~(j[..., None] // BLOCK == chosen[:, None]).any(-1)
@@ -147,7 +154,8 @@ def assert_close(got, own, layer: Layer):
 
 def is_plain(layer: Layer) -> bool:
     """Dense causal attention is what the model computes."""
-    return layer.sliding_window is None and layer.softcap is None and layer.sinks is None
+    added = layer.sliding_window, layer.attention_chunk, layer.softcap, layer.sinks
+    return all(value is None for value in added)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -189,6 +197,8 @@ def test_attributes_say_what_a_layer_adds(tmp_path, sequences):
             found[family] = [file.layer(number) for number in file.layers]
     assert [layer.sliding_window for layer in found["mistral"]] == [WINDOW] * 4
     assert [layer.sliding_window for layer in found["gemma3"]] == [WINDOW, None] * 2
+    assert [layer.sliding_window for layer in found["exaone4"]] == [WINDOW, None] * 2
+    assert [layer.attention_chunk for layer in found["llama4"]] == [WINDOW, None] * 2
     assert [layer.softcap for layer in found["gemma2"]] == [5.0] * 4
     assert [layer.softmax_scale for layer in found["gemma3"]] == [20 ** -0.5] * 4
     assert all(layer.sinks.shape == (8,) for layer in found["gpt_oss"])
@@ -221,7 +231,7 @@ def test_analyze_with_all_blocks_gives_the_models_own_output(tmp_path, sequences
             h5py.File(tmp_path / "r/results.h5") as results:
         for number in file.layers:
             layer = file.layer(number)
-            if layer.sliding_window is not None or number in selected:
+            if layer.sliding_window or layer.attention_chunk or number in selected:
                 continue
             got, lse = (results[f"outputs/oracle/{number}/{name}"][:] for name in ("out", "lse"))
             if layer.sinks is not None:
@@ -353,7 +363,8 @@ class Block(nn.Module):
 
         def rotate(heads):
             turned = torch.view_as_complex(heads.unflatten(-1, (-1, 2)).contiguous())
-            return torch.view_as_real(turned * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+            turned = turned * torch.polar(torch.ones_like(angle), angle)
+            return torch.view_as_real(turned).flatten(-2)
 
         return rotate(q), rotate(k), v
 
