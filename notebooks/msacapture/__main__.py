@@ -17,17 +17,20 @@ def integers(text: str) -> list[int]:
 
 
 def read_sequences(options, tokenize) -> list:
-    """Token ids of every text and token file, in the order given."""
+    """Token ids of every token file, then of every text."""
+    def read_tokens(path):
+        return np.load(path) if path.endswith(".npy") else json.loads(Path(path).read_text())
+
+    def read_text(path):
+        return tokenize(sys.stdin.read() if path == "-" else Path(path).read_text("utf-8"))
+
     sequences = []
-    for path in options.tokens:
-        try:
-            ids = np.load(path) if path.endswith(".npy") else json.loads(Path(path).read_text())
-        except ValueError as error:
-            raise CaptureError(f"{path}: {error}") from error
-        sequences.append(ids)
-    for path in options.text:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-        sequences.append(tokenize(text))
+    for read, paths in ((read_tokens, options.tokens), (read_text, options.text)):
+        for path in paths:
+            try:
+                sequences.append(read(path))
+            except ValueError as error:
+                raise CaptureError(f"{path}: {error}") from error
     require(sequences, "nothing to run the model on: --text or --tokens names files")
     return sequences
 

@@ -68,6 +68,8 @@ def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, 
 
 def _tokens(tokens, number: int, max_tokens: int | None) -> np.ndarray:
     ids = np.asarray(tokens)
+    require(max_tokens is None or max_tokens >= 1, f"{max_tokens} tokens of each sequence asked "
+            "for, must be at least 1")
     require(ids.ndim == 1 and ids.size and np.issubdtype(ids.dtype, np.integer),
             f"sequence {number}: token ids must be a list of integers, not empty")
     return ids[:max_tokens].astype(np.int64)

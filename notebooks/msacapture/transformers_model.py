@@ -78,9 +78,13 @@ class TransformersModel:
 
     @torch.no_grad()
     def _forward(self, tokens):
-        device = self.decoder.get_input_embeddings().weight.device
+        embedding = self.decoder.get_input_embeddings().weight
+        require(0 <= tokens.min() and tokens.max() < len(embedding),
+                f"token ids from {tokens.min()} to {tokens.max()}; the vocabulary of "
+                f"{self.model_id} is 0 to {len(embedding) - 1}")
         try:
-            self.decoder(input_ids=torch.as_tensor(tokens, device=device)[None], use_cache=False)
+            self.decoder(input_ids=torch.as_tensor(tokens, device=embedding.device)[None],
+                         use_cache=False)
         except _Done:
             pass
 

@@ -117,9 +117,9 @@ def test_holds_one_layer_of_one_sequence(tmp_path):
     assert size < peak < 1.9 * size
 
 
-def with_value(name, value):
+def with_value(name, value, dtype=np.float16):
     def make(tokens, number):
-        layer = random_layer(tokens, index_dim=16)
+        layer = random_layer(tokens, dtype=dtype, index_dim=16)
         getattr(layer, name)[7, ..., 3] = value
         return layer
     return make
@@ -140,6 +140,7 @@ def with_value(name, value):
     (lambda n, _: replace(random_layer(n), softmax_scale=0.0), ("softmax_scale is 0.0",)),
     (lambda n, _: replace(random_layer(n), q_state="rotated"), ("'rotated'", "pre_rope")),
     (with_value("q", np.nan), ("q holds 4 values", "token 7, head 0, channel 3 is nan")),
+    (with_value("v", np.inf, bfloat16), ("v holds 2 values", "head 0, channel 3 is inf")),
     (with_value("index_k", np.inf), ("index_k holds 1 values", "token 7, channel 3 is inf")),
     (lambda n, _: random_layer(n - 1), ("7 tokens recorded, the sequence has 8",)),
 ])
@@ -164,6 +165,7 @@ class Twice(Fake):
 @pytest.mark.parametrize("model, arguments, words", [
     (Fake(), {"layers": [1, 9, 7]}, "no layer 7, 9 with softmax attention in fake; there are: 0"),
     (Fake(), {"sequences": []}, "no sequences"),
+    (Fake(), {"max_tokens": 0}, "0 tokens of each sequence"),
     (Fake(), {"sequences": [[1], []]}, "sequence 1: token ids"),
     (Fake(), {"sequences": [[0.5]]}, "sequence 0: token ids"),
     (Silent(), {}, "nothing came of layer 3"),

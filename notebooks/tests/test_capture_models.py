@@ -334,6 +334,9 @@ def test_refusals_name_what_is_wrong(tmp_path, sequences):
     refused(make_model("llama"), "no layer 4, 9 with softmax attention.*there are: 0, 1, 2, 3",
             layers=[1, 4, 9])
     refused(make_model("minimax"), "no layer 0 .*there are: 1, 3", layers=[0, 1])
+    sequences[1][5] = 97
+    refused(make_model("llama"), "token ids from 3 to 97; the vocabulary of .* is 0 to 96")
+    sequences[1][5] = 3
     broken = make_model("qwen3")
     with torch.no_grad():
         broken.model.layers[1].self_attn.v_proj.weight[3] = torch.nan
@@ -437,6 +440,10 @@ def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
             np.testing.assert_array_equal(array, file.layer(2).arrays()[name])
     assert main(arguments) == 2
     assert "a.h5: exists; --overwrite" in capsys.readouterr().err
+    (tmp_path / "b.json").write_text("[1, 2")
+    assert main([*arguments, "--overwrite"]) == 2
+    assert "b.json: " in capsys.readouterr().err
+    (tmp_path / "b.json").write_text("[1, 2]")
     arguments[1] = str(tmp_path / "absent")
     assert main([*arguments, "--overwrite"]) == 2
     assert "absent cannot be loaded" in capsys.readouterr().err
