@@ -21,6 +21,9 @@ private:
     std::vector<std::vector<std::string>> rows_;  // the header first
 };
 
+/// Prints `words` as a paragraph, no line longer than a terminal's 100 columns.
+void print_paragraph(std::ostream& out, const std::string& words);
+
 /// A number with `digits` significant digits, "-" for NaN.
 std::string number_text(double value, int digits = 4);
 /// A number with `decimals` decimals, "-" for NaN.
