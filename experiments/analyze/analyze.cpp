@@ -24,7 +24,7 @@ void resolve(AnalyzeOptions& o, const io::ActivationsReader& file) {
         index_everywhere &= file.layer(number).has(io::Field::index_q);
     }
     const bool chosen = !o.selectors.empty();
-    if (!chosen) o.selectors = list_selectors();
+    if (!chosen) o.selectors = list_pointwise_selectors();
     std::erase_if(o.selectors, [&](const std::string& name) {
         const bool lacks = make_selector(name)->needs().index && !index_everywhere;
         require(!(chosen && lacks), file.path().string(),

@@ -12,6 +12,7 @@
 #include "analysis/sink.h"
 #include "core/random.h"
 #include "core/select/selector.h"
+#include "experiments/common/attend.h"
 #include "experiments/common/program.h"
 #include "experiments/common/progress.h"
 
@@ -22,60 +23,6 @@ using analysis::RowKind;
 using io::Field;
 
 constexpr int64_t kChunkBytes = int64_t{1} << 28;
-
-/// An operand in the backend's space: the host view itself, or an uploaded copy.
-template <int Rank>
-class Operand {
-public:
-    Operand(Backend& backend, View<const float, Rank> host) : view_(host) {
-        if (backend.space() == Space::host) return;
-        copy_ = backend.upload(host);
-        view_ = copy_.view();
-    }
-    operator In<Rank>() const { return view_; }
-
-private:
-    Tensor<float, Rank> copy_;
-    View<const float, Rank> view_;
-};
-
-struct Attention {
-    Tensor<float, 3> out;
-    Tensor<float, 2> lse;
-};
-
-/// Runs attention on the backend, dense without ids; results on the host.
-Attention attend(Backend& backend, const Problem& p, const AttentionInput& in,
-                 View<const int32_t, 3> ids) {
-    auto out = backend.make<float, 3>({p.queries(), p.query_heads, p.head_dim});
-    auto lse = backend.make<float, 2>({p.queries(), p.query_heads});
-    const AttentionOutput to{View<float, 3>(out), lse};
-    if (ids)
-        backend.sparse_attention(p, in, ids, to);
-    else
-        backend.dense_attention(p, in, to);
-    backend.finish();
-    if (backend.space() == Space::host) return {std::move(out), std::move(lse)};
-    return {backend.download(out.view()), backend.download(lse.view())};
-}
-
-template <int Rank>
-View<const float, Rank> host_view(const Tensor<float, Rank>& tensor) {
-    return tensor.view();
-}
-
-/// ids on the host from scores on the host.
-Tensor<int32_t, 3> pick(Backend& backend, const Problem& p, const SelectionRule& rule,
-                        View<const float, 3> scores) {
-    auto ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, rule.top_k});
-    if (backend.space() == Space::host) {
-        backend.select_blocks(p, rule, scores, ids);
-        return ids;
-    }
-    const Tensor<float, 3> there = backend.upload(scores);
-    backend.select_blocks(p, rule, there, ids);
-    return backend.download(ids.view());
-}
 
 /// Mean mass kept against the number of selected blocks.
 class Curve {
