@@ -24,20 +24,6 @@ const About kAbout{
         "DIR/metrics.csv.",
 };
 
-std::string join(const std::vector<std::string>& words) {
-    std::string joined;
-    for (const std::string& word : words) joined += (joined.empty() ? "" : ", ") + word;
-    return joined;
-}
-
-/// `value` must be one of `known`; its index.
-size_t choice(const std::string& option, const std::string& value,
-              const std::vector<std::string>& known) {
-    const auto at = std::find(known.begin(), known.end(), value);
-    require(at != known.end(), "--", option, " is '", value, "', must be one of: ", join(known));
-    return static_cast<size_t>(at - known.begin());
-}
-
 }  // namespace
 
 std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string> args,

@@ -17,6 +17,13 @@ Attention attend(Backend& backend, const Problem& p, const AttentionInput& in,
     return {backend.download(out.view()), backend.download(lse.view())};
 }
 
+Attention attend_selected(Backend& backend, const Problem& p, const AttentionInput& in,
+                          View<const int32_t, 3> ids) {
+    if (backend.space() == Space::host) return attend(backend, p, in, ids);
+    const Tensor<int32_t, 3> there = backend.upload(ids);
+    return attend(backend, p, in, there);
+}
+
 Tensor<int32_t, 3> pick(Backend& backend, const Problem& p, const SelectionRule& rule,
                         View<const float, 3> scores) {
     auto ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, rule.top_k});

@@ -35,6 +35,10 @@ struct Attention {
 /// Attention over the blocks `ids` [Nq, Hkv, k] in the backend's space; dense without ids.
 Attention attend(Backend&, const Problem&, const AttentionInput&, View<const int32_t, 3> ids);
 
+/// Attention over the blocks `ids` on the host.
+Attention attend_selected(Backend&, const Problem&, const AttentionInput&,
+                          View<const int32_t, 3> ids);
+
 /// ids [Nq, Hkv, k] on the host from scores on the host.
 Tensor<int32_t, 3> pick(Backend&, const Problem&, const SelectionRule&,
                         View<const float, 3> scores);
