@@ -38,7 +38,7 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
         ("out", po::value(&directory)->value_name("DIR"), "directory for the results")       //
         ("layers", po::value(&layers)->value_name("L,..."), "layers; default: all")          //
         ("selector", po::value(&selectors)->value_name("NAME,..."),
-         ("selectors, repeatable: " + join(list_selectors()) +
+         ("selectors, repeatable: " + join(list_pointwise_selectors()) +
           "; default: all that the file has operands for")
              .c_str())  //
         ("block-size", po::value(&block_size)->default_value(block_size)->value_name("TOKENS"),
@@ -87,7 +87,7 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
     require(twice == o.layers.end(), "--layers is '", layers, "', it names a layer twice");
     for (const std::string& list : selectors)
         for (const std::string& name : split_list("selector", list)) {
-            choice("selector", name, list_selectors());
+            choice("selector", name, list_pointwise_selectors());
             require(std::find(o.selectors.begin(), o.selectors.end(), name) == o.selectors.end(),
                     "--selector names '", name, "' twice");
             o.selectors.push_back(name);
