@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/analyze/analyze.h"
 
-#include <fstream>
 #include <iostream>
 
 #include "core/select/selector.h"
@@ -33,15 +32,6 @@ void resolve(AnalyzeOptions& o, const io::ActivationsReader& file) {
                 name, " needs");
         return lacks;
     });
-}
-
-void write_text(const std::filesystem::path& path, const std::string& content) {
-    const std::filesystem::path partial = path.string() + ".partial";
-    std::ofstream stream(partial);
-    stream << content;
-    stream.close();
-    if (!stream) throw SystemError("cannot write " + partial.string());
-    std::filesystem::rename(partial, path);
 }
 
 }  // namespace

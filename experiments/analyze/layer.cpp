@@ -10,10 +10,10 @@
 #include "analysis/popularity.h"
 #include "analysis/recall.h"
 #include "analysis/sink.h"
-#include "core/random.h"
 #include "core/select/selector.h"
 #include "experiments/common/program.h"
 #include "experiments/common/progress.h"
+#include "experiments/common/sample.h"
 
 namespace msa::experiments {
 namespace {
@@ -409,16 +409,8 @@ std::vector<int64_t> choose_queries(const AnalyzeOptions& o, int64_t tokens) {
     const int64_t begin = o.queries.begin.value_or(0), end = o.queries.end.value_or(tokens);
     require(0 <= begin && begin < end && end <= tokens, "--queries is ", o.queries,
             ", must be a non-empty range within 0:", tokens);
-    const int64_t available = end - begin;
-    const int64_t wanted =
-        o.sample_queries == 0 ? available : std::min(o.sample_queries, available);
-    std::vector<int64_t> chosen;
-    for (int64_t n = 0; n < wanted; ++n) {
-        const int64_t low = begin + available * n / wanted;
-        const int64_t high = begin + available * (n + 1) / wanted;
-        chosen.push_back(low +
-                         static_cast<int64_t>(mix(o.seed, n) % static_cast<uint64_t>(high - low)));
-    }
+    std::vector<int64_t> chosen = stratified_sample(end - begin, o.sample_queries, o.seed);
+    for (int64_t& token : chosen) token += begin;
     return chosen;
 }
 
