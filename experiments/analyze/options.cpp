@@ -81,10 +81,7 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
     require(!directory.empty(), "no output: name a directory with --out");
     o.file = file;
     o.out = directory;
-    if (!layers.empty()) o.layers = integer_list("layers", layers);
-    std::sort(o.layers.begin(), o.layers.end());
-    const auto twice = std::adjacent_find(o.layers.begin(), o.layers.end());
-    require(twice == o.layers.end(), "--layers is '", layers, "', it names a layer twice");
+    if (!layers.empty()) o.layers = layer_list(layers);
     for (const std::string& list : selectors)
         for (const std::string& name : split_list("selector", list)) {
             choice("selector", name, list_pointwise_selectors());

@@ -106,6 +106,14 @@ std::vector<int64_t> integer_list(const std::string& option, const std::string& 
     return numbers;
 }
 
+std::vector<int64_t> layer_list(const std::string& list) {
+    std::vector<int64_t> layers = integer_list("layers", list);
+    std::sort(layers.begin(), layers.end());
+    require(std::adjacent_find(layers.begin(), layers.end()) == layers.end(), "--layers is '", list,
+            "', it names a layer twice");
+    return layers;
+}
+
 std::string join(const std::vector<std::string>& words) {
     std::string joined;
     for (const std::string& word : words) joined += (joined.empty() ? "" : ", ") + word;

@@ -14,6 +14,7 @@ public:
     explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
     /// As many cells as the header has.
     void add(std::vector<std::string> row);
+    bool empty() const { return rows_.size() == 1; }
     /// Every line after `indent`.
     void print(std::ostream& out, const std::string& indent = "") const;
 
