@@ -126,16 +126,21 @@ __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t 
                 return first + j < span_end ? in.value(first + j, group) : nullptr;
             });
             __syncthreads();
-            for (int j = 0; j < kTileKeys; ++j)
+            for (int j = 0; j < kTileKeys; ++j) {
+                float value[kDimsPerLane];
+#pragma unroll
+                for (int i = 0; i < kDimsPerLane; ++i) {
+                    const int d = lane_id() + i * kWarp;
+                    value[i] = d < in.width ? keys[j * stride + d] : 0.0F;
+                }
 #pragma unroll
                 for (int r = 0; r < kRowsPerWarp; ++r) {
                     const float w = __shfl_sync(kAllLanes, weight[r], j);
                     if (j >= seen[r]) continue;  // the value may be NaN
 #pragma unroll
-                    for (int i = 0; i < kDimsPerLane; ++i)
-                        if (const int d = lane_id() + i * kWarp; d < in.width)
-                            state.sums[r][i] += w * keys[j * stride + d];
+                    for (int i = 0; i < kDimsPerLane; ++i) state.sums[r][i] += w * value[i];
                 }
+            }
         }
     }
 }

@@ -7,8 +7,9 @@ namespace msa::cuda {
 namespace {
 
 template <typename T>
-__global__ void dense_attention_kernel(Heads<T> in, HeadTiling tiling, const QueryRange* tiles,
-                                       const KeyRange* visible, Output out, float* lse) {
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks)
+    dense_attention_kernel(Heads<T> in, HeadTiling tiling, const QueryRange* tiles,
+                           const KeyRange* visible, Output out, float* lse) {
     extern __shared__ float4 shared[];
     const QueryRange queries = tiles[blockIdx.x];
     const auto row_of = [&](int r) {

@@ -18,9 +18,10 @@ struct Slots {
 };
 
 template <typename T>
-__global__ void attend_chunks_kernel(Heads<T> in, HeadTiling tiling, const BlockChunk* chunks,
-                                     const SelectedQuery* selected, const KeyRange* visible,
-                                     int64_t block_size, Slots slots) {
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks)
+    attend_chunks_kernel(Heads<T> in, HeadTiling tiling, const BlockChunk* chunks,
+                         const SelectedQuery* selected, const KeyRange* visible, int64_t block_size,
+                         Slots slots) {
     extern __shared__ float4 shared[];
     const BlockChunk chunk = chunks[blockIdx.x];
     for (int64_t begin = chunk.begin; begin < chunk.end; begin += tiling.queries) {
