@@ -60,7 +60,7 @@ for test in DenseAttention.MatchesReference IndexScores.MatchesReference \
     SparseAttention.EveryOrderMatchesReference BlockMassTest.MatchesReference \
     IndexKlTest.MatchesReferenceOnBothSupports; do
     every+="All/$test/cuda_*:"
-    for case in f32_packed_ragged bf16_tail_block bf16_mqa f32_empty_keys; do
+    for case in f32_packed_ragged bf16_tail_block bf16_mqa f32_empty_keys f32_forty_heads; do
         small+="All/$test/cuda_$case:"
     done
 done

@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
         in, group, row_of, support.spans(),
         [&](int64_t slot) { return support.span(query, group, slot); }, &shared[0].x, state);
     finish_rows(
-        state, row_of, in.width,
-        [&](const TileRow& row, int) { return row.query * in.row_heads + row.head; }, out, lse);
+        state, row_of, in.width, [&](const TileRow& row, int) { return in.number(row); }, out, lse);
 }
 
 /// out [Nq, heads, width], or absent where the heads have no values, and lse [Nq, heads].

@@ -20,8 +20,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
         in, blockIdx.y, row_of, 1, [&](int64_t) { return visible[queries.end - 1]; }, &shared[0].x,
         state);
     finish_rows(
-        state, row_of, in.width,
-        [&](const TileRow& row, int) { return row.query * in.row_heads + row.head; }, out, lse);
+        state, row_of, in.width, [&](const TileRow& row, int) { return in.number(row); }, out, lse);
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
             state, row_of, in.width,
             [&](const TileRow& row, int r) {
                 const int64_t slot = selected[place_of(warp_row + r)].slot;
-                return (row.query * in.row_heads + row.head) * slots.top_k + slot;
+                return in.number(row) * slots.top_k + slot;
             },
             Output{slots.out, false}, slots.lse);
     }
