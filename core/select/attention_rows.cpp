@@ -9,6 +9,8 @@
 namespace msa {
 namespace {
 
+constexpr int64_t kSmall = 1 << 15;  // products that are not worth a team of threads
+
 int64_t sequence_of(const Problem& p, int64_t token) {
     const auto& starts = p.cu_seqlens_k;
     return std::upper_bound(starts.begin(), starts.end(), token) - starts.begin() - 1;
@@ -39,7 +41,8 @@ void visit_strip(const Problem& p, View<const float, 3> q, std::span<const int64
         float* weights = &logits(n, seen.begin - strip.packed.begin);
         cpu::OnlineSum sum;
         cpu::softmax_step(weights, seen.end - seen.begin, sum);
-        for (int64_t j = 0; j < seen.end - seen.begin; ++j) weights[j] /= sum.sum;
+        const auto all = static_cast<float>(sum.sum);
+        for (int64_t j = 0; j < seen.end - seen.begin; ++j) weights[j] /= all;
         visit({strip.first + n, strip.head, seen, weights});
     }
 }
@@ -64,8 +67,7 @@ int64_t prompt_length(const SelectorLayer& layer, int64_t sequence) {
 }
 
 void for_each_attention_row(const SelectorLayer& layer, std::span<const int64_t> tokens,
-                            int64_t window,
-                            const std::function<void(const AttentionRow&)>& visit) {
+                            int64_t window, const std::function<void(const AttentionRow&)>& visit) {
     if (tokens.empty()) return;
     const Problem& p = layer.problem;
     const Tensor<float, 3> q = layer.read_q(tokens);
@@ -76,7 +78,7 @@ void for_each_attention_row(const SelectorLayer& layer, std::span<const int64_t>
     const QueryRange packed{std::max<int64_t>(0, oldest - std::min(window, oldest)),
                             positions.back() + 1};
     const int64_t count = packed.end - packed.begin, n = q.extent(0);
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (n * count > kSmall)
     for (int64_t r = 0; r < p.kv_heads; ++r) {
         Tensor<float, 1> panels({cpu::panel_floats(p.head_dim, count)});
         const float* keys = layer.k.data() + ((start + packed.begin) * p.kv_heads + r) * p.head_dim;
