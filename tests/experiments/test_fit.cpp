@@ -38,7 +38,7 @@ protected:
         const std::vector<std::pair<std::string, std::string>> defaults{
             {"--out", path(out)},         {"--block-size", "8"}, {"--top-k", "4"},
             {"--index-dim", "16"},        {"--steps", "12"},     {"--warmup-steps", "6"},
-            {"--queries-per-step", "32"}, {"--eval-every", "5"}, {"--threads", "2"}};
+            {"--queries-per-step", "32"}, {"--eval-every", "5"}, {"--threads", "1"}};
         for (const auto& [option, value] : defaults)
             if (std::find(more.begin(), more.end(), option) == more.end())
                 all.insert(all.end(), {option, value});
