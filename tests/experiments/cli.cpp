@@ -29,8 +29,7 @@ const Program kInspect{"msa-inspect", experiments::inspect};
 const Program kSynth{"msa-synth", experiments::synth};
 
 const std::vector<Program>& programs() {
-    static const std::vector<Program> all{kAnalyze, kCompare, kCost, kInspect, kSynth};
-    static const std::vector<Program> all{kAnalyze, kCost, kFit, kInspect, kSynth};
+    static const std::vector<Program> all{kAnalyze, kCompare, kCost, kFit, kInspect, kSynth};
     return all;
 }
 
