@@ -65,7 +65,7 @@ Cost probe(const Problem& p, int64_t probe, int64_t prompt) {
 Cost selector_cost(std::string_view selector, const Problem& p, int64_t prompt) {
     const auto is = [&](auto... names) { return ((selector == names) || ...); };
     if (is("random", "window", "streaming-llm", "previous-layer", "h2o")) return {};
-    if (is("index", "dsa")) return index_branch(p);
+    if (is("index", "dsa", "dsa-tokens")) return index_branch(p);
     if (is("oracle", "oracle-logit", "top-p", "h2o-oracle")) return per_head(p, causal_pairs(p));
     if (is("mean-key", "infllm", "minference-bs")) return per_group(p, blocks_seen(p));
     if (is("quest")) return per_group(p, 2 * blocks_seen(p));

@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "core/select/selector.h"
+#include "core/select/token_selector.h"
 
 namespace msa {
 namespace {
@@ -30,6 +31,9 @@ constexpr Maker kMakers[] = {
     make_window_selector,
     make_random_selector,
 };
+
+using TokenMaker = std::unique_ptr<TokenSelector> (*)();
+constexpr TokenMaker kTokenMakers[] = {make_streaming_llm_selector, make_dsa_tokens_selector};
 
 /// Names under which a policy is known elsewhere.
 struct Alias {
@@ -72,6 +76,19 @@ std::unique_ptr<Selector> make_selector(std::string_view name) {
         known += (known.empty() ? "" : ", ") + std::string(selector->name());
     }
     throw InputError(text("no selector is called '", name, "'; there are: ", known));
+}
+
+std::unique_ptr<TokenSelector> find_token_selector(std::string_view name) {
+    for (TokenMaker make : kTokenMakers)
+        if (std::unique_ptr<TokenSelector> selector = make(); selector->name() == name)
+            return selector;
+    return nullptr;
+}
+
+std::vector<std::string> list_token_selectors() {
+    std::vector<std::string> names;
+    for (TokenMaker make : kTokenMakers) names.emplace_back(make()->name());
+    return names;
 }
 
 }  // namespace msa

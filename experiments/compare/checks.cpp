@@ -27,6 +27,16 @@ void SelfChecks::begin(const MeasuredChunk& chunk) {
         }
 }
 
+void SelfChecks::check_mass(const std::string& arm, int64_t query, int64_t group, int64_t blocks,
+                            double mass) {
+    const double most = best_(query, group, blocks);
+    if (mass > most + kMassRounding || mass > 1 + kMassRounding)
+        throw std::logic_error(text(arm, " keeps ", mass, " of the mass of query ", query,
+                                    ", group ", group, "; the best ", blocks, " blocks keep ",
+                                    most));
+    ++rows_;
+}
+
 void SelfChecks::check(const std::string& arm, const MeasuredChunk& chunk,
                        View<const int32_t, 3> ids, View<const float, 3> sparse) {
     const Problem& p = chunk.problem;
@@ -35,13 +45,7 @@ void SelfChecks::check(const std::string& arm, const MeasuredChunk& chunk,
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             const std::span<const int32_t> kept = selected(ids, i, r);
-            const double mass = analysis::mass_of(chunk.mass[i][r], kept);
-            const double most = best_(i, r, std::ssize(kept));
-            if (mass > most + kMassRounding || mass > 1 + kMassRounding)
-                throw std::logic_error(text(arm, " keeps ", mass, " of the mass of query ", i,
-                                            ", group ", r, "; the best ", kept.size(),
-                                            " blocks keep ", most));
-            ++rows_;
+            check_mass(arm, i, r, std::ssize(kept), analysis::mass_of(chunk.mass[i][r], kept));
             const int64_t count = visible[static_cast<size_t>(i)].count;
             if (std::ssize(kept) != visible_blocks(count, p.block_size)) continue;
             ++full_rows_;

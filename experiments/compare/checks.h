@@ -19,6 +19,10 @@ public:
     void check(const std::string& arm, const MeasuredChunk&, View<const int32_t, 3> ids,
                View<const float, 3> sparse);
 
+    /// The first of these alone, for one row whose choice touches `blocks` blocks.
+    void check_mass(const std::string& arm, int64_t query, int64_t group, int64_t blocks,
+                    double mass);
+
     /// Group /checks/<layer>: how many rows were checked, and the largest difference from dense.
     void write(io::ResultsWriter& to, const std::string& layer) const;
 

@@ -7,11 +7,11 @@
 #include <iostream>
 #include <sstream>
 
-#include "core/select/selector.h"
 #include "experiments/common/run_record.h"
 #include "experiments/common/sample.h"
 #include "experiments/common/write_text.h"
 #include "experiments/compare/layer.h"
+#include "experiments/compare/policies.h"
 #include "experiments/compare/summary.h"
 #include "gpu/cuda_backend.h"
 
@@ -30,7 +30,7 @@ const io::LayerInfo* layer_before(const io::ActivationsReader& file, const io::L
 std::vector<std::string> selectors_for(const CompareOptions& o, const io::ActivationsReader& file,
                                        const io::LayerInfo& layer) {
     const bool has_before = layer_before(file, layer) != nullptr;
-    std::vector<std::string> names = o.selectors.empty() ? list_selectors() : o.selectors;
+    std::vector<std::string> names = o.selectors.empty() ? list_policies() : o.selectors;
     std::erase_if(names, [&](const std::string& name) {
         const std::string why = why_unusable(o, layer, has_before, name);
         require(why.empty() || o.selectors.empty(), file.path().string(), ": selector ", name,

@@ -49,6 +49,11 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
       sizes_(task.data.problem(task.file, plan_.block_size)),
       all_(sizes_.with_query_rows(task.tokens)),
       stored_(stratified_sample(std::ssize(task.tokens), kStoredRows, task.options.seed)) {
+    std::erase_if(plan_.arms, [&](const Arm& arm) {
+        const bool of_tokens = find_token_selector(arm.selector) != nullptr;
+        if (of_tokens) token_arms_.emplace_back(arm, sizes_);
+        return of_tokens;
+    });
     for (const Arm& arm : plan_.arms) {
         tallies_.emplace_back(arm, sizes_);
         needs_logits_ |= make_selector(arm.selector)->needs().max_logit;
@@ -116,6 +121,12 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
                            {n}});
         scorers.back().selector->prepare(scorers.back().layer);
     }
+    for (TokenArm& arm : token_arms_) {
+        const std::string& name = arm.arm().selector;
+        const Stopwatch watch(task_.timing[name].select);
+        arm.prepare({view.whole, task_.data.k, task_.backend, view.index_k},
+                    analysis::selector_cost(name, queries, task_.options.prompt));
+    }
     return scorers;
 }
 
@@ -178,6 +189,21 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     for (const SelectionRule& rule : rules_)
         oracles_.push_back(pick(backend, p, rule, host_view(mass.mass)));
     for (Scorer& scorer : scorers) add_scorer(view, scorer, chunk, measured, range);
+    add_tokens(chunk, measured, dense.lse);
+}
+
+void LayerComparison::add_tokens(const SelectorChunk& chunk, const MeasuredChunk& measured,
+                                 View<const float, 2> lse) {
+    Tensor<float, 3> index_q;  // token policies work on the host
+    SelectorChunk here = chunk;
+    if (task_.data.index_q.data() != nullptr) {
+        index_q = gather_rows(task_.data.index_q, chunk.tokens);
+        here.index_q = index_q.view();
+    }
+    for (TokenArm& arm : token_arms_) {
+        const Stopwatch watch(task_.timing[arm.arm().selector].evaluate);
+        arm.add(here, measured, task_.data.k, task_.data.v, lse, task_.checks);
+    }
 }
 
 void LayerComparison::add_scorer(const LayerView& view, Scorer& scorer, const SelectorChunk& chunk,
@@ -231,6 +257,7 @@ void LayerComparison::check_full_budget(const LayerView& view, View<const float,
 void LayerComparison::write() const {
     for (const Tally& tally : tallies_)
         tally.write(task_.to, task_.name(), sizes_, used_rule(tally.arm(), sizes_));
+    for (const TokenArm& arm : token_arms_) arm.write(task_.to, task_.name(), sizes_);
 }
 
 }  // namespace msa::experiments

@@ -14,6 +14,7 @@
 #include "experiments/compare/layer_data.h"
 #include "experiments/compare/layer_view.h"
 #include "experiments/compare/tally.h"
+#include "experiments/compare/token_arm.h"
 
 namespace msa::experiments {
 
@@ -54,6 +55,8 @@ private:
                     MeasuredChunk measured, QueryRange range);
     void add_arm(Tally& tally, const LayerView& view, const MeasuredChunk& chunk, In<3> q,
                  QueryRange range, View<const int32_t, 3> ids);
+    void add_tokens(const SelectorChunk& chunk, const MeasuredChunk& measured,
+                    View<const float, 2> lse);
     Tensor<float, 3> mass_before(size_t view, QueryRange range) const;
     void check_full_budget(const LayerView& view, View<const float, 3> q,
                            const MeasuredChunk& chunk);
@@ -63,11 +66,12 @@ private:
     int64_t chunk_queries() const;
 
     LayerTask& task_;
-    Plan plan_;
+    Plan plan_;  // its arms that keep blocks
     Problem sizes_, all_;         // all tokens as queries; the compared ones
     bool needs_logits_ = false;
     std::vector<int64_t> stored_;  // compared queries whose ids are stored
-    std::vector<Tally> tallies_;
+    std::vector<Tally> tallies_;        // of the plan's arms
+    std::vector<TokenArm> token_arms_;  // those that keep tokens
     std::vector<SelectionRule> rules_;      // of the oracles, distinct
     std::vector<Tensor<int32_t, 3>> oracles_;  // of the chunk at hand, one of each rule
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/select/token_selector.h"
 #include "experiments/compare/comparison.h"
 
 namespace msa::experiments {
@@ -30,7 +31,8 @@ bool same_sizes(const io::LayerInfo& a, const io::LayerInfo& b) {
 
 std::string why_unusable(const CompareOptions& o, const io::LayerInfo& layer, bool has_previous,
                          const std::string& name) {
-    const Selector::Needs needs = make_selector(name)->needs();
+    const std::unique_ptr<TokenSelector> tokens = find_token_selector(name);
+    const Selector::Needs needs = tokens ? tokens->needs() : make_selector(name)->needs();
     if (needs.index && !layer.has(io::Field::index_q))
         return "the layer has no index_q and index_k";
     if (needs.previous_mass && !has_previous)

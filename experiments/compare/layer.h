@@ -15,9 +15,9 @@ namespace msa::experiments {
 /// May one layer's heads be looked at in the other's place?
 bool same_sizes(const io::LayerInfo&, const io::LayerInfo&);
 
-/// Why a selector cannot run on a layer; empty where it can.
+/// Why a policy cannot run on a layer; empty where it can.
 std::string why_unusable(const CompareOptions&, const io::LayerInfo& layer, bool has_previous,
-                         const std::string& selector);
+                         const std::string& policy);
 
 /// Compares the selectors on `layer` at the queries of `tokens` (packed, ascending) and writes its
 /// datasets to the unit under way. `previous`: the layer before it, of the same sizes, or absent.

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "core/select/selector.h"
+#include "experiments/compare/policies.h"
 
 namespace msa::experiments {
 namespace {
@@ -50,7 +50,7 @@ std::vector<std::string> parse_selectors(const std::string& list) {
     std::vector<std::string> chosen;
     if (list == kAll) return chosen;
     for (const std::string& item : split_list("selectors", list)) {
-        const std::string name(make_selector(item)->name());  // of an alias, the policy's own
+        const std::string name = policy_name(item);
         require(std::find(chosen.begin(), chosen.end(), name) == chosen.end(),
                 "--selectors names '", name, "' twice");
         chosen.push_back(name);
@@ -82,7 +82,7 @@ std::optional<CompareOptions> parse_compare_options(std::span<const std::string>
         ("out", po::value(&directory)->value_name("DIR"), "directory for the results")       //
         ("layers", po::value(&layers)->value_name("L,..."), "layers; default: all")          //
         ("selectors", po::value(&selectors)->default_value(kAll)->value_name("NAME,..."),
-         ("all that the file has operands for, or some of: " + join(list_selectors())).c_str())  //
+         ("all that the file has operands for, or some of: " + join(list_policies())).c_str())  //
         ("budgets",
          po::value(&budgets)->default_value("256,512,1024,2048")->value_name("TOKENS,..."),
          "tokens that a query attends to, rounded up to whole blocks; with a point (0.1), a share "

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/select/selector.h"
+#include "experiments/compare/policies.h"
 
 namespace msa::experiments {
 
@@ -18,7 +18,7 @@ std::vector<Row> read_rows(const io::ResultsReader& results) {
             row.budget = row.size(results, "budget");
             rows.push_back(row);
         }
-    const std::vector<std::string> order = list_selectors();
+    const std::vector<std::string> order = list_policies();
     const auto rank = [&](const Row& row) {
         return std::find(order.begin(), order.end(), row.selector) - order.begin();
     };

@@ -12,14 +12,38 @@ namespace {
 
 constexpr double kElementBytes = 2;  // as in selector_cost
 
-/// [Nq, Hq, dh] as [Nq, Hkv, G * dh]: the heads of a group lie next to each other.
+}  // namespace
+
 View<const float, 3> by_group(View<const float, 3> heads, int64_t groups) {
     return {heads.data(),
             {heads.extent(0), groups, heads.extent(1) / groups * heads.extent(2)},
             heads.space()};
 }
 
-}  // namespace
+void write_arm(io::ResultsWriter& to, const std::string& group, const Arm& arm,
+               const std::string& rule, int64_t block_size, const SelectionRule& used,
+               int64_t rows_counted) {
+    to.attribute(group, "selector", arm.selector);
+    to.attribute(group, "setting", arm.setting);
+    to.attribute(group, "rule", rule);
+    for (const auto& [name, value] : {std::pair{"budget", arm.budget},
+                                      {"block_size", block_size},
+                                      {"top_k", used.top_k},
+                                      {"forced_first", used.forced_first},
+                                      {"forced_local", used.forced_local},
+                                      {"matched_budget", arm.matched_budget},
+                                      {"rows_counted", rows_counted}})
+        to.attribute(group, name, value);
+}
+
+void write_costs(io::ResultsWriter& to, const std::string& group, const analysis::Cost& index,
+                 const analysis::Cost& attention, int64_t queries) {
+    for (const auto& [name, value] : {std::pair{"index_flops", index.flops},
+                                      {"index_bytes", index.bytes},
+                                      {"attention_flops", attention.flops},
+                                      {"attention_bytes", attention.bytes}})
+        to.attribute(group, name, value / static_cast<double>(std::max<int64_t>(1, queries)));
+}
 
 Tally::Tally(Arm arm, const Problem& layer)
     : arm_(std::move(arm)),
@@ -49,8 +73,7 @@ void Tally::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
 }
 
 void Tally::add_cost(const analysis::Cost& cost) {
-    index_.flops += cost.flops;
-    index_.bytes += cost.bytes;
+    index_ = index_ + cost;
 }
 
 void Tally::write(io::ResultsWriter& to, const std::string& layer, const Problem& p,
@@ -63,23 +86,9 @@ void Tally::write(io::ResultsWriter& to, const std::string& layer, const Problem
     metrics.add("block_recall", recall_.block_recall(), "group", "share of blocks");
     metrics.add("output_error", output_error_.relative(), "group", "relative");
     metrics.add("blocks_kept", analysis::values(blocks_), "group", "blocks");
-    to.attribute(group, "selector", arm_.selector);
-    to.attribute(group, "setting", arm_.setting);
-    to.attribute(group, "rule", std::string(make_selector(arm_.selector)->rule()));
-    for (const auto& [name, value] : {std::pair{"budget", arm_.budget},
-                                      {"block_size", p.block_size},
-                                      {"top_k", used.top_k},
-                                      {"forced_first", used.forced_first},
-                                      {"forced_local", used.forced_local},
-                                      {"matched_budget", arm_.matched_budget},
-                                      {"rows_counted", counted_}})
-        to.attribute(group, name, value);
-    const auto queries = static_cast<double>(std::max<int64_t>(1, queries_));
-    for (const auto& [name, value] : {std::pair{"index_flops", index_.flops},
-                                      {"index_bytes", index_.bytes},
-                                      {"attention_flops", attention_.flops},
-                                      {"attention_bytes", attention_.bytes}})
-        to.attribute(group, name, value / queries);
+    write_arm(to, group, arm_, std::string(make_selector(arm_.selector)->rule()), p.block_size, used,
+              counted_);
+    write_costs(to, group, index_, attention_, queries_);
 
     const Tensor<double, 2> overlap = overlap_.matrix();
     to.write<double, 2>("/overlap" + at, overlap.view(),

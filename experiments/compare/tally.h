@@ -23,6 +23,17 @@ struct MeasuredChunk {
     View<const float, 3> dense;                // [Nq, Hq, dh]
 };
 
+/// [Nq, Hq, dh] as [Nq, Hkv, G * dh]: the heads of a group lie next to each other.
+View<const float, 3> by_group(View<const float, 3> heads, int64_t groups);
+
+/// The attributes of an arm's group that say what it is; `used`: the rule that it was held to.
+void write_arm(io::ResultsWriter& to, const std::string& group, const Arm& arm,
+               const std::string& rule, int64_t block_size, const SelectionRule& used,
+               int64_t rows_counted);
+/// Those that say what it costs, per query.
+void write_costs(io::ResultsWriter& to, const std::string& group, const analysis::Cost& index,
+                 const analysis::Cost& attention, int64_t queries);
+
 class Tally {
 public:
     /// `layer`: sizes of the whole layer.
@@ -32,8 +43,7 @@ public:
     void add(const MeasuredChunk&, View<const int32_t, 3> ids, View<const float, 3> sparse);
     void add_cost(const analysis::Cost& cost);
 
-    /// The groups /metrics, /overlap and /distance of the arm. `used`: the rule that it was held
-    /// to.
+    /// The groups /metrics, /overlap and /distance of the arm.
     void write(io::ResultsWriter& to, const std::string& layer, const Problem& p,
                const SelectionRule& used) const;
 

@@ -19,12 +19,15 @@ namespace msa::test {
 /// Sequences of 210 and 75 tokens, 2 groups of 2 heads.
 class Policy : public testing::Test {
 protected:
+    /// Larger queries look at fewer keys.
+    explicit Policy(float q_sigma = 1.5F) : q_(normal<3>({285, 4, 16}, 1, q_sigma)) {}
+
     const Problem p_ = [] {
         Problem p = square_problem(0, 4, 2, 16, 16, 16);
         p.cu_seqlens_q = p.cu_seqlens_k = {0, 210, 285};
         return p;
     }();
-    const Tensor<float, 3> q_ = normal<3>({285, 4, 16}, 1, 1.5F), k_ = normal<3>({285, 2, 16}, 2);
+    const Tensor<float, 3> q_, k_ = normal<3>({285, 2, 16}, 2);
     const Tensor<float, 3> index_q_ = normal<3>({285, 2, 16}, 3);
     const Tensor<float, 2> index_k_ = normal<2>({285, 16}, 4);
     const std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});
@@ -104,6 +107,30 @@ protected:
         return weights;
     }
 
+    /// Mean of k [dh] over block b of the token's sequence, and of one head's q.
+    std::vector<double> mean_key(int64_t token, int64_t r, int64_t b) const {
+        return mean(k_, token, r, b);
+    }
+    std::vector<double> mean_query(int64_t token, int64_t h, int64_t b) const {
+        return mean(q_, token, h, b);
+    }
+
+    /// Attention of the last `probe` queries before position `end` on the keys of block b, and on
+    /// its distances from the query, summed over the group's heads.
+    double lines(int64_t token, int64_t r, int64_t b, int64_t probe, int64_t end) const {
+        double sum = 0;
+        for (int64_t i = std::max<int64_t>(0, end - probe); i < end; ++i)
+            for (int64_t h = 2 * r; h < 2 * r + 2; ++h) {
+                const std::vector<double> weights = attention(start(token) + i, h);
+                for (int64_t j = 16 * b; j <= std::min(16 * b + 15, position(token)); ++j) {
+                    if (j <= i) sum += weights[static_cast<size_t>(j)];
+                    const int64_t distance = position(token) - j;
+                    if (distance <= i) sum += weights[static_cast<size_t>(i - distance)];
+                }
+            }
+        return sum;
+    }
+
     /// Error of a sum of attention weights that add up to `total`.
     double votes_bound(double total) const {
         const double logit =
@@ -134,6 +161,18 @@ protected:
                     for (int64_t b = 0; b < blocks(i); ++b)
                         ASSERT_EQ(cut(i, r, b), whole(i, r, b)) << step << ", token " << i;
         }
+    }
+
+private:
+    std::vector<double> mean(const Tensor<float, 3>& of, int64_t token, int64_t head,
+                             int64_t b) const {
+        std::vector<double> sum(16, 0.0);
+        const int64_t end = std::min(16 * b + 16, length(token));
+        for (int64_t j = 16 * b; j < end; ++j)
+            for (int64_t d = 0; d < 16; ++d)
+                sum[static_cast<size_t>(d)] +=
+                    double{of(start(token) + j, head, d)} / static_cast<double>(end - 16 * b);
+        return sum;
     }
 };
 

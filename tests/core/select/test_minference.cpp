@@ -4,24 +4,7 @@
 namespace msa::test {
 namespace {
 
-class MInference : public Policy {
-protected:
-    /// Attention of the last `probe` queries before `end` on the keys of block b, and on its
-    /// distances from the query.
-    double lines(int64_t token, int64_t r, int64_t b, int64_t probe, int64_t end) const {
-        double sum = 0;
-        for (int64_t i = std::max<int64_t>(0, end - probe); i < end; ++i)
-            for (int64_t h = 2 * r; h < 2 * r + 2; ++h) {
-                const std::vector<double> weights = attention(start(token) + i, h);
-                for (int64_t j = 16 * b; j <= std::min(16 * b + 15, position(token)); ++j) {
-                    if (j <= i) sum += weights[static_cast<size_t>(j)];
-                    const int64_t distance = position(token) - j;
-                    if (distance <= i) sum += weights[static_cast<size_t>(i - distance)];
-                }
-            }
-        return sum;
-    }
-};
+class MInference : public Policy {};
 
 TEST_F(MInference, VerticalSlashAddsKeysAndDistances) {
     expect_scores(scores("minference-vs"), votes_bound(2 * 2 * 64),
@@ -40,7 +23,61 @@ TEST_F(MInference, VerticalSlashForcesTheFirstAndTheLocalBlock) {
     EXPECT_EQ(make_selector("minference-vs")->adjust({.top_k = 1}), (SelectionRule{.top_k = 1}));
 }
 
-TEST_F(MInference, ChunksDoNotMatter) { expect_chunks_do_not_matter("minference-vs"); }
+TEST_F(MInference, BlockSparseComparesMeans) {
+    const auto want = [&](int64_t i, int64_t r, int64_t b) {
+        // Keys behind the query stay out of its own block, which is forced anyway.
+        if (b == blocks(i) - 1) return std::nan("");
+        const std::vector<double> key = mean_key(i, r, b);
+        double sum = 0;
+        for (int64_t h = 2 * r; h < 2 * r + 2; ++h) {
+            const std::vector<double> query = mean_query(i, h, blocks(i) - 1);
+            for (size_t d = 0; d < 16; ++d) sum += query[d] * key[d];
+        }
+        return sum;
+    };
+    const Tensor<float, 3> got = scores("minference-bs");
+    const double bound = gamma(2 + 16 + 16 + 16 + 3) * 2 * largest_norm<3>(q_) *
+                         largest_norm<3>(k_);
+    for (int64_t i = 0; i < 285; ++i)
+        for (int64_t r = 0; r < 2; ++r)
+            for (int64_t b = 0; b + 1 < blocks(i); ++b)
+                ASSERT_NEAR(got(i, r, b), want(i, r, b), bound) << i << ", " << b;
+}
+
+/// The pattern that is chosen for a group keeps no less on the sample than the others.
+TEST_F(MInference, SearchTakesThePatternThatKeepsMost) {
+    const SelectionRule rule{.top_k = 4}, forced = make_selector("minference")->adjust(rule);
+    const Tensor<float, 3> got = scores("minference", 0, rule), mass = mass_of(p_, q_.view());
+    const std::vector<const char*> patterns{"minference-vs", "window", "minference-bs"};
+    for (int64_t r = 0; r < 2; ++r) {
+        std::vector<double> kept;
+        std::vector<bool> chosen;
+        for (const char* pattern : patterns) {
+            const Tensor<float, 3> by = scores(pattern, 0, rule);
+            Tensor<int32_t, 3> ids({285, 2, 4});
+            backend_->select_blocks(p_, forced, by, ids);
+            double sum = 0;
+            for (int64_t n = 0; n < 64; ++n)  // evenly in the later half of the first sequence
+                for (int32_t b : selected(ids, 209 - (63 - n) * 210 / 128, r))
+                    sum += double{mass(209 - (63 - n) * 210 / 128, r, b)};
+            kept.push_back(sum);
+            bool same = true;
+            for (int64_t i = 0; i < 285; ++i)
+                for (int64_t b = 0; b < blocks(i); ++b) same &= got(i, r, b) == by(i, r, b);
+            chosen.push_back(same);
+        }
+        EXPECT_EQ(std::count(chosen.begin(), chosen.end(), true), 1) << r;
+        for (size_t n = 0; n < patterns.size(); ++n)
+            if (chosen[n]) {
+                EXPECT_EQ(kept[n], *std::max_element(kept.begin(), kept.end())) << patterns[n];
+            }
+    }
+}
+
+TEST_F(MInference, ChunksDoNotMatter) {
+    for (const char* name : {"minference-vs", "minference-bs", "minference"})
+        expect_chunks_do_not_matter(name);
+}
 
 }  // namespace
 }  // namespace msa::test
