@@ -60,8 +60,7 @@ void SelfChecks::check(const std::string& arm, const MeasuredChunk& chunk,
             difference_ = std::max(difference_, difference);
             if (difference > kOutputRounding)
                 throw std::logic_error(text(arm, " keeps all blocks of query ", i, ", group ", r,
-                                            ", but its output differs from dense by ",
-                                            difference));
+                                            ", but its output differs from dense by ", difference));
         }
 }
 

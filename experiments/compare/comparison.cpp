@@ -151,10 +151,10 @@ Tensor<float, 3> LayerComparison::mass_before(size_t view, QueryRange range) con
     const Problem p = data.problem(task_.file, plan_.block_size)
                           .with_query_rows(task_.tokens)
                           .with_queries(range);
-    const Tensor<float, 3> q = gather_rows(
-        data.q[view], std::span(task_.tokens)
-                          .subspan(static_cast<size_t>(range.begin),
-                                   static_cast<size_t>(range.end - range.begin)));
+    const Tensor<float, 3> q =
+        gather_rows(data.q[view], std::span(task_.tokens)
+                                      .subspan(static_cast<size_t>(range.begin),
+                                               static_cast<size_t>(range.end - range.begin)));
     const Operand<3> there(task_.backend, host_view(q)), k(task_.backend, host_view(data.k));
     return Mass(task_.backend, p, there, k, false).mass;
 }
@@ -247,8 +247,8 @@ void LayerComparison::check_full_budget(const LayerView& view, View<const float,
     const Operand<3> last(task_.backend, q.slice(first, rows));
     const Tensor<float, 3> sparse =
         attend_selected(task_.backend, p, {last, view.k, view.v}, ids).out;
-    const MeasuredChunk part{p, chunk.kinds, chunk.mass.slice(first, rows), {},
-                             chunk.dense.slice(first, rows)};
+    const MeasuredChunk part{
+        p, chunk.kinds, chunk.mass.slice(first, rows), {}, chunk.dense.slice(first, rows)};
     task_.checks.begin(part);
     task_.checks.check("the full budget", part, ids, sparse);
     task_.checks.begin(chunk);

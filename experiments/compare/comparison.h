@@ -66,13 +66,13 @@ private:
     int64_t chunk_queries() const;
 
     LayerTask& task_;
-    Plan plan_;  // its arms that keep blocks
-    Problem sizes_, all_;         // all tokens as queries; the compared ones
+    Plan plan_;            // its arms that keep blocks
+    Problem sizes_, all_;  // all tokens as queries; the compared ones
     bool needs_logits_ = false;
-    std::vector<int64_t> stored_;  // compared queries whose ids are stored
-    std::vector<Tally> tallies_;        // of the plan's arms
-    std::vector<TokenArm> token_arms_;  // those that keep tokens
-    std::vector<SelectionRule> rules_;      // of the oracles, distinct
+    std::vector<int64_t> stored_;              // compared queries whose ids are stored
+    std::vector<Tally> tallies_;               // of the plan's arms
+    std::vector<TokenArm> token_arms_;         // those that keep tokens
+    std::vector<SelectionRule> rules_;         // of the oracles, distinct
     std::vector<Tensor<int32_t, 3>> oracles_;  // of the chunk at hand, one of each rule
 };
 

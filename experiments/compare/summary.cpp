@@ -75,9 +75,8 @@ std::string compare_summary(const io::ResultsReader& results) {
         checks.push_back(entry);
     }
     for (const Row& row : read_rows(results)) {
-        ordered_json entry{{"layer", std::stoll(row.layer)},
-                           {"selector", row.selector},
-                           {"setting", row.setting}};
+        ordered_json entry{
+            {"layer", std::stoll(row.layer)}, {"selector", row.selector}, {"setting", row.setting}};
         for (const char* name : kRowSizes) entry[name] = row.size(results, name);
         for (const Measure& measure : kMeasures)
             entry[measure.name] = number(row.value(results, measure.name));

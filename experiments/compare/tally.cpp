@@ -68,13 +68,11 @@ void Tally::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
     }
     queries_ += p.queries();
     attention_.flops += analysis::sparse_attention_flops(p, ids);
-    attention_.bytes += kElementBytes * 2 * static_cast<double>(p.head_dim) *
-                        analysis::selected_pairs(p, ids);
+    attention_.bytes +=
+        kElementBytes * 2 * static_cast<double>(p.head_dim) * analysis::selected_pairs(p, ids);
 }
 
-void Tally::add_cost(const analysis::Cost& cost) {
-    index_ = index_ + cost;
-}
+void Tally::add_cost(const analysis::Cost& cost) { index_ = index_ + cost; }
 
 void Tally::write(io::ResultsWriter& to, const std::string& layer, const Problem& p,
                   const SelectionRule& used) const {
@@ -86,8 +84,8 @@ void Tally::write(io::ResultsWriter& to, const std::string& layer, const Problem
     metrics.add("block_recall", recall_.block_recall(), "group", "share of blocks");
     metrics.add("output_error", output_error_.relative(), "group", "relative");
     metrics.add("blocks_kept", analysis::values(blocks_), "group", "blocks");
-    write_arm(to, group, arm_, std::string(make_selector(arm_.selector)->rule()), p.block_size, used,
-              counted_);
+    write_arm(to, group, arm_, std::string(make_selector(arm_.selector)->rule()), p.block_size,
+              used, counted_);
     write_costs(to, group, index_, attention_, queries_);
 
     const Tensor<double, 2> overlap = overlap_.matrix();

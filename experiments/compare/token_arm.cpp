@@ -93,8 +93,7 @@ void TokenArm::add(const SelectorChunk& chunk, const MeasuredChunk& measured,
         if (measured.kinds[row] != analysis::RowKind::counted) continue;
         ++counted_;
         blocks_[0].add(static_cast<double>(blocks[row]));
-        for (int64_t r = 0; r < p.kv_heads; ++r)
-            mass_[static_cast<size_t>(r)].add(mass(i, r));
+        for (int64_t r = 0; r < p.kv_heads; ++r) mass_[static_cast<size_t>(r)].add(mass(i, r));
     }
     queries_ += p.queries();
 }

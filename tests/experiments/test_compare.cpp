@@ -72,7 +72,9 @@ TEST_F(Compare, TokensTouchMoreBlocksThanTheyFill) {
     for (const json& row : all["rows"]) {
         const double blocks = row["blocks_kept"], full = row["budget"].get<double>() / 8;
         const std::string selector = row["selector"];
-        const double most = selector == "window" ? full : selector == "streaming-llm" ? full + 1 : 99;
+        const double most = selector == "window"          ? full
+                            : selector == "streaming-llm" ? full + 2
+                                                          : 99;
         EXPECT_LE(blocks, most) << selector;
         EXPECT_GE(blocks, selector == "dsa-tokens" ? full + 1 : full) << selector;
     }

@@ -8,7 +8,8 @@ class FlexPrefill : public Policy {
 protected:
     using Policy::Policy;
 
-    /// softmax(mean(q) . mean(k) / sqrt(dh)) of query block y over key blocks 0..y, mean over heads.
+    /// softmax(mean(q) . mean(k) / sqrt(dh)) of query block y over key blocks 0..y, mean over
+    /// heads.
     std::vector<double> estimate(int64_t token, int64_t r, int64_t y) const {
         std::vector<double> sums(static_cast<size_t>(y + 1), 0.0);
         for (int64_t h = 2 * r; h < 2 * r + 2; ++h) {
@@ -36,8 +37,7 @@ protected:
         for (int64_t i = 16 * last; i < length(token); ++i)
             for (int64_t h = 2 * r; h < 2 * r + 2; ++h) {
                 const std::vector<double> weights = attention(start(token) + i, h);
-                for (size_t j = 0; j < weights.size(); ++j)
-                    q[j / 16] += weights[j] / 2 / queries;
+                for (size_t j = 0; j < weights.size(); ++j) q[j / 16] += weights[j] / 2 / queries;
             }
         double sum = 0;
         for (size_t b = 0; b < p.size(); ++b) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "tests/core/select/policy.h"
-
 #include <set>
+
+#include "tests/core/select/policy.h"
 
 namespace msa::test {
 namespace {
@@ -64,8 +64,8 @@ TEST_F(H2o, EvictsForGoodAndNormalisesOverTheSurvivors) {
             while (std::ssize(cache) > 4) {  // the least of those that are not the newest two
                 int64_t least = *cache.begin();
                 for (int64_t b : cache)
-                    if (b < blocks(i) - 2 && received[static_cast<size_t>(b)] <
-                                                 received[static_cast<size_t>(least)])
+                    if (b < blocks(i) - 2 &&
+                        received[static_cast<size_t>(b)] < received[static_cast<size_t>(least)])
                         least = b;
                 cache.erase(least);
                 ++evictions;

@@ -34,8 +34,7 @@ TEST_F(InfLlm, MultipliesWithTheMeanOfTheFourKeysOfMostAttention) {
                            static_cast<double>(count);
         return sum;
     };
-    const double bound =
-        gamma(2 + 4 + 16 + 3) * 2 * largest_norm<3>(q_) * largest_norm<3>(k_);
+    const double bound = gamma(2 + 4 + 16 + 3) * 2 * largest_norm<3>(q_) * largest_norm<3>(k_);
     expect_scores(scores("infllm", 0, rule), bound, want);
 }
 

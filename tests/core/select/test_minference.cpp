@@ -36,8 +36,8 @@ TEST_F(MInference, BlockSparseComparesMeans) {
         return sum;
     };
     const Tensor<float, 3> got = scores("minference-bs");
-    const double bound = gamma(2 + 16 + 16 + 16 + 3) * 2 * largest_norm<3>(q_) *
-                         largest_norm<3>(k_);
+    const double bound =
+        gamma(2 + 16 + 16 + 16 + 3) * 2 * largest_norm<3>(q_) * largest_norm<3>(k_);
     for (int64_t i = 0; i < 285; ++i)
         for (int64_t r = 0; r < 2; ++r)
             for (int64_t b = 0; b + 1 < blocks(i); ++b)

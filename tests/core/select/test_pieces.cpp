@@ -80,8 +80,9 @@ TEST(NsaImportance, IsTheDoubleSumOfThePaperAtItsSizes) {
                 if (piece >= 0 && piece < std::ssize(weights))
                     want += weights[static_cast<size_t>(piece)] / all;
             }
-        EXPECT_NEAR(got(0, 0, j), want,
-                    2 * mass_bound(logit_bound(0.25, largest_norm<3>(q), largest_norm<3>(k), 16), 320));
+        EXPECT_NEAR(
+            got(0, 0, j), want,
+            2 * mass_bound(logit_bound(0.25, largest_norm<3>(q), largest_norm<3>(k), 16), 320));
     }
 }
 

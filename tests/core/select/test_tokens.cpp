@@ -44,8 +44,8 @@ TEST_F(TokenPolicies, LightningIndexerKeepsTheHighestTokens) {
     const SelectorChunk chunk{some, rows, q.view(), index_q.view(), {}, {}};
     for (size_t n = 0; n < rows.size(); ++n) {
         const int64_t token = rows[n], visible = position(token) + 1;
-        const std::vector<int64_t> kept = selector->select(
-            chunk, static_cast<int64_t>(n), token < 210 ? 0 : 1, visible, 20);
+        const std::vector<int64_t> kept =
+            selector->select(chunk, static_cast<int64_t>(n), token < 210 ? 0 : 1, visible, 20);
         const std::set<int64_t> set(kept.begin(), kept.end());
         EXPECT_TRUE(std::is_sorted(kept.begin(), kept.end()));
         EXPECT_EQ(std::ssize(set), std::min<int64_t>(20, visible));
