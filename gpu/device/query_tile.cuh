@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// How tiled kernels see the layout.
+#pragma once
+
+#include <cstdint>
+
+namespace msa::gpu {
+
+/// Consecutive queries of one sequence.
+struct QueryTile {
+    int64_t query;         // first query row
+    int64_t key;           // first key row of the sequence
+    int32_t queries;       // rows
+    int32_t most_visible;  // keys that the last of them sees
+};
+
+/// The forced blocks of SelectionRule, and k.
+struct DeviceRule {
+    int32_t top_k, forced_local, forced_first;
+};
+
+}  // namespace msa::gpu
