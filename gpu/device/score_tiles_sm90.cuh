@@ -9,6 +9,7 @@
 
 #include "gpu/device/query_tile.cuh"
 #include "gpu/device/sm90.cuh"
+#include "gpu/device/wgmma.cuh"
 
 namespace msa::gpu::sm90 {
 
@@ -16,6 +17,7 @@ constexpr int kTileRows = 256;
 constexpr int kTileKeys = 128;
 constexpr int kHalfRows = 64;
 constexpr int kConsumers = 2;  // warpgroups
+constexpr int kConsumerWarps = kConsumers * 4;
 constexpr int kTileThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kSums = kHalfRows * kTileKeys / kWarpgroup;  // accumulators per thread and half
 constexpr int kSwizzle = 128;                              // bytes of a row in one box
@@ -33,11 +35,11 @@ struct ScoreShape {
 
 template <int Stages>
 struct Ring {
-    Barrier full[Stages], empty[Stages];
+    Barrier full[Stages], empty[Stages];  // empty: one arrival per consumer warp
 
     /// By one thread, before a barrier of the block.
     __device__ void init() {
-        for (int s = 0; s < Stages; ++s) full[s].init(1), empty[s].init(kConsumers);
+        for (int s = 0; s < Stages; ++s) full[s].init(1), empty[s].init(kConsumerWarps);
         fence_barriers();
     }
 };
@@ -108,9 +110,9 @@ __device__ void multiply(float (&sum)[kSums], const RowOperand<Shape>& rows, con
         const uint64_t keys = swizzled_operand(tile + 32 * s / kSwizzle * Shape::kBoxBytes +
                                                32 * s % kSwizzle);
         if constexpr (Shape::kBytes == 2)
-            wgmma_bf16(sum, rows.word + 4 * s, keys, s > 0);
+            multiply_bf16(sum, rows.word + 4 * s, keys, s > 0);
         else
-            wgmma_e4m3(sum, rows.word + 4 * s, keys, s > 0);
+            multiply_e4m3(sum, rows.word + 4 * s, keys, s > 0);
     }
     wgmma_commit();
 }
@@ -130,7 +132,7 @@ __device__ void consume(const RowOperand<Shape> (&rows)[2], int count, const cha
         wgmma_wait<1>();
         epilogue(0, t, sum0);
         wgmma_wait<0>();
-        if (threadIdx.x % kWarpgroup == 0) ring.empty[at.stage].arrive();
+        if (threadIdx.x % 32 == 0) ring.empty[at.stage].arrive();
         epilogue(1, t, sum1);
     }
 }

@@ -51,6 +51,10 @@ struct WarpTopK {
         if (__popc(wanted) > kSortPays) {
             const int lane = threadIdx.x % kWarp;
             const uint64_t sorted = sort_descending((wanted >> lane) & 1 ? candidate : 0);
+            if (__ballot_sync(kAllLanes, key != 0) == 0) {
+                key = sorted;
+                return;
+            }
             const uint64_t reversed = __shfl_sync(kAllLanes, sorted, kWarp - 1 - lane);
             key = sort_descending<true>(key > reversed ? key : reversed);
             return;

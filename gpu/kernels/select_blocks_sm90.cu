@@ -11,20 +11,29 @@ namespace {
 constexpr int kWarpsPerBlock = 8;
 constexpr int kVectors = 8;  // float4 per lane
 constexpr int kChunk = kWarp * kVectors * 4;
+constexpr uint32_t kLowest = 0x00800000;  // ordered value of the lowest finite score
 
 __device__ uint32_t ordered(float score) {
     return static_cast<uint32_t>(candidate_key(score, 0) >> 32);
 }
 
-/// Largest value that is no more than the k-th best of a warp's scores, 2 x 16 per lane.
+/// The score of an ordered value.
+__device__ float value_of(uint32_t ordered_score) {
+    const auto bits = static_cast<int32_t>(ordered_score);
+    return __int_as_float(bits < 0 ? bits & INT32_MAX : ~bits);
+}
+
+/// A value that at least k of the warp's scores reach: the k-th best maximum of its lanes or, as k
+/// nears their number, of its half lanes.
 __device__ uint32_t lower_bound_of_kth(const float (&score)[4 * kVectors], int k) {
-    uint32_t half[2] = {0, 0};
+    float half[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int j = 0; j < 4 * kVectors; ++j) {
-        const uint32_t o = ordered(score[j]);
-        half[j % 2] = max(half[j % 2], o);
+    for (int j = 0; j < 4 * kVectors; ++j) half[j % 2] = fmaxf(half[j % 2], score[j]);
+    if (k <= kWarp / 2) {
+        const uint32_t best = sort_descending(ordered(fmaxf(half[0], half[1])));
+        return __shfl_sync(kAllLanes, best, k - 1);
     }
-    const uint32_t a = sort_descending(half[0]), b = sort_descending(half[1]);
+    const uint32_t a = sort_descending(ordered(half[0])), b = sort_descending(ordered(half[1]));
     const uint32_t b_rising = __shfl_sync(kAllLanes, b, kWarp - 1 - threadIdx.x % kWarp);
     const uint32_t best = sort_descending<true>(max(a, b_rising));
     return __shfl_sync(kAllLanes, best, k - 1);
@@ -53,7 +62,7 @@ __device__ void load(const float* row, int block, int first, int limit,
 }
 
 template <bool Vector>
-__global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
+__global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
     select_blocks(const float* scores, const int32_t* visible, int64_t rows, int groups, int blocks,
                   int block_size, DeviceRule rule, int32_t* ids) {
     __shared__ uint16_t survivors[kWarpsPerBlock][kChunk];
@@ -68,15 +77,17 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     const float* const scores_row = scores + row * blocks;
 
     WarpTopK list;
+#pragma unroll 1
     for (int block = 0; block < limit && k > 0; block += kChunk) {
         float score[4 * kVectors];
         load<Vector>(scores_row, block, first, limit, score);
         const uint32_t bound = block == 0 ? lower_bound_of_kth(score, k)
                                           : static_cast<uint32_t>(list.threshold(k) >> 32) + 1;
+        const float least = value_of(max(bound, kLowest));
         uint32_t passed = 0;
 #pragma unroll
         for (int j = 0; j < 4 * kVectors; ++j)
-            passed |= static_cast<uint32_t>(ordered(score[j]) >= max(bound, 1U)) << j;
+            passed |= static_cast<uint32_t>(score[j] >= least) << j;
 
         int end = __popc(passed);  // inclusive prefix sum over the lanes
 #pragma unroll
