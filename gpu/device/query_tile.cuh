@@ -12,6 +12,8 @@ struct QueryTile {
     int64_t key;           // first key row of the sequence
     int32_t queries;       // rows
     int32_t most_visible;  // keys that the last of them sees
+    int32_t first_block;   // block 0 of the sequence when the blocks of all are numbered through
+    int32_t padding = 0;
 };
 
 /// The forced blocks of SelectionRule, and k.

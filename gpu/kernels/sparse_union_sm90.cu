@@ -4,61 +4,19 @@
 // between them. Persistent: the producer runs ahead into the next tile.
 #include <algorithm>
 
-#include "gpu/device/score_tiles_sm90.cuh"
-#include "gpu/kernels/sparse_attention_union_sm90.h"
+#include "gpu/device/attend_sm90.cuh"
+#include "gpu/kernels/sparse_attention_sm90.h"
 
 namespace msa::gpu {
 namespace {
 
 using namespace sm90;
 
-constexpr int kWarp = 32;
 constexpr int kStages = 2;
-constexpr float kLog2E = 1.44269504F;
-
-__device__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/// One warp per (tile, group) merges the ascending ids of its queries.
-__global__ void merge_ids(const __grid_constant__ UnionArgs args) {
-    const int64_t item = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
-    if (item >= int64_t{args.tile_count} * args.groups) return;
-    const int lane = threadIdx.x % kWarp;
-    const QueryTile tile = args.tiles[item / args.groups];
-    const int group = static_cast<int>(item % args.groups);
-    const int queries = kUnionRows * args.groups / args.query_heads;
-    const int32_t* const ids =
-        args.ids + ((tile.query + lane) * args.groups + group) * args.top_k;
-    UnionBlock* const to = args.blocks + item * queries * args.top_k;
-    const int length = lane < tile.queries ? args.top_k : 0;
-    int at = 0, count = 0;
-    auto current = [&] { return at < length ? static_cast<uint32_t>(ids[at]) : UINT32_MAX; };
-    for (uint32_t mine = current();;) {  // -1 is the largest
-        const uint32_t lowest = __reduce_min_sync(0xFFFFFFFF, mine);
-        if (lowest == UINT32_MAX) break;
-        const uint32_t owners = __ballot_sync(0xFFFFFFFF, mine == lowest);
-        if (lane == 0) to[count] = {static_cast<int32_t>(lowest), owners};
-        ++count;
-        if (mine == lowest) ++at, mine = current();
-    }
-    if (lane == 0) args.counts[item] = count;
-}
-
-template <int Dim, int BlockSize>
-struct Shape {
-    static constexpr int kBoxes = Dim / 64;
-    static constexpr int kQueryBox = kUnionRows * kSwizzle;  // bytes
-    static constexpr int kKeyBox = BlockSize * kSwizzle;
-    static constexpr int kQueryBytes = kBoxes * kQueryBox;
-    static constexpr int kKeyBytes = kBoxes * kKeyBox;
-};
 
 template <int Dim, int BlockSize>
 struct Shared {
-    using S = Shape<Dim, BlockSize>;
+    using S = AttendShape<Dim, BlockSize>;
     char q[S::kQueryBytes];
     char k[kStages][S::kKeyBytes];
     char v[kStages][S::kKeyBytes];
@@ -73,23 +31,22 @@ struct Item {
     int group, count;
     const UnionBlock* blocks;
 
-    __device__ Item(const UnionArgs& args, int64_t index) {
+    __device__ Item(const SparseArgs& args, int64_t index) {
         const int64_t at = index % args.tile_count;
         group = static_cast<int>(index / args.tile_count);
         tile = args.tiles[at];
         const int64_t list = at * args.groups + group;
-        count = args.counts[list];
-        blocks = args.blocks +
-                 list * args.top_k * (kUnionRows * args.groups / args.query_heads);
+        count = args.workspace.block_counts[list];
+        blocks = args.workspace.blocks + list * args.top_k * args.tile_queries();
     }
 };
 
 template <int Dim, int BlockSize>
-__device__ void produce_blocks(const UnionArgs& args, Shared<Dim, BlockSize>& shared) {
-    using S = Shape<Dim, BlockSize>;
+__device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& shared) {
+    using S = AttendShape<Dim, BlockSize>;
     Cursor<kStages> at;
     uint32_t q_parity = 1;
-    const int heads = args.query_heads / args.groups;
+    const int heads = args.group_size();
     const int64_t items = int64_t{args.tile_count} * args.groups;
     for (int64_t index = blockIdx.x; index < items; index += gridDim.x) {
         const Item item(args, index);
@@ -98,7 +55,7 @@ __device__ void produce_blocks(const UnionArgs& args, Shared<Dim, BlockSize>& sh
         q_parity ^= 1;
         shared.q_full.expect(S::kQueryBytes);
         for (int box = 0; box < S::kBoxes; ++box)
-            copy_box(shared.q + box * S::kQueryBox, &args.q, 64 * box, item.group * heads,
+            copy_box(shared.q + box * S::kQueryBox, &args.q_tile, 64 * box, item.group * heads,
                      static_cast<int>(item.tile.query), &shared.q_full);
         UnionBlock next = item.blocks[0];
         for (int n = 0; n < item.count; ++n, at.advance()) {
@@ -121,95 +78,12 @@ __device__ void produce_blocks(const UnionArgs& args, Shared<Dim, BlockSize>& sh
     }
 }
 
-/// Starts sum = 64 rows of Q times the block's keys.
-template <int Dim, int BlockSize>
-__device__ void start_scores(float (&sum)[BlockSize / 2], const char* q, const char* k) {
-    using S = Shape<Dim, BlockSize>;
-    wgmma_fence();
-#pragma unroll
-    for (int s = 0; s < Dim / 16; ++s)
-        multiply_bf16(sum, swizzled_operand(q + s / 4 * S::kQueryBox + s % 4 * 32),
-                      swizzled_operand(k + s / 4 * S::kKeyBox + s % 4 * 32), s > 0);
-    wgmma_commit();
-}
-
-/// Starts out += P times the block's values.
-template <int Dim, int BlockSize>
-__device__ void start_values(float (&out)[Dim / 2], const uint32_t (&p)[BlockSize / 4],
-                             const char* v, bool add) {
-    using S = Shape<Dim, BlockSize>;
-    wgmma_fence();
-#pragma unroll
-    for (int s = 0; s < BlockSize / 16; ++s)
-        multiply_bf16<true>(out, p + 4 * s,
-                            swizzled_operand(v + s * 16 * kSwizzle, S::kKeyBox), add || s > 0);
-    wgmma_commit();
-}
-
-/// Running softmax of this thread's two rows.
-struct Softmax {
-    float best[2] = {-INFINITY, -INFINITY};
-    float total[2] = {0, 0};  // of this thread's columns
-
-    /// sum becomes 2^(scale (sum - best)), 0 where masked; returns the factors of earlier results.
-    /// A row with `seen` <= 0 is not touched by the block; `seen` keys of it are visible.
-    template <int Sums>
-    __device__ void step(float (&sum)[Sums], const int (&seen)[2], float scale,
-                         float (&factor)[2]) {
-        constexpr int kColumns = 2 * Sums;
-        if (__all_sync(0xFFFFFFFF, seen[0] <= 0 && seen[1] <= 0)) {
-            factor[0] = factor[1] = 1;
-#pragma unroll
-            for (float& x : sum) x = 0;
-            return;
-        }
-        const int first_column = 2 * (threadIdx.x % 4);
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            if (seen[side] < kColumns) {
-#pragma unroll
-                for (int j = 0; j < Sums / 4; ++j)
-#pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        if (8 * j + first_column + i >= seen[side])
-                            sum[4 * j + 2 * side + i] = -INFINITY;
-            }
-            float m[2] = {best[side], best[side]};
-#pragma unroll
-            for (int j = 0; j < Sums / 4; ++j)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) m[i] = fmaxf(m[i], sum[4 * j + 2 * side + i]);
-            float now = fmaxf(m[0], m[1]);
-            now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFF, now, 1));
-            now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFF, now, 2));
-            const float shift = now == -INFINITY ? 0 : now * scale;
-            factor[side] = exp2_fast(fmaf(best[side], scale, -shift));
-            best[side] = now;
-            float t[2] = {0, 0};
-#pragma unroll
-            for (int j = 0; j < Sums / 4; ++j)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float& x = sum[4 * j + 2 * side + i];
-                    x = exp2_fast(fmaf(x, scale, -shift));
-                    t[i] += x;
-                }
-            total[side] = fmaf(total[side], factor[side], t[0] + t[1]);
-        }
-    }
-};
-
-__device__ uint32_t pack(float low, float high) {
-    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&two);
-}
-
 template <int Dim, int BlockSize>
 __global__ void __launch_bounds__(kTileThreads, 1)
-    union_attention(const __grid_constant__ UnionArgs args) {
+    union_attention(const __grid_constant__ SparseArgs args) {
     extern __shared__ __align__(1024) char memory[];
     auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
-    using S = Shape<Dim, BlockSize>;
+    using S = AttendShape<Dim, BlockSize>;
     if (threadIdx.x == 0) {
         shared.k_ring.init();
         shared.v_ring.init();
@@ -226,7 +100,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     }
     more_registers<240>();
 
-    const int heads = args.query_heads / args.groups;
+    const int heads = args.group_size();
     const bool leader = threadIdx.x % kWarp == 0;  // releases for its warp
     const int lane = threadIdx.x % kWarp;
     const int row = warpgroup * 64 + threadIdx.x % kWarpgroup / kWarp * 16 + lane / 4;
@@ -243,7 +117,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
             visible[side] = query[side] < item.tile.queries
                                 ? args.visible[item.tile.query + query[side]]
                                 : 0;
-        float out[Dim / 2];
+        float out[Dim / 2] = {};
         Softmax softmax;
         if (item.count > 0) {
             uint32_t p[BlockSize / 4];
@@ -302,18 +176,13 @@ __global__ void __launch_bounds__(kTileThreads, 1)
             float total = softmax.total[side];
             total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
             total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
-            if (query[side] >= item.tile.queries) continue;
+            const bool wanted = query[side] < item.tile.queries;
             const bool any = softmax.best[side] != -INFINITY;
             const float factor = any ? 1 / total : 0;
             const int64_t out_row = (item.tile.query + query[side]) * args.query_heads +
                                     item.group * heads + (row + 8 * side) % heads;
-            auto* const to = static_cast<uint32_t*>(args.out) + out_row * (Dim / 2) + lane % 4;
-#pragma unroll
-            for (int j = 0; j < Dim / 8; ++j)
-                to[4 * j] = any ? pack(out[4 * j + 2 * side] * factor,
-                                       out[4 * j + 2 * side + 1] * factor)
-                                : 0;
-            if (lane % 4 == 0)
+            store_row(out, side, factor, wanted, static_cast<char*>(args.out) + out_row * Dim * 2);
+            if (wanted && lane % 4 == 0)
                 args.lse[out_row] =
                     any ? fmaf(softmax.best[side], args.scale, logf(total)) : -INFINITY;
         }
@@ -321,21 +190,13 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 }
 
 template <int Dim, int BlockSize>
-cudaError_t launch(const UnionArgs& args, cudaStream_t stream) {
+cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) {
     constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
     auto* const kernel = union_attention<Dim, BlockSize>;
-    cudaError_t error =
+    const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
-    int device = 0, processors = 0;
-    error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    if (error != cudaSuccess) return error;
-    constexpr int kThreads = 128;
     const int64_t items = int64_t{args.tile_count} * args.groups;
-    merge_ids<<<static_cast<unsigned>((items * kWarp + kThreads - 1) / kThreads), kThreads, 0,
-                stream>>>(args);
     kernel<<<static_cast<unsigned>(std::min<int64_t>(items, processors)), kTileThreads, kBytes,
              stream>>>(args);
     return cudaGetLastError();
@@ -343,11 +204,13 @@ cudaError_t launch(const UnionArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_sparse_attention_union_sm90(const UnionArgs& args, cudaStream_t stream) {
+cudaError_t launch_sparse_union_sm90(const SparseArgs& args, int processors,
+                                     cudaStream_t stream) {
     if (args.head_dim == 128)
-        return args.block_size == 128 ? launch<128, 128>(args, stream)
-                                      : launch<128, 64>(args, stream);
-    return args.block_size == 128 ? launch<64, 128>(args, stream) : launch<64, 64>(args, stream);
+        return args.block_size == 128 ? launch<128, 128>(args, processors, stream)
+                                      : launch<128, 64>(args, processors, stream);
+    return args.block_size == 128 ? launch<64, 128>(args, processors, stream)
+                                  : launch<64, 64>(args, processors, stream);
 }
 
 }  // namespace msa::gpu

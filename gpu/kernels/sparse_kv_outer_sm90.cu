@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT
+// A block's keys and values stay in shared memory while tiles of its queries pass: a producer warp
+// gathers them, a lane per query. One softmax per tile, no running maximum; each output is
+// normalised and goes to its query's slot.
+#include <algorithm>
+
+#include "gpu/device/attend_sm90.cuh"
+#include "gpu/kernels/sparse_attention_sm90.h"
+
+namespace msa::gpu {
+namespace {
+
+using namespace sm90;
+
+constexpr int kStages = 2;
+
+template <int Dim, int BlockSize>
+struct Shared {
+    using S = AttendShape<Dim, BlockSize>;
+    char q[kStages][S::kQueryBytes];
+    char k[kStages][S::kKeyBytes];
+    char v[kStages][S::kKeyBytes];
+    BlockUse uses[kStages][kWarp];
+    Ring<kStages> q_ring, kv_ring;
+};
+
+/// The whole warp.
+template <int Dim, int BlockSize>
+__device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared) {
+    using S = AttendShape<Dim, BlockSize>;
+    Cursor<kStages> q_at, kv_at;
+    const int lane = threadIdx.x % kWarp;
+    const int heads = args.group_size(), per_tile = args.tile_queries();
+    const int items = *args.workspace.item_count;
+    for (int i = blockIdx.x; i < items; i += gridDim.x, kv_at.advance()) {
+        const KeyBlockItem item = args.workspace.items[i];
+        const BlockUse* const uses = args.workspace.uses + item.begin;
+        shared.kv_ring.empty[kv_at.stage].wait(kv_at.parity ^ 1);
+        if (lane == 0) {
+            Barrier& full = shared.kv_ring.full[kv_at.stage];
+            const int key = uses[0].key;
+            full.expect(2 * S::kKeyBytes);
+            for (int box = 0; box < S::kBoxes; ++box) {
+                const int column = item.group * Dim + 64 * box;
+                copy_box(shared.k[kv_at.stage] + box * S::kKeyBox, &args.k, column, key, &full);
+                copy_box(shared.v[kv_at.stage] + box * S::kKeyBox, &args.v, column, key, &full);
+            }
+        }
+        for (int first = 0; first < item.count; first += per_tile, q_at.advance()) {
+            const int count = min(per_tile, item.count - first);
+            const BlockUse use = lane < count ? uses[first + lane] : BlockUse{-1, 0, 0, 0};
+            shared.q_ring.empty[q_at.stage].wait(q_at.parity ^ 1);
+            shared.uses[q_at.stage][lane] = use;
+            Barrier& full = shared.q_ring.full[q_at.stage];
+            __syncwarp();
+            if (lane == 0) full.expect(static_cast<uint32_t>(count * heads * Dim * 2));
+            __syncwarp();
+            if (lane < count)
+                for (int box = 0; box < S::kBoxes; ++box)
+                    copy_box(shared.q[q_at.stage] + box * S::kQueryBox + lane * heads * kSwizzle,
+                             &args.q_one, 64 * box, item.group * heads, use.query, &full);
+        }
+    }
+}
+
+template <int Dim, int BlockSize>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    kv_outer(const __grid_constant__ SparseArgs args) {
+    extern __shared__ __align__(1024) char memory[];
+    auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
+    if (threadIdx.x == 0) shared.q_ring.init(), shared.kv_ring.init();
+    __syncthreads();
+    const int warpgroup = threadIdx.x / kWarpgroup;
+    if (warpgroup == kConsumers) {
+        fewer_registers<24>();
+        if (threadIdx.x % kWarpgroup < kWarp) gather(args, shared);
+        return;
+    }
+    more_registers<240>();
+
+    const int heads = args.group_size(), per_tile = args.tile_queries();
+    const int lane = threadIdx.x % kWarp;
+    const bool leader = lane == 0;  // releases for its warp
+    const int row = warpgroup * 64 + threadIdx.x % kWarpgroup / kWarp * 16 + lane / 4;
+    const float scale = args.scale * kLog2E;
+    Cursor<kStages> q_at, kv_at;
+    const int items = *args.workspace.item_count;
+    for (int i = blockIdx.x; i < items; i += gridDim.x, kv_at.advance()) {
+        const KeyBlockItem item = args.workspace.items[i];
+        const char *const k = shared.k[kv_at.stage], *const v = shared.v[kv_at.stage];
+        const int tiles = (item.count + per_tile - 1) / per_tile;
+        uint32_t p[BlockSize / 4];
+        float out[Dim / 2];
+        int64_t place[2] = {-1, -1};  // (query, group, slot, head) of the rows in p; -1: none
+        Softmax softmax;
+        auto start = [&](float(&sum)[BlockSize / 2]) {
+            shared.q_ring.full[q_at.stage].wait(q_at.parity);
+            start_scores<Dim, BlockSize>(
+                sum, shared.q[q_at.stage] + warpgroup * 64 * kSwizzle, k);
+        };
+        // Scores of the tile at q_at to probabilities, with the rows' places and softmax.
+        auto take = [&](float(&sum)[BlockSize / 2], int64_t(&to)[2], Softmax& stats) {
+            int seen[2];
+            for (int side = 0; side < 2; ++side) {
+                const int tile_row = row + 8 * side;
+                const BlockUse use = shared.uses[q_at.stage][tile_row / heads];
+                seen[side] = use.seen;
+                to[side] = use.query < 0 ? -1
+                                         : (((use.query - args.first_query) * args.groups +
+                                             item.group) * args.top_k + use.slot) * heads +
+                                               tile_row % heads;
+            }
+            __syncwarp();
+            if (leader) shared.q_ring.empty[q_at.stage].arrive();
+            q_at.advance();
+            float factor[2];
+            stats.step(sum, seen, scale, factor);
+        };
+        auto keep_p = [&](const float(&sum)[BlockSize / 2]) {
+#pragma unroll
+            for (int n = 0; n < BlockSize / 4; ++n) p[n] = pack(sum[2 * n], sum[2 * n + 1]);
+        };
+        auto store = [&] {
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                float total = softmax.total[side];
+                total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
+                total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
+                const bool wanted = place[side] >= 0;
+                store_row(out, side, 1 / total, wanted,
+                          static_cast<char*>(args.workspace.partial_out) + place[side] * Dim * 2);
+                if (wanted && lane % 4 == 0)
+                    args.workspace.partial_lse[place[side]] =
+                        fmaf(softmax.best[side], scale, log2f(total));
+            }
+        };
+        shared.kv_ring.full[kv_at.stage].wait(kv_at.parity);
+        {
+            float sum[BlockSize / 2];
+            start(sum);
+            wgmma_wait<0>();
+            take(sum, place, softmax);
+            keep_p(sum);
+        }
+        for (int t = 1; t < tiles; ++t) {
+            float sum[BlockSize / 2];
+            int64_t next_place[2];
+            Softmax next;
+            start(sum);
+            start_values<Dim, BlockSize>(out, p, v, false);
+            wgmma_wait<1>();
+            take(sum, next_place, next);
+            wgmma_wait<0>();
+            store();
+            softmax = next;
+            place[0] = next_place[0], place[1] = next_place[1];
+            keep_p(sum);
+        }
+        start_values<Dim, BlockSize>(out, p, v, false);
+        wgmma_wait<0>();
+        if (leader) shared.kv_ring.empty[kv_at.stage].arrive();
+        store();
+    }
+}
+
+template <int Dim, int BlockSize>
+cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) {
+    constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
+    auto* const kernel = kv_outer<Dim, BlockSize>;
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    if (error != cudaSuccess) return error;
+    kernel<<<static_cast<unsigned>(processors), kTileThreads, kBytes, stream>>>(args);
+    return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t launch_sparse_kv_outer_sm90(const SparseArgs& args, int processors,
+                                        cudaStream_t stream) {
+    if (args.head_dim == 128)
+        return args.block_size == 128 ? launch<128, 128>(args, processors, stream)
+                                      : launch<128, 64>(args, processors, stream);
+    return args.block_size == 128 ? launch<64, 128>(args, processors, stream)
+                                  : launch<64, 64>(args, processors, stream);
+}
+
+}  // namespace msa::gpu
