@@ -9,6 +9,7 @@ namespace msa::gpu::sm90 {
 
 constexpr int kWarp = 32;
 constexpr int kAttendRows = 128;
+using AttendRows = TileRows<2, 1>;
 constexpr float kLog2E = 1.44269504F;
 
 __device__ inline float exp2_fast(float x) {

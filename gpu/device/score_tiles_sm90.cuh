@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Products of 256 fixed rows with a stream of key tiles: what index_select and block_mass share.
+// Products of fixed rows with a stream of key tiles: what index_select and block_mass share.
 //
-// One producer thread streams tiles of 128 keys through a ring in shared memory (TMA). Two consumer
-// warpgroups hold 128 rows each as register operands, in two halves of 64: while the tensor cores
-// work on one half, an epilogue reduces the other. Rows are (query, head) pairs of one QueryTile,
-// heads innermost. L2 traffic: one key tile per 256 rows.
+// One producer thread streams tiles of 128 keys through a ring in shared memory (TMA). Consumer
+// warpgroups hold their rows as register operands, one or two times 64: while the tensor cores work
+// on one half, an epilogue reduces the other. Rows are (query, head) pairs of one QueryTile, heads
+// innermost. L2 traffic: one key tile per thread block.
 #pragma once
 
 #include "gpu/device/query_tile.cuh"
@@ -13,12 +13,22 @@
 
 namespace msa::gpu::sm90 {
 
-constexpr int kTileRows = 256;
 constexpr int kTileKeys = 128;
 constexpr int kHalfRows = 64;
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kConsumerWarps = kConsumers * 4;
-constexpr int kTileThreads = (kConsumers + 1) * kWarpgroup;
+
+/// Rows of a thread block: Consumers warpgroups of Halves x 64. One more warpgroup produces.
+template <int Consumers, int Halves>
+struct TileRows {
+    static constexpr int kConsumers = Consumers;
+    static constexpr int kHalves = Halves;
+    static constexpr int kRows = Consumers * Halves * kHalfRows;
+    static constexpr int kThreads = (Consumers + 1) * kWarpgroup;
+    static constexpr int kBlocksPerProcessor = Consumers == 1 ? 2 : 1;
+    static constexpr int kConsumerRegisters = Consumers == 1 ? 232 : 240;
+};
+using ManyRows = TileRows<2, 2>;
+using FewRows = TileRows<1, 1>;  // two thread blocks share a processor
+
 constexpr int kSums = kHalfRows * kTileKeys / kWarpgroup;  // accumulators per thread and half
 constexpr int kSwizzle = 128;                              // bytes of a row in one box
 
@@ -38,8 +48,8 @@ struct Ring {
     Barrier full[Stages], empty[Stages];  // empty: one arrival per consumer warp
 
     /// By one thread, before a barrier of the block.
-    __device__ void init() {
-        for (int s = 0; s < Stages; ++s) full[s].init(1), empty[s].init(kConsumerWarps);
+    __device__ void init(int consumers) {
+        for (int s = 0; s < Stages; ++s) full[s].init(1), empty[s].init(4 * consumers);
         fence_barriers();
     }
 };
@@ -72,9 +82,10 @@ __device__ void produce(const CUtensorMap* keys, int column, int64_t key, int co
 
 /// Row of the tile that this thread's accumulators of `half` start at; the others are 8 below. A
 /// warp owns 16 consecutive rows of each half.
-__device__ inline int first_row(int consumer, int half) {
+template <typename Rows>
+__device__ int first_row(int consumer, int half) {
     const int thread = threadIdx.x % kWarpgroup;
-    return (2 * consumer + half) * kHalfRows + thread / 32 * 16 + thread % 32 / 4;
+    return (Rows::kHalves * consumer + half) * kHalfRows + thread / 32 * 16 + thread % 32 / 4;
 }
 
 /// The rows of one half as register operands. Row r is (query r / heads, head r % heads), its
@@ -118,7 +129,7 @@ __device__ void multiply(float (&sum)[kSums], const RowOperand<Shape>& rows, con
 }
 
 /// A consumer warpgroup: epilogue(half, tile, sum) for every half of every tile, tiles ascending.
-/// One product is always in flight behind an epilogue.
+/// One product is in flight behind the first half's epilogue.
 template <typename Shape, int Stages, typename Epilogue>
 __device__ void consume(const RowOperand<Shape> (&rows)[2], int count, const char* tiles,
                         Ring<Stages>& ring, Epilogue&& epilogue) {
@@ -134,6 +145,19 @@ __device__ void consume(const RowOperand<Shape> (&rows)[2], int count, const cha
         wgmma_wait<0>();
         if (threadIdx.x % 32 == 0) ring.empty[at.stage].arrive();
         epilogue(1, t, sum1);
+    }
+}
+template <typename Shape, int Stages, typename Epilogue>
+__device__ void consume(const RowOperand<Shape> (&rows)[1], int count, const char* tiles,
+                        Ring<Stages>& ring, Epilogue&& epilogue) {
+    float sum[kSums];
+    Cursor<Stages> at;
+    for (int t = 0; t < count; ++t, at.advance()) {
+        ring.full[at.stage].wait(at.parity);
+        multiply(sum, rows[0], tiles + at.stage * Shape::kTileBytes);
+        wgmma_wait<0>();
+        if (threadIdx.x % 32 == 0) ring.empty[at.stage].arrive();
+        epilogue(0, t, sum);
     }
 }
 
@@ -157,9 +181,10 @@ __device__ float row_max(const float (&sum)[kSums], int side) {
 }
 
 /// Per-warp buffer of 32 values for each of the tile's rows, written by accumulator layout and read
-/// by row; columns are swizzled against bank conflicts.
+/// by row. Columns are swizzled against bank conflicts.
+template <typename Rows>
 struct RowBuffer {
-    float value[kTileRows][32];
+    float value[Rows::kRows][32];
     __device__ float& at(int row, int column) { return value[row][column ^ (row & 31)]; }
 };
 

@@ -17,8 +17,8 @@ constexpr float kLog2E = 1.44269504F;
 template <typename Shape>
 struct Shared {
     char tiles[kStages][Shape::kTileBytes];
-    RowBuffer lse;
-    int visible[kTileRows];
+    RowBuffer<ManyRows> lse;
+    int visible[ManyRows::kRows];
     Ring<kStages> ring;
 };
 
@@ -47,7 +47,7 @@ __device__ float row_log_sum(const float (&sum)[kSums], int side, float scale) {
 }
 
 template <typename Shape, int BlockSize>
-__global__ void __launch_bounds__(kTileThreads, 1)
+__global__ void __launch_bounds__(ManyRows::kThreads, 1)
     block_log_sums(const __grid_constant__ BlockMassArgs args) {
     extern __shared__ __align__(1024) char memory[];
     auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
@@ -59,30 +59,30 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     const int heads = args.query_heads / args.groups;
     const int rows = tile.queries * heads;
     const int count = (tile.most_visible + kTileKeys - 1) / kTileKeys;
-    if (threadIdx.x == 0) shared.ring.init();
-    for (int row = threadIdx.x; row < kTileRows; row += kTileThreads)
+    if (threadIdx.x == 0) shared.ring.init(ManyRows::kConsumers);
+    for (int row = threadIdx.x; row < ManyRows::kRows; row += ManyRows::kThreads)
         shared.visible[row] = row < rows ? args.visible[tile.query + row / heads] : 0;
     __syncthreads();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     constexpr int kDim = Shape::kRowBytes / Shape::kBytes;
-    if (warpgroup == kConsumers) {
+    if (warpgroup == ManyRows::kConsumers) {
         fewer_registers<24>();
         if (threadIdx.x % kWarpgroup == 0)
             produce<Shape>(&args.k, group * kDim, tile.key, count, shared.tiles[0], shared.ring);
         return;
     }
-    more_registers<240>();
+    more_registers<ManyRows::kConsumerRegisters>();
     RowOperand<Shape> operand[2];
     const int64_t query_bytes = int64_t{args.query_heads} * Shape::kRowBytes;
     for (int half = 0; half < 2; ++half)
         operand[half].load(static_cast<const char*>(args.q) + tile.query * query_bytes +
                                int64_t{group} * heads * Shape::kRowBytes,
-                           query_bytes, heads, rows, first_row(warpgroup, half));
+                           query_bytes, heads, rows, first_row<ManyRows>(warpgroup, half));
 
     const int lane = threadIdx.x % kWarp;
-    const int warp_rows[2] = {first_row(warpgroup, 0) - lane / 4,
-                              first_row(warpgroup, 1) - lane / 4};
+    const int warp_rows[2] = {first_row<ManyRows>(warpgroup, 0) - lane / 4,
+                              first_row<ManyRows>(warpgroup, 1) - lane / 4};
     auto store = [&](int half, int t) {  // the columns of the current round up to tile t
         const int in_round = t % kTilesPerRound;
         const int block = (t - in_round) * kBlocksPerTile + lane;
@@ -175,7 +175,7 @@ cudaError_t launch(const BlockMassArgs& args, cudaStream_t stream) {
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     const auto groups = static_cast<unsigned>(args.groups);
-    kernel<<<dim3(groups, static_cast<unsigned>(args.tile_count)), kTileThreads, kBytes, stream>>>(
+    kernel<<<dim3(groups, static_cast<unsigned>(args.tile_count)), ManyRows::kThreads, kBytes, stream>>>(
         args);
     const auto heads = static_cast<unsigned>(args.query_heads / args.groups);
     normalise<<<dim3(static_cast<unsigned>(args.queries), groups), 256, heads * sizeof(float),

@@ -10,17 +10,17 @@ namespace msa::gpu {
 namespace {
 
 using namespace sm90;
-static_assert(kIndexTileRows == kTileRows);
+static_assert(kIndexTileRows == ManyRows::kRows && kIndexFewRows == FewRows::kRows);
 
-constexpr int kStages = 4;
-
-template <typename Shape, int Kept>
+template <typename Shape, typename Rows, int Kept>
 struct Shared {
+    static constexpr int kRingBytes = Rows::kConsumers == 2 ? 131072 : Kept <= 16 ? 98304 : 65536;
+    static constexpr int kStages = kRingBytes / Shape::kTileBytes;
     char tiles[kStages][Shape::kTileBytes];
-    RowBuffer scores;
-    uint64_t list[kTileRows][Kept];  // best first
-    int limit[kTileRows];            // candidates are blocks [forced_first, limit)
-    int kept[kTileRows];             // places for them
+    RowBuffer<Rows> scores;
+    uint64_t list[Rows::kRows][Kept];  // best first
+    int limit[Rows::kRows];            // candidates are blocks [forced_first, limit)
+    int kept[Rows::kRows];             // places for them
     Ring<kStages> ring;
 };
 
@@ -51,11 +51,11 @@ __device__ void merge_row(S& shared, const DeviceRule& rule, float scale, int ro
     if (lane < kKept) shared.list[row][lane] = list.key;
 }
 
-template <typename Shape, int BlockSize, int Kept>
-__global__ void __launch_bounds__(kTileThreads, 1)
+template <typename Shape, typename Rows, int BlockSize, int Kept>
+__global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     index_select(const __grid_constant__ IndexSelectArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    auto& shared = *reinterpret_cast<Shared<Shape, Kept>*>(memory);
+    auto& shared = *reinterpret_cast<Shared<Shape, Rows, Kept>*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
     constexpr int kTilesPerMerge = 32 / kBlocksPerTile;
 
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     const int first_tile = min(static_cast<int>(blockIdx.y) * per_split, all_tiles);
     const int count = min(per_split, all_tiles - first_tile);
 
-    if (threadIdx.x == 0) shared.ring.init();
-    for (int row = threadIdx.x; row < kTileRows; row += kTileThreads) {
+    if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
+    for (int row = threadIdx.x; row < Rows::kRows; row += Rows::kThreads) {
         const RowRule own(args.rule,
                           row < rows ? args.visible[tile.query + row / args.groups] : 0,
                           BlockSize);
@@ -79,27 +79,27 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     __syncthreads();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
-    if (warpgroup == kConsumers) {
+    if (warpgroup == Rows::kConsumers) {
         fewer_registers<24>();
         if (threadIdx.x % kWarpgroup == 0)
             produce<Shape>(&args.index_k, 0, tile.key + int64_t{first_tile} * kTileKeys, count,
                            shared.tiles[0], shared.ring);
         return;
     }
-    more_registers<240>();
-    RowOperand<Shape> operand[2];
+    more_registers<Rows::kConsumerRegisters>();
+    RowOperand<Shape> operand[Rows::kHalves];
     const int64_t query_bytes = int64_t{args.groups} * Shape::kRowBytes;
-    for (int half = 0; half < 2; ++half)
+    for (int half = 0; half < Rows::kHalves; ++half)
         operand[half].load(static_cast<const char*>(args.index_q) + tile.query * query_bytes,
-                           query_bytes, args.groups, rows, first_row(warpgroup, half));
+                           query_bytes, args.groups, rows, first_row<Rows>(warpgroup, half));
 
     const int lane = threadIdx.x % kWarp;
-    const int warp_rows[2] = {first_row(warpgroup, 0) - lane / 4, first_row(warpgroup, 1) - lane / 4};
+    const int warp_row = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
     auto merge = [&](int half, int t) {  // the tiles of the current round up to t
         const int in_round = t % kTilesPerMerge;
         __syncwarp();
         for (int i = 0; i < 16; ++i)
-            merge_row(shared, args.rule, args.scale, warp_rows[half] + i,
+            merge_row(shared, args.rule, args.scale, warp_row + half * kHalfRows + i,
                       (first_tile + t - in_round) * kBlocksPerTile,
                       (in_round + 1) * kBlocksPerTile);
         __syncwarp();
@@ -116,16 +116,16 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 #pragma unroll
                     for (int b = 0; b < kBlocksPerTile; ++b)
                         if (lane % 4 == side)
-                            shared.scores.at(warp_rows[half] + lane / 4 + 8 * side, column + b) =
+                            shared.scores.at(warp_row + half * kHalfRows + lane / 4 + 8 * side, column + b) =
                                 best[b];
                 }
                 if (t % kTilesPerMerge == kTilesPerMerge - 1 || t == count - 1) merge(half, t);
             });
 
     __syncwarp();
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < Rows::kHalves; ++half) {
         for (int i = 0; i < 16; ++i) {
-            const int row = warp_rows[half] + i;
+            const int row = warp_row + half * kHalfRows + i;
             if (row >= rows) break;
             const int64_t out_row = tile.query * args.groups + row;
             const WarpTopK list{lane < Kept ? shared.list[row][lane] : 0};
@@ -141,48 +141,60 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     }
 }
 
-/// Merges the lists of the splits: a warp per row.
+/// Merges the lists of the splits: a thread block per row, a part of the keys per warp.
+constexpr int kMergeWarps = 8;
 template <int Kept>
-__global__ void merge_splits(const IndexSelectArgs args) {
-    const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
-    if (row >= args.queries * args.groups) return;
+__global__ void __launch_bounds__(kMergeWarps* kWarp)
+    merge_splits(const __grid_constant__ IndexSelectArgs args) {
+    __shared__ uint64_t best[kMergeWarps][kWarp];
+    const int64_t row = blockIdx.x;
     const RowRule own(args.rule, args.visible[row / args.groups], args.block_size);
     const uint64_t* const keys = args.partial + row * args.splits * Kept;
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
     WarpTopK list;
-    const int lane = threadIdx.x % kWarp;
-    for (int i = lane; i - lane < args.splits * Kept && own.kept > 0; i += kWarp) {
-        const uint64_t key = i < args.splits * Kept ? keys[i] : 0;
-        list.offer(key, __ballot_sync(kAllLanes, key > list.threshold(own.kept)));
-    }
+    auto merge = [&](const uint64_t* from, int count, int first, int step) {
+        for (int i = first; i < count && own.kept > 0; i += step) {
+            const uint64_t key = i + lane < count ? from[i + lane] : 0;
+            list.offer(key, __ballot_sync(kAllLanes, key > list.threshold(own.kept)));
+        }
+    };
+    merge(keys, args.splits * Kept, warp * kWarp, kMergeWarps * kWarp);
+    best[warp][lane] = list.key;
+    __syncthreads();
+    if (warp != 0) return;
+    merge(best[0], kMergeWarps * kWarp, kWarp, kWarp);
     write_ids(list, args.rule.top_k, own.visible, args.rule.forced_first, args.rule.forced_local,
               args.ids + row * args.rule.top_k);
 }
 
-template <typename Shape, int BlockSize, int Kept>
+template <typename Shape, typename Rows, int BlockSize, int Kept>
 cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
-    constexpr int kBytes = sizeof(Shared<Shape, Kept>);
-    auto* const kernel = index_select<Shape, BlockSize, Kept>;
+    constexpr int kBytes = sizeof(Shared<Shape, Rows, Kept>);
+    auto* const kernel = index_select<Shape, Rows, BlockSize, Kept>;
     cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
-    kernel<<<grid, kTileThreads, kBytes, stream>>>(args);
-    if (args.splits > 1) {
-        constexpr int kThreads = 128;
-        const int64_t threads = args.queries * args.groups * kWarp;
-        merge_splits<Kept><<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads,
-                             0, stream>>>(args);
-    }
+    kernel<<<grid, Rows::kThreads, kBytes, stream>>>(args);
+    if (args.splits > 1)
+        merge_splits<Kept><<<static_cast<unsigned>(args.queries * args.groups),
+                             kMergeWarps * kWarp, 0, stream>>>(args);
     return cudaGetLastError();
+}
+
+template <typename Shape, typename Rows>
+cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream) {
+    if (args.block_size == 64)
+        return args.rule.top_k <= 16 ? launch<Shape, Rows, 64, 16>(args, stream)
+                                     : launch<Shape, Rows, 64, 32>(args, stream);
+    return args.rule.top_k <= 16 ? launch<Shape, Rows, 128, 16>(args, stream)
+                                 : launch<Shape, Rows, 128, 32>(args, stream);
 }
 
 template <typename Shape>
 cudaError_t launch_shape(const IndexSelectArgs& args, cudaStream_t stream) {
-    if (args.block_size == 64)
-        return args.rule.top_k <= 16 ? launch<Shape, 64, 16>(args, stream)
-                                     : launch<Shape, 64, 32>(args, stream);
-    return args.rule.top_k <= 16 ? launch<Shape, 128, 16>(args, stream)
-                                 : launch<Shape, 128, 32>(args, stream);
+    return args.few ? launch_rows<Shape, FewRows>(args, stream)
+                    : launch_rows<Shape, ManyRows>(args, stream);
 }
 
 }  // namespace

@@ -11,16 +11,17 @@
 
 namespace msa::gpu {
 
-constexpr int kIndexTileRows = 256;  // (query, head) rows of one tile
-constexpr int kIndexMostSplits = 128;
+constexpr int kIndexTileRows = 256;  // (query, head) rows of a tile
+constexpr int kIndexFewRows = 64;    // where few queries share their keys: decode
 
 struct IndexSelectArgs {
     const void* index_q;     // [Nq, Hkv, didx]
     CUtensorMap index_k;     // [Nk, didx], boxes of 128 keys x 128 bytes
     int element_bytes;       // 2: bf16, 1: e4m3
     int index_dim;           // 64 or 128; e4m3: 128
-    const QueryTile* tiles;  // at most kIndexTileRows / Hkv queries each, the most work first
+    const QueryTile* tiles;  // the most work first
     int tile_count;
+    bool few;                // at most kIndexFewRows / Hkv queries a tile, else kIndexTileRows / Hkv
     const int32_t* visible;  // [Nq]
     int64_t queries;         // Nq
     int groups;              // Hkv

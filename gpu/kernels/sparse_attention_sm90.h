@@ -28,6 +28,12 @@ struct __align__(16) BlockUse {
     int32_t query, slot, seen, key;  // key: first key row of the block
 };
 
+/// Where the ids of a (query, group) went, as masks over their positions 0 .. k - 1. The n-th use
+/// has slot n.
+struct IdSplit {
+    uint32_t uses, in_union;
+};
+
 /// Uses [begin, begin + count) of one block.
 struct KeyBlockItem {
     int32_t group, begin, count, padding;
@@ -42,7 +48,7 @@ struct SparseWorkspace {
     BlockUse* uses;         // [queries * Hkv * k]
     KeyBlockItem* items;    // [Hkv * blocks of all sequences + queries * Hkv * k / (128 / G * 32)]
     int32_t* item_count;    // [1]
-    int32_t* slots;         // [queries, Hkv] used
+    IdSplit* splits;        // [queries, Hkv]
     void* partial_out;      // [queries, Hkv, k, G, dh] bf16
     float* partial_lse;     // [queries, Hkv, k, G], base 2
 };
@@ -57,7 +63,7 @@ struct SparseArgs {
     int64_t first_query, queries;  // of the chunk
     int all_blocks;                // of all sequences
     const int32_t* visible;        // [Nq]
-    int query_heads, groups, head_dim, block_size, top_k;  // G 4 to 64, a power of 2
+    int query_heads, groups, head_dim, block_size, top_k;  // G 4 to 64, a power of 2; k <= 32
     float scale;                                           // on q . k, above 0
     int least_sharing;
     SparseWorkspace workspace;

@@ -27,8 +27,9 @@ __device__ void add(float (&sum)[8], uint4 eight, float weight) {
 template <int Dim>
 __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ SparseArgs args) {
     const int64_t row = blockIdx.x;  // (query, group) of the chunk
-    const int slots = args.workspace.slots[row];
-    if (slots == 0) return;
+    const IdSplit split = args.workspace.splits[row];
+    if (split.uses == 0) return;
+    const int slots = __popc(split.uses);
     constexpr int kPerHead = Dim / 8;
     const int heads = args.group_size();
     const int64_t query = args.first_query + row / args.groups;
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Spar
         const int channel = static_cast<int>(threadIdx.x) % kPerHead;
         const int64_t out_row = query * args.query_heads + group * heads + head;
         uint4* const out = static_cast<uint4*>(args.out) + out_row * kPerHead + channel;
-        const float union_lse = args.lse[out_row] * kLog2E;
+        const float union_lse = split.in_union != 0 ? args.lse[out_row] * kLog2E : -INFINITY;
         float best = union_lse;
         for (int s = 0; s < slots; ++s) best = fmaxf(best, partial_lse[s * heads + head]);
         float sum[8] = {}, total = exp2f(union_lse - best);

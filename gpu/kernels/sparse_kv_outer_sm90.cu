@@ -64,19 +64,19 @@ __device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared) {
 }
 
 template <int Dim, int BlockSize>
-__global__ void __launch_bounds__(kTileThreads, 1)
+__global__ void __launch_bounds__(AttendRows::kThreads, 1)
     kv_outer(const __grid_constant__ SparseArgs args) {
     extern __shared__ __align__(1024) char memory[];
     auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
-    if (threadIdx.x == 0) shared.q_ring.init(), shared.kv_ring.init();
+    if (threadIdx.x == 0) shared.q_ring.init(AttendRows::kConsumers), shared.kv_ring.init(AttendRows::kConsumers);
     __syncthreads();
     const int warpgroup = threadIdx.x / kWarpgroup;
-    if (warpgroup == kConsumers) {
+    if (warpgroup == AttendRows::kConsumers) {
         fewer_registers<24>();
         if (threadIdx.x % kWarpgroup < kWarp) gather(args, shared);
         return;
     }
-    more_registers<240>();
+    more_registers<AttendRows::kConsumerRegisters>();
 
     const int heads = args.group_size(), per_tile = args.tile_queries();
     const int lane = threadIdx.x % kWarp;
@@ -170,7 +170,7 @@ cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) 
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(processors), kTileThreads, kBytes, stream>>>(args);
+    kernel<<<static_cast<unsigned>(processors), AttendRows::kThreads, kBytes, stream>>>(args);
     return cudaGetLastError();
 }
 

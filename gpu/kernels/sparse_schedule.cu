@@ -13,7 +13,6 @@ constexpr int kWarp = 32;
 constexpr uint32_t kAllLanes = 0xFFFFFFFF;
 constexpr int kItemTiles = 32;
 
-template <bool Fill>
 __global__ void split_ids(const __grid_constant__ SparseArgs args) {
     const int64_t item = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
     if (item >= int64_t{args.tile_count} * args.groups) return;
@@ -21,12 +20,13 @@ __global__ void split_ids(const __grid_constant__ SparseArgs args) {
     const int lane = threadIdx.x % kWarp;
     const QueryTile tile = args.tiles[item / args.groups];
     const int group = static_cast<int>(item % args.groups);
-    const int64_t query = tile.query + lane, row = query * args.groups + group;
+    const int64_t row = (tile.query + lane) * args.groups + group;
     const int length = lane < tile.queries ? args.top_k : 0;
-    const int64_t first_use = int64_t{group} * args.all_blocks + tile.first_block;
+    int32_t* const counts = work.use_counts + int64_t{group} * args.all_blocks + tile.first_block;
     UnionBlock* const to = work.blocks + item * args.tile_queries() * args.top_k;
 
-    int at = 0, count = 0, slots = 0;
+    int at = 0, count = 0;
+    IdSplit split{0, 0};
     auto current = [&] {  // the padding, -1, is the largest
         return at < length ? static_cast<uint32_t>(args.ids[row * args.top_k + at]) : UINT32_MAX;
     };
@@ -35,30 +35,43 @@ __global__ void split_ids(const __grid_constant__ SparseArgs args) {
         if (block == UINT32_MAX) break;
         const bool owner = mine == block;
         const uint32_t owners = __ballot_sync(kAllLanes, owner);
-        if (__popc(owners) >= args.least_sharing) {
-            if (!Fill && lane == 0) to[count] = {static_cast<int32_t>(block), owners};
-            ++count;
-        } else if constexpr (Fill) {
-            int end = 0;
-            if (lane == 0) end = atomicSub(work.use_ends + first_use + block, __popc(owners));
-            end = __shfl_sync(kAllLanes, end, 0);
-            if (owner) {
-                const int key = static_cast<int>(block) * args.block_size;
-                work.uses[end - 1 - __popc(owners >> lane >> 1)] = {
-                    static_cast<int32_t>(query), slots, args.visible[query] - key,
-                    static_cast<int32_t>(tile.key) + key};
-            }
-            slots += owner;
-        } else {
-            if (lane == 0) atomicAdd(work.use_counts + first_use + block, __popc(owners));
-            slots += owner;
+        const bool shared = __popc(owners) >= args.least_sharing;
+        if (lane == 0) {
+            if (shared)
+                to[count] = {static_cast<int32_t>(block), owners};
+            else
+                atomicAdd(counts + block, __popc(owners));
         }
-        if (owner) ++at, mine = current();
+        count += shared;
+        if (!owner) continue;
+        (shared ? split.in_union : split.uses) |= 1U << at;
+        ++at;
+        mine = current();
     }
-    if (Fill) return;
     if (lane == 0) work.block_counts[item] = count;
-    if (lane < tile.queries)
-        work.slots[(query - args.first_query) * args.groups + group] = slots;
+    if (lane < tile.queries) work.splits[row - args.first_query * args.groups] = split;
+}
+
+/// A thread per id.
+__global__ void fill_uses(const __grid_constant__ SparseArgs args) {
+    const SparseWorkspace& work = args.workspace;
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    const int64_t tile_rows = int64_t{args.tile_queries()} * args.groups;
+    const int64_t tile_index = i / args.top_k / tile_rows;
+    if (tile_index >= args.tile_count) return;
+    const QueryTile tile = args.tiles[tile_index];
+    const int in_tile = static_cast<int>(i / args.top_k % tile_rows);
+    if (in_tile / args.groups >= tile.queries) return;
+    const int at = static_cast<int>(i % args.top_k), group = in_tile % args.groups;
+    const int64_t query = tile.query + in_tile / args.groups;
+    const int64_t row = query * args.groups + group;
+    const uint32_t uses = work.splits[row - args.first_query * args.groups].uses;
+    if (!((uses >> at) & 1)) return;
+    const int block = args.ids[row * args.top_k + at], key = block * args.block_size;
+    const int end = atomicSub(
+        work.use_ends + int64_t{group} * args.all_blocks + tile.first_block + block, 1);
+    work.uses[end - 1] = {static_cast<int32_t>(query), __popc(uses & ((1U << at) - 1)),
+                          args.visible[query] - key, static_cast<int32_t>(tile.key) + key};
 }
 
 /// One thread block: ends of the blocks' uses, and their work items.
@@ -93,16 +106,19 @@ __global__ void __launch_bounds__(kScanThreads) schedule(const __grid_constant__
 
 cudaError_t launch_sparse_schedule(const SparseArgs& args, cudaStream_t stream) {
     constexpr int kThreads = 128;
-    const int64_t threads = int64_t{args.tile_count} * args.groups * kWarp;
-    const auto grid = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+    const auto blocks_of = [](int64_t threads) {
+        return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+    };
+    const int64_t lists = int64_t{args.tile_count} * args.groups;
     const size_t bytes = sizeof(int32_t) * static_cast<size_t>(args.groups) *
                          static_cast<size_t>(args.all_blocks);
     const cudaError_t error = cudaMemsetAsync(args.workspace.use_counts, 0, bytes, stream);
     if (error != cudaSuccess) return error;
-    split_ids<false><<<grid, kThreads, 0, stream>>>(args);
+    split_ids<<<blocks_of(lists * kWarp), kThreads, 0, stream>>>(args);
     if (args.any_slots()) {
         schedule<<<1, kScanThreads, 0, stream>>>(args);
-        split_ids<true><<<grid, kThreads, 0, stream>>>(args);
+        fill_uses<<<blocks_of(lists * args.tile_queries() * args.top_k), kThreads, 0, stream>>>(
+            args);
     }
     return cudaGetLastError();
 }

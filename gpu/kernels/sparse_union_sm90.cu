@@ -79,26 +79,26 @@ __device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& s
 }
 
 template <int Dim, int BlockSize>
-__global__ void __launch_bounds__(kTileThreads, 1)
+__global__ void __launch_bounds__(AttendRows::kThreads, 1)
     union_attention(const __grid_constant__ SparseArgs args) {
     extern __shared__ __align__(1024) char memory[];
     auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
     using S = AttendShape<Dim, BlockSize>;
     if (threadIdx.x == 0) {
-        shared.k_ring.init();
-        shared.v_ring.init();
+        shared.k_ring.init(AttendRows::kConsumers);
+        shared.v_ring.init(AttendRows::kConsumers);
         shared.q_full.init(1);
-        shared.q_empty.init(kConsumerWarps);
+        shared.q_empty.init(4 * AttendRows::kConsumers);
         fence_barriers();
     }
     __syncthreads();
     const int warpgroup = threadIdx.x / kWarpgroup;
-    if (warpgroup == kConsumers) {
+    if (warpgroup == AttendRows::kConsumers) {
         fewer_registers<24>();
         if (threadIdx.x % kWarpgroup == 0) produce_blocks(args, shared);
         return;
     }
-    more_registers<240>();
+    more_registers<AttendRows::kConsumerRegisters>();
 
     const int heads = args.group_size();
     const bool leader = threadIdx.x % kWarp == 0;  // releases for its warp
@@ -176,10 +176,15 @@ __global__ void __launch_bounds__(kTileThreads, 1)
             float total = softmax.total[side];
             total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
             total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
-            const bool wanted = query[side] < item.tile.queries;
+            const int64_t query_row = item.tile.query + query[side];
+            bool wanted = query[side] < item.tile.queries;
+            if (wanted && item.count == 0)  // all in slots: the second phase writes
+                wanted = args.workspace
+                             .splits[(query_row - args.first_query) * args.groups + item.group]
+                             .uses == 0;
             const bool any = softmax.best[side] != -INFINITY;
             const float factor = any ? 1 / total : 0;
-            const int64_t out_row = (item.tile.query + query[side]) * args.query_heads +
+            const int64_t out_row = query_row * args.query_heads +
                                     item.group * heads + (row + 8 * side) % heads;
             store_row(out, side, factor, wanted, static_cast<char*>(args.out) + out_row * Dim * 2);
             if (wanted && lane % 4 == 0)
@@ -197,7 +202,7 @@ cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) 
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     const int64_t items = int64_t{args.tile_count} * args.groups;
-    kernel<<<static_cast<unsigned>(std::min<int64_t>(items, processors)), kTileThreads, kBytes,
+    kernel<<<static_cast<unsigned>(std::min<int64_t>(items, processors)), AttendRows::kThreads, kBytes,
              stream>>>(args);
     return cudaGetLastError();
 }
