@@ -111,6 +111,26 @@ __device__ inline uint32_t pack(float low, float high) {
 }
 
 
+/// A warp's 16 rows of bf16 on their way to global memory, in the swizzle of tensor maps.
+template <int Dim>
+struct __align__(1024) RowStage {
+    char box[Dim / 64][16 * kSwizzle];
+
+    /// The warp's rows times the factors of each thread's two.
+    template <int Outs>
+    __device__ void fill(const float (&out)[Outs], float factor0, float factor1) {
+        const int lane = threadIdx.x % kWarp, row = lane % 16, column = lane / 16;
+#pragma unroll
+        for (int j = 0; j < Outs / 4; j += 2)
+            store_matrices(
+                box[j / 8] + row * kSwizzle + (((j % 8 + column) ^ (row % 8)) << 4),
+                pack(out[4 * j] * factor0, out[4 * j + 1] * factor0),
+                pack(out[4 * j + 2] * factor1, out[4 * j + 3] * factor1),
+                pack(out[4 * j + 4] * factor0, out[4 * j + 5] * factor0),
+                pack(out[4 * j + 6] * factor1, out[4 * j + 7] * factor1));
+    }
+};
+
 /// Stores one of this thread's two rows, bf16: `to` is the row's first element, 16-byte aligned.
 /// All four threads of the row take part; those with `wanted` false store nothing.
 template <int Outs>

@@ -72,14 +72,41 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, int column, in
         : "memory");
 }
 
+/// How long L2 should keep what a bulk copy reads.
+enum class Keep : uint64_t { normal = 0x1000000000000000, longest = 0x14F0000000000000 };
+
 /// The same of a 3-d tensor map at (column, row, plane).
 __device__ inline void copy_box(void* to, const CUtensorMap* map, int column, int row, int plane,
-                                Barrier* barrier) {
+                                Barrier* barrier, Keep keep = Keep::normal) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
-        "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(plane)
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(plane),
+        "l"(static_cast<uint64_t>(keep))
         : "memory");
+}
+
+/// Box in shared memory to a 2-d tensor map, in the thread's open group of stores.
+__device__ inline void store_box(const CUtensorMap* map, int column, int row, const void* from) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+            map),
+        "r"(shared_address(from)), "r"(column), "r"(row)
+        : "memory");
+}
+__device__ inline void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Waits until the thread's stores have read their shared memory.
+__device__ inline void store_wait() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/// Four 8 x 8 matrices of two-byte elements; lane l holds two elements of row l / 4 of each, and
+/// gives the address of row l % 8 of matrix l / 8.
+__device__ inline void store_matrices(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     shared_address(row)),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
 }
 
 template <int Registers>

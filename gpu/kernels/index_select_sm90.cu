@@ -98,8 +98,9 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     auto merge = [&](int half, int t) {  // the tiles of the current round up to t
         const int in_round = t % kTilesPerMerge;
         __syncwarp();
-        for (int i = 0; i < 16; ++i)
-            merge_row(shared, args.rule, args.scale, warp_row + half * kHalfRows + i,
+        const int first = warp_row + half * kHalfRows;
+        for (int row = first; row < min(first + 16, rows); ++row)
+            merge_row(shared, args.rule, args.scale, row,
                       (first_tile + t - in_round) * kBlocksPerTile,
                       (in_round + 1) * kBlocksPerTile);
         __syncwarp();

@@ -23,9 +23,12 @@ struct UnionBlock {
     uint32_t queries;
 };
 
-/// A (query, block) pair that goes KV-outer; `seen` tokens of the block are visible to the query.
+/// A (query, block) pair that goes KV-outer.
 struct __align__(16) BlockUse {
-    int32_t query, slot, seen, key;  // key: first key row of the block
+    int32_t query;
+    int32_t place;  // (query, group, slot) of the chunk
+    int32_t seen;   // tokens of the block that the query sees
+    int32_t key;    // first key row of the block
 };
 
 /// Where the ids of a (query, group) went, as masks over their positions 0 .. k - 1. The n-th use
@@ -57,6 +60,7 @@ struct SparseArgs {
     CUtensorMap q_tile;      // [Nq, Hq, dh] bf16, boxes of 128 / G queries x G heads x 64 channels
     CUtensorMap q_one;       // boxes of one query
     CUtensorMap k, v;        // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
+    CUtensorMap partial;     // partial_out as rows of dh, boxes of min(G, 16) rows x 64 channels
     const int32_t* ids;      // [Nq, Hkv, top_k]
     const QueryTile* tiles;  // of the chunk, at most 128 / G queries each
     int tile_count;

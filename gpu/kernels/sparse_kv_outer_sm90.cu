@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A block's keys and values stay in shared memory while tiles of its queries pass: a producer warp
 // gathers them, a lane per query. One softmax per tile, no running maximum; each output is
-// normalised and goes to its query's slot.
+// normalised and goes to its query's slot. G is 8 or more.
 #include <algorithm>
 
 #include "gpu/device/attend_sm90.cuh"
@@ -20,6 +20,7 @@ struct Shared {
     char q[kStages][S::kQueryBytes];
     char k[kStages][S::kKeyBytes];
     char v[kStages][S::kKeyBytes];
+    RowStage<Dim> out[AttendRows::kConsumers * 4];  // per warp
     BlockUse uses[kStages][kWarp];
     Ring<kStages> q_ring, kv_ring;
 };
@@ -48,7 +49,7 @@ __device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared) {
         }
         for (int first = 0; first < item.count; first += per_tile, q_at.advance()) {
             const int count = min(per_tile, item.count - first);
-            const BlockUse use = lane < count ? uses[first + lane] : BlockUse{-1, 0, 0, 0};
+            const BlockUse use = lane < count ? uses[first + lane] : BlockUse{0, -1, 0, 0};
             shared.q_ring.empty[q_at.stage].wait(q_at.parity ^ 1);
             shared.uses[q_at.stage][lane] = use;
             Barrier& full = shared.q_ring.full[q_at.stage];
@@ -58,7 +59,7 @@ __device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared) {
             if (lane < count)
                 for (int box = 0; box < S::kBoxes; ++box)
                     copy_box(shared.q[q_at.stage] + box * S::kQueryBox + lane * heads * kSwizzle,
-                             &args.q_one, 64 * box, item.group * heads, use.query, &full);
+                             &args.q_one, 64 * box, item.group * heads, use.query, &full, Keep::longest);
         }
     }
 }
@@ -83,6 +84,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     const bool leader = lane == 0;  // releases for its warp
     const int row = warpgroup * 64 + threadIdx.x % kWarpgroup / kWarp * 16 + lane / 4;
     const float scale = args.scale * kLog2E;
+    RowStage<Dim>& stage = shared.out[threadIdx.x / kWarp];
     Cursor<kStages> q_at, kv_at;
     const int items = *args.workspace.item_count;
     for (int i = blockIdx.x; i < items; i += gridDim.x, kv_at.advance()) {
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         const int tiles = (item.count + per_tile - 1) / per_tile;
         uint32_t p[BlockSize / 4];
         float out[Dim / 2];
-        int64_t place[2] = {-1, -1};  // (query, group, slot, head) of the rows in p; -1: none
+        int place[2] = {-1, -1};  // (query, group, slot, head) of the rows in p; -1: none
         Softmax softmax;
         auto start = [&](float(&sum)[BlockSize / 2]) {
             shared.q_ring.full[q_at.stage].wait(q_at.parity);
@@ -99,16 +101,13 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 sum, shared.q[q_at.stage] + warpgroup * 64 * kSwizzle, k);
         };
         // Scores of the tile at q_at to probabilities, with the rows' places and softmax.
-        auto take = [&](float(&sum)[BlockSize / 2], int64_t(&to)[2], Softmax& stats) {
+        auto take = [&](float(&sum)[BlockSize / 2], int(&to)[2], Softmax& stats) {
             int seen[2];
             for (int side = 0; side < 2; ++side) {
                 const int tile_row = row + 8 * side;
                 const BlockUse use = shared.uses[q_at.stage][tile_row / heads];
                 seen[side] = use.seen;
-                to[side] = use.query < 0 ? -1
-                                         : (((use.query - args.first_query) * args.groups +
-                                             item.group) * args.top_k + use.slot) * heads +
-                                               tile_row % heads;
+                to[side] = use.place < 0 ? -1 : use.place * heads + tile_row % heads;
             }
             __syncwarp();
             if (leader) shared.q_ring.empty[q_at.stage].arrive();
@@ -121,17 +120,29 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             for (int n = 0; n < BlockSize / 4; ++n) p[n] = pack(sum[2 * n], sum[2 * n + 1]);
         };
         auto store = [&] {
+            float inverse[2];
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 float total = softmax.total[side];
                 total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
                 total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
-                const bool wanted = place[side] >= 0;
-                store_row(out, side, 1 / total, wanted,
-                          static_cast<char*>(args.workspace.partial_out) + place[side] * Dim * 2);
-                if (wanted && lane % 4 == 0)
+                inverse[side] = 1 / total;
+                if (place[side] >= 0 && lane % 4 == 0)
                     args.workspace.partial_lse[place[side]] =
                         fmaf(softmax.best[side], scale, log2f(total));
+            }
+            store_wait();
+            __syncwarp();
+            stage.fill(out, inverse[0], inverse[1]);
+            fence_shared();
+            __syncwarp();
+            if (leader) {
+                for (int box = 0; box < Dim / 64; ++box) {
+                    if (place[0] >= 0) store_box(&args.partial, 64 * box, place[0], stage.box[box]);
+                    if (heads == 8 && place[1] >= 0)
+                        store_box(&args.partial, 64 * box, place[1], stage.box[box] + 8 * kSwizzle);
+                }
+                store_commit();
             }
         };
         shared.kv_ring.full[kv_at.stage].wait(kv_at.parity);
@@ -144,7 +155,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         }
         for (int t = 1; t < tiles; ++t) {
             float sum[BlockSize / 2];
-            int64_t next_place[2];
+            int next_place[2];
             Softmax next;
             start(sum);
             start_values<Dim, BlockSize>(out, p, v, false);
@@ -161,6 +172,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         if (leader) shared.kv_ring.empty[kv_at.stage].arrive();
         store();
     }
+    store_wait();
 }
 
 template <int Dim, int BlockSize>

@@ -70,7 +70,9 @@ __global__ void fill_uses(const __grid_constant__ SparseArgs args) {
     const int block = args.ids[row * args.top_k + at], key = block * args.block_size;
     const int end = atomicSub(
         work.use_ends + int64_t{group} * args.all_blocks + tile.first_block + block, 1);
-    work.uses[end - 1] = {static_cast<int32_t>(query), __popc(uses & ((1U << at) - 1)),
+    const int64_t place = (row - args.first_query * args.groups) * args.top_k +
+                          __popc(uses & ((1U << at) - 1));
+    work.uses[end - 1] = {static_cast<int32_t>(query), static_cast<int32_t>(place),
                           args.visible[query] - key, static_cast<int32_t>(tile.key) + key};
 }
 
