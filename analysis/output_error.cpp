@@ -2,6 +2,7 @@
 #include "analysis/output_error.h"
 
 #include <cmath>
+#include <limits>
 
 namespace msa::analysis {
 
@@ -24,7 +25,8 @@ void OutputError::add(std::span<const RowKind> kinds, View<const float, 3> spars
 std::vector<double> OutputError::relative() const {
     std::vector<double> errors;
     for (size_t h = 0; h < norm_.size(); ++h)
-        errors.push_back(std::sqrt(difference_[h] / norm_[h]));
+        errors.push_back(norm_[h] > 0 ? std::sqrt(difference_[h] / norm_[h])
+                                      : std::numeric_limits<double>::quiet_NaN());
     return errors;
 }
 

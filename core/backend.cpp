@@ -36,6 +36,12 @@ public:
                 " like the operand before it");
     }
 
+    /// A result is f32, or stored like the operands.
+    void result_element(const char* name, Element element, Element operands) const {
+        require(element == Element::f32 || element == operands, name, " is ", to_string(element),
+                ", must be f32", operands == Element::f32 ? "" : " or like q");
+    }
+
     void q(const In<3>& q) const {
         operand("q", q, "[Nq, Hq, dh]", Shape<3>{p_.queries(), p_.query_heads, p_.head_dim});
     }
@@ -52,7 +58,8 @@ public:
     void lse(const View<const float, 2>& lse) const {
         operand("lse", lse, "[Nq, Hq]", Shape<2>{p_.queries(), p_.query_heads});
     }
-    void output(const AttentionOutput& to) const {
+    void output(const AttentionOutput& to, Element operands) const {
+        result_element("out", to.out.element(), operands);
         operand("out", to.out, "[Nq, Hq, dh]", Shape<3>{p_.queries(), p_.query_heads, p_.head_dim});
         lse(to.lse);
     }
@@ -139,7 +146,7 @@ void Backend::dense_attention(const Problem& p, const AttentionInput& in,
                               const AttentionOutput& to) {
     const Checker check(*this, p);
     check.input(in);
-    check.output(to);
+    check.output(to, in.q.element());
     check_support(p, {.operation = Operation::dense_attention, .element = in.q.element()});
     do_dense_attention(p, in, to);
 }
@@ -189,7 +196,7 @@ void Backend::sparse_attention(const Problem& p, const AttentionInput& in,
     const Checker check(*this, p);
     check.input(in);
     check.given_ids(ids);
-    check.output(to);
+    check.output(to, in.q.element());
     check_support(p, {.operation = Operation::sparse_attention,
                       .element = in.q.element(),
                       .top_k = ids.extent(2),

@@ -64,7 +64,7 @@ struct AttentionInput {
 };
 
 struct AttentionOutput {
-    Out<3> out;          // [Nq, Hq, dh]; no visible key: 0
+    Out<3> out;          // [Nq, Hq, dh], f32 or like q; no visible key: 0
     View<float, 2> lse;  // [Nq, Hq] natural log of the sum of exp(scale q.k); no visible key: -inf
 };
 

@@ -28,7 +28,7 @@ void add_block(const BlockRows& rows, Panels keys, Panels values, float* logits)
 
 void finish_row(const float* sums, const OnlineSum& softmax, View<float, 1> out, float& lse) {
     lse = log_sum(softmax);
-    const float weight = softmax.sum == 0 ? 0 : 1 / softmax.sum;
+    const auto weight = static_cast<float>(softmax.sum == 0 ? 0 : 1 / softmax.sum);
     for (int64_t d = 0; d < out.size(); ++d) out(d) = weight * sums[d];
 }
 

@@ -68,7 +68,8 @@ void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k
                 }
             });
         for (int64_t row = 0; row < tile.size(); ++row) {
-            const float weight = 1 / (static_cast<float>(heads) * softmax(row).sum);
+            const auto weight =
+                static_cast<float>(1 / (static_cast<double>(heads) * softmax(row).sum));
             const int64_t seen = visible_blocks(tile.seen(row).count, p.block_size);
             float* mass = to.mass[tile.query(row)][tile.group].data();
             for (int64_t b = 0; b < seen; ++b) mass[b] += weight * sum(row, b);

@@ -72,7 +72,9 @@ void for_each_row(const Branch& branch, const UseRun& run, int64_t heads, const 
 }
 
 /// log2 of the sum of exponentials.
-float log2_sum(const OnlineSum& state) { return state.top + std::log2(state.sum); }
+float log2_sum(const OnlineSum& state) {
+    return static_cast<float>(double{state.top} + std::log2(state.sum));
+}
 
 class Piece {
 public:

@@ -257,12 +257,12 @@ SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state) {
     }
     const float reference = state.top == -kInfinity ? 0 : state.top;
     step.sum = exp2_and_sum(logits, count, reference);
-    state.sum = state.sum * step.factor + step.sum;
+    state.sum = state.sum * double{step.factor} + double{step.sum};
     return step;
 }
 
 float log_sum(const OnlineSum& state) {
-    return static_cast<float>(kLn2 * (double{state.top} + std::log2(double{state.sum})));
+    return static_cast<float>(kLn2 * (double{state.top} + std::log2(state.sum)));
 }
 
 void exp2_row(float* logits, int64_t count, float reference) {

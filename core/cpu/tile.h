@@ -73,10 +73,11 @@ void add_values(float* p, int64_t p_stride, int64_t rows, Panels v, const int64_
                 const float* factor, float* c, int64_t c_stride);
 
 /// Sum and reference point of the exponentials of one row: sum of exp2(logit - top) so far. top
-/// follows the maximum lazily, at most 8 below it.
+/// follows the maximum lazily, at most 8 below it. The sum over steps is a double: at a million
+/// keys thousands of steps add up, each far smaller than what is there.
 struct OnlineSum {
     float top = -kInfinity;
-    float sum = 0;
+    double sum = 0;
 };
 
 /// Result of a step: the sum over the new logits, and what all sums before them were scaled by.

@@ -96,7 +96,7 @@ class ActivationsWriter {
 public:
     /// Writes to `path`.partial until finish() renames it; an abandoned writer removes it.
     /// info.layers are created empty, to be filled by write(). Refuses an existing `path` unless
-    /// `overwrite`.
+    /// `overwrite`, and always what is no regular file.
     ActivationsWriter(std::filesystem::path path, const ActivationsInfo& info, bool overwrite);
     ~ActivationsWriter();
     ActivationsWriter(const ActivationsWriter&) = delete;

@@ -60,8 +60,7 @@ struct ActivationsWriter::Impl {
 ActivationsWriter::ActivationsWriter(std::filesystem::path path, const ActivationsInfo& info,
                                      bool overwrite)
     : impl_(new Impl) {
-    require(overwrite || !std::filesystem::exists(path), path.string(),
-            ": exists; --overwrite replaces it");
+    check_output(path, overwrite);
     impl_->partial = path.string() + ".partial";
     impl_->path = std::move(path);
     impl_->info = info;

@@ -254,6 +254,15 @@ double number_attribute(hid_t object, const std::string& name, const Place& plac
     return number;
 }
 
+int64_t integer_attribute(hid_t object, const std::string& name, const Place& place) {
+    const Handle attribute = open_attribute(object, name, place);
+    const Handle type(H5Aget_type(attribute), H5Tclose);
+    int64_t number = 0;
+    if (H5Tget_class(type) != H5T_INTEGER || H5Aread(attribute, H5T_NATIVE_INT64, &number) < 0)
+        bad(place, "attribute " + name + " must be an integer");
+    return number;
+}
+
 void set_attribute(hid_t object, const std::string& name, const std::string& value) {
     const char* raw = value.c_str();
     put_attribute(object, name, text_type(), &raw);

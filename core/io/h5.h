@@ -66,6 +66,7 @@ bool has_attribute(hid_t object, const std::string& name);
 std::string text_attribute(hid_t object, const std::string& name, const Place& place);
 /// A number, or a number as text; InputError when missing or neither.
 double number_attribute(hid_t object, const std::string& name, const Place& place);
+int64_t integer_attribute(hid_t object, const std::string& name, const Place& place);
 void set_attribute(hid_t object, const std::string& name, const std::string& value);
 void set_attribute(hid_t object, const std::string& name, double value);
 void set_attribute(hid_t object, const std::string& name, int64_t value);

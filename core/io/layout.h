@@ -2,6 +2,7 @@
 // Names, ranks and chunks of the two formats (data/FORMAT.md), shared by readers and writers.
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 #include "core/error.h"
@@ -14,6 +15,14 @@ inline constexpr const char* kActivationsFormat = "msa-activations";
 inline constexpr const char* kResultsFormat = "msa-results";
 inline constexpr int64_t kFormatVersion = 1;
 inline constexpr int64_t kChunkTokens = 1024;
+
+/// Refuses the name of an output that exists unless it may be `replaced`; what is no regular file
+/// (a device, a directory) is never replaced.
+inline void check_output(const std::filesystem::path& path, bool replaced) {
+    if (!std::filesystem::exists(path)) return;
+    require(std::filesystem::is_regular_file(path), path.string(), ": is not a regular file");
+    require(replaced, path.string(), ": exists; --overwrite replaces it");
+}
 
 /// x and index_k have no head axis in the file.
 inline bool has_head_axis(Field field) { return field != Field::x && field != Field::index_k; }

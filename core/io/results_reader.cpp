@@ -53,7 +53,7 @@ ResultsReader::ResultsReader(std::filesystem::path path) : impl_(new Impl) {
     r.compiler = words("compiler");
     r.started = words("started");
     r.finished = words("finished");
-    r.seed = static_cast<uint64_t>(number("/run", "seed"));
+    r.seed = static_cast<uint64_t>(h5::integer_attribute(run, "seed", impl_->at("/run")));
     impl_->done = h5::read_texts(impl_->file, impl_->at("/done"));
 }
 

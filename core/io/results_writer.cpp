@@ -15,16 +15,26 @@ using nlohmann::json;
 
 /// What must agree for a run to be resumed.
 json identity(const RunRecord& r) {
-    return {{"program", r.program}, {"options", r.options}, {"seed", r.seed}, {"inputs", r.inputs}};
+    const json options = json::parse(r.options, nullptr, false);
+    return {{"program", r.program},
+            {"options", options.is_discarded() ? json(r.options) : options},
+            {"seed", r.seed},
+            {"inputs", r.inputs}};
 }
 
 /// Throws InputError naming the first difference between what `place` records and this run.
-void require_same_run(const std::string& place, const json& known, const json& wanted) {
-    for (const auto& [key, value] : wanted.items())
-        require(!known.is_discarded() && known.contains(key) && known[key] == value, place,
-                ": cannot resume, its ", key,
-                " differ: ", known.is_discarded() ? "unreadable" : known.value(key, json()).dump(),
-                " then, ", value.dump(), " now; --overwrite starts afresh");
+void require_same_run(const std::string& place, const json& known, const json& wanted,
+                      const std::string& group = "") {
+    require(known.is_object(), place, ": cannot resume, its record of the run is unreadable",
+            "; --overwrite starts afresh");
+    for (const auto& [key, value] : wanted.items()) {
+        const json before = known.value(key, json());
+        if (before.is_object() && value.is_object())
+            require_same_run(place, before, value, group + key + ".");
+        else
+            require(before == value, place, ": cannot resume, ", group, key, " was ", before.dump(),
+                    ", is ", value.dump(), " now; --overwrite starts afresh");
+    }
 }
 
 void write_text_durably(const std::filesystem::path& path, const std::string& content) {
@@ -117,10 +127,10 @@ ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExi
     impl_->path = std::move(path);
     impl_->record = std::move(record);
     const std::string name = impl_->path.string();
+    check_output(impl_->path, if_exists != IfExists::refuse);
     const bool complete = std::filesystem::exists(impl_->path);
     const bool unfinished =
         std::filesystem::exists(impl_->directory / "run.json") && !impl_->finished_units().empty();
-    require(!complete || if_exists != IfExists::refuse, name, ": exists; --overwrite replaces it");
     require(!unfinished || if_exists != IfExists::refuse, impl_->directory.string(),
             ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
     if (unfinished && if_exists == IfExists::resume) {

@@ -9,6 +9,7 @@
 #include "experiments/analyze/options.h"
 #include "experiments/analyze/summary.h"
 #include "experiments/common/run_record.h"
+#include "gpu/cuda_backend.h"
 
 namespace msa::experiments {
 namespace {
@@ -52,6 +53,7 @@ int analyze(std::span<const std::string> args, std::ostream& out, std::ostream& 
     const io::ActivationsReader file(o.file);
     resolve(o, file);
     const std::vector<int64_t> tokens = choose_queries(o, file.info().tokens());
+    register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
     std::filesystem::create_directories(o.out);

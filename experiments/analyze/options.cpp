@@ -81,7 +81,7 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
         ("seed", po::value(&seed)->default_value(seed)->value_name("N"),
          "of sampling and of random")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
-         "reference, cpu")  //
+         "reference, cpu, cuda")  //
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),
          "CPU threads; 0: all")  //
         ("dump", po::value(&dump)->value_name("WHAT,..."),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/analyze/summary.h"
 
+#include <algorithm>
 #include <cmath>
 #include <iomanip>
 #include <nlohmann/json.hpp>
@@ -26,24 +27,23 @@ struct Column {
 
 constexpr Column kColumns[] = {
     {"block_recall", "block_recall", false, "block recall",
-     "|I* n I^| / |I*|: share of the oracle's blocks that are selected; rows, groups averaged"},
+     "|I* ∩ Î| / |I*|: share of the oracle's blocks I* that the selector chose too (Î)"},
     {"score_recall", "score_recall", false, "score recall",
-     "sum of P_b over I* n I^ / sum of P_b over I*: share of the oracle's mass that is selected"},
+     "block recall weighted by mass: sum of P_b over I* ∩ Î / sum of P_b over I*"},
     {"mass_kept", "mass_kept", false, "mass kept",
-     "sum of P_b over I^: share of all dense attention probability that the selection covers"},
+     "sum of P_b over Î: share of the dense attention probability on the chosen blocks"},
     {"oracle_mass", "oracle_mass", false, "oracle mass",
-     "sum of P_b over I*: what the best selection of the same size covers"},
+     "sum of P_b over I*: mass kept by the oracle's choice of as many blocks"},
     {"output_error", "output_error", false, "output error",
-     "|o_sparse - o_dense| / |o_dense| over all counted rows, per head, heads averaged"},
+     "|o_sparse - o_dense| / |o_dense| over the counted queries, mean over heads"},
     {"sink_mass_dense", "sink_mass", true, "sink dense",
-     "mean probability on token 0 in dense attention, heads averaged"},
+     "probability on token 0 in dense attention, mean over all queries and heads"},
     {"sink_mass_sparse", "sink_mass_sparse", false, "sink sparse",
-     "mean probability on token 0 in sparse attention (softmax over the selected blocks), heads "
-     "averaged"},
+     "probability on token 0 in attention over the chosen blocks, mean likewise"},
     {"entropy_dense", "entropy", true, "entropy dense",
-     "mean entropy of dense attention in nats, heads averaged"},
+     "entropy of dense attention in nats, mean over all queries and heads"},
     {"entropy_sparse", "entropy_sparse", false, "entropy sparse",
-     "mean entropy of sparse attention (softmax over the selected blocks) in nats, heads averaged"},
+     "entropy of attention over the chosen blocks in nats, mean likewise"},
 };
 
 struct Row {
@@ -68,8 +68,29 @@ double value(const io::ResultsReader& results, const Row& row, const Column& col
     return results.number(metrics_group(row, column.dense), column.metric);
 }
 
+/// What all numbers of the table hang on.
+void print_sizes(const io::ResultsReader& results, const std::string& layer, std::ostream& out) {
+    const auto size = [&](const char* name) {
+        return static_cast<int64_t>(results.number("/layers/" + layer, name));
+    };
+    const ordered_json options = ordered_json::parse(results.run().options);
+    out << size("tokens") << " tokens in blocks of " << size("block_size")
+        << "; k = " << options["top_k"] << " of " << size("blocks")
+        << " blocks per query and group\n\n";
+}
+
 int64_t count(const io::ResultsReader& results, const Row& row, const char* name) {
     return static_cast<int64_t>(results.number(metrics_group(row, false), name));
+}
+
+/// The choices that stand behind every number.
+void print_choices(const io::ResultsReader& results, std::ostream& out) {
+    const ordered_json o = ordered_json::parse(results.run().options);
+    out << "\nBlocks of " << o["block_size"] << " tokens, k = " << o["top_k"] << " with the newest "
+        << o["forced_local"] << " and the oldest " << o["forced_first"]
+        << " forced. I*: the blocks of highest "
+        << (o["oracle"] == "mass" ? "mass" : "maximum logit") << ", the query's own block "
+        << o["oracle_local"].get<std::string>() << ".\n";
 }
 
 }  // namespace
@@ -77,7 +98,9 @@ int64_t count(const io::ResultsReader& results, const Row& row, const char* name
 std::string metric_definitions() {
     ordered_json definitions;
     for (const Column& column : kColumns) definitions[column.key] = column.definition;
-    definitions["rows_counted"] = "queries in the averages of recall, mass and output error";
+    definitions["rows_counted"] =
+        "queries in the averages of recall, mass and output error; averages go over queries, then "
+        "over groups or heads";
     definitions["rows_trivial"] =
         "queries left out because all their visible blocks fit into k (unless --all-rows)";
     return definitions.dump();
@@ -126,9 +149,13 @@ std::string metrics_csv(const io::ResultsReader& results) {
 void print_table(const io::ResultsReader& results, std::ostream& out) {
     constexpr int kDecimals = 4;
     std::vector<std::string> header{"layer", "selector"};
-    for (const Column& column : kColumns) header.emplace_back(column.heading);
+    for (const Column& column : kColumns) {
+        header.emplace_back(column.heading);
+        std::replace(header.back().begin(), header.back().end(), ' ', '\n');
+    }
     Table table(header), definitions({"column", "definition"});
     const std::vector<Row> all = rows(results);
+    if (!all.empty()) print_sizes(results, all.front().layer, out);
     for (const Row& row : all) {
         std::vector<std::string> cells{row.layer, row.selector};
         for (const Column& column : kColumns)
@@ -139,10 +166,11 @@ void print_table(const io::ResultsReader& results, std::ostream& out) {
     table.print(out);
     out << '\n';
     definitions.print(out);
+    print_choices(results, out);
     if (!all.empty()) {
         const int64_t counted = count(results, all.front(), "rows_counted");
         const int64_t trivial = count(results, all.front(), "rows_trivial");
-        out << "\nQueries counted: " << counted
+        out << "Queries counted: " << counted
             << "; left out because all their blocks fit into k: " << trivial
             << " (--all-rows counts them).\n";
         if (counted == 0)

@@ -140,6 +140,12 @@ bool parse_command_line(const About& about, const po::options_description& optio
             values.contains("version"))
             return false;
         po::notify(values);
+    } catch (const po::validation_error& error) {
+        const std::string option = error.get_option_name();
+        const auto* known =
+            visible.find_nothrow(option.substr(option.find_first_not_of('-')), false);
+        const std::string form = known == nullptr ? "" : ", must be " + known->format_parameter();
+        throw InputError(text(error.what(), form, "; ", about.name, " --help lists the options"));
     } catch (const po::error& error) {
         throw InputError(text(error.what(), "; ", about.name, " --help lists the options"));
     }

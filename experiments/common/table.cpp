@@ -19,6 +19,20 @@ bool is_number(const std::string& cell) {
     return cell == "-" || (!cell.empty() && *end == '\0');
 }
 
+/// The header's lines as rows, each cell at the bottom.
+std::vector<std::vector<std::string>> header_lines(const std::vector<std::string>& header) {
+    std::vector<std::vector<std::string>> lines;
+    for (size_t c = 0; c < header.size(); ++c) {
+        std::istringstream stream(header[c]);
+        std::vector<std::string> words;
+        for (std::string word; std::getline(stream, word);) words.push_back(word);
+        while (lines.size() < words.size()) lines.emplace(lines.begin(), header.size());
+        for (size_t w = 0; w < words.size(); ++w)
+            lines[lines.size() - words.size() + w][c] = words[w];
+    }
+    return lines;
+}
+
 }  // namespace
 
 void Table::add(std::vector<std::string> row) {
@@ -28,14 +42,17 @@ void Table::add(std::vector<std::string> row) {
 
 void Table::print(std::ostream& out, const std::string& indent) const {
     const size_t columns = rows_[0].size();
+    std::vector<std::vector<std::string>> lines = header_lines(rows_[0]);
+    const size_t first = lines.size();
+    lines.insert(lines.end(), rows_.begin() + 1, rows_.end());
     std::vector<size_t> width(columns, 0);
     std::vector<bool> numbers(columns, rows_.size() > 1);
-    for (size_t r = 0; r < rows_.size(); ++r)
+    for (size_t r = 0; r < lines.size(); ++r)
         for (size_t c = 0; c < columns; ++c) {
-            width[c] = std::max(width[c], rows_[r][c].size());
-            if (r > 0 && !is_number(rows_[r][c])) numbers[c] = false;
+            width[c] = std::max(width[c], lines[r][c].size());
+            if (r >= first && !is_number(lines[r][c])) numbers[c] = false;
         }
-    for (const std::vector<std::string>& row : rows_) {
+    for (const std::vector<std::string>& row : lines) {
         std::string line = indent;
         for (size_t c = 0; c < columns; ++c) {
             const std::string padding(width[c] - row[c].size(), ' ');

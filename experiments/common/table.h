@@ -7,7 +7,8 @@
 
 namespace msa::experiments {
 
-/// A table of text for people: columns aligned, numbers to the right, words to the left.
+/// A table of text for people: columns aligned, numbers to the right, words to the left. Only the
+/// header may hold line breaks; its words stand on the last of its lines.
 class Table {
 public:
     explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}

@@ -21,10 +21,12 @@ constexpr int64_t kFirstPair = 1 + kNeedleChannels;
 constexpr int64_t kMostPairs = 12;
 constexpr double kShortestWave = 48, kLongestWave = 1 << 16;  // tokens
 
-/// Pairs that fit into half of the channels.
+/// Pairs that leave about half of the channels, at least four, to the noise.
 int64_t pairs_of(int64_t channels) {
     return std::min(kMostPairs, (channels / 2 - kFirstPair) / 2 + 2);
 }
+
+int64_t planted_channels(int64_t channels) { return kFirstPair + 2 * pairs_of(channels); }
 
 /// Angular frequencies, geometric between the two wave lengths.
 double frequency(int64_t pair, int64_t pairs) {
@@ -67,11 +69,12 @@ std::vector<Needle> Synthesizer::needles(const LayerInfo& layer, int64_t sequenc
     std::vector<Needle> planted;
     for (int64_t n = 0; n < pattern_.needles; ++n) {
         const uint64_t key = mix(pattern_.seed, 102, layer.layer, sequence, n);
+        const int64_t half = tokens / 2;
         const auto at =
-            static_cast<int64_t>(random_uniform(mix(key, 1)) * static_cast<double>(tokens / 2));
-        const int64_t room = std::max<int64_t>(1, tokens - kNeedleQueries - tokens / 2);
-        const auto query = tokens / 2 + static_cast<int64_t>(random_uniform(mix(key, 2)) *
-                                                             static_cast<double>(room));
+            static_cast<int64_t>(random_uniform(mix(key, 1)) * static_cast<double>(half));
+        const int64_t room = std::max<int64_t>(1, tokens - kNeedleQueries - half);
+        const auto query =
+            half + static_cast<int64_t>(random_uniform(mix(key, 2)) * static_cast<double>(room));
         planted.push_back({at, query, mix(key, 3)});
     }
     std::sort(planted.begin(), planted.end(),
@@ -131,8 +134,12 @@ Tensor<float, 3> Synthesizer::make(const LayerInfo& layer, Field field, QueryRan
     const bool index = field == Field::index_q || field == Field::index_k;
     const bool query = field == Field::q || field == Field::index_q;
     const bool planted = field != Field::v && field != Field::x;
-    const double noise = index ? std::sqrt(pattern_.index_noise) : 1;
     const int64_t width = values.extent(2);
+    double noise = index ? std::sqrt(pattern_.index_noise) : 1;
+    if (planted)  // logits get theirs from the other channels alone: unit variance all the same
+        noise *= std::pow(
+            static_cast<double>(width) / static_cast<double>(width - planted_channels(width)),
+            0.25);
 #pragma omp parallel for
     for (int64_t n = 0; n < values.extent(0); ++n) {
         const int64_t token = range.begin + n, sequence = sequence_of(token);

@@ -43,7 +43,7 @@ Element parse_element(const std::string& name) {
 
 std::optional<SynthOptions> parse(std::span<const std::string> args, std::ostream& out) {
     SynthOptions o;
-    Count tokens{8192};
+    Count tokens{8192}, seed;
     int64_t sequences = 1, layers = 1;
     io::LayerInfo layer;
     layer.query_heads = 16;
@@ -79,8 +79,9 @@ std::optional<SynthOptions> parse(std::span<const std::string> args, std::ostrea
          po::value(&pattern.index_noise)->default_value(1.0, "1")->value_name("FACTOR"),
          "noise of the index branch relative to the main branch")  //
         ("element", po::value(&element)->default_value(element)->value_name("TYPE"),
-         "storage: f16, bf16 or f32")                                                   //
-        ("seed", po::value(&pattern.seed)->default_value(0), "of structure and noise")  //
+         "storage: f16, bf16 or f32")  //
+        ("seed", po::value(&seed)->default_value(seed)->value_name("N"),
+         "of structure and noise")  //
         ("overwrite", po::bool_switch(&o.overwrite), "replace a file that exists");
     if (!parse_command_line(kAbout, d, "", args, out)) return std::nullopt;
 
@@ -94,7 +95,9 @@ std::optional<SynthOptions> parse(std::span<const std::string> args, std::ostrea
     check_option("head-dim", layer.head_dim, kMinHeadDim, kMaxHeadDim);
     if (layer.index_dim != 0) check_option("index-dim", layer.index_dim, kMinHeadDim, kMaxHeadDim);
     check_at_least("stripes", pattern.stripes, 0);
-    check_at_least("needles", pattern.needles, 0);
+    check_option("needles", pattern.needles, 0, 4096);
+    check_at_least("seed", seed.value, 0);
+    pattern.seed = static_cast<uint64_t>(seed.value);
     for (const auto& [name, value] : {std::pair{"sink", pattern.sink},
                                       {"diagonal", pattern.diagonal},
                                       {"stripe", pattern.stripe},

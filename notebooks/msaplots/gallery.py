@@ -59,7 +59,8 @@ SECTIONS = (
          "blocks it keeps, as the number of kept blocks k grows (each step doubles k).",
          "The dashed black line is the oracle, the best that any choice of blocks can do. The "
          "distance below it is the selector's own loss; the distance from the oracle to 1 is the "
-         "price of sparsity itself. The dotted line marks the k of this run."),
+         "price of sparsity itself. The dotted line marks the k of this run. The axis of mass "
+         "starts where the lowest line needs it."),
         _per_layer("mass_kept", lambda results, layer: mass_kept_curve(results, [layer])),
     ),
     Section(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from . import style
@@ -33,7 +35,12 @@ def mass_kept_curve(results: Results, layers=None):
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_locator(LogLocator(base=2, numticks=16))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        panel.set_ylim(0, 1.02)
+    known = [mass for *_, mass in rows if not math.isnan(mass)]
+    if not known:
+        axes[0].text(0.5, 0.5, "no query sees more than k blocks", ha="center",
+                     transform=axes[0].transAxes)
+    bottom = math.floor(10 * min(known + [0.9])) / 10
+    axes[-1].set_ylim(bottom, 1 + 0.02 * (1 - bottom))
     axes[-1].set_xlabel("selected blocks per query and group, k")
     figure.supylabel("mass kept", fontsize=10)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,8 @@ def best_practical(summary: Table) -> tuple[str, float] | None:
     """The selector that keeps most mass, mean over layers, the oracles aside."""
     names = sorted({name for name in summary["selector"].tolist() if "oracle" not in name})
     kept = {name: float(summary.where(selector=name)["mass_kept"].mean()) for name in names}
-    return max(kept.items(), key=lambda item: item[1], default=None)
+    known = [item for item in kept.items() if not math.isnan(item[1])]
+    return max(known, key=lambda item: item[1], default=None)
 
 
 def _render(results: Results, layers, summary: Table, shown) -> str:
@@ -70,7 +72,7 @@ def _render(results: Results, layers, summary: Table, shown) -> str:
     return environment.get_template("report.html.jinja").render(
         layers=layers, selectors=results.selectors, sections=SECTIONS, shown=shown,
         preferred=best[0] if best else results.selectors[0], best=best,
-        oracle_mass=float(np.mean(summary["oracle_mass"])), sizes=results.sizes(layers[0]),
+        oracle_mass=float(np.mean(summary["oracle_mass"])), is_nan=math.isnan, sizes=results.sizes(layers[0]),
         top_k=results.top_k(results.selectors[0], layers[0]),
         queries=len(results.queries(layers[0]).token), summary=summary, shares=SHARES,
         definitions=definitions(results), run=_plain_run(results),
@@ -88,6 +90,8 @@ def _plain_run(results: Results) -> dict[str, str]:
 
 def number(value) -> str:
     """Integers with thin spaces by thousands; others with 3 decimals, small ones as 5.3e-5."""
+    if math.isnan(value):
+        return "–"
     if isinstance(value, int):
         return f"{value:,}".replace(",", "\u202f")
     if value == 0 or not abs(value) < 0.01:

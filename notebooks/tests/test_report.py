@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 import base64
 import re
+import shutil
 from html.parser import HTMLParser
 
+import h5py
 import pytest
 
 from msaplots import summary_table
@@ -107,6 +109,19 @@ def test_one_layer_alone(results_path, tmp_path):
 
 @pytest.mark.parametrize("value, text", [
     (12345, "12\u202f345"), (0.0, "0.000"), (0.94512, "0.945"), (5.31e-5, "5.3e-5"),
-    (float("nan"), "nan")])
+    (float("nan"), "–")])
 def test_numbers(value, text):
     assert number(value) == text
+
+
+def test_a_run_without_anything_to_choose_says_so(results_path, tmp_path):
+    path = shutil.copy(results_path, tmp_path)
+    with h5py.File(path, "r+") as file:  # no average, as when every query sees at most k blocks
+        for name in ("oracle", "window", "random"):
+            for metric in ("mass_kept", "oracle_mass", "block_recall", "score_recall"):
+                file[f"metrics/{name}/3"].attrs[metric] = float("nan")
+            file[f"curves/{name}/3/mass_kept"][:] = float("nan")
+    assert main([str(path), "--out", str(tmp_path), "--layers", "3"]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Every query keeps all the blocks it sees" in page
+    assert "nan%" not in page and "nan&nbsp;%" not in page

@@ -53,7 +53,6 @@ class MiniMaxM3 : public testing::TestWithParam<std::tuple<Subject, const char*>
 protected:
     void SetUp() override {
         subject_ = std::get<0>(GetParam());
-        MSA_SKIP_UNLESS_USABLE(subject_);
         if (subject_.element != Element::f32) GTEST_SKIP() << "the goldens are float32";
         operands_ = {golden_.read<float, 3>("/q"), golden_.read<float, 3>("/k"),
                      golden_.read<float, 3>("/v"), golden_.read<float, 3>("/index_q"),

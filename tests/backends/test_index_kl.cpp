@@ -125,6 +125,22 @@ TEST_P(IndexKlForms, GradientIsTheFiniteDifferenceOfTheLoss) {
     }
 }
 
+TEST_P(IndexKlForms, SlotsThatExceedAnyBufferChangeNothing) {
+    // 2048 slots a row, nearly all padding: score gradients of a few queries at a time.
+    Problem p = square_problem(40, 4, 2, 16, 16, 256);
+    p.cu_seqlens_k = {0, 600};
+    const Case c{"slots", p, {.top_k = 2048}};
+    const Operands o = make_operands(c, GetParam().element);
+    Runner runner(GetParam());
+    const Support support = runner.backend().supports(
+        p, {.operation = Operation::index_kl, .element = runner.element(), .top_k = c.rule.top_k});
+    if (!support.yes) GTEST_SKIP() << support.why_not;
+    const Tensor<int32_t, 3> ids = reference().index_select(p, c.rule, o);
+    EXPECT_TRUE(matches(runner.index_kl(p, o, ids.view()), reference().index_kl(p, o, ids.view()),
+                        bounds(p, o)))
+        << "seed " << seed();
+}
+
 TEST_P(IndexKlForms, KeysOutsideTheSupportGetNoGradient) {
     const Case c{"outside", square_problem(64, 4, 2, 16, 16, 8), {.top_k = 1}};
     Operands o = make_operands(c, GetParam().element);

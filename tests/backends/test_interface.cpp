@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/half.h"
 #include "tests/support/runner.h"
 
 namespace msa::test {
@@ -35,6 +36,41 @@ TEST_P(Interface, WrongShapesAreNamed) {
     operands_.index_q = Tensor<float, 3>({20, 1, 16});
     EXPECT_EQ(refusal([&] { runner.index_scores(problem_, operands_); }),
               "index_q has shape [20, 1, 16], must be [Nq, Hkv, didx] = [20, 2, 16]");
+}
+
+TEST_P(Interface, EveryOperandOfAttentionIsChecked) {
+    Runner runner(GetParam());
+    Backend& backend = runner.backend();
+    const Tensor<float, 3> q = backend.make<float, 3>({20, 4, 16});
+    const Tensor<float, 3> k = backend.make<float, 3>({20, 2, 16});
+    const Tensor<f16, 3> half_k = backend.make<f16, 3>({20, 2, 16});
+    Tensor<float, 3> out = backend.make<float, 3>({20, 4, 16});
+    Tensor<f16, 3> half_out = backend.make<f16, 3>({20, 4, 16});
+    Tensor<float, 2> lse = backend.make<float, 2>({20, 4});
+    const View<float, 3> to = out.view();
+    const auto dense = [&](const AttentionInput& in, const AttentionOutput& result) {
+        return refusal([&] { backend.dense_attention(problem_, in, result); });
+    };
+    EXPECT_EQ(dense({q, k, q}, {to, lse}),
+              "v has shape [20, 4, 16], must be [Nk, Hkv, dh] = [20, 2, 16]");
+    EXPECT_EQ(dense({q, half_k, k}, {to, lse}), "k is f16, must be f32 like the operand before it");
+    EXPECT_EQ(dense({q, k, half_k}, {to, lse}), "v is f16, must be f32 like the operand before it");
+    EXPECT_EQ(dense({q, k, k}, {half_out.view(), lse}), "out is f16, must be f32");
+    EXPECT_EQ(dense({q, k, k}, {to, {}}), "lse is absent, must be [Nq, Hq] = [20, 4]");
+}
+
+TEST_P(Interface, KlGradientsComeTogether) {
+    Runner runner(GetParam());
+    Backend& backend = runner.backend();
+    const Tensor<float, 3> q = backend.make<float, 3>({20, 4, 16});
+    const Tensor<float, 3> k = backend.make<float, 3>({20, 2, 16});
+    const Tensor<float, 2> index_k = backend.make<float, 2>({20, 16});
+    Tensor<double, 2> kl = backend.make<double, 2>({20, 2});
+    Tensor<float, 3> d_index_q = backend.make<float, 3>({20, 2, 16});
+    EXPECT_EQ(refusal([&] {
+                  backend.index_kl(problem_, {k, index_k}, q, k, {}, {kl, d_index_q, {}});
+              }),
+              "only one of d_index_q and d_index_k is present, must be both or none");
 }
 
 TEST_P(Interface, AbsentOperandsAreNamed) {
@@ -79,6 +115,17 @@ TEST_P(Interface, UnsupportedSaysWhy) {
                   backend.dense_attention_grad(problem_, {q, k, k}, {q, lse, q}, {d_q, d_k, d_v});
               }).find("does not support dense_attention_grad"),
               std::string::npos);
+}
+
+class CanStart : public testing::TestWithParam<BackendInfo> {};
+INSTANTIATE_TEST_SUITE_P(Backends, CanStart, testing::ValuesIn(known_backends()),
+                         [](const auto& param) { return param.param.name; });
+
+TEST_P(CanStart, OrSaysWhyNot) {
+    MSA_SKIP_UNLESS_USABLE(GetParam().name);
+    const std::unique_ptr<Backend> backend = make_backend(GetParam().name);
+    EXPECT_EQ(backend->name(), GetParam().name);
+    EXPECT_FALSE(backend->device().empty());
 }
 
 TEST(Backends, UnknownNamesAreAnsweredWithTheKnownOnes) {

@@ -26,6 +26,12 @@ std::vector<LoopOrder> orders_of(Runner& runner, const Problem& p, int64_t top_k
     return orders;
 }
 
+/// The same queries behind a prefix, `keys` keys in all.
+Problem with_prefix(Problem p, int64_t keys) {
+    p.cu_seqlens_k = {0, keys};
+    return p;
+}
+
 class SparseAttention : public OperationTest {
 protected:
     void SetUp() override {
@@ -135,6 +141,19 @@ TEST_P(SparseAttention, UnselectedAndInvisibleKeysHaveNoInfluence) {
 
 class SparseAttentionForms : public SubjectTest {};
 MSA_FOR_ALL_SUBJECTS(SparseAttentionForms);
+
+TEST_P(SparseAttentionForms, SlotsThatExceedAnyBufferChangeNothing) {
+    // 2048 slots a row, nearly all padding: slot buffers hold a few dozen queries at a time.
+    const Problem p = with_prefix(square_problem(70, 4, 2, 16, 16, 256), 600);
+    const Case c{"slots", p, {.top_k = 2048}};
+    const Operands o = make_operands(c, GetParam().element);
+    const Tensor<int32_t, 3> ids = reference().index_select(p, c.rule, o);
+    const Attention want = reference().sparse_attention(p, o, ids);
+    Runner runner(GetParam());
+    for (LoopOrder order : orders_of(runner, p, c.rule.top_k))
+        EXPECT_TRUE(matches(runner.sparse_attention(p, o, ids, order), want, bounds(p, o)))
+            << to_string(order) << ", seed " << seed();
+}
 
 TEST_P(SparseAttentionForms, TheLocalBlockAloneIsAWindow) {
     // Equal scores: the output is the mean of the visible values of the local block.

@@ -2,11 +2,13 @@
 #include "tests/experiments/cli.h"
 
 #include <hdf5.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "core/io/results.h"
 #include "experiments/analyze/analyze.h"
@@ -18,9 +20,10 @@ namespace msa::test {
 
 const Program kAnalyze{"msa-analyze", experiments::analyze};
 const Program kInspect{"msa-inspect", experiments::inspect};
+const Program kSynth{"msa-synth", experiments::synth};
 
 const std::vector<Program>& programs() {
-    static const std::vector<Program> all{kAnalyze, kInspect, {"msa-synth", experiments::synth}};
+    static const std::vector<Program> all{kAnalyze, kInspect, kSynth};
     return all;
 }
 
@@ -84,6 +87,26 @@ void poke(const std::string& path, const std::string& name, const Shape<3>& at, 
 std::string file_text(const std::filesystem::path& path) {
     std::ifstream stream(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+int run_for(const std::string& program, const std::vector<std::string>& args,
+            std::chrono::microseconds delay, int signal) {
+    std::vector<std::string> words{std::string(MSA_BIN_DIR) + "/" + program};
+    words.insert(words.end(), args.begin(), args.end());
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    const pid_t child = fork();
+    if (child == 0) {
+        const bool quiet = freopen("/dev/null", "w", stdout) && freopen("/dev/null", "w", stderr);
+        if (quiet) execv(argv[0], argv.data());
+        _exit(127);
+    }
+    std::this_thread::sleep_for(delay);
+    kill(child, signal);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 namespace {

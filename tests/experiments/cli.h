@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -27,7 +29,7 @@ struct Program {
 };
 /// Every program there is, in the order of experiments/CLI.md.
 const std::vector<Program>& programs();
-extern const Program kAnalyze, kInspect;
+extern const Program kAnalyze, kInspect, kSynth;
 
 /// Sizes of a file of random activations, and what may be wrong with it.
 struct Activations {
@@ -39,9 +41,11 @@ struct Activations {
 
 /// A directory of its own for every test, removed at its end.
 class CliTest : public testing::Test {
+public:
+    ~CliTest() override;
+
 protected:
     CliTest();
-    ~CliTest() override;
     std::string path(const std::string& name) const { return (directory_ / name).string(); }
     /// Writes a file and returns its path.
     std::string make(const std::string& name, const Activations& = {}) const;
@@ -54,6 +58,11 @@ private:
 void poke(const std::string& file, const std::string& dataset, const Shape<3>& at, float value);
 
 std::string file_text(const std::filesystem::path& path);
+
+/// Runs the built program in a process of its own and signals it after `delay`; its exit code, or
+/// -1 when the signal ended it.
+int run_for(const std::string& program, const std::vector<std::string>& args,
+            std::chrono::microseconds delay, int signal = SIGKILL);
 
 /// Every dataset of two results files, bit by bit, and what /run says of options and inputs.
 testing::AssertionResult same_results(const std::string& left, const std::string& right);

@@ -52,7 +52,7 @@ const Refusal kRefusals[] = {
     {{"--selector", "oracle,oracle"}, "--selector names 'oracle' twice"},
     {{"--queries", "5:5"}, "--queries is 5:5, must be a non-empty range within 0:150"},
     {{"--queries", "100:151"}, "--queries is 100:151, must be a non-empty range within 0:150"},
-    {{"--queries", "10"}, "'10') for option '--queries' is invalid"},
+    {{"--queries", "10"}, "'10') for option '--queries' is invalid, must be A:B"},
     {{"--sample-queries", "-1"}, "--sample-queries is -1, must be at least 0"},
     {{"--seed", "-1"}, "--seed is -1, must be at least 0"},
     {{"--threads", "-1"}, "--threads is -1, must be from 0 to 4096"},
@@ -75,6 +75,14 @@ TEST_F(AnalyzeRefusal, NeedsInputOutputAndAKnownBackend) {
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("no backend is called 'abacus'; there are: reference, cpu"),
               std::string::npos);
+}
+
+TEST_F(AnalyzeRefusal, CudaRunsOrSaysWhyNot) {
+    const Outcome outcome = kAnalyze({make("a.h5"), "--out", path("o"), "--backend", "cuda"});
+    if (outcome.code == 0) return;
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("backend cuda cannot start here: "), std::string::npos)
+        << outcome.err;
 }
 
 TEST_F(AnalyzeRefusal, RefusesKeysBeforeRope) {
@@ -113,6 +121,40 @@ TEST_F(AnalyzeRefusal, RefusesResultsThatExist) {
     EXPECT_NE(again.err.find("out/results.h5: exists; --overwrite replaces it"), std::string::npos);
     EXPECT_EQ(file_text(path("out/results.h5")), before);
     EXPECT_EQ(with("--overwrite").code, 0);
+}
+
+TEST_F(AnalyzeRefusal, ReplacesRegularFilesOnly) {
+    const std::string file = make("a.h5");
+    std::filesystem::create_directories(path("out/results.h5"));
+    const Outcome results = kAnalyze({file, "--out", path("out"), "--overwrite"});
+    EXPECT_EQ(results.code, 2);
+    EXPECT_NE(results.err.find("results.h5: is not a regular file"), std::string::npos);
+    const std::string link = path("device");
+    std::filesystem::create_symlink("/dev/null", link);
+    const Outcome synth = programs()[2]({"--out", link, "--overwrite", "--tokens", "16"});
+    EXPECT_EQ(synth.code, 2);
+    EXPECT_NE(synth.err.find("device: is not a regular file"), std::string::npos) << synth.err;
+    EXPECT_TRUE(std::filesystem::is_symlink(link));
+}
+
+TEST_F(AnalyzeRefusal, TheTableSaysWhichChoicesStandBehindIt) {
+    const Outcome outcome = kAnalyze(
+        {make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4", "--forced-first",
+         "1", "--oracle", "max-logit", "--oracle-local", "excluded", "--selector", "window"});
+    EXPECT_NE(outcome.out.find("Blocks of 8 tokens, k = 4 with the newest 1 and the oldest 1 "
+                               "forced. I*: the blocks of highest maximum logit, the query's own "
+                               "block excluded."),
+              std::string::npos)
+        << outcome.out;
+}
+
+TEST_F(AnalyzeRefusal, SynthChecksItsCounts) {
+    const auto refusal = [&](const char* option, const char* value) {
+        return programs()[2]({"--out", path("s.h5"), option, value}).err;
+    };
+    EXPECT_EQ(refusal("--seed", "-1"), "msa-synth: --seed is -1, must be at least 0\n");
+    EXPECT_EQ(refusal("--needles", "4097"),
+              "msa-synth: --needles is 4097, must be from 0 to 4096\n");
 }
 
 TEST_F(AnalyzeRefusal, RefusesADirectoryItCannotWrite) {

@@ -65,7 +65,7 @@ public:
         attribute(root, "producer", "fuzz", false);
         cu_seqlens();
         if (decide_.choose(4) == 1)
-            dataset("/tokens", {static_cast<hsize_t>(tokens_)}, decide_.choose(6));
+            dataset("/tokens", {static_cast<hsize_t>(kTokens)}, decide_.choose(6));
         const Handle layers = group("/layers");
         layer("/layers/" + decide_.words("3"));
         if (decide_.choose(3) == 1) layer("/layers/7");
@@ -113,8 +113,8 @@ private:
 
     void cu_seqlens() {
         if (decide_.choose(16) == 1) return;
-        std::vector<int64_t> values{decide_.number(0) == 0 ? 0 : decide_.number(0), tokens_ / 3,
-                                    decide_.number(tokens_)};
+        std::vector<int64_t> values{decide_.number(0) == 0 ? 0 : decide_.number(0), kTokens / 3,
+                                    decide_.number(kTokens)};
         if (decide_.choose(8) == 1) values.pop_back();
         if (decide_.choose(8) == 1) values = {0, int64_t{1} << 60};
         const hsize_t count = values.size();
@@ -145,14 +145,14 @@ private:
         }
     }
 
-    void field(const std::string& name, std::vector<int64_t> rest, int type) {
+    void field(const std::string& name, const std::vector<int64_t>& rest, int type) {
         if (decide_.choose(16) == 1) return;
         if (decide_.choose(16) == 1) {
             group(name);
             return;
         }
         std::vector<hsize_t> shape{
-            static_cast<hsize_t>(std::max<int64_t>(0, decide_.number(tokens_)))};
+            static_cast<hsize_t>(std::max<int64_t>(0, decide_.number(kTokens)))};
         for (int64_t extent : rest)
             shape.push_back(static_cast<hsize_t>(std::max<int64_t>(0, decide_.number(extent))));
         if (decide_.choose(16) == 1) shape.push_back(1);
@@ -186,7 +186,7 @@ private:
     }
 
     static constexpr hsize_t kMostValues = 1 << 16;
-    static constexpr int64_t tokens_ = 40;
+    static constexpr int64_t kTokens = 40;
     Decisions decide_;
     Handle file_;
 };

@@ -19,11 +19,13 @@
 namespace msa::io {
 namespace {
 
-using test::close;
 
 constexpr int64_t kTokens = 50;
 
 class Activations : public testing::Test {
+public:
+    ~Activations() override { std::filesystem::remove(path_); }
+
 protected:
     Activations() {
         path_ = std::filesystem::temp_directory_path() /
@@ -45,7 +47,6 @@ protected:
         layer.element = Element::f32;
         info_.layers = {layer};
     }
-    ~Activations() override { std::filesystem::remove(path_); }
 
     Tensor<float, 3> values(Field field, float sigma = 1) const {
         const LayerInfo& layer = info_.layers[0];
@@ -249,7 +250,7 @@ TEST_F(Activations, WhatTheFileMustHold) {
     const auto without = [&](const char* object) {
         return refusal_after([=](hid_t file) { drop(file, object); });
     };
-    const auto reshaped = [&](const char* object, std::vector<hsize_t> shape) {
+    const auto reshaped = [&](const char* object, const std::vector<hsize_t>& shape) {
         return refusal_after([=](hid_t file) { reshape(file, object, shape); });
     };
     EXPECT_EQ(without("/cu_seqlens"), "/cu_seqlens is missing");

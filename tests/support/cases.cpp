@@ -54,6 +54,7 @@ std::vector<Case> make_cases() {
         {"paper_heads", packed(sizes(16, 1, 128, 128, 128), {0, 140}, {0, 600}), {.top_k = 3}},
         {"all_equal", packed(gqa, {0, 120}, {0, 120}), k4, Values::equal},
         {"extreme_scores", packed(gqa, {0, 120}, {0, 120}), k4, Values::extreme},
+        {"rising_scores", packed(gqa, {0, 165}, {0, 165}), k4, Values::rising},
     };
     Problem scaled = packed(gqa, {0, 90}, {0, 90});
     scaled.softmax_scale = 0.37;

@@ -16,6 +16,7 @@ enum class Values : uint8_t {
     normal,   // q, k, v, index_q, index_k standard normal
     equal,    // all queries and keys alike: every score ties
     extreme,  // normal, queries times 1e4: softmax is one-hot, exponents would overflow
+    rising,   // every logit is 3 nats above that of the key before it
 };
 
 struct Case {

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/half.h"
+#include "gpu/cuda_backend.h"
 #include "tests/support/random.h"
 
 namespace msa::test {
@@ -92,22 +93,30 @@ std::ostream& operator<<(std::ostream& out, const Subject& s) {
     return out << s.backend << '_' << to_string(s.element);
 }
 
+std::vector<BackendInfo> known_backends() {
+    register_cuda_backend();
+    return list_backends();
+}
+
 std::vector<Subject> subjects() {
     std::vector<Subject> all;
-    for (const BackendInfo& info : list_backends())
-        all.push_back({info.name, info.name == "cuda" ? Element::bf16 : Element::f32});
+    for (const BackendInfo& info : known_backends()) {
+        if (!info.usable.yes) continue;
+        all.push_back({info.name, Element::f32});
+        if (info.name == "cuda") all.push_back({info.name, Element::bf16});
+    }
     return all;
 }
 
-Support usable_here(const Subject& subject) {
-    for (const BackendInfo& info : list_backends()) {
-        if (info.name != subject.backend || info.usable.yes) continue;
-        const char* required = std::getenv("MSA_REQUIRE");
-        if (required != nullptr && info.name == required)
-            ADD_FAILURE() << "MSA_REQUIRE names " << info.name << ": " << info.usable.why_not;
-        return info.usable;
-    }
-    return {};
+Support usable_here(const std::string& backend) {
+    for (const BackendInfo& info : known_backends())
+        if (info.name == backend) return info.usable;
+    return Support::no("it is not registered");
+}
+
+bool is_required(const std::string& backend) {
+    const char* required = std::getenv("MSA_REQUIRE");
+    return required != nullptr && backend == required;
 }
 
 Operands make_operands(const Case& c, Element element) {
@@ -117,11 +126,23 @@ Operands make_operands(const Case& c, Element element) {
                normal<3>({p.keys(), p.kv_heads, p.head_dim}, 2),
                normal<3>({p.keys(), p.kv_heads, p.head_dim}, 3),
                normal<3>({p.queries(), p.kv_heads, p.index_dim}, 4, q_scale),
-               normal<2>({p.keys(), p.index_dim}, 5)};
+               normal<2>({p.keys(), p.index_dim}, 5),
+               element};
     if (c.values == Values::equal) {
         for (Tensor<float, 3>* t : {&o.q, &o.k, &o.index_q})
             std::fill_n(t->data(), t->size(), 0.5F);
         std::fill_n(o.index_k.data(), o.index_k.size(), 0.5F);
+    }
+    if (c.values == Values::rising) {
+        for (Tensor<float, 3>* t : {&o.q, &o.index_q}) std::fill_n(t->data(), t->size(), 1.0F);
+        const auto rise = [](View<float, 1> key, int64_t j, double scale) {
+            const double step = 3 / (scale * static_cast<double>(key.size()));
+            std::fill_n(key.data(), key.size(), static_cast<float>(step * static_cast<double>(j)));
+        };
+        for (int64_t j = 0; j < p.keys(); ++j) {
+            rise(o.index_k.view()[j], j, p.score_scale());
+            for (int64_t r = 0; r < p.kv_heads; ++r) rise(o.k.view()[j][r], j, p.main_scale());
+        }
     }
     for (Tensor<float, 3>* t : {&o.q, &o.k, &o.v, &o.index_q}) round_to(element, *t);
     round_to(element, o.index_k);
@@ -136,8 +157,12 @@ Operands with_queries(const Operands& o, QueryRange range) {
         return copy;
     };
     const int64_t count = range.end - range.begin;
-    return {rows(o.q, range.begin, count), rows(o.k, 0, o.k.extent(0)), rows(o.v, 0, o.v.extent(0)),
-            rows(o.index_q, range.begin, count), rows(o.index_k, 0, o.index_k.extent(0))};
+    return {rows(o.q, range.begin, count),
+            rows(o.k, 0, o.k.extent(0)),
+            rows(o.v, 0, o.v.extent(0)),
+            rows(o.index_q, range.begin, count),
+            rows(o.index_k, 0, o.index_k.extent(0)),
+            o.element};
 }
 
 double IndexKl::mean() const {
@@ -221,7 +246,6 @@ std::string param_name(const testing::TestParamInfo<OperationParam>& info) {
 std::string subject_name(const testing::TestParamInfo<Subject>& info) { return text(info.param); }
 
 void OperationTest::SetUp() {
-    MSA_SKIP_UNLESS_USABLE(subject());
     RecordProperty("seed", std::to_string(seed()));
     operands_ = make_operands(the_case(), subject().element);
 }

@@ -23,21 +23,29 @@ struct Subject {
 };
 std::ostream& operator<<(std::ostream&, const Subject&);
 
-/// Every registered backend with every element type that it is tested in.
+/// Every backend there is, those that cannot start here too.
+std::vector<BackendInfo> known_backends();
+
+/// Every backend that can start here with every element type that it is tested in. The others are
+/// named, with the reason, by the test Backends/CanStart.
 std::vector<Subject> subjects();
 
-/// Skips the running test when the subject's backend cannot start here; fails instead when
-/// MSA_REQUIRE names it.
-#define MSA_SKIP_UNLESS_USABLE(subject)                                  \
-    do {                                                                 \
-        const ::msa::Support usable = ::msa::test::usable_here(subject); \
-        if (!usable.yes) GTEST_SKIP() << usable.why_not;                 \
+/// Skips the running test, with the reason, when the backend cannot start here; fails it instead
+/// when the environment's MSA_REQUIRE names the backend.
+#define MSA_SKIP_UNLESS_USABLE(backend)                                                     \
+    do {                                                                                    \
+        const ::msa::Support usable = ::msa::test::usable_here(backend);                    \
+        if (!usable.yes && ::msa::test::is_required(backend))                               \
+            FAIL() << "MSA_REQUIRE names " << (backend) << ", but here " << usable.why_not; \
+        if (!usable.yes) GTEST_SKIP() << usable.why_not;                                    \
     } while (false)
-Support usable_here(const Subject&);
+Support usable_here(const std::string& backend);
+bool is_required(const std::string& backend);
 
 struct Operands {
     Tensor<float, 3> q, k, v, index_q;
     Tensor<float, 2> index_k;
+    Element element = Element::f32;  // what the values are stored in where the backend takes them
 };
 /// The operands of a case, rounded to values that `element` holds exactly.
 Operands make_operands(const Case&, Element);
@@ -102,10 +110,7 @@ protected:
 };
 
 /// Fixture of the tests that are written once per subject.
-class SubjectTest : public testing::TestWithParam<Subject> {
-protected:
-    void SetUp() override { MSA_SKIP_UNLESS_USABLE(GetParam()); }
-};
+class SubjectTest : public testing::TestWithParam<Subject> {};
 std::string subject_name(const testing::TestParamInfo<Subject>&);
 
 // Instantiates a fixture over all subjects and cases, or over all subjects.

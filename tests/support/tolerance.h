@@ -24,7 +24,7 @@ constexpr double gamma(double n) { return n * kRoundoff / (1 - n * kRoundoff); }
 
 /// Unit roundoff of a stored output.
 constexpr double storage_roundoff(Element element) {
-    return element == Element::bf16 ? 0x1p-9 : kRoundoff;
+    return element == Element::bf16 ? 0x1p-8 : kRoundoff;
 }
 
 /// Largest Euclidean norm of the rows (last axis) of a tensor, NaN rows left out.
@@ -54,9 +54,12 @@ inline double weight_bound(double logit, double keys) {
 }
 
 /// Error of an attention output: weights, n products and additions with values up to v_max, and
-/// the rounding of the stored result.
-inline double attention_bound(double logit, double keys, double v_max, Element stored) {
-    return (weight_bound(logit, keys) + gamma(keys + 2) + storage_roundoff(stored)) * v_max;
+/// the rounding of the stored result. Tensor cores take the weights in the operands' type: one more
+/// rounding of each where that is not float.
+inline double attention_bound(double logit, double keys, double v_max, Element operands,
+                              Element stored) {
+    const double taken = operands == Element::f32 ? 0 : storage_roundoff(operands);
+    return (weight_bound(logit, keys) + taken + gamma(keys + 2) + storage_roundoff(stored)) * v_max;
 }
 
 /// Error of lse = m + ln(sum): logit, relative error of the sum, rounding of the result.
@@ -67,6 +70,17 @@ inline double lse_bound(double logit, double keys, double lse_magnitude) {
 /// Error of a block's mass, a mean of sums of softmax weights: at most 1 in all.
 inline double mass_bound(double logit, double keys) {
     return weight_bound(logit, keys) + gamma(keys + 2);
+}
+
+/// Error of a probability exp(logit - lse), at most 1, where only lse is rounded to float; twice
+/// that, for the double arithmetic around it.
+inline double sink_bound(double lse_magnitude) { return std::expm1(2 * kRoundoff * lse_magnitude); }
+
+/// Error of H = lse - scale * q . mean_key where lse and mean_key are rounded to float and the rest
+/// is double: sum |q_d m_d| <= |q| |m|, and a mean of keys is no longer than the longest; twice
+/// that.
+inline double entropy_bound(double lse_magnitude, double scale, double q_norm, double k_norm) {
+    return 2 * kRoundoff * (lse_magnitude + scale * q_norm * k_norm);
 }
 
 /// Error of a row's KL = sum p (ln p - ln t). ln p and ln t are off by the bound of their lse and
@@ -84,6 +98,20 @@ inline double kl_gradient_bound(double main_logit, double index_logit, double ke
     const double weights = weight_bound(main_logit, keys) + weight_bound(index_logit, keys) +
                            2 * gamma(keys + rows_summed + 4);
     return scale * operand_max * rows_summed / rows * weights;
+}
+
+/// Error of a mean-key score, sum over G heads of q . mean(k) of at most Bk keys: the sum of the
+/// heads, the mean and its division, dh products and their sum; magnitudes add up to G |q| |k|.
+inline double mean_key_bound(const Problem& p, double q_norm, double k_norm) {
+    const double heads = static_cast<double>(p.group_size());
+    const double terms = heads + static_cast<double>(p.block_size + p.head_dim);
+    return gamma(terms + 3) * heads * q_norm * k_norm;
+}
+
+/// A mean of n independent draws is off by more than five standard deviations less than once in a
+/// million seeds.
+inline double sampling_bound(double variance, double draws) {
+    return 5 * std::sqrt(variance / draws);
 }
 
 /// Finite differences of a loss with curvature: central difference with step h is off by

@@ -32,7 +32,7 @@ Bounds bounds(const Problem& p, const Operands& o) {
     const double index_magnitude = p.score_scale() * index_q * index_k + std::log(keys);
     const double rows = std::max(1.0, static_cast<double>(p.queries() * p.kv_heads));
     Bounds b{};
-    b.out = attention_bound(main, keys, largest<3>(o.v), Element::f32);
+    b.out = attention_bound(main, keys, largest<3>(o.v), o.element, Element::f32);
     b.lse = lse_bound(main, keys, main_magnitude);
     b.scores = index + kRoundoff * index_magnitude;
     b.mass = mass_bound(main, keys);

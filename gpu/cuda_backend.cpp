@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT
+#include "gpu/cuda_backend.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+#include "gpu/kernels/kernels.h"
+#include "gpu/runtime.h"
+
+namespace msa {
+namespace cuda {
+namespace {
+
+constexpr int kOldestDevice = 80;  // compute capability, major and minor
+
+std::string version(int number) { return text(number / 1000, '.', number % 1000 / 10); }
+
+/// Can anything run here at all?
+Support usable() {
+    int driver = 0, devices = 0;
+    const cudaError_t status = cudaGetDeviceCount(&devices);
+    cudaGetLastError();
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        return Support::no("there is no NVIDIA driver");
+    if (status == cudaErrorInsufficientDriver)
+        return Support::no(text("the NVIDIA driver knows CUDA ", version(driver),
+                                ", this build needs ", version(CUDART_VERSION)));
+    if (status == cudaErrorNoDevice || devices == 0) return Support::no("there is no NVIDIA GPU");
+    if (status != cudaSuccess) return Support::no(cudaGetErrorString(status));
+    return {};
+}
+
+/// Can device `ordinal` run the kernels of this build?
+void require_device(int ordinal) {
+    int devices = 0, major = 0, minor = 0;
+    check(cudaGetDeviceCount(&devices), "counting the devices");
+    require(0 <= ordinal && ordinal < devices, "device is ", ordinal, ", must be from 0 to ",
+            devices - 1);
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
+          "asking for the compute capability");
+    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
+          "asking for the compute capability");
+    const auto refuse = [&](const char* rule) {
+        throw UnsupportedError(text("backend cuda cannot start on device ", ordinal,
+                                    ": its compute capability is ", major, '.', minor, ", ", rule));
+    };
+    if (10 * major + minor < kOldestDevice) refuse("must be 8.0 or later");
+    check(cudaSetDevice(ordinal), "choosing the device");
+    if (!kernels_run_here()) refuse("this build has no kernels for it (CMAKE_CUDA_ARCHITECTURES)");
+}
+
+class CudaBackend final : public Backend {
+public:
+    explicit CudaBackend(int device) : device_(device) {
+        require_device(device);
+        stream_ = std::make_shared<Stream>();
+        // Freed memory stays with us, so that scratch memory costs nothing from the second call.
+        cudaMemPool_t pool = nullptr;
+        check(cudaDeviceGetDefaultMemPool(&pool, device), "asking for the memory pool");
+        uint64_t keep = std::numeric_limits<uint64_t>::max();
+        check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+              "setting up the memory pool");
+    }
+
+    std::string_view name() const override { return "cuda"; }
+    std::string device() const override {
+        cudaDeviceProp properties{};
+        int driver = 0;
+        check(cudaGetDeviceProperties(&properties, device_), "asking for the device's name");
+        check(cudaDriverGetVersion(&driver), "asking for the driver's version");
+        return text(properties.name, ", ", properties.multiProcessorCount, " SMs, CUDA ",
+                    version(CUDART_VERSION), ", driver for CUDA ", version(driver));
+    }
+    Space space() const override { return Space::device; }
+
+    Support supports(const Problem&, const Request& request) const override {
+        if (request.operation == Operation::dense_attention_grad ||
+            request.operation == Operation::sparse_attention_grad)
+            return Support::no("the gradient is not written yet");
+        if (request.element != Element::f32 && request.element != Element::bf16)
+            return Support::no(text("it takes f32 and bf16, not ", to_string(request.element)));
+        return {};
+    }
+
+    std::shared_ptr<void> allocate(int64_t bytes) override {
+        use_device();
+        std::shared_ptr<void> memory = cuda::allocate(stream_, bytes);
+        check(cudaMemsetAsync(memory.get(), 0, static_cast<size_t>(bytes), stream_->get()),
+              "clearing memory");
+        return memory;
+    }
+    void copy(void* to, Space, const void* from, Space, int64_t bytes) override {
+        use_device();
+        // The direction follows from the addresses. Host memory is free to change on return.
+        check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault,
+                              stream_->get()),
+              "copying");
+        finish();
+    }
+    void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
+
+protected:
+    // Which kernel answers.
+    void do_dense_attention(const Problem& p, const AttentionInput& in,
+                            const AttentionOutput& to) override {
+        require_element(to.out.element());
+        dense_attention_any(call(p), in, to);
+    }
+    void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
+        index_scores_any(call(p), in, scores);
+    }
+    void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
+                          View<int32_t, 3> ids) override {
+        select_blocks_any(call(p), rule, scores, ids);
+    }
+    void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
+                         View<int32_t, 3> ids) override {
+        index_select_any(call(p), rule, in, ids);
+    }
+    void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
+                             const AttentionOutput& to, LoopOrder order) override {
+        require_element(to.out.element());
+        const auto run = order == LoopOrder::kv_outer ? sparse_attention_kv_outer_any
+                                                      : sparse_attention_q_outer_any;
+        run(call(p), in, ids, to);
+    }
+    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
+        block_mass_any(call(p), q, k, to);
+    }
+    void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
+                     View<const int32_t, 3> ids, const IndexKlOutput& to) override {
+        index_kl_any(call(p), in, q, k, ids, to);
+    }
+
+private:
+    void use_device() const { check(cudaSetDevice(device_), "choosing the device"); }
+
+    static void require_element(Element out) {
+        require(out == Element::f32 || out == Element::bf16, "out is ", to_string(out),
+                ", must be f32 or bf16 for backend cuda");
+    }
+
+    /// The layout of the last problem stays on the device: calls in a row mostly share it.
+    Call call(const Problem& p) {
+        use_device();
+        const bool same = visible_.data() != nullptr && p.cu_seqlens_q == layout_.cu_seqlens_q &&
+                          p.cu_seqlens_k == layout_.cu_seqlens_k &&
+                          p.query_positions == layout_.query_positions;
+        if (!same) {
+            visible_ = Call{p, stream_, nullptr}.upload(visible_keys(p));
+            layout_ = p;
+        }
+        return {p, stream_, visible_.data()};
+    }
+
+    int device_;
+    std::shared_ptr<Stream> stream_;
+    Problem layout_;
+    Tensor<KeyRange, 1> visible_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+void register_cuda_backend() {
+    register_backend({"cuda", cuda::usable()}, [](const BackendOptions& options) {
+        return std::make_unique<cuda::CudaBackend>(options.device);
+    });
+}
+
+}  // namespace msa

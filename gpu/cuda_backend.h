@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+// The CUDA backend: the operations of core/backend.h on one NVIDIA GPU of compute capability 8.0 or
+// later. Operands float or bfloat16, sums in float, outputs float or bfloat16.
+#pragma once
+
+#include <memory>
+
+#include "core/backend.h"
+
+namespace msa {
+
+/// Announces "cuda" to make_backend and list_backends, usable or with the reason why not: no CUDA
+/// in this build, no driver or too old a one, no device, too old a device. Repeating is harmless.
+void register_cuda_backend();
+
+}  // namespace msa

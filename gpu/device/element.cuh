@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+// Operands are float or bfloat16 in memory and float in arithmetic.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "core/error.h"
+#include "core/tensor.h"
+
+namespace msa::cuda {
+
+__device__ inline float load(const float* from) { return *from; }
+__device__ inline float load(const __nv_bfloat16* from) { return __bfloat162float(*from); }
+
+/// An output whose element is known at run time.
+struct Output {
+    void* data;
+    bool is_bf16;
+
+    __device__ void store(int64_t i, float value) const {
+        if (is_bf16)
+            static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(value);
+        else
+            static_cast<float*>(data)[i] = value;
+    }
+};
+
+template <int Rank>
+Output output(const Out<Rank>& out) {
+    return {out.data(), out.element() == Element::bf16};
+}
+
+/// Calls body.operator()<T>() with the C++ type of f32 or bf16.
+template <typename Body>
+void by_element(Element element, Body body) {
+    MSA_CHECK(element == Element::f32 || element == Element::bf16);
+    if (element == Element::bf16)
+        body.template operator()<__nv_bfloat16>();
+    else
+        body.template operator()<float>();
+}
+
+}  // namespace msa::cuda

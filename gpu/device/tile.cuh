@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+// The arithmetic that the plain kernels share: a thread block holds a tile of rows (queries' heads)
+// and 32 keys at a time as floats in shared memory; each warp owns a few rows, each of its lanes
+// one key.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/problem.h"
+#include "gpu/device/element.cuh"
+#include "gpu/device/warp.cuh"
+#include "gpu/runtime.h"
+
+namespace msa::cuda {
+
+inline constexpr int kRowsPerWarp = 4;
+inline constexpr int kTileRows = 32;
+inline constexpr int kTileKeys = kWarp;
+inline constexpr int kDimsPerLane = kMaxHeadDim / kWarp;
+
+/// Warps that hold `rows` rows.
+constexpr int tile_warps(int rows) { return (rows + kRowsPerWarp - 1) / kRowsPerWarp; }
+
+/// Floats from one row of a tile to the next: whole float4, an odd number of them, so that the
+/// lanes' rows lie in different banks.
+constexpr int tile_stride(int width) { return ((width + 3) / 4 | 1) * 4; }
+
+/// Shared memory of `rows` rows of a tile.
+constexpr int tile_bytes(int rows, int width) {
+    return rows * tile_stride(width) * static_cast<int>(sizeof(float));
+}
+
+/// Fills `rows` rows of a tile; source(row) points to `width` values, or is null for a row of
+/// zeros. Zeros behind the width.
+template <typename Source>
+__device__ void stage(float* tile, int rows, int width, Source source) {
+    const int stride = tile_stride(width), warps = static_cast<int>(blockDim.x) / kWarp;
+    for (int row = warp_id(); row < rows; row += warps) {
+        const auto* from = source(row);
+        for (int d = lane_id(); d < stride; d += kWarp)
+            tile[row * stride + d] = from != nullptr && d < width ? load(from + d) : 0.0F;
+    }
+}
+
+/// dots[r] = row r . the lane's key.
+template <int Rows>
+__device__ void dot_products(const float* rows, const float* keys, int width, float (&dots)[Rows]) {
+    const int vectors = tile_stride(width) / 4;
+    const auto* row = reinterpret_cast<const float4*>(rows);
+    const auto* key = reinterpret_cast<const float4*>(keys) + lane_id() * vectors;
+    for (float& dot : dots) dot = 0;
+    for (int i = 0; i < vectors; ++i) {
+        const float4 b = key[i];
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+            const float4 a = row[r * vectors + i];
+            dots[r] += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+        }
+    }
+}
+
+/// Sum of exp(logit - top) over the keys so far; the same in all lanes.
+struct OnlineSum {
+    float top = -INFINITY;
+    float sum = 0;
+
+    __device__ float lse() const { return sum == 0 ? -INFINITY : top + logf(sum); }
+};
+
+struct SoftmaxStep {
+    float weight;  // exp(the lane's logit - top), 0 for a lane that is not seen
+    float factor;  // what sums made before must be multiplied with
+};
+
+/// Takes in one logit of every lane below `seen` >= 1. A NaN stays a NaN.
+__device__ inline SoftmaxStep softmax_step(float logit, int seen, OnlineSum& state) {
+    const bool mine = lane_id() < seen;
+    const float top = fmaxf(state.top, warp_max(mine ? logit : -INFINITY));
+    const SoftmaxStep step{mine ? expf(logit - top) : 0.0F,
+                           state.top == top ? 1.0F : expf(state.top - top)};
+    state.top = top;
+    state.sum = state.sum * step.factor + warp_sum(step.weight);
+    return step;
+}
+
+/// How many of the keys [first, first + 32) lie before `end`.
+__device__ inline int keys_before(int64_t end, int64_t first) {
+    return static_cast<int>(max(int64_t{0}, min(end - first, int64_t{kTileKeys})));
+}
+
+/// Raises the limit on a kernel's dynamic shared memory to `bytes` where that is needed.
+template <typename Kernel>
+void allow_shared(Kernel* kernel, int bytes) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          "asking for shared memory");
+}
+
+}  // namespace msa::cuda

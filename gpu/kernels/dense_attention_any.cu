@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+// eq:softmax-attention, one thread block per tile of queries and group.
+#include "gpu/device/attend.cuh"
+#include "gpu/kernels/kernels.h"
+
+namespace msa::cuda {
+namespace {
+
+template <typename T>
+__global__ void dense_attention_kernel(Heads<T> in, HeadTiling tiling, const QueryRange* tiles,
+                                       const KeyRange* visible, Output out, float* lse) {
+    extern __shared__ float4 shared[];
+    const QueryRange queries = tiles[blockIdx.x];
+    const auto row_of = [&](int r) {
+        return tiling.row(r, queries, blockIdx.y, blockIdx.z, in.heads, visible);
+    };
+    Attended state;
+    attend(
+        in, blockIdx.y, row_of, 1, [&](int64_t) { return visible[queries.end - 1]; }, &shared[0].x,
+        state);
+    finish_rows(
+        state, row_of, in.width,
+        [&](const TileRow& row, int) { return row.query * in.row_heads + row.head; }, out, lse);
+}
+
+}  // namespace
+
+void dense_attention_any(const Call& call, const AttentionInput& in, const AttentionOutput& to) {
+    const Problem& p = call.problem;
+    const HeadTiling tiling = tile_heads(p.group_size(), p.queries());
+    const Tensor<QueryRange, 1> tiles = call.upload(query_tiles(p, tiling.queries));
+    const dim3 grid(static_cast<unsigned>(tiles.size()), static_cast<unsigned>(p.kv_heads),
+                    static_cast<unsigned>(tiling.parts));
+    by_element(in.q.element(), [&]<typename T>() {
+        launch_attend(call, dense_attention_kernel<T>, grid, tiling.warps(), p.head_dim,
+                      main_heads<T>(p, in.q, in.k, in.v), tiling, tiles.data(), call.visible,
+                      output(to.out), to.lse.data());
+    });
+    check_launch("dense_attention_any");
+}
+
+}  // namespace msa::cuda

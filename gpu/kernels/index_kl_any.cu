@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: MIT
+// eq:msa-pp and eq:msa-kl. Phase 1 makes the lse of the main and the index heads. Phase 2, one
+// thread block per query and group, makes the row's KL, d_index_q and the score gradients t - p,
+// which are kept for a piece of the queries. Phase 3, one thread block per 32 keys, sums d_index_k
+// over the queries in order. Every sum has one owner and one order.
+#include "gpu/device/support.cuh"
+#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/pieces.h"
+
+namespace msa::cuda {
+namespace {
+
+constexpr int kWarps = kTileRows / kRowsPerWarp;
+constexpr int kThreads = kWarps * kWarp;
+static_assert(kThreads >= kMaxHeadDim, "a thread owns a dimension");
+
+template <typename T>
+struct RowArguments {
+    Heads<T> main, index;
+    KeySupport support;
+    const float *main_lse, *index_lse;  // [Nq, Hq], [Nq, Hkv]
+    float gradient;                     // score_scale / rows of the whole problem
+    double* kl;                         // [Nq, Hkv]
+    float* d_index_q;                   // [Nq, Hkv, didx], may be absent
+    float* d_scores;                    // [Nq, Hkv, slot_keys], likewise
+    int64_t slot_keys;
+};
+
+/// Shared memory of index_kl_rows_kernel: main rows and keys, index keys and row.
+int rows_bytes(const Problem& p) {
+    return tile_bytes(kTileRows + kTileKeys, static_cast<int>(p.head_dim)) +
+           tile_bytes(kTileKeys + 1, static_cast<int>(p.index_dim));
+}
+
+/// Adds the probabilities of 32 keys to `teacher` [32], a sum over the group's heads in order. The
+/// keys are staged; the rows too where `parts` is 1.
+template <typename T>
+__device__ void sum_teacher(const Heads<T>& in, const float* lse, int64_t query, int64_t group,
+                            int seen, bool first_step, float* rows, const float* keys,
+                            float* teacher) {
+    __shared__ float warp_teacher[kWarps][kTileKeys];
+    const int first_row = warp_id() * kRowsPerWarp;
+    const int parts = static_cast<int>(ceil_div(in.heads, kTileRows));
+    for (int part = 0; part < parts; ++part) {
+        const auto head_of = [&](int r) { return int64_t{part} * kTileRows + r; };
+        if (first_step || parts > 1) {
+            __syncthreads();
+            stage(rows, kTileRows, in.width, [&](int r) {
+                return head_of(r) < in.heads ? in.query(query, group * in.heads + head_of(r))
+                                             : nullptr;
+            });
+        }
+        __syncthreads();
+        float dots[kRowsPerWarp], sum = 0;
+        dot_products(rows + first_row * tile_stride(in.width), keys, in.width, dots);
+#pragma unroll
+        for (int r = 0; r < kRowsPerWarp; ++r) {
+            const int64_t head = head_of(first_row + r);
+            if (head < in.heads && lane_id() < seen)
+                sum +=
+                    expf(in.scale * dots[r] - lse[query * in.row_heads + group * in.heads + head]);
+        }
+        warp_teacher[warp_id()][lane_id()] = sum;
+        __syncthreads();
+        if (warp_id() == 0) {
+            float total = part == 0 ? 0 : teacher[lane_id()];
+            for (const auto& of_warp : warp_teacher)
+                total += of_warp[lane_id()] / static_cast<float>(in.heads);
+            teacher[lane_id()] = total;
+        }
+    }
+}
+
+template <typename T>
+__global__ void index_kl_rows_kernel(RowArguments<T> a) {
+    extern __shared__ float4 shared[];
+    __shared__ float teacher[kTileKeys], d_score[kTileKeys];
+    const int64_t query = blockIdx.x, group = blockIdx.y, row = query * gridDim.y + group;
+    const int d = static_cast<int>(threadIdx.x);
+    const int index_stride = tile_stride(a.index.width);
+    float* main_rows = &shared[0].x;
+    float* main_keys = main_rows + kTileRows * tile_stride(a.main.width);
+    float* index_row = main_keys + kTileKeys * tile_stride(a.main.width);
+    float* index_keys = index_row + index_stride;
+    stage(index_row, 1, a.index.width, [&](int) { return a.index.query(query, group); });
+    double kl = 0;      // of the lane's keys, in warp 0
+    float d_query = 0;  // dimension d
+    bool first_step = true;
+    for (int64_t slot = 0; slot < a.support.spans(); ++slot) {
+        const KeyRange span = a.support.span(query, group, slot);
+        for (int64_t at = 0; at < span.count; at += kTileKeys) {
+            const int seen = keys_before(span.count, at);
+            const int64_t first = span.first + at;
+            __syncthreads();
+            stage(main_keys, kTileKeys, a.main.width,
+                  [&](int j) { return j < seen ? a.main.key(first + j, group) : nullptr; });
+            stage(index_keys, kTileKeys, a.index.width,
+                  [&](int j) { return j < seen ? a.index.key(first + j, group) : nullptr; });
+            sum_teacher(a.main, a.main_lse, query, group, seen, first_step, main_rows, main_keys,
+                        teacher);
+            first_step = false;
+            if (warp_id() == 0) {
+                float dot[1];
+                dot_products(index_row, index_keys, a.index.width, dot);
+                const float log_t = a.index.scale * dot[0] - a.index_lse[row];
+                const float p = teacher[lane_id()];
+                if (lane_id() < seen) {
+                    if (!(p <= 0)) kl += double{p} * (double{logf(p)} - double{log_t});
+                    d_score[lane_id()] = expf(log_t) - p;
+                    if (a.d_scores != nullptr)
+                        a.d_scores[row * a.slot_keys + slot * a.support.block_size + at +
+                                   lane_id()] = d_score[lane_id()];
+                }
+            }
+            __syncthreads();
+            if (d < a.index.width)
+                for (int j = 0; j < seen; ++j)
+                    d_query += d_score[j] * index_keys[j * index_stride + d];
+        }
+    }
+    if (warp_id() == 0) {
+        kl = warp_sum(kl);
+        if (lane_id() == 0) a.kl[row] = kl;
+    }
+    if (a.d_index_q != nullptr && d < a.index.width)
+        a.d_index_q[row * a.index.width + d] = a.gradient * d_query;
+}
+
+/// A key block, and the queries of the piece that belong to its sequence.
+struct KeyBlock {
+    KeyRange keys;  // packed
+    int64_t block;  // in its sequence
+    QueryRange queries;
+};
+
+std::vector<KeyBlock> key_blocks(const Problem& p) {
+    std::vector<KeyBlock> all;
+    for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s) {
+        const int64_t first = p.cu_seqlens_k[s], end = p.cu_seqlens_k[s + 1];
+        for (int64_t b = 0; first + b * p.block_size < end; ++b) {
+            const int64_t at = first + b * p.block_size;
+            all.push_back({{at, std::min(p.block_size, end - at)},
+                           b,
+                           {p.cu_seqlens_q[s], p.cu_seqlens_q[s + 1]}});
+        }
+    }
+    return all;
+}
+
+/// Where a row's score gradients of `block` begin in its slot_keys; -1 if it is not selected.
+__device__ int64_t place_of_block(const KeySupport& support, int64_t row, int64_t block) {
+    if (support.ids == nullptr) return block * support.block_size;
+    const int32_t* ids = support.ids + row * support.top_k;
+    for (int64_t slot = 0; slot < support.top_k && ids[slot] != kNoBlock; ++slot)
+        if (ids[slot] == block) return slot * support.block_size;
+    return -1;
+}
+
+/// d_index_k of 32 keys of a block takes in the queries of a piece; thread d owns dimension d.
+template <typename T>
+__global__ void index_kl_keys_kernel(Heads<T> index, KeySupport support, const KeyBlock* blocks,
+                                     const float* d_scores, int64_t slot_keys, float gradient,
+                                     float* d_index_k) {
+    __shared__ int64_t place[kThreads];  // of the block in each of the next rows
+    const KeyBlock block = blocks[blockIdx.x];
+    const int64_t at = int64_t{blockIdx.y} * kTileKeys;  // in the block
+    if (at >= block.keys.count) return;
+    const int d = static_cast<int>(threadIdx.x);
+    const int64_t begin = block.queries.begin * support.kv_heads;
+    const int64_t end = block.queries.end * support.kv_heads;
+    float sums[kTileKeys] = {};
+    for (int64_t row = begin; row < end; row += kThreads) {
+        __syncthreads();
+        place[d] = row + d < end ? place_of_block(support, row + d, block.block) : -1;
+        __syncthreads();
+        for (int n = 0; n < kThreads && row + n < end; ++n) {
+            const KeyRange visible = support.visible[(row + n) / support.kv_heads];
+            const int seen = keys_before(visible.first + visible.count, block.keys.first + at);
+            if (place[n] < 0 || seen == 0) continue;
+            const float mine = lane_id() < min(seen, static_cast<int>(block.keys.count - at))
+                                   ? d_scores[(row + n) * slot_keys + place[n] + at + lane_id()]
+                                   : 0.0F;
+            const float of_query =
+                d < index.width ? load(index.q + (row + n) * index.width + d) : 0.0F;
+#pragma unroll
+            for (int j = 0; j < kTileKeys; ++j) {
+                const float d_score = __shfl_sync(kAllLanes, mine, j);
+                if (j < seen) sums[j] += d_score * of_query;  // the query may be NaN
+            }
+        }
+    }
+    if (d >= index.width) return;
+#pragma unroll
+    for (int j = 0; j < kTileKeys; ++j)
+        if (at + j < block.keys.count)
+            d_index_k[(block.keys.first + at + j) * index.width + d] += gradient * sums[j];
+}
+
+template <typename T>
+void run_piece(const Call& call, const RowArguments<T>& a, float* main_lse, float* index_lse,
+               const IndexKlOutput& to) {
+    const Problem& p = call.problem;
+    attend_to_support(call, a.main, a.support, {}, main_lse);
+    attend_to_support(call, a.index, a.support, {}, index_lse);
+    const int bytes = rows_bytes(p);
+    const dim3 rows(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads));
+    allow_shared(index_kl_rows_kernel<T>, bytes);
+    index_kl_rows_kernel<<<rows, kThreads, bytes, call.stream()>>>(a);
+    check_launch("index_kl_any, rows");
+    const std::vector<KeyBlock> blocks = key_blocks(p);
+    if (!to.d_index_k || blocks.empty()) return;
+    const Tensor<KeyBlock, 1> here = call.upload(blocks);
+    const dim3 keys(static_cast<unsigned>(blocks.size()),
+                    static_cast<unsigned>(ceil_div(p.block_size, kTileKeys)));
+    index_kl_keys_kernel<<<keys, kThreads, 0, call.stream()>>>(
+        a.index, a.support, here.data(), a.d_scores, a.slot_keys, a.gradient, to.d_index_k.data());
+    check_launch("index_kl_any, keys");
+}
+
+}  // namespace
+
+void index_kl_any(const Call& call, const IndexInput& in, In<3> q, In<3> k,
+                  View<const int32_t, 3> ids, const IndexKlOutput& to) {
+    const Problem& whole = call.problem;
+    if (to.d_index_k)
+        check(cudaMemsetAsync(to.d_index_k.data(), 0,
+                              static_cast<size_t>(to.d_index_k.size()) * sizeof(float),
+                              call.stream()),
+              "clearing d_index_k");
+    const int64_t slot_keys = whole.block_size * (ids ? ids.extent(2) : whole.blocks());
+    const int64_t row_bytes = whole.kv_heads * slot_keys * int64_t{sizeof(float)};
+    for_each_piece(call, row_bytes, [&](const Call& piece, QueryRange queries) {
+        const Problem& p = piece.problem;
+        const int64_t count = p.queries();
+        Tensor<float, 2> main_lse = piece.scratch<float, 2>({count, p.query_heads});
+        Tensor<float, 2> index_lse = piece.scratch<float, 2>({count, p.kv_heads});
+        Tensor<float, 3> d_scores;
+        if (to.d_index_q) d_scores = piece.scratch<float, 3>({count, p.kv_heads, slot_keys});
+        const View<const int32_t, 3> ids_here = ids ? ids.slice(queries.begin, count) : ids;
+        by_element(q.element(), [&]<typename T>() {
+            const RowArguments<T> arguments{
+                main_heads<T>(p, slice(q, queries), k, {}),
+                index_heads<T>(p, {slice(in.index_q, queries), in.index_k}),
+                key_support(piece, ids_here),
+                main_lse.data(),
+                index_lse.data(),
+                static_cast<float>(p.score_scale() /
+                                   static_cast<double>(whole.queries() * whole.kv_heads)),
+                to.kl.slice(queries.begin, count).data(),
+                to.d_index_q ? to.d_index_q.slice(queries.begin, count).data() : nullptr,
+                d_scores.data(),
+                slot_keys};
+            run_piece(piece, arguments, main_lse.data(), index_lse.data(), to);
+        });
+    });
+}
+
+}  // namespace msa::cuda

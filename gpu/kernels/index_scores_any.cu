@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+// eq:msa-index-score, one thread block per tile of queries with all their groups: index_k is shared
+// by the groups.
+#include "gpu/device/attend.cuh"
+#include "gpu/device/max_or_nan.cuh"
+#include "gpu/kernels/kernels.h"
+
+namespace msa::cuda {
+namespace {
+
+template <typename T>
+__global__ void index_scores_kernel(Heads<T> in, HeadTiling tiling, const QueryRange* tiles,
+                                    const KeyRange* visible, int64_t block_size, int64_t blocks,
+                                    float* scores) {
+    extern __shared__ float4 shared[];
+    const QueryRange queries = tiles[blockIdx.x];
+    const KeyRange span = visible[queries.end - 1];
+    const int stride = tile_stride(in.width), first_row = warp_id() * kRowsPerWarp;
+    float* rows = &shared[0].x;
+    float* keys = rows + static_cast<int>(blockDim.x) / kWarp * kRowsPerWarp * stride;
+    const auto row_of = [&](int r) {
+        return tiling.row(r, queries, 0, blockIdx.z, in.row_heads, visible);
+    };
+    stage_rows(in, row_of, rows);
+    TileRow row[kRowsPerWarp];
+    for (int r = 0; r < kRowsPerWarp; ++r) row[r] = row_of(first_row + r);
+    for (int64_t b = 0; b < blocks; ++b) {
+        float best[kRowsPerWarp];
+        for (float& score : best) score = -INFINITY;
+        const int64_t end = span.first + min((b + 1) * block_size, span.count);
+        for (int64_t first = span.first + b * block_size; first < end; first += kTileKeys) {
+            __syncthreads();
+            stage(keys, kTileKeys, in.width,
+                  [&](int j) { return first + j < end ? in.key(first + j, 0) : nullptr; });
+            __syncthreads();
+            float dots[kRowsPerWarp];
+            dot_products(rows + first_row * stride, keys, in.width, dots);
+#pragma unroll
+            for (int r = 0; r < kRowsPerWarp; ++r)
+                if (lane_id() < keys_before(min(end, row[r].end), first))
+                    best[r] = max_or_nan(best[r], in.scale * dots[r]);
+        }
+#pragma unroll
+        for (int r = 0; r < kRowsPerWarp; ++r) {
+            const float score = warp_max_or_nan(best[r]);
+            if (row[r].query >= 0 && lane_id() == 0)
+                scores[(row[r].query * in.row_heads + row[r].head) * blocks + b] = score;
+        }
+    }
+}
+
+}  // namespace
+
+void index_scores_any(const Call& call, const IndexInput& in, View<float, 3> scores) {
+    const Problem& p = call.problem;
+    const HeadTiling tiling = tile_heads(p.kv_heads, p.queries());
+    const Tensor<QueryRange, 1> tiles = call.upload(query_tiles(p, tiling.queries));
+    const dim3 grid(static_cast<unsigned>(tiles.size()), 1, static_cast<unsigned>(tiling.parts));
+    by_element(in.index_q.element(), [&]<typename T>() {
+        launch_attend(call, index_scores_kernel<T>, grid, tiling.warps(), p.index_dim,
+                      index_heads<T>(p, in), tiling, tiles.data(), call.visible, p.block_size,
+                      scores.extent(2), scores.data());
+    });
+    check_launch("index_scores_any");
+}
+
+}  // namespace msa::cuda

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: MIT
+// index_scores, then select_blocks, over pieces of the queries: the scores of one piece alone are
+// in memory.
+#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/pieces.h"
+
+namespace msa::cuda {
+
+void index_select_any(const Call& call, const SelectionRule& rule, const IndexInput& in,
+                      View<int32_t, 3> ids) {
+    const int64_t blocks = call.problem.blocks(), groups = call.problem.kv_heads;
+    for_each_piece(call, groups * blocks * int64_t{sizeof(float)},
+                   [&](const Call& piece, QueryRange queries) {
+                       const int64_t count = queries.end - queries.begin;
+                       Tensor<float, 3> scores = piece.scratch<float, 3>({count, groups, blocks});
+                       index_scores_any(piece, {slice(in.index_q, queries), in.index_k}, scores);
+                       select_blocks_any(piece, rule, scores, ids.slice(queries.begin, count));
+                   });
+}
+
+}  // namespace msa::cuda

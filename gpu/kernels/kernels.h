@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+// Launchers of the kernels, one stem per operation as in core/cpu. Contracts: core/backend.h;
+// arguments are checked before, memory is the device's, calls are asynchronous.
+//   <op>_any   plain and readable, compute capability 8.0 or later, any size that Problem allows
+#pragma once
+
+#include "core/backend.h"
+#include "gpu/runtime.h"
+
+namespace msa::cuda {
+
+/// Was this build made for the current device?
+bool kernels_run_here();
+
+void dense_attention_any(const Call&, const AttentionInput&, const AttentionOutput&);
+void index_scores_any(const Call&, const IndexInput&, View<float, 3> scores);
+void select_blocks_any(const Call&, const SelectionRule&, View<const float, 3> scores,
+                       View<int32_t, 3> ids);
+void index_select_any(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
+void sparse_attention_q_outer_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
+                                  const AttentionOutput&);
+void sparse_attention_kv_outer_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
+                                   const AttentionOutput&);
+void block_mass_any(const Call&, In<3> q, In<3> k, const BlockMassOutput&);
+void index_kl_any(const Call&, const IndexInput&, In<3> q, In<3> k, View<const int32_t, 3> ids,
+                  const IndexKlOutput&);
+
+}  // namespace msa::cuda

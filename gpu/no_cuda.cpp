@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: MIT
+// Stands for the backend in builds without a CUDA compiler.
+#include "gpu/cuda_backend.h"
+
+namespace msa {
+
+void register_cuda_backend() {
+    register_backend({"cuda", Support::no("this build has no CUDA (CMake option MSA_CUDA)")},
+                     [](const BackendOptions&) { return std::unique_ptr<Backend>(); });
+}
+
+}  // namespace msa

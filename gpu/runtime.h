@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// What the backend and its kernels share on the host side: errors, memory in stream order, and the
+// arguments that every kernel needs.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "core/problem.h"
+#include "core/tensor.h"
+
+namespace msa::cuda {
+
+/// Throws SystemError naming `what` unless `status` is success. The error is cleared.
+void check(cudaError_t status, std::string_view what);
+/// After a kernel launch: throws SystemError naming the kernel.
+inline void check_launch(std::string_view kernel) { check(cudaGetLastError(), kernel); }
+
+/// A stream of its own; memory allocated on it keeps it alive.
+class Stream {
+public:
+    Stream();
+    ~Stream();
+    Stream(const Stream&) = delete;
+    Stream& operator=(const Stream&) = delete;
+    cudaStream_t get() const { return stream_; }
+
+private:
+    cudaStream_t stream_ = nullptr;
+};
+
+/// Device memory in stream order, not initialised, freed in stream order. Never null. Throws
+/// SystemError with the bytes asked, free and in all when there is not enough.
+std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes);
+
+/// One call of an operation: what a kernel's launcher is given beside the operands.
+struct Call {
+    const Problem& problem;
+    std::shared_ptr<Stream> owner;
+    const KeyRange* visible;  // [Nq] on the device: visible_keys(problem)
+
+    cudaStream_t stream() const { return owner->get(); }
+    /// Scratch memory, not initialised, for this call.
+    template <typename T, int Rank>
+    Tensor<T, Rank> scratch(Shape<Rank> shape) const {
+        return {shape, allocate(owner, element_count(shape) * int64_t{sizeof(T)}), Space::device};
+    }
+    /// A copy of host data for this call.
+    template <typename T>
+    Tensor<T, 1> upload(const std::vector<T>& host) const {
+        Tensor<T, 1> here = scratch<T, 1>({static_cast<int64_t>(host.size())});
+        check(cudaMemcpyAsync(here.data(), host.data(), host.size() * sizeof(T),
+                              cudaMemcpyHostToDevice, stream()),
+              "copying to the device");
+        return here;
+    }
+};
+
+}  // namespace msa::cuda

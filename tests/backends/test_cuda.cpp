@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+// What only the cuda backend has: bf16 outputs, device memory that runs out, several devices, and
+// tensors of more than 2^31 elements.
+#include <cmath>
+#include <cstring>
+
+#include "core/error.h"
+#include "core/half.h"
+#include "tests/support/compare.h"
+#include "tests/support/tolerance.h"
+#include "tests/support/truth.h"
+
+namespace msa::test {
+namespace {
+
+class Cuda : public testing::Test {
+protected:
+    void SetUp() override { MSA_SKIP_UNLESS_USABLE("cuda"); }
+
+    template <typename Error, typename Call>
+    static std::string refusal(const Call& call) {
+        try {
+            call();
+        } catch (const Error& error) {
+            return error.what();
+        }
+        return "";
+    }
+
+    /// Overwrites elements [first, first + values.size()) of a tensor on the device.
+    template <typename T, int Rank>
+    static void put(Backend& backend, Tensor<T, Rank>& here, int64_t first,
+                    const std::vector<T>& values) {
+        backend.copy(here.data() + first, Space::device, values.data(), Space::host,
+                     static_cast<int64_t>(values.size() * sizeof(T)));
+    }
+    template <typename T, int Rank>
+    static std::vector<T> get(Backend& backend, const Tensor<T, Rank>& here, int64_t first,
+                              int64_t count) {
+        std::vector<T> values(static_cast<size_t>(count));
+        backend.copy(values.data(), Space::host, here.data() + first, Space::device,
+                     count * int64_t{sizeof(T)});
+        return values;
+    }
+};
+
+TEST_F(Cuda, Bf16OutputsAreTheFloatOnesRounded) {
+    const std::unique_ptr<Backend> backend = make_backend("cuda");
+    const Case c{"bf16_out", square_problem(90, 8, 2, 40, 16, 16), {.top_k = 3}};
+    const Operands o = make_operands(c, Element::f32);
+    const Tensor<int32_t, 3> ids =
+        backend->upload(reference().index_select(c.problem, c.rule, o).view());
+    const Tensor<float, 3> q = backend->upload(o.q.view()), k = backend->upload(o.k.view()),
+                           v = backend->upload(o.v.view());
+    Tensor<float, 3> out = backend->make<float, 3>(o.q.shape());
+    Tensor<bf16, 3> rounded = backend->make<bf16, 3>(o.q.shape());
+    Tensor<float, 2> lse = backend->make<float, 2>({90, 8});
+    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+        backend->sparse_attention(c.problem, {q, k, v}, ids, {out, lse}, order);
+        backend->sparse_attention(c.problem, {q, k, v}, ids, {rounded, lse}, order);
+        const Tensor<float, 3> want = backend->download(out.view());
+        const Tensor<bf16, 3> got = backend->download(rounded.view());
+        for (int64_t i = 0; i < want.size(); ++i)
+            EXPECT_NEAR(static_cast<float>(got.data()[i]), want.data()[i],
+                        storage_roundoff(Element::bf16) * std::fabs(want.data()[i]));
+    }
+    Tensor<double, 3> wrong = backend->make<double, 3>(o.q.shape());
+    EXPECT_EQ(refusal<InputError>([&] {
+                  backend->dense_attention(c.problem, {q, k, v}, {wrong, lse});
+              }),
+              "out is f64, must be f32 or bf16 for backend cuda");
+}
+
+TEST_F(Cuda, OtherElementsAreRefusedWithAReason) {
+    const std::unique_ptr<Backend> backend = make_backend("cuda");
+    const Support support =
+        backend->supports(square_problem(8, 1, 1, 16, 16, 8),
+                          {.operation = Operation::index_scores, .element = Element::e4m3});
+    EXPECT_FALSE(support.yes);
+    EXPECT_EQ(support.why_not, "it takes f32 and bf16, not e4m3");
+}
+
+TEST_F(Cuda, OutOfMemoryNamesTheBytesAndLeavesTheBackendUsable) {
+    const std::unique_ptr<Backend> backend = make_backend("cuda");
+    const std::string message = refusal<SystemError>([&] { backend->allocate(int64_t{1} << 48); });
+    EXPECT_NE(message.find("not enough device memory: 281474976710656 bytes asked, "),
+              std::string::npos)
+        << message;
+    const Tensor<float, 1> zeros = backend->make<float, 1>({1000});
+    EXPECT_EQ(get(*backend, zeros, 999, 1)[0], 0.0F);
+}
+
+TEST_F(Cuda, NoSuchDeviceIsAnInputError) {
+    const auto start = [](int device) {
+        return [device] { make_backend("cuda", {.device = device}); };
+    };
+    EXPECT_NE(refusal<InputError>(start(-1)).find("device is -1, must be from 0 to "),
+              std::string::npos);
+    EXPECT_NE(refusal<InputError>(start(4096)).find("device is 4096, must be from 0 to "),
+              std::string::npos);
+}
+
+TEST_F(Cuda, TensorsOutliveTheirBackend) {
+    Tensor<float, 1> tensor;
+    {
+        const std::unique_ptr<Backend> backend = make_backend("cuda");
+        tensor = backend->make<float, 1>({100});
+        put(*backend, tensor, 99, {7.0F});
+    }
+    const std::unique_ptr<Backend> other = make_backend("cuda");
+    EXPECT_EQ(get(*other, tensor, 99, 1)[0], 7.0F);
+}
+
+TEST_F(Cuda, LongSelectsPast2To31Elements) {
+    const std::unique_ptr<Backend> backend = make_backend("cuda");
+    const Problem p = square_problem(290000, 1, 1, 16, 16, 32);
+    const int64_t blocks = p.blocks(), last = p.queries() - 1;
+    Tensor<float, 3> scores = backend->make<float, 3>({p.queries(), 1, blocks});
+    ASSERT_GT(scores.size(), int64_t{1} << 31);
+    put(*backend, scores, last * blocks + 4000, {1.0F, 3.0F, 2.0F});
+    Tensor<int32_t, 3> ids = backend->make<int32_t, 3>({p.queries(), 1, 4});
+    backend->select_blocks(p, {.top_k = 4}, scores, ids);
+    const auto local = static_cast<int32_t>(blocks - 1);
+    EXPECT_EQ(get(*backend, ids, last * 4, 4), (std::vector<int32_t>{4000, 4001, 4002, local}));
+    EXPECT_EQ(get(*backend, ids, (last - 1) * 4, 4), (std::vector<int32_t>{0, 1, 2, local}));
+}
+
+TEST_F(Cuda, LongAttentionPast2To31Elements) {
+    const std::unique_ptr<Backend> backend = make_backend("cuda");
+    // Many queries on the last of few keys: the same answer for the first and the last of them.
+    Problem p = square_problem(0, 64, 4, 256, 16, 32);
+    p.cu_seqlens_q = {0, 140000};
+    p.cu_seqlens_k = {0, 40};
+    p.query_positions.assign(140000, 39);
+    const int64_t row = p.query_heads * p.head_dim, last = p.queries() - 1;
+    const Problem one = p.with_queries({last, last + 1});
+    const Case c{"one", one, {.top_k = 2}};
+    const Operands o = make_operands(c, Element::bf16);
+    Tensor<bf16, 3> q = backend->make<bf16, 3>({p.queries(), p.query_heads, p.head_dim});
+    ASSERT_GT(q.size(), int64_t{1} << 31);
+    std::vector<bf16> values(static_cast<size_t>(row));
+    for (int64_t d = 0; d < row; ++d) values[static_cast<size_t>(d)] = bf16(o.q.data()[d]);
+    put(*backend, q, last * row, values);
+    const auto narrowed = [&](const Tensor<float, 3>& wide) {
+        Tensor<bf16, 3> narrow(wide.shape());
+        for (int64_t i = 0; i < wide.size(); ++i) narrow.data()[i] = bf16(wide.data()[i]);
+        return backend->upload(narrow.view());
+    };
+    const Tensor<bf16, 3> k = narrowed(o.k), v = narrowed(o.v);
+    Tensor<bf16, 3> out = backend->make<bf16, 3>(q.shape());
+    Tensor<float, 2> lse = backend->make<float, 2>({p.queries(), p.query_heads});
+    const Tensor<int32_t, 3> ids = backend->upload(all_visible_blocks(p).view());
+    const Attention want = reference().dense_attention(one, o);
+    const auto check = [&](const char* what) {
+        const std::vector<bf16> got = get(*backend, out, last * row, row);
+        for (int64_t d = 0; d < row; ++d)
+            ASSERT_NEAR(static_cast<float>(got[static_cast<size_t>(d)]), want.out.data()[d],
+                        bounds(one, o).out +
+                            storage_roundoff(Element::bf16) * std::fabs(want.out.data()[d]))
+                << what << ' ' << d;
+        put(*backend, out, last * row, values);
+    };
+    backend->dense_attention(p, {q, k, v}, {out, lse});
+    check("dense_attention");
+    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+        backend->sparse_attention(p, {q, k, v}, ids, {out, lse}, order);
+        check(to_string(order));
+    }
+}
+
+}  // namespace
+}  // namespace msa::test
