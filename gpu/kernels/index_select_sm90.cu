@@ -154,9 +154,17 @@ __global__ void __launch_bounds__(kMergeWarps* kWarp)
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
     WarpTopK list;
     auto merge = [&](const uint64_t* from, int count, int first, int step) {
-        for (int i = first; i < count && own.kept > 0; i += step) {
-            const uint64_t key = i + lane < count ? from[i + lane] : 0;
-            list.offer(key, __ballot_sync(kAllLanes, key > list.threshold(own.kept)));
+        constexpr int kAhead = 4;  // loads in flight
+        for (int i = first; i < count && own.kept > 0; i += kAhead * step) {
+            uint64_t key[kAhead];
+#pragma unroll
+            for (int n = 0; n < kAhead; ++n) {
+                const int at = i + n * step + lane;
+                key[n] = at < count ? from[at] : 0;
+            }
+#pragma unroll
+            for (int n = 0; n < kAhead; ++n)
+                list.offer(key[n], __ballot_sync(kAllLanes, key[n] > list.threshold(own.kept)));
         }
     };
     merge(keys, args.splits * Kept, warp * kWarp, kMergeWarps * kWarp);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A block's keys and values stay in shared memory while tiles of its queries pass: a producer warp
-// gathers them, a lane per query. One softmax per tile, no running maximum; each output is
+// A block's keys and values stay in shared memory while tiles of its queries pass: producer warps
+// gather them, a lane per query. One softmax per tile, no running maximum; each output is
 // normalised and goes to its query's slot. G is 8 or more.
 #include <algorithm>
 
@@ -25,42 +25,56 @@ struct Shared {
     Ring<kStages> q_ring, kv_ring;
 };
 
-/// The whole warp.
+/// A producer warp: it fills stage `warp` of the queries' ring, warp 0 the keys and values too.
 template <int Dim, int BlockSize>
-__device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared) {
+__device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared, int warp) {
     using S = AttendShape<Dim, BlockSize>;
-    Cursor<kStages> q_at, kv_at;
+    Cursor<kStages> kv_at;
     const int lane = threadIdx.x % kWarp;
     const int heads = args.group_size(), per_tile = args.tile_queries();
     const int items = *args.workspace.item_count;
+    Barrier &full = shared.q_ring.full[warp], &empty = shared.q_ring.empty[warp];
+    char* const q = shared.q[warp];
+    uint32_t parity = 1;
+    int stage = 0;  // of the item's first tile
     for (int i = blockIdx.x; i < items; i += gridDim.x, kv_at.advance()) {
         const KeyBlockItem item = args.workspace.items[i];
         const BlockUse* const uses = args.workspace.uses + item.begin;
-        shared.kv_ring.empty[kv_at.stage].wait(kv_at.parity ^ 1);
-        if (lane == 0) {
-            Barrier& full = shared.kv_ring.full[kv_at.stage];
+        const int first = (warp - stage + kStages) % kStages * per_tile;
+        auto use_of = [&](int tile) {
+            const int at = tile + lane;
+            return lane < per_tile && at < item.count ? uses[at] : BlockUse{0, -1, 0, 0};
+        };
+        BlockUse next = use_of(first);
+        if (warp == 0) {
+            shared.kv_ring.empty[kv_at.stage].wait(kv_at.parity ^ 1);
             const int key = uses[0].key;
-            full.expect(2 * S::kKeyBytes);
-            for (int box = 0; box < S::kBoxes; ++box) {
-                const int column = item.group * Dim + 64 * box;
-                copy_box(shared.k[kv_at.stage] + box * S::kKeyBox, &args.k, column, key, &full);
-                copy_box(shared.v[kv_at.stage] + box * S::kKeyBox, &args.v, column, key, &full);
+            if (lane == 0) {
+                Barrier& kv_full = shared.kv_ring.full[kv_at.stage];
+                kv_full.expect(2 * S::kKeyBytes);
+                for (int box = 0; box < S::kBoxes; ++box) {
+                    const int column = item.group * Dim + 64 * box, at = box * S::kKeyBox;
+                    copy_box(shared.k[kv_at.stage] + at, &args.k, column, key, &kv_full);
+                    copy_box(shared.v[kv_at.stage] + at, &args.v, column, key, &kv_full);
+                }
             }
         }
-        for (int first = 0; first < item.count; first += per_tile, q_at.advance()) {
-            const int count = min(per_tile, item.count - first);
-            const BlockUse use = lane < count ? uses[first + lane] : BlockUse{0, -1, 0, 0};
-            shared.q_ring.empty[q_at.stage].wait(q_at.parity ^ 1);
-            shared.uses[q_at.stage][lane] = use;
-            Barrier& full = shared.q_ring.full[q_at.stage];
+        for (int tile = first; tile < item.count; tile += kStages * per_tile) {
+            const BlockUse use = next;
+            next = use_of(tile + kStages * per_tile);
+            empty.wait(parity);
+            parity ^= 1;
+            shared.uses[warp][lane] = use;
             __syncwarp();
+            const int count = min(per_tile, item.count - tile);
             if (lane == 0) full.expect(static_cast<uint32_t>(count * heads * Dim * 2));
             __syncwarp();
             if (lane < count)
                 for (int box = 0; box < S::kBoxes; ++box)
-                    copy_box(shared.q[q_at.stage] + box * S::kQueryBox + lane * heads * kSwizzle,
-                             &args.q_one, 64 * box, item.group * heads, use.query, &full, Keep::longest);
+                    copy_box(q + box * S::kQueryBox + lane * heads * kSwizzle, &args.q_one,
+                             64 * box, item.group * heads, use.query, &full, Keep::longest);
         }
+        stage = (stage + (item.count + per_tile - 1) / per_tile) % kStages;
     }
 }
 
@@ -74,7 +88,8 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == AttendRows::kConsumers) {
         fewer_registers<24>();
-        if (threadIdx.x % kWarpgroup < kWarp) gather(args, shared);
+        const int warp = threadIdx.x % kWarpgroup / kWarp;
+        if (warp < kStages) gather(args, shared, warp);
         return;
     }
     more_registers<AttendRows::kConsumerRegisters>();
@@ -83,6 +98,8 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     const int lane = threadIdx.x % kWarp;
     const bool leader = lane == 0;  // releases for its warp
     const int row = warpgroup * 64 + threadIdx.x % kWarpgroup / kWarp * 16 + lane / 4;
+    const int tile_query[2] = {row / heads, (row + 8) / heads};
+    const int tile_head[2] = {row % heads, (row + 8) % heads};
     const float scale = args.scale * kLog2E;
     RowStage<Dim>& stage = shared.out[threadIdx.x / kWarp];
     Cursor<kStages> q_at, kv_at;
@@ -104,10 +121,9 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         auto take = [&](float(&sum)[BlockSize / 2], int(&to)[2], Softmax& stats) {
             int seen[2];
             for (int side = 0; side < 2; ++side) {
-                const int tile_row = row + 8 * side;
-                const BlockUse use = shared.uses[q_at.stage][tile_row / heads];
+                const BlockUse use = shared.uses[q_at.stage][tile_query[side]];
                 seen[side] = use.seen;
-                to[side] = use.place < 0 ? -1 : use.place * heads + tile_row % heads;
+                to[side] = use.place < 0 ? -1 : use.place * heads + tile_head[side];
             }
             __syncwarp();
             if (leader) shared.q_ring.empty[q_at.stage].arrive();
