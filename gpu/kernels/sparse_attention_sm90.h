@@ -44,8 +44,8 @@ struct KeyBlockItem {
 
 /// Device memory that the kernels share, for one chunk of queries.
 struct SparseWorkspace {
-    UnionBlock* blocks;     // [tile_count, Hkv, k * 128 / G]
-    int32_t* block_counts;  // [tile_count, Hkv]
+    UnionBlock* blocks;     // [Hkv, tile_count, k * 128 / G]
+    int32_t* block_counts;  // [Hkv, tile_count]; -1: all queries of the tile went to slots
     int32_t* use_counts;    // [Hkv, blocks of all sequences]
     int32_t* use_ends;      // like it
     BlockUse* uses;         // [queries * Hkv * k]

@@ -104,8 +104,13 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     RowStage<Dim>& stage = shared.out[threadIdx.x / kWarp];
     Cursor<kStages> q_at, kv_at;
     const int items = *args.workspace.item_count;
+    auto item_at = [&](int i) {
+        return i < items ? args.workspace.items[i] : KeyBlockItem{0, 0, 0, 0};
+    };
+    KeyBlockItem next = item_at(blockIdx.x);
     for (int i = blockIdx.x; i < items; i += gridDim.x, kv_at.advance()) {
-        const KeyBlockItem item = args.workspace.items[i];
+        const KeyBlockItem item = next;
+        next = item_at(i + gridDim.x);
         const char *const k = shared.k[kv_at.stage], *const v = shared.v[kv_at.stage];
         const int tiles = (item.count + per_tile - 1) / per_tile;
         uint32_t p[BlockSize / 4];
@@ -117,19 +122,20 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             start_scores<Dim, BlockSize>(
                 sum, shared.q[q_at.stage] + warpgroup * 64 * kSwizzle, k);
         };
-        // Scores of the tile at q_at to probabilities, with the rows' places and softmax.
-        auto take = [&](float(&sum)[BlockSize / 2], int(&to)[2], Softmax& stats) {
+        // Scores of the tile at q_at to probabilities, with the rows' places.
+        auto take = [&](float(&sum)[BlockSize / 2]) {
             int seen[2];
             for (int side = 0; side < 2; ++side) {
                 const BlockUse use = shared.uses[q_at.stage][tile_query[side]];
                 seen[side] = use.seen;
-                to[side] = use.place < 0 ? -1 : use.place * heads + tile_head[side];
+                place[side] = use.place < 0 ? -1 : use.place * heads + tile_head[side];
             }
             __syncwarp();
             if (leader) shared.q_ring.empty[q_at.stage].arrive();
             q_at.advance();
             float factor[2];
-            stats.step(sum, seen, scale, factor);
+            softmax = Softmax{};
+            softmax.step(sum, seen, scale, factor);
         };
         auto keep_p = [&](const float(&sum)[BlockSize / 2]) {
 #pragma unroll
@@ -166,21 +172,16 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             float sum[BlockSize / 2];
             start(sum);
             wgmma_wait<0>();
-            take(sum, place, softmax);
+            take(sum);
             keep_p(sum);
         }
         for (int t = 1; t < tiles; ++t) {
             float sum[BlockSize / 2];
-            int next_place[2];
-            Softmax next;
             start(sum);
             start_values<Dim, BlockSize>(out, p, v, false);
-            wgmma_wait<1>();
-            take(sum, next_place, next);
             wgmma_wait<0>();
             store();
-            softmax = next;
-            place[0] = next_place[0], place[1] = next_place[1];
+            take(sum);
             keep_p(sum);
         }
         start_values<Dim, BlockSize>(out, p, v, false);

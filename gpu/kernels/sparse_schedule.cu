@@ -18,8 +18,10 @@ __global__ void split_ids(const __grid_constant__ SparseArgs args) {
     if (item >= int64_t{args.tile_count} * args.groups) return;
     const SparseWorkspace& work = args.workspace;
     const int lane = threadIdx.x % kWarp;
-    const QueryTile tile = args.tiles[item / args.groups];
-    const int group = static_cast<int>(item % args.groups);
+    // Group major, so that tiles that run together share keys.
+    const auto tile_index = static_cast<int>(item % args.tile_count);
+    const auto group = static_cast<int>(item / args.tile_count);
+    const QueryTile tile = args.tiles[tile_index];
     const int64_t row = (tile.query + lane) * args.groups + group;
     const int length = lane < tile.queries ? args.top_k : 0;
     int32_t* const counts = work.use_counts + int64_t{group} * args.all_blocks + tile.first_block;
@@ -48,7 +50,9 @@ __global__ void split_ids(const __grid_constant__ SparseArgs args) {
         ++at;
         mine = current();
     }
-    if (lane == 0) work.block_counts[item] = count;
+    // A query without blocks gets its zeros from the tile, too.
+    const bool idle = __any_sync(kAllLanes, lane < tile.queries && split.uses == 0);
+    if (lane == 0) work.block_counts[item] = count > 0 || idle ? count : -1;
     if (lane < tile.queries) work.splits[row - args.first_query * args.groups] = split;
 }
 

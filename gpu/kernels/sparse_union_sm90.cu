@@ -25,38 +25,54 @@ struct Shared {
     Barrier q_full, q_empty;
 };
 
-/// Work item of a persistent block: group major, so that the blocks that run together share keys.
+/// A (tile, group) pair. Group major, so that tiles that run together share keys.
 struct Item {
     QueryTile tile;
     int group, count;
     const UnionBlock* blocks;
 
-    __device__ Item(const SparseArgs& args, int64_t index) {
-        const int64_t at = index % args.tile_count;
-        group = static_cast<int>(index / args.tile_count);
-        tile = args.tiles[at];
-        const int64_t list = at * args.groups + group;
-        count = args.workspace.block_counts[list];
-        blocks = args.workspace.blocks + list * args.top_k * args.tile_queries();
+    __device__ Item(const SparseArgs& args, int index) {
+        tile = args.tiles[index % args.tile_count];
+        group = index / args.tile_count;
+        count = args.workspace.block_counts[index];
+        blocks = args.workspace.blocks + int64_t{index} * args.top_k * args.tile_queries();
     }
 };
 
+/// First item from `index` on, in steps of the grid, that is not wholly in slots; `items` behind the
+/// last. By a whole warp.
+__device__ int next_item(const SparseArgs& args, int index, int items) {
+    const int step = static_cast<int>(gridDim.x);
+    for (; index < items; index += kWarp * step) {
+        const int mine = index + static_cast<int>(threadIdx.x) % kWarp * step;
+        const bool live = mine < items && args.workspace.block_counts[mine] >= 0;
+        const uint32_t found = __ballot_sync(0xFFFFFFFF, live);
+        if (found != 0) return index + (__ffs(found) - 1) * step;
+    }
+    return items;
+}
+
+/// The producer warp; its first lane issues the copies.
 template <int Dim, int BlockSize>
 __device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& shared) {
     using S = AttendShape<Dim, BlockSize>;
     Cursor<kStages> at;
     uint32_t q_parity = 1;
-    const int heads = args.group_size();
-    const int64_t items = int64_t{args.tile_count} * args.groups;
-    for (int64_t index = blockIdx.x; index < items; index += gridDim.x) {
+    const bool issues = threadIdx.x % kWarp == 0;
+    const int items = args.tile_count * args.groups;
+    for (int index = next_item(args, static_cast<int>(blockIdx.x), items); index < items;
+         index = next_item(args, index + static_cast<int>(gridDim.x), items)) {
         const Item item(args, index);
         if (item.count == 0) continue;
         shared.q_empty.wait(q_parity);
         q_parity ^= 1;
-        shared.q_full.expect(S::kQueryBytes);
-        for (int box = 0; box < S::kBoxes; ++box)
-            copy_box(shared.q + box * S::kQueryBox, &args.q_tile, 64 * box, item.group * heads,
-                     static_cast<int>(item.tile.query), &shared.q_full);
+        if (issues) {
+            shared.q_full.expect(S::kQueryBytes);
+            for (int box = 0; box < S::kBoxes; ++box)
+                copy_box(shared.q + box * S::kQueryBox, &args.q_tile, 64 * box,
+                         item.group * args.group_size(), static_cast<int>(item.tile.query),
+                         &shared.q_full);
+        }
         UnionBlock next = item.blocks[0];
         for (int n = 0; n < item.count; ++n, at.advance()) {
             const UnionBlock block = next;
@@ -64,16 +80,20 @@ __device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& s
             const int row = static_cast<int>(item.tile.key) + block.block * BlockSize;
             Barrier &k_full = shared.k_ring.full[at.stage], &v_full = shared.v_ring.full[at.stage];
             shared.k_ring.empty[at.stage].wait(at.parity ^ 1);
-            shared.blocks[at.stage] = block;
-            k_full.expect(S::kKeyBytes);
-            for (int box = 0; box < S::kBoxes; ++box)
-                copy_box(shared.k[at.stage] + box * S::kKeyBox, &args.k,
-                         item.group * Dim + 64 * box, row, &k_full);
+            if (issues) {
+                shared.blocks[at.stage] = block;
+                k_full.expect(S::kKeyBytes);
+                for (int box = 0; box < S::kBoxes; ++box)
+                    copy_box(shared.k[at.stage] + box * S::kKeyBox, &args.k,
+                             item.group * Dim + 64 * box, row, &k_full);
+            }
             shared.v_ring.empty[at.stage].wait(at.parity ^ 1);
-            v_full.expect(S::kKeyBytes);
-            for (int box = 0; box < S::kBoxes; ++box)
-                copy_box(shared.v[at.stage] + box * S::kKeyBox, &args.v,
-                         item.group * Dim + 64 * box, row, &v_full);
+            if (issues) {
+                v_full.expect(S::kKeyBytes);
+                for (int box = 0; box < S::kBoxes; ++box)
+                    copy_box(shared.v[at.stage] + box * S::kKeyBox, &args.v,
+                             item.group * Dim + 64 * box, row, &v_full);
+            }
         }
     }
 }
@@ -95,7 +115,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == AttendRows::kConsumers) {
         fewer_registers<24>();
-        if (threadIdx.x % kWarpgroup == 0) produce_blocks(args, shared);
+        if (threadIdx.x % kWarpgroup < kWarp) produce_blocks(args, shared);
         return;
     }
     more_registers<AttendRows::kConsumerRegisters>();
@@ -109,8 +129,9 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     const char* const q = shared.q + warpgroup * 64 * kSwizzle;
     Cursor<kStages> k_at, v_at;
     uint32_t q_parity = 0;
-    const int64_t items = int64_t{args.tile_count} * args.groups;
-    for (int64_t index = blockIdx.x; index < items; index += gridDim.x) {
+    const int items = args.tile_count * args.groups;
+    for (int index = next_item(args, static_cast<int>(blockIdx.x), items); index < items;
+         index = next_item(args, index + static_cast<int>(gridDim.x), items)) {
         const Item item(args, index);
         int visible[2];
         for (int side = 0; side < 2; ++side)
