@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The only place that counts floating-point operations (a multiply-add is 2).
+// Floating-point operations (a multiply-add is 2) of a problem as it is, pair by pair. All counting
+// is here, in stage_cost.h (from sizes) and in selection_cost.h (from measured selections).
 #pragma once
 
 #include <cstdint>

@@ -54,14 +54,20 @@ int64_t chunks(View<const int64_t, 1> counts, int64_t top_k, int64_t block_size)
     return pieces;
 }
 
+int64_t queries_per_tile(int64_t group_size) { return ceil_div(kTileRows, group_size); }
+
+int64_t mma_tiles(View<const int64_t, 1> counts, int64_t group_size) {
+    int64_t tiles = 0;
+    for (int64_t b = 0; b < counts.size(); ++b)
+        tiles += ceil_div(counts(b), queries_per_tile(group_size));
+    return tiles;
+}
+
 double mma_fill(View<const int64_t, 1> counts, int64_t group_size) {
-    const int64_t queries_per_tile = ceil_div(kTileRows, group_size);
-    int64_t queries = 0, tiles = 0;
-    for (int64_t b = 0; b < counts.size(); ++b) {
-        queries += counts(b);
-        tiles += ceil_div(counts(b), queries_per_tile);
-    }
-    return static_cast<double>(queries) / static_cast<double>(tiles * queries_per_tile);
+    const int64_t queries =
+        std::accumulate(counts.data(), counts.data() + counts.size(), int64_t{0});
+    return static_cast<double>(queries) /
+           static_cast<double>(mma_tiles(counts, group_size) * queries_per_tile(group_size));
 }
 
 }  // namespace msa::analysis

@@ -36,8 +36,11 @@ double gini(View<const int64_t, 1> counts);
 /// Pieces of at most 2 k Bk queries that the scheduler cuts the blocks into.
 int64_t chunks(View<const int64_t, 1> counts, int64_t top_k, int64_t block_size);
 
-/// Used share of the rows of 128-row MMA tiles when each block's queries are packed, ceil(128 / G)
-/// positions with their G heads to a tile. NaN when nothing is selected.
+/// ceil(128 / G): query positions that fill a 128-row MMA tile with their G heads.
+int64_t queries_per_tile(int64_t group_size);
+/// MMA tiles when each block's queries are packed.
+int64_t mma_tiles(View<const int64_t, 1> counts, int64_t group_size);
+/// Used share of these tiles' rows. NaN when nothing is selected.
 double mma_fill(View<const int64_t, 1> counts, int64_t group_size);
 
 }  // namespace msa::analysis

@@ -19,6 +19,15 @@ std::vector<RowKind> row_kinds(const Problem& p, int64_t top_k, bool all_rows) {
     return kinds;
 }
 
+std::vector<RowKind> rows_beyond(const Problem& p, int64_t tokens) {
+    std::vector<RowKind> kinds;
+    for (const KeyRange& seen : visible_keys(p))
+        kinds.push_back(seen.count == 0       ? RowKind::blind
+                        : seen.count > tokens ? RowKind::counted
+                                              : RowKind::trivial);
+    return kinds;
+}
+
 double Mean::value() const {
     return count_ > 0 ? sum_ / static_cast<double>(count_)
                       : std::numeric_limits<double>::quiet_NaN();

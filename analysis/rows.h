@@ -18,6 +18,10 @@ enum class RowKind : uint8_t {
 /// [Nq]: the kind of each query. `all_rows` counts the trivial ones.
 std::vector<RowKind> row_kinds(const Problem&, int64_t top_k, bool all_rows);
 
+/// [Nq]: counted are the queries that see more than `tokens` keys, so that budgets up to there are
+/// compared on the same rows.
+std::vector<RowKind> rows_beyond(const Problem&, int64_t tokens);
+
 /// A mean over rows that come in chunks: sums in row order, so that the cut does not matter.
 class Mean {
 public:

@@ -23,6 +23,7 @@ struct SelectionRule {
 
     /// Throws InputError unless 1 <= forced_local, 0 <= forced_first and both fit in top_k.
     void validate() const;
+    bool operator==(const SelectionRule&) const = default;
 };
 
 /// Is `block` forced for a query whose visible keys span `visible_blocks` blocks?

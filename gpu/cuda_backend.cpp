@@ -105,7 +105,6 @@ protected:
     // Which kernel answers.
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
-        require_element(to.out.element());
         dense_attention_any(call(p), in, to);
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
@@ -121,7 +120,6 @@ protected:
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
-        require_element(to.out.element());
         const auto run = order == LoopOrder::kv_outer ? sparse_attention_kv_outer_any
                                                       : sparse_attention_q_outer_any;
         run(call(p), in, ids, to);
@@ -136,11 +134,6 @@ protected:
 
 private:
     void use_device() const { check(cudaSetDevice(device_), "choosing the device"); }
-
-    static void require_element(Element out) {
-        require(out == Element::f32 || out == Element::bf16, "out is ", to_string(out),
-                ", must be f32 or bf16 for backend cuda");
-    }
 
     /// The layout of the last problem stays on the device: calls in a row mostly share it.
     Call call(const Problem& p) {

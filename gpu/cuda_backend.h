@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The CUDA backend: the operations of core/backend.h on one NVIDIA GPU of compute capability 8.0 or
-// later. Operands float or bfloat16, sums in float, outputs float or bfloat16.
+// later. Operands float or bfloat16, sums in float, outputs float or like the operands.
 #pragma once
 
 #include <memory>

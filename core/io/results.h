@@ -29,6 +29,10 @@ struct RunRecord {
     std::map<std::string, std::string> inputs;  // file name -> sha256
 };
 
+/// Throws InputError naming `place` and the first difference unless the two have the same program,
+/// options, seed and inputs: what a resumed run must agree in.
+void require_same_run(const std::string& place, const RunRecord& known, const RunRecord& wanted);
+
 enum class IfExists : uint8_t { refuse, overwrite, resume };
 
 /// How a dataset describes itself: attributes `axes` ("query,group,slot"), `unit`, `description`.

@@ -23,14 +23,14 @@ json identity(const RunRecord& r) {
 }
 
 /// Throws InputError naming the first difference between what `place` records and this run.
-void require_same_run(const std::string& place, const json& known, const json& wanted,
-                      const std::string& group = "") {
+void require_same_identity(const std::string& place, const json& known, const json& wanted,
+                           const std::string& group = "") {
     require(known.is_object(), place, ": cannot resume, its record of the run is unreadable",
             "; --overwrite starts afresh");
     for (const auto& [key, value] : wanted.items()) {
         const json before = known.value(key, json());
         if (before.is_object() && value.is_object())
-            require_same_run(place, before, value, group + key + ".");
+            require_same_identity(place, before, value, group + key + ".");
         else
             require(before == value, place, ": cannot resume, ", group, key, " was ", before.dump(),
                     ", is ", value.dump(), " now; --overwrite starts afresh");
@@ -85,6 +85,10 @@ std::vector<hsize_t> chunk_of(const std::vector<hsize_t>& shape, int64_t element
 
 }  // namespace
 
+void require_same_run(const std::string& place, const RunRecord& known, const RunRecord& wanted) {
+    require_same_identity(place, identity(known), identity(wanted));
+}
+
 struct ResultsWriter::Impl {
     std::filesystem::path path, directory, unit_path;
     RunRecord record;
@@ -112,7 +116,7 @@ struct ResultsWriter::Impl {
     void take_up() {
         std::ifstream stream(directory / "run.json");
         const json known = json::parse(stream, nullptr, false);
-        require_same_run(directory.string(), known, identity(record));
+        require_same_identity(directory.string(), known, identity(record));
         for (const std::filesystem::path& unit_file : finished_units()) {
             const h5::Handle finished = h5::open_file(unit_file);
             const h5::Place root{unit_file, "/"};
@@ -136,7 +140,7 @@ ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExi
     if (unfinished && if_exists == IfExists::resume) {
         impl_->take_up();
     } else if (complete && if_exists == IfExists::resume) {
-        require_same_run(name, identity(ResultsReader(impl_->path).run()), identity(impl_->record));
+        require_same_run(name, ResultsReader(impl_->path).run(), impl_->record);
         impl_->complete = true;
     } else {
         impl_->start_afresh();

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/select/selector.h"
 
@@ -7,11 +9,32 @@ namespace {
 
 using Maker = std::unique_ptr<Selector> (*)();
 constexpr Maker kMakers[] = {
-    make_index_selector,    make_oracle_selector, make_oracle_logit_selector,
-    make_mean_key_selector, make_random_selector, make_window_selector,
+    make_index_selector,
+    make_oracle_selector,
+    make_oracle_logit_selector,
+    make_mean_key_selector,
+    make_quest_selector,
+    make_random_selector,
+    make_window_selector,
+    make_snapkv_selector,
+    make_minference_vertical_slash_selector,
 };
 
+/// Names under which a policy is known elsewhere.
+struct Alias {
+    std::string_view name, selector;
+};
+constexpr Alias kAliases[] = {{"moba", "mean-key"}, {"a-shape", "window"}};
+
 }  // namespace
+
+SelectionRule force(SelectionRule asked, int64_t first, int64_t local) {
+    asked.forced_first =
+        std::max(asked.forced_first, std::min(first, asked.top_k - asked.forced_local));
+    asked.forced_local =
+        std::max(asked.forced_local, std::min(local, asked.top_k - asked.forced_first));
+    return asked;
+}
 
 std::vector<std::string> list_selectors() {
     std::vector<std::string> names;
@@ -19,7 +42,18 @@ std::vector<std::string> list_selectors() {
     return names;
 }
 
+std::vector<std::string> list_pointwise_selectors() {
+    std::vector<std::string> names = list_selectors();
+    std::erase_if(names, [](const std::string& name) {
+        const Selector::Needs needs = make_selector(name)->needs();
+        return needs.queries || needs.previous_mass || needs.rule;
+    });
+    return names;
+}
+
 std::unique_ptr<Selector> make_selector(std::string_view name) {
+    for (const Alias& alias : kAliases)
+        if (alias.name == name) return make_selector(alias.selector);
     std::string known;
     for (Maker make : kMakers) {
         std::unique_ptr<Selector> selector = make();

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
-
 #include "core/select/selector.h"
 
 namespace msa {
@@ -20,9 +18,7 @@ public:
                     scores(i, r, b) = static_cast<float>(b);
     }
     SelectionRule adjust(SelectionRule asked) const override {
-        if (asked.forced_local < asked.top_k)
-            asked.forced_first = std::max<int64_t>(asked.forced_first, 1);
-        return asked;
+        return force(asked, 1, asked.forced_local);
     }
 };
 

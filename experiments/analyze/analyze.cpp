@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/analyze/analyze.h"
 
-#include <fstream>
 #include <iostream>
 
 #include "core/select/selector.h"
@@ -9,6 +8,7 @@
 #include "experiments/analyze/options.h"
 #include "experiments/analyze/summary.h"
 #include "experiments/common/run_record.h"
+#include "experiments/common/write_text.h"
 #include "gpu/cuda_backend.h"
 
 namespace msa::experiments {
@@ -24,7 +24,7 @@ void resolve(AnalyzeOptions& o, const io::ActivationsReader& file) {
         index_everywhere &= file.layer(number).has(io::Field::index_q);
     }
     const bool chosen = !o.selectors.empty();
-    if (!chosen) o.selectors = list_selectors();
+    if (!chosen) o.selectors = list_pointwise_selectors();
     std::erase_if(o.selectors, [&](const std::string& name) {
         const bool lacks = make_selector(name)->needs().index && !index_everywhere;
         require(!(chosen && lacks), file.path().string(),
@@ -33,15 +33,6 @@ void resolve(AnalyzeOptions& o, const io::ActivationsReader& file) {
                 name, " needs");
         return lacks;
     });
-}
-
-void write_text(const std::filesystem::path& path, const std::string& content) {
-    const std::filesystem::path partial = path.string() + ".partial";
-    std::ofstream stream(partial);
-    stream << content;
-    stream.close();
-    if (!stream) throw SystemError("cannot write " + partial.string());
-    std::filesystem::rename(partial, path);
 }
 
 }  // namespace

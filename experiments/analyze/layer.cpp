@@ -10,10 +10,12 @@
 #include "analysis/popularity.h"
 #include "analysis/recall.h"
 #include "analysis/sink.h"
-#include "core/random.h"
 #include "core/select/selector.h"
+#include "experiments/common/attend.h"
+#include "experiments/common/metrics.h"
 #include "experiments/common/program.h"
 #include "experiments/common/progress.h"
+#include "experiments/common/sample.h"
 
 namespace msa::experiments {
 namespace {
@@ -22,60 +24,6 @@ using analysis::RowKind;
 using io::Field;
 
 constexpr int64_t kChunkBytes = int64_t{1} << 28;
-
-/// An operand in the backend's space: the host view itself, or an uploaded copy.
-template <int Rank>
-class Operand {
-public:
-    Operand(Backend& backend, View<const float, Rank> host) : view_(host) {
-        if (backend.space() == Space::host) return;
-        copy_ = backend.upload(host);
-        view_ = copy_.view();
-    }
-    operator In<Rank>() const { return view_; }
-
-private:
-    Tensor<float, Rank> copy_;
-    View<const float, Rank> view_;
-};
-
-struct Attention {
-    Tensor<float, 3> out;
-    Tensor<float, 2> lse;
-};
-
-/// Runs attention on the backend, dense without ids; results on the host.
-Attention attend(Backend& backend, const Problem& p, const AttentionInput& in,
-                 View<const int32_t, 3> ids) {
-    auto out = backend.make<float, 3>({p.queries(), p.query_heads, p.head_dim});
-    auto lse = backend.make<float, 2>({p.queries(), p.query_heads});
-    const AttentionOutput to{View<float, 3>(out), lse};
-    if (ids)
-        backend.sparse_attention(p, in, ids, to);
-    else
-        backend.dense_attention(p, in, to);
-    backend.finish();
-    if (backend.space() == Space::host) return {std::move(out), std::move(lse)};
-    return {backend.download(out.view()), backend.download(lse.view())};
-}
-
-template <int Rank>
-View<const float, Rank> host_view(const Tensor<float, Rank>& tensor) {
-    return tensor.view();
-}
-
-/// ids on the host from scores on the host.
-Tensor<int32_t, 3> pick(Backend& backend, const Problem& p, const SelectionRule& rule,
-                        View<const float, 3> scores) {
-    auto ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, rule.top_k});
-    if (backend.space() == Space::host) {
-        backend.select_blocks(p, rule, scores, ids);
-        return ids;
-    }
-    const Tensor<float, 3> there = backend.upload(scores);
-    backend.select_blocks(p, rule, there, ids);
-    return backend.download(ids.view());
-}
 
 /// Mean mass kept against the number of selected blocks.
 class Curve {
@@ -129,23 +77,6 @@ struct Arm {
     analysis::SinkMass sink;
     analysis::Entropy entropy;
     analysis::Popularity popularity;
-};
-
-/// The datasets and the macro averages of one /metrics group.
-class Metrics {
-public:
-    Metrics(io::ResultsWriter& to, std::string group) : to_(to), group_(std::move(group)) {}
-    void add(const std::string& name, const std::vector<double>& values, const char* axis,
-             const char* unit) {
-        to_.write<double, 1>(group_ + "/" + name,
-                             {values.data(), {static_cast<int64_t>(values.size())}},
-                             {axis, unit, name});
-        to_.attribute(group_, name, analysis::average(values));
-    }
-
-private:
-    io::ResultsWriter& to_;
-    std::string group_;
 };
 
 class LayerAnalysis {
@@ -409,16 +340,8 @@ std::vector<int64_t> choose_queries(const AnalyzeOptions& o, int64_t tokens) {
     const int64_t begin = o.queries.begin.value_or(0), end = o.queries.end.value_or(tokens);
     require(0 <= begin && begin < end && end <= tokens, "--queries is ", o.queries,
             ", must be a non-empty range within 0:", tokens);
-    const int64_t available = end - begin;
-    const int64_t wanted =
-        o.sample_queries == 0 ? available : std::min(o.sample_queries, available);
-    std::vector<int64_t> chosen;
-    for (int64_t n = 0; n < wanted; ++n) {
-        const int64_t low = begin + available * n / wanted;
-        const int64_t high = begin + available * (n + 1) / wanted;
-        chosen.push_back(low +
-                         static_cast<int64_t>(mix(o.seed, n) % static_cast<uint64_t>(high - low)));
-    }
+    std::vector<int64_t> chosen = stratified_sample(end - begin, o.sample_queries, o.seed);
+    for (int64_t& token : chosen) token += begin;
     return chosen;
 }
 

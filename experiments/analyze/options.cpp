@@ -24,20 +24,6 @@ const About kAbout{
         "DIR/metrics.csv.",
 };
 
-std::string join(const std::vector<std::string>& words) {
-    std::string joined;
-    for (const std::string& word : words) joined += (joined.empty() ? "" : ", ") + word;
-    return joined;
-}
-
-/// `value` must be one of `known`; its index.
-size_t choice(const std::string& option, const std::string& value,
-              const std::vector<std::string>& known) {
-    const auto at = std::find(known.begin(), known.end(), value);
-    require(at != known.end(), "--", option, " is '", value, "', must be one of: ", join(known));
-    return static_cast<size_t>(at - known.begin());
-}
-
 }  // namespace
 
 std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string> args,
@@ -52,7 +38,7 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
         ("out", po::value(&directory)->value_name("DIR"), "directory for the results")       //
         ("layers", po::value(&layers)->value_name("L,..."), "layers; default: all")          //
         ("selector", po::value(&selectors)->value_name("NAME,..."),
-         ("selectors, repeatable: " + join(list_selectors()) +
+         ("selectors, repeatable: " + join(list_pointwise_selectors()) +
           "; default: all that the file has operands for")
              .c_str())  //
         ("block-size", po::value(&block_size)->default_value(block_size)->value_name("TOKENS"),
@@ -95,13 +81,10 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
     require(!directory.empty(), "no output: name a directory with --out");
     o.file = file;
     o.out = directory;
-    if (!layers.empty()) o.layers = integer_list("layers", layers);
-    std::sort(o.layers.begin(), o.layers.end());
-    const auto twice = std::adjacent_find(o.layers.begin(), o.layers.end());
-    require(twice == o.layers.end(), "--layers is '", layers, "', it names a layer twice");
+    if (!layers.empty()) o.layers = layer_list(layers);
     for (const std::string& list : selectors)
         for (const std::string& name : split_list("selector", list)) {
-            choice("selector", name, list_selectors());
+            choice("selector", name, list_pointwise_selectors());
             require(std::find(o.selectors.begin(), o.selectors.end(), name) == o.selectors.end(),
                     "--selector names '", name, "' twice");
             o.selectors.push_back(name);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/common/options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <iostream>
 #include <sstream>
@@ -103,6 +104,27 @@ std::vector<int64_t> integer_list(const std::string& option, const std::string& 
         numbers.push_back(*number);
     }
     return numbers;
+}
+
+std::vector<int64_t> layer_list(const std::string& list) {
+    std::vector<int64_t> layers = integer_list("layers", list);
+    std::sort(layers.begin(), layers.end());
+    require(std::adjacent_find(layers.begin(), layers.end()) == layers.end(), "--layers is '", list,
+            "', it names a layer twice");
+    return layers;
+}
+
+std::string join(const std::vector<std::string>& words) {
+    std::string joined;
+    for (const std::string& word : words) joined += (joined.empty() ? "" : ", ") + word;
+    return joined;
+}
+
+size_t choice(const std::string& option, const std::string& value,
+              const std::vector<std::string>& known) {
+    const auto at = std::find(known.begin(), known.end(), value);
+    require(at != known.end(), "--", option, " is '", value, "', must be one of: ", join(known));
+    return static_cast<size_t>(at - known.begin());
 }
 
 void check_option(const std::string& option, int64_t value, int64_t low, int64_t high) {

@@ -45,6 +45,14 @@ std::vector<std::string> split_list(const std::string& option, const std::string
 /// A list of integers; InputError naming `option` and the item that is none.
 std::vector<int64_t> integer_list(const std::string& option, const std::string& list);
 
+/// The value of --layers, ascending; InputError where it names one twice.
+std::vector<int64_t> layer_list(const std::string& list);
+
+/// "mass, max-logit"
+std::string join(const std::vector<std::string>& words);
+/// The index of `value` among `known`; InputError naming them all when it is none.
+size_t choice(const std::string& option, const std::string& value,
+              const std::vector<std::string>& known);
 /// InputError "--option is V, must be from L to H" unless low <= value <= high.
 void check_option(const std::string& option, int64_t value, int64_t low, int64_t high);
 /// InputError "--option is V, must be at least L".

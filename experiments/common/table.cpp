@@ -13,6 +13,8 @@
 namespace msa::experiments {
 namespace {
 
+constexpr size_t kLineWidth = 100;
+
 bool is_number(const std::string& cell) {
     char* end = nullptr;
     std::strtod(cell.c_str(), &end);
@@ -61,6 +63,18 @@ void Table::print(std::ostream& out, const std::string& indent) const {
         line.erase(line.find_last_not_of(' ') + 1);
         out << line << '\n';
     }
+}
+
+void print_paragraph(std::ostream& out, const std::string& words) {
+    std::istringstream stream(words);
+    size_t column = 0;
+    for (std::string word; stream >> word; column += word.size()) {
+        const bool first = column == 0, fits = column + 1 + word.size() <= kLineWidth;
+        if (!first) out << (fits ? ' ' : '\n');
+        column = fits && !first ? column + 1 : 0;
+        out << word;
+    }
+    out << '\n';
 }
 
 std::string number_text(double value, int digits) {

@@ -14,12 +14,16 @@ public:
     explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
     /// As many cells as the header has.
     void add(std::vector<std::string> row);
+    bool empty() const { return rows_.size() == 1; }
     /// Every line after `indent`.
     void print(std::ostream& out, const std::string& indent = "") const;
 
 private:
     std::vector<std::vector<std::string>> rows_;  // the header first
 };
+
+/// Prints `words` as a paragraph, no line longer than a terminal's 100 columns.
+void print_paragraph(std::ostream& out, const std::string& words);
 
 /// A number with `digits` significant digits, "-" for NaN.
 std::string number_text(double value, int digits = 4);

@@ -34,8 +34,9 @@ inline KeySupport key_support(const Call& call, View<const int32_t, 3> ids) {
 }
 
 template <typename T>
-__global__ void attend_to_support_kernel(Heads<T> in, HeadTiling tiling, KeySupport support,
-                                         Output out, float* lse) {
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks)
+    attend_to_support_kernel(Heads<T> in, HeadTiling tiling, KeySupport support, Output out,
+                             float* lse) {
     extern __shared__ float4 shared[];
     const int64_t query = blockIdx.x, group = blockIdx.y;
     const auto row_of = [&](int r) {
@@ -46,8 +47,7 @@ __global__ void attend_to_support_kernel(Heads<T> in, HeadTiling tiling, KeySupp
         in, group, row_of, support.spans(),
         [&](int64_t slot) { return support.span(query, group, slot); }, &shared[0].x, state);
     finish_rows(
-        state, row_of, in.width,
-        [&](const TileRow& row, int) { return row.query * in.row_heads + row.head; }, out, lse);
+        state, row_of, in.width, [&](const TileRow& row, int) { return in.number(row); }, out, lse);
 }
 
 /// out [Nq, heads, width], or absent where the heads have no values, and lse [Nq, heads].

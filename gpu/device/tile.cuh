@@ -19,6 +19,10 @@ inline constexpr int kTileRows = 32;
 inline constexpr int kTileKeys = kWarp;
 inline constexpr int kDimsPerLane = kMaxHeadDim / kWarp;
 
+/// Most threads of a block of the plain kernels, and how many such blocks should share a
+/// multiprocessor: __launch_bounds__.
+inline constexpr int kTileThreads = kTileRows / kRowsPerWarp * kWarp, kTileBlocks = 2;
+
 /// Warps that hold `rows` rows.
 constexpr int tile_warps(int rows) { return (rows + kRowsPerWarp - 1) / kRowsPerWarp; }
 

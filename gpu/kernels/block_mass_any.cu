@@ -10,17 +10,49 @@ namespace {
 
 constexpr int kWarps = kTileRows / kRowsPerWarp;
 
+/// What a block is to some of a group's heads: probability, summed over keys and heads, and the
+/// largest logit.
+struct BlockSum {
+    float mass, top;
+};
+
+/// The warp's heads, the tile's row 0 being `first_head` of the group, and the packed `keys`; `lse`
+/// of the query's heads. All lanes get the result.
+template <typename T>
+__device__ BlockSum sum_block(const Heads<T>& in, int64_t group, int64_t first_head, KeyRange keys,
+                              const float* lse, const float* rows, float* tile) {
+    const int first_row = warp_id() * kRowsPerWarp;
+    BlockSum sum{0, -INFINITY};
+    for (int64_t at = 0; at < keys.count; at += kTileKeys) {
+        const int seen = keys_before(keys.count, at);
+        __syncthreads();
+        stage(tile, kTileKeys, in.width,
+              [&](int j) { return j < seen ? in.key(keys.first + at + j, group) : nullptr; });
+        __syncthreads();
+        float dots[kRowsPerWarp];
+        dot_products(rows + first_row * tile_stride(in.width), tile, in.width, dots);
+#pragma unroll
+        for (int r = 0; r < kRowsPerWarp; ++r) {
+            const int64_t head = first_head + first_row + r;
+            if (head >= in.heads || lane_id() >= seen) continue;
+            const float logit = in.scale * dots[r];
+            sum.mass += expf(logit - lse[group * in.heads + head]);
+            sum.top = max_or_nan(sum.top, logit);
+        }
+    }
+    return {warp_sum(sum.mass), warp_max_or_nan(sum.top)};
+}
+
 template <typename T>
 __global__ void block_mass_kernel(Heads<T> in, const KeyRange* visible, const float* lse,
                                   int64_t block_size, int64_t blocks, float* mass,
                                   float* max_logit) {
     extern __shared__ float4 shared[];
-    __shared__ float warp_mass[kWarps], warp_top[kWarps];
+    __shared__ BlockSum of_warp[kWarps];
     const int64_t query = blockIdx.x, group = blockIdx.y;
     const KeyRange seen = visible[query];
-    const int stride = tile_stride(in.width), first_row = warp_id() * kRowsPerWarp;
     float* rows = &shared[0].x;
-    float* keys = rows + kTileRows * stride;
+    float* tile = rows + kTileRows * tile_stride(in.width);
     mass += (query * gridDim.y + group) * blocks;
     if (max_logit != nullptr) max_logit += (query * gridDim.y + group) * blocks;
     const int64_t seen_blocks = visible_blocks(seen.count, block_size);
@@ -28,48 +60,28 @@ __global__ void block_mass_kernel(Heads<T> in, const KeyRange* visible, const fl
         mass[b] = 0;
         if (max_logit != nullptr) max_logit[b] = -INFINITY;
     }
-    const int parts = static_cast<int>(ceil_div(in.heads, kTileRows));
-    for (int part = 0; part < parts; ++part) {
-        const auto head_of = [&](int r) { return int64_t{part} * kTileRows + r; };
+    for (int64_t first_head = 0; first_head < in.heads; first_head += kTileRows) {
         __syncthreads();
         stage(rows, kTileRows, in.width, [&](int r) {
-            return head_of(r) < in.heads ? in.query(query, group * in.heads + head_of(r)) : nullptr;
+            const int64_t head = first_head + r;
+            return head < in.heads ? in.query(query, group * in.heads + head) : nullptr;
         });
         for (int64_t b = 0; b < seen_blocks; ++b) {
-            float sum = 0, top = -INFINITY;  // of the warp's rows
-            const int64_t end = seen.first + min((b + 1) * block_size, seen.count);
-            for (int64_t first = seen.first + b * block_size; first < end; first += kTileKeys) {
-                __syncthreads();
-                stage(keys, kTileKeys, in.width,
-                      [&](int j) { return first + j < end ? in.key(first + j, group) : nullptr; });
-                __syncthreads();
-                float dots[kRowsPerWarp];
-                dot_products(rows + first_row * stride, keys, in.width, dots);
-#pragma unroll
-                for (int r = 0; r < kRowsPerWarp; ++r) {
-                    const int64_t head = head_of(first_row + r);
-                    if (head >= in.heads || lane_id() >= keys_before(end, first)) continue;
-                    const float logit = in.scale * dots[r];
-                    sum += expf(logit - lse[query * in.row_heads + group * in.heads + head]);
-                    top = max_or_nan(top, logit);
-                }
-            }
-            sum = warp_sum(sum);
-            top = warp_max_or_nan(top);
-            if (lane_id() == 0) {
-                warp_mass[warp_id()] = sum;
-                warp_top[warp_id()] = top;
-            }
-            __syncthreads();
+            const int64_t first = b * block_size;
+            const BlockSum mine = sum_block(
+                in, group, first_head, {seen.first + first, min(block_size, seen.count - first)},
+                lse + query * in.row_heads, rows, tile);
+            if (lane_id() == 0) of_warp[warp_id()] = mine;
+            __syncthreads();  // of_warp is free again behind the barriers of the next sum_block
             if (threadIdx.x != 0) continue;
-            float block_mass = part == 0 ? 0 : mass[b];
-            float block_top = part == 0 || max_logit == nullptr ? -INFINITY : max_logit[b];
-            for (int w = 0; w < kWarps; ++w) {
-                block_mass += warp_mass[w] / static_cast<float>(in.heads);
-                block_top = max_or_nan(block_top, warp_top[w]);
+            BlockSum all{0, -INFINITY};
+            if (first_head > 0) all = {mass[b], max_logit == nullptr ? 0.0F : max_logit[b]};
+            for (const BlockSum& part : of_warp) {
+                all.mass += part.mass / static_cast<float>(in.heads);
+                all.top = max_or_nan(all.top, part.top);
             }
-            mass[b] = block_mass;
-            if (max_logit != nullptr) max_logit[b] = block_top;
+            mass[b] = all.mass;
+            if (max_logit != nullptr) max_logit[b] = all.top;
         }
     }
 }

@@ -7,8 +7,9 @@ namespace msa::cuda {
 namespace {
 
 template <typename T>
-__global__ void dense_attention_kernel(Heads<T> in, HeadTiling tiling, const QueryRange* tiles,
-                                       const KeyRange* visible, Output out, float* lse) {
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks)
+    dense_attention_kernel(Heads<T> in, HeadTiling tiling, const QueryRange* tiles,
+                           const KeyRange* visible, Output out, float* lse) {
     extern __shared__ float4 shared[];
     const QueryRange queries = tiles[blockIdx.x];
     const auto row_of = [&](int r) {
@@ -19,8 +20,7 @@ __global__ void dense_attention_kernel(Heads<T> in, HeadTiling tiling, const Que
         in, blockIdx.y, row_of, 1, [&](int64_t) { return visible[queries.end - 1]; }, &shared[0].x,
         state);
     finish_rows(
-        state, row_of, in.width,
-        [&](const TileRow& row, int) { return row.query * in.row_heads + row.head; }, out, lse);
+        state, row_of, in.width, [&](const TileRow& row, int) { return in.number(row); }, out, lse);
 }
 
 }  // namespace

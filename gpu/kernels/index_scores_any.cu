@@ -43,8 +43,7 @@ __global__ void index_scores_kernel(Heads<T> in, HeadTiling tiling, const QueryR
 #pragma unroll
         for (int r = 0; r < kRowsPerWarp; ++r) {
             const float score = warp_max_or_nan(best[r]);
-            if (row[r].query >= 0 && lane_id() == 0)
-                scores[(row[r].query * in.row_heads + row[r].head) * blocks + b] = score;
+            if (row[r].query >= 0 && lane_id() == 0) scores[in.number(row[r]) * blocks + b] = score;
         }
     }
 }

@@ -18,9 +18,10 @@ struct Slots {
 };
 
 template <typename T>
-__global__ void attend_chunks_kernel(Heads<T> in, HeadTiling tiling, const BlockChunk* chunks,
-                                     const SelectedQuery* selected, const KeyRange* visible,
-                                     int64_t block_size, Slots slots) {
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks)
+    attend_chunks_kernel(Heads<T> in, HeadTiling tiling, const BlockChunk* chunks,
+                         const SelectedQuery* selected, const KeyRange* visible, int64_t block_size,
+                         Slots slots) {
     extern __shared__ float4 shared[];
     const BlockChunk chunk = chunks[blockIdx.x];
     for (int64_t begin = chunk.begin; begin < chunk.end; begin += tiling.queries) {
@@ -47,7 +48,7 @@ __global__ void attend_chunks_kernel(Heads<T> in, HeadTiling tiling, const Block
             state, row_of, in.width,
             [&](const TileRow& row, int r) {
                 const int64_t slot = selected[place_of(warp_row + r)].slot;
-                return (row.query * in.row_heads + row.head) * slots.top_k + slot;
+                return in.number(row) * slots.top_k + slot;
             },
             Output{slots.out, false}, slots.lse);
     }

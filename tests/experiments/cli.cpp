@@ -12,6 +12,7 @@
 
 #include "core/io/results.h"
 #include "experiments/analyze/analyze.h"
+#include "experiments/cost/cost.h"
 #include "experiments/inspect/inspect.h"
 #include "experiments/synth/synth.h"
 #include "tests/support/random.h"
@@ -19,11 +20,12 @@
 namespace msa::test {
 
 const Program kAnalyze{"msa-analyze", experiments::analyze};
+const Program kCost{"msa-cost", experiments::cost};
 const Program kInspect{"msa-inspect", experiments::inspect};
 const Program kSynth{"msa-synth", experiments::synth};
 
 const std::vector<Program>& programs() {
-    static const std::vector<Program> all{kAnalyze, kInspect, kSynth};
+    static const std::vector<Program> all{kAnalyze, kCost, kInspect, kSynth};
     return all;
 }
 

@@ -57,7 +57,7 @@ TEST_F(Analyze, WritesARowPerLayerAndSelector) {
     }
     std::set<std::pair<int, std::string>> wanted;
     for (int layer : {0, 3})
-        for (const std::string& selector : list_selectors()) wanted.insert({layer, selector});
+        for (const std::string& selector : list_pointwise_selectors()) wanted.insert({layer, selector});
     EXPECT_EQ(rows, wanted);
     EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
 }
@@ -144,7 +144,7 @@ TEST_F(Analyze, MassAndCurvesAreConsistent) {
             for (int64_t b = 0; b < mass.extent(2); ++b) sum += mass(i, r, b);
             ASSERT_NEAR(sum, 1, 1e-6);
         }
-    for (const std::string& selector : list_selectors()) {
+    for (const std::string& selector : list_pointwise_selectors()) {
         const Tensor<int64_t, 1> k = file.read<int64_t, 1>("/curves/" + selector + "/0/k");
         const auto kept = file.read<double, 1>("/curves/" + selector + "/0/mass_kept");
         for (int64_t n = 0; n < k.size(); ++n) {
@@ -184,7 +184,7 @@ TEST_F(Analyze, SampledQueriesAreRowsOfTheFullRun) {
     for (int64_t n = 0; n < 20; ++n) {
         const int64_t t = tokens(n);
         EXPECT_TRUE(150 * n / 20 <= t && t < 150 * (n + 1) / 20) << t;  // one in each part
-        for (const std::string& selector : list_selectors()) {
+        for (const std::string& selector : list_pointwise_selectors()) {
             const auto same_row = [&](const std::string& name, auto type) {
                 const auto a = full.read_rows<decltype(type), 3>(name, t, 1);
                 const auto b = sample.read_rows<decltype(type), 3>(name, n, 1);
@@ -206,7 +206,7 @@ std::string in_chunks(const std::string& file, const std::string& to, int64_t ch
     experiments::AnalyzeOptions o;
     o.block_size = 8;
     o.rule.top_k = 4;
-    o.selectors = list_selectors();
+    o.selectors = list_pointwise_selectors();
     o.dump_outputs = o.dump_mass = o.dump_scores = true;
     const io::ActivationsReader reader(file);
     const auto backend = make_backend(threads == 0 ? "reference" : "cpu", {.threads = threads});
@@ -255,7 +255,7 @@ TEST_F(Analyze, ASelectorBetterThanTheOracleIsABug) {
 TEST_F(Analyze, WithoutAnIndexTheDefaultLeavesItOut) {
     const std::string file = make("a.h5", {.index_dim = 0});
     const json summary = json::parse(run(file, "out", {"--json"}).out);
-    EXPECT_EQ(summary["rows"].size(), 2 * (list_selectors().size() - 1));
+    EXPECT_EQ(summary["rows"].size(), 2 * (list_pointwise_selectors().size() - 1));
     const Outcome asked = run(file, "asked", {"--selector", "index"});
     EXPECT_EQ(asked.code, 2);
     EXPECT_NE(asked.err.find("has no index_q and index_k"), std::string::npos);

@@ -131,7 +131,7 @@ TEST_F(AnalyzeRefusal, ReplacesRegularFilesOnly) {
     EXPECT_NE(results.err.find("results.h5: is not a regular file"), std::string::npos);
     const std::string link = path("device");
     std::filesystem::create_symlink("/dev/null", link);
-    const Outcome synth = programs()[2]({"--out", link, "--overwrite", "--tokens", "16"});
+    const Outcome synth = kSynth({"--out", link, "--overwrite", "--tokens", "16"});
     EXPECT_EQ(synth.code, 2);
     EXPECT_NE(synth.err.find("device: is not a regular file"), std::string::npos) << synth.err;
     EXPECT_TRUE(std::filesystem::is_symlink(link));
@@ -150,7 +150,7 @@ TEST_F(AnalyzeRefusal, TheTableSaysWhichChoicesStandBehindIt) {
 
 TEST_F(AnalyzeRefusal, SynthChecksItsCounts) {
     const auto refusal = [&](const char* option, const char* value) {
-        return programs()[2]({"--out", path("s.h5"), option, value}).err;
+        return kSynth({"--out", path("s.h5"), option, value}).err;
     };
     EXPECT_EQ(refusal("--seed", "-1"), "msa-synth: --seed is -1, must be at least 0\n");
     EXPECT_EQ(refusal("--needles", "4097"),

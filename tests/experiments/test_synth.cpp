@@ -289,7 +289,7 @@ TEST_F(Synth, RefusesWithTheReasonAndWritesNothing) {
         {{"--head-dim", "8"}, "--head-dim is 8, must be from 16 to 256"},
         {{"--index-dim", "300"}, "--index-dim is 300, must be from 16 to 256"},
         {{"--stripes", "-1"}, "--stripes is -1, must be at least 0"},
-        {{"--needles", "-1"}, "--needles is -1, must be at least 0"},
+        {{"--needles", "-1"}, "--needles is -1, must be from 0 to 4096"},
         {{"--sink", "101"}, "--sink is 101, must be from 0 to 100"},
         {{"--diagonal", "-2"}, "--diagonal is -2, must be from 0 to 100"},
         {{"--index-noise", "nan"}, "--index-noise is nan, must be from 0 to 100"},

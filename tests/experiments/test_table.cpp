@@ -21,5 +21,18 @@ TEST(Table, AlignsNumbersToTheRightUnderHeadersOfSeveralLines) {
               "> longer  12.25  -\n");
 }
 
+TEST(Paragraph, BreaksBetweenWordsAtTheWidthOfATerminal) {
+    const auto printed = [](const std::string& words) {
+        std::ostringstream out;
+        experiments::print_paragraph(out, words);
+        return out.str();
+    };
+    EXPECT_EQ(printed("two  words"), "two words\n");
+    const std::string half(50, 'a'), rest(49, 'b'), longer(150, 'c');
+    EXPECT_EQ(printed(half + " " + rest), half + " " + rest + "\n");
+    EXPECT_EQ(printed(half + " " + half), half + "\n" + half + "\n");
+    EXPECT_EQ(printed("x " + longer + " y"), "x\n" + longer + "\ny\n");
+}
+
 }  // namespace
 }  // namespace msa::experiments

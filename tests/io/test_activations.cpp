@@ -19,7 +19,6 @@
 namespace msa::io {
 namespace {
 
-
 constexpr int64_t kTokens = 50;
 
 class Activations : public testing::Test {

@@ -48,6 +48,7 @@ std::vector<Case> make_cases() {
         {"no_queries", packed(gqa, {0, 0}, {0, 50}), k4},
         {"mha", packed(sizes(3, 3, 16, 16, 8), {0, 61}, {0, 61}), {.top_k = 3}},
         {"mqa", packed(sizes(7, 1, 24, 20, 13), {0, 90}, {0, 90}), {.top_k = 3}},
+        {"forty_heads", packed(sizes(40, 1, 16, 16, 8), {0, 50}, {0, 50}), {.top_k = 3}},
         {"wide", packed(sizes(4, 2, 256, 256, 64), {0, 150}, {0, 150}), {.top_k = 2}},
         {"odd_dims", packed(sizes(6, 2, 37, 19, 11), {0, 85}, {0, 85}), k4},
         {"largest_block", packed(sizes(4, 1, 64, 32, 256), {0, 300}, {0, 700}), {.top_k = 2}},

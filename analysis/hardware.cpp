@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+#include "analysis/hardware.h"
+
+#include <algorithm>
+
+namespace msa::analysis {
+
+double Hardware::peak(Element element) const {
+    const auto at = flops_per_second.find(element);
+    require(at != flops_per_second.end(), name, ": has no flops_per_second for ",
+            to_string(element));
+    return at->second;
+}
+
+double Hardware::cache() const {
+    require(cache_bytes.has_value(), name, ": has no cache_bytes");
+    return *cache_bytes;
+}
+
+double roofline_seconds(const Cost& cost, Element element, const Hardware& on) {
+    const double memory = cost.bytes / on.bytes_per_second;
+    return cost.flops == 0 ? memory : std::max(memory, cost.flops / on.peak(element));
+}
+
+bool memory_bound(const Cost& cost, Element element, const Hardware& on) {
+    return cost.flops == 0 || cost.intensity() < on.ridge(element);
+}
+
+}  // namespace msa::analysis

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// The roofline: what a machine can do, and the time that it cannot go below.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "core/tensor.h"
+
+namespace msa::analysis {
+
+/// Work of one kernel: floating-point operations (a multiply-add is 2) and bytes to and from
+/// memory.
+struct Cost {
+    double flops = 0, bytes = 0;
+    double intensity() const { return flops / bytes; }  // FLOP/byte
+    Cost operator+(const Cost& other) const { return {flops + other.flops, bytes + other.bytes}; }
+};
+
+/// A chip, in FLOP/s and byte/s: dense matrix peaks, never the ones with structured sparsity.
+struct Hardware {
+    std::string name;
+    std::map<Element, double> flops_per_second;
+    double bytes_per_second = 0;                   // of the memory
+    std::optional<double> cache_bytes;             // last-level cache that all cores share
+    std::optional<double> cache_bytes_per_second;  // out of it
+
+    /// Throws InputError naming chip and element where there is no entry.
+    double peak(Element) const;
+    /// Throws InputError where there is no entry.
+    double cache() const;
+    /// FLOP/byte from which on arithmetic, not memory, is the limit.
+    double ridge(Element element) const { return peak(element) / bytes_per_second; }
+};
+
+/// max(flops / peak of the operands' element, bytes / bandwidth). Work without arithmetic needs no
+/// peak.
+double roofline_seconds(const Cost&, Element, const Hardware&);
+/// Is memory the limit?
+bool memory_bound(const Cost&, Element, const Hardware&);
+
+}  // namespace msa::analysis

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+#include "analysis/overlap.h"
+
+namespace msa::analysis {
+
+double overlap(std::span<const int32_t> a, std::span<const int32_t> b) {
+    size_t in_a = 0, in_b = 0, both = 0;
+    while (in_a < a.size() && in_b < b.size()) {
+        const int32_t left = a[in_a], right = b[in_b];
+        both += left == right ? 1U : 0U;
+        in_a += left <= right ? 1U : 0U;
+        in_b += right <= left ? 1U : 0U;
+    }
+    const size_t either = a.size() + b.size() - both;
+    return either == 0 ? 1 : static_cast<double>(both) / static_cast<double>(either);
+}
+
+GroupOverlap::GroupOverlap(int64_t groups)
+    : groups_(groups), means_(static_cast<size_t>(groups * groups)) {}
+
+void GroupOverlap::add(std::span<const RowKind> kinds, View<const int32_t, 3> ids) {
+    for (int64_t i = 0; i < ids.extent(0); ++i) {
+        if (kinds[static_cast<size_t>(i)] != RowKind::counted) continue;
+        for (int64_t r = 0; r < groups_; ++r)
+            for (int64_t s = r; s < groups_; ++s)
+                means_[static_cast<size_t>(r * groups_ + s)].add(
+                    overlap(selected(ids, i, r), selected(ids, i, s)));
+    }
+}
+
+Tensor<double, 2> GroupOverlap::matrix() const {
+    Tensor<double, 2> all({groups_, groups_});
+    for (int64_t r = 0; r < groups_; ++r)
+        for (int64_t s = r; s < groups_; ++s)
+            all(r, s) = all(s, r) = means_[static_cast<size_t>(r * groups_ + s)].value();
+    return all;
+}
+
+double mean_overlap(View<const int32_t, 3> a, View<const int32_t, 3> b) {
+    Mean mean;
+    for (int64_t i = 0; i < a.extent(0); ++i)
+        for (int64_t r = 0; r < a.extent(1); ++r)
+            mean.add(overlap(selected(a, i, r), selected(b, i, r)));
+    return mean.value();
+}
+
+void Distances::add(const Problem& p, std::span<const RowKind> kinds, View<const int32_t, 3> ids) {
+    const std::vector<KeyRange> visible = visible_keys(p);
+    for (int64_t i = 0; i < ids.extent(0); ++i) {
+        const auto row = static_cast<size_t>(i);
+        if (kinds[row] != RowKind::counted) continue;
+        const int64_t local = (visible[row].count - 1) / p.block_size;
+        for (int64_t r = 0; r < ids.extent(1); ++r)
+            for (int32_t b : selected(ids, i, r)) ++counts_[static_cast<size_t>(local - b)];
+    }
+}
+
+}  // namespace msa::analysis

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// How much selections have in common, and how far back they reach.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "analysis/rows.h"
+#include "core/selection.h"
+#include "core/tensor.h"
+
+namespace msa::analysis {
+
+/// |a n b| / |a u b| of ascending ids; 1 when both are empty.
+double overlap(std::span<const int32_t> a, std::span<const int32_t> b);
+
+/// Mean overlap of the blocks that the groups of a layer select for the same query.
+class GroupOverlap {
+public:
+    explicit GroupOverlap(int64_t groups);
+    /// A chunk of queries: ids [Nq, Hkv, k], kinds [Nq].
+    void add(std::span<const RowKind> kinds, View<const int32_t, 3> ids);
+    /// [Hkv, Hkv], symmetric, 1 on the diagonal; NaN where no row was counted.
+    Tensor<double, 2> matrix() const;
+
+private:
+    int64_t groups_;
+    std::vector<Mean> means_;  // [Hkv * Hkv], above the diagonal
+};
+
+/// Mean overlap of the same rows and groups of two selections [Nq, Hkv, any k].
+double mean_overlap(View<const int32_t, 3> a, View<const int32_t, 3> b);
+
+/// Counts of selected blocks by distance: the query's own block is 0, the one before it 1.
+class Distances {
+public:
+    explicit Distances(int64_t blocks) : counts_(static_cast<size_t>(blocks), 0) {}
+    void add(const Problem&, std::span<const RowKind> kinds, View<const int32_t, 3> ids);
+    const std::vector<int64_t>& counts() const { return counts_; }  // [B]
+
+private:
+    std::vector<int64_t> counts_;
+};
+
+}  // namespace msa::analysis

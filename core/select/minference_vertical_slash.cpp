@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+#include <optional>
+
+#include "core/select/vertical_slash.h"
+
+namespace msa {
+namespace {
+
+constexpr int64_t kProbe = 64;
+
+class VerticalSlashSelector final : public Selector {
+public:
+    std::string_view name() const override { return "minference-vs"; }
+    std::string_view rule() const override {
+        return "vertical-slash: attention of the prompt's last 64 queries on the block's keys and "
+               "on the distances at which the query sees them, summed over the group's heads; "
+               "first and local block forced (MInference, arXiv 2407.02490)";
+    }
+    Needs needs() const override { return {.queries = true}; }
+    void prepare(const SelectorLayer& layer) override { lines_.emplace(layer, kProbe); }
+    void score(const SelectorLayer&, const SelectorChunk& chunk, View<float, 3> scores) override {
+        const Problem& p = chunk.problem;
+        const std::vector<KeyRange> visible = visible_keys(p);
+        const std::vector<int64_t> sequence = query_sequences(p);
+        for (int64_t i = 0; i < p.queries(); ++i) {
+            const auto row = static_cast<size_t>(i);
+            for (int64_t r = 0; r < p.kv_heads; ++r)
+                for (int64_t b = 0; b < visible_blocks(visible[row].count, p.block_size); ++b)
+                    scores(i, r, b) = lines_->score(sequence[row], r, visible[row].count - 1, b);
+        }
+    }
+    SelectionRule adjust(SelectionRule asked) const override { return force(asked, 1, 1); }
+
+private:
+    std::optional<VerticalSlash> lines_;
+};
+
+}  // namespace
+
+std::unique_ptr<Selector> make_minference_vertical_slash_selector() {
+    return std::make_unique<VerticalSlashSelector>();
+}
+
+}  // namespace msa

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+// sum_d max(q_d low_d, q_d high_d) = sum_d max(q_d, 0) high_d + min(q_d, 0) low_d: a product.
+#include <algorithm>
+#include <optional>
+
+#include "core/select/block_vectors.h"
+
+namespace msa {
+namespace {
+
+/// [high, low] per channel.
+void bounds_of_keys(const KeyRows& keys, View<float, 1> bounds) {
+    const int64_t dims = bounds.size() / 2;
+    for (int64_t d = 0; d < dims; ++d) bounds(d) = bounds(dims + d) = keys[0][d];
+    for (int64_t j = 1; j < keys.count; ++j)
+        for (int64_t d = 0; d < dims; ++d) {
+            bounds(d) = std::max(bounds(d), keys[j][d]);
+            bounds(dims + d) = std::min(bounds(dims + d), keys[j][d]);
+        }
+}
+
+/// [max(q, 0), min(q, 0)].
+void add_parts_of_query(View<const float, 1> q, View<float, 1> parts) {
+    for (int64_t d = 0; d < q.size(); ++d) {
+        parts(d) += std::max(q(d), 0.0F);
+        parts(q.size() + d) += std::min(q(d), 0.0F);
+    }
+}
+
+class QuestSelector final : public Selector {
+public:
+    std::string_view name() const override { return "quest"; }
+    std::string_view rule() const override {
+        return "upper bound of q . k in the block, sum over channels of max(q_d min k_d, q_d max "
+               "k_d), summed over the group's heads (Quest, arXiv 2406.10774)";
+    }
+    void prepare(const SelectorLayer& layer) override {
+        vectors_.emplace(2 * layer.problem.head_dim, bounds_of_keys, add_parts_of_query);
+        vectors_->prepare(layer);
+    }
+    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
+               View<float, 3> scores) override {
+        vectors_->score(layer, chunk.problem, chunk.q, scores);
+    }
+
+private:
+    std::optional<BlockVectors> vectors_;
+};
+
+}  // namespace
+
+std::unique_ptr<Selector> make_quest_selector() { return std::make_unique<QuestSelector>(); }
+
+}  // namespace msa

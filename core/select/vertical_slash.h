@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// The vertical-slash estimate of MInference: where the last queries of the prompt look, by key
+// (vertical lines of the attention map) and by distance (slashes), any query is taken to look.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/select/selector.h"
+
+namespace msa {
+
+class VerticalSlash {
+public:
+    /// Looks at the last `probe` queries of every sequence's prompt.
+    VerticalSlash(const SelectorLayer&, int64_t probe);
+
+    /// Attention of the probing queries on the keys of block b, plus that on the distances at which
+    /// the query at `position` sees the block.
+    float score(int64_t sequence, int64_t group, int64_t position, int64_t block) const;
+
+private:
+    const std::vector<double>& of(const std::vector<std::vector<double>>& sums, int64_t sequence,
+                                  int64_t group) const {
+        return sums[static_cast<size_t>(sequence * groups_ + group)];
+    }
+
+    int64_t groups_, block_size_;
+    std::vector<std::vector<double>> vertical_, slash_;  // [S * Hkv][n+1] sums up to key, distance
+};
+
+}  // namespace msa

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace msa::experiments {
+
+/// Writes a small file by way of `path`.partial. Throws SystemError.
+void write_text(const std::filesystem::path& path, const std::string& content);
+
+}  // namespace msa::experiments

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/compare/checks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <stdexcept>
+
+namespace msa::experiments {
+namespace {
+
+constexpr double kMassRounding = 1e-5;    // of sums of float masses that add up to 1
+constexpr double kOutputRounding = 1e-3;  // relative; outputs may be rounded to bfloat16
+
+}  // namespace
+
+void SelfChecks::begin(const MeasuredChunk& chunk) {
+    const Problem& p = chunk.problem;
+    best_ = Tensor<double, 3>({p.queries(), p.kv_heads, p.blocks() + 1});
+#pragma omp parallel for
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            double* best = &best_(i, r, 0);
+            std::copy_n(chunk.mass[i][r].data(), p.blocks(), best + 1);
+            std::sort(best + 1, best + 1 + p.blocks(), std::greater<>());
+            for (int64_t n = 1; n <= p.blocks(); ++n) best[n] += best[n - 1];
+        }
+}
+
+void SelfChecks::check(const std::string& arm, const MeasuredChunk& chunk,
+                       View<const int32_t, 3> ids, View<const float, 3> sparse) {
+    const Problem& p = chunk.problem;
+    const std::vector<KeyRange> visible = visible_keys(p);
+    const int64_t width = p.group_size() * p.head_dim;
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            const std::span<const int32_t> kept = selected(ids, i, r);
+            const double mass = analysis::mass_of(chunk.mass[i][r], kept);
+            const double most = best_(i, r, std::ssize(kept));
+            if (mass > most + kMassRounding || mass > 1 + kMassRounding)
+                throw std::logic_error(text(arm, " keeps ", mass, " of the mass of query ", i,
+                                            ", group ", r, "; the best ", kept.size(),
+                                            " blocks keep ", most));
+            ++rows_;
+            const int64_t count = visible[static_cast<size_t>(i)].count;
+            if (std::ssize(kept) != visible_blocks(count, p.block_size)) continue;
+            ++full_rows_;
+            double off = 0, norm = 0;
+            for (int64_t d = 0; d < width; ++d) {
+                const double want = chunk.dense[i].data()[r * width + d];
+                const double got = sparse[i].data()[r * width + d];
+                off += (got - want) * (got - want);
+                norm += want * want;
+            }
+            const double difference = norm > 0 ? std::sqrt(off / norm) : std::sqrt(off);
+            difference_ = std::max(difference_, difference);
+            if (difference > kOutputRounding)
+                throw std::logic_error(text(arm, " keeps all blocks of query ", i, ", group ", r,
+                                            ", but its output differs from dense by ",
+                                            difference));
+        }
+}
+
+void SelfChecks::write(io::ResultsWriter& to, const std::string& layer) const {
+    const std::string group = "/checks/" + layer;
+    to.attribute(group, "rows", rows_);
+    to.attribute(group, "rows_with_all_blocks", full_rows_);
+    to.attribute(group, "largest_difference_from_dense", difference_);
+}
+
+}  // namespace msa::experiments

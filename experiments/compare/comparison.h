@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// One plan on one layer: streams the queries in chunks; dense attention and oracle are computed
+// once per chunk, for all selectors and budgets.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/select/selector.h"
+#include "experiments/common/progress.h"
+#include "experiments/compare/checks.h"
+#include "experiments/compare/layer_data.h"
+#include "experiments/compare/layer_view.h"
+#include "experiments/compare/tally.h"
+
+namespace msa::experiments {
+
+/// Seconds that a selector took to choose, and its choices to be measured.
+struct Timing {
+    double select = 0, evaluate = 0;
+};
+
+/// A layer at work: what its plans share.
+struct LayerTask {
+    const CompareOptions& options;
+    const io::ActivationsInfo& file;
+    const LayerData& data;
+    const LayerData* previous;           // the layer before it in the file, or absent
+    const std::vector<int64_t>& tokens;  // packed tokens of the compared queries, ascending
+    Backend& backend;
+    io::ResultsWriter& to;
+    SelfChecks checks;
+    std::map<std::string, Timing> timing;  // of each selector
+
+    std::string name() const { return std::to_string(data.info.layer); }
+};
+
+class LayerComparison {
+public:
+    LayerComparison(LayerTask& task, Plan plan);
+    /// Streams all queries. Throws std::logic_error where a self-check fails, Interrupted when a
+    /// stop is requested.
+    void run(Progress& progress);
+    /// Writes what was added up, but for the task's own.
+    void write() const;
+
+private:
+    struct Scorer;
+    std::vector<Scorer> make_scorers(const LayerView& view);
+    void add(const LayerView& view, std::vector<Scorer>& scorers, QueryRange range);
+    void add_scorer(const LayerView& view, Scorer& scorer, const SelectorChunk& chunk,
+                    MeasuredChunk measured, QueryRange range);
+    void add_arm(Tally& tally, const LayerView& view, const MeasuredChunk& chunk, In<3> q,
+                 QueryRange range, View<const int32_t, 3> ids);
+    Tensor<float, 3> mass_before(size_t view, QueryRange range) const;
+    void check_full_budget(const LayerView& view, View<const float, 3> q,
+                           const MeasuredChunk& chunk);
+    const Tensor<int32_t, 3>& oracle(const SelectionRule& rule) const;
+    void create_ids();
+    void store_ids(const Arm& arm, QueryRange range, View<const int32_t, 3> ids);
+    int64_t chunk_queries() const;
+
+    LayerTask& task_;
+    Plan plan_;
+    Problem sizes_, all_;         // all tokens as queries; the compared ones
+    bool needs_logits_ = false;
+    std::vector<int64_t> stored_;  // compared queries whose ids are stored
+    std::vector<Tally> tallies_;
+    std::vector<SelectionRule> rules_;      // of the oracles, distinct
+    std::vector<Tensor<int32_t, 3>> oracles_;  // of the chunk at hand, one of each rule
+};
+
+}  // namespace msa::experiments

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/compare/layer.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "experiments/compare/comparison.h"
+
+namespace msa::experiments {
+namespace {
+
+void write_sizes(const LayerTask& task, const Problem& p) {
+    const std::string layer = "/layers/" + task.name();
+    for (const auto& [name, value] : {std::pair{"query_heads", task.data.info.query_heads},
+                                      {"kv_heads", p.kv_heads},
+                                      {"head_dim", p.head_dim},
+                                      {"index_dim", p.index_dim},
+                                      {"tokens", p.keys()},
+                                      {"queries", std::ssize(task.tokens)},
+                                      {"largest_budget", largest_budget(task.options, p)}})
+        task.to.attribute(layer, name, value);
+    task.to.attribute(layer, "softmax_scale", p.main_scale());
+}
+
+}  // namespace
+
+bool same_sizes(const io::LayerInfo& a, const io::LayerInfo& b) {
+    return a.query_heads == b.query_heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
+}
+
+std::string why_unusable(const CompareOptions& o, const io::LayerInfo& layer, bool has_previous,
+                         const std::string& name) {
+    const Selector::Needs needs = make_selector(name)->needs();
+    if (needs.index && !layer.has(io::Field::index_q)) return "the layer has no index_q and index_k";
+    if (needs.previous_mass && !has_previous)
+        return "the file has no layer of the same sizes before it";
+    if (needs.rule && o.sharing == Sharing::layer)
+        return "it spends its budget group by group, which --share layer takes from it";
+    return "";
+}
+
+void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
+                   const io::LayerInfo& layer, const io::LayerInfo* previous,
+                   const std::vector<std::string>& selectors, const std::vector<int64_t>& tokens,
+                   Backend& backend, io::ResultsWriter& to, std::ostream& err) {
+    const LayerData data(file, layer, o.sharing);
+    std::optional<LayerData> before;
+    if (previous != nullptr) before.emplace(file, *previous, o.sharing);
+    LayerTask task{o,       file.info(), data, before ? &*before : nullptr, tokens,
+                   backend, to,          {},   {}};
+    const Problem sizes = data.problem(file.info(), o.block_size);
+    const std::vector<Plan> plans = make_plans(o, selectors, sizes.with_query_rows(tokens));
+    Progress progress(err, text("layer ", layer.layer),
+                      std::ssize(tokens) * std::ssize(plans) * std::ssize(data.q), "queries");
+    for (const Plan& plan : plans) {
+        LayerComparison comparison(task, plan);
+        comparison.run(progress);
+        comparison.write();
+    }
+    write_sizes(task, sizes);
+    task.checks.write(to, task.name());
+    for (const auto& [selector, seconds] : task.timing) {
+        const std::string group = "/timing/" + task.name() + "/" + selector;
+        to.attribute(group, "select_seconds", seconds.select);
+        to.attribute(group, "measure_seconds", seconds.evaluate);
+    }
+}
+
+}  // namespace msa::experiments

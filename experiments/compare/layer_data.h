@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+// The operands of one layer in host memory, and the layer as the selectors are to see it: with the
+// heads that share a choice of blocks as its groups.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/io/activations.h"
+#include "experiments/compare/options.h"
+
+namespace msa::experiments {
+
+struct LayerData {
+    LayerData(const io::ActivationsReader&, const io::LayerInfo&, Sharing);
+
+    io::LayerInfo info;
+    /// q [N, Hkv * heads, dh] of each view. Sharing by head makes G views of one head a group, and
+    /// so of every operation that works by group one that works by head; else there is one view.
+    std::vector<Tensor<float, 3>> q;
+    Tensor<float, 3> k, v, index_q, index_k;  // [N, heads, channels]; index absent where not there
+
+    /// The whole layer as a view has it.
+    Problem problem(const io::ActivationsInfo&, int64_t block_size) const;
+};
+
+/// Rows of `all` [N, heads, channels].
+Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> rows);
+
+}  // namespace msa::experiments

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <utility>
+
+#include "experiments/common/attend.h"
+#include "experiments/compare/layer_data.h"
+
+namespace msa::experiments {
+
+/// The layer as one view of its heads has it, in the backend's space.
+struct LayerView {
+    LayerView(Backend& backend, const LayerData& data, Problem problem, size_t view)
+        : index(view),
+          whole(std::move(problem)),
+          host_q(data.q[view].view()),
+          k(backend, host_view(data.k)),
+          v(backend, host_view(data.v)),
+          index_k(backend, {data.index_k.data(), {data.index_k.extent(0), data.index_k.extent(2)}}) {
+    }
+    size_t index;
+    Problem whole;
+    View<const float, 3> host_q;
+    Operand<3> k, v;
+    Operand<2> index_k;
+};
+
+/// P_b of a chunk, and its largest logits where wanted; on the host.
+struct Mass {
+    Mass(Backend& backend, const Problem& p, In<3> q, In<3> k, bool logits)
+        : mass(backend.make<float, 3>({p.queries(), p.kv_heads, p.blocks()})) {
+        if (logits) max_logit = backend.make<float, 3>(mass.shape());
+        backend.block_mass(p, q, k, {mass, max_logit.view()});
+        backend.finish();
+        if (backend.space() == Space::host) return;
+        mass = backend.download(mass.view());
+        if (logits) max_logit = backend.download(max_logit.view());
+    }
+    Tensor<float, 3> mass, max_logit;
+};
+
+}  // namespace msa::experiments

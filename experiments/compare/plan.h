@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+// What msa-compare measures: selectors at settings, grouped by block size.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/problem.h"
+#include "core/selection.h"
+#include "experiments/compare/options.h"
+
+namespace msa::experiments {
+
+/// One selector at one setting.
+struct Arm {
+    std::string selector;
+    std::string setting;  // "1024", "1024,block=32": the budget and what an ablation varies
+    int64_t budget = 0;   // tokens
+    SelectionRule rule;   // asked for; the selector may adjust it
+    int64_t matched_budget = 0;  // window ablation: of the window with the same FLOPs, in tokens
+    std::string key() const { return selector + "@" + setting; }
+};
+
+/// Arms that share a block size, and with it the oracle.
+struct Plan {
+    int64_t block_size = 0;
+    std::vector<Arm> arms;
+};
+
+/// The plans of a layer; `queries` are its analysed ones. InputError where the forced blocks do not
+/// fit into a budget.
+std::vector<Plan> make_plans(const CompareOptions&, const std::vector<std::string>& selectors,
+                             const Problem& queries);
+
+/// The largest budget asked for, in tokens: rows that see no more are trivial at every setting.
+int64_t largest_budget(const CompareOptions&, const Problem&);
+
+}  // namespace msa::experiments

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/compare/summary.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iomanip>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <sstream>
+#include <stdexcept>
+
+#include "analysis/overlap.h"
+#include "core/error.h"
+#include "core/select/selector.h"
+#include "experiments/compare/rows.h"
+
+namespace msa::experiments {
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json number(double value) {
+    return std::isnan(value) ? ordered_json() : ordered_json(value);
+}
+
+/// Mean overlap of the blocks that two layers choose for the same queries and groups.
+ordered_json layer_overlap(const io::ResultsReader& results) {
+    ordered_json all = ordered_json::array();
+    for (const std::string& key : results.list("/metrics")) {
+        const std::string group = "/select/" + key;
+        if (!results.has(group) || results.list(group).size() < 2) continue;
+        ordered_json matrix = ordered_json::array(), names = ordered_json::array();
+        std::vector<Tensor<int32_t, 3>> ids;
+        for (const std::string& layer : results.list(group)) {
+            ids.push_back(results.read<int32_t, 3>(group + "/" + layer + "/ids"));
+            names.push_back(std::stoll(layer));
+        }
+        const bool alike = std::all_of(ids.begin(), ids.end(), [&](const auto& of) {
+            return of.extent(1) == ids.front().extent(1);
+        });
+        if (!alike) continue;
+        for (const Tensor<int32_t, 3>& a : ids) {
+            ordered_json line = ordered_json::array();
+            for (const Tensor<int32_t, 3>& b : ids)
+                line.push_back(number(analysis::mean_overlap(a.view(), b.view())));
+            matrix.push_back(line);
+        }
+        all.push_back({{"arm", key}, {"layers", names}, {"overlap", matrix}});
+    }
+    return all;
+}
+
+}  // namespace
+
+std::string compare_definitions() {
+    ordered_json definitions;
+    for (const Measure& measure : kMeasures) definitions[measure.name] = measure.definition;
+    definitions["rows_counted"] =
+        "queries in the averages: those that see more keys than the largest budget, the same for "
+        "every selector and budget; averages go over queries, then over groups";
+    definitions["layer_overlap"] =
+        "|A n B| / |A u B| of the blocks that two layers choose for the same query and group, "
+        "mean over a sample of queries";
+    return definitions.dump();
+}
+
+std::string compare_summary(const io::ResultsReader& results) {
+    ordered_json checks = ordered_json::array(), rows = ordered_json::array();
+    for (const std::string& layer : results.list("/checks")) {
+        ordered_json entry{{"layer", std::stoll(layer)}};
+        for (const char* name : {"rows", "rows_with_all_blocks"})
+            entry[name] = static_cast<int64_t>(results.number("/checks/" + layer, name));
+        const char* const difference = "largest_difference_from_dense";
+        entry[difference] = results.number("/checks/" + layer, difference);
+        checks.push_back(entry);
+    }
+    for (const Row& row : read_rows(results)) {
+        ordered_json entry{{"layer", std::stoll(row.layer)},
+                           {"selector", row.selector},
+                           {"setting", row.setting}};
+        for (const char* name : kRowSizes) entry[name] = row.size(results, name);
+        for (const Measure& measure : kMeasures)
+            entry[measure.name] = number(row.value(results, measure.name));
+        rows.push_back(entry);
+    }
+    return ordered_json{{"format", "msa-compare-summary"},
+                        {"program", results.run().program},
+                        {"options", ordered_json::parse(results.run().options)},
+                        {"definitions", ordered_json::parse(results.run().definitions)},
+                        {"checks", checks},
+                        {"rows", rows},
+                        {"layer_overlap", layer_overlap(results)}}
+               .dump(2) +
+           "\n";
+}
+
+std::string compare_csv(const io::ResultsReader& results) {
+    std::ostringstream csv;
+    csv << std::setprecision(9)
+        << "layer,selector,setting,budget,block_size,metric,axis,index,value\n";
+    for (const Row& row : read_rows(results)) {
+        std::ostringstream head;
+        head << row.layer << ',' << row.selector << ",\"" << row.setting << "\"," << row.budget
+             << ',' << row.size(results, "block_size") << ',';
+        for (const std::string& metric : results.list(row.group())) {
+            const std::string dataset = row.group() + "/" + metric;
+            const Tensor<double, 1> values = results.read<double, 1>(dataset);
+            for (int64_t n = 0; n < values.size(); ++n) {
+                csv << head.str() << metric << ',' << results.words(dataset, "axes") << ',' << n
+                    << ',';
+                if (!std::isnan(values(n))) csv << values(n);
+                csv << '\n';
+            }
+        }
+        for (const Measure& measure : kMeasures)
+            if (!results.has(row.group() + "/" + measure.name))
+                csv << head.str() << measure.name << ",,," << row.value(results, measure.name)
+                    << '\n';
+    }
+    return csv.str();
+}
+
+std::string compare_timing(const io::ResultsReader& results) {
+    ordered_json layers = ordered_json::array();
+    for (const std::string& layer : results.list("/timing")) {
+        ordered_json selectors;
+        double total = 0;
+        for (const std::string& selector : results.list("/timing/" + layer)) {
+            const std::string group = "/timing/" + layer + "/" + selector;
+            for (const char* name : {"select_seconds", "measure_seconds"}) {
+                selectors[selector][name] = results.number(group, name);
+                total += results.number(group, name);
+            }
+        }
+        layers.push_back(
+            {{"layer", std::stoll(layer)}, {"selectors", selectors}, {"sum_seconds", total}});
+    }
+    return ordered_json{{"format", "msa-compare-timing"},
+                        {"device", results.run().device},
+                        {"layers", layers}}
+               .dump(2) +
+           "\n";
+}
+
+void check_compare_order(const io::ResultsReader& results) {
+    constexpr double kRounding = 1e-5;  // of the float masses that both sums are made of
+    for (const Row& row : read_rows(results)) {
+        const bool uneven = make_selector(row.selector)->adjust({}).top_k == kUneven;
+        const double kept = row.value(results, "mass_kept");
+        const double oracle = row.value(results, "oracle_mass");
+        if ((!uneven && kept > oracle + kRounding) || kept > 1 + kRounding)
+            throw std::logic_error(text("layer ", row.layer, ": ", row.selector, " at ",
+                                        row.setting, " keeps ", kept, " of the mass, the oracle ",
+                                        oracle));
+    }
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// The small files beside the results.h5 of msa-compare, made from it alone: a resumed run and an
+// uninterrupted one give the same, but for the time they took.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+#include "core/io/results.h"
+
+namespace msa::experiments {
+
+/// Text of each number of the summary, JSON object.
+std::string compare_definitions();
+
+/// summary.json: {"format", "program", "options", "definitions", "checks", "rows": [...],
+/// "layer_overlap": [...]}; one row per layer, selector and setting.
+std::string compare_summary(const io::ResultsReader&);
+
+/// metrics.csv, tidy: layer,selector,setting,budget,block_size,metric,axis,index,value.
+std::string compare_csv(const io::ResultsReader&);
+
+/// timing.json: seconds that each selector took on each layer, to select and to be measured.
+std::string compare_timing(const io::ResultsReader&);
+
+/// Mass kept and output error of every selector and setting, costs, checks, definitions.
+void print_compare_tables(const io::ResultsReader&, std::ostream& out);
+
+/// Throws std::logic_error where a selector keeps more mass on average than the oracle of its
+/// budget, or than all. Policies that spend the budget unevenly are bounded by row (SelfChecks).
+void check_compare_order(const io::ResultsReader&);
+
+}  // namespace msa::experiments

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// What is added up for one arm while the chunks of a layer go by.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "analysis/output_error.h"
+#include "analysis/overlap.h"
+#include "analysis/recall.h"
+#include "analysis/selector_cost.h"
+#include "core/io/results.h"
+#include "experiments/compare/plan.h"
+
+namespace msa::experiments {
+
+/// One chunk as an arm is measured on it.
+struct MeasuredChunk {
+    const Problem& problem;
+    std::span<const analysis::RowKind> kinds;  // [Nq]
+    View<const float, 3> mass;                 // [Nq, Hkv, B]
+    View<const int32_t, 3> oracle_ids;         // [Nq, Hkv, k]
+    View<const float, 3> dense;                // [Nq, Hq, dh]
+};
+
+class Tally {
+public:
+    /// `layer`: sizes of the whole layer.
+    Tally(Arm arm, const Problem& layer);
+
+    /// A chunk's choice, ids [Nq, Hkv, any], and the attention over it, sparse [Nq, Hq, dh].
+    void add(const MeasuredChunk&, View<const int32_t, 3> ids, View<const float, 3> sparse);
+    void add_cost(const analysis::SelectorCost& cost);
+
+    /// The groups /metrics, /overlap and /distance of the arm. `used`: the rule that it was held
+    /// to.
+    void write(io::ResultsWriter& to, const std::string& layer, const Problem& p,
+               const SelectionRule& used) const;
+
+    const Arm& arm() const { return arm_; }
+
+private:
+    Arm arm_;
+    analysis::Recall recall_;
+    analysis::OutputError output_error_;  // over the heads of each group together
+    analysis::GroupOverlap overlap_;
+    analysis::Distances distances_;
+    std::vector<analysis::Mean> blocks_;  // [Hkv] selected per counted query
+    analysis::SelectorCost index_, attention_;
+    int64_t counted_ = 0, queries_ = 0;
+};
+
+}  // namespace msa::experiments

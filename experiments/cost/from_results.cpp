@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/cost/from_results.h"
+
+#include <algorithm>
+#include <iomanip>
+#include <ostream>
+
+#include "analysis/selection_cost.h"
+#include "core/io/results.h"
+#include "core/selection.h"
+#include "experiments/common/table.h"
+#include "experiments/cost/chip.h"
+
+namespace msa::experiments {
+namespace {
+
+using analysis::OrderCost, analysis::SelectionCost;
+using nlohmann::ordered_json;
+
+constexpr double kGiga = 1e9, kMega = 1e6, kMicro = 1e-6;
+
+/// One selector on one layer.
+struct Arm {
+    std::string selector, layer;
+    int64_t queries, group_size, block_size, top_k;
+    SelectionCost cost;
+    const OrderCost& fastest() const {
+        return *std::min_element(
+            cost.orders.begin(), cost.orders.end(),
+            [](const OrderCost& a, const OrderCost& b) { return a.seconds < b.seconds; });
+    }
+};
+
+/// The analysed queries of a layer, against the keys that any of them sees.
+Problem read_problem(const io::ResultsReader& results, const std::string& layer) {
+    const auto size = [&](const char* name) {
+        return static_cast<int64_t>(results.number("/layers/" + layer, name));
+    };
+    const std::string at = "/queries/" + layer;
+    const auto token = results.read<int64_t, 1>(at + "/token");
+    const auto position = results.read<int64_t, 1>(at + "/position");
+    const auto sequence = results.read<int64_t, 1>(at + "/sequence");
+    Problem p;
+    p.query_heads = size("query_heads");
+    p.kv_heads = size("kv_heads");
+    p.head_dim = size("head_dim");
+    p.index_dim = size("index_dim");
+    p.block_size = size("block_size");
+    for (int64_t i = 0; i < token.size(); ++i) {
+        require(i == 0 || token(i) == token(i - 1) + 1, "layer ", layer,
+                ": its analysed queries have gaps (token ", token(i), " follows token ",
+                token(std::max<int64_t>(i - 1, 0)),
+                "); the loop orders need neighbours, so run msa-analyze without --sample-queries");
+        while (p.sequences() <= sequence(i)) {
+            p.cu_seqlens_q.push_back(i);
+            p.cu_seqlens_k.push_back(p.cu_seqlens_k.back());
+        }
+        p.cu_seqlens_q.back() = i + 1;
+        p.cu_seqlens_k.back() = *(p.cu_seqlens_k.end() - 2) + position(i) + 1;
+        p.query_positions.push_back(position(i));
+    }
+    p.validate();
+    return p;
+}
+
+std::vector<Arm> read_arms(const CostOptions& o, const analysis::Hardware& on) {
+    const io::ResultsReader results(o.results);
+    const std::vector<std::string> all_layers = results.list("/layers");
+    const std::vector<std::string> all_selectors = results.list("/select");
+    std::vector<std::string> layers = all_layers, selectors = all_selectors;
+    if (!o.layers.empty()) {
+        layers.clear();
+        for (int64_t layer : o.layers)
+            layers.push_back(all_layers[choice("layers", std::to_string(layer), all_layers)]);
+    }
+    if (!o.selectors.empty()) selectors = o.selectors;
+    for (const std::string& selector : selectors) choice("selector", selector, all_selectors);
+    std::vector<Arm> arms;
+    for (const std::string& layer : layers) {
+        const Problem p = read_problem(results, layer);
+        for (const std::string& selector : selectors) {
+            const std::string dataset = "/select/" + selector + "/" + layer + "/ids";
+            if (!results.has(dataset)) continue;
+            const auto ids = results.read<int32_t, 3>(dataset);
+            check_selection(p, ids);
+            arms.push_back({selector, layer, p.queries(), p.group_size(), p.block_size,
+                            ids.extent(2), selection_cost(p, ids, o.element, on)});
+        }
+    }
+    require(!arms.empty(), o.results, ": holds no selected blocks of these layers and selectors");
+    return arms;
+}
+
+ordered_json arm_json(const Arm& arm) {
+    const SelectionCost& c = arm.cost;
+    ordered_json json{{"layer", std::stoll(arm.layer)},
+                      {"selector", arm.selector},
+                      {"queries", arm.queries},
+                      {"group_size", arm.group_size},
+                      {"block_size", arm.block_size},
+                      {"top_k", arm.top_k},
+                      {"pairs", c.pairs},
+                      {"used_slots", c.used_slots},
+                      {"used_blocks", c.used_blocks},
+                      {"mean_queries_per_block", c.mean_queries},
+                      {"most_queries_per_block", c.most_queries},
+                      {"chunks", c.chunks},
+                      {"mma_fill", c.mma_fill},
+                      {"useful_flops", c.useful_flops},
+                      {"gathered_q_bytes", c.gathered_q_bytes},
+                      {"partial_out_bytes", c.gathered_q_bytes},
+                      {"break_even_union", c.break_even_union},
+                      {"fastest", arm.fastest().name},
+                      {"unions", ordered_json::array()},
+                      {"orders", ordered_json::array()}};
+    for (const auto& [queries, reads] : c.unions)
+        json["unions"].push_back({{"tile_queries", queries},
+                                  {"mean_union", reads.mean_union()},
+                                  {"reads", reads.reads},
+                                  {"cache_misses", reads.misses}});
+    for (const OrderCost& order : c.orders)
+        json["orders"].push_back({{"order", order.name},
+                                  {"executed_flops", order.executed_flops},
+                                  {"memory_bytes", order.memory_bytes},
+                                  {"cache_bytes", order.cache_bytes},
+                                  {"seconds", order.seconds}});
+    return json;
+}
+
+void print_csv(const std::vector<Arm>& arms, std::ostream& out) {
+    out << std::setprecision(9)
+        << "layer,selector,order,useful_flops,executed_flops,memory_bytes,cache_bytes,seconds\n";
+    for (const Arm& arm : arms)
+        for (const OrderCost& order : arm.cost.orders)
+            out << arm.layer << ',' << arm.selector << ',' << order.name << ','
+                << arm.cost.useful_flops << ',' << order.executed_flops << ',' << order.memory_bytes
+                << ',' << order.cache_bytes << ',' << order.seconds << '\n';
+}
+
+void print_selections(const std::vector<Arm>& arms, std::ostream& out) {
+    std::vector<std::string> header{"layer", "selector", "slots\nused", "queries\n/ block",
+                                    "most",  "chunks",   "MMA\nfill",   "gathered\nq MB"};
+    for (const auto& [queries, reads] : arms.front().cost.unions)
+        if (queries > 1) header.push_back("union\nof " + std::to_string(queries));
+    Table table(header);
+    for (const Arm& arm : arms) {
+        const SelectionCost& c = arm.cost;
+        std::vector<std::string> row{arm.layer,
+                                     arm.selector,
+                                     fixed_text(c.used_slots, 3),
+                                     number_text(c.mean_queries),
+                                     std::to_string(c.most_queries),
+                                     std::to_string(c.chunks),
+                                     fixed_text(c.mma_fill, 3),
+                                     number_text(c.gathered_q_bytes / kMega)};
+        for (const auto& [queries, reads] : c.unions)
+            if (queries > 1) row.push_back(fixed_text(reads.mean_union(), 1));
+        table.add(row);
+    }
+    table.print(out);
+}
+
+void print_orders(const std::vector<Arm>& arms, std::ostream& out) {
+    Table table({"layer", "selector", "order", "useful\nGFLOP", "executed\nGFLOP", "memory\nMB",
+                 "cache\nMB", "us", "fastest", "break-even\nunion"});
+    for (const Arm& arm : arms)
+        for (const OrderCost& order : arm.cost.orders) {
+            const bool fastest = order.name == arm.fastest().name;
+            table.add(
+                {arm.layer, arm.selector, order.name, number_text(arm.cost.useful_flops / kGiga),
+                 number_text(order.executed_flops / kGiga), number_text(order.memory_bytes / kMega),
+                 number_text(order.cache_bytes / kMega), number_text(order.seconds / kMicro),
+                 fastest ? "yes" : "",
+                 order.name == "union" ? fixed_text(arm.cost.break_even_union, 1) : ""});
+        }
+    table.print(out);
+}
+
+void print_tables(const CostOptions& o, const std::vector<Arm>& arms, const analysis::Hardware& on,
+                  std::ostream& out) {
+    const Arm& arm = arms.front();
+    out << arm.queries << " consecutive queries, G " << arm.group_size << ", Bk " << arm.block_size
+        << ", k " << arm.top_k << "; " << to_string(o.element) << '\n'
+        << hardware_text(on, o.ceilings, {o.element}) << "\n\n";
+    print_selections(arms, out);
+    out << '\n';
+    print_orders(arms, out);
+    out << '\n';
+    print_paragraph(out,
+                    "Slots used: selected blocks of all k per query and group. Queries / block: "
+                    "over the blocks that any query selected; most: of one block. Chunks: pieces "
+                    "of at most 2 k Bk queries. MMA fill: used rows of KV-outer's 128-row tiles. "
+                    "Gathered q: read once per selected block, and as much is written as partial "
+                    "outputs. Union of n: mean number of blocks that n neighbours select.");
+    print_paragraph(
+        out,
+        text("Orders: q_outer, each query walks its blocks; kv_outer, each block gathers its "
+             "queries; union, ",
+             arm.cost.unions.back().first,
+             " neighbours walk their union. Useful: visible selected keys; executed: with padded "
+             "rows and masked keys. Memory: misses of a least-recently-used cache of the chip's "
+             "size; cache: all reads. Time: the slowest of arithmetic, memory",
+             on.cache_bytes_per_second ? " and cache" : " (the cache's bandwidth is not known)",
+             ". Break-even union: up to this union the union order's arithmetic takes no longer "
+             "than the better of the other two orders."));
+}
+
+}  // namespace
+
+void cost_from_results(const CostOptions& o, const analysis::Hardware& on, std::ostream& out) {
+    const std::vector<Arm> arms = read_arms(o, on);
+    if (o.format == Format::csv) print_csv(arms, out);
+    if (o.format == Format::table) print_tables(o, arms, on, out);
+    if (o.format != Format::json) return;
+    ordered_json json{{"format", "msa-cost-measured"},
+                      {"format_version", 1},
+                      {"results", o.results},
+                      {"element", to_string(o.element)},
+                      {"hardware", hardware_json(on, o.ceilings)},
+                      {"rows", ordered_json::array()}};
+    for (const Arm& arm : arms) json["rows"].push_back(arm_json(arm));
+    out << json.dump(2) << '\n';
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// The options of msa-cost, checked as far as that goes without its files.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+#include "experiments/common/options.h"
+#include "experiments/cost/presets.h"
+
+namespace msa::experiments {
+
+enum class Format : uint8_t { table, json, csv };
+
+struct CostOptions {
+    std::string preset = "paper";
+    std::vector<int64_t> contexts{1 << 15, 1 << 17, 1 << 19, 1 << 20};
+    std::optional<int64_t> block_size, top_k, index_dim;  // else the model's, else the paper's
+    Element element = Element::bf16, index_element = Element::bf16;
+    std::string hardware = "h100";
+    Ceilings ceilings = Ceilings::peak;
+    std::string results;                 // measured selections; empty: from sizes
+    std::vector<int64_t> layers;         // of the results; empty: all
+    std::vector<std::string> selectors;  // of the results; empty: all
+    Format format = Format::table;
+};
+
+/// Nothing when help or version was asked for. Throws InputError.
+std::optional<CostOptions> parse_cost_options(std::span<const std::string> args, std::ostream& out);
+
+}  // namespace msa::experiments

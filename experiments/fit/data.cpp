@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/fit/data.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace msa::experiments {
+namespace {
+
+using io::Field;
+
+Tensor<float, 3> read_field(std::span<const io::ActivationsReader> files, int64_t layer,
+                            Field field, int64_t tokens) {
+    const io::LayerInfo& info = files.front().layer(layer);
+    Tensor<float, 3> all({tokens, info.heads(field), info.channels(field)});
+    int64_t first = 0;
+    for (const io::ActivationsReader& file : files) {
+        const int64_t n = file.info().tokens();
+        file.read(layer, field, {0, n}, 0, all.view().slice(first, n));
+        first += n;
+    }
+    return all;
+}
+
+struct Half {
+    int64_t begin, end;
+};
+
+/// An option's range, or its default.
+Half resolve(const char* option, const Range& asked, Half otherwise, int64_t available,
+             const char* what) {
+    const Half half{asked.begin.value_or(otherwise.begin), asked.end.value_or(otherwise.end)};
+    require(0 <= half.begin && half.begin < half.end && half.end <= available, "--", option,
+            " is ", half.begin, ":", half.end, ", must be a non-empty range of ", what, " within 0:",
+            available);
+    return half;
+}
+
+}  // namespace
+
+std::vector<int64_t> all_sequences(std::span<const io::ActivationsReader> files) {
+    std::vector<int64_t> all{0};
+    for (const io::ActivationsReader& file : files) {
+        const int64_t first = all.back();
+        for (size_t s = 1; s < file.info().cu_seqlens.size(); ++s)
+            all.push_back(first + file.info().cu_seqlens[s]);
+    }
+    return all;
+}
+
+void check_layer(std::span<const io::ActivationsReader> files, int64_t layer) {
+    const io::LayerInfo& first = files.front().layer(layer);
+    for (const io::ActivationsReader& file : files) {
+        const io::LayerInfo& info = file.layer(layer);
+        const std::string at = text(file.path().string(), ": /layers/", layer);
+        require(info.has(Field::x), at,
+                " has no x, the input of the projections, which an Index Branch is fitted to");
+        io::require_post_rope(file, layer);
+        const auto same = [&](const char* what, const auto& value, const auto& wanted) {
+            require(value == wanted, at, " has ", what, " ", value, ", ",
+                    files.front().path().string(), " has ", wanted, "; they must agree");
+        };
+        same("query heads", info.query_heads, first.query_heads);
+        same("key-value heads", info.kv_heads, first.kv_heads);
+        same("head dim", info.head_dim, first.head_dim);
+        same("d_model", info.model_dim, first.model_dim);
+        same("softmax_scale", info.softmax_scale, first.softmax_scale);
+        same("rotary_dim", info.rotary_dim.value_or(0), first.rotary_dim.value_or(0));
+        same("rope_theta", info.rope_theta.value_or(0), first.rope_theta.value_or(0));
+    }
+}
+
+LayerData read_layer(std::span<const io::ActivationsReader> files, int64_t layer,
+                     const FitOptions& o) {
+    LayerData data;
+    data.info = files.front().layer(layer);
+    io::ActivationsInfo all;
+    all.cu_seqlens = all_sequences(files);
+    data.problem = io::layer_problem(all, data.info, o.block_size);
+    data.problem.index_dim = o.index_dim;
+    data.problem.validate();
+    for (const KeyRange& seen : visible_keys(data.problem)) data.positions.push_back(seen.count - 1);
+    const int64_t tokens = all.tokens();
+    data.x = read_field(files, layer, Field::x, tokens);
+    data.q = read_field(files, layer, Field::q, tokens);
+    data.k = read_field(files, layer, Field::k, tokens);
+    data.v = read_field(files, layer, Field::v, tokens);
+    return data;
+}
+
+Split split_queries(const FitOptions& o, const std::vector<int64_t>& cu) {
+    const auto sequences = static_cast<int64_t>(cu.size()) - 1;
+    const bool by_sequence = o.split == SplitBy::sequence;
+    const char* what = by_sequence ? "sequences" : "positions";
+    int64_t longest = 0;
+    for (size_t s = 1; s < cu.size(); ++s) longest = std::max(longest, cu[s] - cu[s - 1]);
+    const int64_t available = by_sequence ? sequences : longest;
+    require(!by_sequence || sequences >= 2,
+            "--split is sequence, must be position: there is one sequence");
+    const int64_t cut = std::max<int64_t>(1, available * 3 / 4);
+    const Half train = resolve("train", o.train, {0, cut}, available, what);
+    const Half held_out = resolve("eval", o.held_out, {train.end, available}, available, what);
+    require(held_out.begin >= train.end || train.begin >= held_out.end, "--eval is ",
+            held_out.begin, ":", held_out.end, ", must share no query with --train = ",
+            train.begin, ":", train.end);
+
+    Split split;
+    split.text = text("trained on ", what, " ", train.begin, ":", train.end, ", held out ",
+                      held_out.begin, ":", held_out.end, ", of ", sequences, " sequence",
+                      sequences == 1 ? "" : "s");
+    for (int64_t s = 0; s < sequences; ++s)
+        for (int64_t i = cu[static_cast<size_t>(s)]; i < cu[static_cast<size_t>(s) + 1]; ++i) {
+            const int64_t at = by_sequence ? s : i - cu[static_cast<size_t>(s)];
+            if (train.begin <= at && at < train.end) split.train.push_back(i);
+            if (held_out.begin <= at && at < held_out.end) split.held_out.push_back(i);
+        }
+    return split;
+}
+
+Tensor<float, 3> take_rows(View<const float, 3> from, std::span<const int64_t> tokens) {
+    Tensor<float, 3> rows({static_cast<int64_t>(tokens.size()), from.extent(1), from.extent(2)});
+    for (int64_t i = 0; i < rows.extent(0); ++i)
+        std::copy_n(from[tokens[static_cast<size_t>(i)]].data(), rows.extent(1) * rows.extent(2),
+                    rows.view()[i].data());
+    return rows;
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+// What an Index Branch is fitted to: one layer of all input files as one packed problem, and which
+// of its queries train and which are held out.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/io/activations.h"
+#include "experiments/fit/options.h"
+
+namespace msa::experiments {
+
+/// One layer in memory; its sequences are those of all files, in order.
+struct LayerData {
+    io::LayerInfo info;              // of the first file
+    Problem problem;                 // every token is a query and a key; index_dim as asked
+    std::vector<int64_t> positions;  // [N] in their sequences
+    Tensor<float, 3> x;              // [N, 1, d_model]
+    Tensor<float, 3> q, k, v;        // as in core/problem.h
+
+    View<float, 2> hidden() { return {x.data(), {x.extent(0), x.extent(2)}}; }
+    View<const float, 2> hidden() const { return {x.data(), {x.extent(0), x.extent(2)}}; }
+};
+
+/// cu_seqlens of all files behind each other.
+std::vector<int64_t> all_sequences(std::span<const io::ActivationsReader> files);
+
+/// Throws InputError unless every file has the layer, with x, after RoPE, and of the same sizes,
+/// scale and RoPE as in the first.
+void check_layer(std::span<const io::ActivationsReader> files, int64_t layer);
+
+LayerData read_layer(std::span<const io::ActivationsReader> files, int64_t layer,
+                     const FitOptions&);
+
+/// Packed tokens, ascending, and what they are in words.
+struct Split {
+    std::vector<int64_t> train, held_out;
+    std::string text;  // "trained on positions 0:6144, held out 6144:8192, of 1 sequence"
+};
+
+/// Resolves --train and --eval. Throws InputError where one is empty, leaves the sequences, or
+/// shares a query with the other.
+Split split_queries(const FitOptions&, const std::vector<int64_t>& cu_seqlens);
+
+/// The rows [tokens] of the first axis.
+Tensor<float, 3> take_rows(View<const float, 3> from, std::span<const int64_t> tokens);
+
+}  // namespace msa::experiments

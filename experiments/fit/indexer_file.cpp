@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/fit/indexer_file.h"
+
+#include "experiments/fit/data.h"
+#include "experiments/fit/state.h"
+
+namespace msa::experiments {
+namespace {
+
+using io::Field;
+
+constexpr int64_t kChunkTokens = 4096;
+
+/// Tokens [range) of a file, to tokens from `first` of the new one.
+void write_tokens(io::ActivationsWriter& to, const io::ActivationsReader& file, int64_t layer,
+                  const IndexWeights& weights, QueryRange range, int64_t first, int threads) {
+    for (Field field : {Field::q, Field::k, Field::v})
+        to.write(layer, field, first, 0, file.read(layer, field, range));
+    const Tensor<float, 3> x = file.read(layer, Field::x, range);
+    const View<const float, 2> hidden(x.data(), {x.extent(0), x.extent(2)});
+    const std::vector<KeyRange> seen =
+        visible_keys(io::layer_problem(file.info(), file.layer(layer), kMaxBlockSize)
+                         .with_queries(range));
+    std::vector<int64_t> positions;
+    for (const KeyRange& keys : seen) positions.push_back(keys.count - 1);
+    to.write(layer, Field::index_q, first, 0, index_queries(weights, hidden, positions, threads));
+    to.write(layer, Field::index_k, first, 0, index_keys(weights, hidden, positions, threads));
+}
+
+}  // namespace
+
+void write_indexer_file(const std::filesystem::path& path,
+                        std::span<const io::ActivationsReader> files,
+                        const io::ResultsReader& results, std::span<const int64_t> layers,
+                        int threads) {
+    io::ActivationsInfo info = files.front().info();
+    info.producer += ", index_q and index_k by msa-fit-indexer";
+    info.cu_seqlens = all_sequences(files);
+    info.has_tokens = false;
+    info.layers.clear();
+    for (int64_t layer : layers) {
+        info.layers.push_back(files.front().layer(layer));
+        info.layers.back().model_dim = 0;  // no x: the weights are in the results
+        info.layers.back().index_dim = read_weights(results, layer).form().index_dim;
+    }
+    io::ActivationsWriter to(path, info, true);
+    for (int64_t layer : layers) {
+        const IndexWeights weights = read_weights(results, layer);
+        int64_t first = 0;
+        for (const io::ActivationsReader& file : files) {
+            const int64_t n = file.info().tokens();
+            for (int64_t begin = 0; begin < n; begin += kChunkTokens)
+                write_tokens(to, file, layer, weights, {begin, std::min(begin + kChunkTokens, n)},
+                             first + begin, threads);
+            first += n;
+        }
+    }
+    to.finish();
+}
+
+}  // namespace msa::experiments

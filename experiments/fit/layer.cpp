@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/fit/layer.h"
+
+#include "core/error.h"
+#include "experiments/common/program.h"
+#include "experiments/common/progress.h"
+#include "experiments/common/sample.h"
+#include "experiments/fit/start.h"
+#include "experiments/fit/whitening.h"
+
+namespace msa::experiments {
+namespace {
+
+constexpr int64_t kWhiteningTokens = 16384;  // that the second moment is taken over
+
+std::vector<int64_t> sample(const std::vector<int64_t>& tokens, int64_t wanted, uint64_t seed) {
+    std::vector<int64_t> some;
+    for (int64_t n : stratified_sample(static_cast<int64_t>(tokens.size()), wanted, seed))
+        some.push_back(tokens[static_cast<size_t>(n)]);
+    return some;
+}
+
+/// What the numbers of a layer hang on.
+void write_sizes(io::ResultsWriter& to, const FitOptions& o, const LayerData& data,
+                 const Split& split, const HeldOut& held_out) {
+    const std::string group = text("/fit/", data.info.layer);
+    for (const auto& [name, value] :
+         {std::pair{"tokens", data.problem.keys()},
+          {"blocks", data.problem.blocks()},
+          {"warmup_steps", o.warmup_steps},
+          {"train_queries", static_cast<int64_t>(split.train.size())},
+          {"held_out_queries", held_out.queries()},
+          {"rows_counted", held_out.rows_counted()}})
+        to.attribute(group, name, value);
+    to.attribute(group, "split", split.text);
+}
+
+std::string diverged(int64_t layer, int64_t step, int64_t good,
+                     const std::filesystem::path& checkpoint) {
+    return text("layer ", layer, ": the loss is not finite at step ", step,
+                good > 0 ? text("; the weights after step ", good, " are kept in ",
+                                checkpoint.string())
+                         : "",
+                "; a smaller --lr may help");
+}
+
+}  // namespace
+
+IndexForm index_form(const FitOptions& o, const io::LayerInfo& info) {
+    IndexForm form;
+    form.groups = info.kv_heads;
+    form.index_dim = o.index_dim;
+    form.model_dim = info.model_dim;
+    form.rms_norm = o.rms_norm;
+    const bool rotates = info.k_state != io::RopeState::none;
+    require(!rotates || o.rotary_dim || info.rotary_dim, "layer ", info.layer,
+            ": the file does not say rotary_dim; give --rope-dim");
+    const int64_t model = rotates ? info.rotary_dim.value_or(o.index_dim) : 0;
+    form.rotary_dim = o.rotary_dim.value_or(std::min(model, o.index_dim));
+    require(form.rotary_dim == 0 || o.rope_theta || info.rope_theta, "layer ", info.layer,
+            ": the file does not say rope_theta; give --rope-theta");
+    form.rope_theta = o.rope_theta.value_or(info.rope_theta.value_or(form.rope_theta));
+    form.validate();
+    return form;
+}
+
+void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files, int64_t layer,
+               const Split& split, Backend& backend, io::ResultsWriter& to,
+               const Checkpoint& checkpoint, std::ostream& err) {
+    LayerData data = read_layer(files, layer, o);
+    const IndexForm form = index_form(o, data.info);
+    const int threads = o.backend_options.threads;
+    const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed), threads);
+    const HeldOut held_out(data, sample(split.held_out, o.eval_queries, o.seed), o.rule, backend,
+                           threads);
+    const Trainer trainer(o, data, split.train, backend);
+
+    FitState state;
+    if (std::optional<FitState> saved = checkpoint.load())
+        state = std::move(*saved);
+    else
+        state = start_state(start_weights(o.start, form, data, split.train, o.seed));
+    FitState good = state;  // the last one whose loss was finite
+    const auto save = [&](const FitState& which) {
+        if (which.step > 0) checkpoint.save(which, whitening.plain(which.weights));
+    };
+    Progress progress(err, text("layer ", layer), o.steps - state.step, "steps");
+    while (true) {
+        const bool last = state.step == o.steps;
+        const bool evaluated =
+            !state.evaluations.empty() && state.evaluations.back().step == state.step;
+        if (!evaluated && (last || state.step % o.eval_every == 0)) {
+            state.evaluations.push_back(held_out.evaluate(state.step, state.weights));
+            if (!last) save(state);
+        }
+        if (last) break;
+        if (stop_requested()) {
+            save(state);
+            throw Interrupted(text("stopped after step ", state.step, " of layer ", layer,
+                                   "; --resume continues"));
+        }
+        FitState before = state;
+        if (!trainer.advance(state)) {
+            save(good);
+            throw InputError(diverged(layer, state.step, good.step, checkpoint.path()));
+        }
+        good = std::move(before);
+        progress.advance(1);
+    }
+    write_fit(to, layer, state, whitening.plain(state.weights));
+    write_sizes(to, o, data, split, held_out);
+}
+
+}  // namespace msa::experiments

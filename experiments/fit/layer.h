@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+// One layer of msa-fit-indexer, from its activations to its curves and weights.
+#pragma once
+
+#include <iosfwd>
+#include <span>
+
+#include "core/io/activations.h"
+#include "core/io/results.h"
+#include "experiments/fit/data.h"
+#include "experiments/fit/options.h"
+#include "experiments/fit/state.h"
+
+namespace msa::experiments {
+
+/// The Index Branch that the options ask for on a layer. Throws InputError where neither they nor
+/// the file say how RoPE goes.
+IndexForm index_form(const FitOptions&, const io::LayerInfo&);
+
+/// Fits `layer`, from its checkpoint where there is one, and writes it to the unit under way.
+/// Throws Interrupted when a stop is requested, InputError when the loss is not finite; both after
+/// the last good state is in the checkpoint.
+void fit_layer(const FitOptions&, std::span<const io::ActivationsReader>, int64_t layer,
+               const Split&, Backend&, io::ResultsWriter&, const Checkpoint&, std::ostream& err);
+
+}  // namespace msa::experiments

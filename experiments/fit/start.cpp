@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/fit/start.h"
+
+#include <Eigen/Core>
+#include <Eigen/Eigenvalues>
+#include <algorithm>
+#include <cmath>
+#include <complex>
+#include <vector>
+
+#include "core/error.h"
+#include "core/projection.h"
+#include "core/random.h"
+#include "experiments/common/sample.h"
+
+namespace msa::experiments {
+namespace {
+
+constexpr int64_t kMostTokens = 16384;  // that a fit looks at
+constexpr double kFloor = 1e-6;         // of the largest query direction
+
+using Eigen::MatrixXcd;
+using Eigen::MatrixXd;
+using Eigen::VectorXd;
+using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+IndexWeights normal_weights(const IndexForm& form, uint64_t seed) {
+    IndexWeights w(form);
+    const double deviation = 1 / std::sqrt(static_cast<double>(form.model_dim));
+    uint64_t stream = 0;
+    for (View<float, 2> to : {w.w_q(), w.w_k()}) {
+        ++stream;
+        for (int64_t n = 0; n < to.size(); ++n)
+            to.data()[n] = static_cast<float>(
+                deviation * random_normal(mix(seed, static_cast<int64_t>(stream), n)));
+    }
+    return w;
+}
+
+/// Square root of a covariance and its inverse, small directions floored.
+struct Root {
+    explicit Root(const MatrixXd& covariance) {
+        const Eigen::SelfAdjointEigenSolver<MatrixXd> eigen(covariance);
+        const VectorXd values =
+            eigen.eigenvalues().cwiseMax(kFloor * eigen.eigenvalues().maxCoeff() + 1e-30);
+        const MatrixXd& vectors = eigen.eigenvectors();
+        root = vectors * values.cwiseSqrt().asDiagonal() * vectors.transpose();
+        inverse = vectors * values.cwiseSqrt().cwiseInverse().asDiagonal() * vectors.transpose();
+    }
+    MatrixXd root, inverse;
+};
+
+class ClosedForm {
+public:
+    ClosedForm(const IndexForm& form, const LayerData& data, std::span<const int64_t> tokens,
+               bool weighted);
+
+    /// Overwrites the channels of `w` that the fit reaches; the others of index_q become 0.
+    void fill(IndexWeights& w) const;
+
+private:
+    /// Channels `channel` of every group as columns, of the fitted queries or keys.
+    MatrixXd of_groups(const MatrixXd& values, int64_t channel) const;
+    void rotated_pair(int64_t pair, MatrixXd& to_q, MatrixXd& to_k) const;
+    void passing(MatrixXd& to_q, MatrixXd& to_k) const;
+    int64_t channels() const { return form_.index_dim; }
+
+    IndexForm form_;
+    int64_t groups_, head_dim_, rotary_, passes_;  // of the model
+    bool weighted_;
+    double scale_;         // of the main logits, in those of the index
+    MatrixXd w_q_, w_k_;   // [Hkv * dh, d_model] fits of q_r and k_r
+    MatrixXd q_, k_;       // [n, Hkv * dh] q_r; fitted k_r, its passing channels without their mean
+};
+
+/// Rows `tokens` of a field before RoPE, the group's heads averaged: [n, Hkv * dh].
+MatrixXd group_means(const LayerData& data, View<const float, 3> field, int64_t rotary,
+                     double theta, std::span<const int64_t> tokens) {
+    Tensor<float, 3> rows = take_rows(field, tokens);
+    std::vector<int64_t> back;
+    for (int64_t token : tokens) back.push_back(-data.positions[static_cast<size_t>(token)]);
+    if (rotary > 0) apply_rope(rows, back, rotary, theta);
+    const int64_t groups = data.problem.kv_heads, width = rows.extent(2);
+    const int64_t heads = rows.extent(1) / groups;
+    MatrixXd mean = MatrixXd::Zero(rows.extent(0), groups * width);
+    for (int64_t i = 0; i < rows.extent(0); ++i)
+        for (int64_t h = 0; h < rows.extent(1); ++h)
+            for (int64_t d = 0; d < width; ++d)
+                mean(i, h / heads * width + d) += double{rows(i, h, d)};
+    return mean / static_cast<double>(heads);
+}
+
+ClosedForm::ClosedForm(const IndexForm& form, const LayerData& data,
+                       std::span<const int64_t> tokens, bool weighted)
+    : form_(form),
+      groups_(data.problem.kv_heads),
+      head_dim_(data.problem.head_dim),
+      rotary_(data.info.rotary_dim.value_or(form.rotary_dim)),
+      passes_(head_dim_ - rotary_),
+      weighted_(weighted),
+      scale_(data.problem.main_scale() / data.problem.score_scale()) {
+    const Tensor<float, 3> x = take_rows(data.x, tokens);
+    const auto n = static_cast<double>(tokens.size());
+    const MatrixXd hidden =
+        Eigen::Map<const Rows>(x.data(), x.extent(0), x.extent(2)).cast<double>();
+    q_ = group_means(data, data.q, rotary_, form.rope_theta, tokens);
+    k_ = group_means(data, data.k, rotary_, form.rope_theta, tokens);
+    // Ridge regression, where the regularised second moment of x' is the identity.
+    w_q_ = q_.transpose() * hidden / n;
+    w_k_ = k_.transpose() * hidden / n;
+    k_ = hidden * w_k_.transpose();
+    for (int64_t r = 0; r < groups_; ++r) {
+        auto passing = k_.middleCols(r * head_dim_ + rotary_, passes_);
+        passing = passing.rowwise() - Eigen::RowVectorXd(passing.colwise().mean());
+    }
+}
+
+MatrixXd ClosedForm::of_groups(const MatrixXd& values, int64_t channel) const {
+    MatrixXd columns(values.rows(), groups_);
+    for (int64_t r = 0; r < groups_; ++r) columns.col(r) = values.col(r * head_dim_ + channel);
+    return columns;
+}
+
+void ClosedForm::rotated_pair(int64_t pair, MatrixXd& to_q, MatrixXd& to_k) const {
+    using namespace std::complex_literals;
+    const int64_t low = pair * (rotary_ / form_.rotary_dim), high = low + rotary_ / 2;
+    const auto complex = [&](const MatrixXd& values) -> MatrixXcd {
+        return of_groups(values, low) + 1i * of_groups(values, high);
+    };
+    Eigen::RowVectorXd weight = Eigen::RowVectorXd::Ones(groups_);
+    if (weighted_)
+        weight = complex(q_).cwiseAbs2().colwise().mean().cwiseSqrt().cwiseMax(kFloor);
+    const MatrixXcd keys = complex(k_) * weight.cast<std::complex<double>>().asDiagonal();
+    const MatrixXcd covariance = keys.transpose() * keys.conjugate();
+    const Eigen::VectorXcd first =
+        Eigen::SelfAdjointEigenSolver<MatrixXcd>(covariance).eigenvectors().rightCols(1);
+    // z = first^H k and k_r = first_r z; then q_r^* k_r = (first_r^* q_r)^* z.
+    const MatrixXcd of_keys = complex(w_k_.transpose()), of_queries = complex(w_q_.transpose());
+    const Eigen::VectorXcd z =
+        of_keys * weight.cast<std::complex<double>>().asDiagonal() * first.conjugate();
+    const int64_t other = pair + form_.rotary_dim / 2;
+    to_k.row(pair) = z.real().transpose();
+    to_k.row(other) = z.imag().transpose();
+    for (int64_t r = 0; r < groups_; ++r) {
+        const Eigen::VectorXcd reader = of_queries.col(r) * std::conj(first(r)) / weight(r);
+        to_q.row(r * channels() + pair) = reader.real().transpose();
+        to_q.row(r * channels() + other) = reader.imag().transpose();
+    }
+}
+
+void ClosedForm::passing(MatrixXd& to_q, MatrixXd& to_k) const {
+    const int64_t kept = std::min(channels() - form_.rotary_dim, groups_ * passes_);
+    if (kept == 0) return;
+    const auto n = static_cast<double>(k_.rows());
+    MatrixXd keys(k_.rows(), groups_ * passes_), of_keys(groups_ * passes_, form_.model_dim);
+    std::vector<MatrixXd> inverses;
+    for (int64_t r = 0; r < groups_; ++r) {
+        const int64_t first = r * head_dim_ + rotary_;
+        MatrixXd root = MatrixXd::Identity(passes_, passes_), inverse = root;
+        if (weighted_) {
+            const auto q = q_.middleCols(first, passes_);
+            const Root of_queries(q.transpose() * q / n);
+            root = of_queries.root;
+            inverse = of_queries.inverse;
+        }
+        keys.middleCols(r * passes_, passes_) = k_.middleCols(first, passes_) * root;
+        of_keys.middleRows(r * passes_, passes_) = root * w_k_.middleRows(first, passes_);
+        inverses.push_back(inverse);
+    }
+    const MatrixXd components =
+        Eigen::SelfAdjointEigenSolver<MatrixXd>(keys.transpose() * keys / n).eigenvectors().rightCols(
+            kept);
+    to_k.middleRows(form_.rotary_dim, kept) = components.transpose() * of_keys;
+    for (int64_t r = 0; r < groups_; ++r)
+        to_q.middleRows(r * channels() + form_.rotary_dim, kept) =
+            components.middleRows(r * passes_, passes_).transpose() *
+            inverses[static_cast<size_t>(r)] *
+            w_q_.middleRows(r * head_dim_ + rotary_, passes_);
+}
+
+/// Scales rows so that a channel's queries and keys have one size: steps then move both alike. A
+/// rotated pair shares its factor.
+void balance(const IndexForm& form, MatrixXd& to_q, MatrixXd& to_k) {
+    const int64_t half = form.rotary_dim / 2, channels = form.index_dim;
+    VectorXd size_q = VectorXd::Zero(channels), size_k = to_k.rowwise().squaredNorm();
+    for (int64_t r = 0; r < form.groups; ++r)
+        size_q += to_q.middleRows(r * channels, channels).rowwise().squaredNorm() /
+                  static_cast<double>(form.groups);
+    for (VectorXd* size : {&size_q, &size_k}) {
+        const VectorXd pairs = size->head(half) + size->segment(half, half);
+        size->head(half) = size->segment(half, half) = pairs;
+    }
+    for (int64_t c = 0; c < channels; ++c) {
+        if (size_q(c) <= 0 || size_k(c) <= 0) continue;  // a channel that the fit does not reach
+        const double factor = std::pow(size_q(c) / size_k(c), 0.25);
+        to_k.row(c) *= factor;
+        for (int64_t r = 0; r < form.groups; ++r) to_q.row(r * channels + c) /= factor;
+    }
+}
+
+void ClosedForm::fill(IndexWeights& w) const {
+    MatrixXd to_q = MatrixXd::Zero(groups_ * channels(), form_.model_dim);
+    MatrixXd to_k = MatrixXd::Zero(channels(), form_.model_dim);
+    for (int64_t pair = 0; pair < form_.rotary_dim / 2; ++pair) rotated_pair(pair, to_q, to_k);
+    passing(to_q, to_k);
+    balance(form_, to_q, to_k);
+    const double root = std::sqrt(scale_);
+    Eigen::Map<Rows>(w.w_q().data(), to_q.rows(), to_q.cols()) = (to_q * root).cast<float>();
+    for (int64_t c = 0; c < channels(); ++c)
+        if (to_k.row(c).squaredNorm() > 0)
+            Eigen::Map<Rows>(w.w_k().data(), to_k.rows(), to_k.cols()).row(c) =
+                (to_k.row(c) * root).cast<float>();
+}
+
+}  // namespace
+
+void check_start(Start start, const IndexForm& form, const io::LayerInfo& model) {
+    if (start == Start::normal) return;
+    const int64_t rotary = model.rotary_dim.value_or(form.rotary_dim);
+    require(form.rotary_dim > 0 ? rotary % form.rotary_dim == 0 : rotary == 0, "--rope-dim is ",
+            form.rotary_dim, ", must divide the model's rotary_dim = ", rotary,
+            " unless --init is normal");
+    const double theta = model.rope_theta.value_or(form.rope_theta);
+    require(form.rotary_dim == 0 || form.rope_theta == theta, "--rope-theta is ", form.rope_theta,
+            ", must be the model's = ", theta, " unless --init is normal");
+}
+
+IndexWeights start_weights(Start start, const IndexForm& form, const LayerData& data,
+                           std::span<const int64_t> tokens, uint64_t seed) {
+    IndexWeights w = normal_weights(form, seed);
+    if (start == Start::normal) return w;
+    std::vector<int64_t> some;
+    for (int64_t n : stratified_sample(static_cast<int64_t>(tokens.size()), kMostTokens, seed))
+        some.push_back(tokens[static_cast<size_t>(n)]);
+    ClosedForm(form, data, some, start == Start::from_qk).fill(w);
+    return w;
+}
+
+}  // namespace msa::experiments

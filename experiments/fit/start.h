@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// First weights of an Index Branch, for whitened hidden states x' (experiments/fit/whitening.h).
+//
+// normal   random, of variance 1 / d_model.
+// from_qk  closed form. The index score is to be the mean of the group's logits, q_r . k_r with q_r
+//          the mean of the group's queries before RoPE. Queries and keys are fitted linearly to x';
+//          then one index key has to stand for the keys k_r of all groups:
+//          - a pair of channels that RoPE rotates at one frequency is a complex number, and what
+//            commutes with the rotation is a complex factor: the index key's pair is the first
+//            principal component of the groups' pairs of that frequency;
+//          - the channels that pass take the leading principal components of the groups' channels
+//            that pass.
+//          Components are those of the keys weighted by how large the queries are along them, and
+//          what the components leave of each k_r is read off them by index_q.
+// pca      the same with the components of the keys alone.
+#pragma once
+
+#include <span>
+
+#include "core/index_branch.h"
+#include "experiments/fit/data.h"
+
+namespace msa::experiments {
+
+/// Throws InputError where the start cannot be made: from_qk and pca need frequencies that are the
+/// model's (its rotary_dim a multiple of the index's, the same rope_theta).
+void check_start(Start, const IndexForm&, const io::LayerInfo& model);
+
+/// After check_start; `tokens` are those of training.
+IndexWeights start_weights(Start, const IndexForm&, const LayerData& whitened,
+                           std::span<const int64_t> tokens, uint64_t seed);
+
+}  // namespace msa::experiments

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/fit/state.h"
+
+#include <algorithm>
+
+namespace msa::experiments {
+namespace {
+
+std::string group_of(int64_t layer) { return text("/fit/", layer); }
+
+template <typename T>
+View<const T, 1> line(std::span<const T> values) {
+    return {values.data(), {static_cast<int64_t>(values.size())}};
+}
+
+/// One list of numbers in the order of IndexWeights.
+void write_values(io::ResultsWriter& to, const std::string& dataset, const IndexWeights& weights,
+                  const char* what) {
+    to.write<float, 1>(dataset, line(weights.values()), {"value", "1", what});
+}
+
+IndexWeights read_values(const io::ResultsReader& from, const std::string& dataset,
+                         const IndexForm& form) {
+    IndexWeights weights(form);
+    const Tensor<float, 1> values = from.read<float, 1>(dataset);
+    MSA_CHECK(values.size() == static_cast<int64_t>(weights.values().size()));
+    std::copy_n(values.data(), values.size(), weights.values().data());
+    return weights;
+}
+
+void write_form(io::ResultsWriter& to, const std::string& group, const IndexForm& form) {
+    for (const auto& [name, value] : {std::pair{"groups", form.groups},
+                                      {"index_dim", form.index_dim},
+                                      {"model_dim", form.model_dim},
+                                      {"rms_norm", int64_t{form.rms_norm}},
+                                      {"rotary_dim", form.rotary_dim}})
+        to.attribute(group, name, value);
+    to.attribute(group, "rope_theta", form.rope_theta);
+}
+
+IndexForm read_form(const io::ResultsReader& from, const std::string& group) {
+    const auto size = [&](const char* name) {
+        return static_cast<int64_t>(from.number(group, name));
+    };
+    return {size("groups"),        size("index_dim"),  size("model_dim"),
+            size("rms_norm") != 0, size("rotary_dim"), from.number(group, "rope_theta")};
+}
+
+}  // namespace
+
+void write_fit(io::ResultsWriter& to, int64_t layer, const FitState& state,
+               const IndexWeights& plain) {
+    const std::string group = group_of(layer), held_out = group + "/held_out/";
+    write_form(to, group + "/weights", plain.form());
+    const io::Describe rows{"output,channel", "1", "projection, rows are outputs"};
+    const io::Describe norm{"channel", "1", "weight of the RMS norm"};
+    to.write<float, 2>(group + "/weights/w_index_q", plain.w_q(), rows);
+    to.write<float, 2>(group + "/weights/w_index_k", plain.w_k(), rows);
+    if (plain.form().rms_norm) {
+        to.write<float, 1>(group + "/weights/index_q_norm", plain.norm_q(), norm);
+        to.write<float, 1>(group + "/weights/index_k_norm", plain.norm_k(), norm);
+    }
+    to.write<double, 1>(group + "/train/kl", line<double>(state.kl),
+                        {"step", "nats", "KL loss of each step, on its support"});
+    std::vector<int64_t> steps;
+    for (const Evaluation& e : state.evaluations) steps.push_back(e.step);
+    to.write<int64_t, 1>(held_out + "step", line<int64_t>(steps),
+                         {"evaluation", "steps", "steps done before each evaluation"});
+    for (const Figure& figure : kFigures) {
+        std::vector<double> values;
+        for (const Evaluation& e : state.evaluations) values.push_back(e.*figure.value);
+        to.write<double, 1>(held_out + figure.key, line<double>(values),
+                            {"evaluation", "1", figure.definition});
+    }
+}
+
+IndexWeights read_weights(const io::ResultsReader& from, int64_t layer) {
+    const std::string group = group_of(layer) + "/weights";
+    IndexWeights weights(read_form(from, group));
+    const auto copy = [&](const char* name, auto view) {
+        constexpr int kRank = std::tuple_size_v<std::decay_t<decltype(view.shape())>>;
+        const auto values = from.read<float, kRank>(group + "/" + name);
+        MSA_CHECK(values.shape() == view.shape());
+        std::copy_n(values.data(), values.size(), view.data());
+    };
+    copy("w_index_q", weights.w_q());
+    copy("w_index_k", weights.w_k());
+    if (weights.form().rms_norm) {
+        copy("index_q_norm", weights.norm_q());
+        copy("index_k_norm", weights.norm_k());
+    }
+    return weights;
+}
+
+std::vector<Evaluation> read_evaluations(const io::ResultsReader& from, int64_t layer) {
+    const std::string held_out = group_of(layer) + "/held_out/";
+    const Tensor<int64_t, 1> steps = from.read<int64_t, 1>(held_out + "step");
+    std::vector<Evaluation> all(static_cast<size_t>(steps.size()));
+    for (size_t n = 0; n < all.size(); ++n) all[n].step = steps(n);
+    for (const Figure& figure : kFigures) {
+        const Tensor<double, 1> values = from.read<double, 1>(held_out + figure.key);
+        for (size_t n = 0; n < all.size(); ++n) all[n].*figure.value = values(n);
+    }
+    return all;
+}
+
+void Checkpoint::save(const FitState& state, const IndexWeights& plain) const {
+    io::ResultsWriter to(path_, record_, io::IfExists::overwrite);
+    to.begin_unit(text("layer ", layer_));
+    write_fit(to, layer_, state, plain);
+    const std::string group = group_of(layer_) + "/state/";
+    write_values(to, group + "weights", state.weights, "weights for whitened hidden states");
+    write_values(to, group + "first", state.first, "first moments of AdamW");
+    write_values(to, group + "second", state.second, "second moments of AdamW");
+    to.end_unit();
+    to.finish(record_.started);
+}
+
+std::optional<FitState> Checkpoint::load() const {
+    if (!std::filesystem::exists(path_)) return std::nullopt;
+    const io::ResultsReader from(path_);
+    io::require_same_run(path_.string(), from.run(), record_);
+    const std::string group = group_of(layer_);
+    const IndexForm form = read_form(from, group + "/weights");
+    FitState state;
+    state.weights = read_values(from, group + "/state/weights", form);
+    state.first = read_values(from, group + "/state/first", form);
+    state.second = read_values(from, group + "/state/second", form);
+    const Tensor<double, 1> kl = from.read<double, 1>(group + "/train/kl");
+    state.kl.assign(kl.data(), kl.data() + kl.size());
+    state.step = kl.size();
+    state.evaluations = read_evaluations(from, layer_);
+    return state;
+}
+
+void Checkpoint::remove() const {
+    std::filesystem::remove(path_);
+    std::filesystem::remove_all(path_.string() + ".partial");
+}
+
+}  // namespace msa::experiments

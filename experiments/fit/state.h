@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// Where a fit stands in a file of results (data/FORMAT.md): group /fit/<l>. The finished layer and
+// the checkpoint of one under way have the same datasets; the checkpoint adds what goes on.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+
+#include "core/io/results.h"
+#include "experiments/fit/training.h"
+
+namespace msa::experiments {
+
+/// Curves, and the weights for plain hidden states, into the unit under way.
+void write_fit(io::ResultsWriter&, int64_t layer, const FitState&, const IndexWeights& plain);
+
+/// The weights of a finished layer.
+IndexWeights read_weights(const io::ResultsReader&, int64_t layer);
+/// Its evaluations, in order.
+std::vector<Evaluation> read_evaluations(const io::ResultsReader&, int64_t layer);
+
+/// A file of its own, replaced as a whole, so that a kill leaves the one before.
+class Checkpoint {
+public:
+    Checkpoint(std::filesystem::path path, int64_t layer, io::RunRecord record)
+        : path_(std::move(path)), layer_(layer), record_(std::move(record)) {}
+
+    const std::filesystem::path& path() const { return path_; }
+    void save(const FitState&, const IndexWeights& plain) const;
+    /// Nothing when there is no file. Throws InputError naming the first difference when another
+    /// run made it.
+    std::optional<FitState> load() const;
+    void remove() const;
+
+private:
+    std::filesystem::path path_;
+    int64_t layer_;
+    io::RunRecord record_;
+};
+
+}  // namespace msa::experiments

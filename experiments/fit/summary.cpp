@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/fit/summary.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "experiments/common/table.h"
+#include "experiments/fit/state.h"
+
+namespace msa::experiments {
+namespace {
+
+using nlohmann::ordered_json;
+
+std::string group_of(const std::string& layer) { return "/fit/" + layer; }
+
+int64_t size_of(const io::ResultsReader& results, const std::string& layer, const char* name) {
+    return static_cast<int64_t>(results.number(group_of(layer), name));
+}
+
+constexpr const char* kCounts[] = {"warmup_steps", "train_queries", "held_out_queries",
+                                   "rows_counted"};
+
+}  // namespace
+
+std::string fit_definitions() {
+    ordered_json definitions;
+    for (const Figure& figure : kFigures) definitions[figure.key] = figure.definition;
+    definitions["steps"] = "training steps done before the evaluation";
+    definitions["warmup_steps"] = "first steps, with the KL over all visible keys";
+    definitions["split"] = "which queries were trained on, which are held out";
+    definitions["train_queries"] = "queries that training steps draw from";
+    definitions["held_out_queries"] = "held-out queries evaluated";
+    definitions["rows_counted"] =
+        "held-out queries with more visible blocks than k, in the averages of recall, mass and "
+        "output error; averages go over queries, then over groups or heads";
+    return definitions.dump();
+}
+
+std::string fit_summary_json(const io::ResultsReader& results) {
+    ordered_json summary{{"format", "msa-summary"},
+                         {"program", results.run().program},
+                         {"options", ordered_json::parse(results.run().options)},
+                         {"definitions", ordered_json::parse(results.run().definitions)},
+                         {"rows", ordered_json::array()}};
+    for (const std::string& layer : results.list("/fit")) {
+        const Evaluation last = read_evaluations(results, std::stoll(layer)).back();
+        ordered_json row{{"layer", std::stoll(layer)}, {"steps", last.step}};
+        for (const Figure& figure : kFigures) {
+            const double number = last.*figure.value;
+            row[figure.key] = std::isnan(number) ? ordered_json() : ordered_json(number);
+        }
+        row["split"] = results.words(group_of(layer), "split");
+        for (const char* name : kCounts) row[name] = size_of(results, layer, name);
+        summary["rows"].push_back(row);
+    }
+    return summary.dump(2) + "\n";
+}
+
+void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
+    constexpr int kDecimals = 4;
+    std::vector<std::string> header{"layer", "steps"};
+    for (const Figure& figure : kFigures) {
+        header.emplace_back(figure.heading);
+        std::replace(header.back().begin(), header.back().end(), ' ', '\n');
+    }
+    Table table(header), definitions({"column", "definition"});
+    int64_t counted = 0;
+    for (const std::string& layer : results.list("/fit")) {
+        if (table.empty()) {
+            const ordered_json options = ordered_json::parse(results.run().options);
+            out << size_of(results, layer, "tokens") << " tokens in blocks of "
+                << options["block_size"] << "; k = " << options["top_k"] << " of "
+                << size_of(results, layer, "blocks") << " blocks per query and group; "
+                << results.words(group_of(layer), "split") << "\n\n";
+        }
+        counted = size_of(results, layer, "rows_counted");
+        const std::vector<Evaluation> all = read_evaluations(results, std::stoll(layer));
+        for (const Evaluation* e : {&all.front(), &all.back()}) {
+            std::vector<std::string> cells{layer, std::to_string(e->step)};
+            for (const Figure& figure : kFigures)
+                cells.push_back(fixed_text(e->*figure.value, kDecimals));
+            table.add(cells);
+        }
+    }
+    for (const Figure& figure : kFigures) definitions.add({figure.heading, figure.definition});
+    table.print(out);
+    out << '\n';
+    definitions.print(out);
+    out << "\nHeld-out queries counted, those with more visible blocks than k: " << counted << ".\n";
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// What msa-fit-indexer says of its results, made from them alone.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+#include "core/io/results.h"
+
+namespace msa::experiments {
+
+/// Text of each number of the summary, JSON object.
+std::string fit_definitions();
+
+/// summary.json: {"format", "program", "options", "definitions", "rows": [...]}, one row per layer:
+/// the last evaluation, with the split that it was made on. A number without a counted row is null.
+std::string fit_summary_json(const io::ResultsReader&);
+
+/// The first and the last evaluation of every layer as a table, with the split and definitions.
+void print_fit_table(const io::ResultsReader&, std::ostream& out);
+
+}  // namespace msa::experiments

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// The training loop of one Index Branch (sec:method-training): AdamW on the KL loss over sampled
+// queries, on the full support during warm-up, then on the selected one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/index_branch.h"
+#include "experiments/fit/data.h"
+#include "experiments/fit/held_out.h"
+#include "experiments/fit/options.h"
+
+namespace msa::experiments {
+
+/// Everything that the next step depends on, and the curves so far.
+struct FitState {
+    int64_t step = 0;  // steps done
+    IndexWeights weights, first, second;  // and AdamW's moments
+    std::vector<double> kl;               // [step] loss of each step
+    std::vector<Evaluation> evaluations;
+};
+
+/// Nothing learned yet.
+FitState start_state(IndexWeights weights);
+
+class Trainer {
+public:
+    Trainer(const FitOptions&, const LayerData&, std::span<const int64_t> tokens, Backend&);
+
+    /// One step. False, and no change, when the loss is not finite.
+    bool advance(FitState&) const;
+
+private:
+    const FitOptions& o_;
+    const LayerData& data_;
+    std::span<const int64_t> tokens_;  // the training queries
+    Backend& backend_;
+};
+
+}  // namespace msa::experiments

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+// Hidden states are far from isotropic: a few directions hold most of their size, and steps of
+// equal size in all of them overfit the small ones. Training therefore goes in whitened
+// coordinates. With C = mean(x x^T) over training tokens, and C + r I = L L^T for r a hundredth of
+// C's mean diagonal:
+//   x' = L^-1 x,   w' = w L,   w' x' = w x.
+#pragma once
+
+#include <Eigen/Cholesky>
+#include <Eigen/Core>
+#include <cstdint>
+#include <span>
+
+#include "core/index_branch.h"
+#include "core/tensor.h"
+
+namespace msa::experiments {
+
+class Whitening {
+public:
+    /// From the hidden states x [N, d_model] at `tokens`; x becomes x' in place, all of it.
+    Whitening(View<float, 2> x, std::span<const int64_t> tokens, int threads);
+
+    /// The weights for plain hidden states from those for whitened ones.
+    IndexWeights plain(const IndexWeights& whitened) const;
+
+private:
+    Eigen::LLT<Eigen::MatrixXd> factor_;
+};
+
+}  // namespace msa::experiments

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""Activations of a model's attention layers as an msa-activations file."""
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from .layer import STATES, CaptureError, require
+
+
+def integers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def read_sequences(options, tokenize) -> list:
+    """Token ids of every token file, then of every text."""
+    def read_tokens(path):
+        return np.load(path) if path.endswith(".npy") else json.loads(Path(path).read_text())
+
+    def read_text(path):
+        return tokenize(sys.stdin.read() if path == "-" else Path(path).read_text("utf-8"))
+
+    sequences = []
+    for read, paths in ((read_tokens, options.tokens), (read_text, options.text)):
+        for path in paths:
+            try:
+                sequences.append(read(path))
+            except ValueError as error:
+                raise CaptureError(f"{path}: {error}") from error
+    require(sequences, "nothing to run the model on: --text or --tokens names files")
+    return sequences
+
+
+def run_capture(options):
+    from .capture import capture
+    from .transformers_model import TransformersModel
+
+    require(options.overwrite or not Path(options.out).exists(),
+            f"{options.out}: exists; --overwrite replaces it")
+
+    def tokenize(text):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(options.model, revision=options.revision)(text)[
+            "input_ids"]
+
+    sequences = read_sequences(options, tokenize)
+    model = TransformersModel.load(options.model, device=options.device, dtype=options.dtype,
+                                   attention=options.attention, revision=options.revision)
+    capture(model, sequences, options.out, options.layers, max_tokens=options.max_tokens,
+            overwrite=options.overwrite, note=lambda text: print(text, file=sys.stderr))
+
+
+def run_convert(options):
+    from .convert import ImportOptions, export_safetensors, import_arrays, rotate
+
+    first = options.source[0]
+    if not first.endswith((".h5", ".hdf5")):
+        config = options.model_config and Path(options.model_config).read_text(encoding="utf-8")
+        import_arrays(options.source, options.out, ImportOptions(
+            names=options.names, layers=options.layers, layout=options.layout,
+            lengths=options.lengths, state=options.state, softmax_scale=options.softmax_scale,
+            rotary_dim=options.rotary_dim, rope_theta=options.rope_theta,
+            model_id=options.model_id, model_config=config), options.overwrite)
+        return
+    require(len(options.source) == 1, "one activations file is converted at a time")
+    if options.apply_rope:
+        rotate(first, options.out, rotary_dim=options.rotary_dim, rope_theta=options.rope_theta,
+               interleaved=options.interleaved, layers=options.layers,
+               overwrite=options.overwrite)
+    else:
+        require(options.out.endswith(".safetensors"),
+                f"{options.out}: an activations file becomes .safetensors, or .h5 by --apply-rope")
+        export_safetensors(first, options.out, options.layers, options.overwrite)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m msacapture", description=__doc__)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("capture", help="run a transformers model and record its layers")
+    command.set_defaults(run=run_capture)
+    command.add_argument("model", help="id on the hub, or folder")
+    command.add_argument("--text", action="append", default=[], metavar="FILE",
+                         help="UTF-8 text, one sequence; repeatable; - is standard input")
+    command.add_argument("--tokens", action="append", default=[], metavar="FILE",
+                         help="token ids of one sequence, .npy or a JSON list; repeatable")
+    command.add_argument("--max-tokens", type=int, metavar="N", help="of each sequence")
+    command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, auto")
+    command.add_argument("--dtype", default="auto", help="default: that of the weights")
+    command.add_argument("--attention", metavar="NAME",
+                         help="eager, sdpa, flash_attention_2, ...; default: the library's choice")
+    command.add_argument("--revision", help="of the model on the hub")
+
+    command = commands.add_parser("convert", help="from .safetensors, .npz or .npy; to "
+                                                  ".safetensors; apply RoPE")
+    command.set_defaults(run=run_convert)
+    command.add_argument("source", nargs="+", help="file to read; several .npy files")
+    command.add_argument("--names", default="layers.{layer}.{field}",
+                         help="names of the arrays (stems of .npy files); fields are x, q, k, v, "
+                              "index_q, index_k (default: %(default)s)")
+    command.add_argument("--layout", choices=("bhsd", "bshd", "packed"), default="packed",
+                         help="[B,H,S,D], [B,S,H,D] or [N,H,D] (default)")
+    command.add_argument("--lengths", type=integers, metavar="100,80",
+                         help="tokens of each sequence; default: the whole array, or cu_seqlens")
+    command.add_argument("--state", choices=STATES, help="of q and k; must be given on import")
+    command.add_argument("--softmax-scale", type=float, help="default: 1/sqrt(head dim)")
+    command.add_argument("--rotary-dim", type=int, help="channels that RoPE turns; default: all")
+    command.add_argument("--rope-theta", type=float)
+    command.add_argument("--model-id")
+    command.add_argument("--model-config", metavar="FILE", help="config.json of the model")
+    command.add_argument("--apply-rope", action="store_true",
+                         help="rotate queries and keys stored before RoPE")
+    command.add_argument("--interleaved", action="store_true",
+                         help="RoPE turns channels 2c and 2c+1 (default: c and c + rotary_dim/2)")
+    for command in commands.choices.values():
+        command.add_argument("--layers", type=integers, metavar="3,6", help="default: all")
+        command.add_argument("--out", required=True, metavar="FILE", help="file to write")
+        command.add_argument("--overwrite", action="store_true", help="replace a file that exists")
+    return top
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def main(arguments=None) -> int:
+    options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        options.run(options)
+    except (CaptureError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

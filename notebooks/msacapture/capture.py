@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""Runs a model over token sequences and writes what its attention layers get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from .layer import Layer, require
+from .writer import ActivationsWriter
+
+Record = Callable[[int, Layer], None]
+
+
+class Model(Protocol):
+    """What capture() asks of a model: TransformersModel, ModuleAdapter, or your own."""
+
+    model_id: str
+    model_config: str  # JSON
+    layers: Sequence[int]  # numbers of the layers that can be captured, ascending
+    producer: str
+
+    def run(self, tokens: np.ndarray, layers: Sequence[int], record: Record) -> None:
+        """Runs one sequence, int64 [S], and hands over each of `layers` once, as soon as it is
+        known: record(number, layer). May stop after the last one."""
+
+
+def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, *,
+            max_tokens: int | None = None, overwrite: bool = False,
+            note: Callable[[str], None] = lambda text: None) -> None:
+    """Writes an msa-activations file from token ids, one list or array per sequence.
+
+    layers: numbers of layers, default all. max_tokens: of each sequence, the rest is cut off.
+    At any time one layer of one sequence is held, in host memory, beside what the model holds.
+    CaptureError when something cannot be captured; nothing is left under `path` then.
+    """
+    sequences = [_tokens(tokens, number, max_tokens) for number, tokens in enumerate(sequences)]
+    require(sequences, "no sequences to run")
+    wanted = sorted(set(model.layers if layers is None else layers))
+    unknown = [number for number in wanted if number not in model.layers]
+    require(wanted and not unknown, f"no layer {', '.join(map(str, unknown))} with softmax "
+            f"attention in {model.model_id}; there are: {', '.join(map(str, model.layers))}")
+    cu_seqlens = np.cumsum([0, *map(len, sequences)])
+    with ActivationsWriter(path, model_id=model.model_id, model_config=model.model_config,
+                           producer=model.producer, cu_seqlens=cu_seqlens,
+                           tokens=np.concatenate(sequences), overwrite=overwrite) as writer:
+        for sequence, tokens in enumerate(sequences):
+            recorded = set()
+
+            def record(number: int, layer: Layer):
+                place = f"layer {number}, sequence {sequence}"
+                require(number not in recorded, f"{place}: recorded twice")
+                require(len(layer.q) == len(tokens), f"{place}: {len(layer.q)} tokens recorded, "
+                        f"the sequence has {len(tokens)}")
+                writer.write(number, int(cu_seqlens[sequence]), layer)
+                recorded.add(number)
+                note(f"sequence {sequence + 1}/{len(sequences)}, {len(tokens)} tokens: "
+                     f"layer {number} ({len(recorded)}/{len(wanted)})")
+
+            model.run(tokens, wanted, record)
+            missing = [number for number in wanted if number not in recorded]
+            require(not missing, f"sequence {sequence}: nothing came of layer "
+                    f"{', '.join(map(str, missing))}")
+        writer.finish()
+
+
+def _tokens(tokens, number: int, max_tokens: int | None) -> np.ndarray:
+    ids = np.asarray(tokens)
+    require(max_tokens is None or max_tokens >= 1, f"{max_tokens} tokens of each sequence asked "
+            "for, must be at least 1")
+    require(ids.ndim == 1 and ids.size and np.issubdtype(ids.dtype, np.integer),
+            f"sequence {number}: token ids must be a list of integers, not empty")
+    return ids[:max_tokens].astype(np.int64)

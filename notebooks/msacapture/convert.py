@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT
+"""msa-activations files from other formats, to another format, and rotated."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  names bfloat16 to safetensors
+import numpy as np
+from safetensors.numpy import save_file
+
+from .layer import FIELDS, Layer, require
+from .reader import ActivationsReader, set_attributes
+from .rope import apply_rope, positions
+from .sources import Source
+from .writer import FORMAT, VERSION, ActivationsWriter
+
+NAMES = "layers.{layer}.{field}"
+LAYOUTS = ("bhsd", "bshd", "packed")
+
+
+@dataclass
+class ImportOptions:
+    """What arrays do not say of themselves; None: from the metadata of a file that this program
+    exported, or unknown."""
+
+    names: str = NAMES
+    layers: list[int] | None = None
+    layout: str = "packed"
+    lengths: list[int] | None = None  # tokens of each sequence; the rest of a row is padding
+    state: str | None = None  # of q and k: post_rope, pre_rope, none
+    softmax_scale: float | None = None  # default dh^-1/2
+    rotary_dim: int | None = None
+    rope_theta: float | None = None
+    model_id: str | None = None
+    model_config: str | None = None
+
+
+def import_arrays(paths, out, options: ImportOptions, overwrite: bool = False) -> None:
+    """Holds one layer in memory. CaptureError names the array and the rule."""
+    source = Source(paths)
+    known = source.metadata if source.metadata.get("format") == FORMAT else {}
+    found = _layers_of(source, options)
+    lengths = options.lengths or _lengths(source, found, options.layout)
+    tokens = None
+    if "tokens" in source.names():
+        tokens = pack(source.read("tokens"), options.layout, lengths, "tokens")
+    with ActivationsWriter(
+            out, model_id=options.model_id or known.get("model_id", source.paths[0].stem),
+            model_config=options.model_config or known.get("model_config", "{}"),
+            producer=known.get("producer", "msacapture convert"),
+            cu_seqlens=np.cumsum([0, *lengths]), tokens=tokens, overwrite=overwrite) as writer:
+        for number, names in found.items():
+            arrays = {field: pack(source.read(name), options.layout, lengths, name)
+                      for field, name in names.items()}
+            writer.write(number, 0, _layer(number, arrays, source, options,
+                                           json.loads(known.get(f"layers.{number}", "{}"))))
+        writer.finish()
+
+
+def export_safetensors(path, out, layers: list[int] | None = None,
+                       overwrite: bool = False) -> None:
+    """Packed arrays under NAMES, attributes as metadata. Holds the layers in memory together."""
+    require(overwrite or not Path(out).exists(), f"{out}: exists; --overwrite replaces it")
+    with ActivationsReader(path) as file:
+        metadata = {"format": FORMAT, "format_version": str(VERSION), "model_id": file.model_id,
+                    "model_config": file.model_config, "producer": file.producer}
+        arrays = {"cu_seqlens": file.cu_seqlens}
+        if file.tokens is not None:
+            arrays["tokens"] = file.tokens
+        for number in layers or file.layers:
+            layer = file.layer(number)
+            for name, values in (*layer.arrays().items(),
+                                 *((f"weights.{n}", w) for n, w in layer.weights.items())):
+                arrays[NAMES.format(layer=number, field=name)] = np.ascontiguousarray(values)
+            metadata[f"layers.{number}"] = json.dumps(
+                layer.attributes(), default=lambda array: array.tolist())
+    partial = Path(f"{out}.partial")
+    try:
+        save_file(arrays, partial, metadata)
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def rotate(path, out, *, rotary_dim: int | None = None, rope_theta: float | None = None,
+           interleaved: bool = False, layers: list[int] | None = None,
+           overwrite: bool = False) -> None:
+    """Applies RoPE to queries and keys stored before it; numbers not given are the file's own."""
+    with ActivationsReader(path) as file:
+        require(file.rope_type() == "default", f"{path}: model_config names RoPE of type "
+                f"'{file.rope_type()}'; only plain RoPE can be applied here")
+        with ActivationsWriter(out, model_id=file.model_id, model_config=file.model_config,
+                               producer=file.producer, cu_seqlens=file.cu_seqlens,
+                               tokens=file.tokens, overwrite=overwrite) as writer:
+            for number in layers or file.layers:
+                layer = file.layer(number)
+                place = f"{path}: layer {number}"
+                theta = rope_theta or layer.rope_theta
+                dim = rotary_dim or layer.rotary_dim or layer.q.shape[2]
+                states = {side: getattr(layer, f"{side}_state") for side in "qk"}
+                require("pre_rope" in states.values(), f"{place}: q is {states['q']}, k is "
+                        f"{states['k']}; there is nothing to rotate")
+                require(theta is not None, f"{place}: has no rope_theta; --rope-theta gives it")
+                require(theta > 0 and dim % 2 == 0 and 0 < dim <= layer.q.shape[2],
+                        f"{place}: rope_theta {theta}, rotary_dim {dim}: theta must be positive, "
+                        f"rotary_dim even and from 2 to {layer.q.shape[2]}")
+                for side, state in states.items():
+                    if state == "pre_rope":
+                        rotated = apply_rope(getattr(layer, side), positions(file.cu_seqlens), dim,
+                                             theta, interleaved)
+                        layer = replace(layer, **{side: rotated, f"{side}_state": "post_rope"})
+                writer.write(number, 0, replace(layer, rotary_dim=dim, rope_theta=theta))
+            writer.finish()
+
+
+def pack(array: np.ndarray, layout: str, lengths, name: str) -> np.ndarray:
+    """[B, H, S, D] or [B, S, H, D] (without heads: [B, S, D]; tokens: [B, S]) -> [N, ...]: the
+    first lengths[b] tokens of every row, one after the other."""
+    if layout == "packed":
+        require(len(array) == sum(lengths), f"{name}: has {len(array)} tokens, the sequences have "
+                f"{sum(lengths)}")
+        return array
+    if layout == "bhsd" and array.ndim == 4:
+        array = array.swapaxes(1, 2)
+    require(array.ndim >= 2 and len(array) == len(lengths) and max(lengths) <= array.shape[1],
+            f"{name}: has {array.shape[:2]} rows and tokens, asked for are {len(lengths)} "
+            f"sequences of up to {max(lengths)} tokens")
+    return np.concatenate([row[:length] for row, length in zip(array, lengths)])
+
+
+def _layers_of(source: Source, options: ImportOptions) -> dict[int, dict[str, str]]:
+    """Layer -> field -> name of its array."""
+    single = "{layer}" not in options.names
+    require("{field}" in options.names, f"names '{options.names}' must hold {{field}}")
+    require(not single or len(options.layers or [0]) == 1, f"names '{options.names}' hold no "
+            "{layer}: one layer number says which it is")
+    pattern = re.escape(options.names).replace(r"\{layer\}", r"(?P<layer>\d+)").replace(
+        r"\{field\}", f"(?P<field>{'|'.join(FIELDS)})")
+    found: dict[int, dict[str, str]] = {}
+    for name in source.names():
+        if match := re.fullmatch(pattern, name):
+            number = (options.layers or [0])[0] if single else int(match["layer"])
+            if options.layers is None or number in options.layers:
+                found.setdefault(number, {})[match["field"]] = name
+    missing = sorted(set(options.layers or []) - found.keys())
+    require(found and not missing, f"{source.paths[0]}: no array is named {options.names}"
+            f"{f' for layer {missing}' if missing else ''}; there are: "
+            f"{', '.join(sorted(source.names())[:12])}")
+    for number, names in found.items():
+        absent = [field for field in "qkv" if field not in names]
+        require(not absent, f"{source.paths[0]}: layer {number} has no {', '.join(absent)}")
+    return dict(sorted(found.items()))
+
+
+def _lengths(source: Source, found, layout: str) -> list[int]:
+    if layout == "packed" and "cu_seqlens" in source.names():
+        return np.diff(source.read("cu_seqlens").astype(np.int64)).tolist()
+    name = next(iter(found.values()))["q"]
+    shape = source.read(name).shape
+    rank = 3 if layout == "packed" else 4
+    require(len(shape) == rank, f"{name}: has shape {shape}, must have {rank} axes in layout "
+            f"{layout}")
+    return [shape[0]] if layout == "packed" else [shape[{"bhsd": 2, "bshd": 1}[layout]]] * shape[0]
+
+
+def _layer(number: int, arrays, source: Source, options: ImportOptions, attributes) -> Layer:
+    if arrays.get("index_k") is not None and arrays["index_k"].ndim == 3:
+        require(arrays["index_k"].shape[1] == 1,
+                f"layer {number}: index_k has {arrays['index_k'].shape[1]} heads, must have one")
+        arrays["index_k"] = arrays["index_k"][:, 0]
+    layer = Layer(**arrays, softmax_scale=arrays["q"].shape[-1] ** -0.5)
+    given = {name: getattr(options, name) for name in ("softmax_scale", "rotary_dim", "rope_theta")
+             if getattr(options, name) is not None}
+    if options.state is not None:
+        given |= {"q_state": options.state, "k_state": options.state}
+    require("q_state" in attributes or "q_state" in given,
+            f"layer {number}: --state must say whether q and k are stored after RoPE")
+    set_attributes(layer, {**attributes, **given})
+    prefix = NAMES.format(layer=number, field="weights.")
+    layer.weights = {name.removeprefix(prefix): source.read(name) for name in source.names()
+                     if attributes and name.startswith(prefix)}
+    return layer

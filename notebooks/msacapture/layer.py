@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""What is captured of one layer, and what may be written of it.
+
+Letters and shapes are those of data/FORMAT.md: S tokens of one sequence, Hq query heads, Hkv GQA
+groups, dh head dimension, didx index dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+ELEMENTS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
+FIELDS = ("x", "q", "k", "v", "index_q", "index_k")
+STATES = ("post_rope", "pre_rope", "none")
+HEAD_DIMS = range(16, 256 + 1)  # what the programs compute with
+
+
+class CaptureError(Exception):
+    """What was asked for cannot be captured or converted; the text names what is wrong."""
+
+
+@dataclass
+class Layer:
+    """Arrays are float16, bfloat16 (ml_dtypes) or float32, of one type or several; stored in one
+    that holds them all exactly."""
+
+    q: np.ndarray  # [S, Hq, dh]
+    k: np.ndarray  # [S, Hkv, dh], never repeated to the query heads
+    v: np.ndarray  # [S, Hkv, dh]
+    softmax_scale: float
+    x: np.ndarray | None = None  # [S, d_model], input of the projections, after the norm
+    index_q: np.ndarray | None = None  # [S, Hkv, didx]
+    index_k: np.ndarray | None = None  # [S, didx]
+    q_state: str = "post_rope"
+    k_state: str = "post_rope"
+    rotary_dim: int | None = None
+    rope_theta: float | None = None
+    sliding_window: int | None = None  # a query sees so many tokens, itself included
+    attention_chunk: int | None = None  # it sees its own chunk of so many tokens, up to itself
+    softcap: float | None = None  # logits are softcap * tanh(logits / softcap)
+    sinks: np.ndarray | None = None  # [Hq], one more logit in each head's softmax, without a value
+    weights: dict[str, np.ndarray] = field(default_factory=dict)  # of the index projections
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: getattr(self, name) for name in FIELDS if getattr(self, name) is not None}
+
+    def element(self) -> np.dtype:
+        types = {array.dtype for array in self.arrays().values()}
+        return types.pop() if len(types) == 1 else np.dtype(np.float32)
+
+    def attributes(self) -> dict:
+        """The attributes of the layer's group, those that are known."""
+        names = ("q_state", "k_state", "softmax_scale", "rotary_dim", "rope_theta",
+                 "sliding_window", "attention_chunk", "softcap", "sinks")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def require(condition, message: str):
+    if not condition:
+        raise CaptureError(message)
+
+
+def check(layer: Layer, place: str):
+    """Refuses what msa-activations cannot hold; `place` begins the messages ("layer 3")."""
+    for name, array in layer.arrays().items():
+        require(array.dtype in ELEMENTS,
+                f"{place}: {name} is {array.dtype}, must be float16, bfloat16 or float32")
+        rank = 2 if name in ("x", "index_k") else 3
+        require(array.ndim == rank, f"{place}: {name} has shape {array.shape}, must have {rank} "
+                f"axes: token{', head' if rank == 3 else ''}, channel")
+        require(len(array) == len(layer.q),
+                f"{place}: {name} has {len(array)} tokens, q has {len(layer.q)}")
+    (_, query_heads, head_dim), kv_heads = layer.q.shape, layer.k.shape[1]
+    require(layer.k.shape[2] == head_dim,
+            f"{place}: k has head dim {layer.k.shape[2]}, q has {head_dim}")
+    require(layer.v.shape == layer.k.shape, f"{place}: v has shape {layer.v.shape}, k has "
+            f"{layer.k.shape}; they must agree (latent attention cannot be captured)")
+    require(kv_heads >= 1 and query_heads >= 1 and query_heads % kv_heads == 0,
+            f"{place}: {query_heads} query heads, {kv_heads} key-value heads; the first must be a "
+            "multiple of the second (GQA)")
+    require(head_dim in HEAD_DIMS, f"{place}: head dim {head_dim}, must be from {HEAD_DIMS[0]} to "
+            f"{HEAD_DIMS[-1]}")
+    require((layer.index_q is None) == (layer.index_k is None),
+            f"{place}: index_q and index_k come together")
+    if layer.index_q is not None:
+        require(layer.index_q.shape[1:] == (kv_heads, layer.index_k.shape[1]),
+                f"{place}: index_q has shape {layer.index_q.shape}, index_k {layer.index_k.shape}; "
+                f"there is one index head for each of the {kv_heads} groups")
+        require(layer.index_k.shape[1] in HEAD_DIMS,
+                f"{place}: index dim {layer.index_k.shape[1]}, must be from {HEAD_DIMS[0]} to "
+                f"{HEAD_DIMS[-1]}")
+    for state in (layer.q_state, layer.k_state):
+        require(state in STATES, f"{place}: state '{state}', must be one of {', '.join(STATES)}")
+    require(np.isfinite(layer.softmax_scale) and layer.softmax_scale > 0,
+            f"{place}: softmax_scale is {layer.softmax_scale}, must be finite and positive")
+    for name, array in layer.arrays().items():
+        check_finite(array, f"{place}: {name}")
+
+
+def check_finite(array: np.ndarray, what: str):
+    bad = ~np.isfinite(array)
+    if not bad.any():
+        return
+    first = tuple(int(i[0]) for i in bad.nonzero())
+    axes = ("token", "head", "channel") if array.ndim == 3 else ("token", "channel")
+    where = ", ".join(f"{axis} {i}" for axis, i in zip(axes, first))
+    raise CaptureError(f"{what} holds {bad.sum()} values that are NaN or Inf; the first: {where} "
+                       f"is {float(array[first])}")

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""Writes `msa-activations` version 1 (data/FORMAT.md) piece by piece."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from .layer import Layer, bfloat16, check, require
+
+FORMAT, VERSION = "msa-activations", 1
+CHUNK_TOKENS = 1024
+
+
+class ActivationsWriter:
+    """Writes to `path`.partial until finish() renames it; leaving the context before that removes
+    it. An existing `path` is refused unless `overwrite`, and stays as it is until finish()."""
+
+    def __init__(self, path, *, model_id: str, model_config: str, producer: str, cu_seqlens,
+                 tokens=None, overwrite: bool = False):
+        self.path = Path(path)
+        require(overwrite or not self.path.exists(), f"{path}: exists; --overwrite replaces it")
+        require(self.path.parent.is_dir(), f"{path}: there is no folder {self.path.parent}")
+        self._partial = self.path.with_name(self.path.name + ".partial")
+        self._tokens = int(cu_seqlens[-1])
+        self._file = h5py.File(self._partial, "w")
+        self._file.attrs.update(format=FORMAT, format_version=VERSION, model_id=model_id,
+                                model_config=model_config, producer=producer)
+        self._file["cu_seqlens"] = np.asarray(cu_seqlens, np.int64)
+        if tokens is not None:
+            self._file["tokens"] = np.asarray(tokens, np.int32)
+        self._file.create_group("layers")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._file:
+            self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+    def write(self, number: int, first_token: int, layer: Layer):
+        """The tokens from `first_token` on of layer `number`; the first call fixes its sizes."""
+        check(layer, f"layer {number}")
+        if str(number) not in self._file["layers"]:
+            self._create(number, layer)
+        group = self._file[f"layers/{number}"]
+        for name, values in layer.attributes().items():
+            require(np.array_equal(group.attrs[name], values),
+                    f"layer {number}: {name} is {values}, of earlier tokens {group.attrs[name]}")
+        tokens = slice(first_token, first_token + len(layer.q))
+        for name, array in layer.arrays().items():
+            dataset = group[name]
+            stored = bfloat16 if "logical_dtype" in dataset.attrs else dataset.dtype
+            require(array.shape[1:] == dataset.shape[1:] and layer.element() == stored,
+                    f"layer {number}: {name} is {layer.element()} {array.shape[1:]} per token, of "
+                    f"earlier tokens {stored} {dataset.shape[1:]}")
+            array = array.astype(stored, copy=False)
+            dataset[tokens] = array.view(np.uint16) if stored == bfloat16 else array
+
+    def _create(self, number: int, layer: Layer):
+        group = self._file.create_group(f"layers/{number}")
+        group.attrs.update(layer.attributes())
+        element = layer.element()
+        for name, array in layer.arrays().items():
+            shape = (self._tokens, *array.shape[1:])
+            chunks = (min(self._tokens, CHUNK_TOKENS), *(1,) * (len(shape) - 2), shape[-1])
+            self._dataset(group, name, element, shape=shape, chunks=chunks, shuffle=True,
+                          compression="gzip", compression_opts=1, fletcher32=True)
+        for name, array in layer.weights.items():
+            self._dataset(group, f"weights/{name}", array.dtype,
+                          data=array.view(np.uint16) if array.dtype == bfloat16 else array)
+
+    @staticmethod
+    def _dataset(group, name: str, element, **options):
+        stored = np.dtype(np.uint16) if element == bfloat16 else element
+        dataset = group.create_dataset(name, dtype=stored, **options)
+        if element == bfloat16:
+            dataset.attrs["logical_dtype"] = "bfloat16"
+
+    def finish(self):
+        """Waits until the bytes are on the device, then gives the file its name."""
+        self._file.close()
+        with open(self._partial, "rb") as file:
+            os.fsync(file.fileno())
+        self._partial.replace(self.path)

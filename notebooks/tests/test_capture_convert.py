@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: MIT
+"""msacapture convert, without PyTorch."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from test_capture_files import Fake, assert_same, random_layer
+
+from msacapture import capture
+from msacapture.__main__ import main
+from msacapture.layer import bfloat16
+from msacapture.reader import ActivationsReader
+from msacapture.rope import apply_rope, positions
+
+GOLDEN = Path(__file__).parents[2] / "data/goldens/minimax_m3_b32k4.h5"
+LENGTHS = (70, 33, 51)  # of three sequences
+
+
+def convert(*arguments) -> int:
+    return main(["convert", *map(str, arguments)])
+
+
+def layers_of(path) -> dict:
+    with ActivationsReader(path) as file:
+        return {number: file.layer(number) for number in file.layers}
+
+
+@pytest.fixture
+def packed():
+    """Layer number -> layer, the sequences of LENGTHS one after the other."""
+    return {number: replace(random_layer(sum(LENGTHS), number, bfloat16, index_dim=16),
+                            weights={}) for number in (3, 12)}
+
+
+def padded(array, layout):
+    """[N, ...] -> [B, S, ...], rows filled up with numbers that must not be seen."""
+    rows = np.full((len(LENGTHS), max(LENGTHS), *array.shape[1:]), 777, array.dtype)
+    for row, part in zip(rows, np.split(array, np.cumsum(LENGTHS)[:-1])):
+        row[:len(part)] = part
+    return rows.swapaxes(1, 2) if layout == "bhsd" and rows.ndim == 4 else rows
+
+
+def named(layers, pattern="layers.{layer}.{field}", shape=lambda array: array):
+    return {pattern.format(layer=number, field=name): np.ascontiguousarray(shape(array))
+            for number, layer in layers.items() for name, array in layer.arrays().items()}
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "packed"])
+def test_import_of_every_layout(tmp_path, packed, layout, suffix):
+    arrays = named(packed, shape=(lambda a: a) if layout == "packed" else
+                   lambda a: padded(a, layout))
+    tokens = np.arange(sum(LENGTHS), dtype=np.int32)
+    arrays["tokens"] = tokens if layout == "packed" else padded(tokens, layout)
+    source, out = tmp_path / f"a.{suffix}", tmp_path / "a.h5"
+    save_file(arrays, source) if suffix == "safetensors" else np.savez(source, **arrays)
+    assert convert(source, "--out", out, "--layout", layout, "--lengths",
+                   ",".join(map(str, LENGTHS)), "--state", "post_rope", "--softmax-scale", 0.25,
+                   "--model-id", "mine") == 0
+    got = layers_of(out)
+    assert list(got) == [3, 12]
+    for number, layer in packed.items():
+        assert_same(got[number], layer)
+    with ActivationsReader(out) as file:
+        np.testing.assert_array_equal(file.cu_seqlens, [0, 70, 103, 154])
+        np.testing.assert_array_equal(file.tokens, tokens)
+        assert file.model_id == "mine"
+
+
+def test_import_of_npy_files_and_own_names(tmp_path):
+    layer = random_layer(40, dtype=np.float32)
+    for name in ("q", "k", "v"):
+        np.save(tmp_path / f"my_{name}.npy", padded_batch(getattr(layer, name)).astype(float))
+    paths = [tmp_path / f"my_{name}.npy" for name in "qkv"]
+    assert convert(*paths, "--names", "my_{field}", "--layers", 5, "--layout", "bhsd", "--state",
+                   "pre_rope", "--out", tmp_path / "a.h5") == 0
+    got = layers_of(tmp_path / "a.h5")
+    assert_same(got[5], replace(layer, x=None, q_state="pre_rope", k_state="pre_rope"))
+
+
+def padded_batch(array):
+    """[S, H, D] -> [1, H, S, D]"""
+    return array.swapaxes(0, 1)[None]
+
+
+def test_export_and_import_give_the_same_file(tmp_path):
+    def make(tokens, number):
+        return replace(random_layer(tokens, number, bfloat16, index_dim=16), rope_theta=1e4,
+                       rotary_dim=8, sliding_window=9, sinks=np.ones(4, np.float32))
+
+    capture(Fake(make), [range(30), range(5)], tmp_path / "a.h5")
+    assert convert(tmp_path / "a.h5", "--out", tmp_path / "a.safetensors") == 0
+    arrays = load_file(tmp_path / "a.safetensors")
+    assert arrays["layers.2.q"].dtype == bfloat16 and arrays["layers.2.q"].shape == (35, 4, 16)
+    assert convert(tmp_path / "a.safetensors", "--out", tmp_path / "b.h5") == 0
+    first, second = layers_of(tmp_path / "a.h5"), layers_of(tmp_path / "b.h5")
+    assert first.keys() == second.keys() and first[0].weights
+    for number in first:
+        assert_same(second[number], first[number])
+    with h5py.File(tmp_path / "a.h5") as a, h5py.File(tmp_path / "b.h5") as b:
+        assert dict(a.attrs) == dict(b.attrs)
+        for name in ("cu_seqlens", "tokens"):
+            np.testing.assert_array_equal(a[name], b[name])
+    assert convert(tmp_path / "a.h5", "--layers", "1,3", "--out", tmp_path / "c.safetensors") == 0
+    assert {name.split(".")[1] for name in load_file(tmp_path / "c.safetensors")
+            if "layers" in name} == {"1", "3"}
+
+
+def test_positions_start_again_with_every_sequence():
+    np.testing.assert_array_equal(positions(np.array([0, 3, 4, 6])), [0, 1, 2, 0, 0, 1])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_turns_pairs_by_position_times_frequency(interleaved):
+    heads = np.random.default_rng(1).standard_normal((3, 2, 8))
+    turned = apply_rope(heads, np.array([0, 5, 6]), 6, 100.0, interleaved)
+    np.testing.assert_array_equal(turned[0], heads[0])
+    np.testing.assert_array_equal(turned[..., 6:], heads[..., 6:])
+    for pair in range(3):
+        a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + 3)
+        angle = 5 * 100.0 ** (-2 * pair / 6)
+        rotation = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
+        np.testing.assert_allclose(turned[1][:, [a, b]], heads[1][:, [a, b]] @ rotation, rtol=1e-12)
+
+
+def test_apply_rope_makes_the_queries_of_transformers(tmp_path):
+    """Projected and normed here, rotated by convert, compared with what transformers computed.
+    It forms angles in float32: one of p radians is off by a rounding of its size, and turns values
+    of at most `largest`."""
+    with h5py.File(GOLDEN) as golden:
+        config = json.loads(golden.attrs["config"])
+        x = golden["x"][:].astype(float)
+
+        def normed(name, heads):
+            values = (x @ golden[f"weights/w_{name}"][:].T.astype(float)).reshape(len(x), heads, -1)
+            values /= np.sqrt((values ** 2).mean(-1, keepdims=True) + config["rms_norm_eps"])
+            return values * (1 + golden[f"weights/{name}_norm"][:])
+
+        np.savez(tmp_path / "a.npz", **{
+            "layers.0.q": normed("q", 8).astype(np.float32), "layers.0.v": golden["v"][:],
+            "layers.0.k": normed("k", 2).astype(np.float32)})
+        expected = {name: golden[name][:] for name in "qk"}
+    assert convert(tmp_path / "a.npz", "--state", "pre_rope", "--out", tmp_path / "pre.h5",
+                   "--rotary-dim", config["rotary_dim"]) == 0
+    assert convert(tmp_path / "pre.h5", "--apply-rope", "--rope-theta", config["rope_theta"],
+                   "--out", tmp_path / "post.h5") == 0
+    layer = layers_of(tmp_path / "post.h5")[0]
+    assert (layer.q_state, layer.k_state, layer.rotary_dim) == ("post_rope", "post_rope", 16)
+    largest = max(np.abs(values).max() for values in expected.values())
+    for name, values in expected.items():
+        np.testing.assert_allclose(getattr(layer, name), values, rtol=0,
+                                   atol=1e-5 + largest * len(x) * 2.0 ** -23)
+
+
+@pytest.fixture
+def refuse(tmp_path, capsys):
+    """Runs convert on a.npz or the given file and expects exit code 2 and these words."""
+    def run(words, *arguments, source="a.npz", **arrays):
+        if arrays:
+            np.savez(tmp_path / "a.npz", **{name.replace("__", "."): array
+                                            for name, array in arrays.items()})
+        out = tmp_path / "out.h5"
+        arguments = arguments if "--out" in arguments else (*arguments, "--out", out)
+        assert convert(tmp_path / source, *arguments) == 2
+        error = capsys.readouterr().err
+        for word in words:
+            assert word in error
+        assert not out.exists() and "out.h5.partial" not in os.listdir(tmp_path)
+    return run
+
+
+def test_import_names_what_is_wrong(tmp_path, refuse):
+    q, k = np.zeros((6, 4, 16), np.float32), np.zeros((6, 2, 16), np.float32)
+    arrays = {"layers__0__q": q, "layers__0__k": k, "layers__0__v": k}
+    post = ("--state", "post_rope")
+    refuse(["--state must say"], **arrays)
+    refuse(["layer 0 has no v"], *post, layers__0__q=q, layers__0__k=k)
+    refuse(["no array is named h{layer}.{field}", "layers.0.q"], "--names", "h{layer}.{field}",
+           *post, **arrays)
+    refuse(["no array is named", "[4]"], "--layers", 4, *post, **arrays)
+    refuse(["must hold {field}"], "--names", "x", *post, **arrays)
+    refuse(["layers.0.q: has 6 tokens, the sequences have 5"], "--lengths", "2,3", *post, **arrays)
+    refuse(["shape (6, 4, 16), must have 4 axes in layout bhsd"], "--layout", "bhsd", *post,
+           **arrays)
+    refuse(["3 query heads, 2 key-value heads"], *post, **arrays | {"layers__0__q": q[:, :3]})
+    refuse(["layer 0: q is int64"], *post, **arrays | {"layers__0__q": q.astype(int)})
+    (tmp_path / "b.safetensors").write_bytes(b"no such format")
+    refuse(["b.safetensors"], *post, source="b.safetensors")
+    refuse(["is no .safetensors"], *post, source="a.txt")
+    refuse(["No such file"], *post, source="absent.npy")
+
+
+def test_rotating_names_what_is_wrong(tmp_path, refuse):
+    def make(config='{"rope_parameters": {"rope_type": "default"}}', **changes):
+        model = Fake(lambda n, _: replace(random_layer(n), **changes))
+        model.model_config = config
+        capture(model, [range(8)], tmp_path / "a.h5", [0], overwrite=True)
+
+    def rotated(words, *arguments):
+        refuse(words, "--apply-rope", *arguments, source="a.h5")
+
+    make()
+    rotated(["q is post_rope, k is post_rope; there is nothing to rotate"], "--rope-theta", 1e4)
+    make(q_state="pre_rope")
+    rotated(["has no rope_theta"])
+    rotated(["rotary_dim 18", "2 to 16"], "--rope-theta", 1e4, "--rotary-dim", 18)
+    make('{"rope_scaling": {"rope_type": "yarn"}}', q_state="pre_rope")
+    rotated(["type 'yarn'"], "--rope-theta", 1e4)
+    refuse(["becomes .safetensors"], source="a.h5")
+    make(q_state="pre_rope")
+    rotated(["has no layer 7; there are: 0"], "--layers", 7, "--rope-theta", 1e4)
+
+
+def test_export_refuses_to_overwrite(tmp_path, refuse):
+    capture(Fake(), [range(8)], tmp_path / "a.h5")
+    (tmp_path / "a.safetensors").write_text("mine")
+    refuse(["exists; --overwrite"], "--out", tmp_path / "a.safetensors", source="a.h5")
+    assert (tmp_path / "a.safetensors").read_text() == "mine"

@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: MIT
+"""msacapture on PyTorch models with small random weights: attention computed from the file is the
+model's own, by the formulas here and by msa-analyze.
+
+Needs PyTorch and transformers (requirements-capture.txt); the programs in build/release/bin/, or
+where MSALAB_BIN names, for the tests that run them.
+"""
+
+import json
+import os
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: "
+                                                          "requirements-capture.txt")
+from torch import nn  # noqa: E402
+
+from msacapture import (CaptureError, Layer, ModuleAdapter, TransformersModel,  # noqa: E402
+                        capture, to_numpy)
+from msacapture.__main__ import main  # noqa: E402
+from msacapture.layer import bfloat16  # noqa: E402
+from msacapture.reader import ActivationsReader  # noqa: E402
+
+BIN = Path(os.environ.get("MSALAB_BIN", Path(__file__).parents[2] / "build/release/bin"))
+needs_programs = pytest.mark.skipif(not (BIN / "msa-analyze").exists(),
+                                    reason=f"no msa-analyze in {BIN}: ./msalab build")
+torch.set_num_threads(1)  # of models so small, more cost time
+SEED = 5
+LENGTHS = (150, 61)
+WINDOW = 40
+SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16,
+         "initializer_range": 0.25, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+BLOCK, TOP_K = 16, 3
+FAMILIES = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {}),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": WINDOW}),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM",
+               {"sliding_window": WINDOW, "attn_logit_softcapping": 5.0,
+                "query_pre_attn_scalar": 16, "attn_implementation": "eager"}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM",
+               {"sliding_window": WINDOW, "query_pre_attn_scalar": 20,
+                "layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM", {"sliding_window": WINDOW, **EXPERTS}),
+    "llama4": ("Llama4TextConfig", "Llama4ForCausalLM",
+               {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 96,
+                "no_rope_layers": [1, 0] * 2, **EXPERTS}),
+    "exaone4": ("Exaone4Config", "Exaone4ForCausalLM",
+                {"sliding_window": WINDOW,
+                 "layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1, 0]}),
+    "minimax": ("MiniMaxConfig", "MiniMaxForCausalLM",
+                {"layer_types": ["linear_attention", "full_attention"] * 2, **EXPERTS}),
+    "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM", EXPERTS),
+    "minimax_m3": ("MiniMaxM3VLTextConfig", "MiniMaxM3VLForCausalLM",
+                   {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+                    "mlp_layer_types": ["dense", "sparse"] * 2, "index_n_heads": 2,
+                    "index_head_dim": 16, "index_block_size": BLOCK, "index_topk_blocks": TOP_K,
+                    "index_local_blocks": 1, "dense_intermediate_size": 96,
+                    "shared_intermediate_size": 96, **EXPERTS,
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 5e6,
+                                        "partial_rotary_factor": 0.5}}),
+}
+
+
+def make_model(family, dtype=torch.float32, **changes):
+    config_name, model_name, options = FAMILIES[family]
+    if not hasattr(transformers, model_name):
+        pytest.skip(f"transformers {transformers.__version__} has no {model_name}")
+    torch.manual_seed(SEED)
+    config = getattr(transformers, config_name)(**SIZES | options | changes)
+    model = getattr(transformers, model_name)(config).to(dtype)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("norm.weight", "sinks")):  # of ones or zeros, which would hide errors
+            nn.init.normal_(parameter, parameter.mean().item(), 0.2)
+    return model
+
+
+@pytest.fixture
+def sequences():
+    rng = np.random.default_rng(SEED)
+    return [rng.integers(3, SIZES["vocab_size"], length) for length in LENGTHS]
+
+
+@torch.no_grad()
+def own_answers(model, modules, sequences):
+    """What the model itself computes in an ordinary run: the attention output of every layer (the
+    input of its o_proj) [N, Hq, dh], and the blocks its indexer selects, [N, Hkv, k]."""
+    outputs, blocks = {}, {}
+    with ExitStack() as stack:
+        for number, module in modules.items():
+            def output(_, args, number=number, module=module):
+                outputs.setdefault(number, []).append(
+                    args[0][0].reshape(args[0].shape[1], -1, module.head_dim))
+
+            def select(_, args, result, number=number):
+                padding = TOP_K - result.shape[-1]
+                blocks.setdefault(number, []).append(
+                    nn.functional.pad(result[0], (0, padding), value=-1).transpose(0, 1))
+
+            stack.callback(module.o_proj.register_forward_pre_hook(output).remove)
+            if getattr(module, "indexer", None) is not None:
+                stack.callback(module.indexer.register_forward_hook(select).remove)
+        for tokens in sequences:
+            model(torch.as_tensor(tokens)[None], use_cache=False)
+    return ({number: to_numpy(torch.cat(parts)) for number, parts in outputs.items()},
+            {number: to_numpy(torch.cat(parts)) for number, parts in blocks.items()})
+
+
+def attention(layer: Layer, cu_seqlens, blocks=None) -> np.ndarray:
+    """Softmax attention with all that a Layer says of it, in double precision. blocks: [N, Hkv, k]
+    selected ones, of BLOCK tokens."""
+    group = layer.q.shape[1] // layer.k.shape[1]
+    out = np.zeros(layer.q.shape)
+    for first, end in zip(cu_seqlens[:-1], cu_seqlens[1:]):
+        q, k, v = (array[first:end].astype(np.float64) for array in (layer.q, layer.k, layer.v))
+        i, j = np.indices((len(q), len(q)))
+        for head in range(q.shape[1]):
+            logits = q[:, head] @ k[:, head // group].T * layer.softmax_scale
+            if layer.softcap is not None:
+                logits = layer.softcap * np.tanh(logits / layer.softcap)
+            hidden = (j > i) | (j <= i - (layer.sliding_window or len(q)))
+            hidden |= j < i - i % (layer.attention_chunk or len(q))
+            if blocks is not None:
+                chosen = blocks[first:end, head // group]
+                hidden |= ~(j[..., None] // BLOCK == chosen[:, None]).any(-1)
+            logits[hidden] = -np.inf
+            sink = -np.inf if layer.sinks is None else layer.sinks[head]
+            top = np.maximum(logits.max(1, keepdims=True), sink)
+            weight = np.exp(logits - top)
+            weight /= weight.sum(1, keepdims=True) + np.exp(sink - top)
+            out[first:end, head] = weight @ v[:, head // group]
+    return out
+
+
+def assert_close(got, own, layer: Layer):
+    """In float32, by the largest error: a logit below 40 sums dh products, each rounded, and moves
+    its weight by as much. In bfloat16, where the model may round logits of that size to 8 bits, by
+    the root mean square, in which such errors cancel."""
+    got, own = np.asarray(got, np.float64), own.astype(np.float64)
+    if layer.q.dtype == bfloat16:
+        assert np.linalg.norm(got - own) <= 4 * 2.0 ** -8 * np.linalg.norm(own)
+    else:
+        np.testing.assert_allclose(got, own, rtol=0, atol=40 * 2.0 ** -24 * np.abs(layer.v).max())
+
+
+def is_plain(layer: Layer) -> bool:
+    """Dense causal attention is what the model computes."""
+    added = layer.sliding_window, layer.attention_chunk, layer.softcap, layer.sinks
+    return all(value is None for value in added)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_from_the_file_is_the_models_own(tmp_path, sequences, family, dtype):
+    model = make_model(family, dtype)
+    captured = TransformersModel(model)
+    capture(captured, sequences, tmp_path / "a.h5")
+    outputs, blocks = own_answers(model, captured._attention, sequences)
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        assert file.layers == ([1, 3] if family == "minimax" else [0, 1, 2, 3])
+        np.testing.assert_array_equal(file.cu_seqlens, [0, 150, 211])
+        np.testing.assert_array_equal(file.tokens, np.concatenate(sequences))
+        for number in file.layers:
+            layer = file.layer(number)
+            assert layer.q.dtype == (bfloat16 if dtype == torch.bfloat16 else np.float32)
+            assert (layer.q.shape, layer.k.shape) == ((211, 8, 16), (211, 2, 16))
+            got = attention(layer, file.cu_seqlens, blocks.get(number))
+            assert_close(got, outputs[number], layer)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_x_is_the_input_of_the_projections(tmp_path, sequences, family):
+    model = make_model(family)
+    captured = TransformersModel(model)
+    capture(captured, sequences, tmp_path / "a.h5")
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        for number in file.layers:
+            layer, module = file.layer(number), captured._attention[number]
+            v = module.v_proj(torch.as_tensor(layer.x)).detach().numpy()
+            np.testing.assert_allclose(v.reshape(layer.v.shape), layer.v, rtol=1e-5, atol=1e-5)
+
+
+def test_attributes_say_what_a_layer_adds(tmp_path, sequences):
+    found = {}
+    for family in FAMILIES:
+        capture(TransformersModel(make_model(family)), sequences, tmp_path / f"{family}.h5")
+        with ActivationsReader(tmp_path / f"{family}.h5") as file:
+            found[family] = [file.layer(number) for number in file.layers]
+    assert [layer.sliding_window for layer in found["mistral"]] == [WINDOW] * 4
+    assert [layer.sliding_window for layer in found["gemma3"]] == [WINDOW, None] * 2
+    assert [layer.sliding_window for layer in found["exaone4"]] == [WINDOW, None] * 2
+    assert [layer.attention_chunk for layer in found["llama4"]] == [WINDOW, None] * 2
+    assert [layer.softcap for layer in found["gemma2"]] == [5.0] * 4
+    assert [layer.softmax_scale for layer in found["gemma3"]] == [20 ** -0.5] * 4
+    assert all(layer.sinks.shape == (8,) for layer in found["gpt_oss"])
+    assert [layer.q_state for layer in found["smollm3"]] == ["post_rope", "none"] * 2
+    assert [layer.rotary_dim for layer in found["minimax_m3"]] == [8] * 4
+    assert [layer.rope_theta for layer in found["gpt_oss"]] == [None] * 4  # YaRN
+    assert [is_plain(layer) for family in ("llama", "qwen3", "minimax_m2")
+            for layer in found[family]] == [True] * 12
+
+
+def run_program(name, *arguments):
+    return subprocess.run([BIN / name, *map(str, arguments)], check=True, capture_output=True,
+                          text=True).stdout
+
+
+@needs_programs
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gemma2"])
+def test_analyze_with_all_blocks_gives_the_models_own_output(tmp_path, sequences, family):
+    """gemma2 caps all logits; GPT-OSS gives away the share of its sinks, known from the lse."""
+    model = make_model(family)
+    captured = TransformersModel(model)
+    capture(captured, sequences, tmp_path / "a.h5")
+    run_program("msa-inspect", tmp_path / "a.h5", "--stats")
+    blocks = -(-max(LENGTHS) // BLOCK)
+    run_program("msa-analyze", tmp_path / "a.h5", "--out", tmp_path / "r", "--selector", "oracle",
+                "--block-size", BLOCK, "--top-k", blocks, "--dump", "outputs")
+    outputs, selected = own_answers(model, captured._attention, sequences)
+    compared = 0
+    with ActivationsReader(tmp_path / "a.h5") as file, \
+            h5py.File(tmp_path / "r/results.h5") as results:
+        for number in file.layers:
+            layer = file.layer(number)
+            if layer.sliding_window or layer.attention_chunk or number in selected:
+                continue
+            got, lse = (results[f"outputs/oracle/{number}/{name}"][:] for name in ("out", "lse"))
+            if layer.sinks is not None:
+                got = got / (1 + np.exp(layer.sinks - lse))[..., None]
+            assert_close(got, outputs[number], layer)
+            compared += 1
+    assert compared or family == "mistral"  # whose layers all slide
+
+
+@needs_programs
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_minimax_m3_selects_what_transformers_selects(tmp_path, sequences, dtype):
+    model = make_model("minimax_m3", dtype)
+    captured = TransformersModel(model)
+    capture(captured, sequences, tmp_path / "a.h5", layers=[1, 3])
+    run_program("msa-analyze", tmp_path / "a.h5", "--out", tmp_path / "r", "--selector", "index",
+                "--block-size", BLOCK, "--top-k", TOP_K, "--dump", "outputs")
+    outputs, selected = own_answers(model, captured._attention, sequences)
+    with ActivationsReader(tmp_path / "a.h5") as file, \
+            h5py.File(tmp_path / "r/results.h5") as results:
+        for number in (1, 3):
+            expected = np.where(selected[number] < 0, 999, selected[number])
+            expected.sort(axis=-1)  # theirs are in descending score
+            np.testing.assert_array_equal(results[f"select/index/{number}/ids"][:],
+                                          np.where(expected == 999, -1, expected))
+            assert_close(results[f"outputs/index/{number}/out"][:], outputs[number],
+                         file.layer(number))
+
+
+def test_minimax_m3_index_branch_follows_from_x_and_weights(tmp_path, sequences):
+    model = make_model("minimax_m3")
+    capture(TransformersModel(model), sequences, tmp_path / "a.h5")
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        assert file.layer(0).index_q is None
+        layer, first = file.layer(1), [0, 150]  # RoPE leaves position 0 as it is
+    assert (layer.index_q.shape, layer.index_k.shape) == ((211, 2, 16), (211, 16))
+    for name, values in (("index_q", layer.index_q), ("index_k", layer.index_k[:, None])):
+        heads = (layer.x[first] @ layer.weights[f"w_{name}"].T).reshape(2, -1, 16)
+        heads /= np.sqrt((heads ** 2).mean(-1, keepdims=True) + 1e-6)
+        np.testing.assert_allclose(heads * layer.weights[f"{name}_norm"], values[first], rtol=1e-4)
+
+
+def recorded(tmp_path, model, sequences, name):
+    capture(TransformersModel(model), sequences, tmp_path / f"{name}.h5", overwrite=True)
+    with ActivationsReader(tmp_path / f"{name}.h5") as file:
+        return file.layer(0)
+
+
+def test_every_attention_implementation_is_recorded(tmp_path, sequences):
+    def flash(module, query, key, value, *rest, **arguments):
+        return transformers.integrations.sdpa_attention.sdpa_attention_forward(
+            module, query, key, value, *rest, **arguments)
+
+    functions = transformers.AttentionInterface
+    functions.register("a_kernel_of_its_own", flash)
+    layers = []
+    for name in ("eager", "sdpa", "a_kernel_of_its_own"):
+        model = make_model("qwen3")
+        model.set_attn_implementation(name)
+        layers.append(recorded(tmp_path, model, sequences, name))
+    for layer in layers[1:]:
+        for name, array in layer.arrays().items():
+            np.testing.assert_array_equal(array, layers[0].arrays()[name])
+
+
+def test_the_model_is_left_as_it_was(tmp_path, sequences):
+    model = make_model("minimax_m3")
+    from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as namespace
+    functions = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    before = namespace.apply_rotary_pos_emb, functions.get_interface
+    with torch.no_grad():
+        logits = model(torch.as_tensor(sequences[0])[None]).logits
+    captured = TransformersModel(model)
+    capture(captured, sequences, tmp_path / "a.h5")
+    with pytest.raises(CaptureError, match="exists"):
+        capture(captured, sequences, tmp_path / "a.h5")
+    assert (namespace.apply_rotary_pos_emb, functions.get_interface) == before
+    assert not any(module._forward_pre_hooks or module._forward_hooks
+                   for module in model.modules())
+    with torch.no_grad():
+        torch.testing.assert_close(model(torch.as_tensor(sequences[0])[None]).logits, logits)
+
+
+def test_the_model_runs_no_further_than_the_last_layer(tmp_path, sequences):
+    model = make_model("llama")
+    ran = []
+    model.model.layers[2].mlp.register_forward_hook(lambda *_: ran.append(2))
+    captured = TransformersModel(model)
+    ran.clear()
+    capture(captured, sequences, tmp_path / "a.h5", layers=[0, 2])
+    assert not ran
+
+
+def test_refusals_name_what_is_wrong(tmp_path, sequences):
+    def refused(model, words, **options):
+        with pytest.raises(CaptureError, match=words):
+            capture(TransformersModel(model), sequences, tmp_path / "a.h5", **options)
+        assert not os.listdir(tmp_path)
+
+    refused(make_model("llama"), "no layer 4, 9 with softmax attention.*there are: 0, 1, 2, 3",
+            layers=[1, 4, 9])
+    refused(make_model("minimax"), "no layer 0 .*there are: 1, 3", layers=[0, 1])
+    sequences[1][5] = 97
+    refused(make_model("llama"), "token ids from 3 to 97; the vocabulary of .* is 0 to 96")
+    sequences[1][5] = 3
+    broken = make_model("qwen3")
+    with torch.no_grad():
+        broken.model.layers[1].self_attn.v_proj.weight[3] = torch.nan
+    refused(broken, "layer 1: v holds 150 values that are NaN or Inf; the first: token 0, head 0, "
+                    "channel 3")
+    latent = transformers.DeepseekV3Config(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=4, first_k_dense_replace=1, q_lora_rank=32,
+        kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16)
+    refused(transformers.DeepseekV3ForCausalLM(latent), "layer 0: v has shape.*latent attention")
+
+
+class Block(nn.Module):
+    """A hand-written attention layer: joint projection, interleaved RoPE, no transformers."""
+
+    def __init__(self, width=48, heads=6, kv_heads=3, dim=16):
+        super().__init__()
+        self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * dim)
+        self.out = nn.Linear(heads * dim, width)
+
+    def operands(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (-1, self.dim)).split(
+            (self.heads, self.kv_heads, self.kv_heads), dim=-2)
+        angle = torch.arange(x.shape[1])[:, None, None] * 100.0 ** (-torch.arange(8) / 8)
+
+        def rotate(heads):
+            turned = torch.view_as_complex(heads.unflatten(-1, (-1, 2)).contiguous())
+            turned = turned * torch.polar(torch.ones_like(angle), angle)
+            return torch.view_as_real(turned).flatten(-2)
+
+        return rotate(q), rotate(k), v
+
+    def attend(self, x):
+        q, k, v = (heads.transpose(1, 2) for heads in self.operands(x))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True,
+                                                              enable_gqa=True)
+        self.attended = attended[0].transpose(0, 1)
+        return self.out(attended.transpose(1, 2).flatten(2))
+
+    forward = attend
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(97, 48)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(block.norm(x))
+        return x
+
+
+class PlainAdapter(ModuleAdapter):
+    def attention_modules(self):
+        return dict(enumerate(self.model.blocks))
+
+    def layer(self, block, x):
+        q, k, v = block.operands(x)
+        return Layer(q=to_numpy(q[0]), k=to_numpy(k[0]), v=to_numpy(v[0]), x=to_numpy(x[0]),
+                     softmax_scale=block.dim ** -0.5)
+
+
+def test_a_plain_module_through_an_adapter(tmp_path, sequences):
+    torch.manual_seed(SEED)
+    model = Plain()
+    capture(PlainAdapter(model, "plain", {"width": 48}), sequences[:1], tmp_path / "a.h5", [0, 2])
+    with torch.no_grad():
+        model(torch.as_tensor(sequences[0])[None])
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        assert (file.layers, json.loads(file.model_config)) == ([0, 2], {"width": 48})
+        for number in file.layers:
+            layer = file.layer(number)
+            assert_close(attention(layer, file.cu_seqlens),
+                         to_numpy(model.blocks[number].attended), layer)
+
+
+def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
+    model = make_model("qwen3", torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    np.save(tmp_path / "a.npy", sequences[0])
+    (tmp_path / "b.json").write_text(json.dumps(sequences[1].tolist()))
+    arguments = ["capture", str(tmp_path / "model"), "--tokens", str(tmp_path / "a.npy"),
+                 "--tokens", str(tmp_path / "b.json"), "--layers", "2", "--max-tokens", "100",
+                 "--out", str(tmp_path / "a.h5")]
+    assert main(arguments) == 0
+    assert "sequence 2/2, 61 tokens: layer 2 (1/1)" in capsys.readouterr().err
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        assert (file.layers, list(file.cu_seqlens)) == ([2], [0, 100, 161])
+        layer = file.layer(2)
+        assert layer.q.dtype == bfloat16 and file.model_id == str(tmp_path / "model")
+        assert json.loads(file.model_config)["num_key_value_heads"] == 2
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    capture(TransformersModel(loaded), [sequences[0][:100], sequences[1]], tmp_path / "b.h5", [2])
+    with ActivationsReader(tmp_path / "b.h5") as file:
+        for name, array in layer.arrays().items():
+            np.testing.assert_array_equal(array, file.layer(2).arrays()[name])
+    assert main(arguments) == 2
+    assert "a.h5: exists; --overwrite" in capsys.readouterr().err
+    (tmp_path / "b.json").write_text("[1, 2")
+    assert main([*arguments, "--overwrite"]) == 2
+    assert "b.json: " in capsys.readouterr().err
+    (tmp_path / "b.json").write_text("[1, 2]")
+    arguments[1] = str(tmp_path / "absent")
+    assert main([*arguments, "--overwrite"]) == 2
+    assert "absent cannot be loaded" in capsys.readouterr().err
