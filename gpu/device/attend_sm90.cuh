@@ -5,7 +5,7 @@
 
 #include "gpu/device/score_tiles_sm90.cuh"
 
-namespace msa::gpu::sm90 {
+namespace msa::cuda::sm90 {
 
 constexpr int kWarp = 32;
 constexpr int kAttendRows = 128;
@@ -160,4 +160,4 @@ __device__ void store_row(const float (&out)[Outs], int side, float factor, bool
     }
 }
 
-}  // namespace msa::gpu::sm90
+}  // namespace msa::cuda::sm90

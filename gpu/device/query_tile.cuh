@@ -4,7 +4,10 @@
 
 #include <cstdint>
 
-namespace msa::gpu {
+#include "core/problem.h"
+#include "core/selection.h"
+
+namespace msa::cuda {
 
 /// Consecutive queries of one sequence.
 struct QueryTile {
@@ -16,9 +19,19 @@ struct QueryTile {
     int32_t padding = 0;
 };
 
-/// The forced blocks of SelectionRule, and k.
+/// SelectionRule in the integers of the kernels.
 struct DeviceRule {
     int32_t top_k, forced_local, forced_first;
+
+    explicit DeviceRule(const SelectionRule& rule)
+        : top_k(static_cast<int32_t>(rule.top_k)),
+          forced_local(static_cast<int32_t>(rule.forced_local)),
+          forced_first(static_cast<int32_t>(rule.forced_first)) {}
 };
 
-}  // namespace msa::gpu
+/// Keys that a query sees.
+__device__ inline int seen_keys(const KeyRange* visible, int64_t query) {
+    return static_cast<int>(visible[query].count);
+}
+
+}  // namespace msa::cuda

@@ -11,7 +11,7 @@
 #include "gpu/device/sm90.cuh"
 #include "gpu/device/wgmma.cuh"
 
-namespace msa::gpu::sm90 {
+namespace msa::cuda::sm90 {
 
 constexpr int kTileKeys = 128;
 constexpr int kHalfRows = 64;
@@ -188,4 +188,4 @@ struct RowBuffer {
     __device__ float& at(int row, int column) { return value[row][column ^ (row & 31)]; }
 };
 
-}  // namespace msa::gpu::sm90
+}  // namespace msa::cuda::sm90

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace msa::gpu::sm90 {
+namespace msa::cuda::sm90 {
 
 constexpr int kWarpgroup = 128;
 
@@ -141,4 +141,4 @@ __device__ inline uint64_t swizzled_operand(const void* tile, uint32_t box_bytes
            ((shared_address(tile) & 0x3FFFF) >> 4);
 }
 
-}  // namespace msa::gpu::sm90
+}  // namespace msa::cuda::sm90

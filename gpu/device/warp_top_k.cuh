@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace msa::gpu {
+namespace msa::cuda {
 
 constexpr int kWarp = 32;
 constexpr uint32_t kAllLanes = 0xFFFFFFFF;
@@ -86,4 +86,4 @@ __device__ inline void write_ids(const WarpTopK& list, int k, int visible, int f
     if (lane < k) ids[lane] = id == INT32_MAX ? -1 : id;
 }
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace msa::gpu::sm90 {
+namespace msa::cuda::sm90 {
 
 /// A in registers, bf16.
 template <bool Transposed = false>
@@ -135,4 +135,4 @@ __device__ inline void multiply_e4m3(float (&d)[64], const uint32_t* a, uint64_t
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
 }
 
-}  // namespace msa::gpu::sm90
+}  // namespace msa::cuda::sm90

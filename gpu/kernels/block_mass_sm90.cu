@@ -5,7 +5,7 @@
 #include "gpu/device/score_tiles_sm90.cuh"
 #include "gpu/kernels/block_mass_sm90.h"
 
-namespace msa::gpu {
+namespace msa::cuda {
 namespace {
 
 using namespace sm90;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(ManyRows::kThreads, 1)
     const int count = (tile.most_visible + kTileKeys - 1) / kTileKeys;
     if (threadIdx.x == 0) shared.ring.init(ManyRows::kConsumers);
     for (int row = threadIdx.x; row < ManyRows::kRows; row += ManyRows::kThreads)
-        shared.visible[row] = row < rows ? args.visible[tile.query + row / heads] : 0;
+        shared.visible[row] = row < rows ? seen_keys(args.visible, tile.query + row / heads) : 0;
     __syncthreads();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
@@ -142,7 +142,7 @@ __global__ void normalise(const BlockMassArgs args) {
     const int64_t query = blockIdx.x;
     const int group = static_cast<int>(blockIdx.y);
     const int heads = args.query_heads / args.groups;
-    const int seen = args.visible[args.first_query + query];
+    const int seen = seen_keys(args.visible, args.first_query + query);
     const int visible = (seen + args.block_size - 1) / args.block_size;
     const float* const lse =
         args.block_lse + (query * args.query_heads + group * heads) * int64_t{args.blocks};
@@ -195,4 +195,4 @@ cudaError_t launch_block_mass_sm90(const BlockMassArgs& args, cudaStream_t strea
                                   : launch<Narrow, 64>(args, stream);
 }
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda

@@ -10,15 +10,15 @@
 
 #include "gpu/device/query_tile.cuh"
 
-namespace msa::gpu {
+namespace msa::cuda {
 
 struct BlockMassArgs {
     const void* q;           // [Nq, Hq, dh] bf16
     CUtensorMap k;           // [Nk, Hkv * dh], boxes of 128 keys x 128 bytes
     int head_dim;            // 64 or 128
-    const QueryTile* tiles;  // of at most kIndexTileRows / G queries each, the most work first
+    const QueryTile* tiles;  // of at most 256 / G queries each, the most work first
     int tile_count;
-    const int32_t* visible;  // [Nq]
+    const KeyRange* visible;  // [Nq]
     int64_t first_query;     // row 0 of the workspace and the outputs
     int64_t queries;         // rows of them
     int query_heads, groups, blocks, block_size;  // Hq, Hkv, B, Bk (64 or 128)
@@ -29,4 +29,4 @@ struct BlockMassArgs {
 
 cudaError_t launch_block_mass_sm90(const BlockMassArgs&, cudaStream_t);
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda

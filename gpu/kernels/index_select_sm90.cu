@@ -6,7 +6,7 @@
 #include "gpu/device/warp_top_k.cuh"
 #include "gpu/kernels/index_select_sm90.h"
 
-namespace msa::gpu {
+namespace msa::cuda {
 namespace {
 
 using namespace sm90;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
     for (int row = threadIdx.x; row < Rows::kRows; row += Rows::kThreads) {
         const RowRule own(args.rule,
-                          row < rows ? args.visible[tile.query + row / args.groups] : 0,
+                          row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
                           BlockSize);
         shared.limit[row] = own.limit;
         shared.kept[row] = own.kept;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kMergeWarps* kWarp)
     merge_splits(const __grid_constant__ IndexSelectArgs args) {
     __shared__ uint64_t best[kMergeWarps][kWarp];
     const int64_t row = blockIdx.x;
-    const RowRule own(args.rule, args.visible[row / args.groups], args.block_size);
+    const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
     const uint64_t* const keys = args.partial + row * args.splits * Kept;
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
     WarpTopK list;
@@ -214,4 +214,4 @@ cudaError_t launch_index_select_sm90(const IndexSelectArgs& args, cudaStream_t s
     return launch_shape<ScoreShape<128, 2>>(args, stream);
 }
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda

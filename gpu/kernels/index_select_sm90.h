@@ -9,9 +9,10 @@
 
 #include "gpu/device/query_tile.cuh"
 
-namespace msa::gpu {
+namespace msa::cuda {
 
 constexpr int kIndexTileRows = 256;  // (query, head) rows of a tile
+constexpr int kIndexTileKeys = 128;
 constexpr int kIndexFewRows = 64;    // where few queries share their keys: decode
 
 struct IndexSelectArgs {
@@ -22,7 +23,7 @@ struct IndexSelectArgs {
     const QueryTile* tiles;  // the most work first
     int tile_count;
     bool few;                // at most kIndexFewRows / Hkv queries a tile, else kIndexTileRows / Hkv
-    const int32_t* visible;  // [Nq]
+    const KeyRange* visible;  // [Nq]
     int64_t queries;         // Nq
     int groups;              // Hkv
     int block_size;          // 64 or 128
@@ -35,4 +36,4 @@ struct IndexSelectArgs {
 
 cudaError_t launch_index_select_sm90(const IndexSelectArgs&, cudaStream_t);
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda

@@ -5,7 +5,7 @@
 #include "gpu/device/warp_top_k.cuh"
 #include "gpu/kernels/select_blocks_sm90.h"
 
-namespace msa::gpu {
+namespace msa::cuda {
 namespace {
 
 constexpr int kWarpsPerBlock = 8;
@@ -63,13 +63,13 @@ __device__ void load(const float* row, int block, int first, int limit,
 
 template <bool Vector>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
-    select_blocks(const float* scores, const int32_t* visible, int64_t rows, int groups, int blocks,
+    select_blocks(const float* scores, const KeyRange* visible, int64_t rows, int groups, int blocks,
                   int block_size, DeviceRule rule, int32_t* ids) {
     __shared__ uint16_t survivors[kWarpsPerBlock][kChunk];
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + warp;
     if (row >= rows) return;
-    const int seen = visible[row / groups];
+    const int seen = seen_keys(visible, row / groups);
     const int visible_blocks = (seen + block_size - 1) / block_size;
     const int first = min(rule.forced_first, visible_blocks);
     const int limit = visible_blocks - rule.forced_local;
@@ -123,4 +123,4 @@ void launch_select_blocks_sm90(const SelectBlocksArgs& args, cudaStream_t stream
         args.ids);
 }
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda

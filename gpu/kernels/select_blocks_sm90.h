@@ -8,11 +8,11 @@
 
 #include "gpu/device/query_tile.cuh"
 
-namespace msa::gpu {
+namespace msa::cuda {
 
 struct SelectBlocksArgs {
     const float* scores;     // [Nq, Hkv, B]
-    const int32_t* visible;  // [Nq] keys that each query sees
+    const KeyRange* visible;  // [Nq]
     int64_t rows;            // Nq * Hkv
     int groups;              // Hkv
     int blocks;              // B
@@ -23,4 +23,4 @@ struct SelectBlocksArgs {
 
 void launch_select_blocks_sm90(const SelectBlocksArgs&, cudaStream_t);
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda

@@ -13,9 +13,10 @@
 
 #include "gpu/device/query_tile.cuh"
 
-namespace msa::gpu {
+namespace msa::cuda {
 
 constexpr int kSparseTileRows = 128;
+constexpr int kSparseItemTiles = 32;  // tiles of queries of one work item, at most
 
 /// A block of a tile's union, and which queries of the tile selected it (bit i: query i).
 struct UnionBlock {
@@ -66,7 +67,7 @@ struct SparseArgs {
     int tile_count;
     int64_t first_query, queries;  // of the chunk
     int all_blocks;                // of all sequences
-    const int32_t* visible;        // [Nq]
+    const KeyRange* visible;        // [Nq]
     int query_heads, groups, head_dim, block_size, top_k;  // G 4 to 64, a power of 2; k <= 32
     float scale;                                           // on q . k, above 0
     int least_sharing;
@@ -88,4 +89,4 @@ cudaError_t launch_sparse_union_sm90(const SparseArgs&, int processors, cudaStre
 cudaError_t launch_sparse_kv_outer_sm90(const SparseArgs&, int processors, cudaStream_t);
 cudaError_t launch_sparse_combine(const SparseArgs&, cudaStream_t);
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda

@@ -7,7 +7,7 @@
 
 #include "gpu/kernels/sparse_attention_sm90.h"
 
-namespace msa::gpu {
+namespace msa::cuda {
 namespace {
 
 constexpr float kLog2E = 1.44269504F, kLn2 = 0.693147181F;
@@ -87,4 +87,4 @@ cudaError_t launch_sparse_attention_sm90(const SparseArgs& args, cudaStream_t st
     return error == cudaSuccess ? launch_sparse_combine(args, stream) : error;
 }
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda

@@ -7,7 +7,7 @@
 #include "gpu/device/attend_sm90.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
-namespace msa::gpu {
+namespace msa::cuda {
 namespace {
 
 using namespace sm90;
@@ -214,4 +214,4 @@ cudaError_t launch_sparse_kv_outer_sm90(const SparseArgs& args, int processors,
                                   : launch<64, 64>(args, processors, stream);
 }
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda

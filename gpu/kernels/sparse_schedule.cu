@@ -6,12 +6,11 @@
 
 #include "gpu/kernels/sparse_attention_sm90.h"
 
-namespace msa::gpu {
+namespace msa::cuda {
 namespace {
 
 constexpr int kWarp = 32;
 constexpr uint32_t kAllLanes = 0xFFFFFFFF;
-constexpr int kItemTiles = 32;
 
 __global__ void split_ids(const __grid_constant__ SparseArgs args) {
     const int64_t item = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
@@ -77,7 +76,7 @@ __global__ void fill_uses(const __grid_constant__ SparseArgs args) {
     const int64_t place = (row - args.first_query * args.groups) * args.top_k +
                           __popc(uses & ((1U << at) - 1));
     work.uses[end - 1] = {static_cast<int32_t>(query), static_cast<int32_t>(place),
-                          args.visible[query] - key, static_cast<int32_t>(tile.key) + key};
+                          seen_keys(args.visible, query) - key, static_cast<int32_t>(tile.key) + key};
 }
 
 /// One thread block: ends of the blocks' uses, and their work items.
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(kScanThreads) schedule(const __grid_constant__
     using Scan = cub::BlockScan<int2, kScanThreads>;
     __shared__ typename Scan::TempStorage storage;
     const SparseWorkspace& work = args.workspace;
-    const int most = kItemTiles * args.tile_queries();
+    const int most = kSparseItemTiles * args.tile_queries();
     const int total = args.groups * args.all_blocks;
     const auto add = [](int2 a, int2 b) { return make_int2(a.x + b.x, a.y + b.y); };
     int2 before{0, 0};
@@ -129,4 +128,4 @@ cudaError_t launch_sparse_schedule(const SparseArgs& args, cudaStream_t stream) 
     return cudaGetLastError();
 }
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda

@@ -7,7 +7,7 @@
 #include "gpu/device/attend_sm90.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
-namespace msa::gpu {
+namespace msa::cuda {
 namespace {
 
 using namespace sm90;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         int visible[2];
         for (int side = 0; side < 2; ++side)
             visible[side] = query[side] < item.tile.queries
-                                ? args.visible[item.tile.query + query[side]]
+                                ? seen_keys(args.visible, item.tile.query + query[side])
                                 : 0;
         float out[Dim / 2] = {};
         Softmax softmax;
@@ -239,4 +239,4 @@ cudaError_t launch_sparse_union_sm90(const SparseArgs& args, int processors,
                                   : launch<64, 64>(args, processors, stream);
 }
 
-}  // namespace msa::gpu
+}  // namespace msa::cuda
