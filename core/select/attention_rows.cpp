@@ -39,7 +39,8 @@ void visit_strip(const Problem& p, View<const float, 3> q, std::span<const int64
         float* weights = &logits(n, seen.begin - strip.packed.begin);
         cpu::OnlineSum sum;
         cpu::softmax_step(weights, seen.end - seen.begin, sum);
-        for (int64_t j = 0; j < seen.end - seen.begin; ++j) weights[j] /= sum.sum;
+        const auto scale = static_cast<float>(1 / sum.sum);
+        for (int64_t j = 0; j < seen.end - seen.begin; ++j) weights[j] *= scale;
         visit({strip.first + n, strip.head, seen, weights});
     }
 }
