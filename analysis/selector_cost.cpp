@@ -14,20 +14,20 @@ constexpr int64_t kSnapKvProbe = 32, kMinferenceProbe = 64;  // queries
 
 /// Products of width dh: of each query head with each of `vectors` vectors, summed over queries and
 /// held once per group.
-SelectorCost per_head(const Problem& p, double vectors) {
+Cost per_head(const Problem& p, double vectors) {
     const auto dims = static_cast<double>(p.head_dim);
     return {2 * static_cast<double>(p.query_heads) * dims * vectors,
             kElementBytes * static_cast<double>(p.kv_heads) * dims * vectors};
 }
 
 /// The same where the heads of a group are added up first.
-SelectorCost per_group(const Problem& p, double vectors) {
+Cost per_group(const Problem& p, double vectors) {
     const auto width = static_cast<double>(p.kv_heads * p.head_dim);
     return {2 * width * vectors, kElementBytes * width * vectors};
 }
 
 /// index_q with every visible index_k.
-SelectorCost index_branch(const Problem& p) {
+Cost index_branch(const Problem& p) {
     return {index_scores_flops(p),
             kElementBytes * static_cast<double>(p.index_dim) * causal_pairs(p)};
 }
@@ -48,12 +48,12 @@ double pieces_seen(const Problem& p) {
 }
 
 /// Attention of the last `probe` queries of each sequence's prompt, the keys read once.
-SelectorCost probe(const Problem& p, int64_t probe, int64_t prompt) {
-    SelectorCost cost;
+Cost probe(const Problem& p, int64_t probe, int64_t prompt) {
+    Cost cost;
     for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s) {
         const int64_t length = p.cu_seqlens_k[s + 1] - p.cu_seqlens_k[s];
         const int64_t keys = prompt > 0 ? std::min(prompt, length) : length;
-        const SelectorCost once = per_head(p, static_cast<double>(keys));
+        const Cost once = per_head(p, static_cast<double>(keys));
         cost.flops += static_cast<double>(probe) * once.flops;
         cost.bytes += once.bytes;
     }
@@ -62,7 +62,7 @@ SelectorCost probe(const Problem& p, int64_t probe, int64_t prompt) {
 
 }  // namespace
 
-SelectorCost selector_cost(std::string_view selector, const Problem& p, int64_t prompt) {
+Cost selector_cost(std::string_view selector, const Problem& p, int64_t prompt) {
     const auto is = [&](auto... names) { return ((selector == names) || ...); };
     if (is("random", "window", "streaming-llm", "previous-layer", "h2o")) return {};
     if (is("index", "dsa")) return index_branch(p);
@@ -72,7 +72,7 @@ SelectorCost selector_cost(std::string_view selector, const Problem& p, int64_t 
     if (is("nsa", "infllm-v2")) return per_head(p, pieces_seen(p));
     if (is("snapkv") && prompt > 0) return probe(p, kSnapKvProbe, prompt);
     if (is("snapkv")) {  // every query is of some probe
-        const SelectorCost all = per_head(p, causal_pairs(p));
+        const Cost all = per_head(p, causal_pairs(p));
         return {all.flops, all.bytes / kSnapKvProbe};
     }
     if (is("minference-vs", "minference")) return probe(p, kMinferenceProbe, prompt);

@@ -8,16 +8,13 @@
 
 #include <string_view>
 
+#include "analysis/hardware.h"
 #include "core/problem.h"
 
 namespace msa::analysis {
 
-struct SelectorCost {
-    double flops = 0, bytes = 0;
-};
-
 /// Of all queries of the problem; `prompt` as in SelectorLayer. Throws InputError for a selector
 /// that it does not know.
-SelectorCost selector_cost(std::string_view selector, const Problem&, int64_t prompt);
+Cost selector_cost(std::string_view selector, const Problem&, int64_t prompt);
 
 }  // namespace msa::analysis

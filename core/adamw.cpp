@@ -22,8 +22,8 @@ void AdamW::update(int64_t step, double rate, std::span<float> weights,
         first[i] = static_cast<float>(m);
         second[i] = static_cast<float>(v);
         const double move = m / correct1 / (std::sqrt(v / correct2) + epsilon);
-        weights[i] = static_cast<float>(double{weights[i]} * (1 - rate * weight_decay) -
-                                        rate * move);
+        weights[i] =
+            static_cast<float>(double{weights[i]} * (1 - rate * weight_decay) - rate * move);
     }
 }
 

@@ -39,10 +39,10 @@ public:
     std::span<float> values() { return values_; }
     std::span<const float> values() const { return values_; }
 
-    View<float, 2> w_q() { return {values_.data(), shape_q()}; }      // [Hkv * didx, d_model]
+    View<float, 2> w_q() { return {values_.data(), shape_q()}; }       // [Hkv * didx, d_model]
     View<float, 2> w_k() { return {values_.data() + k_, shape_k()}; }  // [didx, d_model]
-    View<float, 1> norm_q() { return norm(values_.data(), 0); }        // [didx]; absent without norm
-    View<float, 1> norm_k() { return norm(values_.data(), 1); }        // [didx]; absent without norm
+    View<float, 1> norm_q() { return norm(values_.data(), 0); }  // [didx]; absent without norm
+    View<float, 1> norm_k() { return norm(values_.data(), 1); }  // [didx]; absent without norm
     View<const float, 2> w_q() const { return {values_.data(), shape_q()}; }
     View<const float, 2> w_k() const { return {values_.data() + k_, shape_k()}; }
     View<const float, 1> norm_q() const { return norm(values_.data(), 0); }

@@ -39,8 +39,8 @@ void visit_strip(const Problem& p, View<const float, 3> q, std::span<const int64
         float* weights = &logits(n, seen.begin - strip.packed.begin);
         cpu::OnlineSum sum;
         cpu::softmax_step(weights, seen.end - seen.begin, sum);
-        const auto scale = static_cast<float>(1 / sum.sum);
-        for (int64_t j = 0; j < seen.end - seen.begin; ++j) weights[j] *= scale;
+        const auto share = static_cast<float>(1 / sum.sum);
+        for (int64_t j = 0; j < seen.end - seen.begin; ++j) weights[j] *= share;
         visit({strip.first + n, strip.head, seen, weights});
     }
 }
@@ -65,8 +65,7 @@ int64_t prompt_length(const SelectorLayer& layer, int64_t sequence) {
 }
 
 void for_each_attention_row(const SelectorLayer& layer, std::span<const int64_t> tokens,
-                            int64_t window,
-                            const std::function<void(const AttentionRow&)>& visit) {
+                            int64_t window, const std::function<void(const AttentionRow&)>& visit) {
     if (tokens.empty()) return;
     const Problem& p = layer.problem;
     const Tensor<float, 3> q = layer.read_q(tokens);

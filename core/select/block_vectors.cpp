@@ -19,6 +19,10 @@ void mean_of_keys(const KeyRows& keys, View<float, 1> mean) {
     for (int64_t d = 0; d < mean.size(); ++d) mean(d) /= static_cast<float>(keys.count);
 }
 
+void add_query(View<const float, 1> q, View<float, 1> sum) {
+    for (int64_t d = 0; d < q.size(); ++d) sum(d) += q(d);
+}
+
 void BlockVectors::prepare(const SelectorLayer& layer) {
     const Problem& p = layer.problem;
     panels_.clear();

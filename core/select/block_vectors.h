@@ -54,5 +54,7 @@ private:
 KeyRows key_rows(View<const float, 3> k, int64_t group, int64_t first, int64_t count);
 /// An OfKeys: the mean.
 void mean_of_keys(const KeyRows& keys, View<float, 1> mean);
+/// An OfQuery: q itself.
+void add_query(View<const float, 1> q, View<float, 1> sum);
 
 }  // namespace msa

@@ -6,10 +6,6 @@
 namespace msa {
 namespace {
 
-void add_query(View<const float, 1> q, View<float, 1> sum) {
-    for (int64_t d = 0; d < q.size(); ++d) sum(d) += q(d);
-}
-
 class MeanKeySelector final : public Selector {
 public:
     std::string_view name() const override { return "mean-key"; }

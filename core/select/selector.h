@@ -35,11 +35,11 @@ struct SelectorLayer {
 
 /// One chunk of its queries.
 struct SelectorChunk {
-    const Problem& problem;                // Nq queries of the layer
-    std::span<const int64_t> tokens;       // [Nq] packed token index of each query
-    View<const float, 3> q;                // [Nq, Hq, dh]
-    In<3> index_q;                         // [Nq, Hkv, didx] in the backend's space
-    View<const float, 3> mass, max_logit;  // [Nq, Hkv, B], where needs() asks for them
+    const Problem& problem;                   // Nq queries of the layer
+    std::span<const int64_t> tokens;          // [Nq] packed token index of each query
+    View<const float, 3> q;                   // [Nq, Hq, dh]
+    In<3> index_q;                            // [Nq, Hkv, didx] in the backend's space
+    View<const float, 3> mass, max_logit;     // [Nq, Hkv, B], where needs() asks for them
     View<const float, 3> previous_mass = {};  // the same of the layer before, likewise
 };
 
@@ -51,6 +51,7 @@ public:
         bool queries = false;        // of other tokens: read_q, or the chunks before
         bool previous_mass = false;  // of another layer
         bool rule = false;           // the scores depend on the budget
+        bool prefill = false;        // says nothing of the decode phase
     };
 
     virtual ~Selector() = default;

@@ -13,6 +13,7 @@
 #include "experiments/common/write_text.h"
 #include "experiments/compare/layer.h"
 #include "experiments/compare/summary.h"
+#include "gpu/cuda_backend.h"
 
 namespace msa::experiments {
 namespace {
@@ -69,6 +70,7 @@ int compare(std::span<const std::string> args, std::ostream& out, std::ostream& 
     const io::ActivationsReader file(o.file);
     resolve(o, file);
     const std::vector<int64_t> tokens = choose_queries(o, file.info());
+    register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
     if (o.backend_options.threads > 0) omp_set_num_threads(o.backend_options.threads);
 

@@ -31,9 +31,11 @@ bool same_sizes(const io::LayerInfo& a, const io::LayerInfo& b) {
 std::string why_unusable(const CompareOptions& o, const io::LayerInfo& layer, bool has_previous,
                          const std::string& name) {
     const Selector::Needs needs = make_selector(name)->needs();
-    if (needs.index && !layer.has(io::Field::index_q)) return "the layer has no index_q and index_k";
+    if (needs.index && !layer.has(io::Field::index_q))
+        return "the layer has no index_q and index_k";
     if (needs.previous_mass && !has_previous)
         return "the file has no layer of the same sizes before it";
+    if (needs.prefill && o.prompt > 0) return "it is a rule for the prefill phase";
     if (needs.rule && o.sharing == Sharing::layer)
         return "it spends its budget group by group, which --share layer takes from it";
     return "";
@@ -46,8 +48,7 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
     const LayerData data(file, layer, o.sharing);
     std::optional<LayerData> before;
     if (previous != nullptr) before.emplace(file, *previous, o.sharing);
-    LayerTask task{o,       file.info(), data, before ? &*before : nullptr, tokens,
-                   backend, to,          {},   {}};
+    LayerTask task{o, file.info(), data, before ? &*before : nullptr, tokens, backend, to, {}, {}};
     const Problem sizes = data.problem(file.info(), o.block_size);
     const std::vector<Plan> plans = make_plans(o, selectors, sizes.with_query_rows(tokens));
     Progress progress(err, text("layer ", layer.layer),

@@ -20,9 +20,11 @@ const About kAbout{
                  "msa-compare data/sample.h5 --out results/blocks --ablation block-size "
                  "--selectors oracle,mean-key --budgets 512 --sample-queries 256"},
     .writes =
-        "DIR/results.h5 (groups /queries, /layers, /metrics, /overlap, /distance, /select, /checks,\n"
+        "DIR/results.h5 (groups /queries, /layers, /metrics, /overlap, /distance, /select, "
+        "/checks,\n"
         "/timing; see data/FORMAT.md), DIR/summary.json, DIR/metrics.csv and DIR/timing.json.\n"
-        "Every run checks itself: no selector may keep more than the best choice of as many blocks,\n"
+        "Every run checks itself: no selector may keep more than the best choice of as many "
+        "blocks,\n"
         "and a budget that covers everything must equal dense attention.",
 };
 
@@ -37,8 +39,7 @@ Budget parse_budget(const std::string& item) {
         require(budget.value >= 1, "--budgets has ", item, ", must be at least 1 token");
         return budget;
     }
-    const auto [end, error] =
-        std::from_chars(item.data(), item.data() + item.size(), budget.value);
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), budget.value);
     require(error == std::errc() && end == item.data() + item.size() && budget.value > 0 &&
                 budget.value <= 1,
             "--budgets has '", item, "', a share of the context must be above 0.0 and at most 1.0");
@@ -64,9 +65,7 @@ int64_t Budget::tokens(int64_t context) const {
                     : static_cast<int64_t>(value);
 }
 
-const char* to_string(Sharing sharing) {
-    return kSharings[static_cast<size_t>(sharing)].c_str();
-}
+const char* to_string(Sharing sharing) { return kSharings[static_cast<size_t>(sharing)].c_str(); }
 
 const char* to_string(Ablation ablation) {
     return kAblations[static_cast<size_t>(ablation)].c_str();
@@ -86,7 +85,8 @@ std::optional<CompareOptions> parse_compare_options(std::span<const std::string>
          ("all that the file has operands for, or some of: " + join(list_selectors())).c_str())  //
         ("budgets",
          po::value(&budgets)->default_value("256,512,1024,2048")->value_name("TOKENS,..."),
-         "tokens that a query attends to, rounded to whole blocks; with a point (0.1), a share of "
+         "tokens that a query attends to, rounded up to whole blocks; with a point (0.1), a share "
+         "of "
          "the longest sequence")  //
         ("ablation", po::value(&ablation)->default_value("none")->value_name("WHAT"),
          "one table of the paper's appendix: block-size (32, 64, 128 at equal budget), forced "
@@ -113,9 +113,9 @@ std::optional<CompareOptions> parse_compare_options(std::span<const std::string>
         ("seed", po::value(&seed)->default_value(seed)->value_name("N"),
          "of sampling and of random")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
-         "reference, cpu")  //
+         "reference, cpu, cuda")  //
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),
-         "CPU threads; 0: all")  //
+         "CPU threads; 0: all")                                                                  //
         ("resume", po::bool_switch(&o.resume), "continue an unfinished run with these options")  //
         ("overwrite", po::bool_switch(&o.overwrite), "replace results that exist")               //
         ("json", po::bool_switch(&o.json), "print summary.json instead of the tables");

@@ -21,13 +21,8 @@ int64_t context(const Problem& p) {
     return longest;
 }
 
-/// The budget in whole blocks, at least one.
-int64_t blocks_of(int64_t tokens, int64_t block_size) {
-    return std::max<int64_t>(1, (tokens + block_size / 2) / block_size);
-}
-
 SelectionRule rule_of(const CompareOptions& o, int64_t tokens, int64_t block_size) {
-    SelectionRule rule{blocks_of(tokens, block_size), o.forced_local, o.forced_first};
+    SelectionRule rule{ceil_div(tokens, block_size), o.forced_local, o.forced_first};
     if (o.forced_outside) rule.top_k += rule.forced_local + rule.forced_first;
     rule.validate();
     return rule;
@@ -51,8 +46,8 @@ Plan with_block_size(const CompareOptions& o, const std::vector<std::string>& se
     return plan;
 }
 
-/// No forced block but the local one, the first block, the newest ones, both (tab:forced-sink-local),
-/// where they fit.
+/// No forced block but the local one, the first block, the newest ones, both
+/// (tab:forced-sink-local), where they fit.
 Plan forced_plan(const CompareOptions& o, const std::vector<std::string>& selectors,
                  const Problem& p) {
     Plan plan{o.block_size, {}};
@@ -60,7 +55,7 @@ Plan forced_plan(const CompareOptions& o, const std::vector<std::string>& select
         for (int64_t tokens : budgets(o, p))
             for (const int64_t first : {int64_t{0}, int64_t{1}})
                 for (const int64_t local : {int64_t{1}, kForcedLocal}) {
-                    const SelectionRule rule{blocks_of(tokens, o.block_size), local, first};
+                    const SelectionRule rule{ceil_div(tokens, o.block_size), local, first};
                     if (first + local > rule.top_k) continue;
                     plan.arms.push_back(
                         {selector, text(tokens, ",first=", first, ",local=", local), tokens, rule});
@@ -71,7 +66,8 @@ Plan forced_plan(const CompareOptions& o, const std::vector<std::string>& select
 /// Tokens that a query could attend to beyond its budget for the FLOPs of the selector's scores.
 int64_t tokens_for_scores(const std::string& selector, const Problem& p, int64_t prompt) {
     const double flops = analysis::selector_cost(selector, p, prompt).flops;
-    return std::llround(flops / (4 * static_cast<double>(p.query_heads * p.head_dim * p.queries())));
+    return std::llround(flops /
+                        (4 * static_cast<double>(p.query_heads * p.head_dim * p.queries())));
 }
 
 /// Every selector beside windows of its budget and of its FLOPs (app:prelim-swa).
@@ -82,8 +78,9 @@ Plan window_plan(const CompareOptions& o, const std::vector<std::string>& select
     for (const std::string& selector : selectors) {
         if (selector == kWindow) continue;
         for (int64_t tokens : budgets(o, p)) {
-            const int64_t matched = p.block_size * blocks_of(tokens + tokens_for_scores(selector, p, o.prompt),
-                                                             p.block_size);
+            const int64_t matched =
+                p.block_size *
+                ceil_div(tokens + tokens_for_scores(selector, p, o.prompt), p.block_size);
             windows.push_back(matched);
             plan.arms.push_back({selector, std::to_string(tokens), tokens,
                                  rule_of(o, tokens, p.block_size), matched});
@@ -113,6 +110,9 @@ std::vector<Plan> make_plans(const CompareOptions& o, const std::vector<std::str
     return plans;
 }
 
-int64_t largest_budget(const CompareOptions& o, const Problem& p) { return budgets(o, p).back(); }
+int64_t largest_budget(const CompareOptions& o, const Problem& p) {
+    const int64_t forced = o.forced_outside ? o.forced_local + o.forced_first : 0;
+    return budgets(o, p).back() + forced * o.block_size;
+}
 
 }  // namespace msa::experiments

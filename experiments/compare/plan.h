@@ -15,9 +15,9 @@ namespace msa::experiments {
 /// One selector at one setting.
 struct Arm {
     std::string selector;
-    std::string setting;  // "1024", "1024,block=32": the budget and what an ablation varies
-    int64_t budget = 0;   // tokens
-    SelectionRule rule;   // asked for; the selector may adjust it
+    std::string setting;         // "1024", "1024,block=32": the budget and what an ablation varies
+    int64_t budget = 0;          // tokens
+    SelectionRule rule;          // asked for; the selector may adjust it
     int64_t matched_budget = 0;  // window ablation: of the window with the same FLOPs, in tokens
     std::string key() const { return selector + "@" + setting; }
 };
@@ -33,7 +33,8 @@ struct Plan {
 std::vector<Plan> make_plans(const CompareOptions&, const std::vector<std::string>& selectors,
                              const Problem& queries);
 
-/// The largest budget asked for, in tokens: rows that see no more are trivial at every setting.
+/// The largest budget asked for, in tokens, with the forced blocks that come on top of it: rows
+/// that see no more are trivial.
 int64_t largest_budget(const CompareOptions&, const Problem&);
 
 }  // namespace msa::experiments

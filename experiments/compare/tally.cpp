@@ -48,7 +48,7 @@ void Tally::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
                         analysis::selected_pairs(p, ids);
 }
 
-void Tally::add_cost(const analysis::SelectorCost& cost) {
+void Tally::add_cost(const analysis::Cost& cost) {
     index_.flops += cost.flops;
     index_.bytes += cost.bytes;
 }

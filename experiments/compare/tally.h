@@ -30,7 +30,7 @@ public:
 
     /// A chunk's choice, ids [Nq, Hkv, any], and the attention over it, sparse [Nq, Hq, dh].
     void add(const MeasuredChunk&, View<const int32_t, 3> ids, View<const float, 3> sparse);
-    void add_cost(const analysis::SelectorCost& cost);
+    void add_cost(const analysis::Cost& cost);
 
     /// The groups /metrics, /overlap and /distance of the arm. `used`: the rule that it was held
     /// to.
@@ -46,7 +46,7 @@ private:
     analysis::GroupOverlap overlap_;
     analysis::Distances distances_;
     std::vector<analysis::Mean> blocks_;  // [Hkv] selected per counted query
-    analysis::SelectorCost index_, attention_;
+    analysis::Cost index_, attention_;
     int64_t counted_ = 0, queries_ = 0;
 };
 

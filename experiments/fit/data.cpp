@@ -31,9 +31,9 @@ struct Half {
 Half resolve(const char* option, const Range& asked, Half otherwise, int64_t available,
              const char* what) {
     const Half half{asked.begin.value_or(otherwise.begin), asked.end.value_or(otherwise.end)};
-    require(0 <= half.begin && half.begin < half.end && half.end <= available, "--", option,
-            " is ", half.begin, ":", half.end, ", must be a non-empty range of ", what, " within 0:",
-            available);
+    require(0 <= half.begin && half.begin < half.end && half.end <= available, "--", option, " is ",
+            half.begin, ":", half.end, ", must be a non-empty range of ", what,
+            " within 0:", available);
     return half;
 }
 
@@ -80,7 +80,8 @@ LayerData read_layer(std::span<const io::ActivationsReader> files, int64_t layer
     data.problem = io::layer_problem(all, data.info, o.block_size);
     data.problem.index_dim = o.index_dim;
     data.problem.validate();
-    for (const KeyRange& seen : visible_keys(data.problem)) data.positions.push_back(seen.count - 1);
+    for (const KeyRange& seen : visible_keys(data.problem))
+        data.positions.push_back(seen.count - 1);
     const int64_t tokens = all.tokens();
     data.x = read_field(files, layer, Field::x, tokens);
     data.q = read_field(files, layer, Field::q, tokens);
@@ -102,13 +103,13 @@ Split split_queries(const FitOptions& o, const std::vector<int64_t>& cu) {
     const Half train = resolve("train", o.train, {0, cut}, available, what);
     const Half held_out = resolve("eval", o.held_out, {train.end, available}, available, what);
     require(held_out.begin >= train.end || train.begin >= held_out.end, "--eval is ",
-            held_out.begin, ":", held_out.end, ", must share no query with --train = ",
-            train.begin, ":", train.end);
+            held_out.begin, ":", held_out.end, ", must share no query with --train = ", train.begin,
+            ":", train.end);
 
     Split split;
-    split.text = text("trained on ", what, " ", train.begin, ":", train.end, ", held out ",
-                      held_out.begin, ":", held_out.end, ", of ", sequences, " sequence",
-                      sequences == 1 ? "" : "s");
+    split.text =
+        text("trained on ", what, " ", train.begin, ":", train.end, ", held out ", held_out.begin,
+             ":", held_out.end, ", of ", sequences, " sequence", sequences == 1 ? "" : "s");
     for (int64_t s = 0; s < sequences; ++s)
         for (int64_t i = cu[static_cast<size_t>(s)]; i < cu[static_cast<size_t>(s) + 1]; ++i) {
             const int64_t at = by_sequence ? s : i - cu[static_cast<size_t>(s)];

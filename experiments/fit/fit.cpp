@@ -3,7 +3,6 @@
 
 #include <omp.h>
 
-#include <Eigen/Core>
 #include <iostream>
 
 #include "experiments/common/run_record.h"
@@ -48,7 +47,6 @@ int fit_indexer(std::span<const std::string> args, std::ostream& out, std::ostre
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
     if (backend->space() != Space::host)
         throw UnsupportedError(text("--backend ", o.backend, ": fitting needs a host backend"));
-    Eigen::setNbThreads(1);  // its parallel products depend on the number of threads
 
     std::filesystem::create_directories(o.out);
     io::RunRecord record = start_record("msa-fit-indexer", args, o.files);

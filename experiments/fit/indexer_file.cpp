@@ -18,9 +18,8 @@ void write_tokens(io::ActivationsWriter& to, const io::ActivationsReader& file, 
         to.write(layer, field, first, 0, file.read(layer, field, range));
     const Tensor<float, 3> x = file.read(layer, Field::x, range);
     const View<const float, 2> hidden(x.data(), {x.extent(0), x.extent(2)});
-    const std::vector<KeyRange> seen =
-        visible_keys(io::layer_problem(file.info(), file.layer(layer), kMaxBlockSize)
-                         .with_queries(range));
+    const std::vector<KeyRange> seen = visible_keys(
+        io::layer_problem(file.info(), file.layer(layer), kMaxBlockSize).with_queries(range));
     std::vector<int64_t> positions;
     for (const KeyRange& keys : seen) positions.push_back(keys.count - 1);
     to.write(layer, Field::index_q, first, 0, index_queries(weights, hidden, positions, threads));

@@ -24,13 +24,12 @@ std::vector<int64_t> sample(const std::vector<int64_t>& tokens, int64_t wanted, 
 void write_sizes(io::ResultsWriter& to, const FitOptions& o, const LayerData& data,
                  const Split& split, const HeldOut& held_out) {
     const std::string group = text("/fit/", data.info.layer);
-    for (const auto& [name, value] :
-         {std::pair{"tokens", data.problem.keys()},
-          {"blocks", data.problem.blocks()},
-          {"warmup_steps", o.warmup_steps},
-          {"train_queries", static_cast<int64_t>(split.train.size())},
-          {"held_out_queries", held_out.queries()},
-          {"rows_counted", held_out.rows_counted()}})
+    for (const auto& [name, value] : {std::pair{"tokens", data.problem.keys()},
+                                      {"blocks", data.problem.blocks()},
+                                      {"warmup_steps", o.warmup_steps},
+                                      {"train_queries", static_cast<int64_t>(split.train.size())},
+                                      {"held_out_queries", held_out.queries()},
+                                      {"rows_counted", held_out.rows_counted()}})
         to.attribute(group, name, value);
     to.attribute(group, "split", split.text);
 }
@@ -38,9 +37,9 @@ void write_sizes(io::ResultsWriter& to, const FitOptions& o, const LayerData& da
 std::string diverged(int64_t layer, int64_t step, int64_t good,
                      const std::filesystem::path& checkpoint) {
     return text("layer ", layer, ": the loss is not finite at step ", step,
-                good > 0 ? text("; the weights after step ", good, " are kept in ",
-                                checkpoint.string())
-                         : "",
+                good > 0
+                    ? text("; the weights after step ", good, " are kept in ", checkpoint.string())
+                    : "",
                 "; a smaller --lr may help");
 }
 
@@ -70,7 +69,8 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
     LayerData data = read_layer(files, layer, o);
     const IndexForm form = index_form(o, data.info);
     const int threads = o.backend_options.threads;
-    const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed), threads);
+    const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
+                              threads);
     const HeldOut held_out(data, sample(split.held_out, o.eval_queries, o.seed), o.rule, backend,
                            threads);
     const Trainer trainer(o, data, split.train, backend);

@@ -19,7 +19,8 @@ const About kAbout{
                  "--top-k 8 --queries 1728:"},
     .writes =
         "DIR/results.h5 (group /fit: curves and weights), DIR/indexer.h5 (activations with the\n"
-        "fitted index_q and index_k, stored as the input is, for msa-analyze --selector index) and\n"
+        "fitted index_q and index_k, stored as the input is, for msa-analyze --selector index) "
+        "and\n"
         "DIR/summary.json; while it runs, DIR/checkpoint-L.h5 for --resume. See data/FORMAT.md.",
 };
 
@@ -109,7 +110,9 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
          po::value(&o.weight_decay)->default_value(o.weight_decay)->value_name("RATE"),
          "decoupled weight decay of AdamW")  //
         ("init",
-         po::value(&start)->default_value(kStarts[static_cast<size_t>(o.start)])->value_name("START"),
+         po::value(&start)
+             ->default_value(kStarts[static_cast<size_t>(o.start)])
+             ->value_name("START"),
          "first weights: normal (random), from-qk (the best low-rank fit of the group's mean q.k) "
          "or pca (that of k)")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
@@ -117,7 +120,7 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),
          "CPU threads; 0: all")  //
         ("seed", po::value(&seed)->default_value(seed)->value_name("N"),
-         "of the first weights and of the drawn queries")  //
+         "of the first weights and of the drawn queries")                                        //
         ("resume", po::bool_switch(&o.resume), "continue an unfinished run with these options")  //
         ("overwrite", po::bool_switch(&o.overwrite), "replace results that exist")               //
         ("json", po::bool_switch(&o.json), "print summary.json instead of the table");

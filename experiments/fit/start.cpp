@@ -68,9 +68,9 @@ private:
     IndexForm form_;
     int64_t groups_, head_dim_, rotary_, passes_;  // of the model
     bool weighted_;
-    double scale_;         // of the main logits, in those of the index
-    MatrixXd w_q_, w_k_;   // [Hkv * dh, d_model] fits of q_r and k_r
-    MatrixXd q_, k_;       // [n, Hkv * dh] q_r; fitted k_r, its passing channels without their mean
+    double scale_;        // of the main logits, in those of the index
+    MatrixXd w_q_, w_k_;  // [Hkv * dh, d_model] fits of q_r and k_r
+    MatrixXd q_, k_;      // [n, Hkv * dh] q_r; fitted k_r, its passing channels without their mean
 };
 
 /// Rows `tokens` of a field before RoPE, the group's heads averaged: [n, Hkv * dh].
@@ -128,8 +128,7 @@ void ClosedForm::rotated_pair(int64_t pair, MatrixXd& to_q, MatrixXd& to_k) cons
         return of_groups(values, low) + 1i * of_groups(values, high);
     };
     Eigen::RowVectorXd weight = Eigen::RowVectorXd::Ones(groups_);
-    if (weighted_)
-        weight = complex(q_).cwiseAbs2().colwise().mean().cwiseSqrt().cwiseMax(kFloor);
+    if (weighted_) weight = complex(q_).cwiseAbs2().colwise().mean().cwiseSqrt().cwiseMax(kFloor);
     const MatrixXcd keys = complex(k_) * weight.cast<std::complex<double>>().asDiagonal();
     const MatrixXcd covariance = keys.transpose() * keys.conjugate();
     const Eigen::VectorXcd first =
@@ -167,15 +166,14 @@ void ClosedForm::passing(MatrixXd& to_q, MatrixXd& to_k) const {
         of_keys.middleRows(r * passes_, passes_) = root * w_k_.middleRows(first, passes_);
         inverses.push_back(inverse);
     }
-    const MatrixXd components =
-        Eigen::SelfAdjointEigenSolver<MatrixXd>(keys.transpose() * keys / n).eigenvectors().rightCols(
-            kept);
+    const MatrixXd components = Eigen::SelfAdjointEigenSolver<MatrixXd>(keys.transpose() * keys / n)
+                                    .eigenvectors()
+                                    .rightCols(kept);
     to_k.middleRows(form_.rotary_dim, kept) = components.transpose() * of_keys;
     for (int64_t r = 0; r < groups_; ++r)
         to_q.middleRows(r * channels() + form_.rotary_dim, kept) =
             components.middleRows(r * passes_, passes_).transpose() *
-            inverses[static_cast<size_t>(r)] *
-            w_q_.middleRows(r * head_dim_ + rotary_, passes_);
+            inverses[static_cast<size_t>(r)] * w_q_.middleRows(r * head_dim_ + rotary_, passes_);
 }
 
 /// Scales rows so that a channel's queries and keys have one size: steps then move both alike. A

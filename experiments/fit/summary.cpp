@@ -89,7 +89,8 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
     table.print(out);
     out << '\n';
     definitions.print(out);
-    out << "\nHeld-out queries counted, those with more visible blocks than k: " << counted << ".\n";
+    out << "\nHeld-out queries counted, those with more visible blocks than k: " << counted
+        << ".\n";
 }
 
 }  // namespace msa::experiments

@@ -36,8 +36,7 @@ bool Trainer::advance(FitState& state) const {
     const Tensor<float, 3> index_q = index_queries(state.weights, hidden, positions, threads);
     const Tensor<float, 3> index_k =
         index_keys(state.weights, data_.hidden(), data_.positions, threads);
-    const IndexInput index{
-        index_q, View<const float, 2>(index_k.data(), {p.keys(), p.index_dim})};
+    const IndexInput index{index_q, View<const float, 2>(index_k.data(), {p.keys(), p.index_dim})};
 
     Tensor<int32_t, 3> ids;  // absent in warm-up
     if (state.step >= o_.warmup_steps) {

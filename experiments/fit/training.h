@@ -17,7 +17,7 @@ namespace msa::experiments {
 
 /// Everything that the next step depends on, and the curves so far.
 struct FitState {
-    int64_t step = 0;  // steps done
+    int64_t step = 0;                     // steps done
     IndexWeights weights, first, second;  // and AdamW's moments
     std::vector<double> kl;               // [step] loss of each step
     std::vector<Evaluation> evaluations;

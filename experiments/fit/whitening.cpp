@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/fit/whitening.h"
 
+#include <Eigen/Eigenvalues>
 #include <algorithm>
 
 #include "core/error.h"
@@ -9,13 +10,13 @@
 namespace msa::experiments {
 namespace {
 
-constexpr double kRidge = 1e-2;         // of the mean diagonal
-constexpr int64_t kTileTokens = 1024;   // of one product
-constexpr double kSmallest = 1e-30;     // against hidden states that are all zero
+constexpr double kRidge = 1e-2;        // of the mean diagonal
+constexpr int64_t kTileTokens = 1024;  // of one product
+constexpr double kSmallest = 1e-30;    // against hidden states that are all zero
 
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-/// mean(x x^T) over the tokens, its lower half.
+/// mean(x x^T) over the tokens; its lower half is set.
 Eigen::MatrixXd second_moment(View<const float, 2> x, std::span<const int64_t> tokens) {
     const int64_t width = x.extent(1);
     Eigen::MatrixXd sum = Eigen::MatrixXd::Zero(width, width);
@@ -38,17 +39,15 @@ Eigen::MatrixXd second_moment(View<const float, 2> x, std::span<const int64_t> t
 Whitening::Whitening(View<float, 2> x, std::span<const int64_t> tokens, int threads) {
     Eigen::MatrixXd moment = second_moment(x, tokens);
     moment.diagonal().array() += kRidge * moment.diagonal().mean() + kSmallest;
-    factor_.compute(moment);
-    MSA_CHECK(factor_.info() == Eigen::Success);
-    const Eigen::MatrixXf lower = Eigen::MatrixXd(factor_.matrixL()).cast<float>();
+    root_ = Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd>(moment).operatorInverseSqrt();
+    const Matrix root = root_.cast<float>();
     const int64_t tiles = ceil_div(x.extent(0), kTileTokens);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t begin = tile * kTileTokens;
-        const int64_t count = std::min(kTileTokens, x.extent(0) - begin);
-        // Row-major rows are the columns of a column-major matrix.
-        Eigen::Map<Eigen::MatrixXf> columns(x[begin].data(), x.extent(1), count);
-        lower.triangularView<Eigen::Lower>().solveInPlace(columns);
+        Eigen::Map<Matrix> rows(x[begin].data(), std::min(kTileTokens, x.extent(0) - begin),
+                                x.extent(1));
+        rows = rows * root;
     }
 }
 
@@ -56,9 +55,7 @@ IndexWeights Whitening::plain(const IndexWeights& whitened) const {
     IndexWeights result = whitened;
     for (View<float, 2> w : {result.w_q(), result.w_k()}) {
         Eigen::Map<Matrix> rows(w.data(), w.extent(0), w.extent(1));
-        Eigen::MatrixXd columns = rows.transpose().cast<double>();  // w^T = L^-T w'^T
-        factor_.matrixU().solveInPlace(columns);
-        rows = columns.transpose().cast<float>();
+        rows = (rows.cast<double>() * root_).cast<float>();
     }
     return result;
 }

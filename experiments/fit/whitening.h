@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Hidden states are far from isotropic: a few directions hold most of their size, and steps of
 // equal size in all of them overfit the small ones. Training therefore goes in whitened
-// coordinates. With C = mean(x x^T) over training tokens, and C + r I = L L^T for r a hundredth of
-// C's mean diagonal:
-//   x' = L^-1 x,   w' = w L,   w' x' = w x.
+// coordinates. With C = mean(x x^T) over training tokens, r a hundredth of C's mean diagonal and
+// S = (C + r I)^(-1/2), symmetric:
+//   x' = S x,   w = w' S,   w' x' = w x.
 #pragma once
 
-#include <Eigen/Cholesky>
 #include <Eigen/Core>
 #include <cstdint>
 #include <span>
@@ -25,7 +24,7 @@ public:
     IndexWeights plain(const IndexWeights& whitened) const;
 
 private:
-    Eigen::LLT<Eigen::MatrixXd> factor_;
+    Eigen::MatrixXd root_;  // S
 };
 
 }  // namespace msa::experiments

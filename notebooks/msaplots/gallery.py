@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from .fit import FitResults
 from .heat_map import selection_heat_map
 from .mass_kept import mass_kept_curve
 from .popularity import queries_per_block
 from .results import Results
 from .sink import sink_bars
 from .table import Table
+from .training import training_curves
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,28 @@ def _per_layer_and_selector(stem: str, draw) -> Callable[[Results, list[int]], I
                 yield Picture(f"{stem}_{selector}_layer{layer}", *figure_and_table, layer, selector)
 
     return pictures
+
+
+def training_section(fit: FitResults) -> Section:
+    """Beside the analysis of a fitted indexer: how the fit went."""
+    def pictures(_, layers):
+        for layer in layers:
+            if layer in fit.layers:
+                yield Picture(f"training_layer{layer}", *training_curves(fit, layer), layer)
+
+    splits = "; ".join(sorted({fit.curves(layer).split for layer in fit.layers}))
+    return Section(
+        "training",
+        "How did the Index Branch learn?",
+        ("Above: the KL divergence of the index distribution from the attention it imitates. "
+         "Coloured: the loss of each training step, solid in warm-up, where it runs over all "
+         "visible keys, dashed afterwards, over the selected blocks alone; the two do not compare. "
+         "Black: held-out queries, always over all visible keys.",
+         "Below, on the held-out queries: how much of the oracle's blocks and mass the Index "
+         "Branch finds, against the dashed oracle. Step 0 is the closed-form start. A black line "
+         "that rises while the coloured one falls is overfitting.",
+         f"Split: {splits}."),
+        pictures)
 
 
 SECTIONS = (

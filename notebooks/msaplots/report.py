@@ -13,7 +13,8 @@ from pathlib import Path
 import jinja2
 import numpy as np
 
-from .gallery import SECTIONS
+from .fit import FitResults
+from .gallery import SECTIONS, training_section
 from .glossary import definitions
 from .results import Results, ResultsError
 from .style import save
@@ -33,19 +34,21 @@ class Shown:
     svg: str  # base64
 
 
-def write_report(results: Results, out_dir, layers=None) -> Path:
-    """Writes every picture (PNG, SVG, CSV), summary.csv and report.html into out_dir."""
+def write_report(results: Results, out_dir, layers=None, fit: FitResults | None = None) -> Path:
+    """Writes every picture (PNG, SVG, CSV), summary.csv and report.html into out_dir; with `fit`,
+    also how the selector `index` was trained."""
     layers = results.layers if layers is None else layers
     for layer in layers:
         if layer not in results.layers:
             raise ResultsError(f"{results.path}: no layer {layer}; it has {results.layers}")
     out_dir = Path(out_dir)
+    sections = ((training_section(fit),) if fit else ()) + SECTIONS
     shown = {section.key: [_save(picture, out_dir) for picture in section.draw(results, layers)]
-             for section in SECTIONS}
+             for section in sections}
     summary = summary_table(results, layers)
     summary.to_csv(out_dir / "summary.csv")
     page = out_dir / "report.html"
-    page.write_text(_render(results, layers, summary, shown), encoding="utf-8")
+    page.write_text(_render(results, layers, summary, sections, shown), encoding="utf-8")
     return page
 
 
@@ -63,14 +66,14 @@ def best_practical(summary: Table) -> tuple[str, float] | None:
     return max(known, key=lambda item: item[1], default=None)
 
 
-def _render(results: Results, layers, summary: Table, shown) -> str:
+def _render(results: Results, layers, summary: Table, sections, shown) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters.update(number=number, label=lambda name: name.replace("_", " "))
     best = best_practical(summary)
     return environment.get_template("report.html.jinja").render(
-        layers=layers, selectors=results.selectors, sections=SECTIONS, shown=shown,
+        layers=layers, selectors=results.selectors, sections=sections, shown=shown,
         preferred=best[0] if best else results.selectors[0], best=best,
         oracle_mass=float(np.mean(summary["oracle_mass"])), is_nan=math.isnan, sizes=results.sizes(layers[0]),
         top_k=results.top_k(results.selectors[0], layers[0]),

@@ -64,8 +64,11 @@ def _text(value) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class Results:
-    """One results file, open for reading; use it in a `with` statement."""
+class ResultsFile:
+    """A file of the format, open for reading; use it in a `with` statement."""
+
+    group = ""  # of the layers
+    text = staticmethod(_text)
 
     def __init__(self, path):
         self.path = Path(path)
@@ -89,12 +92,12 @@ class Results:
         if version != str(VERSION):
             raise ResultsError(f"{self.path}: format_version is {version}, must be {VERSION}")
         if not self.layers:
-            raise ResultsError(f"{self.path}: /layers is empty; at least one layer is needed")
+            raise ResultsError(f"{self.path}: /{self.group} is empty; at least one layer is needed")
 
     def close(self):
         self._file.close()
 
-    def __enter__(self) -> Results:
+    def __enter__(self):
         return self
 
     def __exit__(self, *_):
@@ -122,11 +125,17 @@ class Results:
         except json.JSONDecodeError as error:
             raise ResultsError(f"{self.path}: /run attribute {name} is no JSON: {error}") from error
 
-    # What there is
-
     @cached_property
     def layers(self) -> list[int]:
-        return sorted(int(name) for name in self._names("layers"))
+        return sorted(int(name) for name in self._names(self.group))
+
+
+class Results(ResultsFile):
+    """One results file of msa-analyze."""
+
+    group = "layers"
+
+    # What there is
 
     @cached_property
     def selectors(self) -> list[str]:

@@ -56,6 +56,11 @@ def selector_style(name: str, among) -> dict:
     return {"color": _TAB10[place], "marker": _MARKERS[place], "linestyle": "-", "zorder": 2}
 
 
+def series_style(place: int) -> dict:
+    """Line style of a curve that is no selector."""
+    return {"color": _TAB10[place], "marker": _MARKERS[place]}
+
+
 def styled(draw):
     """Decorates a figure function: it runs with the project's settings, whatever the caller's."""
 

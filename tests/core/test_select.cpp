@@ -265,7 +265,7 @@ std::string selector_case_name(const testing::TestParamInfo<std::tuple<std::stri
     return name;
 }
 INSTANTIATE_TEST_SUITE_P(All, EverySelector,
-                         testing::Combine(testing::ValuesIn(list_selectors()),
+                         testing::Combine(testing::ValuesIn(list_pointwise_selectors()),
                                           testing::ValuesIn(test::cases())),
                          selector_case_name);
 
@@ -286,7 +286,7 @@ TEST(Selectors, NothingBehindTheQueryCounts) {
         std::fill_n(&poisoned.index_k(j, 0), 16, NAN);
     }
     const Layer clean(p, operands()), dirty(p, std::move(poisoned));
-    for (const std::string& name : list_selectors()) {
+    for (const std::string& name : list_pointwise_selectors()) {
         const Tensor<float, 3> want = clean.scores(name), got = dirty.scores(name);
         for (int64_t r = 0; r < 2; ++r)
             for (int64_t b = 0; b < 6; ++b)
@@ -358,29 +358,40 @@ TEST_F(RandomSelection, TokensGroupsAndSeedsAreIndependent) {
 }
 
 TEST(SelectorRegistry, KnowsItsNames) {
-    const std::vector<std::string> names{"index",    "oracle", "oracle-logit",
-                                         "mean-key", "random", "window"};
-    EXPECT_EQ(list_selectors(), names);
-    for (const std::string& name : names) {
+    std::string known;
+    std::set<std::string> seen;
+    for (const std::string& name : list_selectors()) {
         const std::unique_ptr<Selector> selector = make_selector(name);
         EXPECT_EQ(selector->name(), name);
         EXPECT_GT(selector->rule().size(), 20U) << name;
-        const Selector::Needs needs = selector->needs();
-        EXPECT_EQ(needs.index, name == "index");
-        EXPECT_EQ(needs.mass, name == "oracle");
-        EXPECT_EQ(needs.max_logit, name == "oracle-logit");
+        EXPECT_TRUE(seen.insert(name).second) << name;
+        known += (known.empty() ? "" : ", ") + name;
     }
+    EXPECT_EQ(make_selector("moba")->name(), "mean-key");
+    EXPECT_EQ(make_selector("a-shape")->name(), "window");
     for (const char* unknown : {"best", "", "Oracle", "oracle "}) try {
             make_selector(unknown);
             ADD_FAILURE() << unknown;
         } catch (const InputError& error) {
-            EXPECT_EQ(error.what(), text("no selector is called '", unknown,
-                                         "'; there are: index, oracle, oracle-logit, mean-key, "
-                                         "random, window"));
+            EXPECT_EQ(error.what(),
+                      text("no selector is called '", unknown, "'; there are: ", known));
         }
 }
 
-TEST(SelectorRegistry, OnlyTheWindowAdjustsTheRuleAndKeepsTheBudget) {
+TEST(SelectorRegistry, PointwiseSelectorsNeedNothingOfOtherQueries) {
+    const std::vector<std::string> pointwise = list_pointwise_selectors();
+    for (const std::string& name : list_selectors()) {
+        const Selector::Needs needs = make_selector(name)->needs();
+        EXPECT_EQ(std::find(pointwise.begin(), pointwise.end(), name) != pointwise.end(),
+                  !needs.queries && !needs.previous_mass && !needs.rule)
+            << name;
+        EXPECT_EQ(needs.max_logit, name == "oracle-logit");
+    }
+    for (const char* name : {"index", "oracle", "oracle-logit", "mean-key", "random", "window"})
+        EXPECT_NE(std::find(pointwise.begin(), pointwise.end(), name), pointwise.end()) << name;
+}
+
+TEST(SelectorRegistry, AdjustedRulesAreValidAndKeepTheBudget) {
     for (const std::string& name : list_selectors())
         for (const SelectionRule asked :
              {SelectionRule{.top_k = 4}, SelectionRule{.top_k = 1},
@@ -388,11 +399,24 @@ TEST(SelectorRegistry, OnlyTheWindowAdjustsTheRuleAndKeepsTheBudget) {
               SelectionRule{.top_k = 6, .forced_local = 2, .forced_first = 2}}) {
             const SelectionRule made = make_selector(name)->adjust(asked);
             made.validate();
-            const bool room = name == "window" && asked.forced_local < asked.top_k;
-            EXPECT_EQ(made.top_k, asked.top_k);
+            EXPECT_TRUE(made.top_k == asked.top_k || made.top_k == kUneven) << name;
+            EXPECT_GE(made.forced_local, asked.forced_local) << name;
+            EXPECT_GE(made.forced_first, asked.forced_first) << name;
+            if (name != "window") continue;
+            const bool room = asked.forced_local < asked.top_k;
             EXPECT_EQ(made.forced_local, asked.forced_local);
             EXPECT_EQ(made.forced_first, room && asked.forced_first == 0 ? 1 : asked.forced_first);
         }
+}
+
+TEST(SelectorRegistry, ForceTakesNoMoreThanTheBudget) {
+    const SelectionRule four{.top_k = 4};
+    EXPECT_EQ(force(four, 1, 2), (SelectionRule{.top_k = 4, .forced_local = 2, .forced_first = 1}));
+    EXPECT_EQ(force(four, 1, 9), (SelectionRule{.top_k = 4, .forced_local = 3, .forced_first = 1}));
+    EXPECT_EQ(force(four, 9, 1), (SelectionRule{.top_k = 4, .forced_local = 1, .forced_first = 3}));
+    EXPECT_EQ(force({.top_k = 1}, 1, 2), (SelectionRule{.top_k = 1}));
+    const SelectionRule more{.top_k = 9, .forced_local = 3, .forced_first = 2};
+    EXPECT_EQ(force(more, 1, 2), more);
 }
 
 }  // namespace

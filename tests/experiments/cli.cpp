@@ -12,7 +12,9 @@
 
 #include "core/io/results.h"
 #include "experiments/analyze/analyze.h"
+#include "experiments/compare/compare.h"
 #include "experiments/cost/cost.h"
+#include "experiments/fit/fit.h"
 #include "experiments/inspect/inspect.h"
 #include "experiments/synth/synth.h"
 #include "tests/support/random.h"
@@ -20,12 +22,14 @@
 namespace msa::test {
 
 const Program kAnalyze{"msa-analyze", experiments::analyze};
+const Program kCompare{"msa-compare", experiments::compare};
 const Program kCost{"msa-cost", experiments::cost};
+const Program kFit{"msa-fit-indexer", experiments::fit_indexer};
 const Program kInspect{"msa-inspect", experiments::inspect};
 const Program kSynth{"msa-synth", experiments::synth};
 
 const std::vector<Program>& programs() {
-    static const std::vector<Program> all{kAnalyze, kCost, kInspect, kSynth};
+    static const std::vector<Program> all{kAnalyze, kCompare, kCost, kFit, kInspect, kSynth};
     return all;
 }
 

@@ -78,6 +78,22 @@ TEST_F(Resume, RefusesAnotherRun) {
     const Outcome options = kAnalyze(args("out", {"--resume", "--top-k", "3"}));
     EXPECT_EQ(options.code, 2);
     EXPECT_NE(options.err.find("cannot resume, options.top_k was 16, is 3 now"), std::string::npos);
+    const std::vector<std::vector<std::string>> others{{"--all-rows"},
+                                                       {"--sink-tokens", "2"},
+                                                       {"--oracle", "max-logit"},
+                                                       {"--oracle-local", "excluded"},
+                                                       {"--queries", "0:100"},
+                                                       {"--sample-queries", "9"},
+                                                       {"--forced-first", "1"},
+                                                       {"--forced-local", "2"},
+                                                       {"--layers", "0"}};
+    for (std::vector<std::string> other : others) {
+        const std::string name = other[0];
+        other.emplace_back("--resume");
+        const Outcome outcome = kAnalyze(args("out", other));
+        EXPECT_EQ(outcome.code, 2) << name;
+        EXPECT_NE(outcome.err.find("cannot resume, options."), std::string::npos) << name;
+    }
     const Outcome seed = kAnalyze(args("out", {"--resume", "--seed", "3"}));
     EXPECT_NE(seed.err.find("cannot resume, seed was 0, is 3 now"), std::string::npos);
     file_ = make("a.h5", {.layers = {0, 1, 2, 3}, .query_heads = 2});

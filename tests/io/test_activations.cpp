@@ -310,14 +310,33 @@ TEST_F(Activations, SequenceBoundaries) {
 }
 
 TEST_F(Activations, UnknownLayersAndPreRope) {
-    info_.layers[0].q_state = RopeState::pre_rope;
     write();
     const ActivationsReader reader(path_);
     EXPECT_EQ(refusal([&] { reader.layer(4); }), "has no layer 4; there are: 3");
-    EXPECT_EQ(refusal([&] {
-                  require_post_rope(reader, 3);
-              }).rfind("/layers/3 q_state is pre_rope; attention needs", 0),
-              0U);
+    require_post_rope(reader, 3);
+    for (const char* name : {"q_state", "k_state"}) {
+        LayerInfo& layer = info_.layers[0];
+        layer.q_state = layer.k_state = RopeState::none;
+        (name[0] == 'q' ? layer.q_state : layer.k_state) = RopeState::pre_rope;
+        write();
+        EXPECT_EQ(refusal([&] {
+                      require_post_rope(ActivationsReader(path_), 3);
+                  }).rfind(text("/layers/3 ", name, " is pre_rope; attention needs"), 0),
+                  0U)
+            << name;
+    }
+}
+
+TEST_F(Activations, ChunksHoldOneHead) {
+    write();
+    const h5::Handle file = h5::open_file(path_);
+    for (const char* name : {"q", "k", "v", "index_q"}) {
+        const h5::Handle dataset = h5::open_object(file, {path_, text("/layers/3/", name)});
+        const h5::Handle layout(H5Dget_create_plist(dataset), H5Pclose);
+        std::array<hsize_t, 3> chunk{};
+        EXPECT_EQ(H5Pget_chunk(layout, 3, chunk.data()), 3) << name;
+        EXPECT_EQ(chunk[1], 1U) << name;
+    }
 }
 
 TEST_F(Activations, WriterRefusesWhatTheTypeCannotHold) {

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+// Attention to pieces of the keys: means of 32 tokens, every 16 tokens. What NSA and InfLLM-V2 rank
+// blocks by.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/select/selector.h"
+
+namespace msa {
+
+inline constexpr int64_t kPieceTokens = 32, kPieceStride = 16;
+
+/// Pieces that lie within `tokens` tokens.
+constexpr int64_t whole_pieces(int64_t tokens) {
+    return tokens < kPieceTokens ? 0 : (tokens - kPieceTokens) / kPieceStride + 1;
+}
+
+/// Tokens that piece n and the block [begin, end) have in common.
+constexpr int64_t shared_tokens(int64_t piece, int64_t begin, int64_t end) {
+    const int64_t first = piece * kPieceStride, last = first + kPieceTokens;
+    return std::max<int64_t>(0, std::min(end, last) - std::max(begin, first));
+}
+
+class CompressedKeys {
+public:
+    /// From (attention to each piece, summed over the group's heads; first token of the block; its
+    /// end): the block's score.
+    using Fold = float (*)(std::span<const float> attention, int64_t begin, int64_t end);
+
+    explicit CompressedKeys(const SelectorLayer&);
+    /// scores [Nq, Hkv, B]: each head's softmax over the pieces that its query sees as a whole.
+    void score(const SelectorChunk&, Fold fold, View<float, 3> scores) const;
+
+private:
+    std::vector<Tensor<float, 1>> panels_;  // [S * Hkv] packed for cpu::multiply
+};
+
+}  // namespace msa

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "core/select/attention_rows.h"
+#include "core/select/block_vectors.h"
+#include "core/select/query_blocks.h"
+#include "core/select/received_mass.h"
+#include "core/select/vertical_slash.h"
+
+namespace msa {
+namespace {
+
+constexpr double kThreshold = 0.1;  // tau of the Jensen-Shannon distance
+constexpr float kLeft = -std::numeric_limits<float>::infinity();
+
+/// softmax of `logits`, added to `sums` times `weight`.
+void add_softmax(const std::vector<double>& logits, double weight, std::vector<double>& sums) {
+    const double top = *std::max_element(logits.begin(), logits.end());
+    double all = 0;
+    for (double logit : logits) all += std::exp(logit - top);
+    for (size_t b = 0; b < logits.size(); ++b) sums[b] += weight * std::exp(logits[b] - top) / all;
+}
+
+/// Square root of the Jensen-Shannon divergence (nats) of two distributions.
+double distance(const std::vector<double>& p, const std::vector<double>& q) {
+    double divergence = 0;
+    for (size_t b = 0; b < p.size(); ++b) {
+        const double mean = (p[b] + q[b]) / 2;
+        if (p[b] > 0) divergence += p[b] / 2 * std::log(p[b] / mean);
+        if (q[b] > 0) divergence += q[b] / 2 * std::log(q[b] / mean);
+    }
+    return std::sqrt(std::max(0.0, divergence));
+}
+
+/// One sequence and group that chooses by blocks of queries: the kept blocks of each.
+struct QueryAware {
+    std::vector<std::vector<double>> kept;  // [query block][key block] estimate, 0: left out
+};
+
+class FlexPrefillSelector final : public Selector {
+public:
+    std::string_view name() const override { return "flexprefill"; }
+    std::string_view rule() const override {
+        return "per group: where mean-pooled queries and keys predict the attention of the last "
+               "query block (Jensen-Shannon distance below 0.1), the best blocks of that estimate "
+               "over all query blocks together; vertical-slash elsewhere; first and local block "
+               "forced, the mean query keeps the budget (FlexPrefill, arXiv 2502.20766)";
+    }
+    Needs needs() const override { return {.queries = true, .rule = true, .prefill = true}; }
+
+    void prepare(const SelectorLayer& layer) override {
+        const Problem& p = layer.problem;
+        lines_.emplace(layer, p.block_size);
+        maps_.assign(static_cast<size_t>(p.sequences() * p.kv_heads), std::nullopt);
+        for (int64_t s = 0; s < p.sequences(); ++s) {
+            const int64_t blocks = ceil_div(sequence_length(p, s), p.block_size);
+            if (blocks > 0) prepare_sequence(layer, s, blocks);
+        }
+    }
+
+    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
+               View<float, 3> scores) override {
+        const Problem& p = chunk.problem;
+        const std::vector<KeyRange> visible = visible_keys(p);
+        const std::vector<int64_t> sequence = query_sequences(p);
+        const SelectionRule rule = force(layer.rule, 1, 1);
+        for (int64_t i = 0; i < p.queries(); ++i) {
+            const auto row = static_cast<size_t>(i);
+            const int64_t blocks = visible_blocks(visible[row].count, p.block_size);
+            for (int64_t r = 0; r < p.kv_heads; ++r) {
+                const auto& map = maps_[static_cast<size_t>(sequence[row] * p.kv_heads + r)];
+                for (int64_t b = 0; b < blocks; ++b)
+                    scores(i, r, b) =
+                        map ? estimate(*map, blocks - 1, b)
+                            : lines_->score(sequence[row], r, visible[row].count - 1, b);
+                if (!map) keep_best(rule, blocks, scores[i][r]);
+            }
+        }
+    }
+    SelectionRule adjust(SelectionRule asked) const override {
+        asked = force(asked, 1, 1);
+        asked.top_k = kUneven;
+        return asked;
+    }
+
+private:
+    static float estimate(const QueryAware& map, int64_t query_block, int64_t b) {
+        const double kept = map.kept[static_cast<size_t>(query_block)][static_cast<size_t>(b)];
+        return kept > 0 ? static_cast<float>(kept) : kLeft;
+    }
+
+    /// Leaves only what the rule has room for beside its forced blocks; ties go to the lower id.
+    static void keep_best(const SelectionRule& rule, int64_t blocks, View<float, 1> scores) {
+        std::vector<int64_t> free;
+        for (int64_t b = 0; b < blocks; ++b)
+            if (!is_forced(rule, b, blocks)) free.push_back(b);
+        const int64_t room = std::max<int64_t>(0, rule.top_k - (blocks - std::ssize(free)));
+        if (room >= std::ssize(free)) return;
+        std::nth_element(free.begin(), free.begin() + room, free.end(), [&](int64_t a, int64_t b) {
+            return scores(a) != scores(b) ? scores(a) > scores(b) : a < b;
+        });
+        for (auto b = free.begin() + room; b != free.end(); ++b) scores(*b) = kLeft;
+    }
+
+    void prepare_sequence(const SelectorLayer& layer, int64_t s, int64_t blocks) {
+        const Problem& p = layer.problem;
+        // Means of keys; the estimate of query block y is a softmax over key blocks 0..y.
+        Tensor<float, 3> means({p.kv_heads, blocks, p.head_dim});
+        const int64_t start = p.cu_seqlens_k[static_cast<size_t>(s)],
+                      length = sequence_length(p, s);
+        for (int64_t r = 0; r < p.kv_heads; ++r)
+            for (int64_t b = 0; b < blocks; ++b)
+                mean_of_keys(key_rows(layer.k, r, start + b * p.block_size,
+                                      std::min(p.block_size, length - b * p.block_size)),
+                             means.view()[r][b]);
+        std::vector<Estimates> maps(static_cast<size_t>(p.kv_heads));
+        for (int64_t y = 0; y < blocks; ++y) {
+            const Tensor<float, 2> q = mean_query(layer, s, y);
+            for (int64_t r = 0; r < p.kv_heads; ++r)
+                maps[static_cast<size_t>(r)].push_back(estimate_row(p, q, means.view()[r], r, y));
+        }
+        const Estimates truth = last_block(layer, s, length);
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            Estimates& map = maps[static_cast<size_t>(r)];
+            if (distance(map.back(), truth[static_cast<size_t>(r)]) >= kThreshold) continue;
+            keep_best_cells(layer.rule, map);
+            maps_[static_cast<size_t>(s * p.kv_heads + r)] = QueryAware{std::move(map)};
+        }
+    }
+
+    using Estimates = std::vector<std::vector<double>>;  // [row][block] distributions
+
+    /// Mean over the group's heads of softmax(scale mean(q) . mean(k)) over key blocks 0..y.
+    static std::vector<double> estimate_row(const Problem& p, View<const float, 2> q,
+                                            View<const float, 2> means, int64_t group, int64_t y) {
+        std::vector<double> sums(static_cast<size_t>(y + 1), 0.0), logits(sums.size());
+        for (int64_t h = group * p.group_size(); h < (group + 1) * p.group_size(); ++h) {
+            for (int64_t b = 0; b <= y; ++b) {
+                double dot = 0;
+                for (int64_t d = 0; d < p.head_dim; ++d)
+                    dot += double{q(h, d)} * double{means(b, d)};
+                logits[static_cast<size_t>(b)] = p.main_scale() * dot;
+            }
+            add_softmax(logits, 1.0 / static_cast<double>(p.group_size()), sums);
+        }
+        return sums;
+    }
+
+    /// [Hkv][block]: mean attention of the last query block's queries.
+    static Estimates last_block(const SelectorLayer& layer, int64_t s, int64_t length) {
+        const Problem& p = layer.problem;
+        std::vector<int64_t> positions;
+        for (int64_t i = (length - 1) / p.block_size * p.block_size; i < length; ++i)
+            positions.push_back(i);
+        const Tensor<float, 3> mass = mass_at(layer, s, positions);
+        const auto blocks = static_cast<size_t>(ceil_div(length, p.block_size));
+        Estimates means(static_cast<size_t>(p.kv_heads), std::vector<double>(blocks, 0.0));
+        for (int64_t i = 0; i < mass.extent(0); ++i)
+            for (size_t r = 0; r < means.size(); ++r)
+                for (size_t b = 0; b < blocks; ++b)
+                    means[r][b] +=
+                        double{mass(i, static_cast<int64_t>(r), static_cast<int64_t>(b))} /
+                        static_cast<double>(mass.extent(0));
+        return means;
+    }
+
+    /// Sets to 0 the estimates of all but the best cells of the map, as many as the budget has
+    /// beside the forced ones, which stay.
+    static void keep_best_cells(const SelectionRule& asked, Estimates& map) {
+        const SelectionRule rule = force(asked, 1, 1);
+        std::vector<double*> free;
+        int64_t room = 0;
+        for (std::vector<double>& row : map) {
+            const auto blocks = std::ssize(row);
+            room += std::min(blocks, rule.top_k);
+            for (int64_t b = 0; b < blocks; ++b)
+                if (is_forced(rule, b, blocks))
+                    --room;
+                else
+                    free.push_back(&row[static_cast<size_t>(b)]);
+        }
+        if (room >= std::ssize(free)) return;
+        std::nth_element(free.begin(), free.begin() + room, free.end(),
+                         [](const double* a, const double* b) { return *a > *b; });
+        for (auto cell = free.begin() + room; cell != free.end(); ++cell) **cell = 0;
+    }
+
+    std::optional<VerticalSlash> lines_;
+    std::vector<std::optional<QueryAware>> maps_;  // [S * Hkv], absent: vertical-slash
+};
+
+}  // namespace
+
+std::unique_ptr<Selector> make_flexprefill_selector() {
+    return std::make_unique<FlexPrefillSelector>();
+}
+
+}  // namespace msa

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+#include <optional>
+
+#include "core/select/compressed_keys.h"
+
+namespace msa {
+namespace {
+
+float largest(std::span<const float> attention, int64_t begin, int64_t end) {
+    float top = 0;
+    const int64_t pieces = std::ssize(attention);
+    for (int64_t n = std::max<int64_t>(0, begin / kPieceStride - 1);
+         n < std::min(pieces, ceil_div(end, kPieceStride)); ++n)
+        if (shared_tokens(n, begin, end) > 0)
+            top = std::max(top, attention[static_cast<size_t>(n)]);
+    return top;
+}
+
+class InfLlmV2Selector final : public Selector {
+public:
+    std::string_view name() const override { return "infllm-v2"; }
+    std::string_view rule() const override {
+        return "softmax over mean-pooled pieces of 32 keys every 16, summed over the group's "
+               "heads, "
+               "maximum over the pieces that overlap the block; the first block and a third of the "
+               "budget, the newest, forced (InfLLM-V2, arXiv 2509.24663)";
+    }
+    void prepare(const SelectorLayer& layer) override { pieces_.emplace(layer); }
+    void score(const SelectorLayer&, const SelectorChunk& chunk, View<float, 3> scores) override {
+        pieces_->score(chunk, largest, scores);
+    }
+    SelectionRule adjust(SelectionRule asked) const override {
+        return force(asked, 1, asked.top_k / 3);  // 32 of the source's 96 blocks
+    }
+
+private:
+    std::optional<CompressedKeys> pieces_;
+};
+
+}  // namespace
+
+std::unique_ptr<Selector> make_infllm_v2_selector() { return std::make_unique<InfLlmV2Selector>(); }
+
+}  // namespace msa

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+#include <optional>
+
+#include "core/select/compressed_keys.h"
+
+namespace msa {
+namespace {
+
+/// Sum over the pieces that overlap the block, each times the tokens shared over the stride: the
+/// double sum of the paper, for blocks of any size.
+float importance(std::span<const float> attention, int64_t begin, int64_t end) {
+    float sum = 0;
+    const int64_t pieces = std::ssize(attention);
+    for (int64_t n = std::max<int64_t>(0, begin / kPieceStride - 1);
+         n < std::min(pieces, ceil_div(end, kPieceStride)); ++n)
+        sum += attention[static_cast<size_t>(n)] *
+               static_cast<float>(shared_tokens(n, begin, end)) / static_cast<float>(kPieceStride);
+    return sum;
+}
+
+class NsaSelector final : public Selector {
+public:
+    std::string_view name() const override { return "nsa"; }
+    std::string_view rule() const override {
+        return "softmax over mean-pooled pieces of 32 keys every 16, summed over the pieces in the "
+               "block and the group's heads; the first and the two newest blocks forced (NSA's "
+               "compressed importance, arXiv 2502.11089)";
+    }
+    void prepare(const SelectorLayer& layer) override { pieces_.emplace(layer); }
+    void score(const SelectorLayer&, const SelectorChunk& chunk, View<float, 3> scores) override {
+        pieces_->score(chunk, importance, scores);
+    }
+    SelectionRule adjust(SelectionRule asked) const override { return force(asked, 1, 2); }
+
+private:
+    std::optional<CompressedKeys> pieces_;
+};
+
+}  // namespace
+
+std::unique_ptr<Selector> make_nsa_selector() { return std::make_unique<NsaSelector>(); }
+
+}  // namespace msa

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+
+#include "core/select/selector.h"
+
+namespace msa {
+
+/// Mean q [Hq, dh] of the queries of block `block` of a sequence.
+Tensor<float, 2> mean_query(const SelectorLayer&, int64_t sequence, int64_t block);
+
+/// [Nq, Hq, dh]: each query of the chunk replaced by the mean of its block; in the decode phase,
+/// where queries come one by one, the query itself.
+Tensor<float, 3> query_block_means(const SelectorLayer&, const SelectorChunk&);
+
+}  // namespace msa

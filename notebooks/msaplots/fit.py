@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""Reads the group /fit of `msa-results` version 1: what msa-fit-indexer writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .results import ResultsFile
+
+HELD_OUT = ("kl", "block_recall", "score_recall", "mass_kept", "oracle_mass", "output_error",
+            "entropy_index", "entropy_teacher")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The training of one layer."""
+
+    train_kl: np.ndarray  # float64 [steps]: over all visible keys, then over the selected blocks
+    warmup_steps: int     # where that changes
+    step: np.ndarray      # int64 [evaluations]: steps done before each
+    held_out: dict[str, np.ndarray]  # float64 [evaluations] each
+    split: str            # which queries were trained on, which are held out
+
+
+class FitResults(ResultsFile):
+    """One results file of msa-fit-indexer, open for reading; use it in a `with` statement."""
+
+    group = "fit"
+
+    def curves(self, layer: int) -> Curves:
+        fit = self._at(f"fit/{layer}")
+        held_out = {name: self._at(f"fit/{layer}/held_out/{name}")[:] for name in HELD_OUT}
+        return Curves(self._at(f"fit/{layer}/train/kl")[:], int(fit.attrs["warmup_steps"]),
+                      self._at(f"fit/{layer}/held_out/step")[:], held_out,
+                      self.text(fit.attrs["split"]))

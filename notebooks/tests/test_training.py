@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""The pictures of msa-fit-indexer's results, and their place in the report."""
+
+import h5py
+import numpy as np
+import pytest
+
+from msaplots import FitResults, ResultsError, training_curves
+from msaplots.__main__ import main
+from msaplots.fit import HELD_OUT
+
+STEPS, WARMUP = 20, 8
+SPLIT = "trained on positions 0:288, held out 288:384, of 1 sequence"
+
+
+def write_fit(path, layers=(3,), warmup=WARMUP):
+    step = np.array([0, 10, 20])
+    with h5py.File(path, "w") as file:
+        file.attrs.update(format="msa-results", format_version=1)
+        for layer in layers:
+            group = file.create_group(f"fit/{layer}")
+            group.attrs.update(split=SPLIT, warmup_steps=warmup)
+            group["train/kl"] = np.linspace(1, 0.5, STEPS) + layer
+            group["held_out/step"] = step
+            for place, name in enumerate(HELD_OUT):
+                group[f"held_out/{name}"] = step / 100 + place / 10
+    return path
+
+
+@pytest.fixture
+def fit_path(tmp_path):
+    return write_fit(tmp_path / "fit.h5")
+
+
+def lines_of(figure):
+    return {line.get_label(): line.get_xydata() for axes in figure.axes for line in axes.lines}
+
+
+def test_curves_show_the_numbers_of_the_file(fit_path):
+    with FitResults(fit_path) as fit:
+        curves = fit.curves(3)
+        figure, table = training_curves(fit, 3)
+    lines = lines_of(figure)
+    warm, selected = lines["training, all visible keys"], lines["training, selected blocks"]
+    np.testing.assert_array_equal(np.concatenate([warm, selected])[:, 1], curves.train_kl)
+    np.testing.assert_array_equal(np.concatenate([warm, selected])[:, 0], range(STEPS))
+    assert len(warm) == WARMUP
+    for label, name in (("held out, all visible keys", "kl"), ("block recall", "block_recall"),
+                        ("score recall", "score_recall"), ("mass kept", "mass_kept"),
+                        ("oracle mass", "oracle_mass")):
+        np.testing.assert_array_equal(lines[label][:, 0], curves.step)
+        np.testing.assert_array_equal(lines[label][:, 1], curves.held_out[name])
+    np.testing.assert_array_equal(table.where(curve="train_kl")["value"], curves.train_kl)
+    for name in HELD_OUT:
+        of_name = table.where(curve=f"held_out_{name}")
+        np.testing.assert_array_equal(of_name["step"], curves.step)
+        np.testing.assert_array_equal(of_name["value"], curves.held_out[name])
+
+
+@pytest.mark.parametrize("warmup, marks, missing", [
+    (WARMUP, 2, None), (0, 0, "training, all visible keys"),
+    (STEPS, 0, "training, selected blocks")])
+def test_the_switch_is_marked_where_there_is_one(tmp_path, warmup, marks, missing):
+    with FitResults(write_fit(tmp_path / "fit.h5", warmup=warmup)) as fit:
+        figure, _ = training_curves(fit, 3)
+    vertical = [line for axes in figure.axes for line in axes.lines
+                if len(set(line.get_xdata())) == 1]
+    assert len(vertical) == marks
+    assert all(line.get_xdata()[0] == warmup for line in vertical)
+    assert missing not in lines_of(figure)
+
+
+def test_report_shows_the_training_of_the_layers_that_were_fitted(results_path, fit_path, tmp_path):
+    out = tmp_path / "report"
+    assert main([str(results_path), "--fit", str(fit_path), "--out", str(out)]) == 0
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.index("How did the Index Branch learn?") < page.index("larger budget")
+    assert SPLIT in page
+    assert {path.name for path in out.glob("training*")} == {
+        "training_layer3.png", "training_layer3.svg", "training_layer3.csv"}
+
+
+def test_refuses_results_of_another_program(results_path, tmp_path, capsys):
+    with pytest.raises(ResultsError, match="/fit is empty"):
+        FitResults(results_path)
+    assert main([str(results_path), "--fit", str(results_path), "--out", str(tmp_path)]) == 2
+    assert "/fit is empty" in capsys.readouterr().err

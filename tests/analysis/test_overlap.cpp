@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "analysis/overlap.h"
+#include "tests/support/values.h"
+
+namespace msa::analysis {
+namespace {
+
+using test::tensor;
+
+TEST(Overlap, IsIntersectionOverUnion) {
+    using Ids = std::vector<int32_t>;
+    EXPECT_EQ(overlap(Ids{0, 2, 5}, Ids{0, 2, 5}), 1);
+    EXPECT_EQ(overlap(Ids{0, 2, 5}, Ids{1, 3}), 0);
+    EXPECT_EQ(overlap(Ids{0, 2, 5, 7}, Ids{2, 7, 9}), 2.0 / 5);
+    EXPECT_EQ(overlap(Ids{2, 7, 9}, Ids{0, 2, 5, 7}), 2.0 / 5);
+    EXPECT_EQ(overlap(Ids{}, Ids{3}), 0);
+    EXPECT_EQ(overlap(Ids{}, Ids{}), 1);
+}
+
+TEST(GroupOverlap, IsAMeanOverCountedRows) {
+    const auto ids = tensor<int32_t, 3>(
+        {3, 2, 3}, {0, 1, 2, 0, 1, 2, 0, 1, 2, 2, 3, kNoBlock, 0, 1, 2, 7, 8, 9});
+    GroupOverlap overlap(2);
+    overlap.add(std::vector{RowKind::counted, RowKind::counted, RowKind::trivial}, ids);
+    const Tensor<double, 2> matrix = overlap.matrix();
+    EXPECT_EQ(matrix(0, 0), 1);
+    EXPECT_EQ(matrix(1, 1), 1);
+    EXPECT_EQ(matrix(0, 1), (1 + 0.25) / 2);
+    EXPECT_EQ(matrix(1, 0), matrix(0, 1));
+    EXPECT_TRUE(std::isnan(GroupOverlap(1).matrix()(0, 0)));
+}
+
+TEST(MeanOverlap, ComparesRowByRowWhateverTheWidths) {
+    const auto a = tensor<int32_t, 3>({2, 1, 2}, {0, 1, 2, 3});
+    const auto b = tensor<int32_t, 3>({2, 1, 3}, {0, 1, kNoBlock, 2, 4, 5});
+    EXPECT_EQ(mean_overlap(a, b), (1 + 0.25) / 2);
+}
+
+TEST(Distances, AreCountedFromTheOwnBlock) {
+    Problem p = square_problem(0, 1, 1, 16, 0, 8);
+    p.cu_seqlens_q = {0, 3};
+    p.cu_seqlens_k = {0, 64};
+    p.query_positions = {23, 24, 63};
+    const auto ids = tensor<int32_t, 3>({3, 1, 3}, {0, 1, 2, 0, 3, kNoBlock, 0, 1, 7});
+    Distances distances(8);
+    distances.add(p, std::vector{RowKind::counted, RowKind::counted, RowKind::trivial}, ids);
+    EXPECT_EQ(distances.counts(), (std::vector<int64_t>{2, 1, 1, 1, 0, 0, 0, 0}));
+}
+
+}  // namespace
+}  // namespace msa::analysis

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+// Selectors that look at more than one query, run on two small packed sequences; and attention
+// written out, to check them by.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <string_view>
+#include <vector>
+
+#include "core/select/selector.h"
+#include "tests/support/random.h"
+#include "tests/support/tolerance.h"
+
+namespace msa::test {
+
+/// Sequences of 210 and 75 tokens, 2 groups of 2 heads.
+class Policy : public testing::Test {
+protected:
+    const Problem p_ = [] {
+        Problem p = square_problem(0, 4, 2, 16, 16, 16);
+        p.cu_seqlens_q = p.cu_seqlens_k = {0, 210, 285};
+        return p;
+    }();
+    const Tensor<float, 3> q_ = normal<3>({285, 4, 16}, 1, 1.5F), k_ = normal<3>({285, 2, 16}, 2);
+    const Tensor<float, 3> index_q_ = normal<3>({285, 2, 16}, 3);
+    const Tensor<float, 2> index_k_ = normal<2>({285, 16}, 4);
+    const std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});
+
+    Tensor<float, 3> rows_of(View<const float, 3> all, std::span<const int64_t> rows) const {
+        Tensor<float, 3> some({std::ssize(rows), all.extent(1), all.extent(2)});
+        for (size_t n = 0; n < rows.size(); ++n)
+            std::copy_n(all[rows[n]].data(), some.extent(1) * some.extent(2),
+                        some.view()[static_cast<int64_t>(n)].data());
+        return some;
+    }
+
+    Tensor<float, 3> mass_of(const Problem& p, View<const float, 3> q) const {
+        Tensor<float, 3> mass({p.queries(), p.kv_heads, p.blocks()});
+        backend_->block_mass(p, q, k_.view(), {mass, {}});
+        return mass;
+    }
+
+    /// Scores of all queries, in chunks of `step`; NaN where the selector writes nothing. A prompt
+    /// leaves the queries in it out, and their scores NaN.
+    Tensor<float, 3> scores(std::string_view name, int64_t prompt = 0,
+                            const SelectionRule& rule = {.top_k = 4}, int64_t step = 285) const {
+        const std::unique_ptr<Selector> selector = make_selector(name);
+        const SelectorLayer layer{
+            p_,
+            k_.view(),
+            *backend_,
+            index_k_,
+            7,
+            rule,
+            [&](std::span<const int64_t> tokens) { return rows_of(q_.view(), tokens); },
+            prompt};
+        std::vector<int64_t> tokens;
+        for (int64_t i = 0; i < p_.queries(); ++i)
+            if (position(i) >= prompt) tokens.push_back(i);
+        const Problem some = p_.with_query_rows(tokens);
+        Tensor<float, 3> all({p_.queries(), p_.kv_heads, p_.blocks()});
+        std::fill_n(all.data(), all.size(), NAN);
+        selector->prepare(layer);
+        for (int64_t begin = 0; begin < some.queries(); begin += step) {
+            const QueryRange range{begin, std::min(begin + step, some.queries())};
+            const auto mine = std::span(tokens).subspan(static_cast<size_t>(begin),
+                                                        static_cast<size_t>(range.end - begin));
+            const Problem chunk = some.with_queries(range);
+            const Tensor<float, 3> q = rows_of(q_.view(), mine);
+            const Tensor<float, 3> index_q = rows_of(index_q_.view(), mine);
+            const Tensor<float, 3> mass = mass_of(chunk, q.view());
+            Tensor<float, 3> part({chunk.queries(), p_.kv_heads, p_.blocks()});
+            std::fill_n(part.data(), part.size(), NAN);
+            selector->score(
+                layer, {chunk, mine, q.view(), index_q.view(), mass.view(), {}, mass.view()}, part);
+            for (size_t n = 0; n < mine.size(); ++n)
+                std::copy_n(part.view()[static_cast<int64_t>(n)].data(), p_.kv_heads * p_.blocks(),
+                            all.view()[mine[n]].data());
+        }
+        return all;
+    }
+
+    int64_t start(int64_t token) const { return token < 210 ? 0 : 210; }
+    int64_t position(int64_t token) const { return token - start(token); }
+    int64_t length(int64_t token) const { return token < 210 ? 210 : 75; }
+    int64_t blocks(int64_t token) const { return position(token) / p_.block_size + 1; }
+
+    /// softmax of the query `token` and head h over the newest `window` positions up to its own; 0
+    /// elsewhere.
+    std::vector<double> attention(int64_t token, int64_t h, int64_t window = 1 << 20) const {
+        std::vector<double> weights(static_cast<size_t>(length(token)), 0.0);
+        double sum = 0;
+        for (int64_t j = std::max<int64_t>(0, position(token) + 1 - window); j <= position(token);
+             ++j) {
+            double dot = 0;
+            for (int64_t d = 0; d < 16; ++d)
+                dot += double{q_(token, h, d)} * double{k_(start(token) + j, h / 2, d)};
+            sum += weights[static_cast<size_t>(j)] = std::exp(dot / 4);
+        }
+        for (double& weight : weights) weight /= sum;
+        return weights;
+    }
+
+    /// Error of a sum of attention weights that add up to `total`.
+    double votes_bound(double total) const {
+        const double logit =
+            logit_bound(p_.main_scale(), largest_norm<3>(q_), largest_norm<3>(k_), p_.head_dim);
+        return total * mass_bound(logit, 210);
+    }
+
+    /// Compares with want(token, group, block) on every block seen by the queries behind `prompt`.
+    template <typename Want>
+    void expect_scores(const Tensor<float, 3>& got, double bound, Want want,
+                       int64_t prompt = 0) const {
+        for (int64_t i = 0; i < p_.queries(); ++i)
+            for (int64_t r = 0; position(i) >= prompt && r < p_.kv_heads; ++r)
+                for (int64_t b = 0; b < blocks(i); ++b)
+                    ASSERT_LE(std::fabs(double{got(i, r, b)} - want(i, r, b)), bound)
+                        << "token " << i << ", group " << r << ", block " << b << ": "
+                        << got(i, r, b) << " against " << want(i, r, b);
+    }
+
+    /// The same scores, bit by bit, whatever the chunks.
+    void expect_chunks_do_not_matter(std::string_view name, int64_t prompt = 0) const {
+        const SelectionRule rule{.top_k = 4};
+        const Tensor<float, 3> whole = scores(name, prompt, rule);
+        for (int64_t step : {1, 50}) {
+            const Tensor<float, 3> cut = scores(name, prompt, rule, step);
+            for (int64_t i = 0; i < p_.queries(); ++i)
+                for (int64_t r = 0; position(i) >= prompt && r < p_.kv_heads; ++r)
+                    for (int64_t b = 0; b < blocks(i); ++b)
+                        ASSERT_EQ(cut(i, r, b), whole(i, r, b)) << step << ", token " << i;
+        }
+    }
+};
+
+}  // namespace msa::test

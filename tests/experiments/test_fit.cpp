@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: MIT
+// msa-fit-indexer on small files whose attention is a linear function of x: what it writes, that it
+// learns, and that nothing but the question decides the result.
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/io/results.h"
+#include "core/projection.h"
+#include "experiments/fit/held_out.h"
+#include "tests/experiments/cli.h"
+#include "tests/support/random.h"
+
+namespace msa::test {
+namespace {
+
+using nlohmann::json;
+
+/// Attention of random x through random projections, with RoPE on some channels.
+struct Linear {
+    std::vector<int64_t> cu_seqlens{0, 192};
+    std::vector<int64_t> layers{3};
+    int64_t query_heads = 4, kv_heads = 2, head_dim = 16, rotary_dim = 8, model_dim = 24;
+    io::RopeState state = io::RopeState::post_rope;
+    bool with_x = true;
+    uint64_t stream = 1;  // of x
+};
+
+class Fit : public CliTest {
+protected:
+    std::string write(const std::string& name, const Linear& spec = {}) const;
+    Outcome run(const std::vector<std::string>& files, const std::string& out,
+                const std::vector<std::string>& more = {}) const {
+        return kFit(args(files, out, more));
+    }
+    std::vector<std::string> args(std::vector<std::string> all, const std::string& out,
+                                  const std::vector<std::string>& more = {}) const {
+        const std::vector<std::pair<std::string, std::string>> defaults{
+            {"--out", path(out)},         {"--block-size", "8"}, {"--top-k", "4"},
+            {"--index-dim", "16"},        {"--steps", "12"},     {"--warmup-steps", "6"},
+            {"--queries-per-step", "32"}, {"--eval-every", "5"}, {"--threads", "1"}};
+        for (const auto& [option, value] : defaults)
+            if (std::find(more.begin(), more.end(), option) == more.end())
+                all.insert(all.end(), {option, value});
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    std::vector<double> curve(const std::string& out, const std::string& name) const {
+        const Tensor<double, 1> values =
+            io::ResultsReader(path(out + "/results.h5")).read<double, 1>("/fit/3/" + name);
+        return {values.data(), values.data() + values.size()};
+    }
+    json row(const std::string& out) const {
+        return json::parse(file_text(path(out + "/summary.json")))["rows"][0];
+    }
+};
+
+std::string Fit::write(const std::string& name, const Linear& spec) const {
+    io::ActivationsInfo info{"test", "{}", "msalab tests", spec.cu_seqlens, {}, false};
+    for (int64_t number : spec.layers) {
+        io::LayerInfo layer;
+        layer.layer = number;
+        layer.query_heads = spec.query_heads;
+        layer.kv_heads = spec.kv_heads;
+        layer.head_dim = spec.head_dim;
+        layer.model_dim = spec.with_x ? spec.model_dim : 0;
+        layer.q_state = layer.k_state = spec.state;
+        if (spec.rotary_dim > 0) {
+            layer.rotary_dim = spec.rotary_dim;
+            layer.rope_theta = 100;
+        }
+        layer.softmax_scale = 0.1;  // of logits with a deviation of about 2.4
+        layer.element = Element::f32;
+        info.layers.push_back(layer);
+    }
+    std::vector<int64_t> positions;
+    for (const KeyRange& seen : visible_keys(io::layer_problem(info, info.layers[0], 8)))
+        positions.push_back(seen.count - 1);
+    io::ActivationsWriter writer(path(name), info, true);
+    for (const io::LayerInfo& layer : info.layers) {
+        const Tensor<float, 2> x = normal<2>({info.tokens(), spec.model_dim}, spec.stream);
+        for (io::Field field : {io::Field::q, io::Field::k, io::Field::v}) {
+            const int64_t heads = layer.heads(field);
+            const auto stream =
+                static_cast<uint64_t>(1000 * (layer.layer + 1)) + static_cast<uint64_t>(field);
+            const Tensor<float, 2> w =
+                normal<2>({heads * spec.head_dim, spec.model_dim}, stream, 0.5F);
+            Tensor<float, 3> values = project(x, w, heads);
+            if (field != io::Field::v && spec.rotary_dim > 0)
+                apply_rope(values, positions, spec.rotary_dim, 100);
+            writer.write(layer.layer, field, 0, 0, values);
+        }
+        if (spec.with_x)
+            writer.write(layer.layer, io::Field::x, 0, 0,
+                         View<const float, 3>(x.data(), {x.extent(0), 1, x.extent(1)}));
+    }
+    writer.finish();
+    return path(name);
+}
+
+TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
+    const std::string file = write("a.h5", {.layers = {3, 5}});
+    const Outcome outcome = run({file}, "out", {"--json"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, file_text(path("out/summary.json")));
+    const json summary = json::parse(outcome.out);
+    ASSERT_EQ(summary["rows"].size(), 2U);
+    std::set<std::string> keys{"layer",        "steps",         "split",
+                               "warmup_steps", "train_queries", "held_out_queries",
+                               "rows_counted"};
+    for (const auto& figure : experiments::kFigures) keys.insert(figure.key);
+    int layer = 3;
+    for (const json& row : summary["rows"]) {
+        std::set<std::string> found;
+        for (const auto& [key, value] : row.items()) found.insert(key);
+        EXPECT_EQ(found, keys);
+        EXPECT_EQ(row["layer"], layer);
+        EXPECT_EQ(row["steps"], 12);
+        EXPECT_EQ(row["split"], "trained on positions 0:144, held out 144:192, of 1 sequence");
+        EXPECT_EQ(row["train_queries"], 144);
+        EXPECT_EQ(row["held_out_queries"], 48);
+        EXPECT_EQ(row["rows_counted"], 48);
+        EXPECT_LE(row["mass_kept"], row["oracle_mass"]);
+        for (const std::string& key : keys)
+            EXPECT_TRUE(key == "layer" || summary["definitions"].contains(key)) << key;
+        layer += 2;
+    }
+    std::set<std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(path("out")))
+        files.insert(entry.path().filename().string());
+    EXPECT_EQ(files, (std::set<std::string>{"results.h5", "indexer.h5", "summary.json"}));
+    EXPECT_NE(run({file}, "table").out.find("trained on positions 0:144"), std::string::npos);
+}
+
+TEST_F(Fit, ClosedFormIsExactWhereOneIndexHeadCanBeTheModels) {
+    // One head, one group: index_q . index_k can be q . k itself, but for the ridge.
+    const std::string file = write("a.h5", {.query_heads = 1, .kv_heads = 1});
+    for (const std::string start : {"from-qk", "pca"}) {
+        ASSERT_EQ(run({file}, start, {"--init", start}).code, 0);
+        EXPECT_LT(curve(start, "held_out/kl")[0], 0.01);
+        EXPECT_GT(curve(start, "held_out/score_recall")[0], 0.9);
+    }
+    ASSERT_EQ(run({file}, "normal", {"--init", "normal"}).code, 0);
+    EXPECT_GT(curve("normal", "held_out/kl")[0], 1);
+    EXPECT_LT(curve("normal", "held_out/score_recall")[0], 0.8);
+}
+
+TEST_F(Fit, ClosedFormHoldsWithoutRopeAndAtHalfTheFrequencies) {
+    const std::string plain =
+        write("plain.h5",
+              {.query_heads = 1, .kv_heads = 1, .rotary_dim = 0, .state = io::RopeState::none});
+    ASSERT_EQ(run({plain}, "plain").code, 0);
+    EXPECT_LT(curve("plain", "held_out/kl")[0], 0.01);
+    // Every second frequency, and all channels that pass: better than chance.
+    const std::string rotated = write("rotated.h5", {.query_heads = 1, .kv_heads = 1});
+    ASSERT_EQ(run({rotated}, "half", {"--rope-dim", "4"}).code, 0);
+    ASSERT_EQ(run({rotated}, "normal", {"--rope-dim", "4", "--init", "normal"}).code, 0);
+    EXPECT_LT(curve("half", "held_out/kl")[0], 0.5 * curve("normal", "held_out/kl")[0]);
+}
+
+TEST_F(Fit, LearnsFromRandomWeights) {
+    const std::string file = write("a.h5", {.query_heads = 1, .kv_heads = 1});
+    for (const std::string norm : {"none", "rms"}) {
+        ASSERT_EQ(run({file}, norm,
+                      {"--init", "normal", "--steps", "150", "--lr", "3e-2", "--norm", norm,
+                       "--warmup-steps", "100", "--eval-every", "50"})
+                      .code,
+                  0);
+        const std::vector<double> kl = curve(norm, "held_out/kl");
+        const std::vector<double> recall = curve(norm, "held_out/score_recall");
+        ASSERT_EQ(kl.size(), 4U);
+        EXPECT_LT(kl.back(), 0.5 * kl.front()) << norm;
+        EXPECT_GT(recall.back(), recall.front()) << norm;
+    }
+}
+
+TEST_F(Fit, WarmUpDecidesTheSupport) {
+    const std::string file = write("a.h5");
+    ASSERT_EQ(run({file}, "six").code, 0);
+    ASSERT_EQ(run({file}, "none", {"--warmup-steps", "0"}).code, 0);
+    ASSERT_EQ(run({file}, "all", {"--warmup-steps", "12"}).code, 0);
+    const std::vector<double> six = curve("six", "train/kl"), none = curve("none", "train/kl"),
+                              all = curve("all", "train/kl");
+    ASSERT_EQ(six.size(), 12U);
+    EXPECT_TRUE(std::equal(six.begin(), six.begin() + 6, all.begin()));
+    EXPECT_NE(six[6], all[6]);
+    EXPECT_NE(none[0], all[0]);
+}
+
+TEST_F(Fit, EveryBlockSelectedIsTheFullSupport) {
+    const std::string file = write("a.h5");
+    ASSERT_EQ(run({file}, "full", {"--warmup-steps", "12", "--top-k", "24"}).code, 0);
+    ASSERT_EQ(run({file}, "selected", {"--warmup-steps", "0", "--top-k", "24"}).code, 0);
+    const std::vector<double> full = curve("full", "train/kl");
+    const std::vector<double> selected = curve("selected", "train/kl");
+    for (size_t n = 0; n < full.size(); ++n) EXPECT_NEAR(full[n], selected[n], 1e-5);
+    EXPECT_TRUE(row("full")["mass_kept"].is_null());  // no row has more blocks than k
+}
+
+TEST_F(Fit, EntropiesAreThoseOfTheDistributions) {
+    // The teacher of identical queries' heads: H(P) + KL(P || uniform) = mean ln n, by hand on the
+    // first evaluation; and an index distribution equal to the teacher has its entropy.
+    const std::string file = write("a.h5", {.query_heads = 1, .kv_heads = 1});
+    ASSERT_EQ(run({file}, "out").code, 0);
+    const double teacher = curve("out", "held_out/entropy_teacher")[0];
+    const double index = curve("out", "held_out/entropy_index")[0];
+    EXPECT_GT(teacher, 0);
+    EXPECT_LT(teacher, std::log(192.0));
+    EXPECT_NEAR(index, teacher, 0.1);
+}
+
+TEST_F(Fit, IndexerFileGivesAnalyzeTheSameNumbers) {
+    const std::string file = write("a.h5");
+    for (const std::string norm : {"none", "rms"}) {
+        ASSERT_EQ(run({file}, norm, {"--norm", norm}).code, 0);
+        const Outcome analysis = kAnalyze({path(norm + "/indexer.h5"), "--out", path(norm + "-a"),
+                                           "--selector", "index,oracle", "--block-size", "8",
+                                           "--top-k", "4", "--queries", "144:", "--json"});
+        ASSERT_EQ(analysis.code, 0) << analysis.err;
+        const json fitted = row(norm);
+        for (const json& got : json::parse(analysis.out)["rows"]) {
+            if (got["selector"] != "index") continue;
+            for (const char* name : {"block_recall", "score_recall", "mass_kept", "oracle_mass"})
+                EXPECT_NEAR(got[name].get<double>(), fitted[name].get<double>(), 1e-3) << name;
+        }
+    }
+}
+
+TEST_F(Fit, ThreadsChangeNoBit) {
+    const std::string file = write("a.h5");
+    ASSERT_EQ(run({file}, "one", {"--threads", "1"}).code, 0);
+    ASSERT_EQ(run({file}, "three", {"--threads", "3"}).code, 0);
+    EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
+}
+
+TEST_F(Fit, SeveralFilesAreOneTrainingSet) {
+    const std::string left = write("left.h5", {.stream = 1});
+    const std::string right = write("right.h5", {.cu_seqlens = {0, 120}, .stream = 2});
+    ASSERT_EQ(run({left, right}, "out", {"--split", "sequence", "--json"}).code, 0);
+    const json got = row("out");
+    EXPECT_EQ(got["split"], "trained on sequences 0:1, held out 1:2, of 2 sequences");
+    EXPECT_EQ(got["train_queries"], 192);
+    EXPECT_EQ(got["held_out_queries"], 120);
+    EXPECT_EQ(got["rows_counted"], 120 - 32);
+    const io::ActivationsReader indexer(path("out/indexer.h5"));
+    EXPECT_EQ(indexer.info().cu_seqlens, (std::vector<int64_t>{0, 192, 312}));
+    const Tensor<float, 3> k = io::ActivationsReader(right).read(3, io::Field::k, {0, 120});
+    const Tensor<float, 3> copied = indexer.read(3, io::Field::k, {192, 312});
+    EXPECT_TRUE(std::equal(k.data(), k.data() + k.size(), copied.data()));
+    // Position split: both sequences have both kinds.
+    ASSERT_EQ(run({left, right}, "position").code, 0);
+    EXPECT_EQ(row("position")["train_queries"], 144 + 120);
+    EXPECT_EQ(row("position")["held_out_queries"], 48);
+}
+
+TEST_F(Fit, ADivergingFitKeepsTheLastGoodWeights) {
+    // Weight decay at this rate multiplies the weights by about -10^4 in every step.
+    const std::string file = write("a.h5");
+    const std::vector<std::string> wild{"--lr", "1e4", "--weight-decay", "1"};
+    const Outcome outcome = run({file}, "out", wild);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("layer 3: the loss is not finite at step"), std::string::npos);
+    EXPECT_NE(outcome.err.find(" are kept in " + path("out/checkpoint-3.h5")), std::string::npos)
+        << outcome.err;
+    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5")));
+    const io::ResultsReader kept(path("out/checkpoint-3.h5"));
+    const Tensor<float, 2> w = kept.read<float, 2>("/fit/3/weights/w_index_q");
+    for (int64_t n = 0; n < w.size(); ++n) ASSERT_TRUE(std::isfinite(w.data()[n]));
+    const Tensor<double, 1> kl = kept.read<double, 1>("/fit/3/train/kl");
+    EXPECT_GT(kl.size(), 0);
+    for (int64_t n = 0; n < kl.size(); ++n) EXPECT_TRUE(std::isfinite(kl(n)));
+    // Going on from there ends at the same place; a first step that fails keeps nothing.
+    std::vector<std::string> resume = wild;
+    resume.emplace_back("--resume");
+    EXPECT_EQ(run({file}, "out", resume).err, outcome.err);
+    EXPECT_EQ(run({file}, "at-once", {"--lr", "1e30"}).err.find(" are kept in "),
+              std::string::npos);
+}
+
+struct Refusal {
+    std::vector<std::string> args;
+    std::string message;
+};
+std::ostream& operator<<(std::ostream& out, const Refusal& r) { return out << r.message; }
+
+class FitRefused : public Fit, public testing::WithParamInterface<Refusal> {};
+
+TEST_P(FitRefused, WithTheValueAndTheRule) {
+    const Outcome outcome = run({write("a.h5")}, "out", GetParam().args);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_NE(outcome.err.find(GetParam().message), std::string::npos) << outcome.err;
+    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5")));
+    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
+}
+
+const Refusal kRefusals[] = {
+    {{"--bogus"}, "unrecognised option '--bogus'"},
+    {{"--layers", "4"}, "a.h5: has no layer 4; there are: 3"},
+    {{"--index-dim", "8"}, "--index-dim is 8, must be from 16 to 256"},
+    {{"--block-size", "7"}, "--block-size is 7, must be from 8 to 256"},
+    {{"--top-k", "0"}, "--top-k is 0, must be at least 1"},
+    {{"--forced-first", "4"}, "forced_local + forced_first is 5, must not exceed top_k = 4"},
+    {{"--norm", "layer"}, "--norm is 'layer', must be one of: none, rms"},
+    {{"--init", "zero"}, "--init is 'zero', must be one of: normal, from-qk, pca"},
+    {{"--split", "luck"}, "--split is 'luck', must be one of: position, sequence"},
+    {{"--split", "sequence"}, "--split is sequence, must be position: there is one sequence"},
+    {{"--rope-dim", "5"}, "--rope-dim is 5, must be even"},
+    {{"--rope-dim", "18"}, "--rope-dim is 18, must be from 0 to 16"},
+    {{"--rope-dim", "6"}, "--rope-dim is 6, must divide the model's rotary_dim = 8"},
+    {{"--rope-dim", "0"}, "--rope-dim is 0, must divide the model's rotary_dim = 8"},
+    {{"--rope-theta", "-1"}, "--rope-theta is -1, must be positive"},
+    {{"--rope-theta", "7"}, "--rope-theta is 7, must be the model's = 100"},
+    {{"--steps", "0"}, "--steps is 0, must be at least 1"},
+    {{"--warmup-steps", "13"}, "--warmup-steps is 13, must be from 0 to 12"},
+    {{"--queries-per-step", "0"}, "--queries-per-step is 0, must be at least 1"},
+    {{"--train", "10:10"}, "--train is 10:10, must be a non-empty range of positions within 0:192"},
+    {{"--eval", "100:193"}, "--eval is 100:193, must be a non-empty range of positions"},
+    {{"--eval", "100:"}, "--eval is 100:192, must share no query with --train = 0:144"},
+    {{"--eval-every", "0"}, "--eval-every is 0, must be at least 1"},
+    {{"--lr", "-1"}, "--lr is -1, must be at least 0"},
+    {{"--lr", "fast"}, "'fast') for option '--lr' is invalid"},
+    {{"--seed", "-1"}, "--seed is -1, must be at least 0"},
+    {{"--backend", "abacus"}, "no backend is called 'abacus'"},
+    {{"--resume", "--overwrite"}, "--resume and --overwrite exclude each other"},
+};
+INSTANTIATE_TEST_SUITE_P(All, FitRefused, testing::ValuesIn(kRefusals));
+
+using FitRefusal = Fit;
+
+TEST_F(FitRefusal, NeedsInputOutputAndHiddenStates) {
+    EXPECT_NE(kFit({}).err.find("no input"), std::string::npos);
+    EXPECT_NE(kFit({write("a.h5")}).err.find("no output"), std::string::npos);
+    const Outcome outcome = run({write("no-x.h5", {.with_x = false})}, "out");
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("no-x.h5: /layers/3 has no x"), std::string::npos) << outcome.err;
+}
+
+TEST_F(FitRefusal, RefusesFilesThatDoNotAgree) {
+    const std::string one = write("one.h5");
+    const Outcome heads = run({one, write("two.h5", {.query_heads = 8})}, "out");
+    EXPECT_NE(heads.err.find("two.h5: /layers/3 has query heads 8, "), std::string::npos)
+        << heads.err;
+    const Outcome rope = run({one, write("three.h5", {.rotary_dim = 4})}, "out");
+    EXPECT_NE(rope.err.find("has rotary_dim 4, "), std::string::npos) << rope.err;
+}
+
+TEST_F(FitRefusal, RefusesWhatStandsBeforeRope) {
+    const Outcome outcome = run({write("pre.h5", {.state = io::RopeState::pre_rope})}, "out");
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("q_state is pre_rope"), std::string::npos) << outcome.err;
+}
+
+TEST_F(FitRefusal, NeedsToKnowRope) {
+    const Outcome outcome = run({write("a.h5", {.rotary_dim = 0})}, "out");
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("does not say rotary_dim; give --rope-dim"), std::string::npos)
+        << outcome.err;
+}
+
+TEST_F(FitRefusal, RefusesNanAndLeavesNothing) {
+    const std::string file = write("a.h5");
+    poke(file, "/layers/3/q", {10, 0, 0}, std::nanf(""));
+    const Outcome outcome = run({file}, "out");
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("/layers/3/q holds 1 values that are NaN or Inf"),
+              std::string::npos);
+    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
+}
+
+using FitResume = Fit;
+
+TEST_F(FitResume, AfterKillsAtManyMoments) {
+    const std::string file = write("a.h5", {.layers = {3, 5}});
+    ASSERT_EQ(run({file}, "whole", {"--eval-every", "2"}).code, 0);
+    int killed = 0;
+    for (int trial = 0; trial < 4; ++trial) {
+        const std::string out = text("killed", trial);
+        int code = -1;
+        for (int64_t delay = 15000 + 4000 * trial; code != 0; delay += 3000 + 1700 * trial) {
+            code = run_for("msa-fit-indexer", args({file}, out, {"--eval-every", "2", "--resume"}),
+                           std::chrono::microseconds(delay));
+            ASSERT_TRUE(code == 0 || code == -1) << code;
+            killed += code == -1 ? 1 : 0;
+        }
+        EXPECT_TRUE(same_results(path(out + "/results.h5"), path("whole/results.h5")));
+        EXPECT_EQ(file_text(path(out + "/summary.json")), file_text(path("whole/summary.json")));
+        EXPECT_FALSE(std::filesystem::exists(path(out + "/checkpoint-3.h5")));
+        EXPECT_FALSE(std::filesystem::exists(path(out + "/checkpoint-5.h5")));
+        for (int64_t layer : {3, 5}) {
+            const auto index = [&](const std::string& of) {
+                return io::ActivationsReader(path(of + "/indexer.h5"))
+                    .read(layer, io::Field::index_q, {0, 192});
+            };
+            const Tensor<float, 3> left = index(out), right = index("whole");
+            EXPECT_TRUE(std::equal(left.data(), left.data() + left.size(), right.data()));
+        }
+    }
+    EXPECT_GT(killed, 4);
+    std::cout << "killed " << killed << " times\n";
+}
+
+TEST_F(FitResume, GoesOnFromTheCheckpointBitByBit) {
+    const std::string file = write("a.h5");
+    const std::vector<std::string> more{"--steps", "400",          "--warmup-steps",
+                                        "200",     "--eval-every", "10"};
+    std::vector<std::string> resume = more;
+    resume.emplace_back("--resume");
+    ASSERT_EQ(run({file}, "whole", more).code, 0);
+    int interrupted = 0;
+    for (int64_t delay = 40000;; delay += 20000) {
+        const int code = run_for("msa-fit-indexer", args({file}, "out", resume),
+                                 std::chrono::microseconds(delay), SIGINT);
+        if (code == 0) break;
+        ASSERT_TRUE(code == 130 || code == -1) << code;
+        if (!std::filesystem::exists(path("out/checkpoint-3.h5"))) continue;
+        ++interrupted;
+        const Outcome refused = run({file}, "out", more);
+        EXPECT_EQ(refused.code, 2);
+        EXPECT_NE(refused.err.find("checkpoint-3.h5: holds an unfinished run"), std::string::npos);
+        std::vector<std::string> other = resume;
+        other.insert(other.end(), {"--lr", "0.5"});
+        EXPECT_NE(run({file}, "out", other).err.find("cannot resume, options.lr was"),
+                  std::string::npos);
+    }
+    EXPECT_GT(interrupted, 0);
+    EXPECT_TRUE(same_results(path("out/results.h5"), path("whole/results.h5")));
+}
+
+}  // namespace
+}  // namespace msa::test
