@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // The host side of the tuned kernels: whether they fit, tiles, tensor maps, scratch memory, pieces.
-#include "gpu/tuned_sm90.h"
-
 #include <algorithm>
 #include <vector>
 
@@ -10,6 +8,7 @@
 #include "gpu/kernels/select_blocks_sm90.h"
 #include "gpu/kernels/sparse_attention_sm90.h"
 #include "gpu/tensor_map.h"
+#include "gpu/tuned_sm90.h"
 
 namespace msa::cuda {
 namespace {
@@ -57,29 +56,55 @@ void longest_first(std::vector<QueryTile>& tiles) {
     });
 }
 
-__global__ void find_not_finite(const uint4* values, int64_t count, int* found) {
+__device__ bool has_not_finite(uint4 eight) {
+    constexpr uint32_t kExponent = 0x7F80;
+    const uint32_t words[] = {eight.x, eight.y, eight.z, eight.w};
+    bool found = false;
+    for (const uint32_t word : words)
+        found |= (word & kExponent) == kExponent || (word >> 16 & kExponent) == kExponent;
+    return found;
+}
+
+/// All values, 8 per element of `values`.
+__global__ void look_at_all(const uint4* values, int64_t count, int* found) {
     const int64_t step = int64_t{gridDim.x} * blockDim.x;
     bool bad = false;
-    for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
-        const uint4 eight = __ldcs(values + i);
-        const uint32_t words[] = {eight.x, eight.y, eight.z, eight.w};
-        for (const uint32_t word : words) {
-            constexpr uint32_t kExponent = 0x7F80;
-            bad |= (word & kExponent) == kExponent || (word >> 16 & kExponent) == kExponent;
-        }
-    }
+    for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step)
+        bad |= has_not_finite(__ldcs(values + i));
     if (bad) *found = 1;
 }
 
-/// Are all values, bf16, finite? Waits for the device.
-bool all_finite(const Call& call, In<3> values) {
+/// The values [Nk, Hkv, width] of the selected blocks, a thread block per id; `row` is the length
+/// of Hkv * dh values.
+__global__ void look_at_selected(const uint4* values, int64_t keys, int row, int block_size,
+                                 const int32_t* ids, int per_query, const KeyRange* visible,
+                                 int* found) {
+    const int32_t id = ids[blockIdx.x];
+    if (id == kNoBlock) return;
+    const int64_t first = visible[blockIdx.x / per_query].first + int64_t{id} * block_size;
+    const int64_t count = min(int64_t{block_size}, keys - first) * row;
+    bool bad = false;
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
+        bad |= has_not_finite(values[first * row + i]);
+    if (bad) *found = 1;
+}
+
+/// Are the values that the tiles of these ids take in, bf16, finite? Looks at all values or, where
+/// that is less, at the selected blocks. Waits for the device.
+bool finite_values(const Call& call, In<3> values, View<const int32_t, 3> ids) {
     constexpr int kBlocks = 2048, kThreads = 256, kPerLoad = 8;
-    const auto found = call.scratch<int32_t, 1>({1});
-    check(cudaMemsetAsync(const_cast<int32_t*>(found.data()), 0, sizeof(int32_t), call.stream()),
-          "clearing memory");
-    find_not_finite<<<kBlocks, kThreads, 0, call.stream()>>>(
-        static_cast<const uint4*>(values.data()), element_count(values.shape()) / kPerLoad,
-        const_cast<int32_t*>(found.data()));
+    const Problem& p = call.problem;
+    auto found = call.scratch<int32_t, 1>({1});
+    check(cudaMemsetAsync(found.data(), 0, sizeof(int32_t), call.stream()), "clearing memory");
+    const auto* const data = static_cast<const uint4*>(values.data());
+    const int64_t row = p.kv_heads * p.head_dim / kPerLoad;
+    if (ids.size() * p.block_size < p.keys())
+        look_at_selected<<<static_cast<unsigned>(ids.size()), kThreads, 0, call.stream()>>>(
+            data, p.keys(), narrow(row), narrow(p.block_size), ids.data(),
+            narrow(p.kv_heads * ids.extent(2)), call.visible, found.data());
+    else
+        look_at_all<<<kBlocks, kThreads, 0, call.stream()>>>(data, p.keys() * row, found.data());
+    check_launch("finite_values");
     int32_t answer = 0;
     check(cudaMemcpyAsync(&answer, found.data(), sizeof answer, cudaMemcpyDeviceToHost,
                           call.stream()),
@@ -116,35 +141,36 @@ bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
     for (size_t s = 0; s + 1 < p.cu_seqlens_q.size(); ++s)
         longest = std::max(longest, p.cu_seqlens_q[s + 1] - p.cu_seqlens_q[s]);
     const bool few = longest * p.kv_heads <= kIndexFewRows;
-    std::vector<QueryTile> tiles = make_tiles(call, (few ? kIndexFewRows : kIndexTileRows) / p.kv_heads);
+    std::vector<QueryTile> tiles =
+        make_tiles(call, (few ? kIndexFewRows : kIndexTileRows) / p.kv_heads);
     longest_first(tiles);
     // Enough thread blocks to fill the chip, of at least a few tiles of keys each.
     constexpr int64_t kLeastKeys = 2048;
     const int64_t wanted = few ? 2 * processors() : processors();
-    const auto splits = std::clamp<int64_t>(
-        std::min(ceil_div(wanted, static_cast<int64_t>(tiles.size())),
-                 ceil_div(tiles.front().most_visible, kLeastKeys)),
-        1, 2 * wanted);
+    const auto splits =
+        std::clamp<int64_t>(std::min(ceil_div(wanted, static_cast<int64_t>(tiles.size())),
+                                     ceil_div(tiles.front().most_visible, kLeastKeys)),
+                            1, 2 * wanted);
     const auto on_device = call.upload(tiles);
     const auto partial = call.scratch<int64_t, 1>(
         {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * kMostSelected : 0});
-    const IndexSelectArgs args{in.index_q.data(),
-                               tensor_map(in.index_k.data(), Element::bf16, p.keys(), p.index_dim,
-                                          kIndexTileKeys),
-                               narrow(element_bytes(Element::bf16)),
-                               narrow(p.index_dim),
-                               on_device.data(),
-                               narrow(on_device.size()),
-                               few,
-                               call.visible,
-                               p.queries(),
-                               narrow(p.kv_heads),
-                               narrow(p.block_size),
-                               static_cast<float>(p.score_scale()),
-                               DeviceRule(rule),
-                               narrow(splits),
-                               reinterpret_cast<uint64_t*>(const_cast<int64_t*>(partial.data())),
-                               ids.data()};
+    const IndexSelectArgs args{
+        in.index_q.data(),
+        tensor_map(in.index_k.data(), Element::bf16, p.keys(), p.index_dim, kIndexTileKeys),
+        narrow(element_bytes(Element::bf16)),
+        narrow(p.index_dim),
+        on_device.data(),
+        narrow(on_device.size()),
+        few,
+        call.visible,
+        p.queries(),
+        narrow(p.kv_heads),
+        narrow(p.block_size),
+        static_cast<float>(p.score_scale()),
+        DeviceRule(rule),
+        narrow(splits),
+        reinterpret_cast<uint64_t*>(const_cast<int64_t*>(partial.data())),
+        ids.data()};
     check(launch_index_select_sm90(args, call.stream()), "index_select_sm90");
     return true;
 }
@@ -212,7 +238,7 @@ int least_sharing(LoopOrder order, int64_t tile_queries) {
     return narrow(std::max<int64_t>(2, 3 * tile_queries / 8));
 }
 
-/// Scratch memory of a chunk of queries, kept until its kernels are enqueued.
+/// Scratch memory of a chunk of queries, kept until its kernels are queued.
 struct Workspace {
     Tensor<UnionBlock, 1> blocks;
     Tensor<int32_t, 1> block_counts, use_counts, use_ends, item_count;
@@ -236,13 +262,13 @@ struct Workspace {
         items = call.scratch<KeyBlockItem, 1>(
             {slots ? lists + uses_at_most / (kSparseItemTiles * per_tile) : 0});
         splits = call.scratch<IdSplit, 1>({queries * p.kv_heads});
-        partial_out = call.scratch<char, 1>({uses_at_most * p.group_size() * p.head_dim *
-                                             element_bytes(Element::bf16)});
+        partial_out = call.scratch<char, 1>(
+            {uses_at_most * p.group_size() * p.head_dim * element_bytes(Element::bf16)});
         partial_lse = call.scratch<float, 1>({uses_at_most * p.group_size()});
     }
     SparseWorkspace view() {
-        return {blocks.data(), block_counts.data(), use_counts.data(),  use_ends.data(),
-                uses.data(),   items.data(),        item_count.data(),  splits.data(),
+        return {blocks.data(),      block_counts.data(), use_counts.data(), use_ends.data(),
+                uses.data(),        items.data(),        item_count.data(), splits.data(),
                 partial_out.data(), partial_lse.data()};
     }
 };
@@ -259,7 +285,7 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
         heads < 8 || heads > 64 || !is_power_of_two(heads) || p.main_scale() <= 0)
         return false;
     if (ids.size() == 0 || p.keys() == 0) return ids.size() == 0;
-    if (!all_finite(call, in.v)) return false;
+    if (!finite_values(call, in.v, ids)) return false;
 
     const int64_t per_tile = kSparseTileRows / heads;
     const int sharing = least_sharing(order, per_tile);
@@ -269,9 +295,8 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     // Slots of at most two gigabytes at a time.
     constexpr int64_t kSlotBytes = int64_t{1} << 31;
     const int64_t query_bytes = p.query_heads * p.head_dim * top_k * element_bytes(Element::bf16);
-    const int64_t most_queries =
-        slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
-    const int64_t step = std::min(most_queries / per_tile, on_device.size());
+    const int64_t most_queries = slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
+    const int64_t step = std::min(ceil_div(most_queries, per_tile), on_device.size());
     Workspace work(call, step, std::min(step * per_tile, p.queries()), top_k, slots);
 
     SparseArgs args{};
@@ -283,8 +308,8 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     args.k = tensor_map(in.k.data(), Element::bf16, p.keys(), key_width, p.block_size);
     args.v = tensor_map(in.v.data(), Element::bf16, p.keys(), key_width, p.block_size);
     if (slots)
-        args.partial = tensor_map(work.partial_out.data(), Element::bf16,
-                                  work.partial_lse.size(), p.head_dim, std::min<int64_t>(heads, 16));
+        args.partial = tensor_map(work.partial_out.data(), Element::bf16, work.partial_lse.size(),
+                                  p.head_dim, std::min<int64_t>(heads, 16));
     args.ids = ids.data();
     args.all_blocks = narrow(block_starts(p).back());
     args.visible = call.visible;

@@ -47,8 +47,8 @@ __device__ void start_values(float (&out)[Dim / 2], const uint32_t (&p)[BlockSiz
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < BlockSize / 16; ++s)
-        multiply_bf16<true>(out, p + 4 * s,
-                            swizzled_operand(v + s * 16 * kSwizzle, S::kKeyBox), add || s > 0);
+        multiply_bf16<true>(out, p + 4 * s, swizzled_operand(v + s * 16 * kSwizzle, S::kKeyBox),
+                            add || s > 0);
     wgmma_commit();
 }
 
@@ -110,7 +110,6 @@ __device__ inline uint32_t pack(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&two);
 }
 
-
 /// A warp's 16 rows of bf16 on their way to global memory, in the swizzle of tensor maps.
 template <int Dim>
 struct __align__(1024) RowStage {
@@ -118,16 +117,15 @@ struct __align__(1024) RowStage {
 
     /// The warp's rows times the factors of each thread's two.
     template <int Outs>
-    __device__ void fill(const float (&out)[Outs], float factor0, float factor1) {
+    __device__ void fill(const float(&out)[Outs], float factor0, float factor1) {
         const int lane = threadIdx.x % kWarp, row = lane % 16, column = lane / 16;
 #pragma unroll
         for (int j = 0; j < Outs / 4; j += 2)
-            store_matrices(
-                box[j / 8] + row * kSwizzle + (((j % 8 + column) ^ (row % 8)) << 4),
-                pack(out[4 * j] * factor0, out[4 * j + 1] * factor0),
-                pack(out[4 * j + 2] * factor1, out[4 * j + 3] * factor1),
-                pack(out[4 * j + 4] * factor0, out[4 * j + 5] * factor0),
-                pack(out[4 * j + 6] * factor1, out[4 * j + 7] * factor1));
+            store_matrices(box[j / 8] + row * kSwizzle + (((j % 8 + column) ^ (row % 8)) << 4),
+                           pack(out[4 * j] * factor0, out[4 * j + 1] * factor0),
+                           pack(out[4 * j + 2] * factor1, out[4 * j + 3] * factor1),
+                           pack(out[4 * j + 4] * factor0, out[4 * j + 5] * factor0),
+                           pack(out[4 * j + 6] * factor1, out[4 * j + 7] * factor1));
     }
 };
 

@@ -37,7 +37,7 @@ template <int Dim, int Bytes>
 struct ScoreShape {
     static constexpr int kBytes = Bytes;
     static constexpr int kRowBytes = Dim * Bytes;
-    static constexpr int kSteps = kRowBytes / 32;       // matrix instructions per half and tile
+    static constexpr int kSteps = kRowBytes / 32;  // matrix instructions per half and tile
     static constexpr int kBoxes = kRowBytes / kSwizzle;
     static constexpr int kBoxBytes = kTileKeys * kSwizzle;
     static constexpr int kTileBytes = kTileKeys * kRowBytes;
@@ -75,8 +75,8 @@ __device__ void produce(const CUtensorMap* keys, int column, int64_t key, int co
         full.expect(Shape::kTileBytes);
         for (int box = 0; box < Shape::kBoxes; ++box)
             copy_box(tiles + at.stage * Shape::kTileBytes + box * Shape::kBoxBytes, keys,
-                     column + box * kSwizzle / Shape::kBytes,
-                     static_cast<int>(key) + t * kTileKeys, &full);
+                     column + box * kSwizzle / Shape::kBytes, static_cast<int>(key) + t * kTileKeys,
+                     &full);
     }
 }
 
@@ -118,8 +118,8 @@ __device__ void multiply(float (&sum)[kSums], const RowOperand<Shape>& rows, con
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Shape::kSteps; ++s) {
-        const uint64_t keys = swizzled_operand(tile + 32 * s / kSwizzle * Shape::kBoxBytes +
-                                               32 * s % kSwizzle);
+        const uint64_t keys =
+            swizzled_operand(tile + 32 * s / kSwizzle * Shape::kBoxBytes + 32 * s % kSwizzle);
         if constexpr (Shape::kBytes == 2)
             multiply_bf16(sum, rows.word + 4 * s, keys, s > 0);
         else

@@ -29,10 +29,10 @@ struct Barrier {
                      : "memory");
     }
     __device__ void expect(uint32_t bytes) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                         shared_address(this)),
-                     "r"(bytes)
-                     : "memory");
+        asm volatile(
+            "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+            "r"(bytes)
+            : "memory");
     }
     /// Returns once the phase of this parity is complete.
     __device__ void wait(uint32_t parity) {

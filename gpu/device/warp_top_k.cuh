@@ -59,7 +59,8 @@ struct WarpTopK {
             key = sort_descending<true>(key > reversed ? key : reversed);
             return;
         }
-        for (; wanted != 0; wanted &= wanted - 1) insert(__shfl_sync(kAllLanes, candidate, __ffs(wanted) - 1));
+        for (; wanted != 0; wanted &= wanted - 1)
+            insert(__shfl_sync(kAllLanes, candidate, __ffs(wanted) - 1));
     }
 
     __device__ void insert(uint64_t candidate) {

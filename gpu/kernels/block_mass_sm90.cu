@@ -97,33 +97,32 @@ __global__ void __launch_bounds__(ManyRows::kThreads, 1)
         }
         __syncwarp();
     };
-    consume(operand, count, shared.tiles[0], shared.ring,
-            [&](int half, int t, float(&sum)[kSums]) {
-                const float scale = args.scale * kLog2E;
+    consume(operand, count, shared.tiles[0], shared.ring, [&](int half, int t, float(&sum)[kSums]) {
+        const float scale = args.scale * kLog2E;
 #pragma unroll
-                for (int side = 0; side < 2; ++side) {
-                    const int row = warp_rows[half] + lane / 4 + 8 * side;
-                    const int seen = shared.visible[row] - t * kTileKeys;
-                    if (seen < kTileKeys) {
+        for (int side = 0; side < 2; ++side) {
+            const int row = warp_rows[half] + lane / 4 + 8 * side;
+            const int seen = shared.visible[row] - t * kTileKeys;
+            if (seen < kTileKeys) {
 #pragma unroll
-                        for (int j = 0; j < kTileKeys / 8; ++j)
+                for (int j = 0; j < kTileKeys / 8; ++j)
 #pragma unroll
-                            for (int i = 0; i < 2; ++i)
-                                if (8 * j + 2 * (lane % 4) + i >= seen)
-                                    sum[4 * j + 2 * side + i] = -INFINITY;
-                    }
-                    __syncwarp();
-                    float value[kBlocksPerTile];
-                    value[0] = row_log_sum<0, BlockSize / 8>(sum, side, scale);
-                    if constexpr (kBlocksPerTile == 2)
-                        value[1] = row_log_sum<BlockSize / 8, 2 * BlockSize / 8>(sum, side, scale);
+                    for (int i = 0; i < 2; ++i)
+                        if (8 * j + 2 * (lane % 4) + i >= seen)
+                            sum[4 * j + 2 * side + i] = -INFINITY;
+            }
+            __syncwarp();
+            float value[kBlocksPerTile];
+            value[0] = row_log_sum<0, BlockSize / 8>(sum, side, scale);
+            if constexpr (kBlocksPerTile == 2)
+                value[1] = row_log_sum<BlockSize / 8, 2 * BlockSize / 8>(sum, side, scale);
 #pragma unroll
-                    for (int b = 0; b < kBlocksPerTile; ++b)
-                        if (lane % 4 == side)
-                            shared.lse.at(row, t % kTilesPerRound * kBlocksPerTile + b) = value[b];
-                }
-                if (t % kTilesPerRound == kTilesPerRound - 1 || t == count - 1) store(half, t);
-            });
+            for (int b = 0; b < kBlocksPerTile; ++b)
+                if (lane % 4 == side)
+                    shared.lse.at(row, t % kTilesPerRound * kBlocksPerTile + b) = value[b];
+        }
+        if (t % kTilesPerRound == kTilesPerRound - 1 || t == count - 1) store(half, t);
+    });
 }
 
 __device__ float warp_max(float x) {
@@ -158,7 +157,8 @@ __global__ void normalise(const BlockMassArgs args) {
     }
     __syncthreads();
     float* const mass = args.mass + (query * args.groups + group) * int64_t{args.blocks};
-    for (int b = static_cast<int>(threadIdx.x); b < args.blocks; b += static_cast<int>(blockDim.x)) {
+    for (int b = static_cast<int>(threadIdx.x); b < args.blocks;
+         b += static_cast<int>(blockDim.x)) {
         float sum = 0;
         if (b < visible)
             for (int head = 0; head < heads; ++head)
@@ -175,8 +175,8 @@ cudaError_t launch(const BlockMassArgs& args, cudaStream_t stream) {
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     const auto groups = static_cast<unsigned>(args.groups);
-    kernel<<<dim3(groups, static_cast<unsigned>(args.tile_count)), ManyRows::kThreads, kBytes, stream>>>(
-        args);
+    kernel<<<dim3(groups, static_cast<unsigned>(args.tile_count)), ManyRows::kThreads, kBytes,
+             stream>>>(args);
     const auto heads = static_cast<unsigned>(args.query_heads / args.groups);
     normalise<<<dim3(static_cast<unsigned>(args.queries), groups), 256, heads * sizeof(float),
                 stream>>>(args);

@@ -18,13 +18,13 @@ struct BlockMassArgs {
     int head_dim;            // 64 or 128
     const QueryTile* tiles;  // of at most 256 / G queries each, the most work first
     int tile_count;
-    const KeyRange* visible;  // [Nq]
-    int64_t first_query;     // row 0 of the workspace and the outputs
-    int64_t queries;         // rows of them
+    const KeyRange* visible;                      // [Nq]
+    int64_t first_query;                          // row 0 of the workspace and the outputs
+    int64_t queries;                              // rows of them
     int query_heads, groups, blocks, block_size;  // Hq, Hkv, B, Bk (64 or 128)
-    float scale;             // on q . k, above 0
-    float* block_lse;        // workspace [queries, Hq, B], base 2
-    float* mass;             // [queries, Hkv, B]
+    float scale;                                  // on q . k, above 0
+    float* block_lse;                             // workspace [queries, Hq, B], base 2
+    float* mass;                                  // [queries, Hkv, B]
 };
 
 cudaError_t launch_block_mass_sm90(const BlockMassArgs&, cudaStream_t);

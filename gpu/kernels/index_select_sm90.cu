@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
 #pragma unroll
                     for (int b = 0; b < kBlocksPerTile; ++b)
                         if (lane % 4 == side)
-                            shared.scores.at(warp_row + half * kHalfRows + lane / 4 + 8 * side, column + b) =
-                                best[b];
+                            shared.scores.at(warp_row + half * kHalfRows + lane / 4 + 8 * side,
+                                             column + b) = best[b];
                 }
                 if (t % kTilesPerMerge == kTilesPerMerge - 1 || t == count - 1) merge(half, t);
             });
@@ -186,8 +186,9 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
     kernel<<<grid, Rows::kThreads, kBytes, stream>>>(args);
     if (args.splits > 1)
-        merge_splits<Kept><<<static_cast<unsigned>(args.queries * args.groups),
-                             kMergeWarps * kWarp, 0, stream>>>(args);
+        merge_splits<Kept>
+            <<<static_cast<unsigned>(args.queries * args.groups), kMergeWarps * kWarp, 0, stream>>>(
+                args);
     return cudaGetLastError();
 }
 

@@ -13,7 +13,7 @@ namespace msa::cuda {
 
 constexpr int kIndexTileRows = 256;  // (query, head) rows of a tile
 constexpr int kIndexTileKeys = 128;
-constexpr int kIndexFewRows = 64;    // where few queries share their keys: decode
+constexpr int kIndexFewRows = 64;  // where few queries share their keys: decode
 
 struct IndexSelectArgs {
     const void* index_q;     // [Nq, Hkv, didx]
@@ -22,16 +22,16 @@ struct IndexSelectArgs {
     int index_dim;           // 64 or 128; e4m3: 128
     const QueryTile* tiles;  // the most work first
     int tile_count;
-    bool few;                // at most kIndexFewRows / Hkv queries a tile, else kIndexTileRows / Hkv
+    bool few;  // at most kIndexFewRows / Hkv queries a tile, else kIndexTileRows / Hkv
     const KeyRange* visible;  // [Nq]
-    int64_t queries;         // Nq
-    int groups;              // Hkv
-    int block_size;          // 64 or 128
-    float scale;             // above 0
-    DeviceRule rule;         // top_k <= 32
-    int splits;              // parts of the key axis, so that few queries fill the chip
-    uint64_t* partial;       // [Nq, Hkv, splits, 16 or 32], where splits > 1
-    int32_t* ids;            // [Nq, Hkv, k]
+    int64_t queries;          // Nq
+    int groups;               // Hkv
+    int block_size;           // 64 or 128
+    float scale;              // above 0
+    DeviceRule rule;          // top_k <= 32
+    int splits;               // parts of the key axis, so that few queries fill the chip
+    uint64_t* partial;        // [Nq, Hkv, splits, 16 or 32], where splits > 1
+    int32_t* ids;             // [Nq, Hkv, k]
 };
 
 cudaError_t launch_index_select_sm90(const IndexSelectArgs&, cudaStream_t);

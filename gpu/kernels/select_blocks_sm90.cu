@@ -63,8 +63,8 @@ __device__ void load(const float* row, int block, int first, int limit,
 
 template <bool Vector>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
-    select_blocks(const float* scores, const KeyRange* visible, int64_t rows, int groups, int blocks,
-                  int block_size, DeviceRule rule, int32_t* ids) {
+    select_blocks(const float* scores, const KeyRange* visible, int64_t rows, int groups,
+                  int blocks, int block_size, DeviceRule rule, int32_t* ids) {
     __shared__ uint16_t survivors[kWarpsPerBlock][kChunk];
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + warp;
@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
 void launch_select_blocks_sm90(const SelectBlocksArgs& args, cudaStream_t stream) {
     const auto grid = static_cast<unsigned>((args.rows + kWarpsPerBlock - 1) / kWarpsPerBlock);
     const bool vector = args.blocks % 4 == 0 && reinterpret_cast<uintptr_t>(args.scores) % 16 == 0;
-    (vector ? select_blocks<true> : select_blocks<false>)<<<grid, kWarp * kWarpsPerBlock, 0, stream>>>(
+    (vector ? select_blocks<true>
+            : select_blocks<false>)<<<grid, kWarp * kWarpsPerBlock, 0, stream>>>(
         args.scores, args.visible, args.rows, args.groups, args.blocks, args.block_size, args.rule,
         args.ids);
 }

@@ -11,12 +11,12 @@
 namespace msa::cuda {
 
 struct SelectBlocksArgs {
-    const float* scores;     // [Nq, Hkv, B]
+    const float* scores;      // [Nq, Hkv, B]
     const KeyRange* visible;  // [Nq]
-    int64_t rows;            // Nq * Hkv
-    int groups;              // Hkv
-    int blocks;              // B
-    int block_size;          // Bk
+    int64_t rows;             // Nq * Hkv
+    int groups;               // Hkv
+    int blocks;               // B
+    int block_size;           // Bk
     DeviceRule rule;
     int32_t* ids;  // [Nq, Hkv, k]
 };

@@ -65,9 +65,9 @@ struct SparseArgs {
     const int32_t* ids;      // [Nq, Hkv, top_k]
     const QueryTile* tiles;  // of the chunk, at most 128 / G queries each
     int tile_count;
-    int64_t first_query, queries;  // of the chunk
-    int all_blocks;                // of all sequences
-    const KeyRange* visible;        // [Nq]
+    int64_t first_query, queries;                          // of the chunk
+    int all_blocks;                                        // of all sequences
+    const KeyRange* visible;                               // [Nq]
     int query_heads, groups, head_dim, block_size, top_k;  // G 4 to 64, a power of 2; k <= 32
     float scale;                                           // on q . k, above 0
     int least_sharing;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The second phase of KV-outer: a query's slots, and what its union tile gave, weighted by their
-// shares of the softmax denominator. Reads each used slot once; queries without one are not touched.
+// shares of the softmax denominator. Reads each used slot once; queries without one are not
+// touched.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -34,8 +35,8 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Spar
     const int heads = args.group_size();
     const int64_t query = args.first_query + row / args.groups;
     const int group = static_cast<int>(row % args.groups);
-    const auto* const partial = static_cast<const uint4*>(args.workspace.partial_out) +
-                                row * args.top_k * heads * kPerHead;
+    const auto* const partial =
+        static_cast<const uint4*>(args.workspace.partial_out) + row * args.top_k * heads * kPerHead;
     const float* const partial_lse = args.workspace.partial_lse + row * args.top_k * heads;
     for (int head = static_cast<int>(threadIdx.x) / kPerHead; head < heads;
          head += kThreads / kPerHead) {

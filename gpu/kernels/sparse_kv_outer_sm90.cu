@@ -83,7 +83,8 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     kv_outer(const __grid_constant__ SparseArgs args) {
     extern __shared__ __align__(1024) char memory[];
     auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
-    if (threadIdx.x == 0) shared.q_ring.init(AttendRows::kConsumers), shared.kv_ring.init(AttendRows::kConsumers);
+    if (threadIdx.x == 0)
+        shared.q_ring.init(AttendRows::kConsumers), shared.kv_ring.init(AttendRows::kConsumers);
     __syncthreads();
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == AttendRows::kConsumers) {
@@ -119,8 +120,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         Softmax softmax;
         auto start = [&](float(&sum)[BlockSize / 2]) {
             shared.q_ring.full[q_at.stage].wait(q_at.parity);
-            start_scores<Dim, BlockSize>(
-                sum, shared.q[q_at.stage] + warpgroup * 64 * kSwizzle, k);
+            start_scores<Dim, BlockSize>(sum, shared.q[q_at.stage] + warpgroup * 64 * kSwizzle, k);
         };
         // Scores of the tile at q_at to probabilities, with the rows' places.
         auto take = [&](float(&sum)[BlockSize / 2]) {

@@ -71,12 +71,13 @@ __global__ void fill_uses(const __grid_constant__ SparseArgs args) {
     const uint32_t uses = work.splits[row - args.first_query * args.groups].uses;
     if (!((uses >> at) & 1)) return;
     const int block = args.ids[row * args.top_k + at], key = block * args.block_size;
-    const int end = atomicSub(
-        work.use_ends + int64_t{group} * args.all_blocks + tile.first_block + block, 1);
-    const int64_t place = (row - args.first_query * args.groups) * args.top_k +
-                          __popc(uses & ((1U << at) - 1));
+    const int end =
+        atomicSub(work.use_ends + int64_t{group} * args.all_blocks + tile.first_block + block, 1);
+    const int64_t place =
+        (row - args.first_query * args.groups) * args.top_k + __popc(uses & ((1U << at) - 1));
     work.uses[end - 1] = {static_cast<int32_t>(query), static_cast<int32_t>(place),
-                          seen_keys(args.visible, query) - key, static_cast<int32_t>(tile.key) + key};
+                          seen_keys(args.visible, query) - key,
+                          static_cast<int32_t>(tile.key) + key};
 }
 
 /// One thread block: ends of the blocks' uses, and their work items.
@@ -115,8 +116,8 @@ cudaError_t launch_sparse_schedule(const SparseArgs& args, cudaStream_t stream) 
         return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
     };
     const int64_t lists = int64_t{args.tile_count} * args.groups;
-    const size_t bytes = sizeof(int32_t) * static_cast<size_t>(args.groups) *
-                         static_cast<size_t>(args.all_blocks);
+    const size_t bytes =
+        sizeof(int32_t) * static_cast<size_t>(args.groups) * static_cast<size_t>(args.all_blocks);
     const cudaError_t error = cudaMemsetAsync(args.workspace.use_counts, 0, bytes, stream);
     if (error != cudaSuccess) return error;
     split_ids<<<blocks_of(lists * kWarp), kThreads, 0, stream>>>(args);

@@ -39,8 +39,8 @@ struct Item {
     }
 };
 
-/// First item from `index` on, in steps of the grid, that is not wholly in slots; `items` behind the
-/// last. By a whole warp.
+/// First item from `index` on, in steps of the grid, that is not wholly in slots; `items` behind
+/// the last. By a whole warp.
 __device__ int next_item(const SparseArgs& args, int index, int items) {
     const int step = static_cast<int>(gridDim.x);
     for (; index < items; index += kWarp * step) {
@@ -200,13 +200,13 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             const int64_t query_row = item.tile.query + query[side];
             bool wanted = query[side] < item.tile.queries;
             if (wanted && item.count == 0)  // all in slots: the second phase writes
-                wanted = args.workspace
-                             .splits[(query_row - args.first_query) * args.groups + item.group]
-                             .uses == 0;
+                wanted =
+                    args.workspace.splits[(query_row - args.first_query) * args.groups + item.group]
+                        .uses == 0;
             const bool any = softmax.best[side] != -INFINITY;
             const float factor = any ? 1 / total : 0;
-            const int64_t out_row = query_row * args.query_heads +
-                                    item.group * heads + (row + 8 * side) % heads;
+            const int64_t out_row =
+                query_row * args.query_heads + item.group * heads + (row + 8 * side) % heads;
             store_row(out, side, factor, wanted, static_cast<char*>(args.out) + out_row * Dim * 2);
             if (wanted && lane % 4 == 0)
                 args.lse[out_row] =
@@ -223,15 +223,14 @@ cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) 
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     const int64_t items = int64_t{args.tile_count} * args.groups;
-    kernel<<<static_cast<unsigned>(std::min<int64_t>(items, processors)), AttendRows::kThreads, kBytes,
-             stream>>>(args);
+    kernel<<<static_cast<unsigned>(std::min<int64_t>(items, processors)), AttendRows::kThreads,
+             kBytes, stream>>>(args);
     return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t launch_sparse_union_sm90(const SparseArgs& args, int processors,
-                                     cudaStream_t stream) {
+cudaError_t launch_sparse_union_sm90(const SparseArgs& args, int processors, cudaStream_t stream) {
     if (args.head_dim == 128)
         return args.block_size == 128 ? launch<128, 128>(args, processors, stream)
                                       : launch<128, 64>(args, processors, stream);
