@@ -8,12 +8,13 @@
 #include "core/error.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/runtime.h"
+#include "gpu/tuned_sm90.h"
 
 namespace msa {
 namespace cuda {
 namespace {
 
-constexpr int kOldestDevice = 80;  // compute capability, major and minor
+constexpr int kOldestDevice = 80, kHopper = 90;  // compute capability, 10 major + minor
 
 std::string version(int number) { return text(number / 1000, '.', number % 1000 / 10); }
 
@@ -32,8 +33,9 @@ Support usable() {
     return {};
 }
 
-/// Can device `ordinal` run the kernels of this build?
-void require_device(int ordinal) {
+/// Compute capability, 10 major + minor, of device `ordinal`, which must be able to run the kernels
+/// of this build.
+int require_device(int ordinal) {
     int devices = 0, major = 0, minor = 0;
     check(cudaGetDeviceCount(&devices), "counting the devices");
     require(0 <= ordinal && ordinal < devices, "device is ", ordinal, ", must be from 0 to ",
@@ -49,12 +51,13 @@ void require_device(int ordinal) {
     if (10 * major + minor < kOldestDevice) refuse("must be 8.0 or later");
     check(cudaSetDevice(ordinal), "choosing the device");
     if (!kernels_run_here()) refuse("this build has no kernels for it (CMAKE_CUDA_ARCHITECTURES)");
+    return 10 * major + minor;
 }
 
 class CudaBackend final : public Backend {
 public:
     explicit CudaBackend(int device) : device_(device) {
-        require_device(device);
+        hopper_ = require_device(device) == kHopper;
         stream_ = std::make_shared<Stream>();
         // Freed memory stays with us, so that scratch memory costs nothing from the second call.
         cudaMemPool_t pool = nullptr;
@@ -102,7 +105,7 @@ public:
     void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
 
 protected:
-    // Which kernel answers.
+    // Which kernel answers: the tuned one where there is one that fits, or else the plain one.
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
         dense_attention_any(call(p), in, to);
@@ -112,19 +115,23 @@ protected:
     }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
+        if (hopper_ && select_blocks_sm90(call(p), rule, scores, ids)) return;
         select_blocks_any(call(p), rule, scores, ids);
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids) override {
+        if (hopper_ && index_select_sm90(call(p), rule, in, ids)) return;
         index_select_any(call(p), rule, in, ids);
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
+        if (hopper_ && sparse_attention_sm90(call(p), in, ids, to, order)) return;
         const auto run = order == LoopOrder::kv_outer ? sparse_attention_kv_outer_any
                                                       : sparse_attention_q_outer_any;
         run(call(p), in, ids, to);
     }
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
+        if (hopper_ && block_mass_sm90(call(p), q, k, to)) return;
         block_mass_any(call(p), q, k, to);
     }
     void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
@@ -142,15 +149,18 @@ private:
                           p.cu_seqlens_k == layout_.cu_seqlens_k &&
                           p.query_positions == layout_.query_positions;
         if (!same) {
-            visible_ = Call{p, stream_, nullptr}.upload(visible_keys(p));
+            visible_host_ = visible_keys(p);
+            visible_ = Call{p, stream_, nullptr, nullptr}.upload(visible_host_);
             layout_ = p;
         }
-        return {p, stream_, visible_.data()};
+        return {p, stream_, visible_.data(), visible_host_.data()};
     }
 
     int device_;
     std::shared_ptr<Stream> stream_;
+    bool hopper_ = false;
     Problem layout_;
+    std::vector<KeyRange> visible_host_;
     Tensor<KeyRange, 1> visible_;
 };
 

@@ -40,7 +40,8 @@ std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t by
 struct Call {
     const Problem& problem;
     std::shared_ptr<Stream> owner;
-    const KeyRange* visible;  // [Nq] on the device: visible_keys(problem)
+    const KeyRange* visible;       // [Nq] on the device: visible_keys(problem)
+    const KeyRange* visible_host;  // the same on the host
 
     cudaStream_t stream() const { return owner->get(); }
     /// Scratch memory, not initialised, for this call.

@@ -62,6 +62,12 @@ inline double attention_bound(double logit, double keys, double v_max, Element o
     return (weight_bound(logit, keys) + taken + gamma(keys + 2) + storage_roundoff(stored)) * v_max;
 }
 
+/// What slots add to attention_bound: partial outputs, and the final one, each rounded once to the
+/// type they are stored in; a mean of values stays within v_max.
+inline double slot_bound(Element stored, double v_max) {
+    return 2 * storage_roundoff(stored) * v_max;
+}
+
 /// Error of lse = m + ln(sum): logit, relative error of the sum, rounding of the result.
 inline double lse_bound(double logit, double keys, double lse_magnitude) {
     return logit + gamma(kExpRoundoffs + 2 * keys + 4) + 2 * kRoundoff * lse_magnitude;

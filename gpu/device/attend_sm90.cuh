@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT
+// What the kernels of sparse_attention share: 128 rows (queries x the G heads of a group) against
+// one key block, two consumer warpgroups of 64 rows each.
+#pragma once
+
+#include "gpu/device/score_tiles_sm90.cuh"
+
+namespace msa::cuda::sm90 {
+
+constexpr int kWarp = 32;
+constexpr int kAttendRows = 128;
+using AttendRows = TileRows<2, 1>;
+constexpr float kLog2E = 1.44269504F;
+
+__device__ inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+template <int Dim, int BlockSize>
+struct AttendShape {
+    static constexpr int kBoxes = Dim / 64;
+    static constexpr int kQueryBox = kAttendRows * kSwizzle;  // bytes
+    static constexpr int kKeyBox = BlockSize * kSwizzle;
+    static constexpr int kQueryBytes = kBoxes * kQueryBox;
+    static constexpr int kKeyBytes = kBoxes * kKeyBox;
+};
+
+/// Starts sum = 64 rows of Q times the block's keys.
+template <int Dim, int BlockSize>
+__device__ void start_scores(float (&sum)[BlockSize / 2], const char* q, const char* k) {
+    using S = AttendShape<Dim, BlockSize>;
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < Dim / 16; ++s)
+        multiply_bf16(sum, swizzled_operand(q + s / 4 * S::kQueryBox + s % 4 * 32),
+                      swizzled_operand(k + s / 4 * S::kKeyBox + s % 4 * 32), s > 0);
+    wgmma_commit();
+}
+
+/// Starts out += P times the block's values.
+template <int Dim, int BlockSize>
+__device__ void start_values(float (&out)[Dim / 2], const uint32_t (&p)[BlockSize / 4],
+                             const char* v, bool add) {
+    using S = AttendShape<Dim, BlockSize>;
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < BlockSize / 16; ++s)
+        multiply_bf16<true>(out, p + 4 * s, swizzled_operand(v + s * 16 * kSwizzle, S::kKeyBox),
+                            add || s > 0);
+    wgmma_commit();
+}
+
+/// Running softmax of this thread's two rows.
+struct Softmax {
+    float best[2] = {-INFINITY, -INFINITY};
+    float total[2] = {0, 0};  // of this thread's columns
+
+    /// sum becomes 2^(scale (sum - best)), 0 where masked; returns the factors of earlier results.
+    /// A row with `seen` <= 0 is not touched by the block; `seen` keys of it are visible.
+    template <int Sums>
+    __device__ void step(float (&sum)[Sums], const int (&seen)[2], float scale,
+                         float (&factor)[2]) {
+        constexpr int kColumns = 2 * Sums;
+        if (__all_sync(0xFFFFFFFF, seen[0] <= 0 && seen[1] <= 0)) {
+            factor[0] = factor[1] = 1;
+#pragma unroll
+            for (float& x : sum) x = 0;
+            return;
+        }
+        const int first_column = 2 * (threadIdx.x % 4);
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            if (seen[side] < kColumns) {
+#pragma unroll
+                for (int j = 0; j < Sums / 4; ++j)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        if (8 * j + first_column + i >= seen[side])
+                            sum[4 * j + 2 * side + i] = -INFINITY;
+            }
+            float m[2] = {best[side], best[side]};
+#pragma unroll
+            for (int j = 0; j < Sums / 4; ++j)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) m[i] = fmaxf(m[i], sum[4 * j + 2 * side + i]);
+            float now = fmaxf(m[0], m[1]);
+            now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFF, now, 1));
+            now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFF, now, 2));
+            const float shift = now == -INFINITY ? 0 : now * scale;
+            factor[side] = exp2_fast(fmaf(best[side], scale, -shift));
+            best[side] = now;
+            float t[2] = {0, 0};
+#pragma unroll
+            for (int j = 0; j < Sums / 4; ++j)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float& x = sum[4 * j + 2 * side + i];
+                    x = exp2_fast(fmaf(x, scale, -shift));
+                    t[i] += x;
+                }
+            total[side] = fmaf(total[side], factor[side], t[0] + t[1]);
+        }
+    }
+};
+
+__device__ inline uint32_t pack(float low, float high) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&two);
+}
+
+/// A warp's 16 rows of bf16 on their way to global memory, in the swizzle of tensor maps.
+template <int Dim>
+struct __align__(1024) RowStage {
+    char box[Dim / 64][16 * kSwizzle];
+
+    /// The warp's rows times the factors of each thread's two.
+    template <int Outs>
+    __device__ void fill(const float(&out)[Outs], float factor0, float factor1) {
+        const int lane = threadIdx.x % kWarp, row = lane % 16, column = lane / 16;
+#pragma unroll
+        for (int j = 0; j < Outs / 4; j += 2)
+            store_matrices(box[j / 8] + row * kSwizzle + (((j % 8 + column) ^ (row % 8)) << 4),
+                           pack(out[4 * j] * factor0, out[4 * j + 1] * factor0),
+                           pack(out[4 * j + 2] * factor1, out[4 * j + 3] * factor1),
+                           pack(out[4 * j + 4] * factor0, out[4 * j + 5] * factor0),
+                           pack(out[4 * j + 6] * factor1, out[4 * j + 7] * factor1));
+    }
+};
+
+/// Stores one of this thread's two rows, bf16: `to` is the row's first element, 16-byte aligned.
+/// All four threads of the row take part; those with `wanted` false store nothing.
+template <int Outs>
+__device__ void store_row(const float (&out)[Outs], int side, float factor, bool wanted, void* to) {
+    const int quad = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < Outs / 4; j += 4) {
+        uint32_t word[4];  // of columns 8 (j + n) + 2 quad; becomes those of 8 (j + quad) + 2 n
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+            word[n] = pack(out[4 * (j + n) + 2 * side] * factor,
+                           out[4 * (j + n) + 2 * side + 1] * factor);
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                if (n & step) continue;
+                const bool upper = (quad & step) != 0;
+                const uint32_t got =
+                    __shfl_xor_sync(0xFFFFFFFF, upper ? word[n] : word[n + step], step);
+                word[n] = upper ? got : word[n];
+                word[n + step] = upper ? word[n + step] : got;
+            }
+        if (wanted)
+            __stcs(static_cast<uint4*>(to) + j + quad,
+                   make_uint4(word[0], word[1], word[2], word[3]));
+    }
+}
+
+}  // namespace msa::cuda::sm90

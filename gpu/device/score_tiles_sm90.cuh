@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: MIT
+// Products of fixed rows with a stream of key tiles: what index_select and block_mass share.
+//
+// One producer thread streams tiles of 128 keys through a ring in shared memory (TMA). Consumer
+// warpgroups hold their rows as register operands, one or two times 64: while the tensor cores work
+// on one half, an epilogue reduces the other. Rows are (query, head) pairs of one QueryTile, heads
+// innermost. L2 traffic: one key tile per thread block.
+#pragma once
+
+#include "gpu/device/query_tile.cuh"
+#include "gpu/device/sm90.cuh"
+#include "gpu/device/wgmma.cuh"
+
+namespace msa::cuda::sm90 {
+
+constexpr int kTileKeys = 128;
+constexpr int kHalfRows = 64;
+
+/// Rows of a thread block: Consumers warpgroups of Halves x 64. One more warpgroup produces.
+template <int Consumers, int Halves>
+struct TileRows {
+    static constexpr int kConsumers = Consumers;
+    static constexpr int kHalves = Halves;
+    static constexpr int kRows = Consumers * Halves * kHalfRows;
+    static constexpr int kThreads = (Consumers + 1) * kWarpgroup;
+    static constexpr int kBlocksPerProcessor = Consumers == 1 ? 2 : 1;
+    static constexpr int kConsumerRegisters = Consumers == 1 ? 232 : 240;
+};
+using ManyRows = TileRows<2, 2>;
+using FewRows = TileRows<1, 1>;  // two thread blocks share a processor
+
+constexpr int kSums = kHalfRows * kTileKeys / kWarpgroup;  // accumulators per thread and half
+constexpr int kSwizzle = 128;                              // bytes of a row in one box
+
+/// Keys and rows of Dim channels of Bytes bytes: 2 for bf16, 1 for e4m3.
+template <int Dim, int Bytes>
+struct ScoreShape {
+    static constexpr int kBytes = Bytes;
+    static constexpr int kRowBytes = Dim * Bytes;
+    static constexpr int kSteps = kRowBytes / 32;  // matrix instructions per half and tile
+    static constexpr int kBoxes = kRowBytes / kSwizzle;
+    static constexpr int kBoxBytes = kTileKeys * kSwizzle;
+    static constexpr int kTileBytes = kTileKeys * kRowBytes;
+};
+
+template <int Stages>
+struct Ring {
+    Barrier full[Stages], empty[Stages];  // empty: one arrival per consumer warp
+
+    /// By one thread, before a barrier of the block.
+    __device__ void init(int consumers) {
+        for (int s = 0; s < Stages; ++s) full[s].init(1), empty[s].init(4 * consumers);
+        fence_barriers();
+    }
+};
+
+/// Where a producer or consumer stands in a ring.
+template <int Stages>
+struct Cursor {
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ void advance() {
+        if (++stage == Stages) stage = 0, parity ^= 1;
+    }
+};
+
+/// The producer thread: `count` tiles of the keys from row `key` on, channels from `column` on.
+template <typename Shape, int Stages>
+__device__ void produce(const CUtensorMap* keys, int column, int64_t key, int count, char* tiles,
+                        Ring<Stages>& ring) {
+    Cursor<Stages> at;
+    for (int t = 0; t < count; ++t, at.advance()) {
+        Barrier& full = ring.full[at.stage];
+        ring.empty[at.stage].wait(at.parity ^ 1);
+        full.expect(Shape::kTileBytes);
+        for (int box = 0; box < Shape::kBoxes; ++box)
+            copy_box(tiles + at.stage * Shape::kTileBytes + box * Shape::kBoxBytes, keys,
+                     column + box * kSwizzle / Shape::kBytes, static_cast<int>(key) + t * kTileKeys,
+                     &full);
+    }
+}
+
+/// Row of the tile that this thread's accumulators of `half` start at; the others are 8 below. A
+/// warp owns 16 consecutive rows of each half.
+template <typename Rows>
+__device__ int first_row(int consumer, int half) {
+    const int thread = threadIdx.x % kWarpgroup;
+    return (Rows::kHalves * consumer + half) * kHalfRows + thread / 32 * 16 + thread % 32 / 4;
+}
+
+/// The rows of one half as register operands. Row r is (query r / heads, head r % heads), its
+/// channels at base + query * query_bytes + head * kRowBytes; rows from `rows` on are 0.
+template <typename Shape>
+struct RowOperand {
+    uint32_t word[4 * Shape::kSteps];
+
+    __device__ void load(const char* base, int64_t query_bytes, int heads, int rows, int row) {
+        const int quad = threadIdx.x % 4;
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            const int r = row + 8 * side;
+            const char* const from =
+                base + r / heads * query_bytes + r % heads * int64_t{Shape::kRowBytes} + 4 * quad;
+#pragma unroll
+            for (int s = 0; s < Shape::kSteps; ++s)
+#pragma unroll
+                for (int part = 0; part < 2; ++part)
+                    word[4 * s + 2 * part + side] =
+                        r < rows ? *reinterpret_cast<const uint32_t*>(from + 32 * s + 16 * part)
+                                 : 0;
+        }
+    }
+};
+
+/// Starts sum = rows x keys of one tile.
+template <typename Shape>
+__device__ void multiply(float (&sum)[kSums], const RowOperand<Shape>& rows, const char* tile) {
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < Shape::kSteps; ++s) {
+        const uint64_t keys =
+            swizzled_operand(tile + 32 * s / kSwizzle * Shape::kBoxBytes + 32 * s % kSwizzle);
+        if constexpr (Shape::kBytes == 2)
+            multiply_bf16(sum, rows.word + 4 * s, keys, s > 0);
+        else
+            multiply_e4m3(sum, rows.word + 4 * s, keys, s > 0);
+    }
+    wgmma_commit();
+}
+
+/// A consumer warpgroup: epilogue(half, tile, sum) for every half of every tile, tiles ascending.
+/// One product is in flight behind the first half's epilogue.
+template <typename Shape, int Stages, typename Epilogue>
+__device__ void consume(const RowOperand<Shape> (&rows)[2], int count, const char* tiles,
+                        Ring<Stages>& ring, Epilogue&& epilogue) {
+    float sum0[kSums], sum1[kSums];
+    Cursor<Stages> at;
+    for (int t = 0; t < count; ++t, at.advance()) {
+        const char* const tile = tiles + at.stage * Shape::kTileBytes;
+        ring.full[at.stage].wait(at.parity);
+        multiply(sum0, rows[0], tile);
+        multiply(sum1, rows[1], tile);
+        wgmma_wait<1>();
+        epilogue(0, t, sum0);
+        wgmma_wait<0>();
+        if (threadIdx.x % 32 == 0) ring.empty[at.stage].arrive();
+        epilogue(1, t, sum1);
+    }
+}
+template <typename Shape, int Stages, typename Epilogue>
+__device__ void consume(const RowOperand<Shape> (&rows)[1], int count, const char* tiles,
+                        Ring<Stages>& ring, Epilogue&& epilogue) {
+    float sum[kSums];
+    Cursor<Stages> at;
+    for (int t = 0; t < count; ++t, at.advance()) {
+        ring.full[at.stage].wait(at.parity);
+        multiply(sum, rows[0], tiles + at.stage * Shape::kTileBytes);
+        wgmma_wait<0>();
+        if (threadIdx.x % 32 == 0) ring.empty[at.stage].arrive();
+        epilogue(0, t, sum);
+    }
+}
+
+/// Largest of the first or second row of this thread's accumulators in columns [8 First, 8 Last),
+/// over the four threads that share it. NaN wins.
+__device__ inline float max_nan(float a, float b) {
+    float m;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+    return m;
+}
+template <int First, int Last>
+__device__ float row_max(const float (&sum)[kSums], int side) {
+    float m[2] = {sum[4 * First + 2 * side], sum[4 * First + 2 * side + 1]};
+#pragma unroll
+    for (int j = First + 1; j < Last; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) m[i] = max_nan(m[i], sum[4 * j + 2 * side + i]);
+    float best = max_nan(m[0], m[1]);
+    best = max_nan(best, __shfl_xor_sync(0xFFFFFFFF, best, 1));
+    return max_nan(best, __shfl_xor_sync(0xFFFFFFFF, best, 2));
+}
+
+/// Per-warp buffer of 32 values for each of the tile's rows, written by accumulator layout and read
+/// by row. Columns are swizzled against bank conflicts.
+template <typename Rows>
+struct RowBuffer {
+    float value[Rows::kRows][32];
+    __device__ float& at(int row, int column) { return value[row][column ^ (row & 31)]; }
+};
+
+}  // namespace msa::cuda::sm90

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+// Hopper's instructions by name: barriers in shared memory, bulk tensor copies, warpgroup matrix
+// products. Source: PTX ISA 8.0 and later, sections mbarrier, cp.async.bulk.tensor, wgmma.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace msa::cuda::sm90 {
+
+constexpr int kWarpgroup = 128;
+
+__device__ inline uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// A barrier that counts arrivals and bytes; its phase flips when both are complete.
+struct Barrier {
+    uint64_t word;
+
+    __device__ void init(uint32_t arrivals) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)),
+                     "r"(arrivals));
+    }
+    __device__ void arrive() {
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this))
+                     : "memory");
+    }
+    __device__ void expect(uint32_t bytes) {
+        asm volatile(
+            "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+            "r"(bytes)
+            : "memory");
+    }
+    /// Returns once the phase of this parity is complete.
+    __device__ void wait(uint32_t parity) {
+        asm volatile(
+            "{\n"
+            ".reg .pred done;\n"
+            "again:\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+            "@!done bra again;\n"
+            "}\n" ::"r"(shared_address(this)),
+            "r"(parity)
+            : "memory");
+    }
+};
+
+/// Makes initialised barriers visible to the copy engine.
+__device__ inline void fence_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+/// Ordinary writes to shared memory before it, matrix products and bulk copies after it.
+__device__ inline void fence_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// Starts fetching a tensor map that lies in kernel parameters.
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// Box of a 2-d tensor map at (column, row) to shared memory; rows out of bounds become 0.
+__device__ inline void copy_box(void* to, const CUtensorMap* map, int column, int row,
+                                Barrier* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row)
+        : "memory");
+}
+
+/// How long L2 should keep what a bulk copy reads.
+enum class Keep : uint64_t { normal = 0x1000000000000000, longest = 0x14F0000000000000 };
+
+/// The same of a 3-d tensor map at (column, row, plane).
+__device__ inline void copy_box(void* to, const CUtensorMap* map, int column, int row, int plane,
+                                Barrier* barrier, Keep keep = Keep::normal) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(plane),
+        "l"(static_cast<uint64_t>(keep))
+        : "memory");
+}
+
+/// Box in shared memory to a 2-d tensor map, in the thread's open group of stores.
+__device__ inline void store_box(const CUtensorMap* map, int column, int row, const void* from) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+            map),
+        "r"(shared_address(from)), "r"(column), "r"(row)
+        : "memory");
+}
+__device__ inline void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Waits until the thread's stores have read their shared memory.
+__device__ inline void store_wait() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/// Four 8 x 8 matrices of two-byte elements; lane l holds two elements of row l / 4 of each, and
+/// gives the address of row l % 8 of matrix l / 8.
+__device__ inline void store_matrices(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     shared_address(row)),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+template <int Registers>
+__device__ inline void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+template <int Registers>
+__device__ inline void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+/// Barrier of `threads` threads of the block, `id` from 1 to 15.
+__device__ inline void sync_threads(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Matrix products of a warpgroup: sum [64, N] += A [64, K] B [K, N], K = 16 for bf16.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int Pending>
+__device__ inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+/// Operand in shared memory: rows of 128 bytes in the 128-byte swizzle, groups of 8 rows 1024 bytes
+/// apart, aligned to 1024 bytes; steps of 32 bytes along a row are allowed. Where the rows run
+/// along K (transposed), boxes of 64 channels lie `box_bytes` apart.
+__device__ inline uint64_t swizzled_operand(const void* tile, uint32_t box_bytes = 16) {
+    return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) | (uint64_t{box_bytes >> 4} << 16) |
+           ((shared_address(tile) & 0x3FFFF) >> 4);
+}
+
+}  // namespace msa::cuda::sm90

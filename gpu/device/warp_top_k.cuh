@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+// The best 32 of a stream of (score, block) candidates, held by one warp in registers.
+#pragma once
+
+#include <cstdint>
+
+namespace msa::cuda {
+
+constexpr int kWarp = 32;
+constexpr uint32_t kAllLanes = 0xFFFFFFFF;
+
+/// A candidate as one number: higher is better, equal scores go to the lower block. 0 is no
+/// candidate, which is what -inf and NaN give; -0 equals +0.
+__device__ inline uint64_t candidate_key(float score, int32_t block) {
+    if (!(score > -INFINITY)) return 0;
+    const auto bits = static_cast<int32_t>(__float_as_int(score + 0.0F));
+    const auto ordered = static_cast<uint32_t>(bits < 0 ? ~bits : bits | INT32_MIN);
+    return (uint64_t{ordered} << 32) | static_cast<uint32_t>(~block);
+}
+__device__ inline int32_t block_of(uint64_t key) {
+    return static_cast<int32_t>(~static_cast<uint32_t>(key));
+}
+
+/// Puts one value per lane in descending order over the warp (bitonic network). With `Merge`, the
+/// values already rise and then fall, or fall and then rise.
+template <bool Merge = false, typename Key>
+__device__ inline Key sort_descending(Key mine) {
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int run = Merge ? kWarp : 2; run <= kWarp; run *= 2) {
+#pragma unroll
+        for (int step = run / 2; step > 0; step /= 2) {
+            const Key other = __shfl_xor_sync(kAllLanes, mine, step);
+            const bool keep_larger = ((lane & step) == 0) == ((lane & run) == 0 || run == kWarp);
+            mine = (mine > other) == keep_larger ? mine : other;
+        }
+    }
+    return mine;
+}
+
+/// Lane i holds the i-th best key so far.
+struct WarpTopK {
+    uint64_t key = 0;
+
+    /// Key that a candidate must exceed to be among the best k.
+    __device__ uint64_t threshold(int k) const { return __shfl_sync(kAllLanes, key, k - 1); }
+
+    /// Offers one candidate per lane; `wanted` has the bits of the lanes that hold one.
+    __device__ void offer(uint64_t candidate, uint32_t wanted) {
+        constexpr int kSortPays = 10;
+        if (__popc(wanted) > kSortPays) {
+            const int lane = threadIdx.x % kWarp;
+            const uint64_t sorted = sort_descending((wanted >> lane) & 1 ? candidate : 0);
+            if (__ballot_sync(kAllLanes, key != 0) == 0) {
+                key = sorted;
+                return;
+            }
+            const uint64_t reversed = __shfl_sync(kAllLanes, sorted, kWarp - 1 - lane);
+            key = sort_descending<true>(key > reversed ? key : reversed);
+            return;
+        }
+        for (; wanted != 0; wanted &= wanted - 1)
+            insert(__shfl_sync(kAllLanes, candidate, __ffs(wanted) - 1));
+    }
+
+    __device__ void insert(uint64_t candidate) {
+        const uint64_t above = __shfl_up_sync(kAllLanes, key, 1);
+        if (key >= candidate) return;
+        key = threadIdx.x % kWarp == 0 || above >= candidate ? candidate : above;
+    }
+};
+
+/// Writes the ids of one row: the best `kept` blocks of the list and the forced ones, ascending,
+/// padded with -1 to k <= 32.
+__device__ inline void write_ids(const WarpTopK& list, int k, int visible, int forced_first,
+                                 int forced_local, int32_t* ids) {
+    const int lane = threadIdx.x % kWarp;
+    const int first = min(forced_first, visible);
+    const int local = min(forced_local, visible - first);
+    const int kept = min(k - first - local, __popc(__ballot_sync(kAllLanes, list.key != 0)));
+    // Lanes: the list, then the oldest forced, then the newest.
+    int32_t id = block_of(list.key);
+    if (lane >= kept) id = lane - kept;
+    if (lane >= kept + first) id = visible - local + (lane - kept - first);
+    if (lane >= kept + first + local) id = INT32_MAX;
+    id = -sort_descending(-id);
+    if (lane < k) ids[lane] = id == INT32_MAX ? -1 : id;
+}
+
+}  // namespace msa::cuda

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// block_mass (P_b) with one product Q K^T: per head the log of each block's sum of exponentials,
+// then probabilities from these alone.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "gpu/device/query_tile.cuh"
+
+namespace msa::cuda {
+
+struct BlockMassArgs {
+    const void* q;           // [Nq, Hq, dh] bf16
+    CUtensorMap k;           // [Nk, Hkv * dh], boxes of 128 keys x 128 bytes
+    int head_dim;            // 64 or 128
+    const QueryTile* tiles;  // of at most 256 / G queries each, the most work first
+    int tile_count;
+    const KeyRange* visible;                      // [Nq]
+    int64_t first_query;                          // row 0 of the workspace and the outputs
+    int64_t queries;                              // rows of them
+    int query_heads, groups, blocks, block_size;  // Hq, Hkv, B, Bk (64 or 128)
+    float scale;                                  // on q . k, above 0
+    float* block_lse;                             // workspace [queries, Hq, B], base 2
+    float* mass;                                  // [queries, Hkv, B]
+};
+
+cudaError_t launch_block_mass_sm90(const BlockMassArgs&, cudaStream_t);
+
+}  // namespace msa::cuda

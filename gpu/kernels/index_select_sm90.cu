@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT
+// Every 32 blocks, each warp merges the block maxima of its rows into lists of the best k, which
+// stay in shared memory. The local block needs no score, so every scored block is wholly visible
+// and nothing is masked.
+#include "gpu/device/score_tiles_sm90.cuh"
+#include "gpu/device/warp_top_k.cuh"
+#include "gpu/kernels/index_select_sm90.h"
+
+namespace msa::cuda {
+namespace {
+
+using namespace sm90;
+static_assert(kIndexTileRows == ManyRows::kRows && kIndexFewRows == FewRows::kRows);
+
+template <typename Shape, typename Rows, int Kept>
+struct Shared {
+    static constexpr int kRingBytes = Rows::kConsumers == 2 ? 131072 : Kept <= 16 ? 98304 : 65536;
+    static constexpr int kStages = kRingBytes / Shape::kTileBytes;
+    char tiles[kStages][Shape::kTileBytes];
+    RowBuffer<Rows> scores;
+    uint64_t list[Rows::kRows][Kept];  // best first
+    int limit[Rows::kRows];            // candidates are blocks [forced_first, limit)
+    int kept[Rows::kRows];             // places for them
+    Ring<kStages> ring;
+};
+
+/// Blocks with a visible token, and places that the forced ones leave.
+struct RowRule {
+    int visible, limit, kept;
+    __device__ RowRule(const DeviceRule& rule, int seen, int block_size) {
+        visible = (seen + block_size - 1) / block_size;
+        limit = visible - rule.forced_local;
+        const int first = min(rule.forced_first, visible);
+        kept = rule.top_k - first - min(rule.forced_local, visible - first);
+    }
+};
+
+/// Merges columns [0, count) of the buffer, blocks from `block` on, into the warp's row.
+template <typename S>
+__device__ void merge_row(S& shared, const DeviceRule& rule, float scale, int row, int block,
+                          int count) {
+    constexpr int kKept = sizeof(shared.list[0]) / sizeof(uint64_t);
+    const int lane = threadIdx.x % kWarp, id = block + lane;
+    WarpTopK list{lane < kKept ? shared.list[row][lane] : 0};
+    const bool candidate = lane < count && id >= rule.forced_first && id < shared.limit[row];
+    const uint64_t key = candidate ? candidate_key(scale * shared.scores.at(row, lane), id) : 0;
+    const int kept = shared.kept[row];
+    const uint32_t wanted = __ballot_sync(kAllLanes, kept > 0 && key > list.threshold(kept));
+    if (wanted == 0) return;
+    list.offer(key, wanted);
+    if (lane < kKept) shared.list[row][lane] = list.key;
+}
+
+template <typename Shape, typename Rows, int BlockSize, int Kept>
+__global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
+    index_select(const __grid_constant__ IndexSelectArgs args) {
+    extern __shared__ __align__(1024) char memory[];
+    auto& shared = *reinterpret_cast<Shared<Shape, Rows, Kept>*>(memory);
+    constexpr int kBlocksPerTile = kTileKeys / BlockSize;
+    constexpr int kTilesPerMerge = 32 / kBlocksPerTile;
+
+    const QueryTile tile = args.tiles[blockIdx.x];
+    const int rows = tile.queries * args.groups;
+    const int blocks = (tile.most_visible + BlockSize - 1) / BlockSize - args.rule.forced_local;
+    const int all_tiles = max(0, (blocks + kBlocksPerTile - 1) / kBlocksPerTile);
+    const int per_split = (all_tiles + args.splits - 1) / args.splits;
+    const int first_tile = min(static_cast<int>(blockIdx.y) * per_split, all_tiles);
+    const int count = min(per_split, all_tiles - first_tile);
+
+    if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
+    for (int row = threadIdx.x; row < Rows::kRows; row += Rows::kThreads) {
+        const RowRule own(args.rule,
+                          row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
+                          BlockSize);
+        shared.limit[row] = own.limit;
+        shared.kept[row] = own.kept;
+        for (int i = 0; i < Kept; ++i) shared.list[row][i] = 0;
+    }
+    __syncthreads();
+
+    const int warpgroup = threadIdx.x / kWarpgroup;
+    if (warpgroup == Rows::kConsumers) {
+        fewer_registers<24>();
+        if (threadIdx.x % kWarpgroup == 0)
+            produce<Shape>(&args.index_k, 0, tile.key + int64_t{first_tile} * kTileKeys, count,
+                           shared.tiles[0], shared.ring);
+        return;
+    }
+    more_registers<Rows::kConsumerRegisters>();
+    RowOperand<Shape> operand[Rows::kHalves];
+    const int64_t query_bytes = int64_t{args.groups} * Shape::kRowBytes;
+    for (int half = 0; half < Rows::kHalves; ++half)
+        operand[half].load(static_cast<const char*>(args.index_q) + tile.query * query_bytes,
+                           query_bytes, args.groups, rows, first_row<Rows>(warpgroup, half));
+
+    const int lane = threadIdx.x % kWarp;
+    const int warp_row = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
+    auto merge = [&](int half, int t) {  // the tiles of the current round up to t
+        const int in_round = t % kTilesPerMerge;
+        __syncwarp();
+        const int first = warp_row + half * kHalfRows;
+        for (int row = first; row < min(first + 16, rows); ++row)
+            merge_row(shared, args.rule, args.scale, row,
+                      (first_tile + t - in_round) * kBlocksPerTile,
+                      (in_round + 1) * kBlocksPerTile);
+        __syncwarp();
+    };
+    consume(operand, count, shared.tiles[0], shared.ring,
+            [&](int half, int t, const float(&sum)[kSums]) {
+                const int column = t % kTilesPerMerge * kBlocksPerTile;
+#pragma unroll
+                for (int side = 0; side < 2; ++side) {
+                    float best[kBlocksPerTile];
+                    best[0] = row_max<0, BlockSize / 8>(sum, side);
+                    if constexpr (kBlocksPerTile == 2)
+                        best[1] = row_max<BlockSize / 8, 2 * BlockSize / 8>(sum, side);
+#pragma unroll
+                    for (int b = 0; b < kBlocksPerTile; ++b)
+                        if (lane % 4 == side)
+                            shared.scores.at(warp_row + half * kHalfRows + lane / 4 + 8 * side,
+                                             column + b) = best[b];
+                }
+                if (t % kTilesPerMerge == kTilesPerMerge - 1 || t == count - 1) merge(half, t);
+            });
+
+    __syncwarp();
+    for (int half = 0; half < Rows::kHalves; ++half) {
+        for (int i = 0; i < 16; ++i) {
+            const int row = warp_row + half * kHalfRows + i;
+            if (row >= rows) break;
+            const int64_t out_row = tile.query * args.groups + row;
+            const WarpTopK list{lane < Kept ? shared.list[row][lane] : 0};
+            if (args.splits > 1) {
+                if (lane < Kept)
+                    args.partial[(out_row * args.splits + blockIdx.y) * Kept + lane] = list.key;
+                continue;
+            }
+            const int visible = shared.limit[row] + args.rule.forced_local;
+            write_ids(list, args.rule.top_k, visible, args.rule.forced_first,
+                      args.rule.forced_local, args.ids + out_row * args.rule.top_k);
+        }
+    }
+}
+
+/// Merges the lists of the splits: a thread block per row, a part of the keys per warp.
+constexpr int kMergeWarps = 8;
+template <int Kept>
+__global__ void __launch_bounds__(kMergeWarps* kWarp)
+    merge_splits(const __grid_constant__ IndexSelectArgs args) {
+    __shared__ uint64_t best[kMergeWarps][kWarp];
+    const int64_t row = blockIdx.x;
+    const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
+    const uint64_t* const keys = args.partial + row * args.splits * Kept;
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
+    WarpTopK list;
+    auto merge = [&](const uint64_t* from, int count, int first, int step) {
+        constexpr int kAhead = 4;  // loads in flight
+        for (int i = first; i < count && own.kept > 0; i += kAhead * step) {
+            uint64_t key[kAhead];
+#pragma unroll
+            for (int n = 0; n < kAhead; ++n) {
+                const int at = i + n * step + lane;
+                key[n] = at < count ? from[at] : 0;
+            }
+#pragma unroll
+            for (int n = 0; n < kAhead; ++n)
+                list.offer(key[n], __ballot_sync(kAllLanes, key[n] > list.threshold(own.kept)));
+        }
+    };
+    merge(keys, args.splits * Kept, warp * kWarp, kMergeWarps * kWarp);
+    best[warp][lane] = list.key;
+    __syncthreads();
+    if (warp != 0) return;
+    merge(best[0], kMergeWarps * kWarp, kWarp, kWarp);
+    write_ids(list, args.rule.top_k, own.visible, args.rule.forced_first, args.rule.forced_local,
+              args.ids + row * args.rule.top_k);
+}
+
+template <typename Shape, typename Rows, int BlockSize, int Kept>
+cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
+    constexpr int kBytes = sizeof(Shared<Shape, Rows, Kept>);
+    auto* const kernel = index_select<Shape, Rows, BlockSize, Kept>;
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    if (error != cudaSuccess) return error;
+    const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
+    kernel<<<grid, Rows::kThreads, kBytes, stream>>>(args);
+    if (args.splits > 1)
+        merge_splits<Kept>
+            <<<static_cast<unsigned>(args.queries * args.groups), kMergeWarps * kWarp, 0, stream>>>(
+                args);
+    return cudaGetLastError();
+}
+
+template <typename Shape, typename Rows>
+cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream) {
+    if (args.block_size == 64)
+        return args.rule.top_k <= 16 ? launch<Shape, Rows, 64, 16>(args, stream)
+                                     : launch<Shape, Rows, 64, 32>(args, stream);
+    return args.rule.top_k <= 16 ? launch<Shape, Rows, 128, 16>(args, stream)
+                                 : launch<Shape, Rows, 128, 32>(args, stream);
+}
+
+template <typename Shape>
+cudaError_t launch_shape(const IndexSelectArgs& args, cudaStream_t stream) {
+    return args.few ? launch_rows<Shape, FewRows>(args, stream)
+                    : launch_rows<Shape, ManyRows>(args, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_index_select_sm90(const IndexSelectArgs& args, cudaStream_t stream) {
+    if (args.element_bytes == 1) return launch_shape<ScoreShape<128, 1>>(args, stream);
+    if (args.index_dim == 64) return launch_shape<ScoreShape<64, 2>>(args, stream);
+    return launch_shape<ScoreShape<128, 2>>(args, stream);
+}
+
+}  // namespace msa::cuda

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+// index_select fused (eq:msa-index-score, eq:msa-topk): scores never leave the chip.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "gpu/device/query_tile.cuh"
+
+namespace msa::cuda {
+
+constexpr int kIndexTileRows = 256;  // (query, head) rows of a tile
+constexpr int kIndexTileKeys = 128;
+constexpr int kIndexFewRows = 64;  // where few queries share their keys: decode
+
+struct IndexSelectArgs {
+    const void* index_q;     // [Nq, Hkv, didx]
+    CUtensorMap index_k;     // [Nk, didx], boxes of 128 keys x 128 bytes
+    int element_bytes;       // 2: bf16, 1: e4m3
+    int index_dim;           // 64 or 128; e4m3: 128
+    const QueryTile* tiles;  // the most work first
+    int tile_count;
+    bool few;  // at most kIndexFewRows / Hkv queries a tile, else kIndexTileRows / Hkv
+    const KeyRange* visible;  // [Nq]
+    int64_t queries;          // Nq
+    int groups;               // Hkv
+    int block_size;           // 64 or 128
+    float scale;              // above 0
+    DeviceRule rule;          // top_k <= 32
+    int splits;               // parts of the key axis, so that few queries fill the chip
+    uint64_t* partial;        // [Nq, Hkv, splits, 16 or 32], where splits > 1
+    int32_t* ids;             // [Nq, Hkv, k]
+};
+
+cudaError_t launch_index_select_sm90(const IndexSelectArgs&, cudaStream_t);
+
+}  // namespace msa::cuda

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+#include "gpu/tensor_map.h"
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <vector>
+
+#include "core/error.h"
+#include "gpu/runtime.h"
+
+namespace msa::cuda {
+namespace {
+
+constexpr int64_t kBoxBytes = 128;
+
+/// The driver's encoder, asked for at run time so that nothing links to the driver.
+auto encoder() {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    constexpr unsigned kSince = 12000;  // CUDA version
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kSince,
+                                           cudaEnableDefault, &result),
+          "asking the driver for tensor maps");
+    if (found == nullptr) throw SystemError("cuda: the driver has no tensor maps");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+}
+
+/// Extents and boxes fastest axis first.
+CUtensorMap encode(const void* data, Element element, const std::vector<int64_t>& extents,
+                   const std::vector<int64_t>& box) {
+    static const auto encode_tiled = encoder();
+    MSA_CHECK(element == Element::bf16 || element == Element::e4m3);
+    const size_t rank = extents.size();
+    std::array<cuuint64_t, 3> sizes{}, strides{};
+    std::array<cuuint32_t, 3> boxes{}, steps{1, 1, 1};
+    int64_t bytes = element_bytes(element);
+    for (size_t axis = 0; axis < rank; ++axis) {
+        sizes[axis] = static_cast<cuuint64_t>(extents[axis]);
+        boxes[axis] = static_cast<cuuint32_t>(box[axis]);
+        bytes *= extents[axis];
+        strides[axis] = static_cast<cuuint64_t>(bytes);  // of the next axis
+    }
+    CUtensorMap map{};
+    const CUresult status = encode_tiled(
+        &map,
+        element == Element::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        static_cast<cuuint32_t>(rank), const_cast<void*>(data), sizes.data(), strides.data(),
+        boxes.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (status != CUDA_SUCCESS)
+        throw SystemError(text("cuda: encoding a tensor map failed with code ", int(status)));
+    return map;
+}
+
+}  // namespace
+
+CUtensorMap tensor_map(const void* data, Element element, int64_t rows, int64_t columns,
+                       int64_t box_rows) {
+    return encode(data, element, {columns, rows}, {kBoxBytes / element_bytes(element), box_rows});
+}
+
+CUtensorMap tensor_map(const void* data, Element element, int64_t planes, int64_t rows,
+                       int64_t columns, int64_t box_planes, int64_t box_rows) {
+    return encode(data, element, {columns, rows, planes},
+                  {kBoxBytes / element_bytes(element), box_rows, box_planes});
+}
+
+}  // namespace msa::cuda

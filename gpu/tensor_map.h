@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+// Tensor maps: how the copy engine of compute capability 9.0 sees an operand.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "core/tensor.h"
+
+namespace msa::cuda {
+
+/// Rows of `columns` elements, in boxes of `box_rows` x 128 bytes with the 128-byte swizzle. Reads
+/// out of bounds give 0.
+CUtensorMap tensor_map(const void* data, Element, int64_t rows, int64_t columns, int64_t box_rows);
+/// Planes of such rows, in boxes of `box_planes` x `box_rows` x 128 bytes.
+CUtensorMap tensor_map(const void* data, Element, int64_t planes, int64_t rows, int64_t columns,
+                       int64_t box_planes, int64_t box_rows);
+
+}  // namespace msa::cuda

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: MIT
+// The host side of the tuned kernels: whether they fit, tiles, tensor maps, scratch memory, pieces.
+#include <algorithm>
+#include <vector>
+
+#include "gpu/kernels/block_mass_sm90.h"
+#include "gpu/kernels/index_select_sm90.h"
+#include "gpu/kernels/select_blocks_sm90.h"
+#include "gpu/kernels/sparse_attention_sm90.h"
+#include "gpu/tensor_map.h"
+#include "gpu/tuned_sm90.h"
+
+namespace msa::cuda {
+namespace {
+
+constexpr int64_t kMostSelected = 32;  // a list is one value per lane
+
+bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+bool is_tuned_width(int64_t width) { return width == 64 || width == 128; }
+bool is_power_of_two(int64_t x) { return x > 0 && (x & (x - 1)) == 0; }
+int narrow(int64_t x) { return static_cast<int>(x); }
+
+template <typename View>
+bool is_tuned_operand(const View& view) {
+    return view.element() == Element::bf16 && is_aligned(view.data());
+}
+
+/// Multiprocessors of the current device.
+int processors() {
+    int device = 0, count = 0;
+    check(cudaGetDevice(&device), "asking for the device");
+    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+          "asking for the multiprocessors");
+    return count;
+}
+
+/// Tiles of at most `rows` queries, none across sequences, in order.
+std::vector<QueryTile> make_tiles(const Call& call, int64_t rows) {
+    const Problem& p = call.problem;
+    const std::vector<int64_t> first_block = block_starts(p);
+    std::vector<QueryTile> tiles;
+    size_t sequence = 0;
+    for (const QueryRange& range : query_tiles(p, rows)) {
+        while (p.cu_seqlens_q[sequence + 1] <= range.begin) ++sequence;
+        tiles.push_back({range.begin, p.cu_seqlens_k[sequence], narrow(range.end - range.begin),
+                         narrow(call.visible_host[range.end - 1].count),
+                         narrow(first_block[sequence])});
+    }
+    return tiles;
+}
+
+/// The longest first, so that the last to start are short.
+void longest_first(std::vector<QueryTile>& tiles) {
+    std::stable_sort(tiles.begin(), tiles.end(), [](const QueryTile& a, const QueryTile& b) {
+        return a.most_visible > b.most_visible;
+    });
+}
+
+__device__ bool has_not_finite(uint4 eight) {
+    constexpr uint32_t kExponent = 0x7F80;
+    const uint32_t words[] = {eight.x, eight.y, eight.z, eight.w};
+    bool found = false;
+    for (const uint32_t word : words)
+        found |= (word & kExponent) == kExponent || (word >> 16 & kExponent) == kExponent;
+    return found;
+}
+
+/// All values, 8 per element of `values`.
+__global__ void look_at_all(const uint4* values, int64_t count, int* found) {
+    const int64_t step = int64_t{gridDim.x} * blockDim.x;
+    bool bad = false;
+    for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step)
+        bad |= has_not_finite(__ldcs(values + i));
+    if (bad) *found = 1;
+}
+
+/// The values [Nk, Hkv, width] of the selected blocks, a thread block per id; `row` is the length
+/// of Hkv * dh values.
+__global__ void look_at_selected(const uint4* values, int64_t keys, int row, int block_size,
+                                 const int32_t* ids, int per_query, const KeyRange* visible,
+                                 int* found) {
+    const int32_t id = ids[blockIdx.x];
+    if (id == kNoBlock) return;
+    const int64_t first = visible[blockIdx.x / per_query].first + int64_t{id} * block_size;
+    const int64_t count = min(int64_t{block_size}, keys - first) * row;
+    bool bad = false;
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
+        bad |= has_not_finite(values[first * row + i]);
+    if (bad) *found = 1;
+}
+
+/// Are the values that the tiles of these ids take in, bf16, finite? Looks at all values or, where
+/// that is less, at the selected blocks. Waits for the device.
+bool finite_values(const Call& call, In<3> values, View<const int32_t, 3> ids) {
+    constexpr int kBlocks = 2048, kThreads = 256, kPerLoad = 8;
+    const Problem& p = call.problem;
+    auto found = call.scratch<int32_t, 1>({1});
+    check(cudaMemsetAsync(found.data(), 0, sizeof(int32_t), call.stream()), "clearing memory");
+    const auto* const data = static_cast<const uint4*>(values.data());
+    const int64_t row = p.kv_heads * p.head_dim / kPerLoad;
+    if (ids.size() * p.block_size < p.keys())
+        look_at_selected<<<static_cast<unsigned>(ids.size()), kThreads, 0, call.stream()>>>(
+            data, p.keys(), narrow(row), narrow(p.block_size), ids.data(),
+            narrow(p.kv_heads * ids.extent(2)), call.visible, found.data());
+    else
+        look_at_all<<<kBlocks, kThreads, 0, call.stream()>>>(data, p.keys() * row, found.data());
+    check_launch("finite_values");
+    int32_t answer = 0;
+    check(cudaMemcpyAsync(&answer, found.data(), sizeof answer, cudaMemcpyDeviceToHost,
+                          call.stream()),
+          "copying");
+    check(cudaStreamSynchronize(call.stream()), "looking for values that are not finite");
+    return answer == 0;
+}
+
+}  // namespace
+
+bool select_blocks_sm90(const Call& call, const SelectionRule& rule, View<const float, 3> scores,
+                        View<int32_t, 3> ids) {
+    const Problem& p = call.problem;
+    if (rule.top_k > kMostSelected) return false;
+    if (ids.size() == 0) return true;
+    launch_select_blocks_sm90(
+        {scores.data(), call.visible, p.queries() * p.kv_heads, narrow(p.kv_heads),
+         narrow(p.blocks()), narrow(p.block_size), DeviceRule(rule), ids.data()},
+        call.stream());
+    check_launch("select_blocks_sm90");
+    return true;
+}
+
+bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
+                       View<int32_t, 3> ids) {
+    const Problem& p = call.problem;
+    if (!is_tuned_operand(in.index_q) || !is_tuned_operand(in.index_k) ||
+        !is_tuned_width(p.index_dim) || !is_tuned_width(p.block_size) ||
+        rule.top_k > kMostSelected || p.kv_heads > kIndexFewRows || p.score_scale() <= 0)
+        return false;
+    if (ids.size() == 0 || p.keys() == 0) return ids.size() == 0;
+
+    int64_t longest = 0;  // queries of one sequence
+    for (size_t s = 0; s + 1 < p.cu_seqlens_q.size(); ++s)
+        longest = std::max(longest, p.cu_seqlens_q[s + 1] - p.cu_seqlens_q[s]);
+    const bool few = longest * p.kv_heads <= kIndexFewRows;
+    std::vector<QueryTile> tiles =
+        make_tiles(call, (few ? kIndexFewRows : kIndexTileRows) / p.kv_heads);
+    longest_first(tiles);
+    // Enough thread blocks to fill the chip, of at least a few tiles of keys each.
+    constexpr int64_t kLeastKeys = 2048;
+    const int64_t wanted = few ? 2 * processors() : processors();
+    const auto splits =
+        std::clamp<int64_t>(std::min(ceil_div(wanted, static_cast<int64_t>(tiles.size())),
+                                     ceil_div(tiles.front().most_visible, kLeastKeys)),
+                            1, 2 * wanted);
+    const auto on_device = call.upload(tiles);
+    const auto partial = call.scratch<int64_t, 1>(
+        {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * kMostSelected : 0});
+    const IndexSelectArgs args{
+        in.index_q.data(),
+        tensor_map(in.index_k.data(), Element::bf16, p.keys(), p.index_dim, kIndexTileKeys),
+        narrow(element_bytes(Element::bf16)),
+        narrow(p.index_dim),
+        on_device.data(),
+        narrow(on_device.size()),
+        few,
+        call.visible,
+        p.queries(),
+        narrow(p.kv_heads),
+        narrow(p.block_size),
+        static_cast<float>(p.score_scale()),
+        DeviceRule(rule),
+        narrow(splits),
+        reinterpret_cast<uint64_t*>(const_cast<int64_t*>(partial.data())),
+        ids.data()};
+    check(launch_index_select_sm90(args, call.stream()), "index_select_sm90");
+    return true;
+}
+
+bool block_mass_sm90(const Call& call, In<3> q, In<3> k, const BlockMassOutput& to) {
+    const Problem& p = call.problem;
+    if (!is_tuned_operand(q) || !is_tuned_operand(k) || !is_tuned_width(p.head_dim) ||
+        !is_tuned_width(p.block_size) || p.group_size() > kIndexTileRows || to.max_logit ||
+        p.main_scale() <= 0)
+        return false;
+    if (to.mass.size() == 0) return true;
+
+    const int64_t tile_queries = kIndexTileRows / p.group_size();
+    std::vector<QueryTile> tiles = make_tiles(call, tile_queries);
+    const auto on_device_tiles = [&](size_t begin, size_t end) {
+        std::vector<QueryTile> piece(tiles.begin() + static_cast<int64_t>(begin),
+                                     tiles.begin() + static_cast<int64_t>(end));
+        longest_first(piece);
+        return call.upload(piece);
+    };
+    // Scratch memory of about half a gigabyte, whole waves of thread blocks.
+    constexpr int64_t kScratchFloats = int64_t{1} << 27;
+    const int64_t fitting = kScratchFloats / (p.query_heads * p.blocks() * tile_queries);
+    const int64_t waves = std::max<int64_t>(1, fitting * p.kv_heads / processors());
+    const auto step = static_cast<size_t>(std::max<int64_t>(1, waves * processors() / p.kv_heads));
+    const CUtensorMap k_map =
+        tensor_map(k.data(), Element::bf16, p.keys(), p.kv_heads * p.head_dim, kIndexTileKeys);
+    const int64_t most = std::min(static_cast<int64_t>(step) * tile_queries, p.queries());
+    const auto block_lse = call.scratch<float, 1>({most * p.query_heads * p.blocks()});
+    for (size_t begin = 0; begin < tiles.size(); begin += step) {
+        const size_t end = std::min(begin + step, tiles.size());
+        const auto piece = on_device_tiles(begin, end);
+        const int64_t first = tiles[begin].query;
+        const int64_t queries = tiles[end - 1].query + tiles[end - 1].queries - first;
+        const BlockMassArgs args{q.data(),
+                                 k_map,
+                                 narrow(p.head_dim),
+                                 piece.data(),
+                                 narrow(piece.size()),
+                                 call.visible,
+                                 first,
+                                 queries,
+                                 narrow(p.query_heads),
+                                 narrow(p.kv_heads),
+                                 narrow(p.blocks()),
+                                 narrow(p.block_size),
+                                 static_cast<float>(p.main_scale()),
+                                 const_cast<float*>(block_lse.data()),
+                                 to.mass[first].data()};
+        check(launch_block_mass_sm90(args, call.stream()), "block_mass_sm90");
+    }
+    return true;
+}
+
+namespace {
+
+/// Blocks that this many of a tile's queries share are walked as a union: about where a masked
+/// step of 128 rows costs as much as the slots it saves. Measured for G = 16: 2 to 4 of 8 alike.
+int least_sharing(LoopOrder order, int64_t tile_queries) {
+    switch (order) {
+        case LoopOrder::q_outer: return 1;
+        case LoopOrder::kv_outer: return narrow(tile_queries + 1);
+        case LoopOrder::automatic: break;
+    }
+    return narrow(std::max<int64_t>(2, 3 * tile_queries / 8));
+}
+
+/// Scratch memory of a chunk of queries, kept until its kernels are queued.
+struct Workspace {
+    Tensor<UnionBlock, 1> blocks;
+    Tensor<int32_t, 1> block_counts, use_counts, use_ends, item_count;
+    Tensor<BlockUse, 1> uses;
+    Tensor<KeyBlockItem, 1> items;
+    Tensor<IdSplit, 1> splits;
+    Tensor<char, 1> partial_out;
+    Tensor<float, 1> partial_lse;
+
+    Workspace(const Call& call, int64_t tiles, int64_t queries, int64_t top_k, bool slots) {
+        const Problem& p = call.problem;
+        const int64_t per_tile = kSparseTileRows / p.group_size();
+        const int64_t lists = p.kv_heads * block_starts(p).back();
+        const int64_t uses_at_most = slots ? queries * p.kv_heads * top_k : 0;
+        blocks = call.scratch<UnionBlock, 1>({tiles * p.kv_heads * top_k * per_tile});
+        block_counts = call.scratch<int32_t, 1>({tiles * p.kv_heads});
+        use_counts = call.scratch<int32_t, 1>({lists});
+        use_ends = call.scratch<int32_t, 1>({lists});
+        item_count = call.scratch<int32_t, 1>({1});
+        uses = call.scratch<BlockUse, 1>({uses_at_most});
+        items = call.scratch<KeyBlockItem, 1>(
+            {slots ? lists + uses_at_most / (kSparseItemTiles * per_tile) : 0});
+        splits = call.scratch<IdSplit, 1>({queries * p.kv_heads});
+        partial_out = call.scratch<char, 1>(
+            {uses_at_most * p.group_size() * p.head_dim * element_bytes(Element::bf16)});
+        partial_lse = call.scratch<float, 1>({uses_at_most * p.group_size()});
+    }
+    SparseWorkspace view() {
+        return {blocks.data(),      block_counts.data(), use_counts.data(), use_ends.data(),
+                uses.data(),        items.data(),        item_count.data(), splits.data(),
+                partial_out.data(), partial_lse.data()};
+    }
+};
+
+}  // namespace
+
+bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<const int32_t, 3> ids,
+                           const AttentionOutput& to, LoopOrder order) {
+    const Problem& p = call.problem;
+    const int64_t heads = p.group_size(), top_k = ids.extent(2);
+    if (!is_tuned_operand(in.q) || !is_tuned_operand(in.k) || !is_tuned_operand(in.v) ||
+        to.out.element() != Element::bf16 || !is_aligned(to.out.data()) ||
+        !is_tuned_width(p.head_dim) || !is_tuned_width(p.block_size) || top_k > kMostSelected ||
+        heads < 8 || heads > 64 || !is_power_of_two(heads) || p.main_scale() <= 0)
+        return false;
+    if (ids.size() == 0 || p.keys() == 0) return ids.size() == 0;
+    if (!finite_values(call, in.v, ids)) return false;
+
+    const int64_t per_tile = kSparseTileRows / heads;
+    const int sharing = least_sharing(order, per_tile);
+    const bool slots = sharing > 1;
+    const std::vector<QueryTile> tiles = make_tiles(call, per_tile);
+    const auto on_device = call.upload(tiles);
+    // Slots of at most two gigabytes at a time.
+    constexpr int64_t kSlotBytes = int64_t{1} << 31;
+    const int64_t query_bytes = p.query_heads * p.head_dim * top_k * element_bytes(Element::bf16);
+    const int64_t most_queries = slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
+    const int64_t step = std::min(ceil_div(most_queries, per_tile), on_device.size());
+    Workspace work(call, step, std::min(step * per_tile, p.queries()), top_k, slots);
+
+    SparseArgs args{};
+    args.q_tile = tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
+                             per_tile, heads);
+    args.q_one =
+        tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim, 1, heads);
+    const int64_t key_width = p.kv_heads * p.head_dim;
+    args.k = tensor_map(in.k.data(), Element::bf16, p.keys(), key_width, p.block_size);
+    args.v = tensor_map(in.v.data(), Element::bf16, p.keys(), key_width, p.block_size);
+    if (slots)
+        args.partial = tensor_map(work.partial_out.data(), Element::bf16, work.partial_lse.size(),
+                                  p.head_dim, std::min<int64_t>(heads, 16));
+    args.ids = ids.data();
+    args.all_blocks = narrow(block_starts(p).back());
+    args.visible = call.visible;
+    args.query_heads = narrow(p.query_heads);
+    args.groups = narrow(p.kv_heads);
+    args.head_dim = narrow(p.head_dim);
+    args.block_size = narrow(p.block_size);
+    args.top_k = narrow(top_k);
+    args.scale = static_cast<float>(p.main_scale());
+    args.least_sharing = sharing;
+    args.workspace = work.view();
+    args.out = to.out.data();
+    args.lse = to.lse.data();
+    for (int64_t begin = 0; begin < on_device.size(); begin += step) {
+        const int64_t end = std::min(begin + step, on_device.size());
+        const QueryTile& last = tiles[static_cast<size_t>(end - 1)];
+        args.tiles = on_device.data() + begin;
+        args.tile_count = narrow(end - begin);
+        args.first_query = tiles[static_cast<size_t>(begin)].query;
+        args.queries = last.query + last.queries - args.first_query;
+        check(launch_sparse_attention_sm90(args, call.stream()), "sparse_attention_sm90");
+    }
+    return true;
+}
+
+}  // namespace msa::cuda

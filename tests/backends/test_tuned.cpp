@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: MIT
+// The kernels tuned for one GPU generation answer only where operands, outputs and sizes suit them:
+// these cases do. On other devices the plain kernels are tested once more.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/half.h"
+#include "tests/support/compare.h"
+#include "tests/support/tolerance.h"
+#include "tests/support/truth.h"
+
+namespace msa::test {
+namespace {
+
+Problem packed(Problem p, std::vector<int64_t> cu_seqlens_q, std::vector<int64_t> cu_seqlens_k) {
+    p.cu_seqlens_q = std::move(cu_seqlens_q);
+    p.cu_seqlens_k = std::move(cu_seqlens_k);
+    return p;
+}
+
+std::vector<Case> tuned_cases() {
+    const auto sizes = [](int64_t heads, int64_t groups, int64_t dim, int64_t block) {
+        return square_problem(0, heads, groups, dim, dim, block);
+    };
+    const Problem paper = sizes(16, 1, 128, 128), narrow = sizes(16, 2, 64, 64);
+    std::vector<Case> all{
+        {"square", packed(paper, {0, 900}, {0, 900}), {.top_k = 4}},
+        {"square_narrow", packed(narrow, {0, 700}, {0, 700}), {.top_k = 5}},
+        {"wide_groups", packed(sizes(64, 2, 64, 128), {0, 300}, {0, 900}), {.top_k = 3}},
+        {"many_groups", packed(sizes(40, 5, 64, 64), {0, 150}, {0, 600}), {.top_k = 4}},
+        {"ragged",
+         packed(narrow, {0, 39, 74, 74, 75, 370}, {0, 39, 74, 74, 75, 370}),
+         {.top_k = 3}},
+        {"prefix", packed(paper, {0, 100}, {0, 1500}), {.top_k = 6}},
+        {"prefixes", packed(narrow, {0, 1, 9, 30}, {0, 530, 638, 1300}), {.top_k = 4}},
+        {"decode", packed(paper, {0, 1, 2, 10}, {0, 1000, 3500, 4100}), {.top_k = 16}},
+        {"forced",
+         packed(narrow, {0, 350}, {0, 900}),
+         {.top_k = 7, .forced_local = 3, .forced_first = 2}},
+        {"k_above_blocks", packed(narrow, {0, 300}, {0, 300}), {.top_k = 32}},
+        {"empty_keys", packed(narrow, {0, 5, 70}, {0, 0, 65}), {.top_k = 2}},
+        {"more_queries_than_keys", packed(narrow, {0, 90}, {0, 70}), {.top_k = 2}},
+        {"all_equal", packed(narrow, {0, 500}, {0, 500}), {.top_k = 4}, Values::equal},
+        {"extreme_scores", packed(narrow, {0, 300}, {0, 300}), {.top_k = 3}, Values::extreme},
+    };
+    Problem sampled = packed(paper, {0, 6}, {0, 1200});
+    sampled.query_positions = {0, 5, 127, 128, 700, 1199};
+    all.push_back({"sampled", sampled, {.top_k = 4}});
+    return all;
+}
+
+template <typename Narrow, int Rank>
+Tensor<Narrow, Rank> upload(Backend& backend, const Tensor<float, Rank>& wide) {
+    Tensor<Narrow, Rank> narrow(wide.shape());
+    for (int64_t i = 0; i < wide.size(); ++i) narrow.data()[i] = Narrow(wide.data()[i]);
+    return backend.upload(narrow.view());
+}
+
+class Tuned : public testing::TestWithParam<Case> {
+protected:
+    void SetUp() override {
+        MSA_SKIP_UNLESS_USABLE("cuda");
+        backend_ = make_backend("cuda");
+        operands_ = make_operands(GetParam(), Element::bf16);
+        ids_ = reference().index_select(problem(), GetParam().rule, operands_);
+    }
+    const Problem& problem() const { return GetParam().problem; }
+
+    /// bf16 in and out.
+    Attention sparse_attention(const Operands& o, LoopOrder order) {
+        const auto q = upload<bf16>(*backend_, o.q), k = upload<bf16>(*backend_, o.k),
+                   v = upload<bf16>(*backend_, o.v);
+        Tensor<float, 3> poison(o.q.shape());
+        std::fill_n(poison.data(), poison.size(), std::numeric_limits<float>::quiet_NaN());
+        Tensor<bf16, 3> out = upload<bf16>(*backend_, poison);
+        Tensor<float, 2> lse =
+            backend_->make<float, 2>({problem().queries(), problem().query_heads});
+        backend_->sparse_attention(problem(), {q, k, v}, backend_->upload(ids_.view()), {out, lse},
+                                   order);
+        const Tensor<bf16, 3> stored = backend_->download(out.view());
+        Attention got{Tensor<float, 3>(o.q.shape()), backend_->download(lse.view())};
+        for (int64_t i = 0; i < stored.size(); ++i)
+            got.out.data()[i] = static_cast<float>(stored.data()[i]);
+        return got;
+    }
+    Tensor<int32_t, 3> index_select(const Operands& o) {
+        const auto index_q = upload<bf16>(*backend_, o.index_q);
+        const auto index_k = upload<bf16>(*backend_, o.index_k);
+        Tensor<int32_t, 3> ids = backend_->make<int32_t, 3>(ids_.shape());
+        backend_->index_select(problem(), GetParam().rule, {index_q, index_k}, ids);
+        return backend_->download(ids.view());
+    }
+    Tensor<float, 3> block_mass(const Operands& o) {
+        const auto q = upload<bf16>(*backend_, o.q), k = upload<bf16>(*backend_, o.k);
+        Tensor<float, 3> mass =
+            backend_->make<float, 3>({problem().queries(), problem().kv_heads, problem().blocks()});
+        backend_->block_mass(problem(), q, k, {mass, {}});
+        return backend_->download(mass.view());
+    }
+    /// Bounds of outputs in bf16, whose slots are bf16 too.
+    Bounds bounds_here() const {
+        Bounds b = bounds(problem(), operands_);
+        double v_max = 0;
+        for (int64_t i = 0; i < operands_.v.size(); ++i)
+            v_max = std::max(v_max, std::fabs(double{operands_.v.data()[i]}));
+        b.out += slot_bound(Element::bf16, v_max);
+        return b;
+    }
+    /// Keys and values that no query sees become NaN.
+    Operands with_unseen_nan() const {
+        Operands o = make_operands(GetParam(), Element::bf16);
+        std::vector<char> seen(static_cast<size_t>(problem().keys()));
+        for (const KeyRange& range : visible_keys(problem()))
+            std::fill_n(seen.begin() + range.first, range.count, char{1});
+        const auto spoil = [&](float* rows, int64_t width) {
+            for (size_t n = 0; n < seen.size(); ++n)
+                if (seen[n] == 0)
+                    std::fill_n(rows + static_cast<int64_t>(n) * width, width,
+                                std::numeric_limits<float>::quiet_NaN());
+        };
+        spoil(o.k.data(), problem().kv_heads * problem().head_dim);
+        spoil(o.v.data(), problem().kv_heads * problem().head_dim);
+        spoil(o.index_k.data(), problem().index_dim);
+        return o;
+    }
+
+    std::unique_ptr<Backend> backend_;
+    Operands operands_;
+    Tensor<int32_t, 3> ids_;
+};
+INSTANTIATE_TEST_SUITE_P(All, Tuned, testing::ValuesIn(tuned_cases()),
+                         [](const auto& instance) { return std::string(instance.param.name); });
+
+TEST_P(Tuned, SparseAttentionMatchesReferenceInEveryOrder) {
+    const Attention want = reference().sparse_attention(problem(), operands_, ids_);
+    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+        const Attention got = sparse_attention(operands_, order);
+        EXPECT_TRUE(matches(got, want, bounds_here())) << to_string(order);
+        const Attention again = sparse_attention(operands_, order);
+        EXPECT_TRUE(identical(again.out, got.out)) << to_string(order);
+        EXPECT_TRUE(identical(again.lse, got.lse)) << to_string(order);
+    }
+}
+
+TEST_P(Tuned, IndexSelectFollowsTheScores) {
+    const Tensor<float, 3> scores = reference().index_scores(problem(), operands_);
+    const Tensor<int32_t, 3> got = index_select(operands_);
+    EXPECT_TRUE(selection_follows(problem(), GetParam().rule, scores, got, bounds_here().scores));
+    EXPECT_TRUE(identical(index_select(operands_), got));
+}
+
+TEST_P(Tuned, BlockMassMatchesReference) {
+    const BlockMass want = reference().block_mass(problem(), operands_);
+    const Tensor<float, 3> got = block_mass(operands_);
+    EXPECT_TRUE(close(got, want.mass, bounds_here().mass));
+    EXPECT_TRUE(identical(block_mass(operands_), got));
+}
+
+TEST_P(Tuned, UnseenNanChangesNothing) {
+    const Operands spoilt = with_unseen_nan();
+    EXPECT_TRUE(identical(index_select(spoilt), index_select(operands_)));
+    EXPECT_TRUE(identical(block_mass(spoilt), block_mass(operands_)));
+    EXPECT_TRUE(matches(sparse_attention(spoilt, LoopOrder::automatic),
+                        reference().sparse_attention(problem(), operands_, ids_), bounds_here()));
+}
+
+TEST_P(Tuned, ForeignBlocksOfNanChangeNothing) {
+    // The first group's values are NaN in a block that only some queries select.
+    Operands o = make_operands(GetParam(), Element::bf16);
+    const int64_t block = problem().blocks() / 2;
+    const Attention clean = reference().sparse_attention(problem(), o, ids_);
+    for (int64_t n = block * problem().block_size;
+         n < std::min((block + 1) * problem().block_size, problem().keys()); ++n)
+        for (int64_t d = 0; d < problem().head_dim; ++d)
+            o.v(n, 0, d) = std::numeric_limits<float>::quiet_NaN();
+    const Attention got = sparse_attention(o, LoopOrder::automatic);
+    const Attention want = reference().sparse_attention(problem(), o, ids_);
+    EXPECT_TRUE(matches(got, want, bounds_here()));
+    EXPECT_TRUE(close(got.lse, clean.lse, bounds_here().lse));
+}
+
+}  // namespace
+}  // namespace msa::test
