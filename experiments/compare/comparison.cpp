@@ -4,14 +4,12 @@
 #include <algorithm>
 
 #include "experiments/common/program.h"
-#include "experiments/common/sample.h"
 #include "experiments/compare/stopwatch.h"
 
 namespace msa::experiments {
 namespace {
 
 constexpr int64_t kChunkBytes = int64_t{1} << 28;
-constexpr int64_t kStoredRows = 1024;
 constexpr int64_t kFullRows = 64;  // queries that are given all their blocks, as a check
 
 /// The rule that an arm is held to; its budget is no more than there are blocks.
@@ -47,8 +45,7 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
     : task_(task),
       plan_(std::move(plan)),
       sizes_(task.data.problem(task.file, plan_.block_size)),
-      all_(sizes_.with_query_rows(task.tokens)),
-      stored_(stratified_sample(std::ssize(task.tokens), kStoredRows, task.options.seed)) {
+      all_(sizes_.with_query_rows(task.tokens)) {
     std::erase_if(plan_.arms, [&](const Arm& arm) {
         const bool of_tokens = find_token_selector(arm.selector) != nullptr;
         if (of_tokens) token_arms_.emplace_back(arm, sizes_);
@@ -79,22 +76,22 @@ void LayerComparison::create_ids() {
     for (const Arm& arm : plan_.arms)
         task_.to.create<int32_t, 3>(
             "/select/" + arm.key() + "/" + task_.name() + "/ids",
-            {std::ssize(stored_), sizes_.kv_heads, used_rule(arm, sizes_).top_k},
+            {std::ssize(task_.stored), sizes_.kv_heads, used_rule(arm, sizes_).top_k},
             {"query,group,slot", "block of the sequence",
              std::string(make_selector(arm.selector)->rule())});
 }
 
 void LayerComparison::store_ids(const Arm& arm, QueryRange range, View<const int32_t, 3> ids) {
     if (task_.options.sharing == Sharing::head) return;
-    const auto begin = std::lower_bound(stored_.begin(), stored_.end(), range.begin);
-    const auto end = std::lower_bound(begin, stored_.end(), range.end);
+    const auto begin = std::lower_bound(task_.stored.begin(), task_.stored.end(), range.begin);
+    const auto end = std::lower_bound(begin, task_.stored.end(), range.end);
     if (begin == end) return;
     Tensor<int32_t, 3> rows({end - begin, ids.extent(1), ids.extent(2)});
     for (auto row = begin; row != end; ++row)
         std::copy_n(ids[*row - range.begin].data(), ids.extent(1) * ids.extent(2),
                     rows.view()[row - begin].data());
     task_.to.write_rows<int32_t, 3>("/select/" + arm.key() + "/" + task_.name() + "/ids",
-                                    begin - stored_.begin(), rows);
+                                    begin - task_.stored.begin(), rows);
 }
 
 std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerView& view) {

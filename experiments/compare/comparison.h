@@ -30,6 +30,7 @@ struct LayerTask {
     const LayerData& data;
     const LayerData* previous;           // the layer before it in the file, or absent
     const std::vector<int64_t>& tokens;  // packed tokens of the compared queries, ascending
+    std::vector<int64_t> stored;         // those of them, by number, whose ids are stored
     Backend& backend;
     io::ResultsWriter& to;
     SelfChecks checks;
@@ -69,7 +70,6 @@ private:
     Plan plan_;            // its arms that keep blocks
     Problem sizes_, all_;  // all tokens as queries; the compared ones
     bool needs_logits_ = false;
-    std::vector<int64_t> stored_;              // compared queries whose ids are stored
     std::vector<Tally> tallies_;               // of the plan's arms
     std::vector<TokenArm> token_arms_;         // those that keep tokens
     std::vector<SelectionRule> rules_;         // of the oracles, distinct

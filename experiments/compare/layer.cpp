@@ -5,10 +5,21 @@
 #include <optional>
 
 #include "core/select/token_selector.h"
+#include "experiments/common/sample.h"
 #include "experiments/compare/comparison.h"
 
 namespace msa::experiments {
 namespace {
+
+constexpr int64_t kStoredRows = 1024;  // queries whose ids are stored
+
+void write_stored_queries(const LayerTask& task) {
+    std::vector<int64_t> tokens;
+    for (int64_t n : task.stored) tokens.push_back(task.tokens[static_cast<size_t>(n)]);
+    task.to.write<int64_t, 1>("/queries/" + task.name() + "/token",
+                              {tokens.data(), {std::ssize(tokens)}},
+                              {"query", "token", "packed token index of each query in /select"});
+}
 
 void write_sizes(const LayerTask& task, const Problem& p) {
     const std::string layer = "/layers/" + task.name();
@@ -50,7 +61,16 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
     const LayerData data(file, layer, o.sharing);
     std::optional<LayerData> before;
     if (previous != nullptr) before.emplace(file, *previous, o.sharing);
-    LayerTask task{o, file.info(), data, before ? &*before : nullptr, tokens, backend, to, {}, {}};
+    LayerTask task{.options = o,
+                   .file = file.info(),
+                   .data = data,
+                   .previous = before ? &*before : nullptr,
+                   .tokens = tokens,
+                   .stored = stratified_sample(std::ssize(tokens), kStoredRows, o.seed),
+                   .backend = backend,
+                   .to = to,
+                   .checks = {},
+                   .timing = {}};
     const Problem sizes = data.problem(file.info(), o.block_size);
     const std::vector<Plan> plans = make_plans(o, selectors, sizes.with_query_rows(tokens));
     Progress progress(err, text("layer ", layer.layer),
@@ -61,6 +81,7 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
         comparison.write();
     }
     write_sizes(task, sizes);
+    if (o.sharing != Sharing::head) write_stored_queries(task);
     task.checks.write(to, task.name());
     for (const auto& [selector, seconds] : task.timing) {
         const std::string group = "/timing/" + task.name() + "/" + selector;
