@@ -71,9 +71,9 @@ void check_layer(std::span<const io::ActivationsReader> files, int64_t layer) {
     }
 }
 
-LayerData read_layer(std::span<const io::ActivationsReader> files, int64_t layer,
-                     const FitOptions& o) {
-    LayerData data;
+TrainingLayer read_layer(std::span<const io::ActivationsReader> files, int64_t layer,
+                         const FitOptions& o) {
+    TrainingLayer data;
     data.info = files.front().layer(layer);
     io::ActivationsInfo all;
     all.cu_seqlens = all_sequences(files);

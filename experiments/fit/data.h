@@ -14,7 +14,7 @@
 namespace msa::experiments {
 
 /// One layer in memory; its sequences are those of all files, in order.
-struct LayerData {
+struct TrainingLayer {
     io::LayerInfo info;              // of the first file
     Problem problem;                 // every token is a query and a key; index_dim as asked
     std::vector<int64_t> positions;  // [N] in their sequences
@@ -32,8 +32,8 @@ std::vector<int64_t> all_sequences(std::span<const io::ActivationsReader> files)
 /// scale and RoPE as in the first.
 void check_layer(std::span<const io::ActivationsReader> files, int64_t layer);
 
-LayerData read_layer(std::span<const io::ActivationsReader> files, int64_t layer,
-                     const FitOptions&);
+TrainingLayer read_layer(std::span<const io::ActivationsReader> files, int64_t layer,
+                         const FitOptions&);
 
 /// Packed tokens, ascending, and what they are in words.
 struct Split {

@@ -54,7 +54,7 @@ double index_entropy(Backend& backend, const Problem& p, View<const float, 3> in
 
 }  // namespace
 
-HeldOut::HeldOut(const LayerData& data, const std::vector<int64_t>& tokens,
+HeldOut::HeldOut(const TrainingLayer& data, const std::vector<int64_t>& tokens,
                  const SelectionRule& rule, Backend& backend, int threads)
     : data_(data),
       rule_(rule),

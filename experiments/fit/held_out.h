@@ -51,8 +51,8 @@ inline constexpr Figure kFigures[] = {
 class HeldOut {
 public:
     /// `tokens`: the held-out queries. What does not depend on the Index Branch is computed here.
-    HeldOut(const LayerData&, const std::vector<int64_t>& tokens, const SelectionRule&, Backend&,
-            int threads);
+    HeldOut(const TrainingLayer&, const std::vector<int64_t>& tokens, const SelectionRule&,
+            Backend&, int threads);
 
     Evaluation evaluate(int64_t step, const IndexWeights&) const;
 
@@ -61,7 +61,7 @@ public:
     int64_t rows_counted() const;
 
 private:
-    const LayerData& data_;
+    const TrainingLayer& data_;
     const SelectionRule rule_;
     Backend& backend_;
     int threads_;

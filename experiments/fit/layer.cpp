@@ -21,7 +21,7 @@ std::vector<int64_t> sample(const std::vector<int64_t>& tokens, int64_t wanted, 
 }
 
 /// What the numbers of a layer hang on.
-void write_sizes(io::ResultsWriter& to, const FitOptions& o, const LayerData& data,
+void write_sizes(io::ResultsWriter& to, const FitOptions& o, const TrainingLayer& data,
                  const Split& split, const HeldOut& held_out) {
     const std::string group = text("/fit/", data.info.layer);
     for (const auto& [name, value] : {std::pair{"tokens", data.problem.keys()},
@@ -66,7 +66,7 @@ IndexForm index_form(const FitOptions& o, const io::LayerInfo& info) {
 void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files, int64_t layer,
                const Split& split, Backend& backend, io::ResultsWriter& to,
                const Checkpoint& checkpoint, std::ostream& err) {
-    LayerData data = read_layer(files, layer, o);
+    TrainingLayer data = read_layer(files, layer, o);
     const IndexForm form = index_form(o, data.info);
     const int threads = o.backend_options.threads;
     const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),

@@ -52,7 +52,7 @@ struct Root {
 
 class ClosedForm {
 public:
-    ClosedForm(const IndexForm& form, const LayerData& data, std::span<const int64_t> tokens,
+    ClosedForm(const IndexForm& form, const TrainingLayer& data, std::span<const int64_t> tokens,
                bool weighted);
 
     /// Overwrites the channels of `w` that the fit reaches; the others of index_q become 0.
@@ -74,7 +74,7 @@ private:
 };
 
 /// Rows `tokens` of a field before RoPE, the group's heads averaged: [n, Hkv * dh].
-MatrixXd group_means(const LayerData& data, View<const float, 3> field, int64_t rotary,
+MatrixXd group_means(const TrainingLayer& data, View<const float, 3> field, int64_t rotary,
                      double theta, std::span<const int64_t> tokens) {
     Tensor<float, 3> rows = take_rows(field, tokens);
     std::vector<int64_t> back;
@@ -90,7 +90,7 @@ MatrixXd group_means(const LayerData& data, View<const float, 3> field, int64_t 
     return mean / static_cast<double>(heads);
 }
 
-ClosedForm::ClosedForm(const IndexForm& form, const LayerData& data,
+ClosedForm::ClosedForm(const IndexForm& form, const TrainingLayer& data,
                        std::span<const int64_t> tokens, bool weighted)
     : form_(form),
       groups_(data.problem.kv_heads),
@@ -223,7 +223,7 @@ void check_start(Start start, const IndexForm& form, const io::LayerInfo& model)
             ", must be the model's = ", theta, " unless --init is normal");
 }
 
-IndexWeights start_weights(Start start, const IndexForm& form, const LayerData& data,
+IndexWeights start_weights(Start start, const IndexForm& form, const TrainingLayer& data,
                            std::span<const int64_t> tokens, uint64_t seed) {
     IndexWeights w = normal_weights(form, seed);
     if (start == Start::normal) return w;

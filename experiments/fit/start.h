@@ -27,7 +27,7 @@ namespace msa::experiments {
 void check_start(Start, const IndexForm&, const io::LayerInfo& model);
 
 /// After check_start; `tokens` are those of training.
-IndexWeights start_weights(Start, const IndexForm&, const LayerData& whitened,
+IndexWeights start_weights(Start, const IndexForm&, const TrainingLayer& whitened,
                            std::span<const int64_t> tokens, uint64_t seed);
 
 }  // namespace msa::experiments

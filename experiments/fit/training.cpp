@@ -18,8 +18,8 @@ FitState start_state(IndexWeights weights) {
     return state;
 }
 
-Trainer::Trainer(const FitOptions& options, const LayerData& data, std::span<const int64_t> tokens,
-                 Backend& backend)
+Trainer::Trainer(const FitOptions& options, const TrainingLayer& data,
+                 std::span<const int64_t> tokens, Backend& backend)
     : o_(options), data_(data), tokens_(tokens), backend_(backend) {}
 
 bool Trainer::advance(FitState& state) const {

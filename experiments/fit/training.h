@@ -28,14 +28,14 @@ FitState start_state(IndexWeights weights);
 
 class Trainer {
 public:
-    Trainer(const FitOptions&, const LayerData&, std::span<const int64_t> tokens, Backend&);
+    Trainer(const FitOptions&, const TrainingLayer&, std::span<const int64_t> tokens, Backend&);
 
     /// One step. False, and no change, when the loss is not finite.
     bool advance(FitState&) const;
 
 private:
     const FitOptions& o_;
-    const LayerData& data_;
+    const TrainingLayer& data_;
     std::span<const int64_t> tokens_;  // the training queries
     Backend& backend_;
 };

@@ -16,20 +16,22 @@
 
 namespace msa::test {
 
-/// Sequences of 210 and 75 tokens, 2 groups of 2 heads.
+/// Sequences of `first` and 75 tokens, 2 groups of 2 heads.
 class Policy : public testing::Test {
 protected:
     /// Larger queries look at fewer keys.
-    explicit Policy(float q_sigma = 1.5F) : q_(normal<3>({285, 4, 16}, 1, q_sigma)) {}
+    explicit Policy(float q_sigma = 1.5F, int64_t first = 210)
+        : first_(first), q_(normal<3>({first + 75, 4, 16}, 1, q_sigma)) {}
 
-    const Problem p_ = [] {
+    const int64_t first_;
+    const Problem p_ = [this] {
         Problem p = square_problem(0, 4, 2, 16, 16, 16);
-        p.cu_seqlens_q = p.cu_seqlens_k = {0, 210, 285};
+        p.cu_seqlens_q = p.cu_seqlens_k = {0, first_, first_ + 75};
         return p;
     }();
-    const Tensor<float, 3> q_, k_ = normal<3>({285, 2, 16}, 2);
-    const Tensor<float, 3> index_q_ = normal<3>({285, 2, 16}, 3);
-    const Tensor<float, 2> index_k_ = normal<2>({285, 16}, 4);
+    const Tensor<float, 3> q_, k_ = normal<3>({p_.keys(), 2, 16}, 2);
+    const Tensor<float, 3> index_q_ = normal<3>({p_.keys(), 2, 16}, 3);
+    const Tensor<float, 2> index_k_ = normal<2>({p_.keys(), 16}, 4);
     const std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});
 
     Tensor<float, 3> rows_of(View<const float, 3> all, std::span<const int64_t> rows) const {
@@ -86,9 +88,9 @@ protected:
         return all;
     }
 
-    int64_t start(int64_t token) const { return token < 210 ? 0 : 210; }
+    int64_t start(int64_t token) const { return token < first_ ? 0 : first_; }
     int64_t position(int64_t token) const { return token - start(token); }
-    int64_t length(int64_t token) const { return token < 210 ? 210 : 75; }
+    int64_t length(int64_t token) const { return token < first_ ? first_ : 75; }
     int64_t blocks(int64_t token) const { return position(token) / p_.block_size + 1; }
 
     /// softmax of the query `token` and head h over the newest `window` positions up to its own; 0
@@ -135,7 +137,7 @@ protected:
     double votes_bound(double total) const {
         const double logit =
             logit_bound(p_.main_scale(), largest_norm<3>(q_), largest_norm<3>(k_), p_.head_dim);
-        return total * mass_bound(logit, 210);
+        return total * mass_bound(logit, static_cast<double>(first_));
     }
 
     /// Compares with want(token, group, block) on every block seen by the queries behind `prompt`.
