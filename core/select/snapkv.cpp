@@ -6,9 +6,9 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kWindow = 32;        // observing queries, and keys always kept
-constexpr int64_t kPoolReach = 3;      // of the maximum over 7 neighbours
-constexpr float kInWindow = 0x1p20F;   // above any vote
+constexpr int64_t kWindow = 32;       // observing queries, and keys always kept
+constexpr int64_t kPoolReach = 3;     // of the maximum over 7 neighbours
+constexpr float kInWindow = 0x1p20F;  // above any vote
 constexpr int64_t kUnset = -1;
 
 class SnapKvSelector final : public Selector {

@@ -48,8 +48,7 @@ Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> 
     Tensor<float, 3> gathered({static_cast<int64_t>(rows.size()), all.extent(1), all.extent(2)});
     const int64_t width = all.extent(1) * all.extent(2);
     for (size_t n = 0; n < rows.size(); ++n)
-        std::copy_n(all[rows[n]].data(), width,
-                    gathered.data() + static_cast<int64_t>(n) * width);
+        std::copy_n(all[rows[n]].data(), width, gathered.data() + static_cast<int64_t>(n) * width);
     return gathered;
 }
 

@@ -16,8 +16,8 @@ struct LayerView {
           host_q(data.q[view].view()),
           k(backend, host_view(data.k)),
           v(backend, host_view(data.v)),
-          index_k(backend, {data.index_k.data(), {data.index_k.extent(0), data.index_k.extent(2)}}) {
-    }
+          index_k(backend,
+                  {data.index_k.data(), {data.index_k.extent(0), data.index_k.extent(2)}}) {}
     size_t index;
     Problem whole;
     View<const float, 3> host_q;

@@ -92,9 +92,9 @@ void print_variants(const io::ResultsReader& results, const std::vector<Row>& ro
 /// Every selector beside the windows of its budget and of its FLOPs.
 void print_windows(const io::ResultsReader& results, const std::vector<Row>& rows,
                    std::ostream& out) {
-    Table table({"selector", "budget", "mass", "mass\nwindow,\nequal\nbudget", "FLOP-\nmatched\nbudget",
-                 "mass\nwindow,\nequal\nFLOPs", "error", "error\nwindow,\nequal\nbudget",
-                 "error\nwindow,\nequal\nFLOPs"});
+    Table table({"selector", "budget", "mass", "mass\nwindow,\nequal\nbudget",
+                 "FLOP-\nmatched\nbudget", "mass\nwindow,\nequal\nFLOPs", "error",
+                 "error\nwindow,\nequal\nbudget", "error\nwindow,\nequal\nFLOPs"});
     for (const Row& row : rows) {
         const int64_t matched = row.size(results, "matched_budget");
         if (matched == 0) continue;
