@@ -64,7 +64,9 @@ Tensor<float, 3> forward(const Projection& p, View<const float, 2> x,
         const auto [begin, end] = tile_range(tile, x.extent(0));
         Tensor<float, 3> heads = project(x.slice(begin, end - begin), p.weight, p.heads);
         if (p.norm) rms_norm(heads, p.norm, IndexForm::kNormEpsilon, 0);
-        rotate(p.form, heads, positions.subspan(static_cast<size_t>(begin), heads.extent(0)), 1);
+        rotate(p.form, heads,
+               positions.subspan(static_cast<size_t>(begin), static_cast<size_t>(heads.extent(0))),
+               1);
         std::copy_n(heads.data(), heads.size(), out.view()[begin].data());
     }
     return out;
@@ -119,7 +121,9 @@ void backward(const Projection& p, View<const float, 2> x, std::span<const int64
     for (int64_t tile = 0; tile < ceil_div(x.extent(0), kTileTokens); ++tile) {
         const auto [begin, end] = tile_range(tile, x.extent(0));
         const View<float, 3> part = d.view().slice(begin, end - begin);
-        rotate(p.form, part, positions.subspan(static_cast<size_t>(begin), part.extent(0)), -1);
+        rotate(p.form, part,
+               positions.subspan(static_cast<size_t>(begin), static_cast<size_t>(part.extent(0))),
+               -1);
     }
     if (p.norm) backward_norm(p, x, d, d_norm);
     const int64_t rows = d_weight.extent(0), columns = d_weight.extent(1);

@@ -45,7 +45,7 @@ TEST(StageCost, BytesOfTheStagesAtThePapersShape) {
     const LayerSizes s = paper(kOneM / 8);
     const std::vector<Stage> kv_outer = prefill_pipelines(s)[2].stages;
     ASSERT_EQ(kv_outer.size(), 5U);
-    const double n = kOneM / 8;
+    const auto n = static_cast<double>(s.tokens);
     // Scores of half of N x B, as floats, for four groups: 1.07 GB.
     EXPECT_EQ(kv_outer[0].cost.bytes, 2 * 5 * n * 128 + 4 * 4 * n * 1024 / 2);
     EXPECT_EQ(kv_outer[1].cost.bytes, 4 * 4 * n * 1024 / 2 + 4 * 4 * n * 16);

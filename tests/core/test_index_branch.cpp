@@ -163,8 +163,8 @@ TEST(IndexForm, RefusesSizesThatCannotBe) {
 TEST(IndexWeights, AreOneListOfValues) {
     IndexWeights w({2, 16, 8, true, 0, 0});
     EXPECT_EQ(w.values().size(), 2U * 16 * 8 + 16 * 8 + 16 + 16);
-    EXPECT_EQ(w.w_k().data(), w.values().data() + 2 * 16 * 8);
-    EXPECT_EQ(w.norm_q().data(), w.values().data() + 3 * 16 * 8);
+    EXPECT_EQ(w.w_k().data(), w.values().data() + std::ptrdiff_t{2} * 16 * 8);
+    EXPECT_EQ(w.norm_q().data(), w.values().data() + std::ptrdiff_t{3} * 16 * 8);
     EXPECT_EQ(w.norm_k()(15), 1.0F);
     EXPECT_EQ(&w.norm_k()(15), &w.values().back());
     EXPECT_FALSE(IndexWeights({2, 16, 8, false, 0, 0}).norm_q());

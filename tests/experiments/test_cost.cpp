@@ -10,7 +10,6 @@ namespace msa::test {
 namespace {
 
 using Cost = CliTest;
-using experiments::Ceilings;
 using nlohmann::json;
 
 json run_json(std::vector<std::string> args) {
@@ -130,7 +129,7 @@ TEST_F(Cost, MeasuredSelectionsOfTwoSequences) {
     ASSERT_EQ(cost["rows"].size(), 4U);  // two layers, two selectors
     const json row = cost["rows"][0];
     // Rows see 1, 2, 3 and then at least 4 blocks of 8 tokens, in sequences of 90 and 60.
-    const int64_t pairs = 2 * (2 * 8 * (1 + 2 + 3) + (90 - 24 + 60 - 24) * 4);
+    const int64_t pairs = int64_t{2} * (2 * 8 * (1 + 2 + 3) + (90 - 24 + 60 - 24) * 4);
     EXPECT_EQ(row["pairs"], pairs);
     EXPECT_DOUBLE_EQ(row["used_slots"], static_cast<double>(pairs) / (150 * 2 * 4));
     EXPECT_EQ(row["unions"].size(), 7U);  // 1 to 64 queries, G = 2

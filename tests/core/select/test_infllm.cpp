@@ -10,7 +10,7 @@ TEST_F(InfLlm, MultipliesWithTheMeanOfTheFourKeysOfMostAttention) {
     const SelectionRule rule{.top_k = 6};  // 1 first, 3 newest
     ASSERT_EQ(make_selector("infllm")->adjust(rule),
               (SelectionRule{.top_k = 6, .forced_local = 3, .forced_first = 1}));
-    const int64_t window = (3 - 1) * 16;
+    const int64_t window = int64_t{3 - 1} * 16;
     std::vector<std::vector<double>> received(2, std::vector<double>(285, 0.0));
     for (int64_t i = 0; i < 285; ++i)
         for (int64_t h = 0; h < 4; ++h) {
