@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: MIT
 """From a results file to pictures: pure functions, each returning (figure, table)."""
 
+from .comparison import mass_kept_versus_budget, mass_kept_versus_cost, read_comparison
+from .cost import (efficiency_triple, loop_orders, predicted_over_measured, read_bench, read_cost,
+                   roofline, union_sizes)
+from .entropy import entropy_per_layer
 from .fit import FitResults
 from .heat_map import selection_heat_map
+from .lorenz import lorenz_curve
 from .mass_kept import mass_kept_curve
+from .needle import needle_depth_map
+from .overlap import overlap_map
 from .popularity import queries_per_block
 from .results import Results, ResultsError
 from .sink import sink_bars
@@ -12,6 +19,9 @@ from .summary import summary_table
 from .table import Table
 from .training import training_curves
 
-__all__ = ["FitResults", "Results", "ResultsError", "Table", "mass_kept_curve",
-           "queries_per_block", "save", "selection_heat_map", "sink_bars", "summary_table",
-           "training_curves"]
+__all__ = ["FitResults", "Results", "ResultsError", "Table", "efficiency_triple",
+           "entropy_per_layer", "loop_orders", "lorenz_curve", "mass_kept_curve",
+           "mass_kept_versus_budget", "mass_kept_versus_cost", "needle_depth_map", "overlap_map",
+           "predicted_over_measured", "queries_per_block", "read_bench", "read_comparison",
+           "read_cost", "roofline", "save", "selection_heat_map", "sink_bars", "summary_table",
+           "training_curves", "union_sizes"]

@@ -5,7 +5,10 @@ import argparse
 import sys
 from contextlib import ExitStack
 
+from .comparison import read_comparison
+from .cost import read_bench, read_cost
 from .fit import FitResults
+from .gallery import comparison_section, efficiency_section, orders_section, training_section
 from .report import write_report
 from .results import Results, ResultsError
 
@@ -14,18 +17,37 @@ def layer_list(text: str) -> list[int]:
     return [int(layer) for layer in text.split(",")]
 
 
+def more_sections(options, files: ExitStack):
+    """(before, after): the sections of files beside the results, as they stand on the page."""
+    before, after = [], []
+    if options.fit:
+        before.append(training_section(files.enter_context(FitResults(options.fit))))
+    if options.compare:
+        after.append(comparison_section(read_comparison(options.compare)))
+    bench = read_bench(*options.bench)
+    for path in options.cost:
+        cost = read_cost(path)
+        after.append(orders_section(cost) if "rows" in cost else efficiency_section(cost, bench))
+    return before, after
+
+
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m msaplots", description=__doc__)
     parser.add_argument("results", help="results file (HDF5, msa-results version 1)")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--fit", metavar="FILE", help="results of msa-fit-indexer: how it learned")
+    parser.add_argument("--compare", metavar="FILE", help="summary.json of msa-compare")
+    parser.add_argument("--cost", action="append", default=[], metavar="FILE",
+                        help="output of msa-cost --json, from sizes or from results; repeatable")
+    parser.add_argument("--bench", action="append", default=[], metavar="FILE",
+                        help="benchmark record to show beside the costs; repeatable")
     parser.add_argument("--layers", type=layer_list, metavar="3,6", help="default: all")
     options = parser.parse_args(arguments)
     try:
         with ExitStack() as files:
             results = files.enter_context(Results(options.results))
-            fit = files.enter_context(FitResults(options.fit)) if options.fit else None
-            print(write_report(results, options.out, options.layers, fit))
+            more = more_sections(options, files)
+            print(write_report(results, options.out, options.layers, *more))
     except (ResultsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

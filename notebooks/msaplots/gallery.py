@@ -8,9 +8,15 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from .comparison import mass_kept_versus_budget, mass_kept_versus_cost
+from .cost import efficiency_triple, loop_orders, predicted_over_measured, roofline, union_sizes
+from .entropy import entropy_per_layer
 from .fit import FitResults
 from .heat_map import selection_heat_map
+from .lorenz import lorenz_curve
 from .mass_kept import mass_kept_curve
+from .needle import needle_depth_map
+from .overlap import overlap_map
 from .popularity import queries_per_block
 from .results import Results
 from .sink import sink_bars
@@ -23,8 +29,8 @@ class Picture:
     name: str  # of its files
     figure: Figure
     table: Table
-    layer: int
-    selector: str | None = None  # None: shows all of them
+    layer: int | None = None  # None: shows all of them
+    selector: str | None = None  # likewise
 
 
 @dataclass(frozen=True)
@@ -43,36 +49,25 @@ def _per_layer(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Pictu
     return pictures
 
 
-def _per_layer_and_selector(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Picture]]:
+def _per_layer_and_selector(stem: str, draw,
+                            without=()) -> Callable[[Results, list[int]], Iterator[Picture]]:
     def pictures(results, layers):
         for layer in layers:
             for selector in results.selectors:
+                if selector in without:
+                    continue
                 figure_and_table = draw(results, selector, layer)
                 yield Picture(f"{stem}_{selector}_layer{layer}", *figure_and_table, layer, selector)
 
     return pictures
 
 
-def training_section(fit: FitResults) -> Section:
-    """Beside the analysis of a fitted indexer: how the fit went."""
-    def pictures(_, layers):
-        for layer in layers:
-            if layer in fit.layers:
-                yield Picture(f"training_layer{layer}", *training_curves(fit, layer), layer)
+def _per_selector(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Picture]]:
+    def pictures(results, layers):
+        for selector in results.selectors:
+            yield Picture(f"{stem}_{selector}", *draw(results, selector, layers), None, selector)
 
-    splits = "; ".join(sorted({fit.curves(layer).split for layer in fit.layers}))
-    return Section(
-        "training",
-        "How did the Index Branch learn?",
-        ("Above: the KL divergence of the index distribution from the attention it imitates. "
-         "Coloured: the loss of each training step, solid in warm-up, where it runs over all "
-         "visible keys, dashed afterwards, over the selected blocks alone; the two do not compare. "
-         "Black: held-out queries, always over all visible keys.",
-         "Below, on the held-out queries: how much of the oracle's blocks and mass the Index "
-         "Branch finds, against the dashed oracle. Step 0 is the closed-form start. A black line "
-         "that rises while the coloured one falls is overfitting.",
-         f"Split: {splits}."),
-        pictures)
+    return pictures
 
 
 SECTIONS = (
@@ -120,4 +115,141 @@ SECTIONS = (
          "fill their tiles badly. Gini 0 is perfectly even, 1 is all on one block."),
         _per_layer("queries_per_block", queries_per_block),
     ),
+    Section(
+        "lorenz",
+        "How much of the work do the hottest blocks draw?",
+        ("The blocks in order of their popularity, least popular first, against the share of all "
+         "queries that they draw. On the dotted diagonal all blocks are alike.",
+         "The further a line sags, the more a few blocks carry. Their queries are what a KV-outer "
+         "kernel splits into chunks. The Gini number is twice the area between line and "
+         "diagonal."),
+        _per_layer("lorenz", lorenz_curve),
+    ),
+    Section(
+        "overlap",
+        "Do groups and layers choose alike?",
+        ("Each cell compares two (layer, group) pairs: the blocks that both chose over the blocks "
+         "that either chose, mean over the queries that had a choice. The diagonal is 1.",
+         "Bright cells off the diagonal mean that one selection could serve both. Where groups of "
+         "one layer differ, a selection per group is worth its cost; where neighbouring layers "
+         "agree, one may reuse the other's. The local block alone makes a little of it."),
+        _per_selector("overlap", overlap_map),
+    ),
+    Section(
+        "entropy",
+        "How widely does attention spread?",
+        ("Entropy in nats of dense attention (grey, the bar spans its heads) and of attention over "
+         "each selector's blocks, mean over heads, layer by layer. The right scale says how many "
+         "keys an even spread of that entropy would cover.",
+         "A layer of low entropy needs few blocks. A selector far below dense has cut off a tail "
+         "that the layer used."),
+        lambda results, layers: iter(
+            [Picture("entropy", *entropy_per_layer(results, layers))]),
+    ),
+    Section(
+        "needle",
+        "Is what matters found wherever it lies?",
+        ("Of the blocks that the oracle wanted, the query's own aside, the share that the selector "
+         "found: down by how deep they lie in the context (0 % is its beginning), across by how "
+         "much context the query saw.",
+         "Yellow everywhere is a selector that finds needles at any depth. A dark band in the "
+         "middle is a selector that knows only the beginning and the end. White: nothing was "
+         "wanted there."),
+        _per_layer_and_selector("needle", needle_depth_map, without=("oracle",)),
+    ),
 )
+
+
+def comparison_section(comparison: Table) -> Section:
+    """Of the summary of msa-compare."""
+    counted = " or ".join(str(rows) for rows in sorted(set(comparison["rows_counted"].tolist())))
+
+    def pictures(_, layers):
+        for layer in sorted(set(comparison["layer"].tolist()) & set(layers)):
+            yield Picture(f"budget_layer{layer}", *mass_kept_versus_budget(comparison, layer),
+                          layer)
+            for cost in ("flops", "bytes"):
+                yield Picture(f"pareto_{cost}_layer{layer}",
+                              *mass_kept_versus_cost(comparison, layer, cost), layer)
+
+    return Section(
+        "comparison",
+        "Which selector keeps most at an equal budget?",
+        ("First: mass kept against the budget, every selector at the same number of tokens. "
+         "Then the same mass against all FLOPs, and against all bytes read, per query, scores and "
+         "attention together: up and to the left is better, and no point lies above the broad "
+         "grey line, the Pareto front.",
+         "A selector may keep more than the oracle's line only where it spends its budget "
+         "unevenly over the queries, as top-p does.",
+         f"Averages over {counted} queries in the {comparison['phase'][0]} phase, all of which see "
+         "more keys than the largest budget."),
+        pictures)
+
+
+def efficiency_section(cost: dict, bench: dict[str, float]) -> Section:
+    """Of a cost file from sizes, with what was measured beside it."""
+
+    def pictures(*_):
+        yield Picture("efficiency", *efficiency_triple(cost, bench))
+        yield Picture("roofline", *roofline(cost))
+
+    measured = predicted_over_measured(cost, bench)
+    found = ("Solid lines were measured: the roofline's time is "
+             + ", ".join(f"{100 * row[-1]:.0f} % of the measured one in {row[0]} {row[1]} at "
+                         f"{row[2]} tokens" for row in measured.rows()) + "."
+             if len(measured) else "Nothing has been measured for these sizes yet.")
+    return Section(
+        "efficiency",
+        "What does it save at length?",
+        (f"For {cost['model']}: FLOPs of dense attention over those of MSA, and how much faster "
+         f"prefill and decode could run on {cost['hardware']['name']} if every stage ran at the "
+         f"roofline. {found}",
+         "The roofline picture says why: Q-outer reads so many keys per FLOP that memory is its "
+         "limit, KV-outer less so, index scores and dense attention are bound by arithmetic. "
+         "Decode reads what it needs once and is bound by memory in either case."),
+        pictures)
+
+
+def orders_section(cost: dict) -> Section:
+    """Of a cost file from measured selections."""
+    costed = {row["layer"] for row in cost["rows"]}
+
+    def pictures(_, layers):
+        for layer in sorted(costed & set(layers)):
+            yield Picture(f"loop_orders_layer{layer}", *loop_orders(cost, layer), layer)
+            yield Picture(f"unions_layer{layer}", *union_sizes(cost, layer), layer)
+
+    return Section(
+        "loop-orders",
+        "In which order should a kernel walk?",
+        ("Predicted time of sparse attention on the blocks really chosen, for "
+         f"{cost['hardware']['name']}: Q-outer, each query walks its blocks; KV-outer, each block "
+         "gathers its queries; union, a tile of neighbouring queries walks all their blocks.",
+         "The second picture says why: where neighbours choose alike, the union of their blocks "
+         "grows slowly and a tile shares what it reads. Random choices have no such neighbours."
+         + ("" if cost["hardware"]["cache_bytes_per_second"] else
+            " The cache's bandwidth is not known for this chip; Q-outer lives on it, so its bar "
+            "is a lower bound.")),
+        pictures)
+
+
+def training_section(fit: FitResults) -> Section:
+    """Beside the analysis of a fitted indexer: how the fit went."""
+    def pictures(_, layers):
+        for layer in layers:
+            if layer in fit.layers:
+                yield Picture(f"training_layer{layer}", *training_curves(fit, layer), layer)
+
+    splits = "; ".join(sorted({fit.curves(layer).split for layer in fit.layers}))
+    return Section(
+        "training",
+        "How did the Index Branch learn?",
+        ("Above: the KL divergence of the index distribution from the attention it imitates. "
+         "Coloured: the loss of each training step, solid in warm-up, where it runs over all "
+         "visible keys, dashed afterwards, over the selected blocks alone; the two do not compare. "
+         "Black: held-out queries, always over all visible keys.",
+         "Below, on the held-out queries: how much of the oracle's blocks and mass the Index "
+         "Branch finds, against the dashed oracle. Step 0 is the closed-form start. A black line "
+         "that rises while the coloured one falls is overfitting.",
+         f"Split: {splits}."),
+        pictures)

@@ -29,6 +29,14 @@ GLOSSARY = {
     "local block": "The block that holds the query itself; always selected.",
     "layer": "Layer of the model, numbered as in the input file.",
     "GQA group": "The query heads that share one key-value head, and here one selection.",
+    "IoU": "Overlap of two selections: blocks in both over blocks in either.",
+    "Q-outer": "Loop order in which each query walks its selected blocks.",
+    "KV-outer": "Loop order in which each key block gathers the queries that selected it; partial "
+                "outputs are combined afterwards.",
+    "union order": "Loop order in which a tile of neighbouring queries walks the union of their "
+                   "blocks.",
+    "roofline": "The time that no kernel can beat: the larger of FLOPs over the chip's peak and "
+                "bytes over its bandwidth.",
     "gini": "Unevenness of queries per block: 0 all blocks alike, 1 all queries on one block.",
 }
 

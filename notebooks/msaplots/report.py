@@ -7,14 +7,14 @@ import base64
 import json
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 import numpy as np
 
-from .fit import FitResults
-from .gallery import SECTIONS, training_section
+from .gallery import SECTIONS, Section
 from .glossary import definitions
 from .results import Results, ResultsError
 from .style import save
@@ -29,20 +29,21 @@ class Shown:
     """A picture as the page has it."""
 
     name: str
-    layer: int
+    layer: int | None
     selector: str | None
     svg: str  # base64
 
 
-def write_report(results: Results, out_dir, layers=None, fit: FitResults | None = None) -> Path:
-    """Writes every picture (PNG, SVG, CSV), summary.csv and report.html into out_dir; with `fit`,
-    also how the selector `index` was trained."""
+def write_report(results: Results, out_dir, layers=None, before: Sequence[Section] = (),
+                 after: Sequence[Section] = ()) -> Path:
+    """Writes every picture (PNG, SVG, CSV), summary.csv and report.html into out_dir; sections of
+    other files stand before and after those of the results."""
     layers = results.layers if layers is None else layers
     for layer in layers:
         if layer not in results.layers:
             raise ResultsError(f"{results.path}: no layer {layer}; it has {results.layers}")
     out_dir = Path(out_dir)
-    sections = ((training_section(fit),) if fit else ()) + SECTIONS
+    sections = (*before, *SECTIONS, *after)
     shown = {section.key: [_save(picture, out_dir) for picture in section.draw(results, layers)]
              for section in sections}
     summary = summary_table(results, layers)
@@ -70,7 +71,8 @@ def _render(results: Results, layers, summary: Table, sections, shown) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters.update(number=number, label=lambda name: name.replace("_", " "))
+    environment.filters.update(number=number, caption=caption,
+                               label=lambda name: name.replace("_", " "))
     best = best_practical(summary)
     return environment.get_template("report.html.jinja").render(
         layers=layers, selectors=results.selectors, sections=sections, shown=shown,
@@ -89,6 +91,12 @@ def _plain_run(results: Results) -> dict[str, str]:
              if name not in ("program", "argv", "options", "definitions", "inputs")}
     command = shlex.join([results.run.get("program", ""), *results.run_json("argv")])
     return {"command": command, **shown}
+
+
+def caption(picture: Shown) -> str:
+    if picture.layer is None:
+        return f"{picture.selector}." if picture.selector else ""
+    return f"Layer {picture.layer}, {picture.selector or 'all selectors'}."
 
 
 def number(value) -> str:

@@ -19,6 +19,7 @@ MASKED, NO_DATA, REFERENCE = "0.82", "white", "black"
 DENSE, GUIDE = "0.55", "0.35"
 WIDTH = 5.2  # inches
 
+PAIR = ("tab:blue", "tab:orange")
 _TAB10 = [matplotlib.colormaps["tab10"](i) for i in (0, 1, 2, 3, 4, 6, 8, 9)]
 _MARKERS = "osD^vPX*"
 _KNOWN = ["index", "mean-key", "window", "random", "oracle-logit"]
@@ -47,18 +48,19 @@ _RC = {
 }
 
 
+def series_style(place: int) -> dict:
+    """Colour and marker of the place-th series; after eight the pairs change."""
+    turn, step = divmod(place, len(_TAB10))
+    return {"color": _TAB10[step], "marker": _MARKERS[(step + turn) % len(_MARKERS)]}
+
+
 def selector_style(name: str, among) -> dict:
     """Line style of a selector; the same in every picture that shows the same ones."""
     if name == "oracle":
         return {"color": REFERENCE, "marker": "", "linestyle": "--", "zorder": 3}
     order = _KNOWN + sorted(set(among) - {*_KNOWN, "oracle"})
-    place = order.index(name) % len(_TAB10)
-    return {"color": _TAB10[place], "marker": _MARKERS[place], "linestyle": "-", "zorder": 2}
-
-
-def series_style(place: int) -> dict:
-    """Line style of a curve that is no selector."""
-    return {"color": _TAB10[place], "marker": _MARKERS[place]}
+    place = order.index(name)
+    return {**series_style(place), "linestyle": "-" if place < len(_TAB10) else ":", "zorder": 2}
 
 
 def styled(draw):
@@ -83,6 +85,7 @@ def save(figure: Figure, table, out_dir, name: str) -> list[Path]:
     png, svg, numbers = (out_dir / f"{name}.{ending}" for ending in ("png", "svg", "csv"))
     with matplotlib.rc_context(_RC):
         figure.savefig(png)
+        figure.set_layout_engine("none")  # as it stands; laying out again costs as much as drawing
         figure.savefig(svg, metadata={"Date": None})
     table.to_csv(numbers)
     return [png, svg, numbers]

@@ -46,7 +46,9 @@ def training_curves(fit: FitResults, layer: int):
     for axes in (kl, recall):
         if 0 < switch < steps:
             axes.axvline(switch, color=style.GUIDE, linestyle=":", linewidth=1.2)
-        axes.legend(ncols=2, loc="best")
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.35 * (high - low))  # room for the legend, over all lines
+        axes.legend(ncols=2, loc="upper right")
     return figure, _table(curves)
 
 

@@ -5,6 +5,7 @@ import shutil
 from html.parser import HTMLParser
 
 import h5py
+import make_cost
 import pytest
 
 from msaplots import summary_table
@@ -12,8 +13,9 @@ from msaplots.__main__ import main
 from msaplots.glossary import GLOSSARY
 from msaplots.report import best_practical, number
 
-PER_LAYER = ("mass_kept", "queries_per_block")
-PER_LAYER_AND_SELECTOR = ("selection", "sink")
+PER_LAYER = ("mass_kept", "queries_per_block", "lorenz")
+PER_LAYER_AND_SELECTOR = ("selection", "sink", "needle")
+PER_SELECTOR = ("overlap",)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,9 @@ def test_writes_every_picture(out):
     stems = {f"{stem}_layer{layer}" for stem in PER_LAYER for layer in (3, 6)}
     stems |= {f"{stem}_{selector}_layer{layer}" for stem in PER_LAYER_AND_SELECTOR
               for selector in ("oracle", "random", "window") for layer in (3, 6)}
+    stems -= {f"needle_oracle_layer{layer}" for layer in (3, 6)}  # it finds all it wants
+    stems |= {f"{stem}_{selector}" for stem in PER_SELECTOR
+              for selector in ("oracle", "random", "window")} | {"entropy"}
     expected = {f"{stem}.{ending}" for stem in stems for ending in ("png", "svg", "csv")}
     assert {path.name for path in out.iterdir()} == expected | {"report.html", "summary.csv"}
 
@@ -73,13 +78,15 @@ def test_shows_every_number_of_the_summary_with_its_definition(results, page):
               if tag == "td" and "data-value" in attributes]
     expected = [value for row in table.rows() for value in row if not isinstance(value, str)]
     assert values == expected
+    assert all(attributes.get("title") for tag, attributes in elements if tag == "td")
     titles = [attributes["title"] for tag, attributes in elements if tag == "th"]
     assert len(titles) == len(table.columns) and not set(titles) & {*table.columns}
     assert "sum of P_b over the selected blocks, of all mass" in titles  # as the run recorded it
 
 
 def test_says_what_each_selector_does(page):
-    assert page.count("uniformly random visible blocks") == 2  # its chip, the glossary
+    # Its chip, the glossary, and its row of each of the two layers.
+    assert page.count("uniformly random visible blocks") == 4
 
 
 def test_every_column_has_a_definition(results):
@@ -98,6 +105,28 @@ def test_headline_names_the_best_selector_besides_the_oracle(results):
     assert name == "window"
     assert kept == pytest.approx(summary.where(selector="window")["mass_kept"].mean())
     assert best_practical(summary.where(selector="oracle")) is None
+
+
+def test_costs_and_comparisons_come_as_sections(results_path, tmp_path):
+    files = make_cost.write_all(tmp_path / "in")
+    assert main([str(results_path), "--out", str(tmp_path), "--cost", files["cost"], "--cost",
+                 files["orders"], "--bench", files["bench"], "--compare", files["compare"],
+                 "--layers", "3"]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    sections = [attributes["id"] for tag, attributes in Elements(page).found if tag == "section"]
+    assert sections[-3:] == ["comparison", "efficiency", "loop-orders"]
+    for name in ("efficiency", "roofline", "budget_layer3", "pareto_flops_layer3",
+                 "pareto_bytes_layer3", "loop_orders_layer3", "unions_layer3"):
+        assert (tmp_path / f"{name}.csv").is_file()
+    assert "50 % of the measured one in prefill dense at 32768 tokens" in page
+    assert "Averages over 40 queries in the prefill phase" in page
+
+
+def test_a_file_of_another_kind_is_an_error(results_path, tmp_path, capsys):
+    files = make_cost.write_all(tmp_path)
+    assert main([str(results_path), "--out", str(tmp_path), "--cost", files["bench"]]) == 2
+    assert 'format is "msalab-bench", must be "msa-cost or msa-cost-measured"' \
+        in capsys.readouterr().err
 
 
 def test_one_layer_alone(results_path, tmp_path):

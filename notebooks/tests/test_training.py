@@ -1,35 +1,18 @@
 # SPDX-License-Identifier: MIT
 """The pictures of msa-fit-indexer's results, and their place in the report."""
 
-import h5py
 import numpy as np
 import pytest
+from make_fit import SPLIT, STEPS, WARMUP, make_fit
 
 from msaplots import FitResults, ResultsError, training_curves
 from msaplots.__main__ import main
 from msaplots.fit import HELD_OUT
 
-STEPS, WARMUP = 20, 8
-SPLIT = "trained on positions 0:288, held out 288:384, of 1 sequence"
-
-
-def write_fit(path, layers=(3,), warmup=WARMUP):
-    step = np.array([0, 10, 20])
-    with h5py.File(path, "w") as file:
-        file.attrs.update(format="msa-results", format_version=1)
-        for layer in layers:
-            group = file.create_group(f"fit/{layer}")
-            group.attrs.update(split=SPLIT, warmup_steps=warmup)
-            group["train/kl"] = np.linspace(1, 0.5, STEPS) + layer
-            group["held_out/step"] = step
-            for place, name in enumerate(HELD_OUT):
-                group[f"held_out/{name}"] = step / 100 + place / 10
-    return path
-
 
 @pytest.fixture
 def fit_path(tmp_path):
-    return write_fit(tmp_path / "fit.h5")
+    return make_fit(tmp_path / "fit.h5")
 
 
 def lines_of(figure):
@@ -61,7 +44,7 @@ def test_curves_show_the_numbers_of_the_file(fit_path):
     (WARMUP, 2, None), (0, 0, "training, all visible keys"),
     (STEPS, 0, "training, selected blocks")])
 def test_the_switch_is_marked_where_there_is_one(tmp_path, warmup, marks, missing):
-    with FitResults(write_fit(tmp_path / "fit.h5", warmup=warmup)) as fit:
+    with FitResults(make_fit(tmp_path / "fit.h5", warmup=warmup)) as fit:
         figure, _ = training_curves(fit, 3)
     vertical = [line for axes in figure.axes for line in axes.lines
                 if len(set(line.get_xdata())) == 1]
@@ -72,7 +55,8 @@ def test_the_switch_is_marked_where_there_is_one(tmp_path, warmup, marks, missin
 
 def test_report_shows_the_training_of_the_layers_that_were_fitted(results_path, fit_path, tmp_path):
     out = tmp_path / "report"
-    assert main([str(results_path), "--fit", str(fit_path), "--out", str(out)]) == 0
+    assert main([str(results_path), "--fit", str(fit_path), "--out", str(out), "--layers",
+                 "3"]) == 0
     page = (out / "report.html").read_text(encoding="utf-8")
     assert page.index("How did the Index Branch learn?") < page.index("larger budget")
     assert SPLIT in page

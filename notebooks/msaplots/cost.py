@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: MIT
+"""What sparse attention costs: the output of `msa-cost --json`, and benchmark records beside it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter
+
+from . import style
+from .results import ResultsError
+from .table import Table
+
+PHASES = ("prefill", "decode")
+ORDERS = {"q_outer": "Q-outer", "kv_outer": "KV-outer", "union": "union"}
+
+
+def read_json(path, *formats: str) -> dict:
+    """A JSON file whose `format` is one of those given."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{path}: not a readable JSON file ({error})") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if found not in formats:
+        raise ResultsError(f'{path}: format is "{found}", must be "{" or ".join(formats)}"')
+    return content
+
+
+def read_cost(path) -> dict:
+    """`msa-cost --json`: from sizes (format msa-cost) or from results (msa-cost-measured)."""
+    return read_json(path, "msa-cost", "msa-cost-measured")
+
+
+def read_bench(*paths) -> dict[str, float]:
+    """Median seconds of every case in benchmark records (format msalab-bench)."""
+    return {name: statistics.median(case["milliseconds"]) * 1e-3
+            for path in paths
+            for name, case in read_json(path, "msalab-bench")["cases"].items()}
+
+
+def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
+    """Roofline over measured seconds of the cases named <phase>/<pipeline>/<tokens>, such as
+    prefill/kv_outer/131072; records without such cases give an empty table."""
+    rows = []
+    for context in cost["contexts"]:
+        for phase in PHASES:
+            for pipeline in context[phase]:
+                name = f"{phase}/{pipeline['pipeline']}/{context['tokens']}"
+                if name in bench:
+                    rows.append((phase, pipeline["pipeline"], context["tokens"],
+                                 pipeline["seconds"], bench[name],
+                                 pipeline["seconds"] / bench[name]))
+    return Table.from_rows(("phase", "pipeline", "tokens", "predicted_seconds",
+                            "measured_seconds", "predicted_over_measured"), rows)
+
+
+def _speedups(measured: Table, phase: str) -> list[tuple[int, float]]:
+    """(tokens, dense over the fastest other pipeline) where both were measured."""
+    of_phase = measured.where(phase=phase)
+    points = []
+    for tokens in sorted(set(of_phase["tokens"].tolist())):
+        here = of_phase.where(tokens=tokens)
+        dense = here.where(pipeline="dense")["measured_seconds"]
+        others = here["measured_seconds"][here["pipeline"] != "dense"]
+        if len(dense) and len(others):
+            points.append((tokens, float(dense[0] / others.min())))
+    return points
+
+
+def _tokens_text(tokens: float, _=None) -> str:
+    for unit, suffix in ((1 << 20, "M"), (1 << 10, "K")):
+        if tokens >= unit and tokens % unit == 0:
+            return f"{tokens / unit:g}{suffix}"
+    return f"{tokens:g}"
+
+
+@style.styled
+def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
+    """FLOPs of dense attention over MSA, and the speed-ups of prefill and decode against the
+    context (fig:efficiency): dashed what the roofline allows, solid what was measured."""
+    measured = predicted_over_measured(cost, bench or {})
+    tokens = [context["tokens"] for context in cost["contexts"]]
+    figure = style.new_figure(6.4)
+    panels = figure.subplots(3, 1, sharex=True)
+    rows = [("flops", "sizes", n, context["flop_ratio"])
+            for n, context in zip(tokens, cost["contexts"])]
+    panels[0].plot(tokens, [row[3] for row in rows], color=style.REFERENCE, marker="o")
+    panels[0].set_title("FLOPs, dense over MSA", loc="left")
+    for panel, phase, colour in zip(panels[1:], PHASES, style.PAIR):
+        allowed = [context[f"{phase}_speedup"] for context in cost["contexts"]]
+        panel.plot(tokens, allowed, color=colour, linestyle="--", label="roofline allows")
+        rows += [(phase, "roofline", *point) for point in zip(tokens, allowed)]
+        points = _speedups(measured, phase)
+        if points:
+            panel.plot(*zip(*points), color=colour, marker="s", label="measured")
+        rows += [(phase, "measured", *point) for point in points]
+        panel.set_title(f"{phase} speed-up over dense", loc="left")
+        panel.legend(loc="upper left")
+    for panel in panels:
+        panel.set_ylim(0, None)
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    panels[-1].set_xscale("log", base=2)
+    panels[-1].set_xticks(tokens, [_tokens_text(n) for n in tokens])
+    panels[-1].minorticks_off()
+    panels[-1].set_xlabel(f"context, tokens ({cost['model']}; {cost['hardware']['name']})")
+    return figure, Table.from_rows(("quantity", "source", "tokens", "ratio"), rows)
+
+
+def _roofline_points(context: dict) -> list[tuple[str, float, float, float]]:
+    """(name, FLOPs, bytes, seconds) of what the picture shows."""
+    pipelines = {(phase, pipeline["pipeline"]): pipeline["stages"]
+                 for phase in PHASES for pipeline in context[phase]}
+
+    def together(name, stages):
+        return (name, *(sum(stage[key] for stage in stages)
+                        for key in ("flops", "bytes", "seconds")))
+
+    return [together("dense", pipelines["prefill", "dense"]),
+            together("index scores", pipelines["prefill", "q_outer"][:1]),
+            together("Q-outer", pipelines["prefill", "q_outer"][-1:]),
+            together("KV-outer", pipelines["prefill", "kv_outer"][-2:]),
+            together("dense decode", pipelines["decode", "dense"]),
+            together("MSA decode", pipelines["decode", "msa"])]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}".replace(",", "\u202f") if value >= 100 else f"{value:.3g}"
+
+
+@style.styled
+def roofline(cost: dict):
+    """The chip's roof over FLOP/byte, and where the parts of a layer stand under it at the longest
+    context: Q-outer and KV-outer sparse attention, index scores, dense attention, decode."""
+    chip, element = cost["hardware"], cost["sizes"]["element"]
+    peak, bandwidth = chip["flops_per_second"][element], chip["bytes_per_second"]
+    points = _roofline_points(cost["contexts"][-1])
+    figure = style.new_figure(4.2)
+    axes = figure.subplots()
+    reach = np.geomspace(2, 2 * max(2e4, *(flops / moved for _, flops, moved, _ in points)), 200)
+    axes.plot(reach, np.minimum(peak, reach * bandwidth) / 1e12, color=style.REFERENCE)
+    axes.axvline(peak / bandwidth, color=style.GUIDE, linestyle=":", linewidth=1.2)
+    axes.annotate(f"ridge {peak / bandwidth:.0f}", (peak / bandwidth, 0.94), (-4, 0),
+                  textcoords="offset points", xycoords=("data", "axes fraction"), ha="right",
+                  fontsize=9, color=style.GUIDE)
+    rows = []
+    for place, (name, flops, moved, seconds) in enumerate(points):
+        intensity, rate = flops / moved, flops / seconds
+        axes.plot(intensity, rate / 1e12, linestyle="", markersize=9 - place,  # one may hide one
+                  label=f"{name}, {_short(intensity)} FLOP/byte", **style.series_style(place))
+        rows.append((name, flops, moved, seconds, intensity, rate))
+    axes.set(xscale="log", yscale="log", xlim=(reach[0], reach[-1]),
+             xlabel="FLOP per byte of memory traffic", ylabel="TFLOP/s")
+    axes.set_title(f"{chip['name']}, {element}; {_tokens_text(cost['contexts'][-1]['tokens'])} "
+                   "tokens", loc="left")
+    axes.legend(loc="lower right", fontsize=8)
+    return figure, Table.from_rows(("part", "flops", "bytes", "seconds", "flop_per_byte",
+                                    "flop_per_second"), rows)
+
+
+def _rows_of(cost: dict, layer: int) -> list[dict]:
+    """The selectors of a layer, the oracle first."""
+    found = [row for row in cost["rows"] if row["layer"] == layer]
+    if not found:
+        raise ResultsError(f"{cost['results']}: its costs have no layer {layer}")
+    return sorted(found, key=lambda row: (row["selector"] != "oracle", row["selector"]))
+
+
+@style.styled
+def loop_orders(cost: dict, layer: int):
+    """Predicted time of sparse attention in each loop order, on the blocks that each selector
+    really chose."""
+    found = _rows_of(cost, layer)
+    figure = style.new_figure(1.2 + 0.62 * len(found))
+    axes = figure.subplots()
+    rows = []
+    for place, (name, label) in enumerate(ORDERS.items()):
+        orders = [next(order for order in row["orders"] if order["order"] == name)
+                  for row in found]
+        where = np.arange(len(found)) + 0.27 * (place - 1)
+        axes.barh(where, [order["seconds"] * 1e6 for order in orders], 0.25,
+                  color=style.series_style(place)["color"], label=label)
+        rows += [(layer, row["selector"], name, row["useful_flops"], order["executed_flops"],
+                  order["memory_bytes"], order["cache_bytes"], order["seconds"])
+                 for row, order in zip(found, orders)]
+    axes.set_yticks(np.arange(len(found)), [row["selector"] for row in found])
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.set_xlabel(f"predicted µs, layer {layer}, {cost['hardware']['name']}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure, Table.from_rows(("layer", "selector", "order", "useful_flops",
+                                    "executed_flops", "memory_bytes", "cache_bytes", "seconds"),
+                                   rows)
+
+
+@style.styled
+def union_sizes(cost: dict, layer: int):
+    """Blocks that neighbouring queries select together, against how many neighbours share a tile:
+    flat lines let a tile walk the union of its blocks."""
+    figure = style.new_figure(3.2)
+    axes = figure.subplots()
+    rows, found = [], _rows_of(cost, layer)
+    names = [row["selector"] for row in found]
+    for row in found:
+        points = [(union["tile_queries"], union["mean_union"]) for union in row["unions"]]
+        axes.plot(*zip(*points), label=row["selector"],
+                  **style.selector_style(row["selector"], names))
+        rows += [(layer, row["selector"], *point) for point in points]
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set(ylim=(0, None), xlabel=f"neighbouring queries in a tile, layer {layer}",
+             ylabel="blocks in their union")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure, Table.from_rows(("layer", "selector", "tile_queries", "mean_union"), rows)

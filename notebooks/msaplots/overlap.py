@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""How alike the selections of groups and layers are."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement
+
+import numpy as np
+
+from . import style
+from .results import Results, ResultsError
+from .table import Table
+
+CHUNK = 2048  # queries at a time
+
+
+def mean_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """ids [n, k] each, -1 padded -> [n]: blocks in both over blocks in either, NaN of none."""
+    both = ((first[:, :, None] == second[:, None, :]) & (first[:, :, None] >= 0)).sum((1, 2))
+    either = (first >= 0).sum(1) + (second >= 0).sum(1) - both
+    return both / np.where(either, either, np.nan)
+
+
+def _same_queries(results: Results, layers: list[int]) -> np.ndarray:
+    """Rows that had a choice: queries that see more than k blocks. [n] row numbers."""
+    first = results.queries(layers[0])
+    for layer in layers[1:]:
+        if not np.array_equal(first.token, results.queries(layer).token):
+            raise ResultsError(f"{results.path}: layers {layers[0]} and {layer} analysed "
+                               "different queries")
+    sizes = results.sizes(layers[0])
+    visible = first.position // sizes.block_size + 1
+    return np.nonzero(visible > results.top_k(results.selectors[0], layers[0]))[0]
+
+
+def overlap_matrix(results: Results, selector: str, layers: list[int]) -> np.ndarray:
+    """[layers * Hkv, layers * Hkv]: mean IoU over the queries that see more than k blocks, of
+    every (layer, group) with every other. Streamed over the queries."""
+    rows = _same_queries(results, layers)
+    ids = [results.ids(selector, layer) for layer in layers]
+    size = sum(dataset.shape[1] for dataset in ids)
+    sums = np.zeros((size, size))
+    for start in range(0, len(rows), CHUNK):
+        part = rows[start:start + CHUNK]
+        low, high = part[0], part[-1] + 1
+        chosen = np.concatenate([dataset[low:high][part - low] for dataset in ids], axis=1)
+        for a, b in combinations_with_replacement(range(size), 2):
+            sums[a, b] += mean_iou(chosen[:, a], chosen[:, b]).sum()
+    sums = np.triu(sums) + np.triu(sums, 1).T
+    return sums / len(rows) if len(rows) else np.full((size, size), np.nan)
+
+
+@style.styled
+def overlap_map(results: Results, selector: str, layers=None):
+    """Cross-group and cross-layer overlap in one matrix: layers along the axes, groups within
+    them. 1: the same blocks always; what chance gives is far below."""
+    layers = results.layers if layers is None else layers
+    matrix = overlap_matrix(results, selector, layers)
+    groups = len(matrix) // len(layers)
+    figure = style.new_figure(5.0)
+    axes = figure.subplots()
+    axes.grid(False)
+    image = axes.imshow(matrix, cmap=style.MAGNITUDE, vmin=0, vmax=1)
+    centres = np.arange(len(layers)) * groups + (groups - 1) / 2
+    for setter in (axes.set_xticks, axes.set_yticks):
+        setter(centres, [str(layer) for layer in layers])
+    for edge in np.arange(1, len(layers)) * groups - 0.5:
+        axes.axhline(edge, color=style.NO_DATA, linewidth=1)
+        axes.axvline(edge, color=style.NO_DATA, linewidth=1)
+    if len(matrix) <= 8:
+        for (row, column), value in np.ndenumerate(matrix):
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=9,
+                      color="white" if value < 0.6 else "black")
+    axes.set(xlabel=f"layer, its {groups} groups side by side", ylabel="layer")
+    bar = figure.colorbar(image, ax=axes, location="top", aspect=40, pad=0.02)
+    bar.set_label(f"{selector}: blocks in both over blocks in either (IoU)")
+    places = [(layer, group) for layer in layers for group in range(groups)]
+    rows = [(*places[a], *places[b], value) for (a, b), value in np.ndenumerate(matrix)]
+    return figure, Table.from_rows(("layer", "group", "other_layer", "other_group", "iou"), rows)

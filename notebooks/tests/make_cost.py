@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""Small files of msa-cost, msa-compare and the benchmark, with round numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+CHIP = {"name": "chip", "ceilings": "peak", "flops_per_second": {"bf16": 1e15},
+        "bytes_per_second": 1e13, "cache_bytes": 1e6, "cache_bytes_per_second": None}
+TOKENS = (32768, 131072)
+
+
+def pipeline(name: str, *stages: tuple[str, float, float]) -> dict:
+    """Stages of (name, FLOPs, bytes) on CHIP."""
+    made = [{"stage": stage, "flops": flops, "bytes": moved,
+             "seconds": max(flops / 1e15, moved / 1e13)} for stage, flops, moved in stages]
+    return {"pipeline": name, "seconds": sum(stage["seconds"] for stage in made), "stages": made}
+
+
+def context(tokens: int) -> dict:
+    scale = tokens / 32768
+    return {"tokens": tokens, "flop_ratio": 6.4 * scale, "prefill_speedup": 2 * scale,
+            "decode_speedup": 5.0, "prefill": [
+                pipeline("dense", ("dense attention", 1e15 * scale, 1e9)),
+                pipeline("q_outer", ("index scores", 1e13, 1e9), ("select blocks", 0, 1e9),
+                         ("sparse attention", 1.6e13, 1e12)),
+                pipeline("kv_outer", ("index scores", 1e13, 1e9), ("select blocks", 0, 1e9),
+                         ("reverse index", 0, 1e8), ("sparse attention", 1.6e13, 1e11),
+                         ("combine", 0, 1e11))],
+            "decode": [pipeline("dense", ("dense attention", 1e9, 1e9)),
+                       pipeline("msa", ("index scores", 1e8, 1e8), ("sparse attention", 1e8, 1e8))]}
+
+
+def cost() -> dict:
+    return {"format": "msa-cost", "model": "toy", "hardware": CHIP,
+            "sizes": {"element": "bf16"}, "contexts": [context(tokens) for tokens in TOKENS]}
+
+
+def orders(layer: int = 3) -> dict:
+    return {"format": "msa-cost-measured", "results": "results.h5", "hardware": CHIP, "rows": [
+        {"layer": layer, "selector": selector, "useful_flops": 1e9,
+         "unions": [{"tile_queries": 1, "mean_union": 4.0},
+                    {"tile_queries": 8, "mean_union": 4.0 * spread}],
+         "orders": [{"order": order, "executed_flops": 2e9, "memory_bytes": 1e6,
+                     "cache_bytes": 2e6, "seconds": seconds * spread}
+                    for order, seconds in zip(("q_outer", "kv_outer", "union"),
+                                              (3e-6, 2e-6, 1e-6))]}
+        for selector, spread in (("random", 3), ("oracle", 1))]}
+
+
+def bench() -> dict:
+    """Dense takes twice its roofline, KV-outer three times."""
+    cases = {"unrelated/case": {"milliseconds": [1.0]}}
+    for here in cost()["contexts"]:
+        for entry, factor in zip(here["prefill"], (2, 4, 3)):
+            if entry["pipeline"] == "q_outer":
+                continue
+            middle = entry["seconds"] * 1e3 * factor
+            cases[f"prefill/{entry['pipeline']}/{here['tokens']}"] = {
+                "milliseconds": [middle, 9 * middle, middle / 2]}
+    return {"format": "msalab-bench", "cases": cases}
+
+
+def comparison(layer: int = 3) -> dict:
+    rows = [{"layer": layer, "selector": selector, "setting": str(budget), "budget": budget,
+             "mass_kept": mass + budget / 2000, "oracle_mass": 0.9, "output_error": 0.1,
+             "index_flops": index, "index_bytes": index, "attention_flops": 100.0 * budget,
+             "attention_bytes": 10.0 * budget, "rows_counted": 40}
+            for selector, mass, index in (("random", 0.3, 0.0), ("oracle", 0.7, 9e4),
+                                          ("quest", 0.6, 3e4))
+            for budget in (128, 256)]
+    rows[0]["mass_kept"] = None  # no counted row
+    return {"format": "msa-compare-summary", "options": {"phase": "prefill"}, "rows": rows}
+
+
+def write_all(folder: Path) -> dict[str, str]:
+    """One file of each kind; their paths by kind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {}
+    for kind, content in {"cost": cost(), "orders": orders(), "bench": bench(),
+                          "compare": comparison()}.items():
+        path = folder / f"{kind}.json"
+        path.write_text(json.dumps(content), encoding="utf-8")
+        paths[kind] = str(path)
+    return paths

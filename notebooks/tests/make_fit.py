@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT
+"""A small results file of msa-fit-indexer, with numbers that tell the curves apart."""
+
+import h5py
+import numpy as np
+
+from msaplots.fit import HELD_OUT
+
+STEPS, WARMUP = 20, 8
+SPLIT = "trained on positions 0:288, held out 288:384, of 1 sequence"
+
+
+def make_fit(path, layers=(3,), warmup=WARMUP):
+    step = np.array([0, 10, 20])
+    with h5py.File(path, "w") as file:
+        file.attrs.update(format="msa-results", format_version=1)
+        for layer in layers:
+            group = file.create_group(f"fit/{layer}")
+            group.attrs.update(split=SPLIT, warmup_steps=warmup)
+            group["train/kl"] = np.linspace(1, 0.5, STEPS) + layer
+            group["held_out/step"] = step
+            for place, name in enumerate(HELD_OUT):
+                group[f"held_out/{name}"] = step / 100 + place / 10
+    return path

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+import math
+
+import make_cost
+import numpy as np
+import pytest
+
+from msaplots import (ResultsError, efficiency_triple, loop_orders, mass_kept_versus_budget,
+                      mass_kept_versus_cost, predicted_over_measured, read_bench, read_comparison,
+                      read_cost, roofline, union_sizes)
+from msaplots.comparison import pareto_front
+
+
+@pytest.fixture
+def files(tmp_path):
+    return make_cost.write_all(tmp_path)
+
+
+def lines(axes):
+    return {line.get_label(): line.get_xydata() for line in axes.lines}
+
+
+def test_efficiency_triple_without_records_shows_the_roofline_alone(files):
+    figure, table = efficiency_triple(read_cost(files["cost"]))
+    assert set(table["source"]) == {"sizes", "roofline"}
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_xydata(),
+                                  [(32768, 6.4), (131072, 25.6)])
+    np.testing.assert_array_equal(lines(figure.axes[1])["roofline allows"],
+                                  [(32768, 2), (131072, 8)])
+
+
+def test_measured_speedups_stand_beside_the_roofline(files):
+    cost, bench = read_cost(files["cost"]), read_bench(files["bench"])
+    compared = predicted_over_measured(cost, bench)
+    assert list(zip(compared["pipeline"], compared["tokens"])) == [
+        (name, tokens) for tokens in make_cost.TOKENS for name in ("dense", "kv_outer")]
+    np.testing.assert_allclose(compared["predicted_over_measured"], [1 / 2, 1 / 3] * 2)
+    figure, table = efficiency_triple(cost, bench)
+    dense, kv_outer = (cost["contexts"][0]["prefill"][i]["seconds"] for i in (0, 2))
+    measured = table.where(quantity="prefill", source="measured")
+    assert measured["ratio"][0] == pytest.approx(2 * dense / (3 * kv_outer))
+    np.testing.assert_array_equal(lines(figure.axes[1])["measured"][:, 1], measured["ratio"])
+    assert not len(table.where(quantity="decode", source="measured"))
+
+
+def test_no_record_no_comparison(files):
+    assert len(predicted_over_measured(read_cost(files["cost"]), {})) == 0
+
+
+def test_roofline_stands_the_parts_under_the_roof(files):
+    figure, table = roofline(read_cost(files["cost"]))
+    by_name = {row[0]: row[1:] for row in table.rows()}
+    assert by_name["Q-outer"][3] == 16  # FLOP/byte
+    assert by_name["KV-outer"][3] == 80  # with the bytes of the combine
+    assert by_name["KV-outer"][2] == pytest.approx(0.016 + 0.01)
+    for flops, moved, seconds, intensity, rate in by_name.values():
+        assert rate <= min(1e15, intensity * 1e13) * (1 + 1e-12)
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert "KV-outer, 80 FLOP/byte" in labels
+
+
+def test_loop_orders_show_every_selector_the_oracle_first(files):
+    figure, table = loop_orders(read_cost(files["orders"]), 3)
+    widths = [bar.get_width() for bar in figure.axes[0].patches]
+    np.testing.assert_allclose(widths, [3, 9, 2, 6, 1, 3])  # microseconds; order, then selector
+    assert list(table["selector"][:2]) == ["oracle", "random"]
+    with pytest.raises(ResultsError, match="no layer 4"):
+        loop_orders(read_cost(files["orders"]), 4)
+
+
+def test_union_sizes(files):
+    figure, table = union_sizes(read_cost(files["orders"]), 3)
+    np.testing.assert_array_equal(lines(figure.axes[0])["random"], [(1, 4), (8, 12)])
+    assert list(table.where(selector="oracle")["mean_union"]) == [4, 4]
+
+
+def test_mass_against_budget_and_cost(files):
+    table = read_comparison(files["compare"])
+    assert math.isnan(table["mass_kept"][0])
+    figure, drawn = mass_kept_versus_budget(table, 3)
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["oracle", "quest", "random"]  # best first, the reference before all
+    np.testing.assert_allclose(lines(figure.axes[0])["quest"],
+                               [(128, 0.6 + 0.064), (256, 0.6 + 0.128)])
+    assert len(drawn) == 6
+    figure, drawn = mass_kept_versus_cost(table, 3, "bytes")
+    np.testing.assert_allclose(lines(figure.axes[0])["quest"][:, 0], [31.28, 32.56])  # kB
+    np.testing.assert_array_equal(drawn["bytes"], table["index_bytes"] + table["attention_bytes"])
+    assert list(drawn["selector"][drawn["on_front"]]) == ["random", "oracle", "oracle", "quest",
+                                                          "quest"]
+
+
+def test_pareto_front():
+    cost = np.array([3.0, 1, 2, 2, 4, 5, 1])
+    kept = np.array([0.7, 0.5, 0.6, 0.4, 0.7, math.nan, 0.3])
+    assert list(pareto_front(cost, kept)) == [1, 2, 0]
+
+
+def test_reads_only_its_own_formats(files, tmp_path):
+    with pytest.raises(ResultsError, match='must be "msa-compare-summary"'):
+        read_comparison(files["cost"])
+    with pytest.raises(ResultsError, match="not a readable JSON file"):
+        read_cost(tmp_path / "none.json")
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(ResultsError, match='format is "None"'):
+        read_cost(tmp_path / "list.json")
