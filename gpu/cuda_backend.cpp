@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "gpu/kernels/kernels.h"
+#include "gpu/layout.h"
 #include "gpu/runtime.h"
 #include "gpu/tuned_sm90.h"
 
@@ -82,9 +83,13 @@ public:
         if (request.operation == Operation::dense_attention_grad ||
             request.operation == Operation::sparse_attention_grad)
             return Support::no("the gradient is not written yet");
-        if (request.element != Element::f32 && request.element != Element::bf16)
-            return Support::no(text("it takes f32 and bf16, not ", to_string(request.element)));
-        return {};
+        const bool scores = request.operation == Operation::index_scores ||
+                            request.operation == Operation::index_select;
+        if (request.element == Element::f32 || request.element == Element::bf16 ||
+            (scores && request.element == Element::e4m3))
+            return {};
+        return Support::no(text("it takes f32", scores ? ", bf16 and e4m3" : " and bf16", ", not ",
+                                to_string(request.element)));
     }
 
     std::shared_ptr<void> allocate(int64_t bytes) override {
@@ -142,26 +147,16 @@ protected:
 private:
     void use_device() const { check(cudaSetDevice(device_), "choosing the device"); }
 
-    /// The layout of the last problem stays on the device: calls in a row mostly share it.
     Call call(const Problem& p) {
         use_device();
-        const bool same = visible_.data() != nullptr && p.cu_seqlens_q == layout_.cu_seqlens_q &&
-                          p.cu_seqlens_k == layout_.cu_seqlens_k &&
-                          p.query_positions == layout_.query_positions;
-        if (!same) {
-            visible_host_ = visible_keys(p);
-            visible_ = Call{p, stream_, nullptr, nullptr}.upload(visible_host_);
-            layout_ = p;
-        }
-        return {p, stream_, visible_.data(), visible_host_.data()};
+        if (!layout_ || !layout_->fits(p)) layout_ = std::make_unique<Layout>(p, stream_);
+        return {p, stream_, layout_->visible(), layout_.get()};
     }
 
     int device_;
     std::shared_ptr<Stream> stream_;
     bool hopper_ = false;
-    Problem layout_;
-    std::vector<KeyRange> visible_host_;
-    Tensor<KeyRange, 1> visible_;
+    std::unique_ptr<Layout> layout_;  // of the last call
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The CUDA backend: the operations of core/backend.h on one NVIDIA GPU of compute capability 8.0 or
-// later. Operands float or bfloat16, sums in float, outputs float or like the operands.
+// later. Operands float or bfloat16, of index_scores and index_select also e4m3 (a scale
+// of the whole tensor goes into index_scale), sums in float, outputs float or like the operands.
 #pragma once
 
 #include <memory>

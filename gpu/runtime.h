@@ -36,12 +36,25 @@ private:
 /// SystemError with the bytes asked, free and in all when there is not enough.
 std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes);
 
+/// A copy of host data in device memory.
+template <typename T>
+Tensor<T, 1> upload(const std::shared_ptr<Stream>& stream, const std::vector<T>& host) {
+    const auto count = static_cast<int64_t>(host.size());
+    Tensor<T, 1> here({count}, allocate(stream, count * int64_t{sizeof(T)}), Space::device);
+    check(cudaMemcpyAsync(here.data(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice,
+                          stream->get()),
+          "copying to the device");
+    return here;
+}
+
+class Layout;
+
 /// One call of an operation: what a kernel's launcher is given beside the operands.
 struct Call {
     const Problem& problem;
     std::shared_ptr<Stream> owner;
-    const KeyRange* visible;       // [Nq] on the device: visible_keys(problem)
-    const KeyRange* visible_host;  // the same on the host
+    const KeyRange* visible;  // [Nq] on the device: visible_keys(problem)
+    const Layout* layout;     // of the whole problem; absent for a piece of it
 
     cudaStream_t stream() const { return owner->get(); }
     /// Scratch memory, not initialised, for this call.
@@ -52,11 +65,7 @@ struct Call {
     /// A copy of host data for this call.
     template <typename T>
     Tensor<T, 1> upload(const std::vector<T>& host) const {
-        Tensor<T, 1> here = scratch<T, 1>({static_cast<int64_t>(host.size())});
-        check(cudaMemcpyAsync(here.data(), host.data(), host.size() * sizeof(T),
-                              cudaMemcpyHostToDevice, stream()),
-              "copying to the device");
-        return here;
+        return cuda::upload(owner, host);
     }
 };
 

@@ -7,6 +7,7 @@
 #include "gpu/kernels/index_select_sm90.h"
 #include "gpu/kernels/select_blocks_sm90.h"
 #include "gpu/kernels/sparse_attention_sm90.h"
+#include "gpu/layout.h"
 #include "gpu/tensor_map.h"
 #include "gpu/tuned_sm90.h"
 
@@ -21,8 +22,8 @@ bool is_power_of_two(int64_t x) { return x > 0 && (x & (x - 1)) == 0; }
 int narrow(int64_t x) { return static_cast<int>(x); }
 
 template <typename View>
-bool is_tuned_operand(const View& view) {
-    return view.element() == Element::bf16 && is_aligned(view.data());
+bool is_tuned_operand(const View& view, Element element = Element::bf16) {
+    return view.element() == element && is_aligned(view.data());
 }
 
 /// Multiprocessors of the current device.
@@ -32,28 +33,6 @@ int processors() {
     check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
           "asking for the multiprocessors");
     return count;
-}
-
-/// Tiles of at most `rows` queries, none across sequences, in order.
-std::vector<QueryTile> make_tiles(const Call& call, int64_t rows) {
-    const Problem& p = call.problem;
-    const std::vector<int64_t> first_block = block_starts(p);
-    std::vector<QueryTile> tiles;
-    size_t sequence = 0;
-    for (const QueryRange& range : query_tiles(p, rows)) {
-        while (p.cu_seqlens_q[sequence + 1] <= range.begin) ++sequence;
-        tiles.push_back({range.begin, p.cu_seqlens_k[sequence], narrow(range.end - range.begin),
-                         narrow(call.visible_host[range.end - 1].count),
-                         narrow(first_block[sequence])});
-    }
-    return tiles;
-}
-
-/// The longest first, so that the last to start are short.
-void longest_first(std::vector<QueryTile>& tiles) {
-    std::stable_sort(tiles.begin(), tiles.end(), [](const QueryTile& a, const QueryTile& b) {
-        return a.most_visible > b.most_visible;
-    });
 }
 
 __device__ bool has_not_finite(uint4 eight) {
@@ -131,8 +110,11 @@ bool select_blocks_sm90(const Call& call, const SelectionRule& rule, View<const 
 bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
                        View<int32_t, 3> ids) {
     const Problem& p = call.problem;
-    if (!is_tuned_operand(in.index_q) || !is_tuned_operand(in.index_k) ||
-        !is_tuned_width(p.index_dim) || !is_tuned_width(p.block_size) ||
+    const Element element = in.index_q.element();
+    const bool narrowest = element == Element::e4m3;
+    if (!is_tuned_operand(in.index_q, narrowest ? Element::e4m3 : Element::bf16) ||
+        !is_aligned(in.index_k.data()) || !is_tuned_width(p.index_dim) ||
+        (narrowest && p.index_dim != 128) || !is_tuned_width(p.block_size) ||
         rule.top_k > kMostSelected || p.kv_heads > kIndexFewRows || p.score_scale() <= 0)
         return false;
     if (ids.size() == 0 || p.keys() == 0) return ids.size() == 0;
@@ -141,26 +123,24 @@ bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
     for (size_t s = 0; s + 1 < p.cu_seqlens_q.size(); ++s)
         longest = std::max(longest, p.cu_seqlens_q[s + 1] - p.cu_seqlens_q[s]);
     const bool few = longest * p.kv_heads <= kIndexFewRows;
-    std::vector<QueryTile> tiles =
-        make_tiles(call, (few ? kIndexFewRows : kIndexTileRows) / p.kv_heads);
-    longest_first(tiles);
+    const Tiles& tiles = call.layout->tiles((few ? kIndexFewRows : kIndexTileRows) / p.kv_heads,
+                                            TileOrder::longest_first);
     // Enough thread blocks to fill the chip, of at least a few tiles of keys each.
     constexpr int64_t kLeastKeys = 2048;
     const int64_t wanted = few ? 2 * processors() : processors();
     const auto splits =
-        std::clamp<int64_t>(std::min(ceil_div(wanted, static_cast<int64_t>(tiles.size())),
-                                     ceil_div(tiles.front().most_visible, kLeastKeys)),
+        std::clamp<int64_t>(std::min(ceil_div(wanted, tiles.device.size()),
+                                     ceil_div(tiles.host.front().most_visible, kLeastKeys)),
                             1, 2 * wanted);
-    const auto on_device = call.upload(tiles);
     const auto partial = call.scratch<int64_t, 1>(
         {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * kMostSelected : 0});
     const IndexSelectArgs args{
         in.index_q.data(),
-        tensor_map(in.index_k.data(), Element::bf16, p.keys(), p.index_dim, kIndexTileKeys),
-        narrow(element_bytes(Element::bf16)),
+        tensor_map(in.index_k.data(), element, p.keys(), p.index_dim, kIndexTileKeys),
+        narrow(element_bytes(element)),
         narrow(p.index_dim),
-        on_device.data(),
-        narrow(on_device.size()),
+        tiles.device.data(),
+        narrow(tiles.device.size()),
         few,
         call.visible,
         p.queries(),
@@ -184,11 +164,12 @@ bool block_mass_sm90(const Call& call, In<3> q, In<3> k, const BlockMassOutput& 
     if (to.mass.size() == 0) return true;
 
     const int64_t tile_queries = kIndexTileRows / p.group_size();
-    std::vector<QueryTile> tiles = make_tiles(call, tile_queries);
-    const auto on_device_tiles = [&](size_t begin, size_t end) {
+    const std::vector<QueryTile>& tiles =
+        call.layout->tiles(tile_queries, TileOrder::by_query).host;
+    const auto longest_first = [&](size_t begin, size_t end) {
         std::vector<QueryTile> piece(tiles.begin() + static_cast<int64_t>(begin),
                                      tiles.begin() + static_cast<int64_t>(end));
-        longest_first(piece);
+        sort_longest_first(piece);
         return call.upload(piece);
     };
     // Scratch memory of about half a gigabyte, whole waves of thread blocks.
@@ -202,7 +183,7 @@ bool block_mass_sm90(const Call& call, In<3> q, In<3> k, const BlockMassOutput& 
     const auto block_lse = call.scratch<float, 1>({most * p.query_heads * p.blocks()});
     for (size_t begin = 0; begin < tiles.size(); begin += step) {
         const size_t end = std::min(begin + step, tiles.size());
-        const auto piece = on_device_tiles(begin, end);
+        const auto piece = longest_first(begin, end);
         const int64_t first = tiles[begin].query;
         const int64_t queries = tiles[end - 1].query + tiles[end - 1].queries - first;
         const BlockMassArgs args{q.data(),
@@ -285,50 +266,56 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
         heads < 8 || heads > 64 || !is_power_of_two(heads) || p.main_scale() <= 0)
         return false;
     if (ids.size() == 0 || p.keys() == 0) return ids.size() == 0;
-    if (!finite_values(call, in.v, ids)) return false;
-
-    const int64_t per_tile = kSparseTileRows / heads;
-    const int sharing = least_sharing(order, per_tile);
-    const bool slots = sharing > 1;
-    const std::vector<QueryTile> tiles = make_tiles(call, per_tile);
-    const auto on_device = call.upload(tiles);
-    // Slots of at most two gigabytes at a time.
-    constexpr int64_t kSlotBytes = int64_t{1} << 31;
-    const int64_t query_bytes = p.query_heads * p.head_dim * top_k * element_bytes(Element::bf16);
-    const int64_t most_queries = slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
-    const int64_t step = std::min(ceil_div(most_queries, per_tile), on_device.size());
-    Workspace work(call, step, std::min(step * per_tile, p.queries()), top_k, slots);
 
     SparseArgs args{};
-    args.q_tile = tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
-                             per_tile, heads);
-    args.q_one =
-        tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim, 1, heads);
+    args.q = in.q.data();
     const int64_t key_width = p.kv_heads * p.head_dim;
     args.k = tensor_map(in.k.data(), Element::bf16, p.keys(), key_width, p.block_size);
     args.v = tensor_map(in.v.data(), Element::bf16, p.keys(), key_width, p.block_size);
-    if (slots)
-        args.partial = tensor_map(work.partial_out.data(), Element::bf16, work.partial_lse.size(),
-                                  p.head_dim, std::min<int64_t>(heads, 16));
     args.ids = ids.data();
-    args.all_blocks = narrow(block_starts(p).back());
     args.visible = call.visible;
+    args.queries = p.queries();
     args.query_heads = narrow(p.query_heads);
     args.groups = narrow(p.kv_heads);
     args.head_dim = narrow(p.head_dim);
     args.block_size = narrow(p.block_size);
     args.top_k = narrow(top_k);
     args.scale = static_cast<float>(p.main_scale());
-    args.least_sharing = sharing;
-    args.workspace = work.view();
     args.out = to.out.data();
     args.lse = to.lse.data();
-    for (int64_t begin = 0; begin < on_device.size(); begin += step) {
-        const int64_t end = std::min(begin + step, on_device.size());
-        const QueryTile& last = tiles[static_cast<size_t>(end - 1)];
-        args.tiles = on_device.data() + begin;
+    if (order == LoopOrder::automatic && few_blocks(args) <= 4 * processors()) {
+        check(launch_sparse_few_sm90(args, call.stream()), "sparse_attention_sm90");
+        return true;
+    }
+    if (!finite_values(call, in.v, ids)) return false;
+
+    const int64_t per_tile = kSparseTileRows / heads;
+    const Tiles& tiles = call.layout->tiles(per_tile, TileOrder::by_query);
+    const int sharing = least_sharing(order, per_tile);
+    const bool slots = sharing > 1;
+    // Slots of at most two gigabytes at a time.
+    constexpr int64_t kSlotBytes = int64_t{1} << 31;
+    const int64_t query_bytes = p.query_heads * p.head_dim * top_k * element_bytes(Element::bf16);
+    const int64_t most_queries = slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
+    const int64_t step = std::min(ceil_div(most_queries, per_tile), tiles.device.size());
+    Workspace work(call, step, std::min(step * per_tile, p.queries()), top_k, slots);
+
+    args.q_tile = tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
+                             per_tile, heads);
+    args.q_one =
+        tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim, 1, heads);
+    if (slots)
+        args.partial = tensor_map(work.partial_out.data(), Element::bf16, work.partial_lse.size(),
+                                  p.head_dim, std::min<int64_t>(heads, 16));
+    args.all_blocks = narrow(block_starts(p).back());
+    args.least_sharing = sharing;
+    args.workspace = work.view();
+    for (int64_t begin = 0; begin < tiles.device.size(); begin += step) {
+        const int64_t end = std::min(begin + step, tiles.device.size());
+        const QueryTile& last = tiles.host[static_cast<size_t>(end - 1)];
+        args.tiles = tiles.device.data() + begin;
         args.tile_count = narrow(end - begin);
-        args.first_query = tiles[static_cast<size_t>(begin)].query;
+        args.first_query = tiles.host[static_cast<size_t>(begin)].query;
         args.queries = last.query + last.queries - args.first_query;
         check(launch_sparse_attention_sm90(args, call.stream()), "sparse_attention_sm90");
     }

@@ -4,10 +4,10 @@
 #pragma once
 
 #include "gpu/device/score_tiles_sm90.cuh"
+#include "gpu/device/warp.cuh"
 
 namespace msa::cuda::sm90 {
 
-constexpr int kWarp = 32;
 constexpr int kAttendRows = 128;
 using AttendRows = TileRows<2, 1>;
 constexpr float kLog2E = 1.44269504F;

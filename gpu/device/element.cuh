@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Operands are float or bfloat16 in memory and float in arithmetic.
+// Operands are float or bfloat16 in memory, those of the Index Branch also e4m3, and float in
+// arithmetic.
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 
@@ -13,6 +15,7 @@ namespace msa::cuda {
 
 __device__ inline float load(const float* from) { return *from; }
 __device__ inline float load(const __nv_bfloat16* from) { return __bfloat162float(*from); }
+__device__ inline float load(const __nv_fp8_e4m3* from) { return static_cast<float>(*from); }
 
 /// An output whose element is known at run time.
 struct Output {
@@ -40,6 +43,15 @@ void by_element(Element element, Body body) {
         body.template operator()<__nv_bfloat16>();
     else
         body.template operator()<float>();
+}
+
+/// The same of f32, bf16 or e4m3.
+template <typename Body>
+void by_index_element(Element element, Body body) {
+    if (element == Element::e4m3)
+        body.template operator()<__nv_fp8_e4m3>();
+    else
+        by_element(element, body);
 }
 
 }  // namespace msa::cuda

@@ -1,23 +1,14 @@
 // SPDX-License-Identifier: MIT
-// How tiled kernels see the layout.
+// How tiled kernels see layout and selection rule.
 #pragma once
 
 #include <cstdint>
 
 #include "core/problem.h"
 #include "core/selection.h"
+#include "gpu/query_tile.h"
 
 namespace msa::cuda {
-
-/// Consecutive queries of one sequence.
-struct QueryTile {
-    int64_t query;         // first query row
-    int64_t key;           // first key row of the sequence
-    int32_t queries;       // rows
-    int32_t most_visible;  // keys that the last of them sees
-    int32_t first_block;   // block 0 of the sequence when the blocks of all are numbered through
-    int32_t padding = 0;
-};
 
 /// SelectionRule in the integers of the kernels.
 struct DeviceRule {

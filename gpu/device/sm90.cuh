@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 #include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
@@ -55,6 +56,33 @@ __device__ inline void fence_barriers() {
 /// Ordinary writes to shared memory before it, matrix products and bulk copies after it.
 __device__ inline void fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// A kernel started by launch_early: returns once the kernel before it is done.
+__device__ inline void wait_for_previous_kernel() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+/// Lets a kernel started by launch_early behind this one begin.
+__device__ inline void let_next_kernel_start() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/// Launches a kernel that may begin before the one ahead of it in the stream is done (programmatic
+/// dependent launch); it must call wait_for_previous_kernel().
+template <typename... Args>
+cudaError_t launch_early(void (*kernel)(Args...), dim3 grid, int threads, int shared_bytes,
+                         cudaStream_t stream, const Args&... args) {
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 /// Starts fetching a tensor map that lies in kernel parameters.

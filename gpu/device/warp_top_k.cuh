@@ -4,10 +4,9 @@
 
 #include <cstdint>
 
-namespace msa::cuda {
+#include "gpu/device/warp.cuh"
 
-constexpr int kWarp = 32;
-constexpr uint32_t kAllLanes = 0xFFFFFFFF;
+namespace msa::cuda {
 
 /// A candidate as one number: higher is better, equal scores go to the lower block. 0 is no
 /// candidate, which is what -inf and NaN give; -0 equals +0.

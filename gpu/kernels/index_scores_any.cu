@@ -55,7 +55,7 @@ void index_scores_any(const Call& call, const IndexInput& in, View<float, 3> sco
     const HeadTiling tiling = tile_heads(p.kv_heads, p.queries());
     const Tensor<QueryRange, 1> tiles = call.upload(query_tiles(p, tiling.queries));
     const dim3 grid(static_cast<unsigned>(tiles.size()), 1, static_cast<unsigned>(tiling.parts));
-    by_element(in.index_q.element(), [&]<typename T>() {
+    by_index_element(in.index_q.element(), [&]<typename T>() {
         launch_attend(call, index_scores_kernel<T>, grid, tiling.warps(), p.index_dim,
                       index_heads<T>(p, in), tiling, tiles.data(), call.visible, p.block_size,
                       scores.extent(2), scores.data());

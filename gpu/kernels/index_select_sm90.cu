@@ -63,10 +63,14 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     const int rows = tile.queries * args.groups;
     const int blocks = (tile.most_visible + BlockSize - 1) / BlockSize - args.rule.forced_local;
     const int all_tiles = max(0, (blocks + kBlocksPerTile - 1) / kBlocksPerTile);
-    const int per_split = (all_tiles + args.splits - 1) / args.splits;
-    const int first_tile = min(static_cast<int>(blockIdx.y) * per_split, all_tiles);
-    const int count = min(per_split, all_tiles - first_tile);
+    const auto split_start = [&](int split) {
+        return static_cast<int>(int64_t{all_tiles} * split / args.splits);
+    };
+    const int first_tile = split_start(static_cast<int>(blockIdx.y));
+    const int count = split_start(static_cast<int>(blockIdx.y) + 1) - first_tile;
 
+    wait_for_previous_kernel();
+    let_next_kernel_start();
     if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
     for (int row = threadIdx.x; row < Rows::kRows; row += Rows::kThreads) {
         const RowRule own(args.rule,
@@ -143,11 +147,12 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
 }
 
 /// Merges the lists of the splits: a thread block per row, a part of the keys per warp.
-constexpr int kMergeWarps = 8;
+constexpr int kMergeWarps = 16;
 template <int Kept>
 __global__ void __launch_bounds__(kMergeWarps* kWarp)
     merge_splits(const __grid_constant__ IndexSelectArgs args) {
-    __shared__ uint64_t best[kMergeWarps][kWarp];
+    __shared__ uint64_t best[kMergeWarps][Kept];
+    wait_for_previous_kernel();
     const int64_t row = blockIdx.x;
     const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
     const uint64_t* const keys = args.partial + row * args.splits * Kept;
@@ -168,10 +173,11 @@ __global__ void __launch_bounds__(kMergeWarps* kWarp)
         }
     };
     merge(keys, args.splits * Kept, warp * kWarp, kMergeWarps * kWarp);
-    best[warp][lane] = list.key;
+    if (lane < Kept) best[warp][lane] = list.key;
     __syncthreads();
     if (warp != 0) return;
-    merge(best[0], kMergeWarps * kWarp, kWarp, kWarp);
+    list.key = 0;
+    merge(best[0], kMergeWarps * Kept, 0, kWarp);
     write_ids(list, args.rule.top_k, own.visible, args.rule.forced_first, args.rule.forced_local,
               args.ids + row * args.rule.top_k);
 }
@@ -184,12 +190,10 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
-    kernel<<<grid, Rows::kThreads, kBytes, stream>>>(args);
-    if (args.splits > 1)
-        merge_splits<Kept>
-            <<<static_cast<unsigned>(args.queries * args.groups), kMergeWarps * kWarp, 0, stream>>>(
-                args);
-    return cudaGetLastError();
+    error = launch_early(kernel, grid, Rows::kThreads, kBytes, stream, args);
+    if (args.splits == 1 || error != cudaSuccess) return error;
+    return launch_early(merge_splits<Kept>, static_cast<unsigned>(args.queries * args.groups),
+                        kMergeWarps * kWarp, 0, stream, args);
 }
 
 template <typename Shape, typename Rows>

@@ -58,6 +58,7 @@ struct SparseWorkspace {
 };
 
 struct SparseArgs {
+    const void* q;           // [Nq, Hq, dh] bf16
     CUtensorMap q_tile;      // [Nq, Hq, dh] bf16, boxes of 128 / G queries x G heads x 64 channels
     CUtensorMap q_one;       // boxes of one query
     CUtensorMap k, v;        // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
@@ -79,6 +80,11 @@ struct SparseArgs {
     __host__ __device__ int tile_queries() const { return kSparseTileRows / group_size(); }
     __host__ __device__ bool any_slots() const { return least_sharing > 1; }
 };
+
+/// Few queries, all in one kernel: needs q, k, v, ids, visible, sizes, out and lse alone. Best
+/// while its thread blocks fill the chip a few times over at most.
+int64_t few_blocks(const SparseArgs&);
+cudaError_t launch_sparse_few_sm90(const SparseArgs&, cudaStream_t);
 
 /// The kernels in order, for one chunk.
 cudaError_t launch_sparse_attention_sm90(const SparseArgs&, cudaStream_t);

@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 wanted =
                     args.workspace.splits[(query_row - args.first_query) * args.groups + item.group]
                         .uses == 0;
-            const bool any = softmax.best[side] != -INFINITY;
+            const bool any = total != 0;  // NaN alone leaves no best score, but a total
             const float factor = any ? 1 / total : 0;
             const int64_t out_row =
                 query_row * args.query_heads + item.group * heads + (row + 8 * side) % heads;

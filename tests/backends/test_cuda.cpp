@@ -74,11 +74,15 @@ TEST_F(Cuda, Bf16OutputsAreTheFloatOnesRounded) {
 
 TEST_F(Cuda, OtherElementsAreRefusedWithAReason) {
     const std::unique_ptr<Backend> backend = make_backend("cuda");
-    const Support support =
-        backend->supports(square_problem(8, 1, 1, 16, 16, 8),
-                          {.operation = Operation::index_scores, .element = Element::e4m3});
-    EXPECT_FALSE(support.yes);
-    EXPECT_EQ(support.why_not, "it takes f32 and bf16, not e4m3");
+    const auto support = [&](Operation operation, Element element) {
+        return backend->supports(square_problem(8, 1, 1, 16, 16, 8),
+                                 {.operation = operation, .element = element});
+    };
+    EXPECT_EQ(support(Operation::block_mass, Element::e4m3).why_not,
+              "it takes f32 and bf16, not e4m3");
+    EXPECT_EQ(support(Operation::index_scores, Element::f16).why_not,
+              "it takes f32, bf16 and e4m3, not f16");
+    EXPECT_TRUE(support(Operation::index_scores, Element::e4m3).yes);
 }
 
 TEST_F(Cuda, OutOfMemoryNamesTheBytesAndLeavesTheBackendUsable) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/e4m3.h"
 #include "core/half.h"
 #include "tests/support/compare.h"
 #include "tests/support/tolerance.h"
@@ -23,12 +24,15 @@ std::vector<Case> tuned_cases() {
     const auto sizes = [](int64_t heads, int64_t groups, int64_t dim, int64_t block) {
         return square_problem(0, heads, groups, dim, dim, block);
     };
-    const Problem paper = sizes(16, 1, 128, 128), narrow = sizes(16, 2, 64, 64);
+    // Groups enough to fill a chip, or else automatic takes the kernel for few queries.
+    const Problem paper = sizes(32, 2, 128, 128), narrow = sizes(64, 8, 64, 64);
     std::vector<Case> all{
         {"square", packed(paper, {0, 900}, {0, 900}), {.top_k = 4}},
         {"square_narrow", packed(narrow, {0, 700}, {0, 700}), {.top_k = 5}},
         {"wide_groups", packed(sizes(64, 2, 64, 128), {0, 300}, {0, 900}), {.top_k = 3}},
         {"many_groups", packed(sizes(40, 5, 64, 64), {0, 150}, {0, 600}), {.top_k = 4}},
+        {"few_wide", packed(sizes(64, 1, 128, 64), {0, 3, 12}, {0, 700, 1100}), {.top_k = 12}},
+        {"few_narrow", packed(sizes(16, 2, 64, 128), {0, 2, 20}, {0, 900, 5000}), {.top_k = 32}},
         {"ragged",
          packed(narrow, {0, 39, 74, 74, 75, 370}, {0, 39, 74, 74, 75, 370}),
          {.top_k = 3}},
@@ -84,9 +88,10 @@ protected:
             got.out.data()[i] = static_cast<float>(stored.data()[i]);
         return got;
     }
+    template <typename T = bf16>
     Tensor<int32_t, 3> index_select(const Operands& o) {
-        const auto index_q = upload<bf16>(*backend_, o.index_q);
-        const auto index_k = upload<bf16>(*backend_, o.index_k);
+        const auto index_q = upload<T>(*backend_, o.index_q);
+        const auto index_k = upload<T>(*backend_, o.index_k);
         Tensor<int32_t, 3> ids = backend_->make<int32_t, 3>(ids_.shape());
         backend_->index_select(problem(), GetParam().rule, {index_q, index_k}, ids);
         return backend_->download(ids.view());
@@ -150,6 +155,33 @@ TEST_P(Tuned, IndexSelectFollowsTheScores) {
     EXPECT_TRUE(identical(index_select(operands_), got));
 }
 
+template <int Rank, typename Round>
+void transform(Tensor<float, Rank>& values, Round round) {
+    std::transform(values.data(), values.data() + values.size(), values.data(), round);
+}
+
+TEST_P(Tuned, IndexSelectOfE4m3FollowsTheScores) {
+    Operands o = make_operands(GetParam(), Element::bf16);
+    const auto round = [](float x) { return static_cast<float>(e4m3(x)); };
+    transform(o.index_q, round);
+    transform(o.index_k, round);
+    const Problem& p = problem();
+    const double bound = e4m3_logit_bound(p.score_scale(), largest_norm<3>(o.index_q),
+                                          largest_norm<2>(o.index_k), p.index_dim);
+    EXPECT_TRUE(selection_follows(p, GetParam().rule, reference().index_scores(p, o),
+                                  index_select<e4m3>(o), bound));
+}
+
+TEST_P(Tuned, IndexSelectOfSmallIntegersIsExactInEveryType) {
+    Operands o = make_operands(GetParam(), Element::bf16);
+    const auto round = [](float x) { return std::clamp(std::nearbyint(x), -2.0F, 2.0F); };
+    transform(o.index_q, round);
+    transform(o.index_k, round);
+    const Tensor<int32_t, 3> want = reference().index_select(problem(), GetParam().rule, o);
+    EXPECT_TRUE(identical(index_select<bf16>(o), want));
+    EXPECT_TRUE(identical(index_select<e4m3>(o), want));
+}
+
 TEST_P(Tuned, BlockMassMatchesReference) {
     const BlockMass want = reference().block_mass(problem(), operands_);
     const Tensor<float, 3> got = block_mass(operands_);
@@ -163,6 +195,16 @@ TEST_P(Tuned, UnseenNanChangesNothing) {
     EXPECT_TRUE(identical(block_mass(spoilt), block_mass(operands_)));
     EXPECT_TRUE(matches(sparse_attention(spoilt, LoopOrder::automatic),
                         reference().sparse_attention(problem(), operands_, ids_), bounds_here()));
+}
+
+TEST_P(Tuned, NanQueriesGiveNan) {
+    Operands o = make_operands(GetParam(), Element::bf16);
+    const int64_t query = problem().queries() / 2;
+    for (int64_t d = 0; d < problem().head_dim; ++d)
+        o.q(query, 1, d) = std::numeric_limits<float>::quiet_NaN();
+    const Attention want = reference().sparse_attention(problem(), o, ids_);
+    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer})
+        EXPECT_TRUE(matches(sparse_attention(o, order), want, bounds_here())) << to_string(order);
 }
 
 TEST_P(Tuned, ForeignBlocksOfNanChangeNothing) {

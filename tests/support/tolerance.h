@@ -46,6 +46,14 @@ inline double logit_bound(double scale, double q_norm, double k_norm, int64_t wi
     return gamma(static_cast<double>(width) + 3) * scale * q_norm * k_norm;
 }
 
+/// The same for e4m3 operands on tensor cores, which align the 32 products of a step and the sum so
+/// far to the largest and keep 13 fraction bits of each (Hopper): every term of every step is off
+/// by at most 2^-13 of the largest partial sum.
+inline double e4m3_logit_bound(double scale, double q_norm, double k_norm, int64_t width) {
+    const double steps = std::ceil(static_cast<double>(width) / 32);
+    return steps * 33 * 0x1p-13 * scale * q_norm * k_norm;
+}
+
 /// A softmax weight over n keys is off by a factor of at most 1 + this, its normaliser included,
 /// when every logit is off by `logit`: e^(2 logit) for weight and sum, exp itself twice, n
 /// additions in the sum and up to n rescalings by an online softmax.

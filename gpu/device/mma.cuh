@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+// Matrix products of one warp: sum [16, 8] += A [16, 16] B [16, 8], bf16, float sums. Source: PTX
+// ISA, mma.m16n8k16 and ldmatrix. The layouts of sum and A are those of gpu/device/wgmma.cuh, for
+// one warp.
+#pragma once
+
+#include <cstdint>
+
+namespace msa::cuda {
+
+__device__ inline void multiply_16x8(float* sum, const uint32_t* a, const uint32_t* b) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/// Four 8 x 8 matrices of two-byte elements: lane l gives the address of row l % 8 of matrix l / 8
+/// in shared memory, and gets two elements of row l / 4 of each.
+__device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+                 : "memory");
+}
+/// The same of the transposed matrices.
+__device__ inline void load_transposed(uint32_t (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+                 : "memory");
+}
+
+}  // namespace msa::cuda

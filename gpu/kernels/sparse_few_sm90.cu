@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT
+// Decode: too few queries to fill the chip with tiles. A cluster of thread blocks answers 16 heads
+// of one (query, group): a thread block takes every 8th of the selected blocks, a warp a quarter of
+// its keys, and the partial results meet in the cluster's shared memory. One launch, no scratch
+// memory; what the query does not see is never multiplied.
+#include <cooperative_groups.h>
+
+#include "gpu/device/attend_sm90.cuh"
+#include "gpu/device/mma.cuh"
+#include "gpu/kernels/sparse_attention_sm90.h"
+
+namespace msa::cuda {
+namespace {
+
+using namespace sm90;
+
+constexpr int kCluster = 8, kWarps = 4, kThreads = kWarps * kWarp;
+constexpr int kHeads = 16;  // rows of a matrix product
+constexpr int kStages = 2;
+constexpr int kParts = kCluster * kWarps;
+static_assert(kParts == kWarp && kHeads == 2 * kCluster);
+
+template <int Dim, int BlockSize>
+struct Shared {
+    using S = AttendShape<Dim, BlockSize>;
+    struct Tiles {
+        char k[kStages][S::kKeyBytes], v[kStages][S::kKeyBytes];
+    };
+    union {
+        Tiles tiles;
+        float out[kWarps][kHeads][Dim];  // after the last tile
+    };
+    float best[kWarps][kHeads], total[kWarps][kHeads];
+    Barrier k_full[kStages], v_full[kStages];
+};
+
+/// Address of 16 bytes of a swizzled tile: channels from 8 chunk on of one key.
+template <int KeyBox>
+__device__ char* chunk_of(char* tile, int key, int chunk) {
+    return tile + chunk / 8 * KeyBox + key * kSwizzle + ((chunk % 8 ^ key % 8) << 4);
+}
+
+/// sum [16, keys] of this warp = rows x its keys, `first` on.
+template <int Dim, int BlockSize>
+__device__ void scores_of(float (&sum)[BlockSize / kWarps / 2], const uint32_t (&rows)[Dim / 4],
+                          char* k, int first) {
+    constexpr int kKeyBox = AttendShape<Dim, BlockSize>::kKeyBox;
+    const int lane = threadIdx.x % kWarp;
+    for (float& x : sum) x = 0;
+#pragma unroll
+    for (int tile = 0; tile < BlockSize / kWarps / 8; ++tile)
+#pragma unroll
+        for (int s = 0; s < Dim / 16; s += 2) {
+            uint32_t keys[4];  // of steps s and s + 1
+            load_matrices(keys,
+                          chunk_of<kKeyBox>(k, first + 8 * tile + lane % 8, 2 * s + lane / 8));
+            multiply_16x8(sum + 4 * tile, rows + 4 * s, keys);
+            multiply_16x8(sum + 4 * tile, rows + 4 * s + 4, keys + 2);
+        }
+}
+
+/// out [16, Dim] += P x this warp's values.
+template <int Dim, int BlockSize>
+__device__ void add_values(float (&out)[Dim / 2], const float (&p)[BlockSize / kWarps / 2], char* v,
+                           int first) {
+    constexpr int kKeyBox = AttendShape<Dim, BlockSize>::kKeyBox;
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int step = 0; step < BlockSize / kWarps / 16; ++step) {
+        uint32_t weights[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[i] = pack(p[8 * step + 2 * i], p[8 * step + 2 * i + 1]);
+        const int key = first + 16 * step + lane % 16;
+#pragma unroll
+        for (int tile = 0; tile < Dim / 8; tile += 2) {
+            uint32_t values[4];
+            load_transposed(values, chunk_of<kKeyBox>(v, key, tile + lane / 16));
+            multiply_16x8(out + 4 * tile, weights, values);
+            multiply_16x8(out + 4 * tile + 4, weights, values + 2);
+        }
+    }
+}
+
+/// Values of the keys [seen, ...) of this warp become 0: they may hold anything.
+template <int Dim, int BlockSize>
+__device__ void clear_unseen(char* v, int first, int seen) {
+    constexpr int kKeys = BlockSize / kWarps, kChunks = Dim / 8;
+    if (seen >= first + kKeys) return;
+    const int from = max(seen, first);
+    for (int i = threadIdx.x % kWarp; i < (first + kKeys - from) * kChunks; i += kWarp)
+        *reinterpret_cast<uint4*>(chunk_of<AttendShape<Dim, BlockSize>::kKeyBox>(
+            v, from + i / kChunks, i % kChunks)) = {};
+    __syncwarp();
+}
+
+template <int Dim, int BlockSize>
+__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
+    few_queries(const __grid_constant__ SparseArgs args) {
+    extern __shared__ __align__(1024) char memory[];
+    auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
+    using S = AttendShape<Dim, BlockSize>;
+    const auto cluster = cooperative_groups::this_cluster();
+    const int rank = static_cast<int>(blockIdx.x) % kCluster;
+    const int heads = args.group_size(), parts = (heads + kHeads - 1) / kHeads;
+    const int item = static_cast<int>(blockIdx.x) / kCluster;
+    const int first_head = item % parts * kHeads;
+    const int64_t row = item / parts;
+    const int64_t query = row / args.groups;
+    const int group = static_cast<int>(row % args.groups);
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
+
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < kStages; ++s) shared.k_full[s].init(1), shared.v_full[s].init(1);
+        fence_barriers();
+    }
+    wait_for_previous_kernel();  // the operands may come from it
+    const int64_t first_row = query * args.query_heads + group * heads + first_head;
+    const auto* const q = static_cast<const uint32_t*>(args.q) + first_row * (Dim / 2);
+    uint32_t rows[Dim / 4];
+#pragma unroll
+    for (int s = 0; s < Dim / 16; ++s)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int head = lane / 4 + 8 * (i % 2);
+            rows[4 * s + i] = first_head + head < heads
+                                  ? q[head * (Dim / 2) + 8 * s + 4 * (i / 2) + lane % 4]
+                                  : 0;
+        }
+    const KeyRange visible = args.visible[query];
+    __syncthreads();
+
+    const int32_t* const ids = args.ids + row * args.top_k;
+    auto id_of = [&](int n) {
+        const int slot = rank + n * kCluster;
+        return slot < args.top_k ? ids[slot] : -1;
+    };
+    auto fetch = [&](int n, int id) {
+        if (threadIdx.x != 0 || id < 0) return;
+        const int stage = n % kStages;
+        const int key = static_cast<int>(visible.first) + id * BlockSize;
+        auto copy = [&](char* to, const CUtensorMap* map, Barrier& full) {
+            full.expect(S::kKeyBytes);
+            for (int box = 0; box < S::kBoxes; ++box)
+                copy_box(to + box * S::kKeyBox, map, group * Dim + 64 * box, key, &full);
+        };
+        copy(shared.tiles.k[stage], &args.k, shared.k_full[stage]);
+        copy(shared.tiles.v[stage], &args.v, shared.v_full[stage]);
+    };
+    int32_t ahead[kStages];
+    for (int n = 0; n < kStages; ++n) fetch(n, ahead[n] = id_of(n));
+
+    float out[Dim / 2] = {};
+    Softmax softmax;
+    const int first = warp * (BlockSize / kWarps);  // of the warp's keys
+    for (int n = 0; ahead[n % kStages] >= 0; ++n) {
+        const int stage = n % kStages;
+        const uint32_t parity = n / kStages % 2;
+        const int64_t seen = visible.count - int64_t{ahead[stage]} * BlockSize;
+        const int seen_here = static_cast<int>(min(seen, int64_t{BlockSize})) - first;
+        float sum[BlockSize / kWarps / 2], factor[2];
+        shared.k_full[stage].wait(parity);
+        scores_of<Dim, BlockSize>(sum, rows, shared.tiles.k[stage], first);
+        const int both[2] = {seen_here, seen_here};
+        softmax.step(sum, both, args.scale * kLog2E, factor);
+#pragma unroll
+        for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
+        shared.v_full[stage].wait(parity);
+        clear_unseen<Dim, BlockSize>(shared.tiles.v[stage], first, first + seen_here);
+        if (seen_here > 0) add_values<Dim, BlockSize>(out, sum, shared.tiles.v[stage], first);
+        __syncthreads();
+        fetch(n + kStages, ahead[stage] = id_of(n + kStages));
+    }
+
+    __syncthreads();
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+        const int head = lane / 4 + 8 * side;
+        float total = softmax.total[side];
+        total += __shfl_xor_sync(kAllLanes, total, 1);
+        total += __shfl_xor_sync(kAllLanes, total, 2);
+        if (lane % 4 == 0)
+            shared.best[warp][head] = softmax.best[side], shared.total[warp][head] = total;
+#pragma unroll
+        for (int j = 0; j < Dim / 8; ++j)
+            *reinterpret_cast<float2*>(&shared.out[warp][head][8 * j + 2 * (lane % 4)]) = {
+                out[4 * j + 2 * side], out[4 * j + 2 * side + 1]};
+    }
+    cluster.sync();
+    {
+        // Two heads per thread block, half of the channels of one per warp; a lane per part.
+        constexpr int kPerLane = Dim / 2 / kWarp;
+        const int head = 2 * rank + warp / 2;
+        const auto& part = *cluster.map_shared_rank(&shared, lane / kWarps);
+        const float own = part.best[lane % kWarps][head];
+        float best = own;
+        for (int step = kWarp / 2; step > 0; step /= 2)
+            best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, step));
+        const float base = best == -INFINITY ? 0 : best;
+        const float weight = exp2f((own - base) * args.scale * kLog2E);
+        float total = weight * part.total[lane % kWarps][head];
+        // NaN alone leaves no best score; its total says so.
+        if (own == -INFINITY) total = part.total[lane % kWarps][head];
+        for (int step = kWarp / 2; step > 0; step /= 2)
+            total += __shfl_xor_sync(kAllLanes, total, step);
+        float mine[kPerLane] = {};
+        const int channel = warp % 2 * (Dim / 2) + lane * kPerLane;
+#pragma unroll 8
+        for (int n = 0; n < kParts; ++n) {
+            const auto& other = *cluster.map_shared_rank(&shared, n / kWarps);
+            const float share = __shfl_sync(kAllLanes, weight, n);
+            for (int i = 0; i < kPerLane; ++i)
+                mine[i] = fmaf(share, other.out[n % kWarps][head][channel + i], mine[i]);
+        }
+        if (first_head + head < heads) {
+            const bool any = total != 0;
+            auto* const to = static_cast<__nv_bfloat16*>(args.out) + (first_row + head) * Dim;
+            for (int i = 0; i < kPerLane; ++i)
+                to[channel + i] = __float2bfloat16_rn(any ? mine[i] / total : 0);
+            if (warp % 2 == 0 && lane == 0)
+                args.lse[first_row + head] = any ? fmaf(best, args.scale, logf(total)) : -INFINITY;
+        }
+    }
+    cluster.sync();  // nobody leaves while its memory is read
+}
+
+template <int Dim, int BlockSize>
+cudaError_t launch(const SparseArgs& args, cudaStream_t stream) {
+    constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
+    auto* const kernel = few_queries<Dim, BlockSize>;
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    if (error != cudaSuccess) return error;
+    return launch_early(kernel, static_cast<unsigned>(few_blocks(args)), kThreads, kBytes, stream,
+                        args);
+}
+
+}  // namespace
+
+int64_t few_blocks(const SparseArgs& args) {
+    return args.queries * args.groups * ceil_div(args.group_size(), kHeads) * kCluster;
+}
+
+cudaError_t launch_sparse_few_sm90(const SparseArgs& args, cudaStream_t stream) {
+    if (args.head_dim == 128)
+        return args.block_size == 128 ? launch<128, 128>(args, stream)
+                                      : launch<128, 64>(args, stream);
+    return args.block_size == 128 ? launch<64, 128>(args, stream) : launch<64, 64>(args, stream);
+}
+
+}  // namespace msa::cuda

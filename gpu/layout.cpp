@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+#include "gpu/layout.h"
+
+#include <algorithm>
+
+namespace msa::cuda {
+namespace {
+
+std::vector<QueryTile> make_tiles(const Problem& p, const std::vector<KeyRange>& visible,
+                                  int64_t rows) {
+    const std::vector<int64_t> first_block = block_starts(p);
+    std::vector<QueryTile> tiles;
+    size_t sequence = 0;
+    for (const QueryRange& range : query_tiles(p, rows)) {
+        while (p.cu_seqlens_q[sequence + 1] <= range.begin) ++sequence;
+        const int64_t most_visible = visible[static_cast<size_t>(range.end - 1)].count;
+        tiles.push_back(
+            {range.begin, p.cu_seqlens_k[sequence], static_cast<int32_t>(range.end - range.begin),
+             static_cast<int32_t>(most_visible), static_cast<int32_t>(first_block[sequence])});
+    }
+    return tiles;
+}
+
+}  // namespace
+
+void sort_longest_first(std::vector<QueryTile>& tiles) {
+    std::stable_sort(tiles.begin(), tiles.end(), [](const QueryTile& a, const QueryTile& b) {
+        return a.most_visible > b.most_visible;
+    });
+}
+
+Layout::Layout(const Problem& problem, std::shared_ptr<Stream> stream)
+    : problem_(problem),
+      stream_(std::move(stream)),
+      visible_host_(visible_keys(problem)),
+      visible_(upload(stream_, visible_host_)) {}
+
+bool Layout::fits(const Problem& p) const {
+    // The blocks of all sequences are numbered through in the tiles.
+    return p.block_size == problem_.block_size && p.cu_seqlens_q == problem_.cu_seqlens_q &&
+           p.cu_seqlens_k == problem_.cu_seqlens_k && p.query_positions == problem_.query_positions;
+}
+
+const Tiles& Layout::tiles(int64_t rows, TileOrder order) const {
+    const auto [at, is_new] = tiles_.try_emplace({rows, order});
+    Tiles& tiles = at->second;
+    if (is_new) {
+        tiles.host = make_tiles(problem_, visible_host_, rows);
+        if (order == TileOrder::longest_first) sort_longest_first(tiles.host);
+        tiles.device = upload(stream_, tiles.host);
+    }
+    return tiles;
+}
+
+}  // namespace msa::cuda
