@@ -145,6 +145,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             float factor[2];
             auto take = [&](float(&sum)[BlockSize / 2]) {  // scores of the block at k_at
                 const UnionBlock block = shared.blocks[k_at.stage];
+                __syncwarp();  // all lanes have read it
                 if (leader) shared.k_ring.empty[k_at.stage].arrive();
                 k_at.advance();
                 int seen[2];
