@@ -14,7 +14,7 @@ constexpr float kLargest = 448;
 
 }  // namespace
 
-e4m3::e4m3(float value) {
+E4m3::E4m3(float value) {
     const uint8_t sign = std::signbit(value) ? kSign : 0;
     if (std::isnan(value)) {
         bits = sign | kNan;
@@ -29,7 +29,7 @@ e4m3::e4m3(float value) {
     bits = static_cast<uint8_t>(sign | ((exponent + kBias - 1) * kFractions + fractions));
 }
 
-e4m3::operator float() const {
+E4m3::operator float() const {
     const int exponent = (bits & kNan) / kFractions, fraction = bits % kFractions;
     const float sign = (bits & kSign) != 0 ? -1.0F : 1.0F;
     if ((bits & kNan) == kNan) return std::copysign(std::numeric_limits<float>::quiet_NaN(), sign);

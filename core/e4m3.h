@@ -10,14 +10,15 @@ namespace msa {
 
 /// Sign, 4 bits of exponent (bias 7), 3 of fraction; subnormals of 2^-9, no infinities, largest
 /// 448, NaN is 0x7F of either sign. Source: OCP 8-bit floating point specification (OFP8), E4M3.
-struct e4m3 {
+struct E4m3 {
     uint8_t bits = 0;
 
-    e4m3() = default;
+    E4m3() = default;
     /// The nearest, ties to even; beyond 448, infinities too: 448. NaN stays NaN.
-    explicit e4m3(float value);
+    explicit E4m3(float value);
     explicit operator float() const;
 };
+using e4m3 = E4m3;  // beside f16 and bf16
 static_assert(sizeof(e4m3) == 1);
 
 template <>
