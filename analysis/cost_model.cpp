@@ -2,10 +2,42 @@
 #include "analysis/cost_model.h"
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 #include "core/selection.h"
 
 namespace msa::analysis {
+namespace {
+
+constexpr double kWord = 4;  // bytes of a score, a mass, an lse, an id
+
+double real(int64_t number) { return static_cast<double>(number); }
+double bytes_of(Element element) { return real(element_bytes(element)); }
+
+/// q in, out and lse out.
+double query_bytes(const Problem& p, Element element) {
+    return real(p.queries() * p.query_heads) * (2 * bytes_of(element) * real(p.head_dim) + kWord);
+}
+
+/// (token, group) pairs that any query selected.
+int64_t selected_tokens(const Problem& p, View<const int32_t, 3> ids) {
+    const std::vector<KeyRange> visible = visible_keys(p);
+    const std::vector<int64_t> starts = block_starts(p), sequences = query_sequences(p);
+    std::vector<int64_t> tokens(static_cast<size_t>(starts.back() * p.kv_heads), 0);
+    for (int64_t i = 0; i < p.queries(); ++i) {
+        const auto at = static_cast<size_t>(i);
+        const int64_t first = starts[static_cast<size_t>(sequences[at])];
+        for (int64_t r = 0; r < p.kv_heads; ++r)
+            for (int64_t b : selected(ids, i, r)) {
+                int64_t& most = tokens[static_cast<size_t>((first + b) * p.kv_heads + r)];
+                most = std::max(most, std::min(p.block_size, visible[at].count - b * p.block_size));
+            }
+    }
+    return std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+}
+
+}  // namespace
 
 double causal_pairs(const Problem& p) {
     double pairs = 0;
@@ -41,6 +73,32 @@ double sparse_attention_flops(const Problem& p, View<const int32_t, 3> ids) {
 double index_kl_flops(const Problem& p, double pairs) {
     const auto main = static_cast<double>(p.group_size() * p.head_dim);
     return 2 * (main + 3 * static_cast<double>(p.index_dim)) * pairs;
+}
+
+double select_blocks_bytes(const Problem& p, int64_t top_k) {
+    return kWord * real(p.queries() * p.kv_heads) * real(p.blocks() + top_k);
+}
+
+double index_select_bytes(const Problem& p, Element element, int64_t top_k) {
+    return bytes_of(element) * real((p.queries() * p.kv_heads + p.keys()) * p.index_dim) +
+           kWord * real(p.queries() * p.kv_heads * top_k);
+}
+
+double sparse_attention_bytes(const Problem& p, View<const int32_t, 3> ids, Element element) {
+    return query_bytes(p, element) +
+           2 * bytes_of(element) * real(selected_tokens(p, ids) * p.head_dim) +
+           kWord * real(ids.size());
+}
+
+double dense_attention_bytes(const Problem& p, Element element) {
+    return query_bytes(p, element) +
+           2 * bytes_of(element) * real(p.keys() * p.kv_heads * p.head_dim);
+}
+
+double block_mass_bytes(const Problem& p, Element element) {
+    return bytes_of(element) *
+               real((p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim) +
+           kWord * real(p.queries() * p.kv_heads * p.blocks());
 }
 
 }  // namespace msa::analysis

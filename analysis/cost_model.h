@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Floating-point operations (a multiply-add is 2) of a problem as it is, pair by pair. All counting
+// Floating-point operations (a multiply-add is 2) and bytes of a problem as it is. All counting
 // is here, in stage_cost.h (from sizes) and in selection_cost.h (from measured selections).
 #pragma once
 
@@ -29,5 +29,16 @@ double sparse_attention_flops(const Problem&, View<const int32_t, 3> ids);
 /// KL loss with gradient over `pairs` (query, key, group) triples of its support: main and index
 /// logits, and the two index gradients.
 double index_kl_flops(const Problem&, double pairs);
+
+// Bytes that must cross the memory bus however it is done: operands of the given element once,
+// results once. Attention's out is stored like its operands; scores, mass and lse are 4-byte
+// floats, ids 4-byte integers.
+
+double select_blocks_bytes(const Problem&, int64_t top_k);
+double index_select_bytes(const Problem&, Element, int64_t top_k);
+/// k and v of the tokens that any query of the group selected, each once.
+double sparse_attention_bytes(const Problem&, View<const int32_t, 3> ids, Element);
+double dense_attention_bytes(const Problem&, Element);
+double block_mass_bytes(const Problem&, Element);
 
 }  // namespace msa::analysis

@@ -110,7 +110,7 @@ public:
 
     /// Memory of this backend's space, zero-filled.
     virtual std::shared_ptr<void> allocate(int64_t bytes) = 0;
-    /// Copies between the host and this backend's space, in either direction.
+    /// Copies between the host and this backend's space, in either direction, or within either.
     virtual void copy(void* to, Space to_space, const void* from, Space from_space,
                       int64_t bytes) = 0;
     /// Waits until all calls so far are done.

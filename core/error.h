@@ -26,6 +26,12 @@ public:
     using std::runtime_error::runtime_error;
 };
 
+/// There is not enough memory, on the host or on a device.
+class MemoryError : public SystemError {
+public:
+    using SystemError::SystemError;
+};
+
 /// Joins its arguments with operator<< : text("k is ", 0, ", must be at least 1").
 template <typename... Parts>
 std::string text(const Parts&... parts) {

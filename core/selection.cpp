@@ -2,11 +2,46 @@
 #include "core/selection.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "core/error.h"
 
 namespace msa {
+namespace {
+
+/// selection_fault() of one row, whose query sees `blocks` blocks.
+std::string row_fault(const SelectionRule& rule, int64_t blocks, View<const float, 1> scores,
+                      std::span<const int32_t> kept, double bound) {
+    int64_t candidates = 0;
+    // The weakest kept and the strongest dropped free block, by (score, lower id first).
+    int64_t weakest = -1, strongest = -1;
+    const auto better = [&](int64_t a, int64_t b) {
+        return scores(a) > scores(b) || (scores(a) == scores(b) && a < b);
+    };
+    for (int64_t b = 0; b < blocks; ++b) {
+        const bool in = std::binary_search(kept.begin(), kept.end(), b);
+        if (is_forced(rule, b, blocks)) {
+            ++candidates;
+            if (!in) return text("forced block ", b, " is missing");
+        } else if (scores(b) > -std::numeric_limits<float>::infinity()) {
+            ++candidates;
+            if (in && (weakest < 0 || better(weakest, b))) weakest = b;
+            if (!in && (strongest < 0 || better(b, strongest))) strongest = b;
+        } else if (in) {
+            return text("block ", b, " without a score is kept");
+        }
+    }
+    if (std::ssize(kept) != std::min(rule.top_k, candidates))
+        return text(kept.size(), " blocks kept of ", candidates, " candidates, k ", rule.top_k);
+    if (weakest < 0 || strongest < 0 || better(weakest, strongest)) return "";
+    const double gap = double{scores(strongest)} - double{scores(weakest)};
+    if (bound != 0 && gap <= 2 * bound) return "";
+    return text("kept block ", weakest, " with score ", scores(weakest), " instead of block ",
+                strongest, " with ", scores(strongest), ", bound ", bound);
+}
+
+}  // namespace
 
 void SelectionRule::validate() const {
     require(top_k >= 1, "top_k is ", top_k, ", must be at least 1");
@@ -58,6 +93,24 @@ void check_selection(const Problem& p, View<const int32_t, 3> ids) {
             }
         }
     }
+}
+
+std::string selection_fault(const Problem& p, const SelectionRule& rule,
+                            View<const float, 3> scores, View<const int32_t, 3> ids, double bound) {
+    try {
+        check_selection(p, ids);
+    } catch (const InputError& broken) {
+        return broken.what();
+    }
+    const std::vector<KeyRange> visible = visible_keys(p);
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            const int64_t seen = visible[static_cast<size_t>(i)].count;
+            const std::string fault = row_fault(rule, visible_blocks(seen, p.block_size),
+                                                scores[i][r], selected(ids, i, r), bound);
+            if (!fault.empty()) return text("query ", i, ", group ", r, ": ", fault);
+        }
+    return "";
 }
 
 }  // namespace msa

@@ -29,7 +29,7 @@ std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t by
         cudaGetLastError();
         size_t free = 0, total = 0;
         check(cudaMemGetInfo(&free, &total), "asking for the free memory");
-        throw SystemError(text("cuda: not enough device memory: ", bytes, " bytes asked, ", free,
+        throw MemoryError(text("cuda: not enough device memory: ", bytes, " bytes asked, ", free,
                                " of ", total, " free"));
     }
     check(status, "allocating memory");

@@ -33,7 +33,7 @@ private:
 };
 
 /// Device memory in stream order, not initialised, freed in stream order. Never null. Throws
-/// SystemError with the bytes asked, free and in all when there is not enough.
+/// MemoryError with the bytes asked, free and in all when there is not enough.
 std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes);
 
 /// A copy of host data in device memory.

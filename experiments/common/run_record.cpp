@@ -5,9 +5,7 @@
 
 #include <chrono>
 #include <ctime>
-#include <fstream>
 
-#include "core/error.h"
 #include "core/io/sha256.h"
 #include "experiments/common/version.h"
 
@@ -37,15 +35,6 @@ io::RunRecord start_record(const std::string& program, std::span<const std::stri
     for (const std::filesystem::path& input : inputs)
         record.inputs[input.filename().string()] = io::sha256_of_file(input);
     return record;
-}
-
-void write_text(const std::filesystem::path& path, const std::string& content) {
-    const std::filesystem::path partial = path.string() + ".partial";
-    std::ofstream stream(partial);
-    stream << content;
-    stream.close();
-    if (!stream) throw SystemError("cannot write " + partial.string());
-    std::filesystem::rename(partial, path);
 }
 
 }  // namespace msa::experiments

@@ -18,7 +18,4 @@ std::string utc_now();
 io::RunRecord start_record(const std::string& program, std::span<const std::string> args,
                            const std::vector<std::filesystem::path>& inputs);
 
-/// Replaces a small text file as a whole.
-void write_text(const std::filesystem::path& path, const std::string& content);
-
 }  // namespace msa::experiments

@@ -91,4 +91,10 @@ std::string fixed_text(double value, int decimals) {
     return text.str();
 }
 
+std::string count_text(int64_t count) {
+    for (const auto& [unit, suffix] : {std::pair{1 << 20, "M"}, {1 << 10, "K"}})
+        if (count > 0 && count % unit == 0) return std::to_string(count / unit) + suffix;
+    return std::to_string(count);
+}
+
 }  // namespace msa::experiments

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
 #include <string>
 #include <vector>
@@ -29,5 +30,7 @@ void print_paragraph(std::ostream& out, const std::string& words);
 std::string number_text(double value, int digits = 4);
 /// A number with `decimals` decimals, "-" for NaN.
 std::string fixed_text(double value, int decimals);
+/// A count of tokens as Count reads it: "128K", "1M", "196609".
+std::string count_text(int64_t count);
 
 }  // namespace msa::experiments

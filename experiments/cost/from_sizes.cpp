@@ -16,7 +16,6 @@ namespace {
 using analysis::LayerSizes, analysis::Pipeline, analysis::Stage;
 using nlohmann::ordered_json;
 
-constexpr int64_t kBlockSize = 128, kTopK = 16, kIndexDim = 128;  // the paper's
 constexpr double kTera = 1e12, kGiga = 1e9, kMilli = 1e-3, kMicro = 1e-6;
 
 /// One context: what there is to print of it.
@@ -26,14 +25,8 @@ struct Context {
 };
 
 Context cost_context(const CostOptions& o, const Model& model, int64_t tokens) {
-    LayerSizes sizes;
+    LayerSizes sizes = layer_sizes(model);
     sizes.tokens = tokens;
-    sizes.query_heads = model.query_heads;
-    sizes.kv_heads = model.kv_heads;
-    sizes.head_dim = model.head_dim;
-    sizes.index_dim = o.index_dim.value_or(model.index_dim.value_or(kIndexDim));
-    sizes.block_size = o.block_size.value_or(model.block_size.value_or(kBlockSize));
-    sizes.top_k = o.top_k.value_or(model.top_k.value_or(kTopK));
     sizes.element = o.element;
     sizes.index_element = o.index_element;
     sizes.validate();
@@ -45,12 +38,6 @@ const Pipeline& fastest(const std::vector<Pipeline>& pipelines, const analysis::
     return *std::min_element(
         pipelines.begin() + 1, pipelines.end(),
         [&](const Pipeline& a, const Pipeline& b) { return a.seconds(on) < b.seconds(on); });
-}
-
-std::string context_text(int64_t tokens) {
-    for (const auto& [unit, suffix] : {std::pair{1 << 20, "M"}, {1 << 10, "K"}})
-        if (tokens % unit == 0) return std::to_string(tokens / unit) + suffix;
-    return std::to_string(tokens);
 }
 
 ordered_json sizes_json(const LayerSizes& s) {
@@ -128,7 +115,7 @@ void print_overview(const std::vector<Context>& contexts, const analysis::Hardwa
     for (const Context& context : contexts) {
         const std::vector<Pipeline>&prefill = context.phases[0].second,
               &decode = context.phases[1].second;
-        std::vector<std::string> row{context_text(context.sizes.tokens),
+        std::vector<std::string> row{count_text(context.sizes.tokens),
                                      fixed_text(flop_ratio(context.sizes), 2)};
         for (const Pipeline& pipeline : prefill)
             row.push_back(number_text(pipeline.seconds(on) / kMilli));
@@ -143,7 +130,7 @@ void print_overview(const std::vector<Context>& contexts, const analysis::Hardwa
 }
 
 void print_stages(const Context& context, const analysis::Hardware& on, std::ostream& out) {
-    out << "\nStages at " << context_text(context.sizes.tokens)
+    out << "\nStages at " << count_text(context.sizes.tokens)
         << " (--csv and --json have every context):\n\n";
     Table table({"phase", "pipeline", "stage", "TFLOP", "GB", "FLOP/byte", "limit", "ms", "FLOPs",
                  "bytes"});
@@ -183,7 +170,10 @@ void print_tables(const CostOptions& o, const Model& model, const std::vector<Co
 }  // namespace
 
 void cost_from_sizes(const CostOptions& o, const analysis::Hardware& on, std::ostream& out) {
-    const Model model = read_model(o.preset);
+    Model model = read_model(o.preset);
+    if (o.index_dim) model.index_dim = o.index_dim;
+    if (o.block_size) model.block_size = o.block_size;
+    if (o.top_k) model.top_k = o.top_k;
     std::vector<Context> contexts;
     for (int64_t tokens : o.contexts) contexts.push_back(cost_context(o, model, tokens));
     if (o.format == Format::json) print_json(o, model, contexts, on, out);

@@ -14,6 +14,7 @@ namespace {
 
 using nlohmann::json;
 
+constexpr int64_t kBlockSize = 128, kTopK = 16, kIndexDim = 128;  // the paper's
 constexpr double kTera = 1e12, kMebi = 1 << 20;
 
 std::filesystem::path folder(const std::string& kind) {
@@ -125,5 +126,16 @@ Model read_model(const std::string& name_or_path) {
 }
 
 std::vector<std::string> list_models() { return list_names("models"); }
+
+analysis::LayerSizes layer_sizes(const Model& model) {
+    analysis::LayerSizes sizes;
+    sizes.query_heads = model.query_heads;
+    sizes.kv_heads = model.kv_heads;
+    sizes.head_dim = model.head_dim;
+    sizes.index_dim = model.index_dim.value_or(kIndexDim);
+    sizes.block_size = model.block_size.value_or(kBlockSize);
+    sizes.top_k = model.top_k.value_or(kTopK);
+    return sizes;
+}
 
 }  // namespace msa::experiments

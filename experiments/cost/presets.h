@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "analysis/hardware.h"
+#include "analysis/stage_cost.h"
 
 namespace msa::experiments {
 
@@ -30,5 +31,8 @@ struct Model {
 /// its text_config; of a sparse one its sparse_attention_config.
 Model read_model(const std::string& name_or_path);
 std::vector<std::string> list_models();
+
+/// Sizes of one of its layers, all but the tokens; what the model lacks is the paper's.
+analysis::LayerSizes layer_sizes(const Model&);
 
 }  // namespace msa::experiments

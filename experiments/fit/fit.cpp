@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "experiments/common/run_record.h"
+#include "experiments/common/write_text.h"
 #include "experiments/fit/indexer_file.h"
 #include "experiments/fit/layer.h"
 #include "experiments/fit/options.h"

@@ -40,5 +40,23 @@ TEST(CostModel, SelectedPairsCountVisibleTokensOnly) {
     EXPECT_EQ(sparse_attention_flops(p, ids), 4.0 * 16 * 16);
 }
 
+TEST(CostModel, BytesCountEverythingOnce) {
+    const Problem p = square_problem(20, 4, 2, 16, 32, 8);  // blocks of 8, 8 and 4 tokens
+    EXPECT_EQ(select_blocks_bytes(p, 2), 4.0 * 20 * 2 * (3 + 2));
+    EXPECT_EQ(index_select_bytes(p, Element::bf16, 2),
+              2.0 * (20 * 2 * 32 + 20 * 32) + 4.0 * 20 * 2 * 2);
+    const double queries = 2 * 4.0 * 20 * 4 * 16 + 4.0 * 20 * 4;
+    EXPECT_EQ(dense_attention_bytes(p, Element::f32), queries + 2 * 4.0 * 20 * 2 * 16);
+    EXPECT_EQ(block_mass_bytes(p, Element::f32),
+              4.0 * (20 * 4 * 16 + 20 * 2 * 16) + 4.0 * 20 * 2 * 3);
+    Tensor<int32_t, 3> ids({20, 2, 2});
+    for (int64_t i = 0; i < ids.size(); ++i) ids.data()[i] = kNoBlock;
+    ids(3, 0, 0) = 0;   // tokens 0-3 of group 0
+    ids(5, 0, 0) = 0;   // and 4, 5
+    ids(19, 1, 0) = 2;  // tokens 16-19 of group 1
+    EXPECT_EQ(sparse_attention_bytes(p, ids, Element::f32),
+              queries + 2 * 4.0 * (6 + 4) * 16 + 4.0 * 20 * 2 * 2);
+}
+
 }  // namespace
 }  // namespace msa::analysis

@@ -12,6 +12,7 @@
 
 #include "core/io/results.h"
 #include "experiments/analyze/analyze.h"
+#include "experiments/bench/bench.h"
 #include "experiments/compare/compare.h"
 #include "experiments/cost/cost.h"
 #include "experiments/fit/fit.h"
@@ -22,6 +23,7 @@
 namespace msa::test {
 
 const Program kAnalyze{"msa-analyze", experiments::analyze};
+const Program kBench{"msa-bench", experiments::bench};
 const Program kCompare{"msa-compare", experiments::compare};
 const Program kCost{"msa-cost", experiments::cost};
 const Program kFit{"msa-fit-indexer", experiments::fit_indexer};
@@ -29,7 +31,8 @@ const Program kInspect{"msa-inspect", experiments::inspect};
 const Program kSynth{"msa-synth", experiments::synth};
 
 const std::vector<Program>& programs() {
-    static const std::vector<Program> all{kAnalyze, kCompare, kCost, kFit, kInspect, kSynth};
+    static const std::vector<Program> all{kAnalyze, kBench,   kCompare, kCost,
+                                          kFit,     kInspect, kSynth};
     return all;
 }
 

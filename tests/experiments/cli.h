@@ -29,7 +29,7 @@ struct Program {
 };
 /// Every program there is, in the order of experiments/CLI.md.
 const std::vector<Program>& programs();
-extern const Program kAnalyze, kCompare, kCost, kFit, kInspect, kSynth;
+extern const Program kAnalyze, kBench, kCompare, kCost, kFit, kInspect, kSynth;
 
 /// Sizes of a file of random activations, and what may be wrong with it.
 struct Activations {

@@ -64,10 +64,7 @@ testing::AssertionResult identical(const Tensor<T, Rank>& got, const Tensor<T, R
     return close(got, want, 0.0);
 }
 
-/// Ids selected by scores that are off by at most `bound` from `scores` [Nq, Hkv, B]: the
-/// invariants of check_selection, every forced block, as many blocks as there are candidates up to
-/// k, and no kept block that scores more than 2 bound below a dropped one. With bound 0 the ids are
-/// therefore the reference's, ties to the lower id included.
+/// selection_fault() finds nothing.
 testing::AssertionResult selection_follows(const Problem&, const SelectionRule&,
                                            View<const float, 3> scores, View<const int32_t, 3> ids,
                                            double bound);

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/bench/bench.h"
+
+#include <ostream>
+
+#include "experiments/bench/stages.h"
+#include "experiments/common/program.h"
+#include "gpu/cuda_backend.h"
+
+namespace msa::experiments {
+
+int bench(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    const std::optional<BenchOptions> options = parse_bench_options(args, out);
+    if (!options) return 0;
+    register_cuda_backend();
+    const std::unique_ptr<Backend> backend = make_backend(options->backend);
+    const std::vector<Case> cases = make_cases(*options);
+    Meter meter(*backend);
+    Record record(*options, args, *backend, meter.copy_rates());
+    for (const Case& c : cases) {
+        run_case(*backend, meter, *options, c, [&](const Measurement& measured) {
+            record.add(c, measured);
+            err << record.last_line() << std::endl;
+        });
+        record.save(false);
+    }
+    record.save(true);
+    record.print(out);
+    return 0;
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/bench/cases.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "core/random.h"
+#include "experiments/common/table.h"
+
+namespace msa::experiments {
+namespace {
+
+constexpr int64_t kChunk = 16384;                // queries of a prefill chunk, as engines cut it
+constexpr int64_t kShortQueries[] = {171, 347};  // prompts that extend a long prefix
+constexpr int64_t kPackSequences[] = {2, 16, 206};
+constexpr int64_t kDecodeQueries[] = {1, 8};  // per sequence; 8: speculative decoding
+
+const std::map<std::string, std::vector<int64_t>> kTokens{
+    {"square", {8 << 10, 32 << 10, 128 << 10, 1 << 20}},
+    {"chunk", {32 << 10, 128 << 10, 173824}},
+    {"short", {18 << 10, 132 << 10}},
+    {"pack", {192 << 10}},
+    {"decode", {32 << 10, 128 << 10, 1 << 20}},
+    {"top-k", {128 << 10, 512 << 10}},
+};
+
+class Maker {
+public:
+    explicit Maker(const BenchOptions& options) : o_(options) {}
+
+    void square(int64_t tokens) {
+        add("square", text("square ", count_text(tokens)), {tokens}, {tokens});
+    }
+
+    void last_queries(const std::string& kind, int64_t queries, int64_t tokens) {
+        add(kind, text(kind, ' ', count_text(queries), " over ", count_text(tokens)), {queries},
+            {tokens});
+    }
+
+    void pack(int64_t sequences, int64_t tokens) {
+        // Distinct cuts at random places.
+        std::set<int64_t> cuts{tokens};
+        for (int64_t draw = 0; std::ssize(cuts) < std::min(sequences, tokens); ++draw)
+            cuts.insert(1 + static_cast<int64_t>(mix(o_.seed, 201, sequences, draw) %
+                                                 static_cast<uint64_t>(tokens)));
+        std::vector<int64_t> lengths;
+        int64_t begin = 0;
+        for (int64_t end : cuts) {
+            lengths.push_back(end - begin);
+            begin = end;
+        }
+        add("pack", text("pack of ", sequences, ", ", count_text(tokens)), lengths, lengths);
+    }
+
+    void decode(int64_t batch, int64_t queries, int64_t tokens) {
+        const auto sequences = static_cast<size_t>(batch);
+        add("decode", text("decode ", batch, " x ", queries, " over ", count_text(tokens)),
+            std::vector<int64_t>(sequences, queries), std::vector<int64_t>(sequences, tokens));
+    }
+
+    /// The table of the paper (tab:topk_latency): one group, every query behind all blocks.
+    void top_k(int64_t factor, int64_t tokens) {
+        const int64_t blocks = factor * tokens / o_.sizes.block_size;
+        const int64_t k = factor * o_.sizes.top_k;
+        add("top-k", text("top-k ", k, " of ", count_text(blocks), ", ", count_text(tokens)),
+            {tokens}, {blocks * o_.sizes.block_size});
+        Case& added = cases.back();
+        added.top_k = k;
+        added.problem.query_heads = added.problem.kv_heads = 1;
+        added.problem.query_positions.assign(static_cast<size_t>(tokens), added.problem.keys() - 1);
+    }
+
+    std::vector<Case> cases;
+
+private:
+    void add(const std::string& kind, const std::string& name, const std::vector<int64_t>& queries,
+             const std::vector<int64_t>& keys) {
+        const analysis::LayerSizes& s = o_.sizes;
+        Problem p =
+            square_problem(0, s.query_heads, s.kv_heads, s.head_dim, s.index_dim, s.block_size);
+        p.cu_seqlens_q = p.cu_seqlens_k = {0};
+        for (size_t n = 0; n < keys.size(); ++n) {
+            p.cu_seqlens_q.push_back(p.queries() + queries[n]);
+            p.cu_seqlens_k.push_back(p.keys() + keys[n]);
+        }
+        p.validate();
+        cases.push_back({kind, name, p, s.top_k});
+    }
+
+    const BenchOptions& o_;
+};
+
+}  // namespace
+
+std::vector<Case> make_cases(const BenchOptions& o) {
+    Maker make(o);
+    for (const std::string& kind : o.cases)
+        for (int64_t n : o.tokens.empty() ? kTokens.at(kind) : o.tokens) {
+            if (kind == "square") make.square(n);
+            if (kind == "chunk") make.last_queries(kind, std::min(kChunk, n / 2), n);
+            if (kind == "short")
+                for (int64_t queries : kShortQueries)
+                    make.last_queries(kind, std::min(queries, n), n);
+            if (kind == "pack")
+                for (int64_t sequences : kPackSequences) make.pack(sequences, n);
+            if (kind == "decode")
+                for (int64_t batch : o.batches)
+                    for (int64_t queries : kDecodeQueries) make.decode(batch, queries, n);
+            if (kind == "top-k")
+                for (int64_t factor : {1, 2}) make.top_k(factor, n);
+        }
+    return std::move(make.cases);
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/bench/check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+#include "core/half.h"
+#include "core/reference/reference_backend.h"
+#include "experiments/common/sample.h"
+#include "tests/support/tolerance.h"
+
+namespace msa::experiments {
+namespace {
+
+namespace bounds = msa::test;
+
+constexpr int64_t kRows = 32;                     // at most
+constexpr int64_t kHostBytes = int64_t{1} << 30;  // of keys that are looked at
+
+/// Rows [first, first + count) of an operand, as floats on the host.
+template <int Rank>
+Tensor<float, Rank> fetch(Backend& backend, const Stored<Rank>& from, int64_t first,
+                          int64_t count) {
+    const In<Rank> part = from.slice(first, count);
+    if (part.element() == Element::f32) return backend.download(part.template as<const float>());
+    const Tensor<bf16, Rank> stored = backend.download(part.template as<const bf16>());
+    Tensor<float, Rank> values(stored.shape());
+    std::transform(stored.data(), stored.data() + stored.size(), values.data(),
+                   [](bf16 value) { return static_cast<float>(value); });
+    return values;
+}
+
+/// The first element of `got` that is further from `want` than `bound` of its index; empty: none.
+template <typename Bound>
+std::string difference(const char* what, const float* got, const float* want, int64_t size,
+                       Bound bound) {
+    for (int64_t i = 0; i < size; ++i)
+        if (!(std::fabs(double{got[i]} - double{want[i]}) <= bound(i)))  // NaN is wrong
+            return text(what, " ", i, " is ", got[i], ", must be ", want[i], " within ", bound(i));
+    return "";
+}
+
+/// Blocks that any group of a query selected, ascending.
+std::vector<int32_t> union_of(View<const int32_t, 3> ids) {
+    std::vector<int32_t> blocks;
+    for (int64_t r = 0; r < ids.extent(1); ++r)
+        for (int32_t b : selected(ids, 0, r)) blocks.push_back(b);
+    std::sort(blocks.begin(), blocks.end());
+    blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
+    return blocks;
+}
+
+/// Of an element of out whose values, by magnitude, have the attention-weighted mean `magnitude`.
+double out_bound(double logit, double keys, double magnitude, Element element) {
+    return bounds::attention_bound(logit, keys, magnitude, element, element) +
+           bounds::slot_bound(element, magnitude);
+}
+
+}  // namespace
+
+std::vector<int64_t> Checker::sample(int64_t key_bytes) const {
+    const std::vector<KeyRange> visible = visible_keys(case_.problem);
+    double keys = 0;
+    for (const KeyRange& seen : visible) keys += static_cast<double>(seen.count);
+    const double each =
+        keys / static_cast<double>(std::ssize(visible)) * static_cast<double>(key_bytes);
+    const auto fit = static_cast<int64_t>(static_cast<double>(kHostBytes) / each);
+    return stratified_sample(std::ssize(visible), std::clamp<int64_t>(fit, 1, kRows), seed_);
+}
+
+Problem Checker::one_query(int64_t keys) const {
+    Problem p = case_.problem;
+    p.cu_seqlens_q = {0, 1};
+    p.cu_seqlens_k = {0, keys};
+    p.query_positions.clear();
+    return p;
+}
+
+void Checker::fail(const char* stage, int64_t query, const std::string& fault) const {
+    throw std::logic_error(text(backend_.name(), ": ", stage, " of ", case_.name,
+                                " is wrong, so nothing of it is timed: query ", query, ": ",
+                                fault));
+}
+
+int64_t Checker::select_blocks(In<3> scores, View<const int32_t, 3> ids) {
+    const std::vector<int64_t> rows = stratified_sample(ids.extent(0), kRows, seed_);
+    for (int64_t row : rows) {
+        const Problem p = one_query(case_.problem.keys());
+        const std::string fault = selection_fault(
+            p, {.top_k = case_.top_k}, backend_.download(scores.as<const float>().slice(row, 1)),
+            backend_.download(ids.slice(row, 1)), 0);
+        if (!fault.empty()) fail("select_blocks", row, fault);
+    }
+    return std::ssize(rows);
+}
+
+int64_t Checker::index_select(const Layer& layer) {
+    const std::vector<KeyRange> visible = visible_keys(case_.problem);
+    struct Row {
+        Problem problem;
+        Tensor<float, 3> index_q;
+        Tensor<float, 2> index_k;
+        Tensor<int32_t, 3> ids;
+        Tensor<float, 3> scores;
+    };
+    const std::vector<int64_t> queries = sample(case_.problem.index_dim * int64_t{sizeof(float)});
+    std::vector<Row> rows;
+    for (int64_t i : queries) {
+        const KeyRange seen = visible[static_cast<size_t>(i)];
+        Row row{one_query(seen.count),
+                fetch(backend_, layer.index_q, i, 1),
+                fetch(backend_, layer.index_k, seen.first, seen.count),
+                backend_.download(layer.ids.view().slice(i, 1)),
+                {}};
+        row.scores = Tensor<float, 3>({1, row.problem.kv_heads, row.problem.blocks()});
+        rows.push_back(std::move(row));
+    }
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t n = 0; n < std::ssize(rows); ++n) {
+        Row& row = rows[static_cast<size_t>(n)];
+        reference::index_scores(row.problem, row.index_q, row.index_k, row.scores);
+    }
+    for (size_t n = 0; n < rows.size(); ++n) {
+        const Row& row = rows[n];
+        const double scale = row.problem.score_scale();
+        const double q = bounds::largest_norm<3>(row.index_q);
+        const double k = bounds::largest_norm<2>(row.index_k);
+        const double bound = bounds::logit_bound(scale, q, k, row.problem.index_dim) +
+                             bounds::kRoundoff * scale * q * k;
+        const std::string fault =
+            selection_fault(row.problem, {.top_k = case_.top_k}, row.scores, row.ids, bound);
+        if (!fault.empty()) fail("index_select", queries[n], fault);
+    }
+    return std::ssize(rows);
+}
+
+void Checker::answer(const Layer& layer, std::vector<AttentionRow> rows) {
+    for (AttentionRow& row : rows) {
+        row.q = fetch(backend_, layer.q, row.query, 1);
+        row.want = Tensor<float, 3>(row.q.shape());
+        row.magnitude = Tensor<float, 3>(row.q.shape());
+        row.lse = Tensor<float, 2>({1, row.problem.query_heads});
+    }
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t n = 0; n < std::ssize(rows); ++n) {
+        AttentionRow& row = rows[static_cast<size_t>(n)];
+        const auto attend = [&](Tensor<float, 3>& to) {
+            if (row.ids.data() != nullptr)
+                reference::sparse_attention(row.problem, row.q, row.k, row.v, row.ids, to, row.lse);
+            else
+                reference::dense_attention(row.problem, row.q, row.k, row.v, to, row.lse);
+        };
+        attend(row.want);
+        std::transform(row.v.data(), row.v.data() + row.v.size(), row.v.data(),
+                       [](float value) { return std::fabs(value); });
+        attend(row.magnitude);
+    }
+    answers_ = std::move(rows);
+}
+
+int64_t Checker::compare_attention(const char* stage, const Layer& layer) const {
+    const Element element = layer.q.element();
+    for (const AttentionRow& row : answers_) {
+        const Problem& p = row.problem;
+        const Tensor<float, 3> got = fetch(backend_, layer.out, row.query, 1);
+        const Tensor<float, 2> lse = backend_.download(layer.lse.view().slice(row.query, 1));
+        const double q = bounds::largest_norm<3>(row.q), k = bounds::largest_norm<3>(row.k);
+        const double logit = bounds::logit_bound(p.main_scale(), q, k, p.head_dim);
+        const auto keys = static_cast<double>(p.keys());
+        const double lse_bound =
+            bounds::lse_bound(logit, keys, p.main_scale() * q * k + std::log(keys));
+        std::string fault = difference("lse of head", lse.data(), row.lse.data(), lse.size(),
+                                       [&](int64_t) { return lse_bound; });
+        if (fault.empty())
+            fault = difference("out", got.data(), row.want.data(), got.size(), [&](int64_t i) {
+                return out_bound(logit, keys, row.magnitude.data()[i], element);
+            });
+        if (!fault.empty()) fail(stage, row.query, fault);
+    }
+    return std::ssize(answers_);
+}
+
+Checker::AttentionRow Checker::selected_row(const Layer& layer, int64_t query, KeyRange seen,
+                                            Tensor<int32_t, 3> ids) {
+    const int64_t size = case_.problem.block_size;
+    const std::vector<int32_t> blocks = union_of(ids);
+    for (int64_t n = 0; n < ids.size(); ++n)
+        if (int32_t& id = ids.data()[n]; id != kNoBlock)
+            id = static_cast<int32_t>(std::lower_bound(blocks.begin(), blocks.end(), id) -
+                                      blocks.begin());
+    const auto tokens = [&](int32_t block) { return std::min(size, seen.count - block * size); };
+    const int64_t keys = (std::ssize(blocks) - 1) * size + tokens(blocks.back());
+    AttentionRow row;
+    row.query = query;
+    row.problem = one_query(keys);
+    row.k = Tensor<float, 3>({keys, row.problem.kv_heads, row.problem.head_dim});
+    row.v = Tensor<float, 3>(row.k.shape());
+    for (size_t n = 0; n < blocks.size(); ++n) {
+        const int64_t first = seen.first + blocks[n] * size, count = tokens(blocks[n]);
+        for (const auto& [from, to] : {std::pair{&layer.k, &row.k}, {&layer.v, &row.v}}) {
+            const Tensor<float, 3> block = fetch(backend_, *from, first, count);
+            std::copy_n(block.data(), block.size(),
+                        to->view().slice(static_cast<int64_t>(n) * size, count).data());
+        }
+    }
+    row.ids = std::move(ids);
+    return row;
+}
+
+int64_t Checker::sparse_attention(const Layer& layer) {
+    const std::vector<KeyRange> visible = visible_keys(case_.problem);
+    const std::vector<int64_t> queries = stratified_sample(case_.problem.queries(), kRows, seed_);
+    std::vector<int32_t> all;
+    std::vector<Tensor<int32_t, 3>> ids;
+    for (int64_t i : queries) {
+        ids.push_back(backend_.download(std::as_const(layer.ids).view().slice(i, 1)));
+        all.insert(all.end(), ids.back().data(), ids.back().data() + ids.back().size());
+    }
+    if (all != answered_) {
+        std::vector<AttentionRow> rows;
+        for (size_t n = 0; n < queries.size(); ++n)
+            rows.push_back(selected_row(layer, queries[n], visible[static_cast<size_t>(queries[n])],
+                                        std::move(ids[n])));
+        answer(layer, std::move(rows));
+        answered_ = std::move(all);
+    }
+    return compare_attention("sparse_attention", layer);
+}
+
+int64_t Checker::dense_attention(const Layer& layer) {
+    const std::vector<KeyRange> visible = visible_keys(case_.problem);
+    std::vector<AttentionRow> rows;
+    for (int64_t i : sample(4 * layer.k.row_bytes())) {  // k and v, as floats
+        const KeyRange seen = visible[static_cast<size_t>(i)];
+        AttentionRow row;
+        row.query = i;
+        row.problem = one_query(seen.count);
+        row.k = fetch(backend_, layer.k, seen.first, seen.count);
+        row.v = fetch(backend_, layer.v, seen.first, seen.count);
+        rows.push_back(std::move(row));
+    }
+    answer(layer, std::move(rows));
+    answered_.clear();
+    return compare_attention("dense_attention", layer);
+}
+
+std::vector<int64_t> Checker::mass_queries() const {
+    const Problem& p = case_.problem;
+    // Softmax over all keys of all heads in double takes its time: an eighth of the rows.
+    return sample(8 * p.kv_heads * p.head_dim * int64_t{sizeof(float)});
+}
+
+void Checker::block_mass(const Layer& layer, int64_t query, View<const float, 2> mass) {
+    const KeyRange seen = visible_keys(case_.problem)[static_cast<size_t>(query)];
+    const Problem p = one_query(seen.count);
+    const Tensor<float, 3> q = fetch(backend_, layer.q, query, 1);
+    const Tensor<float, 3> k = fetch(backend_, layer.k, seen.first, seen.count);
+    Tensor<float, 3> want({1, p.kv_heads, p.blocks()});
+    reference::block_mass(p, q, k, {want, {}});
+    // Every part of the bound is a factor on the mass itself.
+    const double factor =
+        bounds::mass_bound(bounds::logit_bound(p.main_scale(), bounds::largest_norm<3>(q),
+                                               bounds::largest_norm<3>(k), p.head_dim),
+                           static_cast<double>(seen.count));
+    std::vector<float> expected(static_cast<size_t>(mass.extent(1)));
+    for (int64_t r = 0; r < p.kv_heads; ++r) {
+        std::fill(expected.begin(), expected.end(), 0.0F);
+        std::copy_n(want.view()[0][r].data(), p.blocks(), expected.begin());
+        const std::string fault = difference(
+            "mass of block", mass[r].data(), expected.data(), mass.extent(1),
+            [&](int64_t b) { return factor * double{expected[static_cast<size_t>(b)]}; });
+        if (!fault.empty()) fail("block_mass", query, text("group ", r, ": ", fault));
+    }
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// Is a result right? Sampled rows of it against the reference backend, on what the backend's own
+// memory holds. Tolerances are those of the tests (tests/support/tolerance.h).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/backend.h"
+#include "experiments/bench/operands.h"
+
+namespace msa::experiments {
+
+/// Checks the results of one case. Every check returns the number of rows that it looked at, and
+/// throws std::logic_error naming stage, case, row and difference where one is wrong.
+class Checker {
+public:
+    Checker(Backend& backend, const Case& c, uint64_t seed)
+        : backend_(backend), case_(c), seed_(seed) {}
+
+    /// ids [Nq, 1, k] of a top-k case.
+    int64_t select_blocks(In<3> scores, View<const int32_t, 3> ids);
+    /// layer.ids.
+    int64_t index_select(const Layer& layer);
+    /// layer.out and layer.lse, over layer.ids.
+    int64_t sparse_attention(const Layer& layer);
+    int64_t dense_attention(const Layer& layer);
+
+    /// Queries whose mass block_mass() looks at, ascending.
+    std::vector<int64_t> mass_queries() const;
+    /// mass [Hkv, B] of query i = mass_queries()[i].
+    void block_mass(const Layer& layer, int64_t query, View<const float, 2> mass);
+
+private:
+    /// Ascending queries whose keys, of `key_bytes` each, fit into the host memory set aside.
+    std::vector<int64_t> sample(int64_t key_bytes) const;
+    /// One query of the case with `keys` keys of its own, the last of them its position.
+    Problem one_query(int64_t keys) const;
+    [[noreturn]] void fail(const char* stage, int64_t query, const std::string& fault) const;
+
+    /// One query, the keys that it attends to, and the reference's answer.
+    struct AttentionRow {
+        int64_t query = 0;
+        Problem problem;
+        Tensor<float, 3> q, k, v;
+        Tensor<int32_t, 3> ids;            // absent: dense
+        Tensor<float, 3> want, magnitude;  // magnitude: of |v| in place of v
+        Tensor<float, 2> lse;
+    };
+    /// The blocks alone that some group of the query selected, numbered anew.
+    AttentionRow selected_row(const Layer& layer, int64_t query, KeyRange seen,
+                              Tensor<int32_t, 3> ids);
+    /// Lets the reference answer.
+    void answer(const Layer& layer, std::vector<AttentionRow> rows);
+    int64_t compare_attention(const char* stage, const Layer& layer) const;
+
+    Backend& backend_;
+    const Case& case_;
+    uint64_t seed_;
+    std::vector<AttentionRow> answers_;
+    std::vector<int32_t> answered_;  // ids of the answers of sparse_attention()
+};
+
+}  // namespace msa::experiments

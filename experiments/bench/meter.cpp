@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/bench/meter.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace msa::experiments {
+namespace {
+
+constexpr int64_t kFiller = int64_t{1} << 28;  // bytes, more than any cache
+constexpr int64_t kCopy = int64_t{1} << 31;    // bytes, on a device: long against its latency
+constexpr int kCopies = 7;
+constexpr double kLongCall = 0.05, kMostSeconds = 10;
+
+}  // namespace
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const size_t half = values.size() / 2;
+    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+Meter::Meter(Backend& backend) : backend_(backend), filler_(backend.make<char, 1>({kFiller})) {
+    const std::vector<char> ones(size_t{1} << 24, '\xff');
+    for (int64_t at = 0; at < kFiller; at += std::ssize(ones))
+        backend.copy(filler_.data() + at, backend.space(), ones.data(), Space::host,
+                     std::ssize(ones));
+    const int64_t bytes = backend.space() == Space::device ? kCopy : kFiller / 2;
+    const Tensor<char, 1> from = backend.make<char, 1>({bytes});
+    Tensor<char, 1> to = backend.make<char, 1>({bytes});
+    for (int i = 0; i <= kCopies; ++i) {
+        const double took = seconds(
+            [&] { backend.copy(to.data(), backend.space(), from.data(), backend.space(), bytes); });
+        if (i > 0) copy_rates_.push_back(2 * static_cast<double>(bytes) / took);
+    }
+}
+
+void Meter::poison(void* memory, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += kFiller)
+        backend_.copy(static_cast<char*>(memory) + at, backend_.space(), filler_.data(),
+                      backend_.space(), std::min(kFiller, bytes - at));
+}
+
+void Meter::flush() {
+    backend_.copy(filler_.data(), backend_.space(), filler_.data() + kFiller / 2, backend_.space(),
+                  kFiller / 2);
+}
+
+double Meter::seconds(const std::function<void()>& work) {
+    using Clock = std::chrono::steady_clock;
+    backend_.finish();
+    const Clock::time_point begin = Clock::now();
+    work();
+    backend_.finish();
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+Timing Meter::time(const std::function<void(int64_t)>& call, int64_t layers, int64_t samples) {
+    const auto sample = [&](int64_t calls) {
+        flush();
+        return seconds([&] {
+                   for (int64_t layer = 0; layer < calls; ++layer) call(layer);
+               }) /
+               static_cast<double>(calls);
+    };
+    const double first = sample(1);
+    Timing timing;
+    timing.calls = first > kLongCall ? 1 : layers;
+    if (first > kMostSeconds) {
+        timing.samples_us = {1e6 * first};
+        return timing;
+    }
+    if (timing.calls > 1) sample(timing.calls);  // the other layers' first
+    const auto affordable = static_cast<int64_t>(kMostSeconds / first);
+    for (int64_t n = 0; n < std::min(samples, affordable); ++n)
+        timing.samples_us.push_back(1e6 * sample(timing.calls));
+    return timing;
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// Wall-clock time of calls, from a cold cache, until finish().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/backend.h"
+
+namespace msa::experiments {
+
+double median(std::vector<double> values);
+
+struct Timing {
+    int64_t calls = 0;               // in a row, per sample
+    std::vector<double> samples_us;  // per call
+};
+
+class Meter {
+public:
+    explicit Meter(Backend&);
+
+    /// Bytes read and written per second by a copy within the backend's memory, of each repetition.
+    const std::vector<double>& copy_rates() const { return copy_rates_; }
+
+    /// Overwrites with bytes that no result has: NaN as float and bf16, no block as an id.
+    void poison(void* memory, int64_t bytes);
+
+    /// Times `call(layer)` for the layers 0 to layers - 1, queued one after the other; of a call
+    /// that takes long, the first layer alone.
+    Timing time(const std::function<void(int64_t layer)>& call, int64_t layers, int64_t samples);
+
+private:
+    /// Fills the caches with something else.
+    void flush();
+    double seconds(const std::function<void()>& work);
+
+    Backend& backend_;
+    Tensor<char, 1> filler_;  // all bits set
+    std::vector<double> copy_rates_;
+};
+
+}  // namespace msa::experiments

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/bench/operands.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/half.h"
+#include "core/random.h"
+#include "experiments/synth/pattern.h"
+
+namespace msa::experiments {
+namespace {
+
+constexpr int64_t kStaging = int64_t{1} << 26;  // bytes that are made on the host at a time
+
+/// The streams of random numbers.
+enum class Stream : int64_t { q = 301, k, v, index_q, index_k, scores };
+
+std::vector<char> convert(const float* values, int64_t count, Element element) {
+    std::vector<char> stored(static_cast<size_t>(count * element_bytes(element)));
+    if (element == Element::f32) {
+        std::memcpy(stored.data(), values, stored.size());
+        return stored;
+    }
+    auto* to = reinterpret_cast<bf16*>(stored.data());
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; ++i) to[i] = bf16(values[i]);
+    return stored;
+}
+
+/// Normal values. Rows (last axis) are windows of one long run at random places: a gigabyte takes
+/// no minutes, and rows are as good as independent.
+template <int Rank>
+void fill_noise(Backend& backend, const Stored<Rank>& to, uint64_t seed, Stream stream) {
+    constexpr int64_t kRun = int64_t{1} << 20;
+    const int64_t width = to.shape()[Rank - 1], rows = element_count(to.shape()) / width;
+    const uint64_t key = mix(seed, static_cast<int64_t>(stream));
+    std::vector<float> normal(static_cast<size_t>(kRun + width));
+#pragma omp parallel for
+    for (int64_t i = 0; i < kRun + width; ++i)
+        normal[static_cast<size_t>(i)] = static_cast<float>(random_normal(mix(key, i)));
+    const std::vector<char> run = convert(normal.data(), std::ssize(normal), to.element());
+    const int64_t each = element_bytes(to.element()), row_bytes = width * each;
+    const int64_t piece = std::min(rows, std::max<int64_t>(1, kStaging / row_bytes));
+    std::vector<char> staging(static_cast<size_t>(piece * row_bytes));
+    for (int64_t begin = 0; begin < rows; begin += piece) {
+        const int64_t count = std::min(piece, rows - begin);
+#pragma omp parallel for
+        for (int64_t row = 0; row < count; ++row) {
+            const auto at = static_cast<int64_t>(mix(key, begin + row, 1) % uint64_t{kRun});
+            std::memcpy(staging.data() + row * row_bytes, run.data() + at * each,
+                        static_cast<size_t>(row_bytes));
+        }
+        backend.copy(to.data() + begin * row_bytes, backend.space(), staging.data(), Space::host,
+                     count * row_bytes);
+    }
+}
+
+/// Stripes for the slots that sink and diagonal leave, so that hardly any is left to noise.
+Pattern pattern_of(const Case& c, uint64_t seed) {
+    Pattern pattern;
+    pattern.stripes = std::max<int64_t>(1, c.top_k - 2);
+    pattern.needles = 0;
+    pattern.seed = seed;
+    return pattern;
+}
+
+/// The tokens [begin, end) of a planted field, to the rows from `row` on.
+template <int Rank>
+void fill_planted(Backend& backend, const Stored<Rank>& to, const Synthesizer& synthesizer,
+                  const io::LayerInfo& layer, io::Field field, QueryRange tokens, int64_t row) {
+    const int64_t channels = to.row_bytes() / element_bytes(to.element());
+    const int64_t piece = std::max<int64_t>(1, kStaging / (channels * int64_t{sizeof(float)}));
+    for (int64_t begin = tokens.begin; begin < tokens.end; begin += piece) {
+        const QueryRange range{begin, std::min(tokens.end, begin + piece)};
+        const Tensor<float, 3> made = synthesizer.make(layer, field, range);
+        const std::vector<char> stored = convert(made.data(), made.size(), to.element());
+        backend.copy(to.data() + (row + begin - tokens.begin) * to.row_bytes(), backend.space(),
+                     stored.data(), Space::host, std::ssize(stored));
+    }
+}
+
+template <int Rank>
+void copy_stored(Backend& backend, const Stored<Rank>& from, const Stored<Rank>& to) {
+    backend.copy(to.data(), backend.space(), from.data(), backend.space(), from.bytes());
+}
+
+}  // namespace
+
+int64_t layer_bytes(const Case& c, Element element, Parts parts) {
+    const Problem& p = c.problem;
+    const int64_t each = element_bytes(element);
+    int64_t bytes = 0;
+    if (parts.index)
+        bytes += each * (p.queries() * p.kv_heads + p.keys()) * p.index_dim +
+                 int64_t{sizeof(int32_t)} * p.queries() * p.kv_heads * c.top_k;
+    if (parts.attention)
+        bytes += 2 * each * (p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim +
+                 int64_t{sizeof(float)} * p.queries() * p.query_heads;
+    return bytes;
+}
+
+Layer allocate_layer(Backend& backend, const Case& c, Element element, Parts parts) {
+    const Problem& p = c.problem;
+    const Shape<3> queries{p.queries(), p.query_heads, p.head_dim};
+    const Shape<3> keys{p.keys(), p.kv_heads, p.head_dim};
+    Layer layer;
+    if (parts.attention) {
+        layer.q = {backend, queries, element};
+        layer.k = {backend, keys, element};
+        layer.v = {backend, keys, element};
+        layer.out = {backend, queries, element};
+        layer.lse = backend.make<float, 2>({p.queries(), p.query_heads});
+    }
+    if (parts.index) {
+        layer.index_q = {backend, {p.queries(), p.kv_heads, p.index_dim}, element};
+        layer.index_k = {backend, {p.keys(), p.index_dim}, element};
+        layer.ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, c.top_k});
+    }
+    return layer;
+}
+
+void fill_attention(Backend& backend, Layer& layer, uint64_t seed) {
+    fill_noise(backend, layer.q, seed, Stream::q);
+    fill_noise(backend, layer.k, seed, Stream::k);
+    fill_noise(backend, layer.v, seed, Stream::v);
+}
+
+void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string& selection,
+                uint64_t seed) {
+    if (selection == "random") {
+        fill_noise(backend, layer.index_q, seed, Stream::index_q);
+        fill_noise(backend, layer.index_k, seed, Stream::index_k);
+        return;
+    }
+    const Problem& p = c.problem;
+    io::ActivationsInfo info;
+    info.cu_seqlens = p.cu_seqlens_k;
+    io::LayerInfo sizes;
+    sizes.query_heads = p.query_heads;
+    sizes.kv_heads = p.kv_heads;
+    sizes.head_dim = p.head_dim;
+    sizes.index_dim = p.index_dim;
+    const Synthesizer synthesizer(info, pattern_of(c, seed));
+    fill_planted(backend, layer.index_k, synthesizer, sizes, io::Field::index_k, {0, p.keys()}, 0);
+    for (size_t s = 1; s < p.cu_seqlens_q.size(); ++s) {  // queries are the last tokens
+        const int64_t first = p.cu_seqlens_q[s - 1], queries = p.cu_seqlens_q[s] - first;
+        const QueryRange tokens{p.cu_seqlens_k[s] - queries, p.cu_seqlens_k[s]};
+        fill_planted(backend, layer.index_q, synthesizer, sizes, io::Field::index_q, tokens, first);
+    }
+}
+
+void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) {
+    if (parts.attention) {
+        copy_stored(backend, from.q, to.q);
+        copy_stored(backend, from.k, to.k);
+        copy_stored(backend, from.v, to.v);
+    }
+    if (parts.index) {
+        copy_stored(backend, from.index_q, to.index_q);
+        copy_stored(backend, from.index_k, to.index_k);
+        backend.copy(to.ids.data(), backend.space(), from.ids.data(), backend.space(),
+                     from.ids.size() * int64_t{sizeof(int32_t)});
+    }
+}
+
+Stored<3> make_scores(Backend& backend, const Case& c, uint64_t seed) {
+    Stored<3> scores(backend, {c.problem.queries(), 1, c.problem.blocks()}, Element::f32);
+    fill_noise(backend, scores, seed, Stream::scores);
+    return scores;
+}
+
+}  // namespace msa::experiments

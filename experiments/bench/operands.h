@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// Operands of one layer in a backend's memory. Every value is a function of the seed and its place.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/backend.h"
+#include "experiments/bench/cases.h"
+
+namespace msa::experiments {
+
+/// A tensor in a backend's memory whose element is known at run time only.
+template <int Rank>
+class Stored {
+public:
+    Stored() = default;
+    Stored(Backend& backend, Shape<Rank> shape, Element element)
+        : shape_(shape),
+          element_(element),
+          space_(backend.space()),
+          memory_(backend.allocate(bytes())) {}
+    operator In<Rank>() const { return {memory_.get(), shape_, element_, space_}; }
+    operator Out<Rank>() { return {memory_.get(), shape_, element_, space_}; }
+
+    char* data() const { return static_cast<char*>(memory_.get()); }
+    const Shape<Rank>& shape() const { return shape_; }
+    Element element() const { return element_; }
+    /// Of the whole, and of one index of the first axis.
+    int64_t bytes() const { return element_count(shape_) * element_bytes(element_); }
+    int64_t row_bytes() const { return bytes() / shape_[0]; }
+    /// The part [first, first + count) of the first axis.
+    In<Rank> slice(int64_t first, int64_t count) const {
+        Shape<Rank> part = shape_;
+        part[0] = count;
+        return {data() + first * row_bytes(), part, element_, space_};
+    }
+
+private:
+    Shape<Rank> shape_{};
+    Element element_ = Element::f32;
+    Space space_ = Space::host;
+    std::shared_ptr<void> memory_;
+};
+
+/// One layer: operands and results of its stages. What the stages do not need is absent.
+struct Layer {
+    Stored<3> q, k, v, out;
+    Tensor<float, 2> lse;
+    Stored<3> index_q;
+    Stored<2> index_k;
+    Tensor<int32_t, 3> ids;
+
+    IndexInput index() const { return {index_q, index_k}; }
+    AttentionInput attention() const { return {q, k, v}; }
+    AttentionOutput result() { return {out, lse}; }
+};
+
+/// Which halves of a layer there are.
+struct Parts {
+    bool index = false, attention = false;
+};
+
+/// Bytes of a layer.
+int64_t layer_bytes(const Case&, Element, Parts);
+/// Memory alone. Throws MemoryError, or std::bad_alloc.
+Layer allocate_layer(Backend&, const Case&, Element, Parts);
+/// Fills q, k, v with noise of unit variance.
+void fill_attention(Backend&, Layer&, uint64_t seed);
+/// Fills index_q and index_k: noise for "random", planted for "structured".
+void fill_index(Backend&, const Case&, Layer&, const std::string& selection, uint64_t seed);
+/// Copies the operands, so that another layer computes the same in other memory.
+void copy_operands(Backend&, const Layer& from, Layer& to, Parts);
+
+/// Fills scores [Nq, 1, B] of a top-k case with noise.
+Stored<3> make_scores(Backend&, const Case&, uint64_t seed);
+
+}  // namespace msa::experiments

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/bench/options.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "experiments/common/options.h"
+#include "experiments/cost/presets.h"
+
+namespace msa::experiments {
+namespace {
+
+const About kAbout{
+    .name = "msa-bench",
+    .question = "How fast is each stage of MiniMax Sparse Attention, and the whole layer?",
+    .usage = "[--out FILE] [options]",
+    .examples = {"msa-bench --out results/bench.json",
+                 "msa-bench --cases square --stages sparse_attention --tokens 128K "
+                 "--order q_outer,kv_outer",
+                 "msa-bench --cases decode --batch 8 --tokens 1M --json",
+                 "msa-bench --backend cpu --cases square,chunk --tokens 4K --samples 3"},
+    .writes =
+        "FILE, the record: device, commit, sizes and every sample (data/FORMAT.md).\n"
+        "Cases, by tokens N (keys of a sequence; of a pack, all tokens):\n"
+        "  square  N queries over N keys                       8K, 32K, 128K, 1M\n"
+        "  chunk   the last 16K queries (at most N / 2)        32K, 128K, 173824\n"
+        "  short   the last 171 and 347 queries                18K, 132K\n"
+        "  pack    N tokens in 2, 16 and 206 sequences         192K\n"
+        "  decode  --batch sequences, 1 and 8 queries each     32K, 128K, 1M\n"
+        "  top-k   scores [N, N / Bk] and [N, 2 N / Bk], k and 2 k; select_blocks alone\n"
+        "                                                      128K, 512K\n"
+        "Selections are what index_select makes of the index operands: noise (random), or a\n"
+        "planted sink, diagonal and slowly moving stripes (structured, as msa-synth plants them).\n"
+        "A layer is index_select and sparse_attention, nothing waited for in between. Before a\n"
+        "stage is timed, sampled rows of its result are checked against the reference backend.",
+};
+
+const std::vector<std::string> kStages{"select_blocks", "index_select", "sparse_attention",
+                                       "layer",         "block_mass",   "dense_attention"};
+const std::vector<std::string> kCases{"square", "chunk", "short", "pack", "decode", "top-k"};
+const std::vector<std::string> kSelections{"structured", "random"};
+const std::vector<LoopOrder> kOrders{LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer};
+
+std::string all_of(const std::vector<std::string>& words) {
+    std::string list;
+    for (const std::string& word : words) list += (list.empty() ? "" : ",") + word;
+    return list;
+}
+
+/// What the command line says, word by word; empty and 0: not given.
+struct Words {
+    // dense_attention only where asked for: the plain kernel is no baseline, and slow.
+    std::string stages = all_of({kStages.begin(), kStages.end() - 1});
+    std::string cases = all_of(kCases), selections = all_of(kSelections);
+    std::string orders = "automatic,q_outer,kv_outer", tokens, batches = "1,8,32,64,128";
+    std::string preset = "paper", element;
+    Count query_heads, kv_heads, head_dim, index_dim, block_size, top_k, seed;
+};
+
+po::options_description describe(BenchOptions& o, Words& w) {
+    po::options_description d;
+    const auto list = [](std::string& value, const char* name) {
+        return po::value(&value)->default_value(value)->value_name(name);
+    };
+    const auto size = [](Count& value, const char* name) {
+        return po::value(&value)->value_name(name);
+    };
+    d.add_options()                                                                               //
+        ("out", po::value(&o.out)->value_name("FILE"), "record to write, after every case anew")  //
+        ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
+         "cuda, cpu or reference")  //
+        ("stages", list(w.stages, "NAME,..."),
+         "of select_blocks, index_select, sparse_attention, layer, block_mass, "
+         "dense_attention")                                                       //
+        ("cases", list(w.cases, "NAME,..."), "see below")                         //
+        ("selection", list(w.selections, "NAME,..."), "structured, random")       //
+        ("order", list(w.orders, "NAME,..."), "loop orders of sparse_attention")  //
+        ("tokens", po::value(&w.tokens)->value_name("N,..."),
+         "of every case; default: each case's own, see below")             //
+        ("batch", list(w.batches, "N,..."), "sequences of a decode step")  //
+        ("preset", po::value(&w.preset)->default_value(w.preset)->value_name("MODEL"),
+         ("sizes: a Hugging Face config.json, or " + join(list_models())).c_str())          //
+        ("query-heads", size(w.query_heads, "N"), "Hq; default: the model's")               //
+        ("kv-heads", size(w.kv_heads, "N"), "Hkv, GQA groups; default: the model's")        //
+        ("head-dim", size(w.head_dim, "N"), "dh; default: the model's")                     //
+        ("index-dim", size(w.index_dim, "N"), "didx; default: the model's, else 128")       //
+        ("block-size", size(w.block_size, "TOKENS"), "Bk; default: the model's, else 128")  //
+        ("top-k", size(w.top_k, "BLOCKS"), "k; default: the model's, else 16")              //
+        ("element", po::value(&w.element)->value_name("TYPE"),
+         "of operands and outputs: bf16 or f32; default: bf16 on cuda, else f32")  //
+        ("samples", po::value(&o.samples)->default_value(o.samples)->value_name("N"),
+         "timed samples per measurement; fewer where they take more than 10 s")  //
+        ("seed", po::value(&w.seed)->default_value(w.seed)->value_name("N"),
+         "of operands and sampled rows")                                              //
+        ("overwrite", po::bool_switch(&o.overwrite), "replace a record that exists")  //
+        ("json", po::bool_switch(&o.json), "print the record instead of the table");
+    return d;
+}
+
+std::vector<std::string> known_list(const std::string& option, const std::string& list,
+                                    const std::vector<std::string>& known) {
+    std::vector<std::string> names = split_list(option, list);
+    for (const std::string& name : names) choice(option, name, known);
+    return names;
+}
+
+void read_sizes(const Words& w, BenchOptions& o) {
+    Model model = read_model(w.preset);
+    o.model = model.name;
+    o.sizes = layer_sizes(model);
+    const auto take = [&](const char* option, const Count& given, int64_t& size) {
+        if (given.value == 0) return;
+        check_at_least(option, given.value, 1);
+        size = given.value;
+        o.model = "";  // sizes of one's own
+    };
+    take("query-heads", w.query_heads, o.sizes.query_heads);
+    take("kv-heads", w.kv_heads, o.sizes.kv_heads);
+    take("head-dim", w.head_dim, o.sizes.head_dim);
+    take("index-dim", w.index_dim, o.sizes.index_dim);
+    take("block-size", w.block_size, o.sizes.block_size);
+    take("top-k", w.top_k, o.sizes.top_k);
+    const std::string element =
+        !w.element.empty() ? w.element : (o.backend == "cuda" ? "bf16" : "f32");
+    o.sizes.element = o.sizes.index_element =
+        choice("element", element, {"bf16", "f32"}) == 0 ? Element::bf16 : Element::f32;
+}
+
+}  // namespace
+
+bool BenchOptions::wants(const std::string& stage) const {
+    return std::find(stages.begin(), stages.end(), stage) != stages.end();
+}
+
+std::optional<BenchOptions> parse_bench_options(std::span<const std::string> args,
+                                                std::ostream& out) {
+    BenchOptions o;
+    Words w;
+    if (!parse_command_line(kAbout, describe(o, w), "", args, out)) return std::nullopt;
+    o.stages = known_list("stages", w.stages, kStages);
+    o.cases = known_list("cases", w.cases, kCases);
+    o.selections = known_list("selection", w.selections, kSelections);
+    std::vector<std::string> orders;
+    for (LoopOrder order : kOrders) orders.emplace_back(to_string(order));
+    for (const std::string& name : split_list("order", w.orders))
+        o.orders.push_back(kOrders[choice("order", name, orders)]);
+    if (!w.tokens.empty()) o.tokens = integer_list("tokens", w.tokens);
+    o.batches = integer_list("batch", w.batches);
+    for (int64_t batch : o.batches) check_option("batch", batch, 1, 4096);
+    read_sizes(w, o);
+    // Two blocks, so that there is something to choose from.
+    for (int64_t tokens : o.tokens) check_at_least("tokens", tokens, 2 * o.sizes.block_size);
+    check_option("samples", o.samples, 1, 1000);
+    check_at_least("seed", w.seed.value, 0);
+    o.seed = static_cast<uint64_t>(w.seed.value);
+    require(o.out.empty() || o.overwrite || !std::filesystem::exists(o.out), o.out,
+            " exists; --overwrite replaces it");
+    return o;
+}
+
+}  // namespace msa::experiments

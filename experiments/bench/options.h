@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+// The options of msa-bench, checked as far as that goes without a backend.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "analysis/stage_cost.h"
+#include "core/backend.h"
+
+namespace msa::experiments {
+
+struct BenchOptions {
+    std::string backend = "cuda";
+    std::vector<std::string> stages, cases, selections;  // known names, in the order given
+    std::vector<LoopOrder> orders;                       // of sparse_attention
+    std::vector<int64_t> tokens;                         // empty: each case's own
+    std::vector<int64_t> batches;                        // sequences of a decode step
+    std::string model;
+    analysis::LayerSizes sizes;  // all but the tokens
+    int64_t samples = 9;
+    uint64_t seed = 0;
+    std::string out;  // record; empty: none
+    bool overwrite = false, json = false;
+
+    bool wants(const std::string& stage) const;
+};
+
+/// Nothing when help or version was asked for. Throws InputError.
+std::optional<BenchOptions> parse_bench_options(std::span<const std::string> args,
+                                                std::ostream& out);
+
+}  // namespace msa::experiments

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/bench/record.h"
+
+#include <cmath>
+#include <ostream>
+
+#include "experiments/common/run_record.h"
+#include "experiments/common/table.h"
+#include "experiments/common/version.h"
+#include "experiments/common/write_text.h"
+
+namespace msa::experiments {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr double kTera = 1e12, kMicro = 1e-6;
+
+std::string time_text(double microseconds) {
+    const bool milli = microseconds >= 10000;
+    return number_text(milli ? microseconds / 1000 : microseconds) + (milli ? " ms" : " us");
+}
+
+std::string words_of(const ordered_json& m) {
+    std::string words = m["stage"];
+    for (const char* part : {"selection", "order"})
+        if (m.contains(part)) words += " " + m[part].get<std::string>();
+    return words;
+}
+
+double value_or_nan(const ordered_json& m, const char* key) {
+    return m.contains(key) ? m[key].get<double>() : NAN;
+}
+
+ordered_json sizes_json(const analysis::LayerSizes& s) {
+    return {{"query_heads", s.query_heads},   {"kv_heads", s.kv_heads},
+            {"head_dim", s.head_dim},         {"index_dim", s.index_dim},
+            {"block_size", s.block_size},     {"top_k", s.top_k},
+            {"element", to_string(s.element)}};
+}
+
+}  // namespace
+
+Record::Record(const BenchOptions& o, std::span<const std::string> args, const Backend& backend,
+               const std::vector<double>& copy_rates)
+    : options_(o), copy_rate_(median(copy_rates)) {
+    const io::RunRecord run = start_record("msa-bench", args, {});
+    json_ = {{"format", "msa-bench"},
+             {"format_version", 1},
+             {"complete", false},
+             {"argv", run.argv},
+             {"version", kVersion},
+             {"commit", run.commit},
+             {"compiler", run.compiler},
+             {"started", run.started},
+             {"backend", backend.name()},
+             {"device", backend.device()},
+             {"model", o.model},
+             {"sizes", sizes_json(o.sizes)},
+             {"seed", o.seed},
+             {"copy_bytes_per_second", copy_rate_},
+             {"copy_samples", copy_rates},
+             {"measurements", ordered_json::array()}};
+}
+
+void Record::add(const Case& c, const Measurement& m) {
+    const Problem& p = c.problem;
+    ordered_json json{{"case", c.name},
+                      {"kind", c.kind},
+                      {"queries", p.queries()},
+                      {"keys", p.keys()},
+                      {"sequences", p.sequences()},
+                      {"blocks", p.blocks()},
+                      {"top_k", c.top_k},
+                      {"stage", m.stage}};
+    if (!m.selection.empty()) json["selection"] = m.selection;
+    if (!m.order.empty()) json["order"] = m.order;
+    if (!m.skipped.empty()) {
+        json["skipped"] = m.skipped;
+    } else {
+        const double us = median(m.timing.samples_us), seconds = us * kMicro;
+        if (m.union_of_8) json["union_of_8"] = *m.union_of_8;
+        json["checked_rows"] = m.checked_rows;
+        json["flops"] = m.flops;
+        json["bytes"] = m.bytes;
+        json["calls_per_sample"] = m.timing.calls;
+        json["median_us"] = us;
+        json["flops_per_second"] = m.flops / seconds;
+        json["share_of_copy"] = m.bytes / seconds / copy_rate_;
+        json["samples_us"] = m.timing.samples_us;
+    }
+    json_["measurements"].push_back(json);
+}
+
+void Record::save(bool complete) {
+    json_["complete"] = complete;
+    if (!options_.out.empty()) write_text(options_.out, json_.dump(1) + "\n");
+}
+
+std::string Record::last_line() const {
+    const ordered_json& m = json_["measurements"].back();
+    const std::string what = m["case"].get<std::string>() + ": " + words_of(m) + ": ";
+    if (m.contains("skipped")) return what + "skipped: " + m["skipped"].get<std::string>();
+    return what + time_text(m["median_us"]);
+}
+
+void Record::print(std::ostream& out) const {
+    if (options_.json) {
+        out << json_.dump(1) << '\n';
+        return;
+    }
+    const analysis::LayerSizes& s = options_.sizes;
+    out << json_["device"].get<std::string>() << "; copy " << number_text(copy_rate_ / kTera)
+        << " TB/s\nHq " << s.query_heads << ", Hkv " << s.kv_heads << ", dh " << s.head_dim
+        << ", didx " << s.index_dim << ", Bk " << s.block_size << ", k " << s.top_k << ", "
+        << to_string(s.element) << "\n\n";
+    Table table({"case", "stage", "union\nof 8", "us", "spread", "TFLOP/s", "of copy\nrate"});
+    for (const ordered_json& m : json_["measurements"]) {
+        if (m.contains("skipped")) continue;
+        const std::vector<double> samples = m["samples_us"];
+        const auto [least, most] = std::minmax_element(samples.begin(), samples.end());
+        const double us = m["median_us"], flops = m["flops_per_second"];
+        table.add({m["case"], words_of(m), fixed_text(value_or_nan(m, "union_of_8"), 1),
+                   fixed_text(us, 1), fixed_text((*most - *least) / us, 3),
+                   flops > 0 ? number_text(flops / kTera) : "-",
+                   fixed_text(m["share_of_copy"], 3)});
+    }
+    if (!table.empty()) table.print(out);
+    for (const ordered_json& m : json_["measurements"])
+        if (m.contains("skipped"))
+            out << "skipped: " << m["case"].get<std::string>() << ", " << words_of(m) << ": "
+                << m["skipped"].get<std::string>() << '\n';
+}
+
+}  // namespace msa::experiments

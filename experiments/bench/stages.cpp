@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/bench/stages.h"
+
+#include <algorithm>
+#include <fstream>
+#include <new>
+
+#include "analysis/cost_model.h"
+#include "analysis/selection_cost.h"
+#include "experiments/bench/check.h"
+#include "experiments/bench/operands.h"
+#include "experiments/common/program.h"
+
+namespace msa::experiments {
+namespace {
+
+// Calls in a row hide the latency of a launch, as in serving, and each has a layer of its own, so
+// that none finds its operands in the cache.
+constexpr int64_t kMostLayers = 8, kLayerBytes = int64_t{1} << 34;  // bytes of all together
+constexpr int64_t kMassQueries = 8192;  // block_mass goes in pieces, as msa-analyze takes it
+
+/// Bytes that this machine's processes may still take; as good as endless where it does not say.
+int64_t available_host_bytes() {
+    std::ifstream info("/proc/meminfo");
+    std::string key, unit;
+    for (int64_t kibibytes = 0; info >> key >> kibibytes; std::getline(info, unit))
+        if (key == "MemAvailable:") return kibibytes << 10;
+    return INT64_MAX;
+}
+
+class CaseRun {
+public:
+    CaseRun(Backend& backend, Meter& meter, const BenchOptions& options, const Case& c,
+            const std::function<void(const Measurement&)>& done)
+        : backend_(backend),
+          meter_(meter),
+          o_(options),
+          case_(c),
+          p_(c.problem),
+          check_(backend, c, options.seed),
+          done_(done) {
+        const bool sparse = o_.wants("sparse_attention") || o_.wants("layer");
+        parts_.index = sparse || o_.wants("index_select");
+        parts_.attention = sparse || o_.wants("block_mass") || o_.wants("dense_attention");
+    }
+
+    void run() {
+        if (case_.kind == "top-k") {
+            if (o_.wants("select_blocks"))
+                guarded({.stage = "select_blocks"}, [&](Measurement& m) { select_blocks(m); });
+            return;
+        }
+        if (!parts_.index && !parts_.attention) return;
+        Measurement all{.stage = "all stages"};
+        if (!fits(all, [&] { make_layers(); })) return;
+        if (o_.wants("block_mass") && case_.kind == "square")
+            guarded({.stage = "block_mass"}, [&](Measurement& m) { block_mass(m); });
+        if (o_.wants("dense_attention"))
+            guarded({.stage = "dense_attention"}, [&](Measurement& m) { dense_attention(m); });
+        if (!parts_.index) return;
+        for (const std::string& selection : o_.selections) with_selection(selection);
+    }
+
+private:
+    using Body = std::function<void(Measurement&)>;
+
+    /// False, and a skipped measurement, where the work is refused for want of memory or support.
+    bool fits(Measurement m, const std::function<void()>& work) {
+        try {
+            work();
+            return true;
+        } catch (const MemoryError& refused) {
+            m.skipped = refused.what();
+        } catch (const UnsupportedError& refused) {
+            m.skipped = refused.what();
+        } catch (const std::bad_alloc&) {
+            m.skipped = "not enough host memory";
+        }
+        done_(m);
+        return false;
+    }
+    void guarded(Measurement m, const Body& body) {
+        if (stop_requested()) throw Interrupted("stopped");
+        if (fits(m, [&] { body(m); })) done_(m);
+    }
+
+    void make_layers() {
+        const Element element = o_.sizes.element;
+        const int64_t each = layer_bytes(case_, element, parts_);
+        if (backend_.space() == Space::host && each > available_host_bytes())
+            throw MemoryError(text("it needs ", each, " bytes, this machine has ",
+                                   available_host_bytes(), " left"));
+        // Host backends have no launches to hide.
+        const int64_t count = backend_.space() == Space::host
+                                  ? 1
+                                  : std::clamp<int64_t>(kLayerBytes / each, 1, kMostLayers);
+        for (int64_t n = 0; n < count; ++n)
+            layers_.push_back(allocate_layer(backend_, case_, element, parts_));
+        if (parts_.attention) fill_attention(backend_, layers_[0], o_.seed);
+        copy_to_others({.attention = parts_.attention});
+    }
+    void copy_to_others(Parts parts) {
+        for (size_t n = 1; n < layers_.size(); ++n)
+            copy_operands(backend_, layers_[0], layers_[n], parts);
+    }
+    void poison() {
+        Layer& layer = layers_[0];
+        if (parts_.attention) {
+            meter_.poison(layer.out.data(), layer.out.bytes());
+            meter_.poison(layer.lse.data(), layer.lse.size() * int64_t{sizeof(float)});
+        }
+    }
+    void poison_ids() {
+        Tensor<int32_t, 3>& ids = layers_[0].ids;
+        meter_.poison(ids.data(), ids.size() * int64_t{sizeof(int32_t)});
+    }
+    Timing time(const std::function<void(Layer&)>& call) {
+        return meter_.time([&](int64_t n) { call(layers_[static_cast<size_t>(n)]); },
+                           std::ssize(layers_), o_.samples);
+    }
+
+    void select_blocks(Measurement& m) {
+        const Stored<3> scores = make_scores(backend_, case_, o_.seed);
+        auto ids = backend_.make<int32_t, 3>({p_.queries(), 1, case_.top_k});
+        const In<3> in = scores;
+        const auto call = [&](int64_t) {
+            backend_.select_blocks(p_, {.top_k = case_.top_k}, in.as<const float>(), ids);
+        };
+        meter_.poison(ids.data(), ids.size() * int64_t{sizeof(int32_t)});
+        call(0);
+        m.checked_rows = check_.select_blocks(in, ids);
+        m.bytes = analysis::select_blocks_bytes(p_, case_.top_k);
+        m.timing = meter_.time(call, 1, o_.samples);
+    }
+
+    void block_mass(Measurement& m) {
+        auto mass = backend_.make<float, 3>(
+            {std::min(kMassQueries, p_.queries()), p_.kv_heads, p_.blocks()});
+        const auto call = [&](Layer& layer, const std::function<void(QueryRange)>& piece) {
+            for (int64_t begin = 0; begin < p_.queries(); begin += kMassQueries) {
+                const int64_t count = std::min(kMassQueries, p_.queries() - begin);
+                backend_.block_mass(p_.with_queries({begin, begin + count}),
+                                    layer.q.slice(begin, count), layer.k,
+                                    {mass.view().slice(0, count), {}});
+                piece({begin, begin + count});
+            }
+        };
+        const std::vector<int64_t> queries = check_.mass_queries();
+        meter_.poison(mass.data(), mass.size() * int64_t{sizeof(float)});
+        call(layers_[0], [&](QueryRange range) {
+            for (int64_t i : queries) {
+                if (i < range.begin || i >= range.end) continue;
+                const Tensor<float, 3> row =
+                    backend_.download(std::as_const(mass).view().slice(i - range.begin, 1));
+                check_.block_mass(layers_[0], i, row.view()[0]);
+            }
+        });
+        m.checked_rows = std::ssize(queries);
+        m.flops = analysis::block_mass_flops(p_);
+        m.bytes = analysis::block_mass_bytes(p_, o_.sizes.element);
+        m.timing = time([&](Layer& layer) { call(layer, [](QueryRange) {}); });
+    }
+
+    void dense_attention(Measurement& m) {
+        const auto call = [&](Layer& layer) {
+            backend_.dense_attention(p_, layer.attention(), layer.result());
+        };
+        poison();
+        call(layers_[0]);
+        m.checked_rows = check_.dense_attention(layers_[0]);
+        m.flops = analysis::dense_attention_flops(p_);
+        m.bytes = analysis::dense_attention_bytes(p_, o_.sizes.element);
+        m.timing = time(call);
+    }
+
+    void select(Layer& layer) {
+        backend_.index_select(p_, {.top_k = case_.top_k}, layer.index(), layer.ids);
+    }
+    void attend(Layer& layer, LoopOrder order) {
+        backend_.sparse_attention(p_, layer.attention(), layer.ids, layer.result(), order);
+    }
+
+    /// The stages that live on one kind of selection; all need its ids, checked.
+    void with_selection(const std::string& selection) {
+        Measurement index{.stage = "index_select", .selection = selection};
+        if (!fits(index, [&] {
+                fill_index(backend_, case_, layers_[0], selection, o_.seed);
+                poison_ids();
+                select(layers_[0]);
+                index.checked_rows = check_.index_select(layers_[0]);
+            }))
+            return;
+        copy_to_others({.index = true});
+        const Tensor<int32_t, 3> ids = backend_.download(std::as_const(layers_[0].ids).view());
+        index.union_of_8 = analysis::tile_reads(p_, ids, 8, 0).mean_union();
+        index.flops = analysis::index_scores_flops(p_);
+        index.bytes = analysis::index_select_bytes(p_, o_.sizes.element, case_.top_k);
+        if (o_.wants("index_select"))
+            guarded(index,
+                    [&](Measurement& m) { m.timing = time([&](Layer& layer) { select(layer); }); });
+        Measurement sparse{.stage = "sparse_attention", .selection = selection};
+        sparse.union_of_8 = index.union_of_8;
+        sparse.flops = analysis::sparse_attention_flops(p_, ids);
+        sparse.bytes = analysis::sparse_attention_bytes(p_, ids, o_.sizes.element);
+        if (o_.wants("sparse_attention"))
+            for (LoopOrder order : o_.orders) {
+                sparse.order = to_string(order);
+                guarded(sparse, [&](Measurement& m) { sparse_attention(m, order); });
+            }
+        Measurement whole = sparse;
+        whole.stage = "layer";
+        whole.order = "";
+        whole.flops += index.flops;
+        whole.bytes += index.bytes;
+        if (o_.wants("layer")) guarded(whole, [&](Measurement& m) { layer(m); });
+    }
+
+    void sparse_attention(Measurement& m, LoopOrder order) {
+        poison();
+        attend(layers_[0], order);
+        m.checked_rows = check_.sparse_attention(layers_[0]);
+        m.timing = time([&](Layer& layer) { attend(layer, order); });
+    }
+
+    void layer(Measurement& m) {
+        const auto call = [&](Layer& layer) {
+            select(layer);
+            attend(layer, LoopOrder::automatic);
+        };
+        poison();
+        poison_ids();
+        call(layers_[0]);
+        check_.index_select(layers_[0]);
+        m.checked_rows = check_.sparse_attention(layers_[0]);
+        m.timing = time(call);
+    }
+
+    Backend& backend_;
+    Meter& meter_;
+    const BenchOptions& o_;
+    const Case& case_;
+    const Problem& p_;
+    Checker check_;
+    const std::function<void(const Measurement&)>& done_;
+    Parts parts_;
+    std::vector<Layer> layers_;
+};
+
+}  // namespace
+
+void run_case(Backend& backend, Meter& meter, const BenchOptions& o, const Case& c,
+              const std::function<void(const Measurement&)>& done) {
+    CaseRun(backend, meter, o, c, done).run();
+}
+
+}  // namespace msa::experiments
