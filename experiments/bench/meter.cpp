@@ -8,8 +8,9 @@
 namespace msa::experiments {
 namespace {
 
-constexpr int64_t kFiller = int64_t{1} << 28;  // bytes, more than any cache
-constexpr int64_t kCopy = int64_t{1} << 31;    // bytes, on a device: long against its latency
+// Bytes, more than the caches hold; and of one copy, on a device long against its latency.
+constexpr int64_t kDeviceFiller = int64_t{1} << 28, kHostFiller = int64_t{1} << 26;
+constexpr int64_t kCopy = int64_t{1} << 31;
 constexpr int kCopies = 7;
 constexpr double kLongCall = 0.05, kMostSeconds = 10;
 
@@ -21,12 +22,15 @@ double median(std::vector<double> values) {
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-Meter::Meter(Backend& backend) : backend_(backend), filler_(backend.make<char, 1>({kFiller})) {
+Meter::Meter(Backend& backend)
+    : backend_(backend),
+      filler_(
+          backend.make<char, 1>({backend.space() == Space::device ? kDeviceFiller : kHostFiller})) {
     const std::vector<char> ones(size_t{1} << 24, '\xff');
-    for (int64_t at = 0; at < kFiller; at += std::ssize(ones))
+    for (int64_t at = 0; at < filler_.size(); at += std::ssize(ones))
         backend.copy(filler_.data() + at, backend.space(), ones.data(), Space::host,
                      std::ssize(ones));
-    const int64_t bytes = backend.space() == Space::device ? kCopy : kFiller / 2;
+    const int64_t bytes = backend.space() == Space::device ? kCopy : filler_.size() / 2;
     const Tensor<char, 1> from = backend.make<char, 1>({bytes});
     Tensor<char, 1> to = backend.make<char, 1>({bytes});
     for (int i = 0; i <= kCopies; ++i) {
@@ -37,14 +41,14 @@ Meter::Meter(Backend& backend) : backend_(backend), filler_(backend.make<char, 1
 }
 
 void Meter::poison(void* memory, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += kFiller)
+    for (int64_t at = 0; at < bytes; at += filler_.size())
         backend_.copy(static_cast<char*>(memory) + at, backend_.space(), filler_.data(),
-                      backend_.space(), std::min(kFiller, bytes - at));
+                      backend_.space(), std::min(filler_.size(), bytes - at));
 }
 
 void Meter::flush() {
-    backend_.copy(filler_.data(), backend_.space(), filler_.data() + kFiller / 2, backend_.space(),
-                  kFiller / 2);
+    backend_.copy(filler_.data(), backend_.space(), filler_.data() + filler_.size() / 2,
+                  backend_.space(), filler_.size() / 2);
 }
 
 double Meter::seconds(const std::function<void()>& work) {

@@ -20,19 +20,21 @@ const About kAbout{
                  "msa-bench --cases decode --batch 8 --tokens 1M --json",
                  "msa-bench --backend cpu --cases square,chunk --tokens 4K --samples 3"},
     .writes =
-        "FILE, the record: device, commit, sizes and every sample (data/FORMAT.md).\n"
-        "Cases, by tokens N (keys of a sequence; of a pack, all tokens):\n"
-        "  square  N queries over N keys                       8K, 32K, 128K, 1M\n"
-        "  chunk   the last 16K queries (at most N / 2)        32K, 128K, 173824\n"
-        "  short   the last 171 and 347 queries                18K, 132K\n"
-        "  pack    N tokens in 2, 16 and 206 sequences         192K\n"
-        "  decode  --batch sequences, 1 and 8 queries each     32K, 128K, 1M\n"
-        "  top-k   scores [N, N / Bk] and [N, 2 N / Bk], k and 2 k; select_blocks alone\n"
-        "                                                      128K, 512K\n"
+        "FILE, the record: device, commit, sizes and every sample (data/FORMAT.md).\n\n"
+        "Cases, by tokens N (keys of a sequence; of a pack, all tokens):\n\n"
+        "- square: N queries over N keys; N 8K, 32K, 128K, 1M\n"
+        "- chunk: the last 16K queries, at most N / 2; N 32K, 128K, 173824\n"
+        "- short: the last 171 and 347 queries; N 18K, 132K\n"
+        "- pack: N tokens in 2, 16 and 206 sequences; N 192K\n"
+        "- decode: --batch sequences, 1 and 8 queries each; N 32K, 128K, 1M\n"
+        "- top-k: k of N / Bk and 2 k of 2 N / Bk scores for N queries, select_blocks alone; "
+        "N 128K, 512K\n\n"
         "Selections are what index_select makes of the index operands: noise (random), or a\n"
         "planted sink, diagonal and slowly moving stripes (structured, as msa-synth plants them).\n"
-        "A layer is index_select and sparse_attention, nothing waited for in between. Before a\n"
-        "stage is timed, sampled rows of its result are checked against the reference backend.",
+        "A layer is index_select and sparse_attention, nothing waited for in between. block_mass\n"
+        "runs on square cases only. Before a stage is timed, sampled rows of its result are "
+        "checked\n"
+        "against the reference backend.",
 };
 
 const std::vector<std::string> kStages{"select_blocks", "index_select", "sparse_attention",
@@ -41,27 +43,15 @@ const std::vector<std::string> kCases{"square", "chunk", "short", "pack", "decod
 const std::vector<std::string> kSelections{"structured", "random"};
 const std::vector<LoopOrder> kOrders{LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer};
 
-std::string all_of(const std::vector<std::string>& words) {
-    std::string list;
-    for (const std::string& word : words) list += (list.empty() ? "" : ",") + word;
-    return list;
-}
-
 /// What the command line says, word by word; empty and 0: not given.
 struct Words {
-    // dense_attention only where asked for: the plain kernel is no baseline, and slow.
-    std::string stages = all_of({kStages.begin(), kStages.end() - 1});
-    std::string cases = all_of(kCases), selections = all_of(kSelections);
-    std::string orders = "automatic,q_outer,kv_outer", tokens, batches = "1,8,32,64,128";
+    std::string stages, cases, selections, orders, tokens, batches = "1,8,32,64,128";
     std::string preset = "paper", element;
     Count query_heads, kv_heads, head_dim, index_dim, block_size, top_k, seed;
 };
 
 po::options_description describe(BenchOptions& o, Words& w) {
     po::options_description d;
-    const auto list = [](std::string& value, const char* name) {
-        return po::value(&value)->default_value(value)->value_name(name);
-    };
     const auto size = [](Count& value, const char* name) {
         return po::value(&value)->value_name(name);
     };
@@ -69,15 +59,18 @@ po::options_description describe(BenchOptions& o, Words& w) {
         ("out", po::value(&o.out)->value_name("FILE"), "record to write, after every case anew")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
          "cuda, cpu or reference")  //
-        ("stages", list(w.stages, "NAME,..."),
-         "of select_blocks, index_select, sparse_attention, layer, block_mass, "
-         "dense_attention")                                                       //
-        ("cases", list(w.cases, "NAME,..."), "see below")                         //
-        ("selection", list(w.selections, "NAME,..."), "structured, random")       //
-        ("order", list(w.orders, "NAME,..."), "loop orders of sparse_attention")  //
+        ("stages", po::value(&w.stages)->value_name("NAME,..."),
+         (join(kStages) + "; default: all but dense_attention").c_str())  //
+        ("cases", po::value(&w.cases)->value_name("NAME,..."),
+         (join(kCases) + ", see below; default: all").c_str())  //
+        ("selection", po::value(&w.selections)->value_name("NAME,..."),
+         "structured, random; default: both")  //
+        ("order", po::value(&w.orders)->value_name("NAME,..."),
+         "loop orders of sparse_attention: automatic, q_outer, kv_outer; default: all")  //
         ("tokens", po::value(&w.tokens)->value_name("N,..."),
-         "of every case; default: each case's own, see below")             //
-        ("batch", list(w.batches, "N,..."), "sequences of a decode step")  //
+         "of every case; default: each case's own, see below")  //
+        ("batch", po::value(&w.batches)->default_value(w.batches)->value_name("N,..."),
+         "sequences of a decode step")  //
         ("preset", po::value(&w.preset)->default_value(w.preset)->value_name("MODEL"),
          ("sizes: a Hugging Face config.json, or " + join(list_models())).c_str())          //
         ("query-heads", size(w.query_heads, "N"), "Hq; default: the model's")               //
@@ -97,8 +90,10 @@ po::options_description describe(BenchOptions& o, Words& w) {
     return d;
 }
 
+/// The names of a list, all of them known; of an empty one, the first `by_default` of those.
 std::vector<std::string> known_list(const std::string& option, const std::string& list,
-                                    const std::vector<std::string>& known) {
+                                    const std::vector<std::string>& known, size_t by_default) {
+    if (list.empty()) return {known.begin(), known.begin() + static_cast<ptrdiff_t>(by_default)};
     std::vector<std::string> names = split_list(option, list);
     for (const std::string& name : names) choice(option, name, known);
     return names;
@@ -137,12 +132,13 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     BenchOptions o;
     Words w;
     if (!parse_command_line(kAbout, describe(o, w), "", args, out)) return std::nullopt;
-    o.stages = known_list("stages", w.stages, kStages);
-    o.cases = known_list("cases", w.cases, kCases);
-    o.selections = known_list("selection", w.selections, kSelections);
+    // dense_attention only where asked for: a plain kernel, slow and no baseline.
+    o.stages = known_list("stages", w.stages, kStages, kStages.size() - 1);
+    o.cases = known_list("cases", w.cases, kCases, kCases.size());
+    o.selections = known_list("selection", w.selections, kSelections, kSelections.size());
     std::vector<std::string> orders;
     for (LoopOrder order : kOrders) orders.emplace_back(to_string(order));
-    for (const std::string& name : split_list("order", w.orders))
+    for (const std::string& name : known_list("order", w.orders, orders, orders.size()))
         o.orders.push_back(kOrders[choice("order", name, orders)]);
     if (!w.tokens.empty()) o.tokens = integer_list("tokens", w.tokens);
     o.batches = integer_list("batch", w.batches);

@@ -17,6 +17,7 @@ namespace {
 // Calls in a row hide the latency of a launch, as in serving, and each has a layer of its own, so
 // that none finds its operands in the cache.
 constexpr int64_t kMostLayers = 8, kLayerBytes = int64_t{1} << 34;  // bytes of all together
+constexpr int64_t kUnionQueries = 65536;
 constexpr int64_t kMassQueries = 8192;  // block_mass goes in pieces, as msa-analyze takes it
 
 /// Bytes that this machine's processes may still take; as good as endless where it does not say.
@@ -80,7 +81,8 @@ private:
         return false;
     }
     void guarded(Measurement m, const Body& body) {
-        if (stop_requested()) throw Interrupted("stopped");
+        if (stop_requested())
+            throw Interrupted("stopped; the record has the cases before this one");
         if (fits(m, [&] { body(m); })) done_(m);
     }
 
@@ -94,8 +96,13 @@ private:
         const int64_t count = backend_.space() == Space::host
                                   ? 1
                                   : std::clamp<int64_t>(kLayerBytes / each, 1, kMostLayers);
-        for (int64_t n = 0; n < count; ++n)
-            layers_.push_back(allocate_layer(backend_, case_, element, parts_));
+        layers_.push_back(allocate_layer(backend_, case_, element, parts_));
+        try {
+            while (std::ssize(layers_) < count)
+                layers_.push_back(allocate_layer(backend_, case_, element, parts_));
+        } catch (const MemoryError&) {
+            layers_.resize(1);  // one does; leave room for the backend's own needs
+        }
         if (parts_.attention) fill_attention(backend_, layers_[0], o_.seed);
         copy_to_others({.attention = parts_.attention});
     }
@@ -173,6 +180,15 @@ private:
         m.timing = time(call);
     }
 
+    /// Of the last queries, where there are many.
+    double union_of_8(View<const int32_t, 3> ids) const {
+        const int64_t count = std::min(kUnionQueries, p_.queries());
+        const int64_t first = p_.queries() - count;
+        return analysis::tile_reads(p_.with_queries({first, p_.queries()}), ids.slice(first, count),
+                                    8, 0)
+            .mean_union();
+    }
+
     void select(Layer& layer) {
         backend_.index_select(p_, {.top_k = case_.top_k}, layer.index(), layer.ids);
     }
@@ -192,7 +208,7 @@ private:
             return;
         copy_to_others({.index = true});
         const Tensor<int32_t, 3> ids = backend_.download(std::as_const(layers_[0].ids).view());
-        index.union_of_8 = analysis::tile_reads(p_, ids, 8, 0).mean_union();
+        index.union_of_8 = union_of_8(ids);
         index.flops = analysis::index_scores_flops(p_);
         index.bytes = analysis::index_select_bytes(p_, o_.sizes.element, case_.top_k);
         if (o_.wants("index_select"))

@@ -1,1 +1,282 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/half.h"
+#include "core/host_backend.h"
+#include "gpu/cuda_backend.h"
+#include "tests/experiments/cli.h"
+
+namespace msa::test {
+namespace {
+
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+class Bench : public CliTest {
+protected:
+    /// A run on sizes that take no time; every query is among the sampled rows.
+    static Outcome run(const Words& more, const std::string& backend = "cpu",
+                       const std::string& tokens = "32") {
+        Words args{"--backend",  backend, "--tokens",      tokens, "--samples",    "2",
+                   "--batch",    "2",     "--query-heads", "4",    "--kv-heads",   "2",
+                   "--head-dim", "16",    "--index-dim",   "16",   "--block-size", "8",
+                   "--top-k",    "2"};
+        args.insert(args.end(), more.begin(), more.end());
+        return kBench(args);
+    }
+    static json record_of(const Words& more, const std::string& backend = "cpu") {
+        Words args = more;
+        args.emplace_back("--json");
+        const Outcome outcome = run(args, backend);
+        EXPECT_EQ(outcome.code, 0) << outcome.err;
+        return json::parse(outcome.out);
+    }
+};
+
+/// The cpu backend with something wrong.
+class Broken final : public HostBackend {
+public:
+    static inline std::string what;
+
+    static void announce(const std::string& wrong) {
+        what = wrong;
+        register_backend({"broken", {}},
+                         [](const BackendOptions&) { return std::make_unique<Broken>(); });
+    }
+    std::string_view name() const override { return "broken"; }
+    std::string device() const override { return "none"; }
+    Support supports(const Problem& p, const Request& request) const override {
+        Request in_float = request;
+        in_float.element = Element::f32;
+        return cpu_->supports(p, in_float);
+    }
+    std::shared_ptr<void> allocate(int64_t bytes) override {
+        // Operands of these tests are small, what the meter needs is not.
+        if (what == "memory" && bytes < (1 << 20)) throw MemoryError("there is no room");
+        return HostBackend::allocate(bytes);
+    }
+
+protected:
+    /// A float copy of an operand, so that bf16 runs on the cpu backend too.
+    template <int Rank>
+    static Tensor<float, Rank> floats(In<Rank> in) {
+        Tensor<float, Rank> copy(in.shape());
+        const auto take = [&](const auto* from) {
+            std::transform(from, from + copy.size(), copy.data(),
+                           [](auto value) { return static_cast<float>(value); });
+        };
+        if (in.element() == Element::bf16)
+            take(in.template as<const bf16>().data());
+        else
+            take(in.template as<const float>().data());
+        return copy;
+    }
+    static void store(const Tensor<float, 3>& values, Out<3> to) {
+        if (to.element() == Element::bf16)
+            std::transform(values.data(), values.data() + values.size(), to.as<bf16>().data(),
+                           [](float value) { return bf16(value); });
+        else
+            std::copy_n(values.data(), values.size(), to.as<float>().data());
+    }
+    static void spoil(bool wrong, float* values, int64_t size) {
+        if (wrong) values[size / 2] += 0.1F;
+    }
+    void do_dense_attention(const Problem& p, const AttentionInput& in,
+                            const AttentionOutput& to) override {
+        Tensor<float, 3> out(in.q.shape());
+        cpu_->dense_attention(p, {floats(in.q), floats(in.k), floats(in.v)}, {out, to.lse});
+        spoil(what == "dense_attention", out.data(), out.size());
+        store(out, to.out);
+    }
+    void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
+        cpu_->index_scores(p, {floats(in.index_q), floats(in.index_k)}, scores);
+    }
+    void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
+                          View<int32_t, 3> ids) override {
+        if (what != "select_blocks" && what != "index_select")
+            return cpu_->select_blocks(p, rule, scores, ids);
+        Tensor<float, 3> worst(scores.shape());
+        for (int64_t i = 0; i < worst.size(); ++i) worst.data()[i] = -scores.data()[i];
+        cpu_->select_blocks(p, rule, worst, ids);
+    }
+    void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
+                         View<int32_t, 3> ids) override {
+        Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
+        do_index_scores(p, in, scores);
+        do_select_blocks(p, rule, scores, ids);
+    }
+    void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
+                             const AttentionOutput& to, LoopOrder order) override {
+        if (what == "silence" && order == LoopOrder::kv_outer) return;
+        Tensor<float, 3> out(in.q.shape());
+        cpu_->sparse_attention(p, {floats(in.q), floats(in.k), floats(in.v)}, ids, {out, to.lse},
+                               order);
+        spoil(what == "sparse_attention", out.data(), out.size());
+        store(out, to.out);
+        if (what == "lse") to.lse(0, 0) += 1e-3F;
+    }
+    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
+        cpu_->block_mass(p, floats(q), floats(k), to);
+        spoil(what == "block_mass", to.mass.data(), to.mass.size());
+    }
+    void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
+                     View<const int32_t, 3> ids, const IndexKlOutput& to) override {
+        cpu_->index_kl(p, in, q, k, ids, to);
+    }
+
+private:
+    std::unique_ptr<Backend> cpu_ = make_backend("cpu");
+};
+
+TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
+    const Outcome outcome = run({"--out", path("record.json")});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_NE(outcome.out.find("sparse_attention structured kv_outer"), std::string::npos);
+    const json record = json::parse(file_text(path("record.json")));
+    EXPECT_EQ(record["format"], "msa-bench");
+    EXPECT_EQ(record["complete"], true);
+    EXPECT_EQ(record["backend"], "cpu");
+    EXPECT_EQ(record["sizes"]["block_size"], 8);
+    EXPECT_EQ(record["sizes"]["element"], "f32");
+    EXPECT_GT(record["copy_bytes_per_second"], 0);
+    std::map<std::string, int> of_kind;
+    for (const json& m : record["measurements"]) {
+        ++of_kind[m["kind"]];
+        EXPECT_FALSE(m.contains("skipped")) << m;
+        EXPECT_EQ(m["samples_us"].size(), 2U);
+        EXPECT_GT(m["median_us"], 0);
+        EXPECT_GT(m["bytes"], 0);
+        EXPECT_GT(m["checked_rows"], 0);
+        if (m["kind"] == "square" && m["selection"] == "random" && m["stage"] == "index_select") {
+            EXPECT_EQ(m["flops"], 2.0 * 2 * 16 * 32 * 33 / 2);
+            EXPECT_EQ(m["checked_rows"], 32);
+        }
+    }
+    const int selected = 2 * (1 + 3 + 1);  // index_select, three orders, layer
+    EXPECT_EQ(of_kind, (std::map<std::string, int>{{"square", selected + 1},
+                                                   {"chunk", selected},
+                                                   {"short", 2 * selected},
+                                                   {"pack", 3 * selected},
+                                                   {"decode", 2 * selected},
+                                                   {"top-k", 2}}));
+}
+
+TEST_F(Bench, OnlyWhatIsAskedFor) {
+    const json record = record_of({"--cases", "square", "--stages", "layer,dense_attention",
+                                   "--selection", "random", "--seed", "3"});
+    ASSERT_EQ(record["measurements"].size(), 2U);
+    EXPECT_EQ(record["measurements"][0]["stage"], "dense_attention");
+    EXPECT_EQ(record["measurements"][0]["flops"], 4.0 * 4 * 16 * 32 * 33 / 2);
+    EXPECT_EQ(record["measurements"][1]["stage"], "layer");
+    EXPECT_EQ(record["seed"], 3);
+}
+
+TEST_F(Bench, PacksFollowFromTheSeed) {
+    const auto flops = [](const char* seed) {
+        const json record = record_of({"--cases", "pack", "--stages", "index_select", "--selection",
+                                       "random", "--seed", seed});
+        return record["measurements"][0]["flops"].get<double>();
+    };
+    EXPECT_EQ(flops("1"), flops("1"));
+    EXPECT_NE(flops("1"), flops("2"));
+}
+
+TEST_F(Bench, StructuredNeighboursShareTheirBlocks) {
+    const Outcome outcome = kBench({"--backend", "cpu", "--cases", "short", "--tokens", "8K",
+                                    "--stages", "index_select", "--query-heads", "2", "--kv-heads",
+                                    "2", "--samples", "1", "--json"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    for (const json& m : json::parse(outcome.out)["measurements"]) {
+        if (m["selection"] == "structured")
+            EXPECT_LT(m["union_of_8"], 24);
+        else
+            EXPECT_GT(m["union_of_8"], 50);
+    }
+}
+
+TEST_F(Bench, WrongResultsAreCaughtBeforeTiming) {
+    const auto caught = [&](const std::string& wrong, const std::string& stage,
+                            const std::string& name) {
+        Broken::announce(wrong);
+        const std::string element = wrong == "sparse_attention" ? "bf16" : "f32";
+        const Outcome outcome = run({"--stages", stage, "--cases", "square,top-k", "--out",
+                                     path(wrong), "--element", element},
+                                    "broken");
+        EXPECT_EQ(outcome.code, 1) << wrong;
+        EXPECT_NE(outcome.err.find("broken: " + name + " of "), std::string::npos) << outcome.err;
+        EXPECT_NE(outcome.err.find("is wrong, so nothing of it is timed"), std::string::npos);
+        EXPECT_FALSE(std::filesystem::exists(path(wrong)) &&
+                     file_text(path(wrong)).find("samples_us\": [") != std::string::npos)
+            << wrong;
+    };
+    caught("index_select", "index_select", "index_select");
+    caught("index_select", "layer", "index_select");
+    caught("sparse_attention", "sparse_attention", "sparse_attention");
+    caught("sparse_attention", "layer", "sparse_attention");
+    caught("lse", "sparse_attention", "sparse_attention");
+    caught("block_mass", "block_mass", "block_mass");
+    caught("dense_attention", "dense_attention", "dense_attention");
+    caught("select_blocks", "select_blocks", "select_blocks");
+    Broken::announce("nothing");
+    for (const char* element : {"f32", "bf16"})
+        EXPECT_EQ(run({"--cases", "square,top-k", "--element", element}, "broken").code, 0);
+}
+
+TEST_F(Bench, ResultsOfTheStageBeforeDoNotCount) {
+    Broken::announce("silence");  // kv_outer writes nothing, after q_outer has
+    const Outcome outcome = run({"--cases", "square", "--order", "q_outer,kv_outer"}, "broken");
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_NE(outcome.err.find("nan, must be"), std::string::npos) << outcome.err;
+}
+
+TEST_F(Bench, WhatCannotRunIsSkippedWithTheReason) {
+    Broken::announce("memory");
+    const json none = record_of({"--cases", "square"}, "broken");
+    ASSERT_EQ(none["measurements"].size(), 1U);
+    EXPECT_EQ(none["measurements"][0]["skipped"], "there is no room");
+    const json orders = record_of({"--cases", "square", "--stages", "sparse_attention",
+                                   "--selection", "random", "--order", "q_outer,kv_outer"},
+                                  "reference");
+    ASSERT_EQ(orders["measurements"].size(), 2U);
+    EXPECT_FALSE(orders["measurements"][0].contains("skipped"));
+    const std::string reason = orders["measurements"][1]["skipped"];
+    EXPECT_NE(reason.find("it has the q_outer order only"), std::string::npos) << reason;
+    const Outcome huge = kBench({"--backend", "cpu", "--cases", "square", "--tokens", "1024M"});
+    EXPECT_EQ(huge.code, 0);
+    EXPECT_NE(huge.out.find("skipped: square 1024M"), std::string::npos) << huge.out;
+}
+
+TEST_F(Bench, Refusals) {
+    const auto refused = [](const Outcome& outcome, const std::string& why) {
+        EXPECT_EQ(outcome.code, 2);
+        EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
+        EXPECT_EQ(outcome.out, "");
+    };
+    refused(run({"--stages", "softmax"}), "--stages is 'softmax', must be one of: select_blocks");
+    refused(run({"--cases", "cube"}), "--cases is 'cube', must be one of: square");
+    refused(run({"--selection", "best"}), "--selection is 'best', must be one of: structured");
+    refused(run({"--order", "zigzag"}), "--order is 'zigzag', must be one of: automatic");
+    refused(run({}, "cpu", "15"), "--tokens is 15, must be at least 16");
+    refused(run({"--element", "e4m3"}), "--element is 'e4m3', must be one of: bf16, f32");
+    refused(kBench({"--samples", "0"}), "--samples is 0");
+    refused(kBench({"--backend", "cpu", "--query-heads", "3"}), "3");
+    refused(run({}, "abacus"), "no backend is called 'abacus'");
+    std::ofstream(path("there.json")) << "{}";
+    refused(run({"--out", path("there.json")}), "exists; --overwrite replaces it");
+    EXPECT_EQ(run({"--cases", "top-k", "--out", path("there.json"), "--overwrite"}).code, 0);
+}
+
+TEST_F(Bench, WithoutAGpuItSaysSo) {
+    register_cuda_backend();
+    for (const BackendInfo& info : list_backends())
+        if (info.name == "cuda" && info.usable.yes) GTEST_SKIP() << "there is a GPU";
+    const Outcome outcome = kBench({"--cases", "square"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("backend cuda cannot start here: "), std::string::npos)
+        << outcome.err;
+}
+
+}  // namespace
+}  // namespace msa::test

@@ -1,0 +1,290 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""What PyTorch does on this GPU at the shapes that msa-bench measured: dense attention (cuDNN, in
+decoding also flash), torch.topk, a copy and a matrix product.
+
+With --record, shapes and sizes come from a record of msa-bench; the results go into it, under
+"baselines", each measurement gets its share of the matrix product's rate, and the speed-ups are
+printed. Without it, the shapes are the paper's. What fails is reported and left out.
+
+Times are CUDA events around calls from a cold cache; in decoding, up to 8 calls in a row, each with
+keys and values of its own, in a CUDA graph where that works. Queries of one decode step see all
+keys: the few that a causal mask would hide cost nothing.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+
+PAPER = {"query_heads": 64, "kv_heads": 4, "head_dim": 128}
+SHAPES = {  # kind: (sequences, queries of each, keys of each, blocks, k)
+    "square": [(1, n, n, 0, 0) for n in (8192, 32768, 131072, 1048576)],
+    "decode": [(b, q, 1048576, 0, 0) for b in (1, 8) for q in (1, 8)],
+    "top-k": [(1, n, 0, b, k) for n, b, k in ((131072, 1024, 16), (131072, 2048, 32),
+                                              (524288, 4096, 16), (524288, 8192, 32))],
+}
+MOST_LAYERS, LAYER_BYTES = 8, 1 << 34  # as msa-bench has them
+LONG_SECONDS = 10
+
+
+def shapes_of(record: dict) -> dict:
+    """The shapes of a record of msa-bench, by kind."""
+    shapes: dict[str, list] = {kind: [] for kind in SHAPES}
+    for m in record["measurements"]:
+        if m["kind"] not in shapes:
+            continue
+        n = m["sequences"]
+        shape = (n, m["queries"] // n, m["keys"] // n, m["blocks"], m["top_k"])
+        if m["kind"] == "top-k":
+            shape = (1, m["queries"], 0, m["blocks"], m["top_k"])
+        else:
+            shape = (*shape[:3], 0, 0)
+        if shape not in shapes[m["kind"]]:
+            shapes[m["kind"]].append(shape)
+    return shapes
+
+
+def key_of(kind: str, sequences: int, queries: int, keys: int, blocks: int, top_k: int) -> tuple:
+    """What a measurement and its baseline have in common."""
+    if kind == "top-k":
+        return kind, queries, blocks, top_k
+    return kind, sequences, queries, keys
+
+
+class Bench:
+    """Times calls on the current device."""
+
+    def __init__(self, torch, samples: int):
+        self.torch, self.samples, self.results = torch, samples, []
+        self.filler = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
+
+    def sample(self, work) -> float:
+        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.filler.zero_()
+        begin.record()
+        work()
+        end.record()
+        self.torch.cuda.synchronize()
+        return begin.elapsed_time(end) * 1e-3
+
+    def graph_of(self, work):
+        """The same as one launch, where the library allows it."""
+        try:
+            graph = self.torch.cuda.CUDAGraph()
+            with self.torch.cuda.graph(graph):
+                work()
+            return graph.replay
+        except Exception:  # whatever it is, the plain calls remain
+            self.torch.cuda.synchronize()
+            return work
+
+    def add(self, name: str, prepare, **facts) -> None:
+        """Times the calls that prepare() returns; one result, or a message why there is none."""
+        torch = self.torch
+        try:
+            calls = prepare()
+            first = self.sample(calls[0])
+            if first > LONG_SECONDS:
+                seconds, calls = [first], calls[:1]
+            else:
+                work = calls[0]
+                if len(calls) > 1:
+                    for call in calls:
+                        call()
+                    torch.cuda.synchronize()
+                    work = self.graph_of(lambda: [call() for call in calls])
+                self.sample(work)
+                count = max(1, min(self.samples, int(LONG_SECONDS / first)))
+                seconds = [self.sample(work) / len(calls) for _ in range(count)]
+        except Exception as error:
+            calls = work = None
+            self.results.append({"name": name, **facts, "skipped": str(error).split("\n")[0]})
+            print(f"{name}: skipped: {self.results[-1]['skipped'][:200]}", file=sys.stderr)
+            torch.cuda.empty_cache()
+            return
+        result = {"name": name, **facts, "calls_per_sample": len(calls),
+                  "median_us": 1e6 * statistics.median(seconds),
+                  "samples_us": [1e6 * s for s in seconds]}
+        for amount in ("flops", "bytes"):
+            if amount in facts:
+                result[f"{amount}_per_second"] = facts[amount] / (result["median_us"] * 1e-6)
+        self.results.append(result)
+        print(f"{name}: {result['median_us']:.1f} us", file=sys.stderr)
+        calls = work = None
+        torch.cuda.empty_cache()
+
+    def ceilings(self) -> None:
+        torch = self.torch
+
+        def copy():
+            source = torch.empty(1 << 31, dtype=torch.int8, device="cuda")
+            target = torch.empty_like(source)
+            return [lambda: target.copy_(source)]
+
+        def gemm():
+            a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+            return [lambda: torch.mm(a, b)]
+
+        self.add("copy", copy, kind="ceiling", bytes=2 << 31)
+        self.add("gemm bf16", gemm, kind="ceiling", flops=2 * 8192**3)
+
+    def dense(self, kind: str, backend: str, sizes: dict, shape: tuple) -> None:
+        torch = self.torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        sequences, queries, keys = shape[:3]
+        heads, groups, width = sizes["query_heads"], sizes["kv_heads"], sizes["head_dim"]
+        choice = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[backend]
+
+        def prepare():
+            each = 4 * sequences * (heads * queries + groups * keys) * width
+            layers = max(1, min(MOST_LAYERS, LAYER_BYTES // each)) if kind == "decode" else 1
+
+            def call():
+                def make(count, tokens):
+                    return torch.randn(sequences, count, tokens, width, device="cuda",
+                                       dtype=torch.bfloat16)
+                q, k, v = make(heads, queries), make(groups, keys), make(groups, keys)
+
+                def run():
+                    with sdpa_kernel(choice):
+                        return torch.nn.functional.scaled_dot_product_attention(
+                            q, k, v, is_causal=kind == "square", enable_gqa=True)
+                return run
+            return [call() for _ in range(layers)]
+
+        pairs = queries * (queries + 1) / 2 if kind == "square" else sequences * queries * keys
+        self.add(f"{kind} {backend} {sequences} x {queries} over {keys}", prepare, kind=kind,
+                 backend=backend, sequences=sequences, queries=queries, keys=keys,
+                 flops=4 * heads * width * pairs)
+
+    def top_k(self, rows: int, blocks: int, k: int) -> None:
+        torch = self.torch
+
+        def prepare():
+            scores = torch.randn(rows, blocks, device="cuda")
+            return [lambda: torch.topk(scores, k, dim=1)]
+        self.add(f"torch.topk {k} of {blocks}, {rows} rows", prepare, kind="top-k", queries=rows,
+                 blocks=blocks, top_k=k, bytes=4 * rows * (blocks + 3 * k))
+
+
+def measure(sizes: dict, shapes: dict, samples: int) -> dict:
+    import torch
+    torch.manual_seed(0)
+    bench = Bench(torch, samples)
+    bench.ceilings()
+    for kind, backends in (("square", ("cuDNN",)), ("decode", ("cuDNN", "flash"))):
+        for shape in shapes[kind]:
+            for backend in backends:
+                bench.dense(kind, backend, sizes, shape)
+    for _, rows, _, blocks, k in shapes["top-k"]:
+        bench.top_k(rows, blocks, k)
+    return {"format": "msa-baselines", "format_version": 1, "torch": torch.__version__,
+            "cudnn": torch.backends.cudnn.version(), "device": torch.cuda.get_device_name(),
+            "sizes": sizes, "measurements": bench.results}
+
+
+def merge(record: dict, baselines: dict) -> None:
+    """Adds the baselines to the record, and to its measurements the share of the GEMM rate."""
+    record["baselines"] = baselines
+    gemm = [b["flops_per_second"] for b in baselines["measurements"]
+            if b["name"] == "gemm bf16" and "median_us" in b]
+    for m in record["measurements"]:
+        if gemm and m.get("flops"):
+            m["share_of_gemm"] = m["flops_per_second"] / gemm[0]
+
+
+def speed_ups(record: dict) -> list[tuple]:
+    """(case, what, microseconds, baseline's name, its microseconds, ratio)."""
+    fastest: dict[tuple, dict] = {}
+    for b in record["baselines"]["measurements"]:
+        if "median_us" not in b or b["kind"] == "ceiling":
+            continue
+        key = key_of(b["kind"], b.get("sequences", 1), b["queries"], b.get("keys", 0),
+                     b.get("blocks", 0), b.get("top_k", 0))
+        if key not in fastest or b["median_us"] < fastest[key]["median_us"]:
+            fastest[key] = b
+    rows = []
+    for m in record["measurements"]:
+        if m["stage"] not in ("layer", "select_blocks") or "median_us" not in m:
+            continue
+        n = m["sequences"]
+        best = fastest.get(key_of(m["kind"], n, m["queries"] // n, m["keys"] // n, m["blocks"],
+                                  m["top_k"]))
+        if best:
+            name = "torch.topk" if m["kind"] == "top-k" else best["backend"]
+            rows.append((m["case"], " ".join([m["stage"], m.get("selection", "")]).strip(),
+                         m["median_us"], name, best["median_us"],
+                         best["median_us"] / m["median_us"]))
+    return rows
+
+
+def print_tables(record: dict) -> None:
+    for b in record["baselines"]["measurements"]:
+        if b["kind"] == "ceiling" and "median_us" in b:
+            rate = b.get("flops_per_second", b.get("bytes_per_second", math.nan))
+            print(f"{b['name']}: {rate * 1e-12:.2f} {'TFLOP' if 'flops' in b else 'TB'}/s")
+    shares = [m for m in record["measurements"] if "share_of_gemm" in m]
+    if shares:
+        print(f"\n{'case':28} {'stage':40} {'TFLOP/s':>8} {'of GEMM':>8}")
+    for m in shares:
+        stage = " ".join(m[part] for part in ("stage", "selection", "order") if part in m)
+        print(f"{m['case']:28} {stage:40} {m['flops_per_second'] * 1e-12:8.1f} "
+              f"{m['share_of_gemm']:8.3f}")
+    rows = speed_ups(record)
+    if rows:
+        print(f"\n{'case':28} {'stage':20} {'us':>12}  {'baseline':12} {'us':>12} {'speed-up':>9}")
+    for case, stage, us, name, base, ratio in rows:
+        print(f"{case:28} {stage:20} {us:12.1f}  {name:12} {base:12.1f} {ratio:8.2f}x")
+
+
+def write(path: str, content: dict) -> None:
+    with open(path + ".partial", "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+    os.replace(path + ".partial", path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", help="record of msa-bench to complete")
+    parser.add_argument("--out", help="file for the baselines alone")
+    parser.add_argument("--samples", type=int, default=9)
+    parser.add_argument("--most-tokens", type=int, default=1 << 20,
+                        help="leave out longer sequences (dense prefill at 1M takes a minute)")
+    options = parser.parse_args()
+    record = None
+    if options.record:
+        with open(options.record, encoding="utf-8") as file:
+            record = json.load(file)
+        if record.get("format") != "msa-bench":
+            sys.exit(f"{options.record}: is no record of msa-bench")
+    try:
+        import torch
+    except ImportError as error:
+        sys.exit(f"baselines need PyTorch: {error}")
+    if not torch.cuda.is_available():
+        sys.exit("baselines need a GPU that PyTorch can use")
+    if record and torch.cuda.get_device_name() not in record["device"]:
+        sys.exit(f"{options.record} is of {record['device']}, "
+                 f"PyTorch uses {torch.cuda.get_device_name()}")
+    shapes = shapes_of(record) if record else SHAPES
+    for kind in ("square", "decode"):
+        shapes[kind] = [shape for shape in shapes[kind] if shape[2] <= options.most_tokens]
+    sizes = {name: record["sizes"][name] for name in PAPER} if record else PAPER
+    baselines = measure(sizes, shapes, options.samples)
+    if options.out:
+        write(options.out, baselines)
+    if record:
+        merge(record, baselines)
+        write(options.record, record)
+        print_tables(record)
+    else:
+        print_tables({"baselines": baselines, "measurements": []})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""Shapes, merging and speed-ups; measuring needs PyTorch and a GPU."""
+
+import baselines
+
+
+def measurement(kind, stage, sequences, queries, keys, microseconds, **more):
+    return {"case": kind, "kind": kind, "stage": stage, "sequences": sequences,
+            "queries": queries, "keys": keys, "blocks": more.pop("blocks", 4), "top_k": 16,
+            "median_us": microseconds, **more}
+
+
+def make_record():
+    return {"measurements": [
+        measurement("square", "layer", 1, 512, 512, 10, selection="random", flops=1e6,
+                    flops_per_second=1e11),
+        measurement("decode", "layer", 8, 16, 4096, 5, selection="structured"),
+        measurement("decode", "layer", 1, 16, 4096, 5, selection="structured"),
+        measurement("top-k", "select_blocks", 1, 256, 1024, 2, blocks=8),
+        measurement("pack", "layer", 2, 512, 512, 10),
+        {**measurement("square", "layer", 1, 9, 9, 0), "skipped": "no memory"},
+    ]}
+
+
+def make_baselines():
+    def result(name, kind, sequences, queries, keys, microseconds, **more):
+        return {"name": name, "kind": kind, "sequences": sequences, "queries": queries,
+                "keys": keys, "median_us": microseconds, **more}
+    return {"measurements": [
+        result("gemm bf16", "ceiling", 0, 0, 0, 1, flops_per_second=4e11),
+        result("a", "square", 1, 512, 512, 40, backend="cuDNN"),
+        result("b", "decode", 8, 2, 512, 60, backend="cuDNN"),
+        result("c", "decode", 8, 2, 512, 30, backend="flash"),
+        {"name": "d", "kind": "top-k", "queries": 256, "blocks": 8, "top_k": 16, "median_us": 8},
+        {"name": "e", "kind": "decode", "sequences": 1, "queries": 16, "keys": 4096,
+         "backend": "cuDNN", "skipped": "out of memory"},
+    ]}
+
+
+def test_shapes_are_those_of_the_record():
+    assert baselines.shapes_of(make_record()) == {
+        "square": [(1, 512, 512, 0, 0), (1, 9, 9, 0, 0)],
+        "decode": [(8, 2, 512, 0, 0), (1, 16, 4096, 0, 0)],
+        "top-k": [(1, 256, 0, 8, 16)],
+    }
+
+
+def test_speed_ups_take_the_fastest_baseline():
+    record = make_record()
+    baselines.merge(record, make_baselines())
+    assert baselines.speed_ups(record)[:3] == [
+        ("square", "layer random", 10, "cuDNN", 40, 4),
+        ("decode", "layer structured", 5, "flash", 30, 6),
+        ("top-k", "select_blocks", 2, "torch.topk", 8, 4),
+    ]
+    assert len(baselines.speed_ups(record)) == 3
+
+
+def test_shares_of_the_matrix_product():
+    record = make_record()
+    baselines.merge(record, make_baselines())
+    assert record["measurements"][0]["share_of_gemm"] == 0.25
+    assert "share_of_gemm" not in record["measurements"][1]
+
+
+def test_tables_print(capsys):
+    record = make_record()
+    baselines.merge(record, make_baselines())
+    baselines.print_tables(record)
+    printed = capsys.readouterr().out
+    assert "4.00x" in printed and "flash" in printed and "0.250" in printed
