@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "core/e4m3.h"
 #include "core/half.h"
 #include "core/reference/reference_backend.h"
 #include "experiments/common/sample.h"
@@ -24,12 +25,17 @@ template <int Rank>
 Tensor<float, Rank> fetch(Backend& backend, const Stored<Rank>& from, int64_t first,
                           int64_t count) {
     const In<Rank> part = from.slice(first, count);
-    if (part.element() == Element::f32) return backend.download(part.template as<const float>());
-    const Tensor<bf16, Rank> stored = backend.download(part.template as<const bf16>());
-    Tensor<float, Rank> values(stored.shape());
-    std::transform(stored.data(), stored.data() + stored.size(), values.data(),
-                   [](bf16 value) { return static_cast<float>(value); });
-    return values;
+    const auto floats = [](const auto& stored) {
+        Tensor<float, Rank> values(stored.shape());
+        std::transform(stored.data(), stored.data() + stored.size(), values.data(),
+                       [](auto value) { return static_cast<float>(value); });
+        return values;
+    };
+    if (part.element() == Element::bf16)
+        return floats(backend.download(part.template as<const bf16>()));
+    if (part.element() == Element::e4m3)
+        return floats(backend.download(part.template as<const e4m3>()));
+    return backend.download(part.template as<const float>());
 }
 
 /// The first element of `got` that is further from `want` than `bound` of its index; empty: none.
@@ -127,8 +133,10 @@ int64_t Checker::index_select(const Layer& layer) {
         const double scale = row.problem.score_scale();
         const double q = bounds::largest_norm<3>(row.index_q);
         const double k = bounds::largest_norm<2>(row.index_k);
-        const double bound = bounds::logit_bound(scale, q, k, row.problem.index_dim) +
-                             bounds::kRoundoff * scale * q * k;
+        const double logit = layer.index_q.element() == Element::e4m3
+                                 ? bounds::e4m3_logit_bound(scale, q, k, row.problem.index_dim)
+                                 : bounds::logit_bound(scale, q, k, row.problem.index_dim);
+        const double bound = logit + bounds::kRoundoff * scale * q * k;
         const std::string fault =
             selection_fault(row.problem, {.top_k = case_.top_k}, row.scores, row.ids, bound);
         if (!fault.empty()) fail("index_select", queries[n], fault);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/e4m3.h"
 #include "core/half.h"
 #include "core/random.h"
 #include "experiments/synth/pattern.h"
@@ -17,16 +18,20 @@ constexpr int64_t kStaging = int64_t{1} << 26;  // bytes that are made on the ho
 /// The streams of random numbers.
 enum class Stream : int64_t { q = 301, k, v, index_q, index_k, scores };
 
-std::vector<char> convert(const float* values, int64_t count, Element element) {
-    std::vector<char> stored(static_cast<size_t>(count * element_bytes(element)));
-    if (element == Element::f32) {
-        std::memcpy(stored.data(), values, stored.size());
-        return stored;
-    }
-    auto* to = reinterpret_cast<bf16*>(stored.data());
+template <typename T>
+std::vector<char> convert_to(const float* values, int64_t count) {
+    std::vector<char> stored(static_cast<size_t>(count) * sizeof(T));
+    auto* to = reinterpret_cast<T*>(stored.data());
 #pragma omp parallel for
-    for (int64_t i = 0; i < count; ++i) to[i] = bf16(values[i]);
+    for (int64_t i = 0; i < count; ++i) to[i] = T(values[i]);
     return stored;
+}
+
+std::vector<char> convert(const float* values, int64_t count, Element element) {
+    if (element == Element::bf16) return convert_to<bf16>(values, count);
+    if (element == Element::e4m3) return convert_to<e4m3>(values, count);
+    MSA_CHECK(element == Element::f32);
+    return convert_to<float>(values, count);
 }
 
 /// Normal values. Rows (last axis) are windows of one long run at random places: a gigabyte takes
@@ -89,34 +94,36 @@ void copy_stored(Backend& backend, const Stored<Rank>& from, const Stored<Rank>&
 
 }  // namespace
 
-int64_t layer_bytes(const Case& c, Element element, Parts parts) {
+int64_t layer_bytes(const Case& c, const analysis::LayerSizes& sizes, Parts parts) {
     const Problem& p = c.problem;
-    const int64_t each = element_bytes(element);
     int64_t bytes = 0;
     if (parts.index)
-        bytes += each * (p.queries() * p.kv_heads + p.keys()) * p.index_dim +
+        bytes += element_bytes(sizes.index_element) * (p.queries() * p.kv_heads + p.keys()) *
+                     p.index_dim +
                  int64_t{sizeof(int32_t)} * p.queries() * p.kv_heads * c.top_k;
     if (parts.attention)
-        bytes += 2 * each * (p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim +
+        bytes += 2 * element_bytes(sizes.element) *
+                     (p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim +
                  int64_t{sizeof(float)} * p.queries() * p.query_heads;
     return bytes;
 }
 
-Layer allocate_layer(Backend& backend, const Case& c, Element element, Parts parts) {
+Layer allocate_layer(Backend& backend, const Case& c, const analysis::LayerSizes& sizes,
+                     Parts parts) {
     const Problem& p = c.problem;
     const Shape<3> queries{p.queries(), p.query_heads, p.head_dim};
     const Shape<3> keys{p.keys(), p.kv_heads, p.head_dim};
     Layer layer;
     if (parts.attention) {
-        layer.q = {backend, queries, element};
-        layer.k = {backend, keys, element};
-        layer.v = {backend, keys, element};
-        layer.out = {backend, queries, element};
+        layer.q = {backend, queries, sizes.element};
+        layer.k = {backend, keys, sizes.element};
+        layer.v = {backend, keys, sizes.element};
+        layer.out = {backend, queries, sizes.element};
         layer.lse = backend.make<float, 2>({p.queries(), p.query_heads});
     }
     if (parts.index) {
-        layer.index_q = {backend, {p.queries(), p.kv_heads, p.index_dim}, element};
-        layer.index_k = {backend, {p.keys(), p.index_dim}, element};
+        layer.index_q = {backend, {p.queries(), p.kv_heads, p.index_dim}, sizes.index_element};
+        layer.index_k = {backend, {p.keys(), p.index_dim}, sizes.index_element};
         layer.ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, c.top_k});
     }
     return layer;

@@ -61,10 +61,10 @@ struct Parts {
     bool index = false, attention = false;
 };
 
-/// Bytes of a layer.
-int64_t layer_bytes(const Case&, Element, Parts);
+/// Bytes of a layer; of the sizes, the elements count.
+int64_t layer_bytes(const Case&, const analysis::LayerSizes&, Parts);
 /// Memory alone. Throws MemoryError, or std::bad_alloc.
-Layer allocate_layer(Backend&, const Case&, Element, Parts);
+Layer allocate_layer(Backend&, const Case&, const analysis::LayerSizes&, Parts);
 /// Fills q, k, v with noise of unit variance.
 void fill_attention(Backend&, Layer&, uint64_t seed);
 /// Fills index_q and index_k: noise for "random", planted for "structured".

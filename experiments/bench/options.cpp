@@ -46,7 +46,7 @@ const std::vector<LoopOrder> kOrders{LoopOrder::automatic, LoopOrder::q_outer, L
 /// What the command line says, word by word; empty and 0: not given.
 struct Words {
     std::string stages, cases, selections, orders, tokens, batches = "1,8,32,64,128";
-    std::string preset = "paper", element;
+    std::string preset = "paper", element, index_element;
     Count query_heads, kv_heads, head_dim, index_dim, block_size, top_k, seed;
 };
 
@@ -81,6 +81,8 @@ po::options_description describe(BenchOptions& o, Words& w) {
         ("top-k", size(w.top_k, "BLOCKS"), "k; default: the model's, else 16")              //
         ("element", po::value(&w.element)->value_name("TYPE"),
          "of operands and outputs: bf16 or f32; default: bf16 on cuda, else f32")  //
+        ("index-element", po::value(&w.index_element)->value_name("TYPE"),
+         "of index_q and index_k: bf16, f32 or e4m3; default: as --element")  //
         ("samples", po::value(&o.samples)->default_value(o.samples)->value_name("N"),
          "timed samples per measurement; fewer where they take more than 10 s")  //
         ("seed", po::value(&w.seed)->default_value(w.seed)->value_name("N"),
@@ -115,10 +117,19 @@ void read_sizes(const Words& w, BenchOptions& o) {
     take("index-dim", w.index_dim, o.sizes.index_dim);
     take("block-size", w.block_size, o.sizes.block_size);
     take("top-k", w.top_k, o.sizes.top_k);
-    const std::string element =
-        !w.element.empty() ? w.element : (o.backend == "cuda" ? "bf16" : "f32");
-    o.sizes.element = o.sizes.index_element =
-        choice("element", element, {"bf16", "f32"}) == 0 ? Element::bf16 : Element::f32;
+    const auto read_element = [](const char* option, const std::string& name,
+                                 const std::vector<Element>& known) {
+        std::vector<std::string> names;
+        for (Element element : known) names.emplace_back(to_string(element));
+        return known[choice(option, name, names)];
+    };
+    o.sizes.element = o.backend == "cuda" ? Element::bf16 : Element::f32;
+    if (!w.element.empty())
+        o.sizes.element = read_element("element", w.element, {Element::bf16, Element::f32});
+    o.sizes.index_element = o.sizes.element;
+    if (!w.index_element.empty())
+        o.sizes.index_element = read_element("index-element", w.index_element,
+                                             {Element::bf16, Element::f32, Element::e4m3});
 }
 
 }  // namespace

@@ -33,10 +33,10 @@ double value_or_nan(const ordered_json& m, const char* key) {
 }
 
 ordered_json sizes_json(const analysis::LayerSizes& s) {
-    return {{"query_heads", s.query_heads},   {"kv_heads", s.kv_heads},
-            {"head_dim", s.head_dim},         {"index_dim", s.index_dim},
-            {"block_size", s.block_size},     {"top_k", s.top_k},
-            {"element", to_string(s.element)}};
+    return {{"query_heads", s.query_heads},    {"kv_heads", s.kv_heads},
+            {"head_dim", s.head_dim},          {"index_dim", s.index_dim},
+            {"block_size", s.block_size},      {"top_k", s.top_k},
+            {"element", to_string(s.element)}, {"index_element", to_string(s.index_element)}};
 }
 
 }  // namespace
@@ -113,7 +113,7 @@ void Record::print(std::ostream& out) const {
     out << json_["device"].get<std::string>() << "; copy " << number_text(copy_rate_ / kTera)
         << " TB/s\nHq " << s.query_heads << ", Hkv " << s.kv_heads << ", dh " << s.head_dim
         << ", didx " << s.index_dim << ", Bk " << s.block_size << ", k " << s.top_k << ", "
-        << to_string(s.element) << "\n\n";
+        << to_string(s.element) << ", index " << to_string(s.index_element) << "\n\n";
     Table table({"case", "stage", "union\nof 8", "us", "spread", "TFLOP/s", "of copy\nrate"});
     for (const ordered_json& m : json_["measurements"]) {
         if (m.contains("skipped")) continue;

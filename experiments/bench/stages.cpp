@@ -87,8 +87,7 @@ private:
     }
 
     void make_layers() {
-        const Element element = o_.sizes.element;
-        const int64_t each = layer_bytes(case_, element, parts_);
+        const int64_t each = layer_bytes(case_, o_.sizes, parts_);
         if (backend_.space() == Space::host && each > available_host_bytes())
             throw MemoryError(text("it needs ", each, " bytes, this machine has ",
                                    available_host_bytes(), " left"));
@@ -96,10 +95,10 @@ private:
         const int64_t count = backend_.space() == Space::host
                                   ? 1
                                   : std::clamp<int64_t>(kLayerBytes / each, 1, kMostLayers);
-        layers_.push_back(allocate_layer(backend_, case_, element, parts_));
+        layers_.push_back(allocate_layer(backend_, case_, o_.sizes, parts_));
         try {
             while (std::ssize(layers_) < count)
-                layers_.push_back(allocate_layer(backend_, case_, element, parts_));
+                layers_.push_back(allocate_layer(backend_, case_, o_.sizes, parts_));
         } catch (const MemoryError&) {
             layers_.resize(1);  // one does; leave room for the backend's own needs
         }
@@ -210,7 +209,7 @@ private:
         const Tensor<int32_t, 3> ids = backend_.download(std::as_const(layers_[0].ids).view());
         index.union_of_8 = union_of_8(ids);
         index.flops = analysis::index_scores_flops(p_);
-        index.bytes = analysis::index_select_bytes(p_, o_.sizes.element, case_.top_k);
+        index.bytes = analysis::index_select_bytes(p_, o_.sizes.index_element, case_.top_k);
         if (o_.wants("index_select"))
             guarded(index,
                     [&](Measurement& m) { m.timing = time([&](Layer& layer) { select(layer); }); });

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/e4m3.h"
 #include "core/half.h"
 #include "core/host_backend.h"
 #include "gpu/cuda_backend.h"
@@ -69,6 +70,8 @@ protected:
         };
         if (in.element() == Element::bf16)
             take(in.template as<const bf16>().data());
+        else if (in.element() == Element::e4m3)
+            take(in.template as<const e4m3>().data());
         else
             take(in.template as<const float>().data());
         return copy;
@@ -220,8 +223,11 @@ TEST_F(Bench, WrongResultsAreCaughtBeforeTiming) {
     caught("dense_attention", "dense_attention", "dense_attention");
     caught("select_blocks", "select_blocks", "select_blocks");
     Broken::announce("nothing");
-    for (const char* element : {"f32", "bf16"})
-        EXPECT_EQ(run({"--cases", "square,top-k", "--element", element}, "broken").code, 0);
+    for (const char* element : {"f32", "bf16", "e4m3"})
+        EXPECT_EQ(run({"--cases", "square,top-k", "--element", "bf16", "--index-element", element},
+                      "broken")
+                      .code,
+                  0);
 }
 
 TEST_F(Bench, ResultsOfTheStageBeforeDoNotCount) {
