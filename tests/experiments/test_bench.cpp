@@ -191,7 +191,8 @@ TEST_F(Bench, StructuredNeighboursShareTheirBlocks) {
                                     "--stages", "index_select", "--query-heads", "2", "--kv-heads",
                                     "2", "--samples", "1", "--json"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    for (const json& m : json::parse(outcome.out)["measurements"]) {
+    const json measurements = json::parse(outcome.out)["measurements"];
+    for (const json& m : measurements) {
         if (m["selection"] == "structured")
             EXPECT_LT(m["union_of_8"], 24);
         else

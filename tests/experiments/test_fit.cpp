@@ -221,7 +221,8 @@ TEST_F(Fit, IndexerFileGivesAnalyzeTheSameNumbers) {
                                            "--top-k", "4", "--queries", "144:", "--json"});
         ASSERT_EQ(analysis.code, 0) << analysis.err;
         const json fitted = row(norm);
-        for (const json& got : json::parse(analysis.out)["rows"]) {
+        const json rows = json::parse(analysis.out)["rows"];
+        for (const json& got : rows) {
             if (got["selector"] != "index") continue;
             for (const char* name : {"block_recall", "score_recall", "mass_kept", "oracle_mass"})
                 EXPECT_NEAR(got[name].get<double>(), fitted[name].get<double>(), 1e-3) << name;
