@@ -36,10 +36,17 @@ def read_cost(path) -> dict:
 
 
 def read_bench(*paths) -> dict[str, float]:
-    """Median seconds of every case in benchmark records (format msalab-bench)."""
-    return {name: statistics.median(case["milliseconds"]) * 1e-3
-            for path in paths
-            for name, case in read_json(path, "msalab-bench")["cases"].items()}
+    """Median seconds of every case in benchmark records (format msalab-bench). Cases named
+    <phase>/<pipeline>/<tokens>/<stage> are stages that were timed apart: they are added up under
+    <phase>/<pipeline>/<tokens>."""
+    seconds: dict[str, float] = {}
+    for path in paths:
+        for name, case in read_json(path, "msalab-bench")["cases"].items():
+            median = statistics.median(case["milliseconds"]) * 1e-3
+            parts = name.split("/")
+            whole = "/".join(parts[:3]) if parts[0] in PHASES else name
+            seconds[whole] = seconds.get(whole, 0.0) + median
+    return seconds
 
 
 def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:

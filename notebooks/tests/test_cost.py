@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+import json
 import math
 
 import make_cost
@@ -41,6 +42,14 @@ def test_measured_speedups_stand_beside_the_roofline(files):
     assert measured["ratio"][0] == pytest.approx(2 * dense / (3 * kv_outer))
     np.testing.assert_array_equal(lines(figure.axes[1])["measured"][:, 1], measured["ratio"])
     assert not len(table.where(quantity="decode", source="measured"))
+
+
+def test_stages_timed_apart_are_added(tmp_path):
+    record = tmp_path / "bench.json"
+    cases = {"prefill/q_outer/64/index": [1, 2, 9], "prefill/q_outer/64/main": [3], "other/a/b/c": [4]}
+    record.write_text(json.dumps({"format": "msalab-bench", "cases": {
+        name: {"milliseconds": values} for name, values in cases.items()}}), encoding="utf-8")
+    assert read_bench(record) == pytest.approx({"prefill/q_outer/64": 5e-3, "other/a/b/c": 4e-3})
 
 
 def test_no_record_no_comparison(files):

@@ -89,7 +89,7 @@ def main() -> None:
     version = subprocess.run([str(PROGRAM), "--version"], capture_output=True, text=True,
                              check=True).stdout.strip()
     record = {
-        "format": "msalab-bench", "commit": bench.commit(), "program": version,
+        "format": "msalab-fit-bench", "commit": bench.commit(), "program": version,
         "machine": processor(), "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(), "file": pathlib.Path(options.file).name,
         "layer_bytes": {str(layer): layer_bytes(options.file, layer) for layer in layers},
