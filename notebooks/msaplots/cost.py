@@ -88,7 +88,8 @@ def _tokens_text(tokens: float, _=None) -> str:
 @style.styled
 def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
     """FLOPs of dense attention over MSA, and the speed-ups of prefill and decode against the
-    context (fig:efficiency): dashed what the roofline allows, solid what was measured."""
+    context (fig:efficiency): dashed what the roofline allows when no two queries share the
+    read of a block, solid what was measured, on selections whose neighbours do share."""
     measured = predicted_over_measured(cost, bench or {})
     tokens = [context["tokens"] for context in cost["contexts"]]
     figure = style.new_figure(6.4)
@@ -99,7 +100,7 @@ def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
     panels[0].set_title("FLOPs, dense over MSA", loc="left")
     for panel, phase, colour in zip(panels[1:], PHASES, style.PAIR):
         allowed = [context[f"{phase}_speedup"] for context in cost["contexts"]]
-        panel.plot(tokens, allowed, color=colour, linestyle="--", label="roofline allows")
+        panel.plot(tokens, allowed, color=colour, linestyle="--", label="roofline, no block shared")
         rows += [(phase, "roofline", *point) for point in zip(tokens, allowed)]
         points = _speedups(measured, phase)
         if points:

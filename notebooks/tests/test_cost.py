@@ -26,7 +26,7 @@ def test_efficiency_triple_without_records_shows_the_roofline_alone(files):
     assert set(table["source"]) == {"sizes", "roofline"}
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_xydata(),
                                   [(32768, 6.4), (131072, 25.6)])
-    np.testing.assert_array_equal(lines(figure.axes[1])["roofline allows"],
+    np.testing.assert_array_equal(lines(figure.axes[1])["roofline, no block shared"],
                                   [(32768, 2), (131072, 8)])
 
 
