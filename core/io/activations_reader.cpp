@@ -99,7 +99,8 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
     layer.head_dim = q[2];
     check_dims(layer.head_dim, place(Field::q), "head dim");
     require(k[2] == q[2], place(Field::k).text(), " has head dim ", k[2], ", q has ", q[2]);
-    require(v == k, place(Field::v).text(), " and k differ in shape");
+    require(v == k, place(Field::v).text(), " has ", v[1], " heads of ", v[2], ", k has ", k[1],
+            " of ", k[2], "; they must agree");
     require(
         layer.kv_heads >= 1 && layer.query_heads >= 1 && layer.query_heads % layer.kv_heads == 0,
         place(Field::q).text(), " has ", layer.query_heads, " heads, k has ", layer.kv_heads,

@@ -263,7 +263,8 @@ TEST_F(Activations, WhatTheFileMustHold) {
               "/layers/3/q has 49 tokens, /cu_seqlens ends at 50; they must agree");
     EXPECT_EQ(reshaped("/layers/3/q", {50, 64}), "/layers/3/q has rank 2, must be 3");
     EXPECT_EQ(reshaped("/layers/3/k", {50, 2, 32}), "/layers/3/k has head dim 32, q has 16");
-    EXPECT_EQ(reshaped("/layers/3/v", {50, 1, 16}), "/layers/3/v and k differ in shape");
+    EXPECT_EQ(reshaped("/layers/3/v", {50, 1, 16}),
+              "/layers/3/v has 1 heads of 16, k has 2 of 16; they must agree");
     EXPECT_EQ(reshaped("/layers/3/q", {50, 3, 16}),
               "/layers/3/q has 3 heads, k has 2; Hq must be a positive multiple of Hkv");
     EXPECT_EQ(reshaped("/layers/3/index_q", {50, 4, 16}),
