@@ -183,6 +183,29 @@ TEST_F(Activations, TokensAreOptional) {
     EXPECT_EQ(ActivationsReader(path_).tokens(), tokens);
 }
 
+TEST_F(Activations, KAndVRepeatedToTheQueryHeadsAreRefused) {
+    info_.model_config = "{}";
+    info_.layers[0].kv_heads = 4;
+    info_.layers[0].index_dim = 0;
+    const auto written = [&](bool k_repeats, bool v_repeats) {
+        ActivationsWriter writer(path_, info_, true);
+        for (const auto& [field, repeats] :
+             {std::pair{Field::k, k_repeats}, {Field::v, v_repeats}}) {
+            Tensor<float, 3> heads = values(field);
+            for (int64_t i = 0; repeats && i < kTokens; ++i)
+                std::copy_n(&heads(i, 0, 0), 16, &heads(i, 1, 0));
+            writer.write(3, field, 0, 0, heads);
+        }
+        writer.finish();
+        return refusal([&] { ActivationsReader reader(path_); });
+    };
+    EXPECT_EQ(written(false, false), "");
+    EXPECT_EQ(written(true, false), "");
+    EXPECT_EQ(written(true, true),
+              "/layers/3/k has 4 heads, as many as q, and heads 0 and 1 are the same; K and V must "
+              "not be repeated to the query heads");
+}
+
 TEST_F(Activations, NanIsCountedAndLocated) {
     write();
     {
