@@ -62,7 +62,8 @@ Problem layer_problem(const ActivationsInfo&, const LayerInfo&, int64_t block_si
 
 class ActivationsReader {
 public:
-    /// Opens and checks everything but the values.
+    /// Opens and checks everything but the values (of which it looks at one token, to find K and V
+    /// that were repeated to the query heads).
     explicit ActivationsReader(std::filesystem::path path);
     ~ActivationsReader();
     ActivationsReader(ActivationsReader&&) noexcept;

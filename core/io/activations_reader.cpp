@@ -99,7 +99,8 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
     layer.head_dim = q[2];
     check_dims(layer.head_dim, place(Field::q), "head dim");
     require(k[2] == q[2], place(Field::k).text(), " has head dim ", k[2], ", q has ", q[2]);
-    require(v == k, place(Field::v).text(), " and k differ in shape");
+    require(v == k, place(Field::v).text(), " has ", v[1], " heads of ", v[2], ", k has ", k[1],
+            " of ", k[2], "; they must agree");
     require(
         layer.kv_heads >= 1 && layer.query_heads >= 1 && layer.query_heads % layer.kv_heads == 0,
         place(Field::q).text(), " has ", layer.query_heads, " heads, k has ", layer.kv_heads,
@@ -251,6 +252,25 @@ struct ActivationsReader::Impl {
                               " values that are NaN or Inf, must hold none; the first: ", first));
     }
 
+    /// Where Hq = Hkv, K and V of the last token show whether a group's head was written once per
+    /// query head: two heads alike in every channel of both.
+    void check_not_repeated(const LayerInfo& layer) const {
+        if (layer.query_heads != layer.kv_heads || layer.kv_heads < 2) return;
+        const int64_t dim = layer.head_dim;
+        for (Field field : {Field::k, Field::v}) {
+            Tensor<float, 3> last({1, 2, dim});
+            read_raw(open(layer, field), layer, field, {info.tokens() - 1, info.tokens()}, 0, last);
+            const float* head = last.data();
+            const bool constant =
+                std::all_of(head, head + dim, [&](float c) { return c == *head; });
+            if (constant || !std::equal(head, head + dim, head + dim)) return;
+        }
+        throw InputError(text(field_place(path, layer.layer, Field::k).text(), " has ",
+                              layer.kv_heads,
+                              " heads, as many as q, and heads 0 and 1 are the "
+                              "same; K and V must not be repeated to the query heads"));
+    }
+
     void check_range(const LayerInfo& layer, Field field, QueryRange range) const {
         require(layer.has(field), field_place(path, layer.layer, field).text(), " is missing");
         require(0 <= range.begin && range.begin <= range.end && range.end <= info.tokens(),
@@ -263,6 +283,7 @@ ActivationsReader::ActivationsReader(std::filesystem::path path) : impl_(new Imp
     impl_->file = h5::open_file(path);
     impl_->info = read_info(impl_->file, path);
     impl_->path = std::move(path);
+    for (const LayerInfo& layer : impl_->info.layers) impl_->check_not_repeated(layer);
 }
 
 ActivationsReader::~ActivationsReader() = default;

@@ -123,6 +123,8 @@ void print_layer(const io::ResultsReader& results, const std::string& layer,
     out << "layer " << layer << ": " << size("tokens") << " tokens; averages over the "
         << rows.front().size(results, "rows_counted") << " of " << size("queries")
         << " queries that see more than " << size("largest_budget") << " keys\n\n";
+    if (rows.front().size(results, "rows_counted") == 0)
+        out << "No query sees more keys than the largest budget: choose smaller --budgets.\n\n";
     if (ablation == "none")
         print_budgets(results, rows, out);
     else if (ablation == "window")

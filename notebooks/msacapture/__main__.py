@@ -133,6 +133,10 @@ def main(arguments=None) -> int:
     signal.signal(signal.SIGTERM, interrupt)
     try:
         options.run(options)
+    except ModuleNotFoundError as error:
+        print(f"error: {error}; notebooks/requirements-capture.txt has what capturing needs",
+              file=sys.stderr)
+        return 2
     except (CaptureError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

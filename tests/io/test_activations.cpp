@@ -183,6 +183,29 @@ TEST_F(Activations, TokensAreOptional) {
     EXPECT_EQ(ActivationsReader(path_).tokens(), tokens);
 }
 
+TEST_F(Activations, KAndVRepeatedToTheQueryHeadsAreRefused) {
+    info_.model_config = "{}";
+    info_.layers[0].kv_heads = 4;
+    info_.layers[0].index_dim = 0;
+    const auto written = [&](bool k_repeats, bool v_repeats) {
+        ActivationsWriter writer(path_, info_, true);
+        for (const auto& [field, repeats] :
+             {std::pair{Field::k, k_repeats}, {Field::v, v_repeats}}) {
+            Tensor<float, 3> heads = values(field);
+            for (int64_t i = 0; repeats && i < kTokens; ++i)
+                std::copy_n(&heads(i, 0, 0), 16, &heads(i, 1, 0));
+            writer.write(3, field, 0, 0, heads);
+        }
+        writer.finish();
+        return refusal([&] { ActivationsReader reader(path_); });
+    };
+    EXPECT_EQ(written(false, false), "");
+    EXPECT_EQ(written(true, false), "");
+    EXPECT_EQ(written(true, true),
+              "/layers/3/k has 4 heads, as many as q, and heads 0 and 1 are the same; K and V must "
+              "not be repeated to the query heads");
+}
+
 TEST_F(Activations, NanIsCountedAndLocated) {
     write();
     {
@@ -263,7 +286,8 @@ TEST_F(Activations, WhatTheFileMustHold) {
               "/layers/3/q has 49 tokens, /cu_seqlens ends at 50; they must agree");
     EXPECT_EQ(reshaped("/layers/3/q", {50, 64}), "/layers/3/q has rank 2, must be 3");
     EXPECT_EQ(reshaped("/layers/3/k", {50, 2, 32}), "/layers/3/k has head dim 32, q has 16");
-    EXPECT_EQ(reshaped("/layers/3/v", {50, 1, 16}), "/layers/3/v and k differ in shape");
+    EXPECT_EQ(reshaped("/layers/3/v", {50, 1, 16}),
+              "/layers/3/v has 1 heads of 16, k has 2 of 16; they must agree");
     EXPECT_EQ(reshaped("/layers/3/q", {50, 3, 16}),
               "/layers/3/q has 3 heads, k has 2; Hq must be a positive multiple of Hkv");
     EXPECT_EQ(reshaped("/layers/3/index_q", {50, 4, 16}),
