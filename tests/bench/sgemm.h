@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT
+// Eigen's matrix product with Eigen's own threads. A library of its own, which exports nothing
+// else: msalab's Eigen runs on one thread, and the two must not be mixed.
+#pragma once
+
+#include <cstdint>
+
+namespace msa::bench {
+
+/// c = a b, all n x n, column-major.
+[[gnu::visibility("default")]] void eigen_sgemm(const float* a, const float* b, float* c,
+                                                int64_t n);
+
+}  // namespace msa::bench
