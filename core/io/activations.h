@@ -7,6 +7,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,6 +28,9 @@ enum class Field : uint8_t { x, q, k, v, index_q, index_k };
 const char* to_string(Field);
 
 /// A layer group: sizes from the shapes of its datasets, the rest from its attributes.
+inline constexpr const char* kOwnAttention[] = {"sliding_window", "attention_chunk", "softcap",
+                                                "sinks"};
+
 struct LayerInfo {
     int64_t layer = 0;        // number in the model, from 0
     int64_t query_heads = 0;  // Hq
@@ -39,6 +43,9 @@ struct LayerInfo {
     double softmax_scale = 0;
     std::optional<int64_t> rotary_dim;
     std::optional<double> rope_theta;
+    /// What the model's own attention adds to plain causal attention, by attribute (those of
+    /// kOwnAttention). Nothing here computes it; programs say so.
+    std::map<std::string, std::vector<double>> own_attention;
     Element element = Element::f16;  // storage: f16, bf16 or f32, one for the whole layer
 
     bool has(Field) const;

@@ -83,6 +83,9 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
     }
     if (h5::has_attribute(group, "rope_theta"))
         layer.rope_theta = h5::number_attribute(group, "rope_theta", at);
+    for (const char* name : kOwnAttention)
+        if (h5::has_attribute(group, name))
+            layer.own_attention[name] = h5::numbers_attribute(group, name, at);
 
     const auto place = [&](Field field) { return field_place(path, number, field); };
     const auto shape = [&](Field field) {

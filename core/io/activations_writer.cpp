@@ -41,6 +41,8 @@ struct ActivationsWriter::Impl {
         h5::set_attribute(group, "softmax_scale", layer.softmax_scale);
         if (layer.rotary_dim) h5::set_attribute(group, "rotary_dim", *layer.rotary_dim);
         if (layer.rope_theta) h5::set_attribute(group, "rope_theta", *layer.rope_theta);
+        for (const auto& [name, values] : layer.own_attention)
+            h5::set_attribute(group, name, values);
         for (Field field : kFields) {
             if (!layer.has(field)) continue;
             const h5::Slab whole =

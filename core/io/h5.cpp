@@ -57,18 +57,23 @@ Handle text_type() {
 Handle scalar() { return {H5Screate(H5S_SCALAR), H5Sclose}; }
 
 /// Replaces the attribute `name` of `object` with one value.
-void put_attribute(hid_t object, const std::string& name, hid_t type, const void* value) {
+void put_attribute(hid_t object, const std::string& name, hid_t type, const void* value,
+                   const Handle& space = scalar()) {
     if (has_attribute(object, name)) H5Adelete(object, name.c_str());
-    const Handle space = scalar();
     const Handle attribute(H5Acreate2(object, name.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT),
                            H5Aclose);
     if (!attribute || H5Awrite(attribute, type, value) < 0) refused("attribute " + name);
 }
 
-Handle open_attribute(hid_t object, const std::string& name, const Place& place) {
+Handle open_any_attribute(hid_t object, const std::string& name, const Place& place) {
     if (!has_attribute(object, name)) bad(place, "has no attribute " + name);
     Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose);
     if (!attribute) bad(place, "has an unreadable attribute " + name + ": " + take_error());
+    return attribute;
+}
+
+Handle open_attribute(hid_t object, const std::string& name, const Place& place) {
+    Handle attribute = open_any_attribute(object, name, place);
     const Handle space(H5Aget_space(attribute), H5Sclose);
     if (H5Sget_simple_extent_npoints(space) != 1)
         bad(place, "attribute " + name + " must hold one value");
@@ -254,6 +259,16 @@ double number_attribute(hid_t object, const std::string& name, const Place& plac
     return number;
 }
 
+std::vector<double> numbers_attribute(hid_t object, const std::string& name, const Place& place) {
+    const Handle attribute = open_any_attribute(object, name, place);
+    const Handle space(H5Aget_space(attribute), H5Sclose);
+    const hssize_t count = H5Sget_simple_extent_npoints(space);
+    std::vector<double> numbers(count > 0 ? static_cast<size_t>(count) : 0);
+    if (H5Aread(attribute, H5T_NATIVE_DOUBLE, numbers.data()) < 0)
+        bad(place, "attribute " + name + " must be numbers: " + take_error());
+    return numbers;
+}
+
 int64_t integer_attribute(hid_t object, const std::string& name, const Place& place) {
     const Handle attribute = open_attribute(object, name, place);
     const Handle type(H5Aget_type(attribute), H5Tclose);
@@ -272,6 +287,12 @@ void set_attribute(hid_t object, const std::string& name, double value) {
 }
 void set_attribute(hid_t object, const std::string& name, int64_t value) {
     put_attribute(object, name, H5T_NATIVE_INT64, &value);
+}
+
+void set_attribute(hid_t object, const std::string& name, const std::vector<double>& values) {
+    const hsize_t count = values.size();
+    put_attribute(object, name, H5T_NATIVE_DOUBLE, values.data(),
+                  Handle(H5Screate_simple(1, &count, nullptr), H5Sclose));
 }
 
 std::vector<int64_t> extents(hid_t dataset) {

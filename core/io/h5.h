@@ -66,10 +66,13 @@ bool has_attribute(hid_t object, const std::string& name);
 std::string text_attribute(hid_t object, const std::string& name, const Place& place);
 /// A number, or a number as text; InputError when missing or neither.
 double number_attribute(hid_t object, const std::string& name, const Place& place);
+/// All numbers of an attribute, one for a scalar.
+std::vector<double> numbers_attribute(hid_t object, const std::string& name, const Place& place);
 int64_t integer_attribute(hid_t object, const std::string& name, const Place& place);
 void set_attribute(hid_t object, const std::string& name, const std::string& value);
 void set_attribute(hid_t object, const std::string& name, double value);
 void set_attribute(hid_t object, const std::string& name, int64_t value);
+void set_attribute(hid_t object, const std::string& name, const std::vector<double>& values);
 
 std::vector<int64_t> extents(hid_t dataset);
 /// Element type of a dataset: f32, f16 (IEEE half), bf16 (uint16 with logical_dtype), i32, f64;

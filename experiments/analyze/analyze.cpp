@@ -7,6 +7,7 @@
 #include "experiments/analyze/layer.h"
 #include "experiments/analyze/options.h"
 #include "experiments/analyze/summary.h"
+#include "experiments/common/own_attention.h"
 #include "experiments/common/run_record.h"
 #include "experiments/common/write_text.h"
 #include "gpu/cuda_backend.h"
@@ -43,6 +44,7 @@ int analyze(std::span<const std::string> args, std::ostream& out, std::ostream& 
     AnalyzeOptions& o = *parsed;
     const io::ActivationsReader file(o.file);
     resolve(o, file);
+    for (int64_t number : o.layers) warn_of_own_attention(o.file, file.layer(number), err);
     const std::vector<int64_t> tokens = choose_queries(o, file.info().tokens());
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);

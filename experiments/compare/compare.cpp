@@ -7,6 +7,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "experiments/common/own_attention.h"
 #include "experiments/common/run_record.h"
 #include "experiments/common/sample.h"
 #include "experiments/common/write_text.h"
@@ -69,6 +70,7 @@ int compare(std::span<const std::string> args, std::ostream& out, std::ostream& 
     CompareOptions& o = *parsed;
     const io::ActivationsReader file(o.file);
     resolve(o, file);
+    for (int64_t number : o.layers) warn_of_own_attention(o.file, file.layer(number), err);
     const std::vector<int64_t> tokens = choose_queries(o, file.info());
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);

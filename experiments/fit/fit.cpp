@@ -5,6 +5,7 @@
 
 #include <iostream>
 
+#include "experiments/common/own_attention.h"
 #include "experiments/common/run_record.h"
 #include "experiments/common/write_text.h"
 #include "experiments/fit/indexer_file.h"
@@ -44,6 +45,9 @@ int fit_indexer(std::span<const std::string> args, std::ostream& out, std::ostre
     std::vector<io::ActivationsReader> files;
     for (const std::filesystem::path& file : o.files) files.emplace_back(file);
     resolve(o, files);
+    for (size_t n = 0; n < files.size(); ++n)
+        for (int64_t layer : o.layers)
+            warn_of_own_attention(o.files[n], files[n].layer(layer), err);
     const Split split = split_queries(o, all_sequences(files));
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
     if (backend->space() != Space::host)

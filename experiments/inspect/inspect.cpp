@@ -13,6 +13,7 @@
 #include "core/io/file_format.h"
 #include "core/io/results.h"
 #include "experiments/common/options.h"
+#include "experiments/common/own_attention.h"
 #include "experiments/common/program.h"
 #include "experiments/common/progress.h"
 #include "experiments/common/table.h"
@@ -129,6 +130,9 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
                          {"softmax_scale", layer.softmax_scale}};
         if (layer.rotary_dim) row["rotary_dim"] = *layer.rotary_dim;
         if (layer.rope_theta) row["rope_theta"] = *layer.rope_theta;
+        for (const auto& [name, values] : layer.own_attention)
+            row[name] = values.size() == 1 ? ordered_json(values[0]) : ordered_json(values);
+        warn_of_own_attention(path, layer, err);
         if (stats) {
             int64_t fields = 0;
             for (io::Field field : kFields) fields += layer.has(field) ? 1 : 0;

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/io/h5.h"
 #include "tests/experiments/cli.h"
 
 namespace msa::test {
@@ -17,6 +18,27 @@ TEST_F(Inspect, ShowsTheLayersOfActivations) {
     EXPECT_NE(shown.out.find("a.h5: valid msa-activations version 1"), std::string::npos);
     EXPECT_NE(shown.out.find("150 in 2 sequences"), std::string::npos);
     EXPECT_EQ(shown.err, "");
+}
+
+TEST_F(Inspect, AndOthersWarnOfAnAttentionThatIsNotComputedHere) {
+    const std::string file = make("a.h5");
+    {
+        const io::h5::Handle h5(H5Fopen(file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+        io::h5::set_attribute(io::h5::open_object(h5, {file, "/layers/3"}), "softcap", 50.0);
+    }
+    const std::string warning = "/layers/3 has softcap: the model's own attention";
+    const Outcome shown = kInspect({file, "--json"});
+    EXPECT_NE(shown.err.find(warning), std::string::npos) << shown.err;
+    EXPECT_EQ(json::parse(shown.out)[0]["layers"][1]["softcap"], 50);
+    const std::vector<std::string> common{file,      "--layers",     "3", "--out",
+                                          path("o"), "--block-size", "8"};
+    for (const Program* program : {&kAnalyze, &kCompare}) {
+        std::vector<std::string> args = common;
+        args.insert(args.end(), {"--overwrite", "--sample-queries", "8"});
+        const Outcome outcome = (*program)(args);
+        EXPECT_EQ(outcome.code, 0) << outcome.err;
+        EXPECT_NE(outcome.err.find(warning), std::string::npos) << outcome.err;
+    }
 }
 
 TEST_F(Inspect, StatsAreThoseOfTheValues) {

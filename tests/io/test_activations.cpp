@@ -127,6 +127,16 @@ TEST_F(Activations, RoundTripInEveryElementType) {
     }
 }
 
+TEST_F(Activations, KeepWhatTheModelsOwnAttentionAdds) {
+    info_.layers[0].own_attention = {{"sinks", {0.5, -1, 2, 0}}, {"sliding_window", {64}}};
+    write();
+    EXPECT_EQ(ActivationsReader(path_).layer(3).own_attention, info_.layers[0].own_attention);
+    EXPECT_NE(refusal_after([](hid_t file) {
+                  set(file, "/layers/3", "softcap", "much");
+              }).find("/layers/3 attribute softcap must be numbers"),
+              std::string::npos);
+}
+
 TEST_F(Activations, RangesHeadsAndGatherAreRowsOfTheWhole) {
     write();
     const ActivationsReader reader(path_);
