@@ -32,7 +32,8 @@ FieldShape field_shape(hid_t file, const h5::Place& place, Field field, int64_t 
     FieldShape found{h5::extents(dataset), {}};
     const std::optional<Element> element = h5::element(dataset, place);
     require(element == Element::f16 || element == Element::bf16 || element == Element::f32,
-            place.text(), " must be float16, float32, or uint16 with logical_dtype = \"bfloat16\"");
+            place.text(), " is ", element ? to_string(*element) : "of another type",
+            ", must be float16, float32, or uint16 with logical_dtype = \"bfloat16\"");
     found.element = *element;
     require(found.shape.size() == field_rank(field), place.text(), " has rank ", found.shape.size(),
             ", must be ", field_rank(field));

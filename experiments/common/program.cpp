@@ -2,6 +2,7 @@
 #include "experiments/common/program.h"
 
 #include <csignal>
+#include <filesystem>
 #include <iostream>
 #include <system_error>
 #include <vector>
@@ -35,7 +36,9 @@ int guarded(const std::string& name, Run run, std::span<const std::string> args,
         return fail(error.what(), kRefused);
     } catch (const SystemError& error) {
         return fail(error.what(), kRefused);
-    } catch (const std::system_error& error) {  // also std::filesystem
+    } catch (const std::filesystem::filesystem_error& error) {
+        return fail(text(error.path1().string(), ": ", error.code().message()).c_str(), kRefused);
+    } catch (const std::system_error& error) {
         return fail(error.what(), kRefused);
     } catch (const Interrupted& error) {
         return fail(error.what(), kInterrupted);

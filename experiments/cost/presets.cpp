@@ -60,6 +60,8 @@ public:
         return has(key) ? std::optional(size(key)) : std::nullopt;
     }
 
+    const std::string& name() const { return name_; }
+
 private:
     std::string name_;
     json value_;
@@ -114,6 +116,8 @@ Model read_model(const std::string& name_or_path) {
     model.layers = config.size("num_hidden_layers");
     model.query_heads = config.size("num_attention_heads");
     model.kv_heads = config.size_if_there("num_key_value_heads").value_or(model.query_heads);
+    require(model.query_heads % model.kv_heads == 0, config.name(), ": num_attention_heads is ",
+            model.query_heads, ", must be a multiple of num_key_value_heads = ", model.kv_heads);
     model.head_dim = config.has("head_dim") ? config.size("head_dim")
                                             : config.size("hidden_size") / model.query_heads;
     if (config.has("sparse_attention_config")) {
