@@ -307,7 +307,7 @@ TEST_F(Activations, WhatTheFileMustHold) {
     EXPECT_EQ(refusal_after([](hid_t file) {
                   reshape(file, "/layers/3/q", {50, 4, 16}, H5T_NATIVE_INT32);
               }),
-              "/layers/3/q is f64, must be float16, float32, or uint16 with logical_dtype = "
+              "/layers/3/q is i32, must be float16, float32, or uint16 with logical_dtype = "
               "\"bfloat16\"");
     EXPECT_EQ(refusal_after([](hid_t file) {
                   const h5::Handle half = h5::memory_type(Element::f16);
