@@ -37,9 +37,7 @@ void write_sizes(io::ResultsWriter& to, const FitOptions& o, const TrainingLayer
 std::string diverged(int64_t layer, int64_t step, int64_t good,
                      const std::filesystem::path& checkpoint) {
     return text("layer ", layer, ": the loss is not finite at step ", step,
-                good > 0
-                    ? text("; the weights after step ", good, " are kept in ", checkpoint.string())
-                    : "",
+                "; the weights after step ", good, " are kept in ", checkpoint.string(),
                 "; a smaller --lr may help");
 }
 
@@ -101,7 +99,7 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
         }
         FitState before = state;
         if (!trainer.advance(state)) {
-            save(good);
+            checkpoint.save(good, whitening.plain(good.weights));
             throw InputError(diverged(layer, state.step, good.step, checkpoint.path()));
         }
         good = std::move(before);
