@@ -229,7 +229,7 @@ void Backend::block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutp
 }
 
 void Backend::index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
-                       View<const int32_t, 3> ids, const IndexKlOutput& to) {
+                       View<const int32_t, 3> ids, const IndexKlOutput& to, Teacher teacher) {
     const Checker check(*this, p);
     check.index(in);
     check.q(q);
@@ -246,8 +246,9 @@ void Backend::index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
     }
     check_support(p, {.operation = Operation::index_kl,
                       .element = in.index_q.element(),
-                      .top_k = ids ? ids.extent(2) : 0});
-    do_index_kl(p, in, q, k, ids, to);
+                      .top_k = ids ? ids.extent(2) : 0,
+                      .teacher = teacher});
+    do_index_kl(p, in, q, k, ids, to, teacher);
 }
 
 void Backend::do_dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,

@@ -43,12 +43,17 @@ const char* to_string(Operation);
 enum class LoopOrder : uint8_t { automatic, q_outer, kv_outer };
 const char* to_string(LoopOrder);
 
+/// What the group's heads, each a softmax on the support, teach by index_kl: their mean
+/// (eq:msa-pp), or per key their maximum, over its sum on the support.
+enum class Teacher : uint8_t { mean, max };
+
 /// What is asked of supports().
 struct Request {
     Operation operation;
     Element element = Element::f32;          // of q, k, v or index_q, index_k
     int64_t top_k = 0;                       // where ids are given or made
     LoopOrder order = LoopOrder::automatic;  // sparse_attention
+    Teacher teacher = Teacher::mean;         // index_kl
 };
 
 /// An answer with its reason.
@@ -173,11 +178,10 @@ public:
 
     /// KL divergence of the index distribution from the teacher, per row (eq:msa-kl), and the
     /// gradient of the mean over all Nq * Hkv rows. Support: the visible tokens of the blocks
-    /// ids [Nq, Hkv, k], or all visible tokens when ids is absent (warm-up). The teacher is the
-    /// mean over the group's heads of their softmax on that support (eq:msa-pp), and gets no
-    /// gradient.
+    /// ids [Nq, Hkv, k], or all visible tokens when ids is absent (warm-up). The teacher gets
+    /// no gradient.
     void index_kl(const Problem&, const IndexInput&, In<3> q, In<3> k, View<const int32_t, 3> ids,
-                  const IndexKlOutput&);
+                  const IndexKlOutput&, Teacher teacher = Teacher::mean);
 
 protected:
     virtual void do_dense_attention(const Problem&, const AttentionInput&,
@@ -192,7 +196,7 @@ protected:
                                      LoopOrder) = 0;
     virtual void do_block_mass(const Problem&, In<3> q, In<3> k, const BlockMassOutput&) = 0;
     virtual void do_index_kl(const Problem&, const IndexInput&, In<3> q, In<3> k,
-                             View<const int32_t, 3> ids, const IndexKlOutput&) = 0;
+                             View<const int32_t, 3> ids, const IndexKlOutput&, Teacher) = 0;
     // A backend overrides these once its supports() says yes.
     virtual void do_dense_attention_grad(const Problem&, const AttentionInput&,
                                          const AttentionSaved&, const AttentionGradient&);

@@ -82,9 +82,10 @@ protected:
         cpu::block_mass(p, q.as<const float>(), k.as<const float>(), to, threads_);
     }
     void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
-                     View<const int32_t, 3> ids, const IndexKlOutput& to) override {
+                     View<const int32_t, 3> ids, const IndexKlOutput& to,
+                     Teacher teacher) override {
         cpu::index_kl(p, in.index_q.as<const float>(), in.index_k.as<const float>(),
-                      q.as<const float>(), k.as<const float>(), ids, to, threads_);
+                      q.as<const float>(), k.as<const float>(), ids, to, teacher, threads_);
     }
 
 private:

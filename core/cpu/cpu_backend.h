@@ -31,7 +31,7 @@ void block_mass(const Problem&, View<const float, 3> q, View<const float, 3> k,
                 const BlockMassOutput&, int threads);
 void index_kl(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
               View<const float, 3> q, View<const float, 3> k, View<const int32_t, 3> ids,
-              const IndexKlOutput&, int threads);
+              const IndexKlOutput&, Teacher, int threads);
 
 }  // namespace cpu
 }  // namespace msa

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // eq:msa-pp and eq:msa-kl. Queries go in pieces. Phase 1, over tiles of queries: the lse of the
 // main heads and of the index head; then again the logits, from which the row's KL, the score
-// gradients t - p (kept for the piece) and d_index_q. Phase 2, over key blocks: d_index_k, as each
+// gradients t - p (kept for the piece) and d_index_q; the maximum as teacher has a pass between the
+// two, for its sum. Phase 2, over key blocks: d_index_k, as each
 // block's queries in order. Every sum has one owner and one order.
 #include <Eigen/Core>
 #include <algorithm>
@@ -45,12 +46,13 @@ struct Scratch {
           logits({kStrip * padded(p.block_size) + kLanes}),
           teacher({queries, p.block_size}),
           d_query({queries, padded(p.index_dim)}),
+          teacher_sum({queries}),
           kl({queries}) {}
     Branch main, index;
     Tensor<float, 1> index_values, logits;
-    Tensor<float, 2> teacher;  // [queries of a run, Bk]
-    Tensor<float, 2> d_query;  // [queries, padded(didx)]
-    Tensor<double, 1> kl;      // [queries]
+    Tensor<float, 2> teacher;           // [queries of a run, Bk]
+    Tensor<float, 2> d_query;           // [queries, padded(didx)]
+    Tensor<double, 1> teacher_sum, kl;  // [queries]
     Panels values{};
 };
 
@@ -79,11 +81,12 @@ float log2_sum(const OnlineSum& state) {
 class Piece {
 public:
     Piece(const Problem& p, const Inputs& in, View<const int32_t, 3> ids, double rows,
-          const IndexKlOutput& to, int threads)
+          const IndexKlOutput& to, Teacher teacher, int threads)
         : p_(p),
           in_(in),
           ids_(ids),
           to_(to),
+          teacher_(teacher),
           threads_(threads),
           gradient_(static_cast<float>(p.score_scale() / rows)) {
         if (to.d_index_q)
@@ -122,6 +125,7 @@ private:
         std::fill_n(s.main.softmax.data(), s.main.softmax.size(), OnlineSum{});
         std::fill_n(s.index.softmax.data(), s.index.softmax.size(), OnlineSum{});
         std::fill_n(s.d_query.data(), s.d_query.size(), 0.0F);
+        std::fill_n(s.teacher_sum.data(), s.teacher_sum.size(), 0.0);
         std::fill_n(s.kl.data(), s.kl.size(), 0.0);
         const auto pack = [&](int64_t block) { pack_block(tile, block, s); };
         for_each_run(tile.uses, pack, [&](const UseRun& run) {
@@ -132,6 +136,8 @@ private:
                         softmax_step(logits, seen, branch->softmax(run.first * width + row));
                     });
         });
+        if (teacher_ == Teacher::max)
+            for_each_run(tile.uses, pack, [&](const UseRun& run) { sum_teacher(tile, run, s); });
         for_each_run(tile.uses, pack, [&](const UseRun& run) { second_pass(tile, run, s); });
         for (int64_t i = 0; i < tile.size(); ++i) {
             const int64_t query = tile.queries.begin + i;
@@ -142,15 +148,31 @@ private:
         }
     }
 
-    void second_pass(const SupportTile& tile, const UseRun& run, Scratch& s) {
+    /// The teacher's rows of the run; the maximum is not yet divided by its sum.
+    void teach(const SupportTile& tile, const UseRun& run, Scratch& s) {
         const int64_t heads = p_.group_size();
         std::fill_n(s.teacher.data(), run.count * p_.block_size, 0.0F);
         for_each_row(s.main, run, heads, tile, p_.block_size, s.logits.data(),
                      [&](int64_t row, float* logits, int64_t seen) {
                          exp2_row(logits, seen, log2_sum(s.main.softmax(run.first * heads + row)));
-                         Row(&s.teacher(row / heads, 0), seen) +=
-                             Row(logits, seen) / static_cast<float>(heads);
+                         Row teacher(&s.teacher(row / heads, 0), seen);
+                         const Row head(logits, seen);
+                         if (teacher_ == Teacher::mean)
+                             teacher += head / static_cast<float>(heads);
+                         else
+                             teacher = (teacher.isNaN() || teacher > head).select(teacher, head);
                      });
+    }
+
+    void sum_teacher(const SupportTile& tile, const UseRun& run, Scratch& s) {
+        teach(tile, run, s);
+        for (int64_t row = 0; row < run.count; ++row)
+            s.teacher_sum(run.first + row) +=
+                Row(&s.teacher(row, 0), p_.block_size).cast<double>().sum();
+    }
+
+    void second_pass(const SupportTile& tile, const UseRun& run, Scratch& s) {
+        teach(tile, run, s);
         for_each_row(s.index, run, 1, tile, p_.block_size, s.logits.data(),
                      [&](int64_t row, float* logits, int64_t seen) {
                          index_row(tile, run, row, Row(logits, seen), s);
@@ -161,7 +183,8 @@ private:
     void index_row(const SupportTile& tile, const UseRun& run, int64_t row, Row logits,
                    Scratch& s) {
         const int64_t i = run.first + row, seen = logits.size();
-        const Row teacher(&s.teacher(row, 0), seen);
+        Row teacher(&s.teacher(row, 0), seen);
+        if (teacher_ == Teacher::max) teacher /= static_cast<float>(s.teacher_sum(i));
         const float lse = log2_sum(s.index.softmax(i));
         // 0 ln 0 is 0; a NaN stays.
         s.kl(i) +=
@@ -257,6 +280,7 @@ private:
     const Inputs& in_;
     View<const int32_t, 3> ids_;
     const IndexKlOutput& to_;
+    Teacher teacher_;
     int threads_;
     float gradient_;             // of a score, in the mean of the loss
     Tensor<float, 3> d_scores_;  // [Nq, Hkv, k * Bk] t - p of the visible tokens
@@ -266,7 +290,7 @@ private:
 
 void index_kl(const Problem& whole, View<const float, 3> index_q, View<const float, 2> index_k,
               View<const float, 3> q, View<const float, 3> k, View<const int32_t, 3> ids,
-              const IndexKlOutput& to, int threads) {
+              const IndexKlOutput& to, Teacher teacher, int threads) {
     if (to.d_index_k) std::fill_n(to.d_index_k.data(), to.d_index_k.size(), 0.0F);
     const int64_t slots = ids ? ids.extent(2) : std::max<int64_t>(1, whole.blocks());
     const int64_t piece =
@@ -282,7 +306,7 @@ void index_kl(const Problem& whole, View<const float, 3> index_q, View<const flo
         const IndexKlOutput part{to.kl.slice(begin, n),
                                  to.d_index_q ? to.d_index_q.slice(begin, n) : View<float, 3>(),
                                  to.d_index_k};
-        Piece(p, in, ids ? ids.slice(begin, n) : all.view(), rows, part, threads).run();
+        Piece(p, in, ids ? ids.slice(begin, n) : all.view(), rows, part, teacher, threads).run();
     }
 }
 

@@ -4,14 +4,40 @@
 // since t is the softmax of the index scores S and p is detached.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/reference/reference_backend.h"
 
 namespace msa::reference {
+namespace {
+
+/// p of query i and group r on `tokens`. A NaN of a head stays.
+std::vector<double> teach(const Problem& p, View<const float, 3> q, View<const float, 3> k,
+                          int64_t i, int64_t r, const std::vector<int64_t>& tokens,
+                          Teacher teacher) {
+    std::vector<double> all(tokens.size(), 0.0);
+    for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h) {
+        std::vector<double> head;
+        for (int64_t j : tokens) head.push_back(p.main_scale() * dot(q[i][h], k[j][r]));
+        softmax(head);
+        for (size_t t = 0; t < tokens.size(); ++t)
+            if (teacher == Teacher::mean)
+                all[t] += head[t] / static_cast<double>(p.group_size());
+            else if (!(head[t] <= all[t]) && !std::isnan(all[t]))
+                all[t] = head[t];
+    }
+    if (teacher == Teacher::max) {
+        const double sum = std::accumulate(all.begin(), all.end(), 0.0);
+        for (double& probability : all) probability /= sum;
+    }
+    return all;
+}
+
+}  // namespace
 
 void index_kl(const Problem& p, View<const float, 3> index_q, View<const float, 2> index_k,
               View<const float, 3> q, View<const float, 3> k, View<const int32_t, 3> ids,
-              const IndexKlOutput& to) {
+              const IndexKlOutput& to, Teacher by) {
     const std::vector<KeyRange> visible = visible_keys(p);
     const double rows = static_cast<double>(p.queries() * p.kv_heads);
     std::vector<double> d_index_k(static_cast<size_t>(index_k.size()), 0.0);
@@ -21,15 +47,7 @@ void index_kl(const Problem& p, View<const float, 3> index_q, View<const float, 
             const std::vector<int64_t> tokens =
                 ids ? support_tokens(seen, p.block_size, selected(ids, i, r)) : all_tokens(seen);
 
-            std::vector<double> teacher(tokens.size(), 0.0);
-            for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h) {
-                std::vector<double> head;
-                for (int64_t j : tokens) head.push_back(p.main_scale() * dot(q[i][h], k[j][r]));
-                softmax(head);
-                for (size_t t = 0; t < tokens.size(); ++t)
-                    teacher[t] += head[t] / static_cast<double>(p.group_size());
-            }
-
+            const std::vector<double> teacher = teach(p, q, k, i, r, tokens, by);
             std::vector<double> logits;
             for (int64_t j : tokens)
                 logits.push_back(p.score_scale() * dot(index_q[i][r], index_k[j]));

@@ -105,9 +105,10 @@ protected:
         reference::block_mass(p, q.as<const float>(), k.as<const float>(), to);
     }
     void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
-                     View<const int32_t, 3> ids, const IndexKlOutput& to) override {
+                     View<const int32_t, 3> ids, const IndexKlOutput& to,
+                     Teacher teacher) override {
         reference::index_kl(p, in.index_q.as<const float>(), in.index_k.as<const float>(),
-                            q.as<const float>(), k.as<const float>(), ids, to);
+                            q.as<const float>(), k.as<const float>(), ids, to, teacher);
     }
 };
 

@@ -28,7 +28,7 @@ void block_mass(const Problem&, View<const float, 3> q, View<const float, 3> k,
                 const BlockMassOutput&);
 void index_kl(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
               View<const float, 3> q, View<const float, 3> k, View<const int32_t, 3> ids,
-              const IndexKlOutput&);
+              const IndexKlOutput&, Teacher);
 
 /// Dot product in double.
 double dot(View<const float, 1> a, View<const float, 1> b);

@@ -16,9 +16,10 @@ View<const float, 2> rows_of(const Tensor<float, 3>& one_head) {
 }
 
 /// Mean over all rows of the KL on the full support (eq:msa-kl).
-double mean_kl(Backend& backend, const Problem& p, const IndexInput& index, In<3> q, In<3> k) {
+double mean_kl(Backend& backend, const Problem& p, const IndexInput& index, In<3> q, In<3> k,
+               Teacher teacher) {
     Tensor<double, 2> kl({p.queries(), p.kv_heads});
-    backend.index_kl(p, index, q, k, {}, {kl, {}, {}});
+    backend.index_kl(p, index, q, k, {}, {kl, {}, {}}, teacher);
     backend.finish();
     double sum = 0;
     for (int64_t n = 0; n < kl.size(); ++n) sum += kl.data()[n];
@@ -27,12 +28,13 @@ double mean_kl(Backend& backend, const Problem& p, const IndexInput& index, In<3
 
 /// Entropy of the teacher, from the KL of the uniform distribution over the n visible keys:
 /// KL(P || 1/n) = ln n - H(P), and zero index vectors are uniform.
-double teacher_entropy(Backend& backend, const Problem& p, In<3> q, In<3> k) {
+double teacher_entropy(Backend& backend, const Problem& p, In<3> q, In<3> k, Teacher teacher) {
     const Tensor<float, 3> zero_q({p.queries(), p.kv_heads, p.index_dim});
     const Tensor<float, 2> zero_k({p.keys(), p.index_dim});
     double sum = 0;
     for (const KeyRange& seen : visible_keys(p)) sum += std::log(static_cast<double>(seen.count));
-    return sum / static_cast<double>(p.queries()) - mean_kl(backend, p, {zero_q, zero_k}, q, k);
+    return sum / static_cast<double>(p.queries()) -
+           mean_kl(backend, p, {zero_q, zero_k}, q, k, teacher);
 }
 
 /// Entropy of the index distribution: attention with index_q as queries of one shared key head.
@@ -55,9 +57,10 @@ double index_entropy(Backend& backend, const Problem& p, View<const float, 3> in
 }  // namespace
 
 HeldOut::HeldOut(const TrainingLayer& data, const std::vector<int64_t>& tokens,
-                 const SelectionRule& rule, Backend& backend, int threads)
+                 const SelectionRule& rule, Teacher teacher, Backend& backend, int threads)
     : data_(data),
       rule_(rule),
+      teacher_(teacher),
       backend_(backend),
       threads_(threads),
       problem_(data.problem.with_query_rows(tokens)),
@@ -72,7 +75,7 @@ HeldOut::HeldOut(const TrainingLayer& data, const std::vector<int64_t>& tokens,
     backend.dense_attention(problem_, {q_, data.k, data.v}, {dense_out_, lse});
     backend.block_mass(problem_, q_, data.k, {mass_, {}});
     backend.select_blocks(problem_, rule, mass_, oracle_ids_);
-    entropy_teacher_ = teacher_entropy(backend, problem_, q_, data.k);
+    entropy_teacher_ = teacher_entropy(backend, problem_, q_, data.k, teacher);
 }
 
 int64_t HeldOut::rows_counted() const {
@@ -97,7 +100,7 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     error.add(kinds_, out, dense_out_);
     Evaluation e;
     e.step = step;
-    e.kl = mean_kl(backend_, p, index, q_, data_.k);
+    e.kl = mean_kl(backend_, p, index, q_, data_.k, teacher_);
     e.block_recall = analysis::average(recall.block_recall());
     e.score_recall = analysis::average(recall.score_recall());
     e.mass_kept = analysis::average(recall.mass_kept());

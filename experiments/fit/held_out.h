@@ -45,13 +45,13 @@ inline constexpr Figure kFigures[] = {
     {"entropy_index", &Evaluation::entropy_index, "entropy index",
      "entropy of the index distribution over all visible keys, in nats"},
     {"entropy_teacher", &Evaluation::entropy_teacher, "entropy teacher",
-     "entropy of the teacher, the mean of the group's attention distributions, in nats"},
+     "entropy of the teacher over all visible keys, in nats"},
 };
 
 class HeldOut {
 public:
     /// `tokens`: the held-out queries. What does not depend on the Index Branch is computed here.
-    HeldOut(const TrainingLayer&, const std::vector<int64_t>& tokens, const SelectionRule&,
+    HeldOut(const TrainingLayer&, const std::vector<int64_t>& tokens, const SelectionRule&, Teacher,
             Backend&, int threads);
 
     Evaluation evaluate(int64_t step, const IndexWeights&) const;
@@ -63,6 +63,7 @@ public:
 private:
     const TrainingLayer& data_;
     const SelectionRule rule_;
+    const Teacher teacher_;
     Backend& backend_;
     int threads_;
     Problem problem_;  // the held-out queries against all keys

@@ -69,8 +69,8 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
     const int threads = o.backend_options.threads;
     const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
                               threads);
-    const HeldOut held_out(data, sample(split.held_out, o.eval_queries, o.seed), o.rule, backend,
-                           threads);
+    const HeldOut held_out(data, sample(split.held_out, o.eval_queries, o.seed), o.rule, o.teacher,
+                           backend, threads);
     const Trainer trainer(o, data, split.train, backend);
 
     FitState state;

@@ -25,7 +25,7 @@ const About kAbout{
 };
 
 const std::vector<std::string> kNorms{"none", "rms"}, kSplits{"position", "sequence"},
-    kStarts{"normal", "from-qk", "pca"};
+    kStarts{"normal", "from-qk", "pca"}, kTeachers{"mean", "max"};
 
 std::string range_text(const Range& range) { return text(range); }
 
@@ -59,7 +59,7 @@ void check(const FitOptions& o) {
 std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, std::ostream& out) {
     FitOptions o;
     std::vector<std::string> files;
-    std::string directory, layers, norm, split, start;
+    std::string directory, layers, norm, split, start, teacher;
     Count block_size{o.block_size}, top_k{o.rule.top_k}, steps{o.steps}, warmup{o.warmup_steps},
         queries{o.queries_per_step}, eval_queries{o.eval_queries}, seed;
     int64_t rotary_dim = 0;
@@ -115,6 +115,9 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
              ->value_name("START"),
          "first weights: normal (random), from-qk (the best low-rank fit of the group's mean q.k) "
          "or pca (that of k)")  //
+        ("teacher", po::value(&teacher)->default_value("mean")->value_name("TEACHER"),
+         "what the KL compares with, of the group's heads: the mean of their probabilities, or "
+         "per key the max of them, scaled to sum to 1")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
          "reference, cpu")  //
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),
@@ -146,6 +149,7 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
     o.queries_per_step = queries.value;
     o.split = static_cast<SplitBy>(choice("split", split, kSplits));
     o.start = static_cast<Start>(choice("init", start, kStarts));
+    o.teacher = static_cast<Teacher>(choice("teacher", teacher, kTeachers));
     o.eval_queries = eval_queries.value;
     check_at_least("seed", seed.value, 0);
     o.seed = static_cast<uint64_t>(seed.value);
@@ -178,6 +182,7 @@ std::string FitOptions::identity() const {
         {"lr", rate},
         {"weight_decay", weight_decay},
         {"init", kStarts[static_cast<size_t>(start)]},
+        {"teacher", kTeachers[static_cast<size_t>(teacher)]},
         {"backend", backend},
     }
         .dump();

@@ -39,6 +39,7 @@ struct FitOptions {
     double rate = 1e-4;
     double weight_decay = 0.01;
     Start start = Start::from_qk;
+    Teacher teacher = Teacher::mean;
     int64_t eval_every = 100;
     int64_t eval_queries = 2048;
     std::string backend = "cpu";

@@ -46,7 +46,7 @@ bool Trainer::advance(FitState& state) const {
     Tensor<double, 2> kl({p.queries(), p.kv_heads});
     Tensor<float, 3> d_index_q(index_q.shape()), d_index_k(index_k.shape());
     backend_.index_kl(p, index, q, data_.k, ids.view(),
-                      {kl, d_index_q, {d_index_k.data(), {p.keys(), p.index_dim}}});
+                      {kl, d_index_q, {d_index_k.data(), {p.keys(), p.index_dim}}}, o_.teacher);
     backend_.finish();
     double loss = 0;
     for (int64_t n = 0; n < kl.size(); ++n) loss += kl.data()[n];

@@ -11,6 +11,21 @@ namespace {
 
 const View<const int32_t, 3> kFullSupport;
 
+/// Those that the subject takes.
+std::vector<Teacher> teachers(Runner& runner, const Problem& p) {
+    std::vector<Teacher> all{Teacher::mean, Teacher::max};
+    std::erase_if(all, [&](Teacher teacher) {
+        return !runner.backend()
+                    .supports(p, {.operation = Operation::index_kl,
+                                  .element = runner.element(),
+                                  .teacher = teacher})
+                    .yes;
+    });
+    return all;
+}
+
+const char* name(Teacher teacher) { return teacher == Teacher::mean ? "mean" : "max"; }
+
 class IndexKlTest : public OperationTest {};
 MSA_FOR_ALL_CASES(IndexKlTest);
 
@@ -18,22 +33,25 @@ TEST_P(IndexKlTest, MatchesReferenceOnBothSupports) {
     const Tensor<int32_t, 3> ids = reference().index_select(problem(), rule(), operands_);
     Runner runner(subject());
     for (const View<const int32_t, 3>& support : {kFullSupport, ids.view()})
-        EXPECT_TRUE(matches(runner.index_kl(problem(), operands_, support),
-                            reference().index_kl(problem(), operands_, support),
-                            bounds(problem(), operands_)))
-            << (support ? "selected" : "full") << " support, seed " << seed();
+        for (Teacher teacher : teachers(runner, problem()))
+            EXPECT_TRUE(matches(runner.index_kl(problem(), operands_, support, teacher),
+                                reference().index_kl(problem(), operands_, support, teacher),
+                                bounds(problem(), operands_, teacher)))
+                << (support ? "selected" : "full") << " support, " << name(teacher) << ", seed "
+                << seed();
 }
 
 TEST_P(IndexKlTest, ThreadsAndRerunsChangeNoBit) {
     const Tensor<int32_t, 3> ids = reference().index_select(problem(), rule(), operands_);
     Runner one(subject(), 1), three(subject(), 3);
-    for (const View<const int32_t, 3>& support : {kFullSupport, ids.view()}) {
-        const IndexKl once = one.index_kl(problem(), operands_, support);
-        const IndexKl again = three.index_kl(problem(), operands_, support);
-        EXPECT_TRUE(identical(again.kl, once.kl));
-        EXPECT_TRUE(identical(again.d_index_q, once.d_index_q));
-        EXPECT_TRUE(identical(again.d_index_k, once.d_index_k));
-    }
+    for (const View<const int32_t, 3>& support : {kFullSupport, ids.view()})
+        for (Teacher teacher : teachers(one, problem())) {
+            const IndexKl once = one.index_kl(problem(), operands_, support, teacher);
+            const IndexKl again = three.index_kl(problem(), operands_, support, teacher);
+            EXPECT_TRUE(identical(again.kl, once.kl)) << name(teacher);
+            EXPECT_TRUE(identical(again.d_index_q, once.d_index_q)) << name(teacher);
+            EXPECT_TRUE(identical(again.d_index_k, once.d_index_k)) << name(teacher);
+        }
 }
 
 class IndexKlForms : public SubjectTest {};
@@ -60,8 +78,9 @@ TEST_P(IndexKlForms, IsZeroWithZeroGradientWhereTheDistributionsAgree) {
 }
 
 TEST_P(IndexKlForms, TwoTokensByHand) {
-    // Teacher logits (0, ln 3): p = (1/4, 3/4). Index logits equal: t = (1/2, 1/2).
-    Problem p = square_problem(2, 1, 1, 16, 16, 8);
+    // Logits (0, ln 3) and (0, 0) of the two heads, softmax (1/4, 3/4) and (1/2, 1/2): the mean
+    // is (3/8, 5/8), the maximum (1/2, 3/4) over 5/4. Index logits equal: t = (1/2, 1/2).
+    Problem p = square_problem(2, 2, 1, 16, 16, 8);
     p.softmax_scale = std::log(3.0);
     p.index_scale = 1.0;
     const Case c{"two", p, {}};
@@ -71,13 +90,32 @@ TEST_P(IndexKlForms, TwoTokensByHand) {
     o.q(1, 0, 0) = 1;
     o.k(1, 0, 0) = 1;
     o.index_q(1, 0, 0) = 2;
-    const IndexKl got = Runner(GetParam()).index_kl(p, o, kFullSupport);
-    const Bounds b = bounds(p, o);
-    EXPECT_NEAR(got.kl(0, 0), 0, b.kl);  // one visible key
-    EXPECT_NEAR(got.kl(1, 0), 0.25 * std::log(0.5) + 0.75 * std::log(1.5), b.kl);
-    // d L / d index_k(j) = (t - p)_j * index_q / 2 rows.
-    EXPECT_NEAR(got.d_index_k(0, 0), (0.5 - 0.25) * 2 / 2, b.d_index_k);
-    EXPECT_NEAR(got.d_index_k(1, 0), (0.5 - 0.75) * 2 / 2, b.d_index_k);
+    Runner runner(GetParam());
+    for (Teacher teacher : teachers(runner, p)) {
+        const double first = teacher == Teacher::mean ? 3.0 / 8 : 2.0 / 5, second = 1 - first;
+        const IndexKl got = runner.index_kl(p, o, kFullSupport, teacher);
+        const Bounds b = bounds(p, o, teacher);
+        EXPECT_NEAR(got.kl(0, 0), 0, b.kl);  // one visible key
+        EXPECT_NEAR(got.kl(1, 0), first * std::log(2 * first) + second * std::log(2 * second), b.kl)
+            << name(teacher);
+        // d L / d index_k(j) = (t - p)_j * index_q / 2 rows.
+        EXPECT_NEAR(got.d_index_k(0, 0), (0.5 - first) * 2 / 2, b.d_index_k) << name(teacher);
+        EXPECT_NEAR(got.d_index_k(1, 0), (0.5 - second) * 2 / 2, b.d_index_k) << name(teacher);
+    }
+}
+
+TEST_P(IndexKlForms, ANanOfAnyHeadIsSeen) {
+    const Case c{"nan", square_problem(20, 4, 2, 16, 16, 8), {.top_k = 1}};
+    Runner runner(GetParam());
+    for (int64_t h : {2, 3})
+        for (Teacher teacher : teachers(runner, c.problem)) {
+            Operands o = make_operands(c, GetParam().element);
+            o.q(7, h, 0) = std::nanf("");
+            const IndexKl got = runner.index_kl(c.problem, o, kFullSupport, teacher);
+            for (int64_t i = 0; i < 20; ++i)
+                for (int64_t r = 0; r < 2; ++r)
+                    EXPECT_EQ(std::isnan(got.kl(i, r)), i == 7 && r == 1) << name(teacher);
+        }
 }
 
 TEST_P(IndexKlForms, RowsWithoutSupportAreZero) {
@@ -101,28 +139,29 @@ TEST_P(IndexKlForms, GradientIsTheFiniteDifferenceOfTheLoss) {
     Runner truth = reference();  // its losses are good to double precision
     const Problem& p = c.problem;
     const double rows = static_cast<double>(p.queries() * p.kv_heads);
-    for (const View<const int32_t, 3>& support : {kFullSupport, ids.view()}) {
-        const IndexKl got = runner.index_kl(p, o, support);
-        const Bounds b = bounds(p, o);
-        const auto difference = [&](float& element) {
-            const float centre = element, step = 0x1p-6F;
-            element = centre + step;
-            const double up = truth.index_kl(p, o, support).mean(), above = element;
-            element = centre - step;
-            const double down = truth.index_kl(p, o, support).mean(), below = element;
-            element = centre;
-            return (up - down) / (above - below);
-        };
-        // A row's logits move by at most slope per unit of the element.
-        const double step = 0x1p-6, slope_q = p.score_scale() * largest_norm<2>(o.index_k);
-        const double slope_k = p.score_scale() * largest_norm<3>(o.index_q);
-        for (int64_t at = 0; at < o.index_q.size(); at += 131)
-            EXPECT_NEAR(got.d_index_q.data()[at], difference(o.index_q.data()[at]),
-                        b.d_index_q + central_difference_bound(step, slope_q) / rows);
-        for (int64_t at = 0; at < o.index_k.size(); at += 71)
-            EXPECT_NEAR(got.d_index_k.data()[at], difference(o.index_k.data()[at]),
-                        b.d_index_k + central_difference_bound(step, slope_k));
-    }
+    for (const View<const int32_t, 3>& support : {kFullSupport, ids.view()})
+        for (Teacher teacher : teachers(runner, p)) {
+            const IndexKl got = runner.index_kl(p, o, support, teacher);
+            const Bounds b = bounds(p, o, teacher);
+            const auto difference = [&](float& element) {
+                const float centre = element, step = 0x1p-6F;
+                element = centre + step;
+                const double up = truth.index_kl(p, o, support, teacher).mean(), above = element;
+                element = centre - step;
+                const double down = truth.index_kl(p, o, support, teacher).mean(), below = element;
+                element = centre;
+                return (up - down) / (above - below);
+            };
+            // A row's logits move by at most slope per unit of the element.
+            const double step = 0x1p-6, slope_q = p.score_scale() * largest_norm<2>(o.index_k);
+            const double slope_k = p.score_scale() * largest_norm<3>(o.index_q);
+            for (int64_t at = 0; at < o.index_q.size(); at += 131)
+                EXPECT_NEAR(got.d_index_q.data()[at], difference(o.index_q.data()[at]),
+                            b.d_index_q + central_difference_bound(step, slope_q) / rows);
+            for (int64_t at = 0; at < o.index_k.size(); at += 71)
+                EXPECT_NEAR(got.d_index_k.data()[at], difference(o.index_k.data()[at]),
+                            b.d_index_k + central_difference_bound(step, slope_k));
+        }
 }
 
 TEST_P(IndexKlForms, SlotsThatExceedAnyBufferChangeNothing) {

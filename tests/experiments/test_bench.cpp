@@ -125,8 +125,9 @@ protected:
         spoil(what == "block_mass", to.mass.data(), to.mass.size());
     }
     void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
-                     View<const int32_t, 3> ids, const IndexKlOutput& to) override {
-        cpu_->index_kl(p, in, q, k, ids, to);
+                     View<const int32_t, 3> ids, const IndexKlOutput& to,
+                     Teacher teacher) override {
+        cpu_->index_kl(p, in, q, k, ids, to, teacher);
     }
 
 private:

@@ -212,6 +212,23 @@ TEST_F(Fit, EntropiesAreThoseOfTheDistributions) {
     EXPECT_GT(dense, 1);
 }
 
+TEST_F(Fit, TeacherDecidesTheLossAndItsEntropy) {
+    const auto both = [&](const std::string& name, const Linear& spec) {
+        const std::string file = write(name + ".h5", spec);
+        EXPECT_EQ(run({file}, name + "-mean").code, 0);
+        EXPECT_EQ(run({file}, name + "-max", {"--teacher", "max"}).code, 0);
+    };
+    // One head to a group is its own mean and maximum.
+    both("one", {.query_heads = 2});
+    both("two", {});
+    for (const std::string curve_name : {"train/kl", "held_out/kl", "held_out/entropy_teacher"}) {
+        EXPECT_NEAR(curve("one-mean", curve_name)[0], curve("one-max", curve_name)[0], 1e-5);
+        EXPECT_GT(std::fabs(curve("two-mean", curve_name)[0] - curve("two-max", curve_name)[0]),
+                  1e-3)
+            << curve_name;
+    }
+}
+
 TEST_F(Fit, IndexerFileGivesAnalyzeTheSameNumbers) {
     const std::string file = write("a.h5");
     for (const std::string norm : {"none", "rms"}) {
@@ -311,6 +328,7 @@ const Refusal kRefusals[] = {
     {{"--forced-first", "4"}, "forced_local + forced_first is 5, must not exceed top_k = 4"},
     {{"--norm", "layer"}, "--norm is 'layer', must be one of: none, rms"},
     {{"--init", "zero"}, "--init is 'zero', must be one of: normal, from-qk, pca"},
+    {{"--teacher", "min"}, "--teacher is 'min', must be one of: mean, max"},
     {{"--split", "luck"}, "--split is 'luck', must be one of: position, sequence"},
     {{"--split", "sequence"}, "--split is sequence, must be position: there is one sequence"},
     {{"--rope-dim", "5"}, "--rope-dim is 5, must be even"},

@@ -226,7 +226,8 @@ BlockMass Runner::block_mass(const Problem& p, const Operands& o) {
     return {mass.take(), max_logit.take()};
 }
 
-IndexKl Runner::index_kl(const Problem& p, const Operands& o, View<const int32_t, 3> ids) {
+IndexKl Runner::index_kl(const Problem& p, const Operands& o, View<const int32_t, 3> ids,
+                         Teacher teacher) {
     const Uploaded<3> index_q(*backend_, element(), o.index_q), q(*backend_, element(), o.q),
         k(*backend_, element(), o.k);
     const Uploaded<2> index_k(*backend_, element(), o.index_k);
@@ -235,7 +236,8 @@ IndexKl Runner::index_kl(const Problem& p, const Operands& o, View<const int32_t
     Guarded<double, 2> kl(*backend_, {p.queries(), p.kv_heads});
     Guarded<float, 3> d_index_q(*backend_, o.index_q.shape());
     Guarded<float, 2> d_index_k(*backend_, o.index_k.shape());
-    backend_->index_kl(p, {index_q, index_k}, q, k, ids_here.view(), {kl, d_index_q, d_index_k});
+    backend_->index_kl(p, {index_q, index_k}, q, k, ids_here.view(), {kl, d_index_q, d_index_k},
+                       teacher);
     return {kl.take(), d_index_q.take(), d_index_k.take()};
 }
 

@@ -81,7 +81,8 @@ public:
                                LoopOrder = LoopOrder::automatic);
     BlockMass block_mass(const Problem&, const Operands&);
     /// ids absent: the full support.
-    IndexKl index_kl(const Problem&, const Operands&, View<const int32_t, 3> ids);
+    IndexKl index_kl(const Problem&, const Operands&, View<const int32_t, 3> ids,
+                     Teacher = Teacher::mean);
 
     Backend& backend() { return *backend_; }
     Element element() const { return subject_.element; }

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/backend.h"
 #include "core/problem.h"
 #include "core/tensor.h"
 
@@ -97,20 +98,34 @@ inline double entropy_bound(double lse_magnitude, double scale, double q_norm, d
     return 2 * kRoundoff * (lse_magnitude + scale * q_norm * k_norm);
 }
 
+/// What the teacher's probabilities are off by: `log` that of their logarithm without roundings,
+/// `weight` that of all of them together, `spread` the logarithm of what the largest sum divides.
+struct TeacherBound {
+    double log, weight, spread;
+};
+/// The mean is off like its heads. The maximum and its sum are off like one head each; the sum is
+/// from 1 to G, over the keys once more.
+inline TeacherBound teacher_bound(double main_logit, double keys, int64_t heads, Teacher teacher) {
+    if (teacher == Teacher::mean) return {main_logit, weight_bound(main_logit, keys), 0};
+    return {2 * main_logit, weight_bound(2 * main_logit, 3 * keys + kExpRoundoffs + 4),
+            std::log(static_cast<double>(heads))};
+}
+
 /// Error of a row's KL = sum p (ln p - ln t). ln p and ln t are off by the bound of their lse and
 /// logit; p by its weight bound, times |ln p - ln t| up to `log_ratio`, the largest difference
 /// of log-probabilities in the row.
-inline double kl_bound(double main_logit, double index_logit, double keys, double log_ratio) {
-    return 2 * (main_logit + index_logit) + gamma(8 * kExpRoundoffs + 8 * keys) +
-           weight_bound(main_logit, keys) * log_ratio;
+inline double kl_bound(const TeacherBound& teacher, double index_logit, double keys,
+                       double log_ratio) {
+    return 2 * (teacher.log + index_logit) + gamma(8 * kExpRoundoffs + 8 * keys) +
+           teacher.weight * (log_ratio + teacher.spread);
 }
 
 /// Error of one component of a KL gradient: scale / rows * sum over tokens of (t - p) times the
 /// other operand, |t - p| off by both weight bounds in total over a row, n additions.
-inline double kl_gradient_bound(double main_logit, double index_logit, double keys, double scale,
-                                double operand_max, double rows_summed, double rows) {
-    const double weights = weight_bound(main_logit, keys) + weight_bound(index_logit, keys) +
-                           2 * gamma(keys + rows_summed + 4);
+inline double kl_gradient_bound(const TeacherBound& teacher, double index_logit, double keys,
+                                double scale, double operand_max, double rows_summed, double rows) {
+    const double weights =
+        teacher.weight + weight_bound(index_logit, keys) + 2 * gamma(keys + rows_summed + 4);
     return scale * operand_max * rows_summed / rows * weights;
 }
 

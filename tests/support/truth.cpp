@@ -20,7 +20,7 @@ double largest(View<const float, Rank> values) {
 
 }  // namespace
 
-Bounds bounds(const Problem& p, const Operands& o) {
+Bounds bounds(const Problem& p, const Operands& o, Teacher teacher) {
     double keys = 1;
     for (const KeyRange& seen : visible_keys(p))
         keys = std::max(keys, static_cast<double>(seen.count));
@@ -37,11 +37,12 @@ Bounds bounds(const Problem& p, const Operands& o) {
     b.scores = index + kRoundoff * index_magnitude;
     b.mass = mass_bound(main, keys);
     b.max_logit = main + kRoundoff * main_magnitude;
-    b.kl = kl_bound(main, index, keys, 2 * (main_magnitude + index_magnitude));
+    const TeacherBound p_bound = teacher_bound(main, keys, p.group_size(), teacher);
+    b.kl = kl_bound(p_bound, index, keys, 2 * (main_magnitude + index_magnitude));
     b.d_index_q =
-        kl_gradient_bound(main, index, keys, p.score_scale(), largest<2>(o.index_k), 1, rows);
+        kl_gradient_bound(p_bound, index, keys, p.score_scale(), largest<2>(o.index_k), 1, rows);
     b.d_index_k =
-        kl_gradient_bound(main, index, keys, p.score_scale(), largest<3>(o.index_q), rows, rows);
+        kl_gradient_bound(p_bound, index, keys, p.score_scale(), largest<3>(o.index_q), rows, rows);
     return b;
 }
 

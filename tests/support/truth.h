@@ -13,7 +13,7 @@ namespace msa::test {
 struct Bounds {
     double out, lse, scores, mass, max_logit, kl, d_index_q, d_index_k;
 };
-Bounds bounds(const Problem&, const Operands&);
+Bounds bounds(const Problem&, const Operands&, Teacher = Teacher::mean);
 
 testing::AssertionResult matches(const Attention& got, const Attention& want, const Bounds&);
 testing::AssertionResult matches(const BlockMass& got, const BlockMass& want, const Bounds&);
