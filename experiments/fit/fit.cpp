@@ -24,7 +24,7 @@ void resolve(FitOptions& o, std::span<const io::ActivationsReader> files) {
             o.layers.push_back(layer.layer);
     for (int64_t layer : o.layers) {
         check_layer(files, layer);
-        check_start(o.start, index_form(o, files.front().layer(layer)), files.front().layer(layer));
+        check_start(o.start, index_form(o, files.front(), layer), files.front().layer(layer));
     }
     if (o.backend_options.threads == 0) o.backend_options.threads = omp_get_max_threads();
 }

@@ -43,19 +43,21 @@ std::string diverged(int64_t layer, int64_t step, int64_t good,
 
 }  // namespace
 
-IndexForm index_form(const FitOptions& o, const io::LayerInfo& info) {
+IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int64_t layer) {
+    const io::LayerInfo& info = file.layer(layer);
+    const std::string at = text(file.path().string(), ": /layers/", layer);
     IndexForm form;
     form.groups = info.kv_heads;
     form.index_dim = o.index_dim;
     form.model_dim = info.model_dim;
     form.rms_norm = o.rms_norm;
     const bool rotates = info.k_state != io::RopeState::none;
-    require(!rotates || o.rotary_dim || info.rotary_dim, "layer ", info.layer,
-            ": the file does not say rotary_dim; give --rope-dim");
+    require(!rotates || o.rotary_dim || info.rotary_dim, at,
+            " does not say rotary_dim; give --rope-dim");
     const int64_t model = rotates ? info.rotary_dim.value_or(o.index_dim) : 0;
     form.rotary_dim = o.rotary_dim.value_or(std::min(model, o.index_dim));
-    require(form.rotary_dim == 0 || o.rope_theta || info.rope_theta, "layer ", info.layer,
-            ": the file does not say rope_theta; give --rope-theta");
+    require(form.rotary_dim == 0 || o.rope_theta || info.rope_theta, at,
+            " does not say rope_theta; give --rope-theta");
     form.rope_theta = o.rope_theta.value_or(info.rope_theta.value_or(form.rope_theta));
     form.validate();
     return form;
@@ -65,7 +67,7 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
                const Split& split, Backend& backend, io::ResultsWriter& to,
                const Checkpoint& checkpoint, std::ostream& err) {
     TrainingLayer data = read_layer(files, layer, o);
-    const IndexForm form = index_form(o, data.info);
+    const IndexForm form = index_form(o, files.front(), layer);
     const int threads = o.backend_options.threads;
     const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
                               threads);

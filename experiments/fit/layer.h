@@ -15,7 +15,7 @@ namespace msa::experiments {
 
 /// The Index Branch that the options ask for on a layer. Throws InputError where neither they nor
 /// the file say how RoPE goes.
-IndexForm index_form(const FitOptions&, const io::LayerInfo&);
+IndexForm index_form(const FitOptions&, const io::ActivationsReader&, int64_t layer);
 
 /// Fits `layer`, from its checkpoint where there is one, and writes it to the unit under way.
 /// Throws Interrupted when a stop is requested, InputError when the loss is not finite; both after
