@@ -29,10 +29,9 @@ void resolve(FitOptions& o, std::span<const io::ActivationsReader> files) {
     if (o.backend_options.threads == 0) o.backend_options.threads = omp_get_max_threads();
 }
 
-/// Checkpoints of an earlier run follow the rule of results: kept, replaced or refused.
-void check_checkpoint(const FitOptions& o, const Checkpoint& checkpoint) {
-    if (o.overwrite) checkpoint.remove();
-    require(o.resume || !std::filesystem::exists(checkpoint.path()), checkpoint.path().string(),
+/// What an earlier run left follows the rule of results: kept, replaced or refused.
+void check_unfinished(const FitOptions& o, const std::filesystem::path& what, bool unfinished) {
+    require(o.resume || o.overwrite || !unfinished, what.string(),
             ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
 }
 
@@ -62,8 +61,14 @@ int fit_indexer(std::span<const std::string> args, std::ostream& out, std::ostre
     const auto checkpoint_of = [&](int64_t layer) {
         return Checkpoint(o.out / text("checkpoint-", layer, ".h5"), layer, record);
     };
-    for (int64_t layer : o.layers) check_checkpoint(o, checkpoint_of(layer));
+    for (int64_t layer : o.layers) {
+        const Checkpoint checkpoint = checkpoint_of(layer);
+        check_unfinished(o, checkpoint.path(), std::filesystem::exists(checkpoint.path()));
+        if (o.overwrite) checkpoint.remove();
+    }
     const std::filesystem::path results_path = o.out / "results.h5";
+    const std::filesystem::path summary_path = o.out / "summary.json";  // written last
+    check_unfinished(o, o.out, exists(results_path) && !exists(summary_path));
     io::ResultsWriter writer(results_path, record,
                              o.overwrite ? io::IfExists::overwrite
                              : o.resume  ? io::IfExists::resume
@@ -80,11 +85,12 @@ int fit_indexer(std::span<const std::string> args, std::ostream& out, std::ostre
         }
         checkpoint.remove();
     }
+    std::filesystem::remove(summary_path);
     writer.finish(utc_now());
 
     const io::ResultsReader results(results_path);
     write_indexer_file(o.out / "indexer.h5", files, results, o.layers, o.backend_options.threads);
-    write_text(o.out / "summary.json", fit_summary_json(results));
+    write_text(summary_path, fit_summary_json(results));
     if (o.json)
         out << fit_summary_json(results);
     else

@@ -428,6 +428,27 @@ TEST_F(FitResume, AfterKillsAtManyMoments) {
     std::cout << "killed " << killed << " times\n";
 }
 
+TEST_F(FitResume, FinishesWhatFollowsTheResults) {
+    // Killed after results.h5 and before summary.json.
+    const std::string file = write("a.h5");
+    ASSERT_EQ(run({file}, "out").code, 0);
+    const std::string summary = file_text(path("out/summary.json"));
+    std::filesystem::remove(path("out/summary.json"));
+    std::filesystem::rename(path("out/indexer.h5"), path("out/indexer.h5.partial"));
+    const Outcome refused = run({file}, "out");
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_NE(refused.err.find(path("out") + ": holds an unfinished run; --resume continues it"),
+              std::string::npos)
+        << refused.err;
+    const Outcome resumed = run({file}, "out", {"--resume"});
+    EXPECT_EQ(resumed.code, 0) << resumed.err;
+    EXPECT_EQ(file_text(path("out/summary.json")), summary);
+    EXPECT_TRUE(std::filesystem::exists(path("out/indexer.h5")));
+    EXPECT_FALSE(std::filesystem::exists(path("out/indexer.h5.partial")));
+    EXPECT_NE(run({file}, "out").err.find("results.h5: exists; --overwrite replaces it"),
+              std::string::npos);
+}
+
 TEST_F(FitResume, GoesOnFromTheCheckpointBitByBit) {
     const std::string file = write("a.h5");
     const std::vector<std::string> more{"--steps", "400",          "--warmup-steps",
