@@ -15,15 +15,13 @@
 namespace msa::io::h5 {
 namespace {
 
-/// Before anything else of HDF5, once per process: no printing of errors, and no closing of what
-/// is open at exit. Handles close all; what a full disk kept open would crash HDF5 1.10 there.
+/// Before anything else of HDF5: no printing of errors, which each thread has its own setting of,
+/// and no closing of what is open at exit. Handles close all; what a full disk kept open would
+/// crash HDF5 1.10 there.
 void keep_quiet() {
-    static const bool done = [] {
-        H5dont_atexit();
-        H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
-        return true;
-    }();
-    static_cast<void>(done);
+    static const bool left_open = H5dont_atexit() >= 0;
+    thread_local const bool quiet = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
+    static_cast<void>(left_open && quiet);
 }
 
 template <typename Parts>
@@ -214,6 +212,7 @@ std::vector<std::string> links(hid_t group) {
 }
 
 Handle open_object(hid_t file, const Place& place) {
+    keep_quiet();
     if (place.object != "/" && !exists(file, place.object)) bad(place, "is missing");
     Handle object(H5Oopen(file, place.object.c_str(), H5P_DEFAULT), H5Oclose);
     if (!object) bad(place, "cannot be opened: " + take_error());

@@ -7,11 +7,14 @@
 #include <cstdio>
 #include <iomanip>
 #include <iostream>
+#include <mutex>
 #include <sstream>
 #include <utility>
 
 namespace msa::experiments {
 namespace {
+
+std::mutex one_line;  // loops of several threads share a stream
 
 constexpr double kSecondsPerFrame = 0.1, kSecondsPerLine = 5;
 
@@ -35,6 +38,7 @@ Progress::Progress(std::ostream& err, std::string what, int64_t total, std::stri
       last_(start_) {}
 
 Progress::~Progress() {
+    const std::lock_guard lock(one_line);
     if (terminal_ && drawn_) err_ << "\r\033[K" << std::flush;
 }
 
@@ -58,6 +62,7 @@ void Progress::advance(int64_t units) {
     };
     if (since(last_) < (terminal_ ? kSecondsPerFrame : kSecondsPerLine)) return;
     last_ = now;
+    const std::lock_guard lock(one_line);
     drawn_ = true;
     if (terminal_) {
         constexpr int kBar = 24;

@@ -3,9 +3,15 @@
 
 #include <omp.h>
 
+#include <algorithm>
+#include <exception>
+#include <functional>
 #include <iostream>
+#include <mutex>
+#include <thread>
 
 #include "experiments/common/own_attention.h"
+#include "experiments/common/program.h"
 #include "experiments/common/run_record.h"
 #include "experiments/common/write_text.h"
 #include "experiments/fit/indexer_file.h"
@@ -33,6 +39,56 @@ void resolve(FitOptions& o, std::span<const io::ActivationsReader> files) {
 void check_unfinished(const FitOptions& o, const std::filesystem::path& what, bool unfinished) {
     require(o.resume || o.overwrite || !unfinished, what.string(),
             ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
+}
+
+/// Fits the layers that are not done, o.jobs at once. An error in one does not keep the others from
+/// their end; the first error is thrown then, further ones are printed.
+void fit_layers(const FitOptions& o, std::span<const io::ActivationsReader> files,
+                const Split& split, io::ResultsWriter& writer,
+                const std::function<Checkpoint(int64_t layer)>& checkpoint_of, std::ostream& err) {
+    FitOptions share = o;
+    share.backend_options.threads =
+        std::max(1, o.backend_options.threads / static_cast<int>(o.jobs));
+    std::vector<int64_t> waiting;  // the next one last
+    for (int64_t layer : o.layers)
+        if (!writer.done(unit_of(layer))) {
+            waiting.insert(waiting.begin(), layer);
+        } else {
+            err << unit_of(layer) << ": done before\n";
+            checkpoint_of(layer).remove();
+        }
+    struct Failure {
+        std::exception_ptr error;
+        std::string message;
+    };
+    std::vector<Failure> failures;
+    std::mutex hdf5, turn;  // turn: of waiting and failures
+    const auto take = [&]() -> std::optional<int64_t> {
+        const std::lock_guard lock(turn);
+        if (waiting.empty() || (stop_requested() && !failures.empty())) return std::nullopt;
+        const int64_t layer = waiting.back();
+        waiting.pop_back();
+        return layer;
+    };
+    const auto fit_some = [&] {
+        const std::unique_ptr<Backend> backend = make_backend(o.backend, share.backend_options);
+        while (const std::optional<int64_t> layer = take()) try {
+                fit_layer(share, files, *layer, split, *backend, writer, checkpoint_of(*layer),
+                          hdf5, err);
+            } catch (const std::exception& error) {
+                const std::lock_guard lock(turn);
+                failures.push_back({std::current_exception(), error.what()});
+            }
+    };
+    {
+        std::vector<std::jthread> others;
+        for (int64_t job = 1; job < std::min(o.jobs, std::ssize(o.layers)); ++job)
+            others.emplace_back(fit_some);
+        fit_some();
+    }
+    if (failures.empty()) return;
+    for (size_t n = 1; n < failures.size(); ++n) err << failures[n].message << '\n';
+    std::rethrow_exception(failures.front().error);
 }
 
 }  // namespace
@@ -73,18 +129,7 @@ int fit_indexer(std::span<const std::string> args, std::ostream& out, std::ostre
                              o.overwrite ? io::IfExists::overwrite
                              : o.resume  ? io::IfExists::resume
                                          : io::IfExists::refuse);
-    for (int64_t layer : o.layers) {
-        const std::string unit = text("layer ", layer);
-        const Checkpoint checkpoint = checkpoint_of(layer);
-        if (writer.done(unit)) {
-            err << unit << ": done before\n";
-        } else {
-            writer.begin_unit(unit);
-            fit_layer(o, files, layer, split, *backend, writer, checkpoint, err);
-            writer.end_unit();
-        }
-        checkpoint.remove();
-    }
+    fit_layers(o, files, split, writer, checkpoint_of, err);
     std::filesystem::remove(summary_path);
     writer.finish(utc_now());
 

@@ -63,12 +63,18 @@ IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int
     return form;
 }
 
+std::string unit_of(int64_t layer) { return text("layer ", layer); }
+
 void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files, int64_t layer,
                const Split& split, Backend& backend, io::ResultsWriter& to,
-               const Checkpoint& checkpoint, std::ostream& err) {
-    TrainingLayer data = read_layer(files, layer, o);
-    const IndexForm form = index_form(o, files.front(), layer);
+               const Checkpoint& checkpoint, std::mutex& hdf5, std::ostream& err) {
     const int threads = o.backend_options.threads;
+    const auto alone = [&](const auto& read_or_write) {
+        const std::lock_guard lock(hdf5);
+        return read_or_write();
+    };
+    TrainingLayer data = alone([&] { return read_layer(files, layer, o); });
+    const IndexForm form = index_form(o, files.front(), layer);
     const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
                               threads);
     const HeldOut held_out(data, sample(split.held_out, o.eval_queries, o.seed), o.rule, o.teacher,
@@ -76,39 +82,46 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
     const Trainer trainer(o, data, split.train, backend);
 
     FitState state;
-    if (std::optional<FitState> saved = checkpoint.load())
+    if (std::optional<FitState> saved = alone([&] { return checkpoint.load(); }))
         state = std::move(*saved);
     else
         state = start_state(start_weights(o.start, form, data, split.train, o.seed));
     FitState good = state;  // the last one whose loss was finite
     const auto save = [&](const FitState& which) {
-        if (which.step > 0) checkpoint.save(which, whitening.plain(which.weights));
+        const IndexWeights plain = whitening.plain(which.weights);
+        alone([&] { checkpoint.save(which, plain); });
     };
-    Progress progress(err, text("layer ", layer), o.steps - state.step, "steps");
+    Progress progress(err, unit_of(layer), o.steps - state.step, "steps");
     while (true) {
         const bool last = state.step == o.steps;
         const bool evaluated =
             !state.evaluations.empty() && state.evaluations.back().step == state.step;
         if (!evaluated && (last || state.step % o.eval_every == 0)) {
             state.evaluations.push_back(held_out.evaluate(state.step, state.weights));
-            if (!last) save(state);
+            if (!last && state.step > 0) save(state);
         }
         if (last) break;
         if (stop_requested()) {
-            save(state);
+            if (state.step > 0) save(state);
             throw Interrupted(text("stopped after step ", state.step, " of layer ", layer,
                                    "; --resume continues"));
         }
         FitState before = state;
         if (!trainer.advance(state)) {
-            checkpoint.save(good, whitening.plain(good.weights));
+            save(good);
             throw InputError(diverged(layer, state.step, good.step, checkpoint.path()));
         }
         good = std::move(before);
         progress.advance(1);
     }
-    write_fit(to, layer, state, whitening.plain(state.weights));
-    write_sizes(to, o, data, split, held_out);
+    const IndexWeights plain = whitening.plain(state.weights);
+    alone([&] {
+        to.begin_unit(unit_of(layer));
+        write_fit(to, layer, state, plain);
+        write_sizes(to, o, data, split, held_out);
+        to.end_unit();
+        checkpoint.remove();
+    });
 }
 
 }  // namespace msa::experiments

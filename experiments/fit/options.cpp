@@ -51,6 +51,7 @@ void check(const FitOptions& o) {
     check_rate("lr", o.rate);
     check_rate("weight-decay", o.weight_decay);
     check_option("threads", o.backend_options.threads, 0, 4096);
+    check_option("jobs", o.jobs, 1, 4096);
     require(!(o.resume && o.overwrite), "--resume and --overwrite exclude each other");
 }
 
@@ -122,6 +123,8 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
          "reference, cpu")  //
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),
          "CPU threads; 0: all")  //
+        ("jobs", po::value(&o.jobs)->default_value(o.jobs)->value_name("N"),
+         "layers trained at once, each in memory and with its share of the threads")  //
         ("seed", po::value(&seed)->default_value(seed)->value_name("N"),
          "of the first weights and of the drawn queries")                                        //
         ("resume", po::bool_switch(&o.resume), "continue an unfinished run with these options")  //

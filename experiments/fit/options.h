@@ -44,6 +44,7 @@ struct FitOptions {
     int64_t eval_queries = 2048;
     std::string backend = "cpu";
     BackendOptions backend_options;
+    int64_t jobs = 1;  // layers at once
     bool resume = false, overwrite = false, json = false;
     uint64_t seed = 0;
 

@@ -254,6 +254,35 @@ TEST_F(Fit, ThreadsChangeNoBit) {
     EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
 }
 
+TEST_F(Fit, JobsChangeNoBit) {
+    const std::string file = write("a.h5", {.layers = {3, 5, 8}});
+    ASSERT_EQ(run({file}, "one").code, 0);
+    for (const std::string jobs : {"2", "7"}) {
+        testing::internal::CaptureStderr();
+        const Outcome outcome = run({file}, jobs, {"--jobs", jobs, "--threads", "4"});
+        EXPECT_EQ(testing::internal::GetCapturedStderr(), "");  // of HDF5, in its threads
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+        EXPECT_TRUE(same_results(path("one/results.h5"), path(jobs + "/results.h5")));
+        EXPECT_EQ(file_text(path("one/summary.json")), file_text(path(jobs + "/summary.json")));
+    }
+}
+
+TEST_F(Fit, AnErrorInOneLayerKeepsTheOthers) {
+    const std::string file = write("a.h5", {.layers = {3, 5, 8}});
+    poke(file, "/layers/3/q", {10, 0, 0}, std::nanf(""));
+    poke(file, "/layers/8/q", {10, 0, 0}, std::nanf(""));
+    for (const std::string jobs : {"1", "2"}) {
+        const std::vector<std::string> more{"--jobs", jobs, "--resume"};
+        const Outcome outcome = run({file}, jobs, more);
+        EXPECT_EQ(outcome.code, 2);
+        for (const std::string layer : {"3", "8"})
+            EXPECT_NE(outcome.err.find("/layers/" + layer + "/q holds 1 values"), std::string::npos)
+                << outcome.err;
+        EXPECT_EQ(outcome.err.find("done before"), std::string::npos);
+        EXPECT_NE(run({file}, jobs, more).err.find("layer 5: done before"), std::string::npos);
+    }
+}
+
 TEST_F(Fit, SeveralFilesAreOneTrainingSet) {
     const std::string left = write("left.h5", {.stream = 1});
     const std::string right = write("right.h5", {.cu_seqlens = {0, 120}, .stream = 2});
@@ -346,6 +375,7 @@ const Refusal kRefusals[] = {
     {{"--eval-every", "0"}, "--eval-every is 0, must be at least 1"},
     {{"--lr", "-1"}, "--lr is -1, must be at least 0"},
     {{"--lr", "fast"}, "'fast') for option '--lr' is invalid"},
+    {{"--jobs", "0"}, "--jobs is 0, must be from 1 to 4096"},
     {{"--seed", "-1"}, "--seed is -1, must be at least 0"},
     {{"--backend", "abacus"}, "no backend is called 'abacus'"},
     {{"--resume", "--overwrite"}, "--resume and --overwrite exclude each other"},
@@ -403,10 +433,11 @@ TEST_F(FitResume, AfterKillsAtManyMoments) {
     ASSERT_EQ(run({file}, "whole", {"--eval-every", "2"}).code, 0);
     int killed = 0;
     for (int trial = 0; trial < 4; ++trial) {
-        const std::string out = text("killed", trial);
+        const std::string out = text("killed", trial), jobs = text(1 + trial % 2);
         int code = -1;
         for (int64_t delay = 15000 + 4000 * trial; code != 0; delay += 3000 + 1700 * trial) {
-            code = run_for("msa-fit-indexer", args({file}, out, {"--eval-every", "2", "--resume"}),
+            code = run_for("msa-fit-indexer",
+                           args({file}, out, {"--eval-every", "2", "--resume", "--jobs", jobs}),
                            std::chrono::microseconds(delay));
             ASSERT_TRUE(code == 0 || code == -1) << code;
             killed += code == -1 ? 1 : 0;
