@@ -50,7 +50,7 @@ def read_bench(*paths) -> dict[str, float]:
 
 
 def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
-    """Roofline over measured seconds of the cases named <phase>/<pipeline>/<tokens>, such as
+    """Roofline over measured milliseconds of the cases named <phase>/<pipeline>/<tokens>, such as
     prefill/kv_outer/131072; records without such cases give an empty table."""
     rows = []
     for context in cost["contexts"]:
@@ -59,10 +59,10 @@ def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
                 name = f"{phase}/{pipeline['pipeline']}/{context['tokens']}"
                 if name in bench:
                     rows.append((phase, pipeline["pipeline"], context["tokens"],
-                                 pipeline["seconds"], bench[name],
+                                 pipeline["seconds"] * 1e3, bench[name] * 1e3,
                                  pipeline["seconds"] / bench[name]))
-    return Table.from_rows(("phase", "pipeline", "tokens", "predicted_seconds",
-                            "measured_seconds", "predicted_over_measured"), rows)
+    return Table.from_rows(("phase", "pipeline", "tokens", "predicted_ms", "measured_ms",
+                            "predicted_over_measured"), rows)
 
 
 def _speedups(measured: Table, phase: str) -> list[tuple[int, float]]:
@@ -71,8 +71,8 @@ def _speedups(measured: Table, phase: str) -> list[tuple[int, float]]:
     points = []
     for tokens in sorted(set(of_phase["tokens"].tolist())):
         here = of_phase.where(tokens=tokens)
-        dense = here.where(pipeline="dense")["measured_seconds"]
-        others = here["measured_seconds"][here["pipeline"] != "dense"]
+        dense = here.where(pipeline="dense")["measured_ms"]
+        others = here["measured_ms"][here["pipeline"] != "dense"]
         if len(dense) and len(others):
             points.append((tokens, float(dense[0] / others.min())))
     return points
@@ -83,6 +83,28 @@ def _tokens_text(tokens: float, _=None) -> str:
         if tokens >= unit and tokens % unit == 0:
             return f"{tokens / unit:g}{suffix}"
     return f"{tokens:g}"
+
+
+@style.styled
+def predicted_over_measured_bars(cost: dict, bench: dict[str, float]):
+    """The roofline's time over the measured one, a bar per measured pipeline and context."""
+    measured = predicted_over_measured(cost, bench)
+    figure = style.new_figure(1.0 + 0.27 * len(measured))
+    axes = figure.subplots()
+    places = np.arange(len(measured))
+    colours = [style.PAIR[PHASES.index(phase)] for phase in measured["phase"]]
+    axes.barh(places, measured["predicted_over_measured"], 0.7, color=colours)
+    for place, ratio in zip(places, measured["predicted_over_measured"]):
+        axes.annotate(f"{ratio:.2f}", (ratio, place), (3, 0), textcoords="offset points",
+                      va="center", fontsize=9)
+    axes.axvline(1, color=style.REFERENCE, linestyle="--", linewidth=1.2)
+    axes.set_yticks(places, [f"{phase}, {ORDERS.get(pipeline, pipeline)}, {_tokens_text(tokens)}"
+                             for phase, pipeline, tokens, *_ in measured.rows()])
+    axes.set_xlim(0, 1.12 * max(1, *measured["predicted_over_measured"]))
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.set_xlabel(f"predicted over measured time, {cost['hardware']['name']}")
+    return figure, measured
 
 
 @style.styled
