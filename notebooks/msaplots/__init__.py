@@ -23,5 +23,5 @@ __all__ = ["FitResults", "Results", "ResultsError", "Table", "efficiency_triple"
            "entropy_per_layer", "loop_orders", "lorenz_curve", "mass_kept_curve",
            "mass_kept_versus_budget", "mass_kept_versus_cost", "needle_depth_map", "overlap_map",
            "predicted_over_measured", "predicted_over_measured_bars", "queries_per_block",
-           "read_bench", "read_comparison", "read_cost", "roofline", "save", "selection_heat_map", "sink_bars", "summary_table",
-           "training_curves", "union_sizes"]
+           "read_bench", "read_comparison", "read_cost", "roofline", "save",
+           "selection_heat_map", "sink_bars", "summary_table", "training_curves", "union_sizes"]

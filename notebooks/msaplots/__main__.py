@@ -50,8 +50,10 @@ def main(arguments=None) -> int:
         with ExitStack() as files:
             results = files.enter_context(Results(options.results))
             before, after = more_sections(options, files)
-            instead = ([selections_section(files.enter_context(Results(options.selections)), results)]
-                       if options.selections else [])
+            instead = []
+            if options.selections:
+                whole = files.enter_context(Results(options.selections))
+                instead.append(selections_section(whole, results))
             print(write_report(results, options.out, options.layers, before, after, instead))
     except (ResultsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -51,7 +51,7 @@ def _draw_lines(axes, cost: np.ndarray, here: Table):
             axes.plot(x, kept, label="others", color=style.OTHERS, linewidth=1, zorder=1.5)
             continue
         look = style.selector_style(name, names)
-        axes.plot(x, kept, label=name, **look)
+        axes.plot(x, kept, label=name, linewidth=1.4, **look)
         known = np.flatnonzero(~np.isnan(kept))
         if len(known):
             ends[name] = (x[known[-1]], kept[known[-1]])
@@ -59,7 +59,8 @@ def _draw_lines(axes, cost: np.ndarray, here: Table):
     style.label_ends(axes, ends, colours)
     grey = len(names) - sum(name in style.IN_COLOUR for name in names)
     if grey:
-        axes.set_title(f"grey: {grey} other selectors", loc="left", fontsize=9, color=style.GUIDE)
+        axes.set_title(f"grey: {grey} other selector{'s' * (grey > 1)}", loc="left", fontsize=9,
+                       color=style.GUIDE)
 
 
 @style.styled

@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from . import style
 from .results import ResultsError
@@ -16,6 +16,7 @@ from .table import Table
 
 PHASES = ("prefill", "decode")
 ORDERS = {"q_outer": "Q-outer", "kv_outer": "KV-outer", "union": "union"}
+PIPELINES = {**ORDERS, "msa": "MSA"}
 
 
 def read_json(path, *formats: str) -> dict:
@@ -91,19 +92,24 @@ def predicted_over_measured_bars(cost: dict, bench: dict[str, float]):
     measured = predicted_over_measured(cost, bench)
     figure = style.new_figure(1.0 + 0.27 * len(measured))
     axes = figure.subplots()
-    places = np.arange(len(measured))
-    colours = [style.PAIR[PHASES.index(phase)] for phase in measured["phase"]]
-    axes.barh(places, measured["predicted_over_measured"], 0.7, color=colours)
-    for place, ratio in zip(places, measured["predicted_over_measured"]):
-        axes.annotate(f"{ratio:.2f}", (ratio, place), (3, 0), textcoords="offset points",
-                      va="center", fontsize=9)
-    axes.axvline(1, color=style.REFERENCE, linestyle="--", linewidth=1.2)
-    axes.set_yticks(places, [f"{phase}, {ORDERS.get(pipeline, pipeline)}, {_tokens_text(tokens)}"
+    places, ratios = np.arange(len(measured)), measured["predicted_over_measured"]
+    axes.set_xscale("log")
+    axes.barh(places, ratios - 1, 0.6, left=1,
+              color=[style.PAIR[PHASES.index(phase)] for phase in measured["phase"]])
+    for place, ratio in zip(places, ratios):
+        side = 1 if ratio > 1 else -1
+        axes.annotate(f"{ratio:.2f}", (ratio, place), (4 * side, 0), textcoords="offset points",
+                      va="center", ha="left" if side > 0 else "right", fontsize=9)
+    axes.axvline(1, color=style.REFERENCE, linewidth=1.2)
+    axes.set_yticks(places, [f"{phase}, {PIPELINES.get(pipeline, pipeline)}, {_tokens_text(tokens)}"
                              for phase, pipeline, tokens, *_ in measured.rows()])
-    axes.set_xlim(0, 1.12 * max(1, *measured["predicted_over_measured"]))
+    axes.set_xlim(0.6 * min(1, *ratios), 1.7 * max(1, *ratios))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.invert_yaxis()
     axes.grid(False, axis="y")
-    axes.set_xlabel(f"predicted over measured time, {cost['hardware']['name']}")
+    axes.set_xlabel("predicted over measured time")
     return figure, measured
 
 

@@ -217,9 +217,10 @@ def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = 
              "text; the dashed roofline lets every query read its own, so a measured time may "
              "beat it."
              if len(measured) else "Nothing has been measured for these sizes yet.")
-    bars = (("The bars hold the prediction against the measurement: the roofline's time over the "
-             "measured one, 1 where a kernel runs as fast as the chip allows. A stage that reads "
-             "shared blocks once can pass 1.",) if len(measured) else ())
+    bars = (("The bars and the table hold prediction against measurement: the roofline's time over "
+             "the measured one. Bars to the left of 1 say what a kernel leaves unused; Q-outer's, "
+             "far to the right, how much its neighbouring queries share, which that prediction "
+             "leaves out.",) if len(measured) else ())
     return Section(
         "efficiency",
         "What does it save at length?",
