@@ -103,7 +103,7 @@ def predicted_over_measured_bars(cost: dict, bench: dict[str, float]):
     axes.axvline(1, color=style.REFERENCE, linewidth=1.2)
     axes.set_yticks(places, [f"{phase}, {PIPELINES.get(pipeline, pipeline)}, {_tokens_text(tokens)}"
                              for phase, pipeline, tokens, *_ in measured.rows()])
-    axes.set_xlim(0.6 * min(1, *ratios), 1.7 * max(1, *ratios))
+    axes.set_xlim(0.6 * min([1, *ratios]), 1.7 * max([1, *ratios]))
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

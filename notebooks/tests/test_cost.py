@@ -130,6 +130,8 @@ def test_bars_of_predicted_over_measured_start_at_one(files):
     np.testing.assert_array_equal([bar.get_x() for bar in bars], 1)
     np.testing.assert_allclose([bar.get_x() + bar.get_width() for bar in bars],
                                table["predicted_over_measured"])
+    figure, table = predicted_over_measured_bars(cost, {})
+    assert not len(figure.axes[0].patches) and not len(table)
 
 
 def test_pareto_front():
