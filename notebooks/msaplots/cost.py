@@ -135,7 +135,7 @@ def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
             panel.plot(*zip(*points), color=colour, marker="s", label="measured")
         rows += [(phase, "measured", *point) for point in points]
         panel.set_title(f"{phase} speed-up over dense", loc="left")
-        panel.legend(loc="upper left")
+        panel.legend(loc="best")
     for panel in panels:
         panel.set_ylim(0, None)
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))

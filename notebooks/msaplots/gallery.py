@@ -212,9 +212,9 @@ def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = 
             yield Picture("predicted_over_measured", *predicted_over_measured_bars(cost, bench))
         yield Picture("roofline", *roofline(cost))
 
-    found = (f"Solid lines were measured ({', '.join(Path(path).name for path in records)}), MSA "
-             "on selections in which neighbouring queries share most of their blocks, as on real "
-             "text; the dashed roofline lets every query read its own, so a measured time may "
+    found = (f"Solid lines were measured ({', '.join(Path(path).name for path in records)}), "
+             "prefill on structured selections, in which neighbouring queries share most of their "
+             "blocks; the dashed roofline lets every query read its own, so a measured time may "
              "beat it."
              if len(measured) else "Nothing has been measured for these sizes yet.")
     bars = (("The bars and the table hold prediction against measurement: the roofline's time over "
