@@ -2,8 +2,8 @@
 """From a results file to pictures: pure functions, each returning (figure, table)."""
 
 from .comparison import mass_kept_versus_budget, mass_kept_versus_cost, read_comparison
-from .cost import (efficiency_triple, loop_orders, predicted_over_measured, read_bench, read_cost,
-                   roofline, union_sizes)
+from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
+                   predicted_over_measured_bars, read_bench, read_cost, roofline, union_sizes)
 from .entropy import entropy_per_layer
 from .fit import FitResults
 from .heat_map import selection_heat_map
@@ -22,6 +22,6 @@ from .training import training_curves
 __all__ = ["FitResults", "Results", "ResultsError", "Table", "efficiency_triple",
            "entropy_per_layer", "loop_orders", "lorenz_curve", "mass_kept_curve",
            "mass_kept_versus_budget", "mass_kept_versus_cost", "needle_depth_map", "overlap_map",
-           "predicted_over_measured", "queries_per_block", "read_bench", "read_comparison",
-           "read_cost", "roofline", "save", "selection_heat_map", "sink_bars", "summary_table",
-           "training_curves", "union_sizes"]
+           "predicted_over_measured", "predicted_over_measured_bars", "queries_per_block",
+           "read_bench", "read_comparison", "read_cost", "roofline", "save",
+           "selection_heat_map", "sink_bars", "summary_table", "training_curves", "union_sizes"]

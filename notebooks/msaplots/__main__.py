@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from .comparison import read_comparison
 from .cost import read_bench, read_cost
 from .fit import FitResults
-from .gallery import comparison_section, efficiency_section, orders_section, training_section
+from .gallery import (comparison_section, efficiency_section, orders_section, selections_section,
+                      training_section)
 from .report import write_report
 from .results import Results, ResultsError
 
@@ -27,7 +28,7 @@ def more_sections(options, files: ExitStack):
     bench = read_bench(*options.bench)
     for path in options.cost:
         cost = read_cost(path)
-        after.append(orders_section(cost) if "rows" in cost else efficiency_section(cost, bench))
+        after.append(orders_section(cost) if "rows" in cost else efficiency_section(cost, bench, options.bench))
     return before, after
 
 
@@ -36,6 +37,8 @@ def main(arguments=None) -> int:
     parser.add_argument("results", help="results file (HDF5, msa-results version 1)")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--fit", metavar="FILE", help="results of msa-fit-indexer: how it learned")
+    parser.add_argument("--selections", metavar="FILE",
+                        help="results of more of the queries, to draw the heat maps from")
     parser.add_argument("--compare", metavar="FILE", help="summary.json of msa-compare")
     parser.add_argument("--cost", action="append", default=[], metavar="FILE",
                         help="output of msa-cost --json, from sizes or from results; repeatable")
@@ -46,8 +49,12 @@ def main(arguments=None) -> int:
     try:
         with ExitStack() as files:
             results = files.enter_context(Results(options.results))
-            more = more_sections(options, files)
-            print(write_report(results, options.out, options.layers, *more))
+            before, after = more_sections(options, files)
+            instead = []
+            if options.selections:
+                whole = files.enter_context(Results(options.selections))
+                instead.append(selections_section(whole, results))
+            print(write_report(results, options.out, options.layers, before, after, instead))
     except (ResultsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

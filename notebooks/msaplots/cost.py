@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from . import style
 from .results import ResultsError
@@ -16,6 +16,7 @@ from .table import Table
 
 PHASES = ("prefill", "decode")
 ORDERS = {"q_outer": "Q-outer", "kv_outer": "KV-outer", "union": "union"}
+PIPELINES = {**ORDERS, "msa": "MSA"}
 
 
 def read_json(path, *formats: str) -> dict:
@@ -50,7 +51,7 @@ def read_bench(*paths) -> dict[str, float]:
 
 
 def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
-    """Roofline over measured seconds of the cases named <phase>/<pipeline>/<tokens>, such as
+    """Roofline over measured milliseconds of the cases named <phase>/<pipeline>/<tokens>, such as
     prefill/kv_outer/131072; records without such cases give an empty table."""
     rows = []
     for context in cost["contexts"]:
@@ -59,10 +60,10 @@ def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
                 name = f"{phase}/{pipeline['pipeline']}/{context['tokens']}"
                 if name in bench:
                     rows.append((phase, pipeline["pipeline"], context["tokens"],
-                                 pipeline["seconds"], bench[name],
+                                 pipeline["seconds"] * 1e3, bench[name] * 1e3,
                                  pipeline["seconds"] / bench[name]))
-    return Table.from_rows(("phase", "pipeline", "tokens", "predicted_seconds",
-                            "measured_seconds", "predicted_over_measured"), rows)
+    return Table.from_rows(("phase", "pipeline", "tokens", "predicted_ms", "measured_ms",
+                            "predicted_over_measured"), rows)
 
 
 def _speedups(measured: Table, phase: str) -> list[tuple[int, float]]:
@@ -71,8 +72,8 @@ def _speedups(measured: Table, phase: str) -> list[tuple[int, float]]:
     points = []
     for tokens in sorted(set(of_phase["tokens"].tolist())):
         here = of_phase.where(tokens=tokens)
-        dense = here.where(pipeline="dense")["measured_seconds"]
-        others = here["measured_seconds"][here["pipeline"] != "dense"]
+        dense = here.where(pipeline="dense")["measured_ms"]
+        others = here["measured_ms"][here["pipeline"] != "dense"]
         if len(dense) and len(others):
             points.append((tokens, float(dense[0] / others.min())))
     return points
@@ -83,6 +84,33 @@ def _tokens_text(tokens: float, _=None) -> str:
         if tokens >= unit and tokens % unit == 0:
             return f"{tokens / unit:g}{suffix}"
     return f"{tokens:g}"
+
+
+@style.styled
+def predicted_over_measured_bars(cost: dict, bench: dict[str, float]):
+    """The roofline's time over the measured one, a bar per measured pipeline and context."""
+    measured = predicted_over_measured(cost, bench)
+    figure = style.new_figure(1.0 + 0.27 * len(measured))
+    axes = figure.subplots()
+    places, ratios = np.arange(len(measured)), measured["predicted_over_measured"]
+    axes.set_xscale("log")
+    axes.barh(places, ratios - 1, 0.6, left=1,
+              color=[style.PAIR[PHASES.index(phase)] for phase in measured["phase"]])
+    for place, ratio in zip(places, ratios):
+        side = 1 if ratio > 1 else -1
+        axes.annotate(f"{ratio:.2f}", (ratio, place), (4 * side, 0), textcoords="offset points",
+                      va="center", ha="left" if side > 0 else "right", fontsize=9)
+    axes.axvline(1, color=style.REFERENCE, linewidth=1.2)
+    axes.set_yticks(places, [f"{phase}, {PIPELINES.get(pipeline, pipeline)}, {_tokens_text(tokens)}"
+                             for phase, pipeline, tokens, *_ in measured.rows()])
+    axes.set_xlim(0.6 * min([1, *ratios]), 1.7 * max([1, *ratios]))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.set_xlabel("predicted over measured time")
+    return figure, measured
 
 
 @style.styled
@@ -107,7 +135,7 @@ def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
             panel.plot(*zip(*points), color=colour, marker="s", label="measured")
         rows += [(phase, "measured", *point) for point in points]
         panel.set_title(f"{phase} speed-up over dense", loc="left")
-        panel.legend(loc="upper left")
+        panel.legend(loc="best")
     for panel in panels:
         panel.set_ylim(0, None)
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))

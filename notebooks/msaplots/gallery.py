@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from .comparison import mass_kept_versus_budget, mass_kept_versus_cost
-from .cost import efficiency_triple, loop_orders, predicted_over_measured, roofline, union_sizes
+from .comparison import comparison_numbers, mass_kept_versus_budget, mass_kept_versus_cost
+from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
+                   predicted_over_measured_bars, roofline, union_sizes)
 from .entropy import entropy_per_layer
 from .fit import FitResults
 from .heat_map import selection_heat_map
@@ -39,6 +41,8 @@ class Section:
     question: str
     reading: tuple[str, ...]
     draw: Callable[[Results, list[int]], Iterator[Picture]]
+    table: Table | None = None  # to be read beside the pictures
+    table_name: str = ""  # of its file
 
 
 def _per_layer(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Picture]]:
@@ -160,6 +164,18 @@ SECTIONS = (
 )
 
 
+def selections_section(whole: Results, results: Results) -> Section:
+    """The heat maps, drawn from another run over more of the queries."""
+    section = next(section for section in SECTIONS if section.key == "selection")
+    layer = results.layers[0]
+    drawn, counted = (len(run.queries(layer).token) for run in (whole, results))
+    return replace(
+        section,
+        reading=(*section.reading, f"These maps show {drawn} queries; the numbers of this page "
+                                   f"are of {counted} of them."),
+        draw=lambda _, layers: section.draw(whole, [n for n in layers if n in whole.layers]))
+
+
 def comparison_section(comparison: Table) -> Section:
     """Of the summary of msa-compare."""
     counted = " or ".join(str(rows) for rows in sorted(set(comparison["rows_counted"].tolist())))
@@ -183,31 +199,39 @@ def comparison_section(comparison: Table) -> Section:
          "unevenly over the queries, as top-p does.",
          f"Averages over {counted} queries in the {comparison['phase'][0]} phase, all of which see "
          "more keys than the largest budget."),
-        pictures)
+        pictures, comparison_numbers(comparison), "comparison")
 
 
-def efficiency_section(cost: dict, bench: dict[str, float]) -> Section:
-    """Of a cost file from sizes, with what was measured beside it."""
+def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = ()) -> Section:
+    """Of a cost file from sizes, with what the benchmark records measured beside it."""
+    measured = predicted_over_measured(cost, bench)
 
     def pictures(*_):
         yield Picture("efficiency", *efficiency_triple(cost, bench))
+        if len(measured):
+            yield Picture("predicted_over_measured", *predicted_over_measured_bars(cost, bench))
         yield Picture("roofline", *roofline(cost))
 
-    measured = predicted_over_measured(cost, bench)
-    found = ("Solid lines were measured: the roofline's time is "
-             + ", ".join(f"{100 * row[-1]:.0f} % of the measured one in {row[0]} {row[1]} at "
-                         f"{row[2]} tokens" for row in measured.rows()) + "."
+    found = (f"Solid lines were measured ({', '.join(Path(path).name for path in records)}), "
+             "prefill on structured selections, in which neighbouring queries share most of their "
+             "blocks; the dashed roofline lets every query read its own, so a measured time may "
+             "beat it."
              if len(measured) else "Nothing has been measured for these sizes yet.")
+    bars = (("The bars and the table hold prediction against measurement: the roofline's time over "
+             "the measured one. Bars to the left of 1 say what a kernel leaves unused; Q-outer's, "
+             "far to the right, how much its neighbouring queries share, which that prediction "
+             "leaves out.",) if len(measured) else ())
     return Section(
         "efficiency",
         "What does it save at length?",
         (f"For {cost['model']}: FLOPs of dense attention over those of MSA, and how much faster "
          f"prefill and decode could run on {cost['hardware']['name']} if every stage ran at the "
          f"roofline. {found}",
+         *bars,
          "The roofline picture says why: Q-outer reads so many keys per FLOP that memory is its "
          "limit, KV-outer less so, index scores and dense attention are bound by arithmetic. "
          "Decode reads what it needs once and is bound by memory in either case."),
-        pictures)
+        pictures, measured if len(measured) else None, "predicted_over_measured")
 
 
 def orders_section(cost: dict) -> Section:

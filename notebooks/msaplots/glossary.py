@@ -21,6 +21,17 @@ GLOSSARY = {
     "rows_counted": "Queries in the averages.",
     "rows_trivial": "Queries that see at most k blocks, keep all of them, and are left out of the "
                     "averages.",
+    "budget": "Tokens that a query may attend to.",
+    "index_MFLOP": "Arithmetic that the selector needs per query to choose.",
+    "attention_MFLOP": "Arithmetic of attention over the chosen tokens per query.",
+    "index_kB": "Bytes that the selector reads per query to choose.",
+    "attention_kB": "Bytes that attention over the chosen tokens reads per query.",
+    "pipeline": "dense: attention over all tokens; q_outer, kv_outer: MSA's stages with sparse "
+                "attention in that loop order; msa: MSA's stages in decode.",
+    "predicted_ms": "The roofline's time of all stages, in milliseconds.",
+    "measured_ms": "Median time of the benchmark record, its stages added up, in milliseconds.",
+    "predicted_over_measured": "The roofline's time over the measured one; 1 is as fast as the "
+                               "chip allows where no two queries share the read of a block.",
     "P_b": "Mass of a block: attention probability summed over its tokens, mean over the query "
            "heads of the group.",
     "oracle": "The k blocks of highest mass P_b, the local block among them (I* in the paper).",

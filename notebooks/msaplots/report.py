@@ -35,19 +35,23 @@ class Shown:
 
 
 def write_report(results: Results, out_dir, layers=None, before: Sequence[Section] = (),
-                 after: Sequence[Section] = ()) -> Path:
+                 after: Sequence[Section] = (), instead: Sequence[Section] = ()) -> Path:
     """Writes every picture (PNG, SVG, CSV), summary.csv and report.html into out_dir; sections of
-    other files stand before and after those of the results."""
+    other files stand before and after those of the results, or instead of the one of their key."""
     layers = results.layers if layers is None else layers
     for layer in layers:
         if layer not in results.layers:
             raise ResultsError(f"{results.path}: no layer {layer}; it has {results.layers}")
     out_dir = Path(out_dir)
-    sections = (*before, *SECTIONS, *after)
+    replaced = {section.key: section for section in instead}
+    sections = (*before, *(replaced.get(section.key, section) for section in SECTIONS), *after)
     shown = {section.key: [_save(picture, out_dir) for picture in section.draw(results, layers)]
              for section in sections}
     summary = summary_table(results, layers)
     summary.to_csv(out_dir / "summary.csv")
+    for section in sections:
+        if section.table is not None:
+            section.table.to_csv(out_dir / f"{section.table_name}.csv")
     page = out_dir / "report.html"
     page.write_text(_render(results, layers, summary, sections, shown), encoding="utf-8")
     return page
@@ -71,13 +75,14 @@ def _render(results: Results, layers, summary: Table, sections, shown) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters.update(number=number, caption=caption,
+    environment.filters.update(number=number, caption=caption, zip=zip,
                                label=lambda name: name.replace("_", " "))
     best = best_practical(summary)
     return environment.get_template("report.html.jinja").render(
         layers=layers, selectors=results.selectors, sections=sections, shown=shown,
         preferred=best[0] if best else results.selectors[0], best=best,
-        oracle_mass=float(np.mean(summary["oracle_mass"])), is_nan=math.isnan, sizes=results.sizes(layers[0]),
+        oracle_mass=float(np.mean(summary["oracle_mass"])), is_nan=math.isnan,
+        sizes=results.sizes(layers[0]),
         top_k=results.top_k(results.selectors[0], layers[0]),
         queries=len(results.queries(layers[0]).token), summary=summary, shares=SHARES,
         definitions=definitions(results), run=_plain_run(results),

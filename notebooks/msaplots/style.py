@@ -16,13 +16,16 @@ from matplotlib.figure import Figure
 
 MAGNITUDE = "viridis"
 MASKED, NO_DATA, REFERENCE = "0.82", "white", "black"
-DENSE, GUIDE = "0.55", "0.35"
+DENSE, OTHERS, GUIDE = "0.55", "0.72", "0.35"
 WIDTH = 5.2  # inches
 
 PAIR = ("tab:blue", "tab:orange")
 _TAB10 = [matplotlib.colormaps["tab10"](i) for i in (0, 1, 2, 3, 4, 6, 8, 9)]
 _MARKERS = "osD^vPX*"
-_KNOWN = ["index", "mean-key", "window", "random", "oracle-logit"]
+_KNOWN = ["index", "mean-key", "window", "random", "quest", "snapkv", "oracle-logit"]
+IN_COLOUR = ("oracle", *_KNOWN[:6])  # where a picture would have too many lines
+_OF_ITS_OWN = {"mean-key": {"linestyle": (0, (3, 1.5)), "marker": "s", "markersize": 8,
+                            "markerfacecolor": "none"}}  # seen where index lies upon it
 
 _RC = {
     "font.family": "DejaVu Sans",
@@ -60,7 +63,29 @@ def selector_style(name: str, among) -> dict:
         return {"color": REFERENCE, "marker": "", "linestyle": "--", "zorder": 3}
     order = _KNOWN + sorted(set(among) - {*_KNOWN, "oracle"})
     place = order.index(name)
-    return {**series_style(place), "linestyle": "-" if place < len(_TAB10) else ":", "zorder": 2}
+    return {**series_style(place), "linestyle": "-" if place < len(_TAB10) else ":", "zorder": 2,
+            **_OF_ITS_OWN.get(name, {})}
+
+
+def label_ends(axes, ends: dict[str, tuple[float, float]], colours: dict[str, object]):
+    """Names the lines that end at `ends` (name -> (x, y)) in a column right of the axes, in the
+    order of their ends and apart enough to be read, each with a thin line to its end."""
+    low, high = axes.get_ylim()
+    gap = 0.065 * (high - low)
+    names = sorted(ends, key=lambda name: ends[name][1])
+    heights = []
+    for name in names:
+        heights.append(max(ends[name][1], heights[-1] + gap if heights else low))
+    ceiling = high
+    for place in reversed(range(len(heights))):
+        heights[place] = min(heights[place], ceiling)
+        ceiling = heights[place] - gap
+    for name, height in zip(names, heights):
+        axes.annotate(name, ends[name], (1.04, (height - low) / (high - low)),
+                      textcoords="axes fraction", va="center", color=colours[name], fontsize=9,
+                      annotation_clip=False,
+                      arrowprops={"arrowstyle": "-", "color": colours[name], "linewidth": 0.6,
+                                  "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3})
 
 
 def styled(draw):

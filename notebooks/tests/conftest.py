@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
+import make_cost
 import pytest
+from make_fit import make_fit
 from make_results import Case, make_results
 
 from msaplots import Results
+from msaplots.__main__ import main
 
 
 def _open(tmp_path_factory, case):
@@ -32,3 +35,15 @@ def sampled_path(tmp_path_factory):
 def sampled(sampled_path):
     with Results(sampled_path) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def full_report(results_path, tmp_path_factory):
+    """The folder of a report of layer 3 with the files of all programs."""
+    out = tmp_path_factory.mktemp("full")
+    files = make_cost.write_all(out / "in")
+    assert main([str(results_path), "--out", str(out), "--layers", "3",
+                 "--selections", str(results_path), "--fit", str(make_fit(out / "in/fit.h5")),
+                 "--cost", files["cost"], "--cost", files["orders"], "--bench", files["bench"],
+                 "--compare", files["compare"]]) == 0
+    return out

@@ -5,11 +5,13 @@ import math
 import make_cost
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from msaplots import (ResultsError, efficiency_triple, loop_orders, mass_kept_versus_budget,
-                      mass_kept_versus_cost, predicted_over_measured, read_bench, read_comparison,
-                      read_cost, roofline, union_sizes)
+from msaplots import (ResultsError, Table, efficiency_triple, loop_orders, mass_kept_versus_budget,
+                      mass_kept_versus_cost, predicted_over_measured, predicted_over_measured_bars,
+                      read_bench, read_comparison, read_cost, roofline, union_sizes)
 from msaplots.comparison import pareto_front
+from msaplots.style import OTHERS, label_ends
 
 
 @pytest.fixture
@@ -87,8 +89,8 @@ def test_mass_against_budget_and_cost(files):
     table = read_comparison(files["compare"])
     assert math.isnan(table["mass_kept"][0])
     figure, drawn = mass_kept_versus_budget(table, 3)
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["oracle", "quest", "random"]  # best first, the reference before all
+    names = [text.get_text() for text in figure.axes[0].texts]
+    assert names == ["random", "quest", "oracle"]  # at the ends of their lines, from below
     np.testing.assert_allclose(lines(figure.axes[0])["quest"],
                                [(128, 0.6 + 0.064), (256, 0.6 + 0.128)])
     assert len(drawn) == 6
@@ -97,6 +99,39 @@ def test_mass_against_budget_and_cost(files):
     np.testing.assert_array_equal(drawn["bytes"], table["index_bytes"] + table["attention_bytes"])
     assert list(drawn["selector"][drawn["on_front"]]) == ["random", "oracle", "oracle", "quest",
                                                           "quest"]
+
+
+def test_many_selectors_are_grey_but_for_a_handful(files):
+    table = read_comparison(files["compare"])
+    renamed = Table(**{**table.columns, "selector": np.where(table["selector"] == "quest", "moba",
+                                                             table["selector"])})
+    figure, drawn = mass_kept_versus_budget(renamed, 3)
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.texts] == ["random", "oracle"]
+    assert [line.get_color() for line in axes.lines if line.get_label() == "others"] == [OTHERS]
+    assert axes.get_title("left") == "grey: 1 other selector"
+    assert "moba" in drawn["selector"]  # the numbers stay
+
+
+def test_names_at_the_ends_are_apart():
+    axes = Figure().subplots()
+    axes.set_ylim(0, 1)
+    ends = {name: (0.5, y) for name, y in zip("abcd", (0.98, 0.97, 0.5, 0.99))}
+    label_ends(axes, ends, dict.fromkeys(ends, "black"))
+    heights = [text.get_position()[1] for text in axes.texts]
+    assert [text.get_text() for text in axes.texts] == list("cbad")
+    assert min(np.diff(heights)) > 0.06 and 0 <= heights[0] and heights[-1] <= 1
+
+
+def test_bars_of_predicted_over_measured_start_at_one(files):
+    cost, bench = read_cost(files["cost"]), read_bench(files["bench"])
+    figure, table = predicted_over_measured_bars(cost, bench)
+    bars = figure.axes[0].patches
+    np.testing.assert_array_equal([bar.get_x() for bar in bars], 1)
+    np.testing.assert_allclose([bar.get_x() + bar.get_width() for bar in bars],
+                               table["predicted_over_measured"])
+    figure, table = predicted_over_measured_bars(cost, {})
+    assert not len(figure.axes[0].patches) and not len(table)
 
 
 def test_pareto_front():

@@ -7,9 +7,11 @@ from html.parser import HTMLParser
 import h5py
 import make_cost
 import pytest
+from make_results import Case, make_results
 
-from msaplots import summary_table
+from msaplots import Results, selection_heat_map, summary_table
 from msaplots.__main__ import main
+from msaplots.gallery import selections_section
 from msaplots.glossary import GLOSSARY
 from msaplots.report import best_practical, number
 
@@ -107,19 +109,36 @@ def test_headline_names_the_best_selector_besides_the_oracle(results):
     assert best_practical(summary.where(selector="oracle")) is None
 
 
-def test_costs_and_comparisons_come_as_sections(results_path, tmp_path):
-    files = make_cost.write_all(tmp_path / "in")
-    assert main([str(results_path), "--out", str(tmp_path), "--cost", files["cost"], "--cost",
-                 files["orders"], "--bench", files["bench"], "--compare", files["compare"],
-                 "--layers", "3"]) == 0
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+def test_costs_and_comparisons_come_as_sections(full_report):
+    page = (full_report / "report.html").read_text(encoding="utf-8")
     sections = [attributes["id"] for tag, attributes in Elements(page).found if tag == "section"]
     assert sections[-3:] == ["comparison", "efficiency", "loop-orders"]
-    for name in ("efficiency", "roofline", "budget_layer3", "pareto_flops_layer3",
+    for name in ("efficiency", "roofline", "predicted_over_measured", "comparison",
+                 "budget_layer3", "pareto_flops_layer3",
                  "pareto_bytes_layer3", "loop_orders_layer3", "unions_layer3"):
-        assert (tmp_path / f"{name}.csv").is_file()
-    assert "50 % of the measured one in prefill dense at 32768 tokens" in page
+        assert (full_report / f"{name}.csv").is_file()
+    assert "Solid lines were measured (bench.json)" in page
+    rows = (full_report / "predicted_over_measured.csv").read_text().splitlines()
+    assert rows[0].endswith(",predicted_over_measured") and len(rows) == 5
+    headers = [attributes["title"] for tag, attributes in Elements(page).found if tag == "th"]
+    assert GLOSSARY["predicted_over_measured"] in headers and GLOSSARY["index_MFLOP"] in headers
     assert "Averages over 40 queries in the prefill phase" in page
+
+
+def test_heat_maps_may_come_from_more_of_the_queries(sampled, tmp_path, full_report):
+    make_results(tmp_path / "whole.h5", Case(lengths=(75, 190), layers=(0,)))
+    with Results(tmp_path / "whole.h5") as whole:
+        section = selections_section(whole, sampled)
+        drawn = list(section.draw(sampled, [0]))
+        _, of_whole = selection_heat_map(whole, "oracle", 0)
+        _, of_sampled = selection_heat_map(sampled, "oracle", 0)
+    assert section.reading[-1] == ("These maps show 265 queries; the numbers of this page are of "
+                                   "53 of them.")
+    assert [picture.name for picture in drawn] == [
+        f"selection_{name}_layer0" for name in ("oracle", "random", "window")]
+    assert list(drawn[0].table.rows()) == list(of_whole.rows()) != list(of_sampled.rows())
+    page = (full_report / "report.html").read_text(encoding="utf-8")
+    assert page.count("These maps show 384 queries") == page.count('<section id="selection">') == 1
 
 
 def test_a_file_of_another_kind_is_an_error(results_path, tmp_path, capsys):

@@ -53,14 +53,11 @@ def test_the_switch_is_marked_where_there_is_one(tmp_path, warmup, marks, missin
     assert missing not in lines_of(figure)
 
 
-def test_report_shows_the_training_of_the_layers_that_were_fitted(results_path, fit_path, tmp_path):
-    out = tmp_path / "report"
-    assert main([str(results_path), "--fit", str(fit_path), "--out", str(out), "--layers",
-                 "3"]) == 0
-    page = (out / "report.html").read_text(encoding="utf-8")
+def test_report_shows_the_training_of_the_layers_that_were_fitted(full_report):
+    page = (full_report / "report.html").read_text(encoding="utf-8")
     assert page.index("How did the Index Branch learn?") < page.index("larger budget")
     assert SPLIT in page
-    assert {path.name for path in out.glob("training*")} == {
+    assert {path.name for path in full_report.glob("training*")} == {
         "training_layer3.png", "training_layer3.svg", "training_layer3.csv"}
 
 
