@@ -120,6 +120,8 @@ public:
                       int64_t bytes) = 0;
     /// Waits until all calls so far are done.
     virtual void finish() = 0;
+    /// What answered the last call, for backends that choose; recorded beside timings.
+    virtual std::string answered_by() const { return std::string(name()); }
 
     template <typename T, int Rank>
     Tensor<T, Rank> make(Shape<Rank> shape) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "gpu/kernels/dense_attention_cudnn.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
 #include "gpu/runtime.h"
@@ -75,7 +76,8 @@ public:
         check(cudaGetDeviceProperties(&properties, device_), "asking for the device's name");
         check(cudaDriverGetVersion(&driver), "asking for the driver's version");
         return text(properties.name, ", ", properties.multiProcessorCount, " SMs, CUDA ",
-                    version(CUDART_VERSION), ", driver for CUDA ", version(driver));
+                    version(CUDART_VERSION), ", driver for CUDA ", version(driver),
+                    cudnn_.version().empty() ? "" : ", ", cudnn_.version());
     }
     Space space() const override { return Space::device; }
 
@@ -109,43 +111,57 @@ public:
         finish();
     }
     void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
+    std::string answered_by() const override { return answered_by_; }
 
 protected:
     // Which kernel answers: the tuned one where there is one that fits, or else the plain one.
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
+        if (p.queries() == 0) return;
+        if (cudnn_.run(call(p), in, to)) return answered(cudnn_.version());
         dense_attention_any(call(p), in, to);
+        answered("dense_attention_any; cuDNN: " + cudnn_.why_not());
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
         index_scores_any(call(p), in, scores);
+        answered("index_scores_any");
     }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
-        if (hopper_ && select_blocks_sm90(call(p), rule, scores, ids)) return;
+        if (hopper_ && select_blocks_sm90(call(p), rule, scores, ids))
+            return answered("select_blocks_sm90");
         select_blocks_any(call(p), rule, scores, ids);
+        answered("select_blocks_any");
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids) override {
-        if (hopper_ && index_select_sm90(call(p), rule, in, ids)) return;
+        if (hopper_ && index_select_sm90(call(p), rule, in, ids))
+            return answered("index_select_sm90");
         index_select_any(call(p), rule, in, ids);
+        answered("index_select_any");
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
-        if (hopper_ && sparse_attention_sm90(call(p), in, ids, to, order)) return;
-        const auto run = order == LoopOrder::kv_outer ? sparse_attention_kv_outer_any
-                                                      : sparse_attention_q_outer_any;
-        run(call(p), in, ids, to);
+        if (hopper_ && sparse_attention_sm90(call(p), in, ids, to, order))
+            return answered("sparse_attention_sm90");
+        const bool kv_outer = order == LoopOrder::kv_outer;
+        (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(call(p), in, ids,
+                                                                                  to);
+        answered(kv_outer ? "sparse_attention_kv_outer_any" : "sparse_attention_q_outer_any");
     }
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
-        if (hopper_ && block_mass_sm90(call(p), q, k, to)) return;
+        if (hopper_ && block_mass_sm90(call(p), q, k, to)) return answered("block_mass_sm90");
         block_mass_any(call(p), q, k, to);
+        answered("block_mass_any");
     }
     void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
                      View<const int32_t, 3> ids, const IndexKlOutput& to, Teacher) override {
         index_kl_any(call(p), in, q, k, ids, to);
+        answered("index_kl_any");
     }
 
 private:
+    void answered(std::string by) { answered_by_ = std::move(by); }
     void use_device() const { check(cudaSetDevice(device_), "choosing the device"); }
 
     Call call(const Problem& p) {
@@ -158,6 +174,8 @@ private:
     std::shared_ptr<Stream> stream_;
     bool hopper_ = false;
     std::unique_ptr<Layout> layout_;  // of the last call
+    DenseAttentionCudnn cudnn_;
+    std::string answered_by_;
 };
 
 }  // namespace

@@ -9,7 +9,9 @@ namespace {
 template <typename T>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     dense_attention_kernel(Heads<T> in, HeadTiling tiling, const QueryRange* tiles,
-                           const KeyRange* visible, Output out, float* lse) {
+                           const KeyRange* visible, Output out, float* lse,
+                           const int32_t* only_if) {
+    if (only_if != nullptr && *only_if == 0) return;
     extern __shared__ float4 shared[];
     const QueryRange queries = tiles[blockIdx.x];
     const auto row_of = [&](int r) {
@@ -25,7 +27,8 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 
 }  // namespace
 
-void dense_attention_any(const Call& call, const AttentionInput& in, const AttentionOutput& to) {
+void dense_attention_any(const Call& call, const AttentionInput& in, const AttentionOutput& to,
+                         const int32_t* only_if) {
     const Problem& p = call.problem;
     const HeadTiling tiling = tile_heads(p.group_size(), p.queries());
     const Tensor<QueryRange, 1> tiles = call.upload(query_tiles(p, tiling.queries));
@@ -34,7 +37,7 @@ void dense_attention_any(const Call& call, const AttentionInput& in, const Atten
     by_element(in.q.element(), [&]<typename T>() {
         launch_attend(call, dense_attention_kernel<T>, grid, tiling.warps(), p.head_dim,
                       main_heads<T>(p, in.q, in.k, in.v), tiling, tiles.data(), call.visible,
-                      output(to.out), to.lse.data());
+                      output(to.out), to.lse.data(), only_if);
     });
     check_launch("dense_attention_any");
 }

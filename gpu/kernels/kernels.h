@@ -12,7 +12,9 @@ namespace msa::cuda {
 /// Was this build made for the current device?
 bool kernels_run_here();
 
-void dense_attention_any(const Call&, const AttentionInput&, const AttentionOutput&);
+/// With `only_if`, which lies on the device, nothing is done where it is 0.
+void dense_attention_any(const Call&, const AttentionInput&, const AttentionOutput&,
+                         const int32_t* only_if = nullptr);
 void index_scores_any(const Call&, const IndexInput&, View<float, 3> scores);
 void select_blocks_any(const Call&, const SelectionRule&, View<const float, 3> scores,
                        View<int32_t, 3> ids);

@@ -73,6 +73,17 @@ protected:
 
     /// bf16 in and out.
     Attention sparse_attention(const Operands& o, LoopOrder order) {
+        return attend(o, [&](const AttentionInput& in, const AttentionOutput& to) {
+            backend_->sparse_attention(problem(), in, backend_->upload(ids_.view()), to, order);
+        });
+    }
+    Attention dense_attention(const Operands& o) {
+        return attend(o, [&](const AttentionInput& in, const AttentionOutput& to) {
+            backend_->dense_attention(problem(), in, to);
+        });
+    }
+    template <typename Call>
+    Attention attend(const Operands& o, Call call) {
         const auto q = upload<bf16>(*backend_, o.q), k = upload<bf16>(*backend_, o.k),
                    v = upload<bf16>(*backend_, o.v);
         Tensor<float, 3> poison(o.q.shape());
@@ -80,8 +91,7 @@ protected:
         Tensor<bf16, 3> out = upload<bf16>(*backend_, poison);
         Tensor<float, 2> lse =
             backend_->make<float, 2>({problem().queries(), problem().query_heads});
-        backend_->sparse_attention(problem(), {q, k, v}, backend_->upload(ids_.view()), {out, lse},
-                                   order);
+        call({q, k, v}, {out, lse});
         const Tensor<bf16, 3> stored = backend_->download(out.view());
         Attention got{Tensor<float, 3>(o.q.shape()), backend_->download(lse.view())};
         for (int64_t i = 0; i < stored.size(); ++i)
@@ -148,6 +158,33 @@ TEST_P(Tuned, SparseAttentionMatchesReferenceInEveryOrder) {
     }
 }
 
+TEST_P(Tuned, DenseAttentionMatchesReference) {
+    const Attention want = reference().dense_attention(problem(), operands_);
+    const Attention got = dense_attention(operands_);
+    EXPECT_TRUE(matches(got, want, bounds_here())) << backend_->answered_by();
+    const Attention again = dense_attention(operands_);
+    EXPECT_TRUE(identical(again.out, got.out)) << backend_->answered_by();
+    EXPECT_TRUE(identical(again.lse, got.lse)) << backend_->answered_by();
+}
+
+TEST_P(Tuned, DenseAttentionIsCudnnsWhereThatFits) {
+    if (backend_->device().find("cuDNN") == std::string::npos)
+        GTEST_SKIP() << "cuDNN is missing here";
+    dense_attention(operands_);
+    // Queries that see nothing, and positions with gaps, are the plain kernel's.
+    const std::string name = GetParam().name;
+    const bool fits = name != "empty_keys" && name != "more_queries_than_keys" && name != "sampled";
+    EXPECT_EQ(backend_->answered_by().starts_with("cuDNN"), fits) << backend_->answered_by();
+}
+
+TEST_P(Tuned, DenseAttentionToNanSpreadsToThoseThatSeeIt) {
+    Operands o = make_operands(GetParam(), Element::bf16);
+    const int64_t key = problem().keys() / 2;
+    o.k(key, 0, 3) = o.v(key, 0, 3) = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_TRUE(
+        matches(dense_attention(o), reference().dense_attention(problem(), o), bounds_here()));
+}
+
 TEST_P(Tuned, IndexSelectFollowsTheScores) {
     const Tensor<float, 3> scores = reference().index_scores(problem(), operands_);
     const Tensor<int32_t, 3> got = index_select(operands_);
@@ -195,6 +232,8 @@ TEST_P(Tuned, UnseenNanChangesNothing) {
     EXPECT_TRUE(identical(block_mass(spoilt), block_mass(operands_)));
     EXPECT_TRUE(matches(sparse_attention(spoilt, LoopOrder::automatic),
                         reference().sparse_attention(problem(), operands_, ids_), bounds_here()));
+    EXPECT_TRUE(matches(dense_attention(spoilt), reference().dense_attention(problem(), operands_),
+                        bounds_here()));
 }
 
 TEST_P(Tuned, NanQueriesGiveNan) {
