@@ -42,7 +42,7 @@ Tensor<float, Rank> fetch(Backend& backend, const Stored<Rank>& from, int64_t fi
 /// One head of the rows [first, first + count) of an operand.
 Tensor<float, 3> fetch_head(Backend& backend, const Stored<3>& from, int64_t first, int64_t count,
                             int64_t head) {
-    constexpr int64_t kPiece = int64_t{1} << 26;  // bytes
+    constexpr int64_t kPiece = int64_t{1} << 24;  // bytes, which malloc keeps
     const int64_t heads = from.shape()[1], width = from.shape()[2];
     const int64_t piece = std::max<int64_t>(1, kPiece / from.row_bytes());
     Tensor<float, 3> values({count, 1, width});

@@ -13,7 +13,7 @@
 namespace msa::experiments {
 namespace {
 
-constexpr int64_t kStaging = int64_t{1} << 26;  // bytes that are made on the host at a time
+constexpr int64_t kStaging = int64_t{1} << 24;  // bytes that are made on the host at a time
 
 /// The streams of random numbers.
 enum class Stream : int64_t { q = 301, k, v, index_q, index_k, scores };
