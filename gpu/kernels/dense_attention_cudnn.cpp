@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <bit>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -29,34 +30,23 @@ struct Span {
     bool operator==(const Span&) const = default;
 };
 
-/// What a plan depends on.
-struct Sizes {
-    std::vector<Span> spans;
-    int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
-    double scale = 0;
-    bool operator==(const Sizes&) const = default;
+/// Sequences of one size at one distance?
+bool is_regular(const std::vector<Span>& spans) {
+    for (size_t s = 1; s < spans.size(); ++s) {
+        const Span &a = spans[s - 1], &b = spans[s];
+        if (a.queries != b.queries || a.keys != b.keys ||
+            b.query - a.query != spans[1].query - spans[0].query ||
+            b.key - a.key != spans[1].key - spans[0].key)
+            return false;
+    }
+    return true;
+}
 
-    /// Sequences of one size at one distance: plain tensors do.
-    bool regular() const {
-        for (size_t s = 1; s < spans.size(); ++s) {
-            const Span &a = spans[s - 1], &b = spans[s];
-            if (a.queries != b.queries || a.keys != b.keys ||
-                b.query - a.query != spans[1].query - spans[0].query ||
-                b.key - a.key != spans[1].key - spans[0].key)
-                return false;
-        }
-        return true;
-    }
-    template <typename Rule>
-    bool all(Rule rule) const {
-        return std::all_of(spans.begin(), spans.end(), rule);
-    }
-    int64_t most(int64_t Span::*count) const {
-        int64_t most = 0;
-        for (const Span& span : spans) most = std::max(most, span.*count);
-        return most;
-    }
-};
+int64_t longest(const std::vector<Span>& spans, int64_t Span::*count) {
+    int64_t most = 0;
+    for (const Span& span : spans) most = std::max(most, span.*count);
+    return most;
+}
 
 /// The sequences that have queries; nothing where a query sees no key or positions have gaps.
 std::vector<Span> spans_of(const Problem& p, const std::vector<KeyRange>& visible) {
@@ -73,127 +63,175 @@ std::vector<Span> spans_of(const Problem& p, const std::vector<KeyRange>& visibl
     return spans;
 }
 
+enum class Mask : uint8_t { none, causal, causal_bottom_right };
+
+/// What a plan depends on. Regular sequences are plain tensors. Others, and pieces of a sequence,
+/// whose keys are more from piece to piece, are ragged: where they are is said at run time, and the
+/// longest is rounded up, so that one plan serves many.
+struct Sizes {
+    bool ragged = false;
+    Mask mask = Mask::none;
+    int64_t sequences = 0, queries = 0, keys = 0;  // of the longest
+    int64_t query_step = 0, key_step = 0;          // rows from sequence to sequence
+    int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
+    double scale = 0;
+    bool operator==(const Sizes&) const = default;
+
+    Sizes(const Problem& p, const std::vector<Span>& spans)
+        : ragged(!is_regular(spans) || !p.query_positions.empty()),
+          sequences(std::ssize(spans)),
+          queries(longest(spans, &Span::queries)),
+          keys(longest(spans, &Span::keys)),
+          query_heads(p.query_heads),
+          kv_heads(p.kv_heads),
+          head_dim(p.head_dim),
+          scale(p.main_scale()) {
+        const auto all = [&](auto rule) { return std::all_of(spans.begin(), spans.end(), rule); };
+        if (all([](const Span& s) { return s.queries == s.keys; }))
+            mask = Mask::causal;
+        else if (!all([](const Span& s) { return s.queries == 1; }))
+            mask = Mask::causal_bottom_right;
+        const auto round_up = [](int64_t count) {
+            return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(count)));
+        };
+        if (ragged) {
+            queries = round_up(queries);
+            keys = round_up(keys);
+        }
+        const bool plain = !ragged && sequences > 1;
+        query_step = plain ? spans[1].query - spans[0].query : queries;
+        key_step = plain ? spans[1].key - spans[0].key : keys;
+    }
+};
+
 /// Names of the graph's tensors.
 enum Id : int64_t { kQ = 1, kK, kV, kOut, kLse, kQueries, kKeys, kQAt, kKvAt, kLseAt };
+
+/// Describes the graph.
+class Builder {
+public:
+    Builder(const Sizes& sizes, fe::graph::Graph& graph) : s_(sizes), graph_(graph) {}
+
+    void describe() {
+        using enum fe::DataType_t;
+        graph_.set_io_data_type(BFLOAT16).set_intermediate_data_type(FLOAT).set_compute_data_type(
+            FLOAT);
+        auto options = fe::graph::SDPA_attributes()
+                           .set_name("dense_attention")
+                           .set_generate_stats(true)
+                           .set_attn_scale(static_cast<float>(s_.scale));
+        Attributes q_at, kv_at, lse_at;
+        if (s_.ragged) {
+            q_at = list(kQAt, "q_at", INT64, s_.sequences + 1);
+            kv_at = list(kKvAt, "kv_at", INT64, s_.sequences + 1);
+            lse_at = list(kLseAt, "lse_at", INT64, s_.sequences + 1);
+            options.set_padding_mask(true)
+                .set_seq_len_q(list(kQueries, "queries", INT32, s_.sequences))
+                .set_seq_len_kv(list(kKeys, "keys", INT32, s_.sequences));
+        }
+        if (s_.mask == Mask::causal) options.set_causal_mask(true);
+        if (s_.mask == Mask::causal_bottom_right) options.set_causal_mask_bottom_right(true);
+
+        const auto queries = [&](Id id, const char* name, int64_t width, const Attributes& at) {
+            return tokens(id, name, s_.queries, s_.query_step, s_.query_heads, width, at);
+        };
+        const auto keys = [&](Id id, const char* name) {
+            return graph_.tensor(
+                tokens(id, name, s_.keys, s_.key_step, s_.kv_heads, s_.head_dim, kv_at));
+        };
+        const auto q = graph_.tensor(queries(kQ, "q", s_.head_dim, q_at));
+        const auto k = keys(kK, "k"), v = keys(kV, "v");
+        const auto [out, lse] = graph_.sdpa(q, k, v, options);
+        *out = queries(kOut, "out", s_.head_dim, q_at);
+        *lse = queries(kLse, "lse", 1, lse_at);
+        out->set_output(true);
+        lse->set_output(true).set_data_type(FLOAT);
+    }
+
+private:
+    using Attributes = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+    /// [sequences, heads, count, width], token axis first in memory.
+    fe::graph::Tensor_attributes tokens(Id id, const char* name, int64_t count, int64_t step,
+                                        int64_t heads, int64_t width, const Attributes& at) const {
+        fe::graph::Tensor_attributes tensor;
+        tensor.set_uid(id)
+            .set_name(name)
+            .set_dim({s_.sequences, heads, count, width})
+            .set_stride({step * heads * width, width, heads * width, 1});
+        if (at) tensor.set_ragged_offset(at);
+        return tensor;
+    }
+    Attributes list(Id id, const char* name, fe::DataType_t type, int64_t count) {
+        return graph_.tensor(fe::graph::Tensor_attributes()
+                                 .set_uid(id)
+                                 .set_name(name)
+                                 .set_dim({count, 1, 1, 1})
+                                 .set_stride({1, 1, 1, 1})
+                                 .set_data_type(type));
+    }
+
+    const Sizes& s_;
+    fe::graph::Graph& graph_;
+};
 
 struct Plan {
     Sizes sizes;
     fe::graph::Graph graph;
     std::string refusal;  // empty: it can be run
     int64_t workspace = 0;
-    // Of sequences of several sizes: how long they are, and where, in elements.
-    Tensor<int32_t, 1> queries, keys;
-    Tensor<int64_t, 1> q_at, kv_at, lse_at;
-    Tensor<KeyRange, 1> hidden;  // keys whose values must be finite
-    int64_t most_hidden = 0;     // of one sequence
-};
 
-class Builder {
-public:
-    Builder(const Call& call, Plan& plan) : call_(call), plan_(plan), sizes_(plan.sizes) {}
+    // The sequences of the last call, on the device.
+    std::vector<Span> spans;
+    Tensor<KeyRange, 1> hidden;              // keys whose values must be finite
+    int64_t most_hidden = 0;                 // of one sequence
+    Tensor<int32_t, 1> queries, keys;        // ragged: how long they are
+    Tensor<int64_t, 1> q_at, kv_at, lse_at;  // ragged: where, in elements; and where the last ends
 
-    void build(cudnnHandle_t handle) {
-        describe();
-        fe::error_t error = plan_.graph.build(handle, {fe::HeurMode_t::A});
-        if (error.is_good()) error = plan_.graph.get_workspace_size(plan_.workspace);
-        if (error.is_bad()) plan_.refusal = error.get_message();
-        std::vector<KeyRange> hidden;
-        for (const Span& span : sizes_.spans) {
-            // Sequences of several sizes share tiles with their neighbours.
-            const int64_t seen = ragged_ ? 0 : span.keys - span.queries + 1;
-            hidden.push_back({span.key + seen, span.keys - seen});
-            plan_.most_hidden = std::max(plan_.most_hidden, hidden.back().count);
+    Plan(const Sizes& of, cudnnHandle_t handle) : sizes(of) {
+        try {
+            Builder(sizes, graph).describe();
+            fe::error_t error = graph.build(handle, {fe::HeurMode_t::A});
+            if (error.is_good()) error = graph.get_workspace_size(workspace);
+            if (error.is_bad()) refusal = error.get_message();
+        } catch (const std::exception& error) {  // the frontend's, of a library it cannot open
+            refusal = error.what();
         }
-        plan_.hidden = call_.upload(hidden);
     }
 
-private:
-    using Attributes = std::shared_ptr<fe::graph::Tensor_attributes>;
-
-    void describe() {
-        using enum fe::DataType_t;
-        const int64_t heads = sizes_.query_heads, width = sizes_.head_dim;
-        plan_.graph.set_io_data_type(BFLOAT16)
-            .set_intermediate_data_type(FLOAT)
-            .set_compute_data_type(FLOAT);
-        auto options = fe::graph::SDPA_attributes()
-                           .set_name("dense_attention")
-                           .set_generate_stats(true)
-                           .set_attn_scale(static_cast<float>(sizes_.scale));
-        if (ragged_) {
-            plan_.queries = call_.upload(each<int32_t>(&Span::queries, 1, 0));
-            plan_.keys = call_.upload(each<int32_t>(&Span::keys, 1, 0));
-            plan_.q_at = call_.upload(each<int64_t>(&Span::query, heads * width, 1));
-            plan_.kv_at = call_.upload(each<int64_t>(&Span::key, sizes_.kv_heads * width, 1));
-            plan_.lse_at = call_.upload(each<int64_t>(&Span::query, heads, 1));
-            q_at_ = list(kQAt, "q_at", INT64, 1);
-            kv_at_ = list(kKvAt, "kv_at", INT64, 1);
-            lse_at_ = list(kLseAt, "lse_at", INT64, 1);
-            options.set_padding_mask(true)
-                .set_seq_len_q(list(kQueries, "queries", INT32, 0))
-                .set_seq_len_kv(list(kKeys, "keys", INT32, 0));
+    void place(const Call& call, std::vector<Span> now) {
+        if (spans == now) return;
+        spans = std::move(now);
+        std::vector<KeyRange> ranges;
+        most_hidden = 0;
+        for (const Span& span : spans) {
+            // Ragged sequences may share tiles with their neighbours.
+            const int64_t seen = sizes.ragged ? 0 : span.keys - span.queries + 1;
+            ranges.push_back({span.key + seen, span.keys - seen});
+            most_hidden = std::max(most_hidden, ranges.back().count);
         }
-        if (sizes_.all([](const Span& s) { return s.queries == s.keys; }))
-            options.set_causal_mask(true);
-        else if (!sizes_.all([](const Span& s) { return s.queries == 1; }))
-            options.set_causal_mask_bottom_right(true);
-
-        const auto q = plan_.graph.tensor(tokens(kQ, "q", &Span::queries, heads, width, q_at_));
-        const auto k =
-            plan_.graph.tensor(tokens(kK, "k", &Span::keys, sizes_.kv_heads, width, kv_at_));
-        const auto v =
-            plan_.graph.tensor(tokens(kV, "v", &Span::keys, sizes_.kv_heads, width, kv_at_));
-        const auto [out, lse] = plan_.graph.sdpa(q, k, v, options);
-        *out = tokens(kOut, "out", &Span::queries, heads, width, q_at_);
-        *lse = tokens(kLse, "lse", &Span::queries, heads, 1, lse_at_);
-        out->set_output(true);
-        lse->set_output(true).set_data_type(FLOAT);
+        hidden = call.upload(ranges);
+        if (!sizes.ragged) return;
+        std::vector<int32_t> query_counts, key_counts;
+        std::vector<int64_t> query_rows, key_rows;
+        for (const Span& span : spans) {
+            query_counts.push_back(static_cast<int32_t>(span.queries));
+            key_counts.push_back(static_cast<int32_t>(span.keys));
+            query_rows.push_back(span.query);
+            key_rows.push_back(span.key);
+        }
+        query_rows.push_back(spans.back().query + spans.back().queries);
+        key_rows.push_back(spans.back().key + spans.back().keys);
+        const auto elements = [&](std::vector<int64_t> rows, int64_t row) {
+            for (int64_t& at : rows) at *= row;
+            return call.upload(rows);
+        };
+        queries = call.upload(query_counts);
+        keys = call.upload(key_counts);
+        q_at = elements(query_rows, sizes.query_heads * sizes.head_dim);
+        kv_at = elements(key_rows, sizes.kv_heads * sizes.head_dim);
+        lse_at = elements(query_rows, sizes.query_heads);
     }
-
-    /// [sequences, heads, tokens, width], token axis first in memory.
-    fe::graph::Tensor_attributes tokens(Id id, const char* name, int64_t Span::*count,
-                                        int64_t heads, int64_t width, const Attributes& at) const {
-        const std::vector<Span>& spans = sizes_.spans;
-        const int64_t most = sizes_.most(count);
-        const auto start = count == &Span::queries ? &Span::query : &Span::key;
-        const int64_t step =
-            ragged_ || spans.size() == 1 ? most : spans[1].*start - spans[0].*start;
-        fe::graph::Tensor_attributes tensor;
-        tensor.set_uid(id)
-            .set_name(name)
-            .set_dim({sequences(), heads, most, width})
-            .set_stride({step * heads * width, width, heads * width, 1});
-        if (at) tensor.set_ragged_offset(at);
-        return tensor;
-    }
-    Attributes list(Id id, const char* name, fe::DataType_t type, int64_t more) {
-        return plan_.graph.tensor(fe::graph::Tensor_attributes()
-                                      .set_uid(id)
-                                      .set_name(name)
-                                      .set_dim({sequences() + more, 1, 1, 1})
-                                      .set_stride({1, 1, 1, 1})
-                                      .set_data_type(type));
-    }
-    /// factor * member of each span; with `ends`, and where the last one ends.
-    template <typename T>
-    std::vector<T> each(int64_t Span::*member, int64_t factor, int ends) const {
-        std::vector<T> values;
-        for (const Span& span : sizes_.spans)
-            values.push_back(static_cast<T>(factor * (span.*member)));
-        const Span& last = sizes_.spans.back();
-        if (ends != 0)
-            values.push_back(
-                static_cast<T>(factor * (member == &Span::query ? last.query + last.queries
-                                                                : last.key + last.keys)));
-        return values;
-    }
-    int64_t sequences() const { return std::ssize(sizes_.spans); }
-
-    const Call& call_;
-    Plan& plan_;
-    const Sizes& sizes_;
-    const bool ragged_ = !sizes_.regular();
-    Attributes q_at_, kv_at_, lse_at_;
 };
 
 /// Why cuDNN cannot answer, whatever the layout; empty: it can.
@@ -235,25 +273,18 @@ struct DenseAttentionCudnn::Library {
     Library(const Library&) = delete;
     Library& operator=(const Library&) = delete;
 
-    Plan& plan_of(const Call& call, Sizes sizes) {
+    Plan& plan_of(const Sizes& sizes) {
         for (const auto& plan : plans)
             if (plan->sizes == sizes) return *plan;
         if (plans.size() == kMostPlans) plans.erase(plans.begin());
-        Plan& plan = *plans.emplace_back(std::make_unique<Plan>());
-        plan.sizes = std::move(sizes);
-        try {
-            Builder(call, plan).build(handle);
-        } catch (const std::exception& error) {  // of the frontend: a library that it cannot open
-            plan.refusal = error.what();
-        }
-        return plan;
+        return *plans.emplace_back(std::make_unique<Plan>(sizes, handle));
     }
 
     void execute(const Call& call, Plan& plan, const AttentionInput& in,
                  const AttentionOutput& to) const {
-        // Sequences of several sizes have their own offsets, from the start.
-        const bool ragged = !plan.sizes.regular();
-        const Span first = ragged ? Span{} : plan.sizes.spans.front();
+        // Ragged sequences have their own offsets, from the start.
+        const bool ragged = plan.sizes.ragged;
+        const Span first = ragged ? Span{} : plan.spans.front();
         std::unordered_map<int64_t, void*> pointers{
             {kQ, row(in.q, first.query)},       {kK, row(in.k, first.key)},
             {kV, row(in.v, first.key)},         {kOut, row(to.out, first.query)},
@@ -292,16 +323,16 @@ bool DenseAttentionCudnn::run(const Call& call, const AttentionInput& in,
     const Problem& p = call.problem;
     why_not_ = misfit(p, in, to);
     if (!why_not_.empty()) return false;
-    Sizes sizes{spans_of(p, call.layout->visible_host()), p.query_heads, p.kv_heads, p.head_dim,
-                p.main_scale()};
-    if (sizes.spans.empty()) {
+    std::vector<Span> spans = spans_of(p, call.layout->visible_host());
+    if (spans.empty()) {
         why_not_ = "it takes queries at consecutive positions that all see a key";
         return false;
     }
     if (!library_) library_ = std::make_unique<Library>();
-    Plan& plan = library_->plan_of(call, std::move(sizes));
+    Plan& plan = library_->plan_of(Sizes(p, spans));
     why_not_ = plan.refusal;
     if (!why_not_.empty()) return false;
+    plan.place(call, std::move(spans));
 
     const auto found = call.scratch<int32_t, 1>({1});
     if (plan.most_hidden > 0)
