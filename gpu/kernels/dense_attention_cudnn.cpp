@@ -22,8 +22,6 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-constexpr size_t kMostPlans = 32;
-
 /// A sequence of a call: consecutive queries on consecutive keys, the last query on the last key.
 struct Span {
     int64_t query = 0, queries = 0, key = 0, keys = 0;
@@ -175,35 +173,17 @@ private:
     fe::graph::Graph& graph_;
 };
 
-struct Plan {
-    Sizes sizes;
-    fe::graph::Graph graph;
-    std::string refusal;  // empty: it can be run
-    int64_t workspace = 0;
-
-    // The sequences of the last call, on the device.
+/// The sequences of a call, on the device.
+struct Placement {
     std::vector<Span> spans;
-    Tensor<KeyRange, 1> hidden;              // keys whose values must be finite
-    int64_t most_hidden = 0;                 // of one sequence
-    Tensor<int32_t, 1> queries, keys;        // ragged: how long they are
-    Tensor<int64_t, 1> q_at, kv_at, lse_at;  // ragged: where, in elements; and where the last ends
+    Tensor<KeyRange, 1> hidden;  // keys whose values must be finite
+    int64_t most_hidden = 0;     // of one sequence
+    // Ragged: how long they are; where, in elements, and where the last one ends.
+    Tensor<int32_t, 1> queries, keys;
+    Tensor<int64_t, 1> q_at, kv_at, lse_at;
 
-    Plan(const Sizes& of, cudnnHandle_t handle) : sizes(of) {
-        try {
-            Builder(sizes, graph).describe();
-            fe::error_t error = graph.build(handle, {fe::HeurMode_t::A});
-            if (error.is_good()) error = graph.get_workspace_size(workspace);
-            if (error.is_bad()) refusal = error.get_message();
-        } catch (const std::exception& error) {  // the frontend's, of a library it cannot open
-            refusal = error.what();
-        }
-    }
-
-    void place(const Call& call, std::vector<Span> now) {
-        if (spans == now) return;
-        spans = std::move(now);
+    Placement(const Call& call, const Sizes& sizes, std::vector<Span> of) : spans(std::move(of)) {
         std::vector<KeyRange> ranges;
-        most_hidden = 0;
         for (const Span& span : spans) {
             // Ragged sequences may share tiles with their neighbours.
             const int64_t seen = sizes.ragged ? 0 : span.keys - span.queries + 1;
@@ -211,7 +191,11 @@ struct Plan {
             most_hidden = std::max(most_hidden, ranges.back().count);
         }
         hidden = call.upload(ranges);
-        if (!sizes.ragged) return;
+        if (sizes.ragged) place_ragged(call, sizes);
+    }
+
+private:
+    void place_ragged(const Call& call, const Sizes& sizes) {
         std::vector<int32_t> query_counts, key_counts;
         std::vector<int64_t> query_rows, key_rows;
         for (const Span& span : spans) {
@@ -231,6 +215,32 @@ struct Plan {
         q_at = elements(query_rows, sizes.query_heads * sizes.head_dim);
         kv_at = elements(key_rows, sizes.kv_heads * sizes.head_dim);
         lse_at = elements(query_rows, sizes.query_heads);
+    }
+};
+
+/// Plans and placements are kept: calls that were captured refer to them.
+struct Plan {
+    Sizes sizes;
+    fe::graph::Graph graph;
+    std::string refusal;  // empty: it can be run
+    int64_t workspace = 0;
+    std::vector<std::unique_ptr<Placement>> placements;
+
+    Plan(const Sizes& of, cudnnHandle_t handle) : sizes(of) {
+        try {
+            Builder(sizes, graph).describe();
+            fe::error_t error = graph.build(handle, {fe::HeurMode_t::A});
+            if (error.is_good()) error = graph.get_workspace_size(workspace);
+            if (error.is_bad()) refusal = error.get_message();
+        } catch (const std::exception& error) {  // the frontend's, of a library it cannot open
+            refusal = error.what();
+        }
+    }
+
+    Placement& place(const Call& call, std::vector<Span> spans) {
+        for (const auto& placement : placements)
+            if (placement->spans == spans) return *placement;
+        return *placements.emplace_back(std::make_unique<Placement>(call, sizes, std::move(spans)));
     }
 };
 
@@ -276,26 +286,25 @@ struct DenseAttentionCudnn::Library {
     Plan& plan_of(const Sizes& sizes) {
         for (const auto& plan : plans)
             if (plan->sizes == sizes) return *plan;
-        if (plans.size() == kMostPlans) plans.erase(plans.begin());
         return *plans.emplace_back(std::make_unique<Plan>(sizes, handle));
     }
 
-    void execute(const Call& call, Plan& plan, const AttentionInput& in,
+    void execute(const Call& call, Plan& plan, Placement& at, const AttentionInput& in,
                  const AttentionOutput& to) const {
         // Ragged sequences have their own offsets, from the start.
         const bool ragged = plan.sizes.ragged;
-        const Span first = ragged ? Span{} : plan.spans.front();
+        const Span first = ragged ? Span{} : at.spans.front();
         std::unordered_map<int64_t, void*> pointers{
             {kQ, row(in.q, first.query)},       {kK, row(in.k, first.key)},
             {kV, row(in.v, first.key)},         {kOut, row(to.out, first.query)},
             {kLse, to.lse[first.query].data()},
         };
         if (ragged)
-            pointers.insert({{kQueries, plan.queries.data()},
-                             {kKeys, plan.keys.data()},
-                             {kQAt, plan.q_at.data()},
-                             {kKvAt, plan.kv_at.data()},
-                             {kLseAt, plan.lse_at.data()}});
+            pointers.insert({{kQueries, at.queries.data()},
+                             {kKeys, at.keys.data()},
+                             {kQAt, at.q_at.data()},
+                             {kKvAt, at.kv_at.data()},
+                             {kLseAt, at.lse_at.data()}});
         auto workspace = call.scratch<char, 1>({plan.workspace});
         if (fe::detail::set_stream(handle, call.stream()) != CUDNN_STATUS_SUCCESS)
             throw SystemError("cuDNN: choosing the stream");
@@ -332,14 +341,12 @@ bool DenseAttentionCudnn::run(const Call& call, const AttentionInput& in,
     Plan& plan = library_->plan_of(Sizes(p, spans));
     why_not_ = plan.refusal;
     if (!why_not_.empty()) return false;
-    plan.place(call, std::move(spans));
-
-    const auto found = call.scratch<int32_t, 1>({1});
-    if (plan.most_hidden > 0)
-        look_for_not_finite(call, in.v, plan.hidden, plan.most_hidden,
-                            const_cast<int32_t*>(found.data()));
-    library_->execute(call, plan, in, to);
-    if (plan.most_hidden > 0) dense_attention_any(call, in, to, found.data());
+    Placement& at = plan.place(call, std::move(spans));
+    auto found = call.scratch<int32_t, 1>({1});
+    if (at.most_hidden > 0)
+        look_for_not_finite(call, in.v, at.hidden, at.most_hidden, found.data());
+    library_->execute(call, plan, at, in, to);
+    if (at.most_hidden > 0) dense_attention_any(call, in, to, found.data());
     return true;
 }
 
