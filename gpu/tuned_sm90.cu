@@ -131,7 +131,7 @@ bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
     const auto splits =
         std::clamp<int64_t>(std::min(ceil_div(wanted, tiles.device.size()),
                                      ceil_div(tiles.host.front().most_visible, kLeastKeys)),
-                            1, 2 * wanted);
+                            1, kMostIndexSplits);
     const auto partial = call.scratch<int64_t, 1>(
         {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * kMostSelected : 0});
     const IndexSelectArgs args{

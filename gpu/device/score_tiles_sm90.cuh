@@ -64,6 +64,15 @@ struct Cursor {
     }
 };
 
+/// Starts fetching the first of the tiles that produce() will copy, as many as the ring holds.
+template <typename Shape, int Stages>
+__device__ void prefetch_ring(const CUtensorMap* keys, int column, int64_t key, int count) {
+    for (int t = 0; t < min(count, Stages); ++t)
+        for (int box = 0; box < Shape::kBoxes; ++box)
+            prefetch_box(keys, column + box * kSwizzle / Shape::kBytes,
+                         static_cast<int>(key) + t * kTileKeys);
+}
+
 /// The producer thread: `count` tiles of the keys from row `key` on, channels from `column` on.
 template <typename Shape, int Stages>
 __device__ void produce(const CUtensorMap* keys, int column, int64_t key, int count, char* tiles,

@@ -55,7 +55,8 @@ template <typename Shape, typename Rows, int BlockSize, int Kept>
 __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     index_select(const __grid_constant__ IndexSelectArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    auto& shared = *reinterpret_cast<Shared<Shape, Rows, Kept>*>(memory);
+    using S = Shared<Shape, Rows, Kept>;
+    auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
     constexpr int kTilesPerMerge = 32 / kBlocksPerTile;
 
@@ -68,10 +69,13 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     };
     const int first_tile = split_start(static_cast<int>(blockIdx.y));
     const int count = split_start(static_cast<int>(blockIdx.y) + 1) - first_tile;
+    const int64_t first_key = tile.key + int64_t{first_tile} * kTileKeys;
 
-    wait_for_previous_kernel();
-    let_next_kernel_start();
-    if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
+    // What does not depend on the kernel before is done while that one ends.
+    if (threadIdx.x == 0) {
+        prefetch_ring<Shape, S::kStages>(&args.index_k, 0, first_key, count);
+        shared.ring.init(Rows::kConsumers);
+    }
     for (int row = threadIdx.x; row < Rows::kRows; row += Rows::kThreads) {
         const RowRule own(args.rule,
                           row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
@@ -81,13 +85,14 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
         for (int i = 0; i < Kept; ++i) shared.list[row][i] = 0;
     }
     __syncthreads();
+    let_next_kernel_start();
+    wait_for_previous_kernel();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == Rows::kConsumers) {
         fewer_registers<24>();
         if (threadIdx.x % kWarpgroup == 0)
-            produce<Shape>(&args.index_k, 0, tile.key + int64_t{first_tile} * kTileKeys, count,
-                           shared.tiles[0], shared.ring);
+            produce<Shape>(&args.index_k, 0, first_key, count, shared.tiles[0], shared.ring);
         return;
     }
     more_registers<Rows::kConsumerRegisters>();
@@ -146,38 +151,58 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     }
 }
 
-/// Merges the lists of the splits: a thread block per row, a part of the keys per warp.
-constexpr int kMergeWarps = 16;
+/// Merges the lists of the splits: a warp per row. The k-th best of the lanes' best first keys
+/// bounds the k-th best key from below, so most lists are never read.
+constexpr int kMergeRows = 4;
 template <int Kept>
-__global__ void __launch_bounds__(kMergeWarps* kWarp)
+__global__ void __launch_bounds__(kMergeRows* kWarp)
     merge_splits(const __grid_constant__ IndexSelectArgs args) {
-    __shared__ uint64_t best[kMergeWarps][Kept];
-    wait_for_previous_kernel();
-    const int64_t row = blockIdx.x;
-    const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
-    const uint64_t* const keys = args.partial + row * args.splits * Kept;
+    constexpr int kHeads = kMostIndexSplits / kWarp;  // first keys of lists, per lane
+    constexpr int kListsAtOnce = kWarp / Kept, kLoads = 8;
+    __shared__ int16_t chosen[kMergeRows][kMostIndexSplits];
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
+    const int64_t row = int64_t{blockIdx.x} * kMergeRows + warp;
+    let_next_kernel_start();
+    if (row >= args.queries * args.groups) return;
+    const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
+    const uint64_t* const lists = args.partial + row * args.splits * Kept;
     WarpTopK list;
-    auto merge = [&](const uint64_t* from, int count, int first, int step) {
-        constexpr int kAhead = 4;  // loads in flight
-        for (int i = first; i < count && own.kept > 0; i += kAhead * step) {
-            uint64_t key[kAhead];
+    wait_for_previous_kernel();
+    if (own.kept > 0) {
+        uint64_t head[kHeads], best = 0;
 #pragma unroll
-            for (int n = 0; n < kAhead; ++n) {
-                const int at = i + n * step + lane;
-                key[n] = at < count ? from[at] : 0;
+        for (int n = 0; n < kHeads; ++n) {
+            const int at = n * kWarp + lane;
+            head[n] = at < args.splits ? __ldcg(lists + int64_t{at} * Kept) : 0;
+        }
+#pragma unroll
+        for (int n = 0; n < kHeads; ++n) best = max(best, head[n]);
+        best = sort_descending(best);
+        const uint64_t least = max(uint64_t{1}, __shfl_sync(kAllLanes, best, own.kept - 1));
+        int count = 0;
+#pragma unroll
+        for (int n = 0; n < kHeads; ++n) {
+            const uint32_t reach = __ballot_sync(kAllLanes, head[n] >= least);
+            if (head[n] >= least)
+                chosen[warp][count + __popc(reach & ((1U << lane) - 1))] =
+                    static_cast<int16_t>(n * kWarp + lane);
+            count += __popc(reach);
+        }
+        __syncwarp();
+        for (int first = 0; first < count; first += kLoads * kListsAtOnce) {
+            uint64_t key[kLoads];
+#pragma unroll
+            for (int n = 0; n < kLoads; ++n) {
+                const int at = first + n * kListsAtOnce + lane / Kept;
+                key[n] = at < count ? __ldcg(lists + chosen[warp][at] * Kept + lane % Kept) : 0;
             }
 #pragma unroll
-            for (int n = 0; n < kAhead; ++n)
-                list.offer(key[n], __ballot_sync(kAllLanes, key[n] > list.threshold(own.kept)));
+            for (int n = 0; n < kLoads; ++n)
+                list.offer(key[n],
+                           __ballot_sync(kAllLanes, key[n] >= least &&
+                                                        key[n] > list.threshold(own.kept)));
         }
-    };
-    merge(keys, args.splits * Kept, warp * kWarp, kMergeWarps * kWarp);
-    if (lane < Kept) best[warp][lane] = list.key;
-    __syncthreads();
-    if (warp != 0) return;
-    list.key = 0;
-    merge(best[0], kMergeWarps * Kept, 0, kWarp);
+    }
     write_ids(list, args.rule.top_k, own.visible, args.rule.forced_first, args.rule.forced_local,
               args.ids + row * args.rule.top_k);
 }
@@ -192,8 +217,9 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
     error = launch_early(kernel, grid, Rows::kThreads, kBytes, stream, args);
     if (args.splits == 1 || error != cudaSuccess) return error;
-    return launch_early(merge_splits<Kept>, static_cast<unsigned>(args.queries * args.groups),
-                        kMergeWarps * kWarp, 0, stream, args);
+    const int64_t rows = args.queries * args.groups;
+    return launch_early(merge_splits<Kept>, static_cast<unsigned>(ceil_div(rows, kMergeRows)),
+                        kMergeRows * kWarp, 0, stream, args);
 }
 
 template <typename Shape, typename Rows>

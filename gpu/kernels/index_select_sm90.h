@@ -14,6 +14,7 @@ namespace msa::cuda {
 constexpr int kIndexTileRows = 256;  // (query, head) rows of a tile
 constexpr int kIndexTileKeys = 128;
 constexpr int kIndexFewRows = 64;  // where few queries share their keys: decode
+constexpr int kMostIndexSplits = 512;
 
 struct IndexSelectArgs {
     const void* index_q;     // [Nq, Hkv, didx]
@@ -29,7 +30,7 @@ struct IndexSelectArgs {
     int block_size;           // 64 or 128
     float scale;              // above 0
     DeviceRule rule;          // top_k <= 32
-    int splits;               // parts of the key axis, so that few queries fill the chip
+    int splits;               // parts of the key axis, so that few queries fill the chip; <= 512
     uint64_t* partial;        // [Nq, Hkv, splits, 16 or 32], where splits > 1
     int32_t* ids;             // [Nq, Hkv, k]
 };

@@ -113,6 +113,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
         for (int s = 0; s < kStages; ++s) shared.k_full[s].init(1), shared.v_full[s].init(1);
         fence_barriers();
     }
+    let_next_kernel_start();
     wait_for_previous_kernel();  // the operands may come from it
     const int64_t first_row = query * args.query_heads + group * heads + first_head;
     const auto* const q = static_cast<const uint32_t*>(args.q) + first_row * (Dim / 2);
