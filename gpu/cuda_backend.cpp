@@ -60,6 +60,7 @@ public:
     explicit CudaBackend(int device) : device_(device) {
         hopper_ = require_device(device) == kHopper;
         stream_ = std::make_shared<Stream>();
+        scratch_ = std::make_shared<Scratch>(stream_);
         // Freed memory stays with us, so that scratch memory costs nothing from the second call.
         cudaMemPool_t pool = nullptr;
         check(cudaDeviceGetDefaultMemPool(&pool, device), "asking for the memory pool");
@@ -109,6 +110,37 @@ public:
         finish();
     }
     void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
+    std::function<void()> capture(const std::function<void()>& calls) override {
+        use_device();
+        calls();  // loads the kernels and prepares the layout, which a graph cannot
+        finish();
+        check(cudaStreamBeginCapture(stream_->get(), cudaStreamCaptureModeThreadLocal),
+              "capturing calls");
+        const auto end = [&] {
+            cudaGraph_t graph = nullptr;
+            const cudaError_t status = cudaStreamEndCapture(stream_->get(), &graph);
+            return std::pair(std::shared_ptr<CUgraph_st>(graph, cudaGraphDestroy), status);
+        };
+        try {
+            calls();
+        } catch (...) {
+            end();
+            cudaGetLastError();
+            throw;
+        }
+        const auto [graph, status] = end();
+        check(status, "capturing calls");
+        cudaGraphExec_t made = nullptr;
+        check(cudaGraphInstantiate(&made, graph.get(), 0), "making a graph");
+        const std::shared_ptr<CUgraphExec_st> run(made, [device = device_](cudaGraphExec_t old) {
+            cudaGraphExecDestroy(old);
+            cudaDeviceGraphMemTrim(device);
+        });
+        return [run, device = device_, stream = stream_, memory = scratch_, layout = layout_] {
+            check(cudaSetDevice(device), "choosing the device");
+            check(cudaGraphLaunch(run.get(), stream->get()), "launching a graph");
+        };
+    }
 
 protected:
     // Which kernel answers: the tuned one where there is one that fits, or else the plain one.
@@ -150,14 +182,16 @@ private:
 
     Call call(const Problem& p) {
         use_device();
-        if (!layout_ || !layout_->fits(p)) layout_ = std::make_unique<Layout>(p, stream_);
-        return {p, stream_, layout_->visible(), layout_.get()};
+        if (!layout_ || !layout_->fits(p)) layout_ = std::make_shared<Layout>(p, stream_);
+        scratch_->begin_call();
+        return {p, stream_, scratch_.get(), layout_->visible(), layout_.get()};
     }
 
     int device_;
     std::shared_ptr<Stream> stream_;
+    std::shared_ptr<Scratch> scratch_;
     bool hopper_ = false;
-    std::unique_ptr<Layout> layout_;  // of the last call
+    std::shared_ptr<const Layout> layout_;  // of the last call
 };
 
 }  // namespace

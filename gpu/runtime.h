@@ -36,9 +36,13 @@ private:
 /// MemoryError with the bytes asked, free and in all when there is not enough.
 std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes);
 
+/// Throws UnsupportedError while the stream's calls are captured: a graph would keep the address.
+void require_host_copies(const Stream&);
+
 /// A copy of host data in device memory.
 template <typename T>
 Tensor<T, 1> upload(const std::shared_ptr<Stream>& stream, const std::vector<T>& host) {
+    require_host_copies(*stream);
     const auto count = static_cast<int64_t>(host.size());
     Tensor<T, 1> here({count}, allocate(stream, count * int64_t{sizeof(T)}), Space::device);
     check(cudaMemcpyAsync(here.data(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice,
@@ -47,12 +51,30 @@ Tensor<T, 1> upload(const std::shared_ptr<Stream>& stream, const std::vector<T>&
     return here;
 }
 
+/// Scratch memory of calls that run one after the other on a stream. A block of it is kept, so that
+/// small calls in a row allocate nothing.
+class Scratch {
+public:
+    explicit Scratch(std::shared_ptr<Stream>);
+
+    /// All that was taken so far may be used anew.
+    void begin_call() { used_ = 0; }
+    /// Device memory, not initialised, for the current call.
+    std::shared_ptr<void> take(int64_t bytes);
+
+private:
+    std::shared_ptr<Stream> stream_;
+    std::shared_ptr<void> kept_;
+    int64_t used_ = 0;
+};
+
 class Layout;
 
 /// One call of an operation: what a kernel's launcher is given beside the operands.
 struct Call {
     const Problem& problem;
     std::shared_ptr<Stream> owner;
+    Scratch* memory;
     const KeyRange* visible;  // [Nq] on the device: visible_keys(problem)
     const Layout* layout;     // of the whole problem; absent for a piece of it
 
@@ -60,7 +82,7 @@ struct Call {
     /// Scratch memory, not initialised, for this call.
     template <typename T, int Rank>
     Tensor<T, Rank> scratch(Shape<Rank> shape) const {
-        return {shape, allocate(owner, element_count(shape) * int64_t{sizeof(T)}), Space::device};
+        return {shape, memory->take(element_count(shape) * int64_t{sizeof(T)}), Space::device};
     }
     /// A copy of host data for this call.
     template <typename T>

@@ -197,10 +197,10 @@ __global__ void __launch_bounds__(kMergeRows* kWarp)
                 key[n] = at < count ? __ldcg(lists + chosen[warp][at] * Kept + lane % Kept) : 0;
             }
 #pragma unroll
-            for (int n = 0; n < kLoads; ++n)
-                list.offer(key[n],
-                           __ballot_sync(kAllLanes, key[n] >= least &&
-                                                        key[n] > list.threshold(own.kept)));
+            for (int n = 0; n < kLoads; ++n) {
+                const uint64_t above = max(list.threshold(own.kept), least - 1);
+                list.offer(key[n], __ballot_sync(kAllLanes, key[n] > above));
+            }
         }
     }
     write_ids(list, args.rule.top_k, own.visible, args.rule.forced_first, args.rule.forced_local,
