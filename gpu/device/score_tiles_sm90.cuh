@@ -64,21 +64,25 @@ struct Cursor {
     }
 };
 
-/// Starts fetching the first of the tiles that produce() will copy, as many as the ring holds.
-template <typename Shape, int Stages>
-__device__ void prefetch_ring(const CUtensorMap* keys, int column, int64_t key, int count) {
-    for (int t = 0; t < min(count, Stages); ++t)
+/// Starts fetching the tiles [first, last) of those that produce() copies to L2.
+template <typename Shape>
+__device__ void prefetch_tiles(const CUtensorMap* keys, int column, int64_t key, int first,
+                               int last) {
+    for (int t = first; t < last; ++t)
         for (int box = 0; box < Shape::kBoxes; ++box)
             prefetch_box(keys, column + box * kSwizzle / Shape::kBytes,
                          static_cast<int>(key) + t * kTileKeys);
 }
 
-/// The producer thread: `count` tiles of the keys from row `key` on, channels from `column` on.
-template <typename Shape, int Stages>
+/// The producer thread: `count` tiles of the keys from row `key` on, channels from `column` on. The
+/// first `Ahead` tiles have been prefetched; it keeps that far ahead.
+template <typename Shape, int Ahead = 0, int Stages>
 __device__ void produce(const CUtensorMap* keys, int column, int64_t key, int count, char* tiles,
                         Ring<Stages>& ring) {
     Cursor<Stages> at;
     for (int t = 0; t < count; ++t, at.advance()) {
+        if (Ahead > 0)
+            prefetch_tiles<Shape>(keys, column, key, t + Ahead, min(t + Ahead + 1, count));
         Barrier& full = ring.full[at.stage];
         ring.empty[at.stage].wait(at.parity ^ 1);
         full.expect(Shape::kTileBytes);
@@ -103,11 +107,13 @@ template <typename Shape>
 struct RowOperand {
     uint32_t word[4 * Shape::kSteps];
 
-    __device__ void load(const char* base, int64_t query_bytes, int heads, int rows, int row) {
+    /// `row`: those of this thread.
+    __device__ void load(const char* base, int64_t query_bytes, int heads, int rows,
+                         const int (&row)[2]) {
         const int quad = threadIdx.x % 4;
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            const int r = row + 8 * side;
+            const int r = row[side];
             const char* const from =
                 base + r / heads * query_bytes + r % heads * int64_t{Shape::kRowBytes} + 4 * quad;
 #pragma unroll

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Tiled kernels multiply masked probabilities, 0, with values that their query must not take in; one
-// that is not finite makes NaN of the output. Such rows are marked, rare, and computed once more.
+// Tiled kernels multiply masked probabilities, 0, with values that their query must not take in;
+// one that is not finite makes NaN of the output. Such rows are marked, rare, and computed once
+// more.
 #include "gpu/device/support.cuh"
 #include "gpu/kernels/kernels.h"
 
