@@ -158,12 +158,12 @@ protected:
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids) override {
-        if (hopper_ && index_select_sm90(call(p), rule, in, ids)) return;
+        if (hopper_ && index_select_sm90(call(p, Written(ids)), rule, in, ids)) return;
         index_select_any(call(p), rule, in, ids);
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
-        if (hopper_ && sparse_attention_sm90(call(p), in, ids, to, order)) return;
+        if (hopper_ && sparse_attention_sm90(call(p, Written(to.out, to.lse)), in, ids, to, order)) return;
         const auto run = order == LoopOrder::kv_outer ? sparse_attention_kv_outer_any
                                                       : sparse_attention_q_outer_any;
         run(call(p), in, ids, to);
@@ -180,11 +180,13 @@ protected:
 private:
     void use_device() const { check(cudaSetDevice(device_), "choosing the device"); }
 
-    Call call(const Problem& p) {
+    /// `writes`: by the kernels of this call that let the next one start before they are done.
+    Call call(const Problem& p, Written writes = Written()) {
         use_device();
         if (!layout_ || !layout_->fits(p)) layout_ = std::make_shared<Layout>(p, stream_);
         scratch_->begin_call();
-        return {p, stream_, scratch_.get(), layout_->visible(), layout_.get()};
+        ahead_ = std::exchange(writes_, std::move(writes));
+        return {p, stream_, scratch_.get(), layout_->visible(), layout_.get(), ahead_};
     }
 
     int device_;
@@ -192,6 +194,7 @@ private:
     std::shared_ptr<Scratch> scratch_;
     bool hopper_ = false;
     std::shared_ptr<const Layout> layout_;  // of the last call
+    Written writes_, ahead_;                // of the last call and the one before
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -68,6 +69,36 @@ private:
     int64_t used_ = 0;
 };
 
+/// Memory that a call writes. A kernel may start before the call ahead of it is done.
+class Written {
+public:
+    template <typename... Views>
+    explicit Written(const Views&... views) : ranges_{range_of(views)...} {}
+
+    template <typename View>
+    bool writes(const View& view) const {
+        const Range r = range_of(view);
+        return std::any_of(ranges_.begin(), ranges_.end(), [&](const Range& written) {
+            return written.begin < r.end && r.begin < written.end;
+        });
+    }
+
+private:
+    struct Range {
+        const void *begin, *end;
+    };
+    template <typename T, int Rank>
+    static Range range_of(const View<T, Rank>& view) {
+        return {view.data(), view.data() + view.size()};
+    }
+    template <typename Void, int Rank>
+    static Range range_of(const AnyView<Void, Rank>& view) {
+        const auto* const begin = static_cast<const char*>(view.data());
+        return {begin, begin + element_count(view.shape()) * element_bytes(view.element())};
+    }
+    std::vector<Range> ranges_;
+};
+
 class Layout;
 
 /// One call of an operation: what a kernel's launcher is given beside the operands.
@@ -77,6 +108,7 @@ struct Call {
     Scratch* memory;
     const KeyRange* visible;  // [Nq] on the device: visible_keys(problem)
     const Layout* layout;     // of the whole problem; absent for a piece of it
+    const Written& ahead;     // by the call before
 
     cudaStream_t stream() const { return owner->get(); }
     /// Scratch memory, not initialised, for this call.

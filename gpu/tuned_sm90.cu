@@ -77,10 +77,11 @@ bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
                                      ceil_div(tiles.host.front().most_visible, kLeastKeys)),
                             1, kMostIndexSplits);
     const auto partial = call.scratch<int64_t, 1>(
-        {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * kMostSelected : 0});
+        {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * (kMostSelected + 1) : 0});
     const IndexSelectArgs args{
         in.index_q.data(),
         tensor_map(in.index_k.data(), element, p.keys(), p.index_dim, kIndexTileKeys),
+        !call.ahead.writes(in.index_k),
         narrow(element_bytes(element)),
         narrow(p.index_dim),
         tiles.device.data(),

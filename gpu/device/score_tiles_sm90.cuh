@@ -64,25 +64,12 @@ struct Cursor {
     }
 };
 
-/// Starts fetching the tiles [first, last) of those that produce() copies to L2.
-template <typename Shape>
-__device__ void prefetch_tiles(const CUtensorMap* keys, int column, int64_t key, int first,
-                               int last) {
-    for (int t = first; t < last; ++t)
-        for (int box = 0; box < Shape::kBoxes; ++box)
-            prefetch_box(keys, column + box * kSwizzle / Shape::kBytes,
-                         static_cast<int>(key) + t * kTileKeys);
-}
-
-/// The producer thread: `count` tiles of the keys from row `key` on, channels from `column` on. The
-/// first `Ahead` tiles have been prefetched; it keeps that far ahead.
-template <typename Shape, int Ahead = 0, int Stages>
+/// The producer thread: `count` tiles of the keys from row `key` on, channels from `column` on.
+template <typename Shape, int Stages>
 __device__ void produce(const CUtensorMap* keys, int column, int64_t key, int count, char* tiles,
                         Ring<Stages>& ring) {
     Cursor<Stages> at;
     for (int t = 0; t < count; ++t, at.advance()) {
-        if (Ahead > 0)
-            prefetch_tiles<Shape>(keys, column, key, t + Ahead, min(t + Ahead + 1, count));
         Barrier& full = ring.full[at.stage];
         ring.empty[at.stage].wait(at.parity ^ 1);
         full.expect(Shape::kTileBytes);

@@ -100,13 +100,6 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, int column, in
         : "memory");
 }
 
-/// Starts fetching the same box to L2. Harmless before the data are final: L2 sees later writes.
-__device__ inline void prefetch_box(const CUtensorMap* map, int column, int row) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map),
-                 "r"(column), "r"(row)
-                 : "memory");
-}
-
 /// How long L2 should keep what a bulk copy reads.
 enum class Keep : uint64_t { normal = 0x1000000000000000, longest = 0x14F0000000000000 };
 

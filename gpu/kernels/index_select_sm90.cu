@@ -12,12 +12,16 @@ namespace {
 using namespace sm90;
 static_assert(kIndexTileRows == ManyRows::kRows && kIndexFewRows == FewRows::kRows);
 
+#ifndef RING_KB
+#define RING_KB 64
+#define REHEARSED 1
+#endif
+constexpr int kFewRingBytes = RING_KB << 10;
+
 template <typename Shape, typename Rows, int Kept>
 struct Shared {
-    static constexpr int kRingBytes = Rows::kConsumers == 2 ? 131072 : 65536;
+    static constexpr int kRingBytes = Rows::kConsumers == 2 ? 131072 : kFewRingBytes;
     static constexpr int kStages = kRingBytes / Shape::kTileBytes;
-    /// Tiles on their way to L2. Where rows are many, thread blocks share keys: no need.
-    static constexpr int kAhead = Rows::kConsumers == 2 ? 0 : 98304 / Shape::kTileBytes;
     char tiles[kStages][Shape::kTileBytes];
     RowBuffer<Rows> scores;
     uint64_t list[Rows::kRows][Kept];  // best first
@@ -42,6 +46,15 @@ struct RowRule {
         const int first = min(rule.forced_first, visible);
         kept = rule.top_k - first - min(rule.forced_local, visible - first);
     }
+};
+
+/// The lists of one row that the splits made, and the first key of each once more.
+template <int Kept>
+struct SplitLists {
+    uint64_t *heads, *lists;
+    __device__ SplitLists(const IndexSelectArgs& args, int64_t row)
+        : heads(args.partial + row * args.splits * (Kept + 1)), lists(heads + args.splits) {}
+    __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
 };
 
 /// Merges columns [0, count) of the buffer, blocks from `block` on, into the warp's row at `place`.
@@ -80,11 +93,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     const int count = split_start(static_cast<int>(blockIdx.y) + 1) - first_tile;
     const int64_t first_key = tile.key + int64_t{first_tile} * kTileKeys;
 
-    // What does not depend on the kernel before is done while that one ends.
-    if (threadIdx.x == 0) {
-        prefetch_tiles<Shape>(&args.index_k, 0, first_key, 0, min(S::kAhead, count));
-        shared.ring.init(Rows::kConsumers);
-    }
+    if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
     for (int place = threadIdx.x; place < Rows::kRows; place += Rows::kThreads) {
         const int row = row_at<Rows>(place);
         const RowRule own(args.rule,
@@ -95,17 +104,18 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
         for (int i = 0; i < Kept; ++i) shared.list[place][i] = 0;
     }
     __syncthreads();
-    let_next_kernel_start();
-    wait_for_previous_kernel();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == Rows::kConsumers) {
         fewer_registers<24>();
-        if (threadIdx.x % kWarpgroup == 0)
-            produce<Shape, S::kAhead>(&args.index_k, 0, first_key, count, shared.tiles[0],
-                                      shared.ring);
+        if (threadIdx.x % kWarpgroup == 0) {
+            if (!args.keys_settled) wait_for_previous_kernel();
+            produce<Shape>(&args.index_k, 0, first_key, count, shared.tiles[0], shared.ring);
+        }
         return;
     }
+    wait_for_previous_kernel();
+    let_next_kernel_start();
     more_registers<Rows::kConsumerRegisters>();
     RowOperand<Shape> operand[Rows::kHalves];
     const int64_t query_bytes = int64_t{args.groups} * Shape::kRowBytes;
@@ -154,8 +164,9 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
             const int64_t out_row = tile.query * args.groups + row;
             const WarpTopK list{lane < Kept ? shared.list[place][lane] : 0};
             if (args.splits > 1) {
-                if (lane < Kept)
-                    args.partial[(out_row * args.splits + blockIdx.y) * Kept + lane] = list.key;
+                const SplitLists<Kept> to(args, out_row);
+                if (lane < Kept) to.list(blockIdx.y)[lane] = list.key;
+                if (lane == 0) to.heads[blockIdx.y] = list.key;
                 continue;
             }
             const int visible = shared.limit[place] + args.rule.forced_local;
@@ -181,21 +192,21 @@ __global__ void __launch_bounds__(kMergeRows* kWarp)
     let_next_kernel_start();
     if (row >= args.queries * args.groups) return;
     const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
-    const uint64_t* const lists = args.partial + row * args.splits * Kept;
+    const SplitLists<Kept> from(args, row);
 
     // The keys that the kernel before streamed have driven these instructions out of L2. A
     // rehearsal on no lists brings them back while that kernel ends.
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
         const bool live = pass == 1;
-        const int splits = live ? args.splits : 0;
+        const int splits = live ? args.splits : REHEARSED;
         if (live) wait_for_previous_kernel();
         WarpTopK list;
         uint64_t head[kHeads], best = 0;
 #pragma unroll
         for (int n = 0; n < kHeads; ++n) {
             const int at = n * kWarp + lane;
-            head[n] = at < splits ? __ldcg(lists + int64_t{at} * Kept) : 0;
+            head[n] = at < splits ? __ldcg(from.heads + at) : 0;
             best = max(best, head[n]);
         }
         const int above = max(0, own.kept - 1);  // how many lanes' best are better
@@ -221,7 +232,7 @@ __global__ void __launch_bounds__(kMergeRows* kWarp)
 #pragma unroll
             for (int n = 0; n < kLoads; ++n) {
                 const int at = first + n * kListsAtOnce + lane / Kept;
-                key[n] = at < count ? __ldcg(lists + chosen[warp][at] * Kept + lane % Kept) : 0;
+                key[n] = at < count ? __ldcg(from.list(chosen[warp][at]) + lane % Kept) : 0;
             }
             const uint64_t bound = max(list.threshold(max(own.kept, 1)), least - 1);
             int found = 0;

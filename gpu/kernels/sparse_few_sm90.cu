@@ -118,7 +118,6 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
         for (int s = 0; s < kStages; ++s) shared.k_full[s].init(1), shared.v_full[s].init(1);
         fence_barriers();
     }
-    let_next_kernel_start();
     const int64_t first_row = query * args.query_heads + group * heads + first_head;
     const auto* const q = static_cast<const uint32_t*>(args.q) + first_row * (Dim / 2);
     const int32_t* const ids = args.ids + row * args.top_k;
@@ -132,10 +131,14 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
         const bool live = pass == 1;
-        if (live) wait_for_previous_kernel();
+        if (live) {
+            wait_for_previous_kernel();
+            let_next_kernel_start();
+        }
         auto id_of = [&](int n) {
             const int slot = rank + n * kCluster;
-            return live && slot < args.top_k ? __ldcg(ids + slot) : -1;
+            const int32_t id = slot < args.top_k ? __ldcg(ids + slot) : -1;
+            return live ? id : -1;
         };
         auto fetch = [&](int n, int id) {
             if (threadIdx.x != 0 || id < 0) return;
