@@ -61,6 +61,7 @@ public:
     explicit CudaBackend(int device) : device_(device) {
         hopper_ = require_device(device) == kHopper;
         stream_ = std::make_shared<Stream>();
+        scratch_ = std::make_shared<Scratch>(stream_);
         // Freed memory stays with us, so that scratch memory costs nothing from the second call.
         cudaMemPool_t pool = nullptr;
         check(cudaDeviceGetDefaultMemPool(&pool, device), "asking for the memory pool");
@@ -112,6 +113,37 @@ public:
     }
     void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
     std::string answered_by() const override { return answered_by_; }
+    std::function<void()> capture(const std::function<void()>& calls) override {
+        use_device();
+        calls();  // loads the kernels and prepares the layout, which a graph cannot
+        finish();
+        check(cudaStreamBeginCapture(stream_->get(), cudaStreamCaptureModeThreadLocal),
+              "capturing calls");
+        const auto end = [&] {
+            cudaGraph_t graph = nullptr;
+            const cudaError_t status = cudaStreamEndCapture(stream_->get(), &graph);
+            return std::pair(std::shared_ptr<CUgraph_st>(graph, cudaGraphDestroy), status);
+        };
+        try {
+            calls();
+        } catch (...) {
+            end();
+            cudaGetLastError();
+            throw;
+        }
+        const auto [graph, status] = end();
+        check(status, "capturing calls");
+        cudaGraphExec_t made = nullptr;
+        check(cudaGraphInstantiate(&made, graph.get(), 0), "making a graph");
+        const std::shared_ptr<CUgraphExec_st> run(made, [device = device_](cudaGraphExec_t old) {
+            cudaGraphExecDestroy(old);
+            cudaDeviceGraphMemTrim(device);
+        });
+        return [run, device = device_, stream = stream_, memory = scratch_, layout = layout_] {
+            check(cudaSetDevice(device), "choosing the device");
+            check(cudaGraphLaunch(run.get(), stream->get()), "launching a graph");
+        };
+    }
 
 protected:
     // Which kernel answers: the tuned one where there is one that fits, or else the plain one.
@@ -135,14 +167,14 @@ protected:
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids) override {
-        if (hopper_ && index_select_sm90(call(p), rule, in, ids))
+        if (hopper_ && index_select_sm90(call(p, Written(ids)), rule, in, ids))
             return answered("index_select_sm90");
         index_select_any(call(p), rule, in, ids);
         answered("index_select_any");
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
-        if (hopper_ && sparse_attention_sm90(call(p), in, ids, to, order))
+        if (hopper_ && sparse_attention_sm90(call(p, Written(to.out, to.lse)), in, ids, to, order))
             return answered("sparse_attention_sm90");
         const bool kv_outer = order == LoopOrder::kv_outer;
         (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(call(p), in, ids,
@@ -164,16 +196,21 @@ private:
     void answered(std::string by) { answered_by_ = std::move(by); }
     void use_device() const { check(cudaSetDevice(device_), "choosing the device"); }
 
-    Call call(const Problem& p) {
+    /// `writes`: by the kernels of this call that let the next one start before they are done.
+    Call call(const Problem& p, Written writes = Written()) {
         use_device();
-        if (!layout_ || !layout_->fits(p)) layout_ = std::make_unique<Layout>(p, stream_);
-        return {p, stream_, layout_->visible(), layout_.get()};
+        if (!layout_ || !layout_->fits(p)) layout_ = std::make_shared<Layout>(p, stream_);
+        scratch_->begin_call();
+        ahead_ = std::exchange(writes_, std::move(writes));
+        return {p, stream_, scratch_.get(), layout_->visible(), layout_.get(), ahead_};
     }
 
     int device_;
     std::shared_ptr<Stream> stream_;
+    std::shared_ptr<Scratch> scratch_;
     bool hopper_ = false;
-    std::unique_ptr<Layout> layout_;  // of the last call
+    std::shared_ptr<const Layout> layout_;  // of the last call
+    Written writes_, ahead_;                // of the last call and the one before
     DenseAttentionCudnn cudnn_;
     std::string answered_by_;
 };

@@ -86,6 +86,7 @@ void Record::add(const Case& c, const Measurement& m) {
         json["flops"] = m.flops;
         json["bytes"] = m.bytes;
         json["calls_per_sample"] = m.timing.calls;
+        json["captured"] = m.timing.captured;
         json["median_us"] = us;
         json["flops_per_second"] = m.flops / seconds;
         json["share_of_copy"] = m.bytes / seconds / copy_rate_;
