@@ -22,6 +22,8 @@ public:
     int64_t select_blocks(In<3> scores, View<const int32_t, 3> ids);
     /// layer.ids, of the operands of an element.
     int64_t index_select(const Layer& layer, const IndexOperands& index);
+    /// layer.ids, that were checked before, as they were.
+    void same_ids(View<const int32_t, 3> want, const Layer& layer);
     /// layer.out and layer.lse, over layer.ids.
     int64_t sparse_attention(const Layer& layer);
     /// One head of each sampled query.

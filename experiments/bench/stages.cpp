@@ -248,7 +248,7 @@ private:
         whole.index_element = index.index_element;
         whole.flops += index.flops;
         whole.bytes += index.bytes;
-        if (o_.wants("layer")) guarded(whole, [&](Measurement& m) { layer(m, element); });
+        if (o_.wants("layer")) guarded(whole, [&](Measurement& m) { layer(m, element, ids); });
     }
 
     void sparse_attention(Measurement& m, LoopOrder order) {
@@ -259,7 +259,7 @@ private:
         m.timing = time([&](Layer& layer) { attend(layer, order); });
     }
 
-    void layer(Measurement& m, size_t element) {
+    void layer(Measurement& m, size_t element, View<const int32_t, 3> ids) {
         const auto call = [&](Layer& layer) {
             select(layer, element);
             attend(layer, LoopOrder::automatic);
@@ -268,7 +268,7 @@ private:
         poison_ids();
         call(layers_[0]);
         m.answered_by = backend_.answered_by();
-        check_.index_select(layers_[0], layers_[0].index[element]);
+        check_.same_ids(ids, layers_[0]);
         m.checked_rows = check_.sparse_attention(layers_[0]);
         m.timing = time(call);
     }
