@@ -120,6 +120,16 @@ public:
                       int64_t bytes) = 0;
     /// Waits until all calls so far are done.
     virtual void finish() = 0;
+    /// What answered the last call, for backends that choose; recorded beside timings.
+    virtual std::string answered_by() const { return std::string(name()); }
+    /// Runs `calls`, operations of this backend on one problem, and returns what runs them again on
+    /// the same views, whose contents may have changed. A device repeats them as one launch (a CUDA
+    /// graph). Throws UnsupportedError for what it cannot repeat so. The views' memory must live as
+    /// long as the result is in use.
+    virtual std::function<void()> capture(const std::function<void()>& calls) {
+        calls();
+        return calls;
+    }
 
     template <typename T, int Rank>
     Tensor<T, Rank> make(Shape<Rank> shape) {

@@ -65,7 +65,7 @@ for test in DenseAttention.MatchesReference IndexScores.MatchesReference \
     done
 done
 
-stage "tests" '[0-9]+ tests?\.|[0-9]+ FAILED TEST' tests '*cuda*:Cuda.*'
+stage "tests" '[0-9]+ tests?\.|[0-9]+ FAILED TEST' tests '*cuda*:Cuda.*:*Tuned.*'
 stage "no device" 'there is no NVIDIA .*' no_device
 stage "memcheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer memcheck "$every" --leak-check full
 stage "racecheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer racecheck "$small"

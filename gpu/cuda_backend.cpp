@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "gpu/kernels/dense_attention_cudnn.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
 #include "gpu/runtime.h"
@@ -60,6 +61,7 @@ public:
     explicit CudaBackend(int device) : device_(device) {
         hopper_ = require_device(device) == kHopper;
         stream_ = std::make_shared<Stream>();
+        scratch_ = std::make_shared<Scratch>(stream_);
         // Freed memory stays with us, so that scratch memory costs nothing from the second call.
         cudaMemPool_t pool = nullptr;
         check(cudaDeviceGetDefaultMemPool(&pool, device), "asking for the memory pool");
@@ -75,7 +77,8 @@ public:
         check(cudaGetDeviceProperties(&properties, device_), "asking for the device's name");
         check(cudaDriverGetVersion(&driver), "asking for the driver's version");
         return text(properties.name, ", ", properties.multiProcessorCount, " SMs, CUDA ",
-                    version(CUDART_VERSION), ", driver for CUDA ", version(driver));
+                    version(CUDART_VERSION), ", driver for CUDA ", version(driver),
+                    cudnn_.version().empty() ? "" : ", ", cudnn_.version());
     }
     Space space() const override { return Space::device; }
 
@@ -109,55 +112,107 @@ public:
         finish();
     }
     void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
+    std::string answered_by() const override { return answered_by_; }
+    std::function<void()> capture(const std::function<void()>& calls) override {
+        use_device();
+        calls();  // loads the kernels and prepares the layout, which a graph cannot
+        finish();
+        check(cudaStreamBeginCapture(stream_->get(), cudaStreamCaptureModeThreadLocal),
+              "capturing calls");
+        const auto end = [&] {
+            cudaGraph_t graph = nullptr;
+            const cudaError_t status = cudaStreamEndCapture(stream_->get(), &graph);
+            return std::pair(std::shared_ptr<CUgraph_st>(graph, cudaGraphDestroy), status);
+        };
+        try {
+            calls();
+        } catch (...) {
+            end();
+            cudaGetLastError();
+            throw;
+        }
+        const auto [graph, status] = end();
+        check(status, "capturing calls");
+        cudaGraphExec_t made = nullptr;
+        check(cudaGraphInstantiate(&made, graph.get(), 0), "making a graph");
+        const std::shared_ptr<CUgraphExec_st> run(made, [device = device_](cudaGraphExec_t old) {
+            cudaGraphExecDestroy(old);
+            cudaDeviceGraphMemTrim(device);
+        });
+        return [run, device = device_, stream = stream_, memory = scratch_, layout = layout_] {
+            check(cudaSetDevice(device), "choosing the device");
+            check(cudaGraphLaunch(run.get(), stream->get()), "launching a graph");
+        };
+    }
 
 protected:
     // Which kernel answers: the tuned one where there is one that fits, or else the plain one.
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
+        if (p.queries() == 0) return;
+        if (cudnn_.run(call(p), in, to)) return answered(cudnn_.version());
         dense_attention_any(call(p), in, to);
+        answered("dense_attention_any; cuDNN: " + cudnn_.why_not());
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
         index_scores_any(call(p), in, scores);
+        answered("index_scores_any");
     }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
-        if (hopper_ && select_blocks_sm90(call(p), rule, scores, ids)) return;
+        if (hopper_ && select_blocks_sm90(call(p), rule, scores, ids))
+            return answered("select_blocks_sm90");
         select_blocks_any(call(p), rule, scores, ids);
+        answered("select_blocks_any");
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids) override {
-        if (hopper_ && index_select_sm90(call(p), rule, in, ids)) return;
+        if (hopper_ && index_select_sm90(call(p, Written(ids)), rule, in, ids))
+            return answered("index_select_sm90");
         index_select_any(call(p), rule, in, ids);
+        answered("index_select_any");
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
-        if (hopper_ && sparse_attention_sm90(call(p), in, ids, to, order)) return;
-        const auto run = order == LoopOrder::kv_outer ? sparse_attention_kv_outer_any
-                                                      : sparse_attention_q_outer_any;
-        run(call(p), in, ids, to);
+        if (hopper_ && sparse_attention_sm90(call(p, Written(to.out, to.lse)), in, ids, to, order))
+            return answered("sparse_attention_sm90");
+        const bool kv_outer = order == LoopOrder::kv_outer;
+        (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(call(p), in, ids,
+                                                                                  to);
+        answered(kv_outer ? "sparse_attention_kv_outer_any" : "sparse_attention_q_outer_any");
     }
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
-        if (hopper_ && block_mass_sm90(call(p), q, k, to)) return;
+        if (hopper_ && block_mass_sm90(call(p), q, k, to)) return answered("block_mass_sm90");
         block_mass_any(call(p), q, k, to);
+        answered("block_mass_any");
     }
     void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
                      View<const int32_t, 3> ids, const IndexKlOutput& to, Teacher) override {
         index_kl_any(call(p), in, q, k, ids, to);
+        answered("index_kl_any");
     }
 
 private:
+    void answered(std::string by) { answered_by_ = std::move(by); }
     void use_device() const { check(cudaSetDevice(device_), "choosing the device"); }
 
-    Call call(const Problem& p) {
+    /// `writes`: by the kernels of this call that let the next one start before they are done.
+    Call call(const Problem& p, Written writes = Written()) {
         use_device();
-        if (!layout_ || !layout_->fits(p)) layout_ = std::make_unique<Layout>(p, stream_);
-        return {p, stream_, layout_->visible(), layout_.get()};
+        if (!layout_ || !layout_->fits(p)) layout_ = std::make_shared<Layout>(p, stream_);
+        scratch_->begin_call();
+        ahead_ = std::exchange(writes_, std::move(writes));
+        return {p, stream_, scratch_.get(), layout_->visible(), layout_.get(), ahead_};
     }
 
     int device_;
     std::shared_ptr<Stream> stream_;
+    std::shared_ptr<Scratch> scratch_;
     bool hopper_ = false;
-    std::unique_ptr<Layout> layout_;  // of the last call
+    std::shared_ptr<const Layout> layout_;  // of the last call
+    Written writes_, ahead_;                // of the last call and the one before
+    DenseAttentionCudnn cudnn_;
+    std::string answered_by_;
 };
 
 }  // namespace

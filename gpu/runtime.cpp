@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/problem.h"
 
 namespace msa::cuda {
 
@@ -34,6 +35,30 @@ std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t by
     }
     check(status, "allocating memory");
     return {memory, [stream](void* p) { cudaFreeAsync(p, stream->get()); }};
+}
+
+void require_host_copies(const Stream& stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(stream.get(), &status), "asking the stream");
+    if (status != cudaStreamCaptureStatusNone)
+        throw UnsupportedError(
+            "cuda: these calls cannot be captured: they copy from the host as they go (block_mass, "
+            "or more than one problem)");
+}
+
+namespace {
+constexpr int64_t kKeptScratch = int64_t{1} << 24;
+}
+
+Scratch::Scratch(std::shared_ptr<Stream> stream)
+    : stream_(std::move(stream)), kept_(allocate(stream_, kKeptScratch)) {}
+
+std::shared_ptr<void> Scratch::take(int64_t bytes) {
+    constexpr int64_t kAlignment = 256;
+    if (bytes > kKeptScratch - used_) return allocate(stream_, bytes);
+    std::shared_ptr<void> taken(kept_, static_cast<char*>(kept_.get()) + used_);
+    used_ = ceil_div(used_ + bytes, kAlignment) * kAlignment;
+    return taken;
 }
 
 }  // namespace msa::cuda

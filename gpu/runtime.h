@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -36,9 +37,13 @@ private:
 /// MemoryError with the bytes asked, free and in all when there is not enough.
 std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes);
 
+/// Throws UnsupportedError while the stream's calls are captured: a graph would keep the address.
+void require_host_copies(const Stream&);
+
 /// A copy of host data in device memory.
 template <typename T>
 Tensor<T, 1> upload(const std::shared_ptr<Stream>& stream, const std::vector<T>& host) {
+    require_host_copies(*stream);
     const auto count = static_cast<int64_t>(host.size());
     Tensor<T, 1> here({count}, allocate(stream, count * int64_t{sizeof(T)}), Space::device);
     check(cudaMemcpyAsync(here.data(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice,
@@ -47,20 +52,69 @@ Tensor<T, 1> upload(const std::shared_ptr<Stream>& stream, const std::vector<T>&
     return here;
 }
 
+/// Scratch memory of calls that run one after the other on a stream. A block of it is kept, so that
+/// small calls in a row allocate nothing.
+class Scratch {
+public:
+    explicit Scratch(std::shared_ptr<Stream>);
+
+    /// All that was taken so far may be used anew.
+    void begin_call() { used_ = 0; }
+    /// Device memory, not initialised, for the current call.
+    std::shared_ptr<void> take(int64_t bytes);
+
+private:
+    std::shared_ptr<Stream> stream_;
+    std::shared_ptr<void> kept_;
+    int64_t used_ = 0;
+};
+
+/// Memory that a call writes. A kernel may start before the call ahead of it is done.
+class Written {
+public:
+    template <typename... Views>
+    explicit Written(const Views&... views) : ranges_{range_of(views)...} {}
+
+    template <typename View>
+    bool writes(const View& view) const {
+        const Range r = range_of(view);
+        return std::any_of(ranges_.begin(), ranges_.end(), [&](const Range& written) {
+            return written.begin < r.end && r.begin < written.end;
+        });
+    }
+
+private:
+    struct Range {
+        const void *begin, *end;
+    };
+    template <typename T, int Rank>
+    static Range range_of(const View<T, Rank>& view) {
+        return {view.data(), view.data() + view.size()};
+    }
+    template <typename Void, int Rank>
+    static Range range_of(const AnyView<Void, Rank>& view) {
+        const auto* const begin = static_cast<const char*>(view.data());
+        return {begin, begin + element_count(view.shape()) * element_bytes(view.element())};
+    }
+    std::vector<Range> ranges_;
+};
+
 class Layout;
 
 /// One call of an operation: what a kernel's launcher is given beside the operands.
 struct Call {
     const Problem& problem;
     std::shared_ptr<Stream> owner;
+    Scratch* memory;
     const KeyRange* visible;  // [Nq] on the device: visible_keys(problem)
     const Layout* layout;     // of the whole problem; absent for a piece of it
+    const Written& ahead;     // by the call before
 
     cudaStream_t stream() const { return owner->get(); }
     /// Scratch memory, not initialised, for this call.
     template <typename T, int Rank>
     Tensor<T, Rank> scratch(Shape<Rank> shape) const {
-        return {shape, allocate(owner, element_count(shape) * int64_t{sizeof(T)}), Space::device};
+        return {shape, memory->take(element_count(shape) * int64_t{sizeof(T)}), Space::device};
     }
     /// A copy of host data for this call.
     template <typename T>

@@ -5,6 +5,7 @@
 
 #include "gpu/kernels/block_mass_sm90.h"
 #include "gpu/kernels/index_select_sm90.h"
+#include "gpu/kernels/kernels.h"
 #include "gpu/kernels/select_blocks_sm90.h"
 #include "gpu/kernels/sparse_attention_sm90.h"
 #include "gpu/layout.h"
@@ -33,63 +34,6 @@ int processors() {
     check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
           "asking for the multiprocessors");
     return count;
-}
-
-__device__ bool has_not_finite(uint4 eight) {
-    constexpr uint32_t kExponent = 0x7F80;
-    const uint32_t words[] = {eight.x, eight.y, eight.z, eight.w};
-    bool found = false;
-    for (const uint32_t word : words)
-        found |= (word & kExponent) == kExponent || (word >> 16 & kExponent) == kExponent;
-    return found;
-}
-
-/// All values, 8 per element of `values`.
-__global__ void look_at_all(const uint4* values, int64_t count, int* found) {
-    const int64_t step = int64_t{gridDim.x} * blockDim.x;
-    bool bad = false;
-    for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step)
-        bad |= has_not_finite(__ldcs(values + i));
-    if (bad) *found = 1;
-}
-
-/// The values [Nk, Hkv, width] of the selected blocks, a thread block per id; `row` is the length
-/// of Hkv * dh values.
-__global__ void look_at_selected(const uint4* values, int64_t keys, int row, int block_size,
-                                 const int32_t* ids, int per_query, const KeyRange* visible,
-                                 int* found) {
-    const int32_t id = ids[blockIdx.x];
-    if (id == kNoBlock) return;
-    const int64_t first = visible[blockIdx.x / per_query].first + int64_t{id} * block_size;
-    const int64_t count = min(int64_t{block_size}, keys - first) * row;
-    bool bad = false;
-    for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
-        bad |= has_not_finite(values[first * row + i]);
-    if (bad) *found = 1;
-}
-
-/// Are the values that the tiles of these ids take in, bf16, finite? Looks at all values or, where
-/// that is less, at the selected blocks. Waits for the device.
-bool finite_values(const Call& call, In<3> values, View<const int32_t, 3> ids) {
-    constexpr int kBlocks = 2048, kThreads = 256, kPerLoad = 8;
-    const Problem& p = call.problem;
-    auto found = call.scratch<int32_t, 1>({1});
-    check(cudaMemsetAsync(found.data(), 0, sizeof(int32_t), call.stream()), "clearing memory");
-    const auto* const data = static_cast<const uint4*>(values.data());
-    const int64_t row = p.kv_heads * p.head_dim / kPerLoad;
-    if (ids.size() * p.block_size < p.keys())
-        look_at_selected<<<static_cast<unsigned>(ids.size()), kThreads, 0, call.stream()>>>(
-            data, p.keys(), narrow(row), narrow(p.block_size), ids.data(),
-            narrow(p.kv_heads * ids.extent(2)), call.visible, found.data());
-    else
-        look_at_all<<<kBlocks, kThreads, 0, call.stream()>>>(data, p.keys() * row, found.data());
-    check_launch("finite_values");
-    int32_t answer = 0;
-    check(cudaMemcpyAsync(&answer, found.data(), sizeof answer, cudaMemcpyDeviceToHost,
-                          call.stream()),
-          "copying");
-    check(cudaStreamSynchronize(call.stream()), "looking for values that are not finite");
-    return answer == 0;
 }
 
 }  // namespace
@@ -131,12 +75,13 @@ bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
     const auto splits =
         std::clamp<int64_t>(std::min(ceil_div(wanted, tiles.device.size()),
                                      ceil_div(tiles.host.front().most_visible, kLeastKeys)),
-                            1, 2 * wanted);
+                            1, kMostIndexSplits);
     const auto partial = call.scratch<int64_t, 1>(
-        {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * kMostSelected : 0});
+        {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * (kMostSelected + 1) : 0});
     const IndexSelectArgs args{
         in.index_q.data(),
         tensor_map(in.index_k.data(), element, p.keys(), p.index_dim, kIndexTileKeys),
+        !call.ahead.writes(in.index_k),
         narrow(element_bytes(element)),
         narrow(p.index_dim),
         tiles.device.data(),
@@ -222,7 +167,7 @@ int least_sharing(LoopOrder order, int64_t tile_queries) {
 /// Scratch memory of a chunk of queries, kept until its kernels are queued.
 struct Workspace {
     Tensor<UnionBlock, 1> blocks;
-    Tensor<int32_t, 1> block_counts, use_counts, use_ends, item_count;
+    Tensor<int32_t, 1> block_counts, use_counts, use_ends, item_count, marked;
     Tensor<BlockUse, 1> uses;
     Tensor<KeyBlockItem, 1> items;
     Tensor<IdSplit, 1> splits;
@@ -243,6 +188,7 @@ struct Workspace {
         items = call.scratch<KeyBlockItem, 1>(
             {slots ? lists + uses_at_most / (kSparseItemTiles * per_tile) : 0});
         splits = call.scratch<IdSplit, 1>({queries * p.kv_heads});
+        marked = call.scratch<int32_t, 1>({queries * p.kv_heads});
         partial_out = call.scratch<char, 1>(
             {uses_at_most * p.group_size() * p.head_dim * element_bytes(Element::bf16)});
         partial_lse = call.scratch<float, 1>({uses_at_most * p.group_size()});
@@ -250,7 +196,7 @@ struct Workspace {
     SparseWorkspace view() {
         return {blocks.data(),      block_counts.data(), use_counts.data(), use_ends.data(),
                 uses.data(),        items.data(),        item_count.data(), splits.data(),
-                partial_out.data(), partial_lse.data()};
+                partial_out.data(), partial_lse.data(),  marked.data()};
     }
 };
 
@@ -287,8 +233,6 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
         check(launch_sparse_few_sm90(args, call.stream()), "sparse_attention_sm90");
         return true;
     }
-    if (!finite_values(call, in.v, ids)) return false;
-
     const int64_t per_tile = kSparseTileRows / heads;
     const Tiles& tiles = call.layout->tiles(per_tile, TileOrder::by_query);
     const int sharing = least_sharing(order, per_tile);
@@ -318,6 +262,9 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
         args.first_query = tiles.host[static_cast<size_t>(begin)].query;
         args.queries = last.query + last.queries - args.first_query;
         check(launch_sparse_attention_sm90(args, call.stream()), "sparse_attention_sm90");
+        sparse_attention_repair_any(call, in, ids, to,
+                                    {args.first_query, args.first_query + args.queries},
+                                    args.workspace.marked);
     }
     return true;
 }

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/cpu/tile.h"
+#include "core/half.h"
 
 namespace msa {
 namespace {
@@ -14,7 +15,12 @@ constexpr int64_t kSmall = 64;  // queries that are not worth a team of threads
 /// A host copy of an operand that lives elsewhere.
 template <int Rank>
 Tensor<float, Rank> to_host(Backend& backend, In<Rank> there) {
-    return backend.download(there.template as<const float>());
+    if (there.element() == Element::f32) return backend.download(there.template as<const float>());
+    const Tensor<bf16, Rank> stored = backend.download(there.template as<const bf16>());
+    Tensor<float, Rank> values(stored.shape());
+    for (int64_t i = 0; i < values.size(); ++i)
+        values.data()[i] = static_cast<float>(stored.data()[i]);
+    return values;
 }
 
 class DsaSelector final : public Selector {

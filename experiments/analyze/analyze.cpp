@@ -54,6 +54,8 @@ int analyze(std::span<const std::string> args, std::ostream& out, std::ostream& 
     record.options = o.identity();
     record.definitions = metric_definitions();
     record.device = backend->device();
+    if (backend->space() != Space::host)
+        record.device += text("; operands in ", to_string(kOnDevice));
     record.seed = o.seed;
     const std::filesystem::path results_path = o.out / "results.h5";
     io::ResultsWriter writer(results_path, record,

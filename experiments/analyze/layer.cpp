@@ -23,7 +23,7 @@ namespace {
 using analysis::RowKind;
 using io::Field;
 
-constexpr int64_t kChunkBytes = int64_t{1} << 28;
+constexpr int64_t kChunkBytes = int64_t{1} << 28, kDeviceChunkBytes = int64_t{1} << 30;
 
 /// Mean mass kept against the number of selected blocks.
 class Curve {
@@ -96,10 +96,11 @@ public:
           host_k_(read_all(Field::k)),
           host_v_(read_all(Field::v)),
           host_index_k_(info.has(Field::index_k) ? read_all(Field::index_k) : Tensor<float, 3>()),
-          k_(backend, host_view(host_k_)),
-          v_(backend, host_view(host_v_)),
+          k_(backend, host_view(host_k_), kOnDevice),
+          v_(backend, host_view(host_v_), kOnDevice),
           index_k_(backend,
-                   {host_index_k_.data(), {host_index_k_.extent(0), host_index_k_.extent(2)}}),
+                   {host_index_k_.data(), {host_index_k_.extent(0), host_index_k_.extent(2)}},
+                   kOnDevice),
           layer_{whole_, host_k_.view(), backend, index_k_, options.seed},
           oracle_curve_(whole_, options.rule),
           dense_sink_(whole_.query_heads, options.sink_tokens),
@@ -125,7 +126,8 @@ public:
         const int64_t row = std::max(whole_.blocks(), o_.rule.top_k);
         const int64_t per_block = 4 * whole_.kv_heads * row * 4;
         const int64_t per_head = 4 * whole_.query_heads * whole_.head_dim * 6;
-        return std::clamp<int64_t>(kChunkBytes / (per_block + per_head), 1, 4096);
+        const int64_t bytes = backend_.space() == Space::host ? kChunkBytes : kDeviceChunkBytes;
+        return std::clamp<int64_t>(bytes / (per_block + per_head), 1, 4096);
     }
 
     void add(QueryRange range);
@@ -194,7 +196,7 @@ void LayerAnalysis::add(QueryRange range) {
     const Problem p = all_.with_queries(range);
     const std::span<const int64_t> tokens(tokens_.data() + range.begin, tokens_.data() + range.end);
     const Tensor<float, 3> host_q = file_.gather(info_.layer, Field::q, tokens);
-    const Operand<3> q(backend_, host_view(host_q));
+    const Operand<3> q(backend_, host_view(host_q), kOnDevice);
     const std::vector<RowKind> kinds = analysis::row_kinds(p, o_.rule.top_k, o_.all_rows);
     counted_ += std::count(kinds.begin(), kinds.end(), RowKind::counted);
     trivial_ += std::count(kinds.begin(), kinds.end(), RowKind::trivial);
@@ -230,7 +232,7 @@ void LayerAnalysis::add(QueryRange range) {
     Tensor<float, 3> host_index_q;
     if (host_index_k_.data() != nullptr)
         host_index_q = file_.gather(info_.layer, Field::index_q, tokens);
-    const Operand<3> index_q(backend_, host_view(host_index_q));
+    const Operand<3> index_q(backend_, host_view(host_index_q), kOnDevice);
     const SelectorChunk chunk{p,       tokens,          host_q.view(),
                               index_q, host_view(mass), host_view(logits)};
     for (Arm& arm : arms_) add_arm(arm, chunk, range, kinds, dense, oracle_ids);
@@ -248,7 +250,7 @@ void LayerAnalysis::add_arm(Arm& arm, const SelectorChunk& chunk, QueryRange ran
     Tensor<int32_t, 3> there;
     if (backend_.space() != Space::host) there = backend_.upload(ids.view());
     const View<const int32_t, 3> backend_ids = there.data() != nullptr ? there.view() : ids.view();
-    const Operand<3> q(backend_, chunk.q);
+    const Operand<3> q(backend_, chunk.q, kOnDevice);
     const Attention sparse = attend(backend_, p, {q, k_, v_}, backend_ids);
     const Attention mean_key = attend(backend_, p, {q, k_, k_}, backend_ids);
 

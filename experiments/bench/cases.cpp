@@ -14,7 +14,8 @@ namespace {
 constexpr int64_t kChunk = 16384;                // queries of a prefill chunk, as engines cut it
 constexpr int64_t kShortQueries[] = {171, 347};  // prompts that extend a long prefix
 constexpr int64_t kPackSequences[] = {2, 16, 206};
-constexpr int64_t kDecodeQueries[] = {1, 8};  // per sequence; 8: speculative decoding
+constexpr int64_t kDecodeQueries[] = {1, 8};           // per sequence; 8: speculative decoding
+constexpr int64_t kMostDecodeKeys = int64_t{8} << 20;  // 17 GB of bf16 at the paper's sizes
 
 const std::map<std::string, std::vector<int64_t>> kTokens{
     {"square", {8 << 10, 32 << 10, 128 << 10, 1 << 20}},
@@ -106,7 +107,8 @@ std::vector<Case> make_cases(const BenchOptions& o) {
                 for (int64_t sequences : kPackSequences) make.pack(sequences, n);
             if (kind == "decode")
                 for (int64_t batch : o.batches)
-                    for (int64_t queries : kDecodeQueries) make.decode(batch, queries, n);
+                    if (!o.tokens.empty() || batch * n <= kMostDecodeKeys)
+                        for (int64_t queries : kDecodeQueries) make.decode(batch, queries, n);
             if (kind == "top-k")
                 for (int64_t factor : {1, 2}) make.top_k(factor, n);
         }

@@ -8,6 +8,7 @@
 
 #include "core/e4m3.h"
 #include "core/half.h"
+#include "core/random.h"
 #include "core/reference/reference_backend.h"
 #include "experiments/common/sample.h"
 #include "tests/support/tolerance.h"
@@ -18,7 +19,7 @@ namespace {
 namespace bounds = msa::test;
 
 constexpr int64_t kRows = 32;                     // at most
-constexpr int64_t kHostBytes = int64_t{1} << 30;  // of keys that are looked at
+constexpr int64_t kHostBytes = int64_t{1} << 28;  // of keys that are looked at
 
 /// Rows [first, first + count) of an operand, as floats on the host.
 template <int Rank>
@@ -36,6 +37,30 @@ Tensor<float, Rank> fetch(Backend& backend, const Stored<Rank>& from, int64_t fi
     if (part.element() == Element::e4m3)
         return floats(backend.download(part.template as<const e4m3>()));
     return backend.download(part.template as<const float>());
+}
+
+/// One head of the rows [first, first + count) of an operand.
+Tensor<float, 3> fetch_head(Backend& backend, const Stored<3>& from, int64_t first, int64_t count,
+                            int64_t head) {
+    constexpr int64_t kPiece = int64_t{1} << 24;  // bytes, which malloc keeps
+    const int64_t heads = from.shape()[1], width = from.shape()[2];
+    const int64_t piece = std::max<int64_t>(1, kPiece / from.row_bytes());
+    Tensor<float, 3> values({count, 1, width});
+    const auto take = [&](int64_t begin, const auto& rows) {
+#pragma omp parallel for
+        for (int64_t n = 0; n < rows.extent(0); ++n)
+            for (int64_t d = 0; d < width; ++d)
+                values.data()[(begin + n) * width + d] =
+                    static_cast<float>(rows.data()[(n * heads + head) * width + d]);
+    };
+    for (int64_t begin = 0; begin < count; begin += piece) {
+        const In<3> part = from.slice(first + begin, std::min(piece, count - begin));
+        if (part.element() == Element::bf16)
+            take(begin, backend.download(part.as<const bf16>()));
+        else
+            take(begin, backend.download(part.as<const float>()));
+    }
+    return values;
 }
 
 /// The first element of `got` that is further from `want` than `bound` of its index; empty: none.
@@ -102,7 +127,16 @@ int64_t Checker::select_blocks(In<3> scores, View<const int32_t, 3> ids) {
     return std::ssize(rows);
 }
 
-int64_t Checker::index_select(const Layer& layer) {
+void Checker::same_ids(View<const int32_t, 3> want, const Layer& layer) {
+    const Tensor<int32_t, 3> got = backend_.download(layer.ids.view());
+    const auto [at, other] =
+        std::mismatch(got.data(), got.data() + got.size(), want.data(), want.data() + want.size());
+    const int64_t query = (at - got.data()) / std::max<int64_t>(1, got.size() / got.extent(0));
+    if (at != got.data() + got.size())
+        fail("index_select", query, text("another id than before: ", *at, ", was ", *other));
+}
+
+int64_t Checker::index_select(const Layer& layer, const IndexOperands& index) {
     const std::vector<KeyRange> visible = visible_keys(case_.problem);
     struct Row {
         Problem problem;
@@ -116,8 +150,8 @@ int64_t Checker::index_select(const Layer& layer) {
     for (int64_t i : queries) {
         const KeyRange seen = visible[static_cast<size_t>(i)];
         Row row{one_query(seen.count),
-                fetch(backend_, layer.index_q, i, 1),
-                fetch(backend_, layer.index_k, seen.first, seen.count),
+                fetch(backend_, index.q, i, 1),
+                fetch(backend_, index.k, seen.first, seen.count),
                 backend_.download(layer.ids.view().slice(i, 1)),
                 {}};
         row.scores = Tensor<float, 3>({1, row.problem.kv_heads, row.problem.blocks()});
@@ -133,7 +167,7 @@ int64_t Checker::index_select(const Layer& layer) {
         const double scale = row.problem.score_scale();
         const double q = bounds::largest_norm<3>(row.index_q);
         const double k = bounds::largest_norm<2>(row.index_k);
-        const double logit = layer.index_q.element() == Element::e4m3
+        const double logit = index.q.element() == Element::e4m3
                                  ? bounds::e4m3_logit_bound(scale, q, k, row.problem.index_dim)
                                  : bounds::logit_bound(scale, q, k, row.problem.index_dim);
         const double bound = logit + bounds::kRoundoff * scale * q * k;
@@ -144,9 +178,8 @@ int64_t Checker::index_select(const Layer& layer) {
     return std::ssize(rows);
 }
 
-void Checker::answer(const Layer& layer, std::vector<AttentionRow> rows) {
+void Checker::answer(std::vector<AttentionRow> rows) {
     for (AttentionRow& row : rows) {
-        row.q = fetch(backend_, layer.q, row.query, 1);
         row.want = Tensor<float, 3>(row.q.shape());
         row.magnitude = Tensor<float, 3>(row.q.shape());
         row.lse = Tensor<float, 2>({1, row.problem.query_heads});
@@ -172,17 +205,18 @@ int64_t Checker::compare_attention(const char* stage, const Layer& layer) const 
     const Element element = layer.q.element();
     for (const AttentionRow& row : answers_) {
         const Problem& p = row.problem;
-        const Tensor<float, 3> got = fetch(backend_, layer.out, row.query, 1);
+        const Tensor<float, 3> out = fetch(backend_, layer.out, row.query, 1);
         const Tensor<float, 2> lse = backend_.download(layer.lse.view().slice(row.query, 1));
+        const float* const got = out.data() + row.head * p.head_dim;
         const double q = bounds::largest_norm<3>(row.q), k = bounds::largest_norm<3>(row.k);
         const double logit = bounds::logit_bound(p.main_scale(), q, k, p.head_dim);
         const auto keys = static_cast<double>(p.keys());
         const double lse_bound =
             bounds::lse_bound(logit, keys, p.main_scale() * q * k + std::log(keys));
-        std::string fault = difference("lse of head", lse.data(), row.lse.data(), lse.size(),
-                                       [&](int64_t) { return lse_bound; });
+        std::string fault = difference("lse of head", lse.data() + row.head, row.lse.data(),
+                                       row.lse.size(), [&](int64_t) { return lse_bound; });
         if (fault.empty())
-            fault = difference("out", got.data(), row.want.data(), got.size(), [&](int64_t i) {
+            fault = difference("out", got, row.want.data(), row.want.size(), [&](int64_t i) {
                 return out_bound(logit, keys, row.magnitude.data()[i], element);
             });
         if (!fault.empty()) fail(stage, row.query, fault);
@@ -203,6 +237,7 @@ Checker::AttentionRow Checker::selected_row(const Layer& layer, int64_t query, K
     AttentionRow row;
     row.query = query;
     row.problem = one_query(keys);
+    row.q = fetch(backend_, layer.q, query, 1);
     row.k = Tensor<float, 3>({keys, row.problem.kv_heads, row.problem.head_dim});
     row.v = Tensor<float, 3>(row.k.shape());
     for (size_t n = 0; n < blocks.size(); ++n) {
@@ -231,7 +266,7 @@ int64_t Checker::sparse_attention(const Layer& layer) {
         for (size_t n = 0; n < queries.size(); ++n)
             rows.push_back(selected_row(layer, queries[n], visible[static_cast<size_t>(queries[n])],
                                         std::move(ids[n])));
-        answer(layer, std::move(rows));
+        answer(std::move(rows));
         answered_ = std::move(all);
     }
     return compare_attention("sparse_attention", layer);
@@ -239,17 +274,22 @@ int64_t Checker::sparse_attention(const Layer& layer) {
 
 int64_t Checker::dense_attention(const Layer& layer) {
     const std::vector<KeyRange> visible = visible_keys(case_.problem);
+    const Problem& p = case_.problem;
     std::vector<AttentionRow> rows;
-    for (int64_t i : sample(4 * layer.k.row_bytes())) {  // k and v, as floats
+    for (int64_t i : sample(2 * p.head_dim * int64_t{sizeof(float)})) {  // of k and v
         const KeyRange seen = visible[static_cast<size_t>(i)];
         AttentionRow row;
         row.query = i;
+        row.head = static_cast<int64_t>(mix(seed_, 202, i) % static_cast<uint64_t>(p.query_heads));
         row.problem = one_query(seen.count);
-        row.k = fetch(backend_, layer.k, seen.first, seen.count);
-        row.v = fetch(backend_, layer.v, seen.first, seen.count);
+        row.problem.query_heads = row.problem.kv_heads = 1;
+        row.q = fetch_head(backend_, layer.q, i, 1, row.head);
+        const int64_t group = row.head / p.group_size();
+        row.k = fetch_head(backend_, layer.k, seen.first, seen.count, group);
+        row.v = fetch_head(backend_, layer.v, seen.first, seen.count, group);
         rows.push_back(std::move(row));
     }
-    answer(layer, std::move(rows));
+    answer(std::move(rows));
     answered_.clear();
     return compare_attention("dense_attention", layer);
 }

@@ -20,10 +20,13 @@ public:
 
     /// ids [Nq, 1, k] of a top-k case.
     int64_t select_blocks(In<3> scores, View<const int32_t, 3> ids);
-    /// layer.ids.
-    int64_t index_select(const Layer& layer);
+    /// layer.ids, of the operands of an element.
+    int64_t index_select(const Layer& layer, const IndexOperands& index);
+    /// layer.ids, that were checked before, as they were.
+    void same_ids(View<const int32_t, 3> want, const Layer& layer);
     /// layer.out and layer.lse, over layer.ids.
     int64_t sparse_attention(const Layer& layer);
+    /// One head of each sampled query.
     int64_t dense_attention(const Layer& layer);
 
     /// Queries whose mass block_mass() looks at, ascending.
@@ -38,9 +41,10 @@ private:
     Problem one_query(int64_t keys) const;
     [[noreturn]] void fail(const char* stage, int64_t query, const std::string& fault) const;
 
-    /// One query, the keys that it attends to, and the reference's answer.
+    /// One query, the keys that it attends to, and the reference's answer: of all heads, or of
+    /// the problem's one, `head`.
     struct AttentionRow {
-        int64_t query = 0;
+        int64_t query = 0, head = 0;
         Problem problem;
         Tensor<float, 3> q, k, v;
         Tensor<int32_t, 3> ids;            // absent: dense
@@ -51,7 +55,7 @@ private:
     AttentionRow selected_row(const Layer& layer, int64_t query, KeyRange seen,
                               Tensor<int32_t, 3> ids);
     /// Lets the reference answer.
-    void answer(const Layer& layer, std::vector<AttentionRow> rows);
+    void answer(std::vector<AttentionRow> rows);
     int64_t compare_attention(const char* stage, const Layer& layer) const;
 
     Backend& backend_;

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "core/error.h"
+
 namespace msa::experiments {
 namespace {
 
@@ -60,25 +62,40 @@ double Meter::seconds(const std::function<void()>& work) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+std::function<void()> Meter::capture(const std::function<void()>& work, Timing& timing) {
+    try {
+        std::function<void()> again = backend_.capture(work);
+        timing.captured = true;
+        return again;
+    } catch (const UnsupportedError&) {
+        return work;
+    }
+}
+
 Timing Meter::time(const std::function<void(int64_t)>& call, int64_t layers, int64_t samples) {
-    const auto sample = [&](int64_t calls) {
+    std::function<void()> work = [&] { call(0); };
+    const auto sample = [&] {
         flush();
-        return seconds([&] {
-                   for (int64_t layer = 0; layer < calls; ++layer) call(layer);
-               }) /
-               static_cast<double>(calls);
+        return seconds(work);
     };
-    const double first = sample(1);
+    const double first = sample();
     Timing timing;
-    timing.calls = first > kLongCall ? 1 : layers;
     if (first > kMostSeconds) {
         timing.samples_us = {1e6 * first};
         return timing;
     }
-    if (timing.calls > 1) sample(timing.calls);  // the other layers' first
+    if (first <= kLongCall) {
+        timing.calls = layers;
+        work = capture(
+            [&] {
+                for (int64_t layer = 0; layer < layers; ++layer) call(layer);
+            },
+            timing);
+        sample();
+    }
     const auto affordable = static_cast<int64_t>(kMostSeconds / first);
     for (int64_t n = 0; n < std::min(samples, affordable); ++n)
-        timing.samples_us.push_back(1e6 * sample(timing.calls));
+        timing.samples_us.push_back(1e6 * sample() / static_cast<double>(timing.calls));
     return timing;
 }
 

@@ -13,7 +13,8 @@ namespace msa::experiments {
 double median(std::vector<double> values);
 
 struct Timing {
-    int64_t calls = 0;               // in a row, per sample
+    int64_t calls = 1;               // in a row, per sample
+    bool captured = false;           // repeated as one launch
     std::vector<double> samples_us;  // per call
 };
 
@@ -27,14 +28,15 @@ public:
     /// Overwrites with bytes that no result has: NaN as float and bf16, no block as an id.
     void poison(void* memory, int64_t bytes);
 
-    /// Times `call(layer)` for the layers 0 to layers - 1, queued one after the other; of a call
-    /// that takes long, the first layer alone.
+    /// Times `call(layer)` for the layers 0 to layers - 1, queued one after the other and captured
+    /// where the backend can; of a call that takes long, the first layer alone.
     Timing time(const std::function<void(int64_t layer)>& call, int64_t layers, int64_t samples);
 
 private:
     /// Fills the caches with something else.
     void flush();
     double seconds(const std::function<void()>& work);
+    std::function<void()> capture(const std::function<void()>& work, Timing&);
 
     Backend& backend_;
     Tensor<char, 1> filler_;  // all bits set

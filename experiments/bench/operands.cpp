@@ -13,7 +13,7 @@
 namespace msa::experiments {
 namespace {
 
-constexpr int64_t kStaging = int64_t{1} << 26;  // bytes that are made on the host at a time
+constexpr int64_t kStaging = int64_t{1} << 24;  // bytes that are made on the host at a time
 
 /// The streams of random numbers.
 enum class Stream : int64_t { q = 301, k, v, index_q, index_k, scores };
@@ -35,9 +35,11 @@ std::vector<char> convert(const float* values, int64_t count, Element element) {
 }
 
 /// Normal values. Rows (last axis) are windows of one long run at random places: a gigabyte takes
-/// no minutes, and rows are as good as independent.
+/// no minutes, and rows are as good as independent. With `repeat`, what one staging holds is copied
+/// on within the backend's memory.
 template <int Rank>
-void fill_noise(Backend& backend, const Stored<Rank>& to, uint64_t seed, Stream stream) {
+void fill_noise(Backend& backend, const Stored<Rank>& to, uint64_t seed, Stream stream,
+                bool repeat = false) {
     constexpr int64_t kRun = int64_t{1} << 20;
     const int64_t width = to.shape()[Rank - 1], rows = element_count(to.shape()) / width;
     const uint64_t key = mix(seed, static_cast<int64_t>(stream));
@@ -51,6 +53,11 @@ void fill_noise(Backend& backend, const Stored<Rank>& to, uint64_t seed, Stream 
     std::vector<char> staging(static_cast<size_t>(piece * row_bytes));
     for (int64_t begin = 0; begin < rows; begin += piece) {
         const int64_t count = std::min(piece, rows - begin);
+        if (repeat && begin > 0) {
+            backend.copy(to.data() + begin * row_bytes, backend.space(), to.data(), backend.space(),
+                         count * row_bytes);
+            continue;
+        }
 #pragma omp parallel for
         for (int64_t row = 0; row < count; ++row) {
             const auto at = static_cast<int64_t>(mix(key, begin + row, 1) % uint64_t{kRun});
@@ -72,18 +79,21 @@ Pattern pattern_of(const Case& c, uint64_t seed) {
     return pattern;
 }
 
-/// The tokens [begin, end) of a planted field, to the rows from `row` on.
+/// The tokens [begin, end) of a planted field, to the rows from `row` on of every tensor.
 template <int Rank>
-void fill_planted(Backend& backend, const Stored<Rank>& to, const Synthesizer& synthesizer,
-                  const io::LayerInfo& layer, io::Field field, QueryRange tokens, int64_t row) {
-    const int64_t channels = to.row_bytes() / element_bytes(to.element());
+void fill_planted(Backend& backend, const std::vector<Stored<Rank>>& to,
+                  const Synthesizer& synthesizer, const io::LayerInfo& layer, io::Field field,
+                  QueryRange tokens, int64_t row) {
+    const int64_t channels = to[0].row_bytes() / element_bytes(to[0].element());
     const int64_t piece = std::max<int64_t>(1, kStaging / (channels * int64_t{sizeof(float)}));
     for (int64_t begin = tokens.begin; begin < tokens.end; begin += piece) {
         const QueryRange range{begin, std::min(tokens.end, begin + piece)};
         const Tensor<float, 3> made = synthesizer.make(layer, field, range);
-        const std::vector<char> stored = convert(made.data(), made.size(), to.element());
-        backend.copy(to.data() + (row + begin - tokens.begin) * to.row_bytes(), backend.space(),
-                     stored.data(), Space::host, std::ssize(stored));
+        for (const Stored<Rank>& one : to) {
+            const std::vector<char> stored = convert(made.data(), made.size(), one.element());
+            backend.copy(one.data() + (row + begin - tokens.begin) * one.row_bytes(),
+                         backend.space(), stored.data(), Space::host, std::ssize(stored));
+        }
     }
 }
 
@@ -94,52 +104,55 @@ void copy_stored(Backend& backend, const Stored<Rank>& from, const Stored<Rank>&
 
 }  // namespace
 
-int64_t layer_bytes(const Case& c, const analysis::LayerSizes& sizes, Parts parts) {
+int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
     const Problem& p = c.problem;
     int64_t bytes = 0;
-    if (parts.index)
-        bytes += element_bytes(sizes.index_element) * (p.queries() * p.kv_heads + p.keys()) *
-                     p.index_dim +
-                 int64_t{sizeof(int32_t)} * p.queries() * p.kv_heads * c.top_k;
+    if (parts.index) {
+        for (Element element : o.index_elements)
+            bytes += element_bytes(element) * (p.queries() * p.kv_heads + p.keys()) * p.index_dim;
+        bytes += int64_t{sizeof(int32_t)} * p.queries() * p.kv_heads * c.top_k;
+    }
     if (parts.attention)
-        bytes += 2 * element_bytes(sizes.element) *
+        bytes += 2 * element_bytes(o.sizes.element) *
                      (p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim +
                  int64_t{sizeof(float)} * p.queries() * p.query_heads;
     return bytes;
 }
 
-Layer allocate_layer(Backend& backend, const Case& c, const analysis::LayerSizes& sizes,
-                     Parts parts) {
+Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Parts parts) {
     const Problem& p = c.problem;
     const Shape<3> queries{p.queries(), p.query_heads, p.head_dim};
     const Shape<3> keys{p.keys(), p.kv_heads, p.head_dim};
     Layer layer;
     if (parts.attention) {
-        layer.q = {backend, queries, sizes.element};
-        layer.k = {backend, keys, sizes.element};
-        layer.v = {backend, keys, sizes.element};
-        layer.out = {backend, queries, sizes.element};
+        layer.q = {backend, queries, o.sizes.element};
+        layer.k = {backend, keys, o.sizes.element};
+        layer.v = {backend, keys, o.sizes.element};
+        layer.out = {backend, queries, o.sizes.element};
         layer.lse = backend.make<float, 2>({p.queries(), p.query_heads});
     }
     if (parts.index) {
-        layer.index_q = {backend, {p.queries(), p.kv_heads, p.index_dim}, sizes.index_element};
-        layer.index_k = {backend, {p.keys(), p.index_dim}, sizes.index_element};
+        for (Element element : o.index_elements)
+            layer.index.push_back({{backend, {p.queries(), p.kv_heads, p.index_dim}, element},
+                                   {backend, {p.keys(), p.index_dim}, element}});
         layer.ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, c.top_k});
     }
     return layer;
 }
 
 void fill_attention(Backend& backend, Layer& layer, uint64_t seed) {
-    fill_noise(backend, layer.q, seed, Stream::q);
-    fill_noise(backend, layer.k, seed, Stream::k);
-    fill_noise(backend, layer.v, seed, Stream::v);
+    fill_noise(backend, layer.q, seed, Stream::q, true);
+    fill_noise(backend, layer.k, seed, Stream::k, true);
+    fill_noise(backend, layer.v, seed, Stream::v, true);
 }
 
 void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string& selection,
                 uint64_t seed) {
     if (selection == "random") {
-        fill_noise(backend, layer.index_q, seed, Stream::index_q);
-        fill_noise(backend, layer.index_k, seed, Stream::index_k);
+        for (const IndexOperands& index : layer.index) {
+            fill_noise(backend, index.q, seed, Stream::index_q);
+            fill_noise(backend, index.k, seed, Stream::index_k);
+        }
         return;
     }
     const Problem& p = c.problem;
@@ -151,11 +164,17 @@ void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string
     sizes.head_dim = p.head_dim;
     sizes.index_dim = p.index_dim;
     const Synthesizer synthesizer(info, pattern_of(c, seed));
-    fill_planted(backend, layer.index_k, synthesizer, sizes, io::Field::index_k, {0, p.keys()}, 0);
+    std::vector<Stored<3>> index_q;
+    std::vector<Stored<2>> index_k;
+    for (const IndexOperands& index : layer.index) {
+        index_q.push_back(index.q);
+        index_k.push_back(index.k);
+    }
+    fill_planted(backend, index_k, synthesizer, sizes, io::Field::index_k, {0, p.keys()}, 0);
     for (size_t s = 1; s < p.cu_seqlens_q.size(); ++s) {  // queries are the last tokens
         const int64_t first = p.cu_seqlens_q[s - 1], queries = p.cu_seqlens_q[s] - first;
         const QueryRange tokens{p.cu_seqlens_k[s] - queries, p.cu_seqlens_k[s]};
-        fill_planted(backend, layer.index_q, synthesizer, sizes, io::Field::index_q, tokens, first);
+        fill_planted(backend, index_q, synthesizer, sizes, io::Field::index_q, tokens, first);
     }
 }
 
@@ -166,8 +185,10 @@ void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) 
         copy_stored(backend, from.v, to.v);
     }
     if (parts.index) {
-        copy_stored(backend, from.index_q, to.index_q);
-        copy_stored(backend, from.index_k, to.index_k);
+        for (size_t n = 0; n < from.index.size(); ++n) {
+            copy_stored(backend, from.index[n].q, to.index[n].q);
+            copy_stored(backend, from.index[n].k, to.index[n].k);
+        }
         backend.copy(to.ids.data(), backend.space(), from.ids.data(), backend.space(),
                      from.ids.size() * int64_t{sizeof(int32_t)});
     }

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/backend.h"
 #include "experiments/bench/cases.h"
@@ -43,15 +44,19 @@ private:
     std::shared_ptr<void> memory_;
 };
 
+/// Operands of index_select, of one element.
+struct IndexOperands {
+    Stored<3> q;
+    Stored<2> k;
+};
+
 /// One layer: operands and results of its stages. What the stages do not need is absent.
 struct Layer {
     Stored<3> q, k, v, out;
     Tensor<float, 2> lse;
-    Stored<3> index_q;
-    Stored<2> index_k;
+    std::vector<IndexOperands> index;  // of each element
     Tensor<int32_t, 3> ids;
 
-    IndexInput index() const { return {index_q, index_k}; }
     AttentionInput attention() const { return {q, k, v}; }
     AttentionOutput result() { return {out, lse}; }
 };
@@ -61,13 +66,14 @@ struct Parts {
     bool index = false, attention = false;
 };
 
-/// Bytes of a layer; of the sizes, the elements count.
-int64_t layer_bytes(const Case&, const analysis::LayerSizes&, Parts);
+/// Bytes of a layer.
+int64_t layer_bytes(const Case&, const BenchOptions&, Parts);
 /// Memory alone. Throws MemoryError, or std::bad_alloc.
-Layer allocate_layer(Backend&, const Case&, const analysis::LayerSizes&, Parts);
-/// Fills q, k, v with noise of unit variance.
+Layer allocate_layer(Backend&, const Case&, const BenchOptions&, Parts);
+/// Fills q, k, v with noise of unit variance, which repeats itself after some megabytes.
 void fill_attention(Backend&, Layer&, uint64_t seed);
-/// Fills index_q and index_k: noise for "random", planted for "structured".
+/// Fills the operands of index_select, alike in every element: noise for "random", planted for
+/// "structured".
 void fill_index(Backend&, const Case&, Layer&, const std::string& selection, uint64_t seed);
 /// Copies the operands, so that another layer computes the same in other memory.
 void copy_operands(Backend&, const Layer& from, Layer& to, Parts);

@@ -26,19 +26,18 @@ const About kAbout{
         "- chunk: the last 16K queries, at most N / 2; N 32K, 128K, 173824\n"
         "- short: the last 171 and 347 queries; N 18K, 132K\n"
         "- pack: N tokens in 2, 16 and 206 sequences; N 192K\n"
-        "- decode: --batch sequences, 1 and 8 queries each; N 32K, 128K, 1M\n"
+        "- decode: --batch sequences, 1 and 8 queries each; N 32K, 128K, 1M, at most 8M in all\n"
         "- top-k: k of N / Bk and 2 k of 2 N / Bk scores for N queries, select_blocks alone; "
         "N 128K, 512K\n\n"
         "Selections are what index_select makes of the index operands: noise (random), or a\n"
         "planted sink, diagonal and slowly moving stripes (structured, as msa-synth plants them).\n"
         "A layer is index_select and sparse_attention, nothing waited for in between. block_mass\n"
-        "runs on square cases only. Before a stage is timed, sampled rows of its result are "
-        "checked\n"
-        "against the reference backend.",
+        "runs on square cases, of up to 128K unless --tokens says more. Before a stage is timed,\n"
+        "sampled rows of its result are checked against the reference backend.",
 };
 
-const std::vector<std::string> kStages{"select_blocks", "index_select", "sparse_attention",
-                                       "layer",         "block_mass",   "dense_attention"};
+const std::vector<std::string> kStages{"select_blocks", "block_mass",       "dense_attention",
+                                       "index_select",  "sparse_attention", "layer"};
 const std::vector<std::string> kCases{"square", "chunk", "short", "pack", "decode", "top-k"};
 const std::vector<std::string> kSelections{"structured", "random"};
 const std::vector<LoopOrder> kOrders{LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer};
@@ -60,7 +59,7 @@ po::options_description describe(BenchOptions& o, Words& w) {
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
          "cuda, cpu or reference")  //
         ("stages", po::value(&w.stages)->value_name("NAME,..."),
-         (join(kStages) + "; default: all but dense_attention").c_str())  //
+         (join(kStages) + "; default: all").c_str())  //
         ("cases", po::value(&w.cases)->value_name("NAME,..."),
          (join(kCases) + ", see below; default: all").c_str())  //
         ("selection", po::value(&w.selections)->value_name("NAME,..."),
@@ -81,8 +80,8 @@ po::options_description describe(BenchOptions& o, Words& w) {
         ("top-k", size(w.top_k, "BLOCKS"), "k; default: the model's, else 16")              //
         ("element", po::value(&w.element)->value_name("TYPE"),
          "of operands and outputs: bf16 or f32; default: bf16 on cuda, else f32")  //
-        ("index-element", po::value(&w.index_element)->value_name("TYPE"),
-         "of index_q and index_k: bf16, f32 or e4m3; default: as --element")  //
+        ("index-element", po::value(&w.index_element)->value_name("TYPE,..."),
+         "of index_q and index_k: bf16, f32, e4m3; default: as --element, on cuda e4m3 too")  //
         ("samples", po::value(&o.samples)->default_value(o.samples)->value_name("N"),
          "timed samples per measurement; fewer where they take more than 10 s")  //
         ("seed", po::value(&w.seed)->default_value(w.seed)->value_name("N"),
@@ -92,10 +91,10 @@ po::options_description describe(BenchOptions& o, Words& w) {
     return d;
 }
 
-/// The names of a list, all of them known; of an empty one, the first `by_default` of those.
+/// The names of a list, all of them known; an empty one stands for all.
 std::vector<std::string> known_list(const std::string& option, const std::string& list,
-                                    const std::vector<std::string>& known, size_t by_default) {
-    if (list.empty()) return {known.begin(), known.begin() + static_cast<ptrdiff_t>(by_default)};
+                                    const std::vector<std::string>& known) {
+    if (list.empty()) return known;
     std::vector<std::string> names = split_list(option, list);
     for (const std::string& name : names) choice(option, name, known);
     return names;
@@ -126,10 +125,13 @@ void read_sizes(const Words& w, BenchOptions& o) {
     o.sizes.element = o.backend == "cuda" ? Element::bf16 : Element::f32;
     if (!w.element.empty())
         o.sizes.element = read_element("element", w.element, {Element::bf16, Element::f32});
-    o.sizes.index_element = o.sizes.element;
-    if (!w.index_element.empty())
-        o.sizes.index_element = read_element("index-element", w.index_element,
-                                             {Element::bf16, Element::f32, Element::e4m3});
+    o.index_elements = {o.sizes.element};
+    if (o.backend == "cuda") o.index_elements.push_back(Element::e4m3);
+    if (w.index_element.empty()) return;
+    o.index_elements.clear();
+    for (const std::string& name : split_list("index-element", w.index_element))
+        o.index_elements.push_back(
+            read_element("index-element", name, {Element::bf16, Element::f32, Element::e4m3}));
 }
 
 }  // namespace
@@ -143,13 +145,12 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     BenchOptions o;
     Words w;
     if (!parse_command_line(kAbout, describe(o, w), "", args, out)) return std::nullopt;
-    // dense_attention only where asked for: a plain kernel, slow and no baseline.
-    o.stages = known_list("stages", w.stages, kStages, kStages.size() - 1);
-    o.cases = known_list("cases", w.cases, kCases, kCases.size());
-    o.selections = known_list("selection", w.selections, kSelections, kSelections.size());
+    o.stages = known_list("stages", w.stages, kStages);
+    o.cases = known_list("cases", w.cases, kCases);
+    o.selections = known_list("selection", w.selections, kSelections);
     std::vector<std::string> orders;
     for (LoopOrder order : kOrders) orders.emplace_back(to_string(order));
-    for (const std::string& name : known_list("order", w.orders, orders, orders.size()))
+    for (const std::string& name : known_list("order", w.orders, orders))
         o.orders.push_back(kOrders[choice("order", name, orders)]);
     if (!w.tokens.empty()) o.tokens = integer_list("tokens", w.tokens);
     o.batches = integer_list("batch", w.batches);

@@ -22,6 +22,7 @@ struct BenchOptions {
     std::vector<int64_t> batches;                        // sequences of a decode step
     std::string model;
     analysis::LayerSizes sizes;  // all but the tokens
+    std::vector<Element> index_elements;
     int64_t samples = 9;
     uint64_t seed = 0;
     std::string out;  // record; empty: none

@@ -23,7 +23,7 @@ std::string time_text(double microseconds) {
 
 std::string words_of(const ordered_json& m) {
     std::string words = m["stage"];
-    for (const char* part : {"selection", "order"})
+    for (const char* part : {"selection", "order", "index_element"})
         if (m.contains(part)) words += " " + m[part].get<std::string>();
     return words;
 }
@@ -33,10 +33,10 @@ double value_or_nan(const ordered_json& m, const char* key) {
 }
 
 ordered_json sizes_json(const analysis::LayerSizes& s) {
-    return {{"query_heads", s.query_heads},    {"kv_heads", s.kv_heads},
-            {"head_dim", s.head_dim},          {"index_dim", s.index_dim},
-            {"block_size", s.block_size},      {"top_k", s.top_k},
-            {"element", to_string(s.element)}, {"index_element", to_string(s.index_element)}};
+    return {{"query_heads", s.query_heads},   {"kv_heads", s.kv_heads},
+            {"head_dim", s.head_dim},         {"index_dim", s.index_dim},
+            {"block_size", s.block_size},     {"top_k", s.top_k},
+            {"element", to_string(s.element)}};
 }
 
 }  // namespace
@@ -75,18 +75,26 @@ void Record::add(const Case& c, const Measurement& m) {
                       {"stage", m.stage}};
     if (!m.selection.empty()) json["selection"] = m.selection;
     if (!m.order.empty()) json["order"] = m.order;
+    if (!m.index_element.empty()) json["index_element"] = m.index_element;
     if (!m.skipped.empty()) {
         json["skipped"] = m.skipped;
     } else {
         const double us = median(m.timing.samples_us), seconds = us * kMicro;
         if (m.union_of_8) json["union_of_8"] = *m.union_of_8;
         json["checked_rows"] = m.checked_rows;
+        json["answered_by"] = m.answered_by;
         json["flops"] = m.flops;
         json["bytes"] = m.bytes;
         json["calls_per_sample"] = m.timing.calls;
+        json["captured"] = m.timing.captured;
         json["median_us"] = us;
         json["flops_per_second"] = m.flops / seconds;
         json["share_of_copy"] = m.bytes / seconds / copy_rate_;
+        if (m.stage == "layer")
+            for (const ordered_json& other : json_["measurements"])
+                if (other["case"] == c.name && other["stage"] == "dense_attention" &&
+                    other.contains("median_us"))
+                    json["speed_up"] = other["median_us"].get<double>() / us;
         json["samples_us"] = m.timing.samples_us;
     }
     json_["measurements"].push_back(json);
@@ -113,8 +121,9 @@ void Record::print(std::ostream& out) const {
     out << json_["device"].get<std::string>() << "; copy " << number_text(copy_rate_ / kTera)
         << " TB/s\nHq " << s.query_heads << ", Hkv " << s.kv_heads << ", dh " << s.head_dim
         << ", didx " << s.index_dim << ", Bk " << s.block_size << ", k " << s.top_k << ", "
-        << to_string(s.element) << ", index " << to_string(s.index_element) << "\n\n";
-    Table table({"case", "stage", "union\nof 8", "us", "spread", "TFLOP/s", "of copy\nrate"});
+        << to_string(s.element) << "\n\n";
+    Table table({"case", "stage", "union\nof 8", "us", "spread", "TFLOP/s", "of copy\nrate",
+                 "over\ndense"});
     for (const ordered_json& m : json_["measurements"]) {
         if (m.contains("skipped")) continue;
         const std::vector<double> samples = m["samples_us"];
@@ -122,8 +131,8 @@ void Record::print(std::ostream& out) const {
         const double us = m["median_us"], flops = m["flops_per_second"];
         table.add({m["case"], words_of(m), fixed_text(value_or_nan(m, "union_of_8"), 1),
                    fixed_text(us, 1), fixed_text((*most - *least) / us, 3),
-                   flops > 0 ? number_text(flops / kTera) : "-",
-                   fixed_text(m["share_of_copy"], 3)});
+                   flops > 0 ? number_text(flops / kTera) : "-", fixed_text(m["share_of_copy"], 3),
+                   fixed_text(value_or_nan(m, "speed_up"), 2)});
     }
     if (!table.empty()) table.print(out);
     for (const ordered_json& m : json_["measurements"])

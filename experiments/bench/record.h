@@ -16,10 +16,11 @@ namespace msa::experiments {
 
 struct Measurement {
     std::string stage = {};
-    std::string selection = {}, order = {};  // empty where the stage has none
-    double flops = 0, bytes = 0;             // of one call, from analysis/cost_model
-    std::optional<double> union_of_8 = {};   // blocks that 8 neighbouring queries select together
+    std::string selection = {}, order = {}, index_element = {};  // empty where it has none
+    double flops = 0, bytes = 0;            // of one call, from analysis/cost_model
+    std::optional<double> union_of_8 = {};  // blocks that 8 neighbouring queries select together
     int64_t checked_rows = 0;
+    std::string answered_by = {};  // of the backend
     Timing timing = {};
     std::string skipped = {};  // why there is no timing
 };

@@ -17,7 +17,9 @@ namespace {
 // Calls in a row hide the latency of a launch, as in serving, and each has a layer of its own, so
 // that none finds its operands in the cache.
 constexpr int64_t kMostLayers = 8, kLayerBytes = int64_t{1} << 34;  // bytes of all together
+constexpr int64_t kUncached = int64_t{1} << 26;                     // elements of four bytes
 constexpr int64_t kUnionQueries = 65536;
+constexpr int64_t kMostMassTokens = 128 << 10;  // 1M take half a minute
 constexpr int64_t kMassQueries = 8192;  // block_mass goes in pieces, as msa-analyze takes it
 
 /// Bytes that this machine's processes may still take; as good as endless where it does not say.
@@ -54,7 +56,8 @@ public:
         if (!parts_.index && !parts_.attention) return;
         Measurement all{.stage = "all stages"};
         if (!fits(all, [&] { make_layers(); })) return;
-        if (o_.wants("block_mass") && case_.kind == "square")
+        if (o_.wants("block_mass") && case_.kind == "square" &&
+            (!o_.tokens.empty() || p_.queries() <= kMostMassTokens))
             guarded({.stage = "block_mass"}, [&](Measurement& m) { block_mass(m); });
         if (o_.wants("dense_attention"))
             guarded({.stage = "dense_attention"}, [&](Measurement& m) { dense_attention(m); });
@@ -87,7 +90,7 @@ private:
     }
 
     void make_layers() {
-        const int64_t each = layer_bytes(case_, o_.sizes, parts_);
+        const int64_t each = layer_bytes(case_, o_, parts_);
         if (backend_.space() == Space::host && each > available_host_bytes())
             throw MemoryError(text("it needs ", each, " bytes, this machine has ",
                                    available_host_bytes(), " left"));
@@ -95,10 +98,10 @@ private:
         const int64_t count = backend_.space() == Space::host
                                   ? 1
                                   : std::clamp<int64_t>(kLayerBytes / each, 1, kMostLayers);
-        layers_.push_back(allocate_layer(backend_, case_, o_.sizes, parts_));
+        layers_.push_back(allocate_layer(backend_, case_, o_, parts_));
         try {
             while (std::ssize(layers_) < count)
-                layers_.push_back(allocate_layer(backend_, case_, o_.sizes, parts_));
+                layers_.push_back(allocate_layer(backend_, case_, o_, parts_));
         } catch (const MemoryError&) {
             layers_.resize(1);  // one does; leave room for the backend's own needs
         }
@@ -134,9 +137,12 @@ private:
         };
         meter_.poison(ids.data(), ids.size() * int64_t{sizeof(int32_t)});
         call(0);
+        m.answered_by = backend_.answered_by();
         m.checked_rows = check_.select_blocks(in, ids);
         m.bytes = analysis::select_blocks_bytes(p_, case_.top_k);
-        m.timing = meter_.time(call, 1, o_.samples);
+        // Scores that no cache holds need no copies.
+        m.timing =
+            meter_.time(call, element_count(in.shape()) > kUncached ? kMostLayers : 1, o_.samples);
     }
 
     void block_mass(Measurement& m) {
@@ -162,6 +168,7 @@ private:
             }
         });
         m.checked_rows = std::ssize(queries);
+        m.answered_by = backend_.answered_by();
         m.flops = analysis::block_mass_flops(p_);
         m.bytes = analysis::block_mass_bytes(p_, o_.sizes.element);
         m.timing = time([&](Layer& layer) { call(layer, [](QueryRange) {}); });
@@ -173,6 +180,7 @@ private:
         };
         poison();
         call(layers_[0]);
+        m.answered_by = backend_.answered_by();
         m.checked_rows = check_.dense_attention(layers_[0]);
         m.flops = analysis::dense_attention_flops(p_);
         m.bytes = analysis::dense_attention_bytes(p_, o_.sizes.element);
@@ -188,36 +196,48 @@ private:
             .mean_union();
     }
 
-    void select(Layer& layer) {
-        backend_.index_select(p_, {.top_k = case_.top_k}, layer.index(), layer.ids);
+    void select(Layer& layer, size_t element) {
+        const IndexOperands& index = layer.index[element];
+        backend_.index_select(p_, {.top_k = case_.top_k}, {index.q, index.k}, layer.ids);
     }
     void attend(Layer& layer, LoopOrder order) {
         backend_.sparse_attention(p_, layer.attention(), layer.ids, layer.result(), order);
     }
 
-    /// The stages that live on one kind of selection; all need its ids, checked.
+    /// The stages that live on one kind of selection. sparse_attention takes what index_select
+    /// makes of the first element's operands.
     void with_selection(const std::string& selection) {
         Measurement index{.stage = "index_select", .selection = selection};
-        if (!fits(index, [&] {
-                fill_index(backend_, case_, layers_[0], selection, o_.seed);
-                poison_ids();
-                select(layers_[0]);
-                index.checked_rows = check_.index_select(layers_[0]);
-            }))
+        if (!fits(index, [&] { fill_index(backend_, case_, layers_[0], selection, o_.seed); }))
             return;
         copy_to_others({.index = true});
+        for (size_t n = 0; n < o_.index_elements.size(); ++n) {
+            index.index_element = to_string(o_.index_elements[n]);
+            with_index(index, n);
+        }
+    }
+    void with_index(Measurement index, size_t element) {
+        if (!fits(index, [&] {
+                poison_ids();
+                select(layers_[0], element);
+                index.answered_by = backend_.answered_by();
+                index.checked_rows = check_.index_select(layers_[0], layers_[0].index[element]);
+            }))
+            return;
         const Tensor<int32_t, 3> ids = backend_.download(std::as_const(layers_[0].ids).view());
+        copy_to_others({.index = true});
         index.union_of_8 = union_of_8(ids);
         index.flops = analysis::index_scores_flops(p_);
-        index.bytes = analysis::index_select_bytes(p_, o_.sizes.index_element, case_.top_k);
+        index.bytes = analysis::index_select_bytes(p_, o_.index_elements[element], case_.top_k);
         if (o_.wants("index_select"))
-            guarded(index,
-                    [&](Measurement& m) { m.timing = time([&](Layer& layer) { select(layer); }); });
-        Measurement sparse{.stage = "sparse_attention", .selection = selection};
+            guarded(index, [&](Measurement& m) {
+                m.timing = time([&](Layer& layer) { select(layer, element); });
+            });
+        Measurement sparse{.stage = "sparse_attention", .selection = index.selection};
         sparse.union_of_8 = index.union_of_8;
         sparse.flops = analysis::sparse_attention_flops(p_, ids);
         sparse.bytes = analysis::sparse_attention_bytes(p_, ids, o_.sizes.element);
-        if (o_.wants("sparse_attention"))
+        if (o_.wants("sparse_attention") && element == 0)
             for (LoopOrder order : o_.orders) {
                 sparse.order = to_string(order);
                 guarded(sparse, [&](Measurement& m) { sparse_attention(m, order); });
@@ -225,27 +245,30 @@ private:
         Measurement whole = sparse;
         whole.stage = "layer";
         whole.order = "";
+        whole.index_element = index.index_element;
         whole.flops += index.flops;
         whole.bytes += index.bytes;
-        if (o_.wants("layer")) guarded(whole, [&](Measurement& m) { layer(m); });
+        if (o_.wants("layer")) guarded(whole, [&](Measurement& m) { layer(m, element, ids); });
     }
 
     void sparse_attention(Measurement& m, LoopOrder order) {
         poison();
         attend(layers_[0], order);
+        m.answered_by = backend_.answered_by();
         m.checked_rows = check_.sparse_attention(layers_[0]);
         m.timing = time([&](Layer& layer) { attend(layer, order); });
     }
 
-    void layer(Measurement& m) {
+    void layer(Measurement& m, size_t element, View<const int32_t, 3> ids) {
         const auto call = [&](Layer& layer) {
-            select(layer);
+            select(layer, element);
             attend(layer, LoopOrder::automatic);
         };
         poison();
         poison_ids();
         call(layers_[0]);
-        check_.index_select(layers_[0]);
+        m.answered_by = backend_.answered_by();
+        check_.same_ids(ids, layers_[0]);
         m.checked_rows = check_.sparse_attention(layers_[0]);
         m.timing = time(call);
     }

@@ -5,14 +5,27 @@ namespace msa::experiments {
 
 Attention attend(Backend& backend, const Problem& p, const AttentionInput& in,
                  View<const int32_t, 3> ids) {
-    auto out = backend.make<float, 3>({p.queries(), p.query_heads, p.head_dim});
+    const Shape<3> shape{p.queries(), p.query_heads, p.head_dim};
     auto lse = backend.make<float, 2>({p.queries(), p.query_heads});
-    const AttentionOutput to{View<float, 3>(out), lse};
-    if (ids)
-        backend.sparse_attention(p, in, ids, to);
-    else
-        backend.dense_attention(p, in, to);
-    backend.finish();
+    const auto run = [&](Out<3> out) {
+        if (ids)
+            backend.sparse_attention(p, in, ids, {out, lse});
+        else
+            backend.dense_attention(p, in, {out, lse});
+        backend.finish();
+    };
+    if (in.q.element() == Element::bf16) {
+        auto out = backend.make<bf16, 3>(shape);
+        run(out);
+        const Tensor<bf16, 3> stored = backend.download(out.view());
+        Tensor<float, 3> values(shape);
+#pragma omp parallel for
+        for (int64_t i = 0; i < values.size(); ++i)
+            values.data()[i] = static_cast<float>(stored.data()[i]);
+        return {std::move(values), backend.download(lse.view())};
+    }
+    auto out = backend.make<float, 3>(shape);
+    run(out);
     if (backend.space() == Space::host) return {std::move(out), std::move(lse)};
     return {backend.download(out.view()), backend.download(lse.view())};
 }

@@ -2,24 +2,39 @@
 // Calls of a backend from host tensors, with results on the host, wherever the backend works.
 #pragma once
 
+#include <utility>
+
 #include "core/backend.h"
+#include "core/half.h"
 
 namespace msa::experiments {
 
-/// An operand in the backend's space: the host view itself, or an uploaded copy.
+/// An operand in the backend's space: the host view itself, or a copy on the device, there in
+/// float or rounded to bf16, as tuned kernels take it.
 template <int Rank>
 class Operand {
 public:
-    Operand(Backend& backend, View<const float, Rank> host) : view_(host) {
+    Operand(Backend& backend, View<const float, Rank> host, Element on_device = Element::f32)
+        : view_(host) {
         if (backend.space() == Space::host) return;
-        copy_ = backend.upload(host);
-        view_ = copy_.view();
+        if (on_device == Element::f32) {
+            copy_ = backend.upload(host);
+            view_ = copy_;
+            return;
+        }
+        MSA_CHECK(on_device == Element::bf16);
+        Tensor<bf16, Rank> rounded(host.shape());
+#pragma omp parallel for
+        for (int64_t i = 0; i < host.size(); ++i) rounded.data()[i] = bf16(host.data()[i]);
+        rounded_ = backend.upload(std::as_const(rounded).view());
+        view_ = rounded_;
     }
     operator In<Rank>() const { return view_; }
 
 private:
     Tensor<float, Rank> copy_;
-    View<const float, Rank> view_;
+    Tensor<bf16, Rank> rounded_;
+    In<Rank> view_;
 };
 
 template <int Rank>
@@ -32,7 +47,8 @@ struct Attention {
     Tensor<float, 2> lse;  // [Nq, Hq]
 };
 
-/// Attention over the blocks `ids` [Nq, Hkv, k] in the backend's space; dense without ids.
+/// Attention over the blocks `ids` [Nq, Hkv, k] in the backend's space; dense without ids. The
+/// output is rounded to the operands' element on the way.
 Attention attend(Backend&, const Problem&, const AttentionInput&, View<const int32_t, 3> ids);
 
 /// Attention over the blocks `ids` on the host.

@@ -129,6 +129,15 @@ struct __align__(1024) RowStage {
     }
 };
 
+/// Has one of this thread's two rows a NaN in its columns?
+template <int Outs>
+__device__ bool has_nan(const float (&out)[Outs], int side, float factor) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < Outs / 4; ++j) sum += out[4 * j + 2 * side] + out[4 * j + 2 * side + 1];
+    return isnan(sum * factor);
+}
+
 /// Stores one of this thread's two rows, bf16: `to` is the row's first element, 16-byte aligned.
 /// All four threads of the row take part; those with `wanted` false store nothing.
 template <int Outs>

@@ -94,11 +94,13 @@ template <typename Shape>
 struct RowOperand {
     uint32_t word[4 * Shape::kSteps];
 
-    __device__ void load(const char* base, int64_t query_bytes, int heads, int rows, int row) {
+    /// `row`: those of this thread.
+    __device__ void load(const char* base, int64_t query_bytes, int heads, int rows,
+                         const int (&row)[2]) {
         const int quad = threadIdx.x % 4;
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            const int r = row + 8 * side;
+            const int r = row[side];
             const char* const from =
                 base + r / heads * query_bytes + r % heads * int64_t{Shape::kRowBytes} + 4 * quad;
 #pragma unroll

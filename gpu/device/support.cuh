@@ -33,21 +33,29 @@ inline KeySupport key_support(const Call& call, View<const int32_t, 3> ids) {
             call.visible};
 }
 
+/// The `part` of the heads of one query and group, by a whole thread block.
+template <typename T>
+__device__ void attend_to_support(const Heads<T>& in, const HeadTiling& tiling,
+                                  const KeySupport& support, int64_t query, int64_t group,
+                                  int64_t part, const Output& out, float* lse, float* shared) {
+    const auto row_of = [&](int r) {
+        return tiling.row(r, {query, query + 1}, group, part, in.heads, support.visible);
+    };
+    Attended state;
+    attend(
+        in, group, row_of, support.spans(),
+        [&](int64_t slot) { return support.span(query, group, slot); }, shared, state);
+    finish_rows(
+        state, row_of, in.width, [&](const TileRow& row, int) { return in.number(row); }, out, lse);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     attend_to_support_kernel(Heads<T> in, HeadTiling tiling, KeySupport support, Output out,
                              float* lse) {
     extern __shared__ float4 shared[];
-    const int64_t query = blockIdx.x, group = blockIdx.y;
-    const auto row_of = [&](int r) {
-        return tiling.row(r, {query, query + 1}, group, blockIdx.z, in.heads, support.visible);
-    };
-    Attended state;
-    attend(
-        in, group, row_of, support.spans(),
-        [&](int64_t slot) { return support.span(query, group, slot); }, &shared[0].x, state);
-    finish_rows(
-        state, row_of, in.width, [&](const TileRow& row, int) { return in.number(row); }, out, lse);
+    attend_to_support(in, tiling, support, blockIdx.x, blockIdx.y, blockIdx.z, out, lse,
+                      &shared[0].x);
 }
 
 /// out [Nq, heads, width], or absent where the heads have no values, and lse [Nq, heads].

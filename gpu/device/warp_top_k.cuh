@@ -70,7 +70,7 @@ struct WarpTopK {
 };
 
 /// Writes the ids of one row: the best `kept` blocks of the list and the forced ones, ascending,
-/// padded with -1 to k <= 32.
+/// padded with -1 to k <= 32; nowhere when `ids` is null.
 __device__ inline void write_ids(const WarpTopK& list, int k, int visible, int forced_first,
                                  int forced_local, int32_t* ids) {
     const int lane = threadIdx.x % kWarp;
@@ -83,7 +83,7 @@ __device__ inline void write_ids(const WarpTopK& list, int k, int visible, int f
     if (lane >= kept + first) id = visible - local + (lane - kept - first);
     if (lane >= kept + first + local) id = INT32_MAX;
     id = -sort_descending(-id);
-    if (lane < k) ids[lane] = id == INT32_MAX ? -1 : id;
+    if (lane < k && ids != nullptr) ids[lane] = id == INT32_MAX ? -1 : id;
 }
 
 }  // namespace msa::cuda

@@ -75,10 +75,12 @@ __global__ void __launch_bounds__(ManyRows::kThreads, 1)
     more_registers<ManyRows::kConsumerRegisters>();
     RowOperand<Shape> operand[2];
     const int64_t query_bytes = int64_t{args.query_heads} * Shape::kRowBytes;
-    for (int half = 0; half < 2; ++half)
+    for (int half = 0; half < 2; ++half) {
+        const int row = first_row<ManyRows>(warpgroup, half);
         operand[half].load(static_cast<const char*>(args.q) + tile.query * query_bytes +
                                int64_t{group} * heads * Shape::kRowBytes,
-                           query_bytes, heads, rows, first_row<ManyRows>(warpgroup, half));
+                           query_bytes, heads, rows, {row, row + 8});
+    }
 
     const int lane = threadIdx.x % kWarp;
     const int warp_rows[2] = {first_row<ManyRows>(warpgroup, 0) - lane / 4,

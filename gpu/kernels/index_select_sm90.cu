@@ -12,9 +12,15 @@ namespace {
 using namespace sm90;
 static_assert(kIndexTileRows == ManyRows::kRows && kIndexFewRows == FewRows::kRows);
 
+#ifndef RING_KB
+#define RING_KB 64
+#define REHEARSED 1
+#endif
+constexpr int kFewRingBytes = RING_KB << 10;
+
 template <typename Shape, typename Rows, int Kept>
 struct Shared {
-    static constexpr int kRingBytes = Rows::kConsumers == 2 ? 131072 : Kept <= 16 ? 98304 : 65536;
+    static constexpr int kRingBytes = Rows::kConsumers == 2 ? 131072 : kFewRingBytes;
     static constexpr int kStages = kRingBytes / Shape::kTileBytes;
     char tiles[kStages][Shape::kTileBytes];
     RowBuffer<Rows> scores;
@@ -23,6 +29,13 @@ struct Shared {
     int kept[Rows::kRows];             // places for them
     Ring<kStages> ring;
 };
+
+/// The tile's row at a place: neighbours are with different warps, so that few keep all busy.
+template <typename Rows>
+__device__ int row_at(int place) {
+    constexpr int kWarps = Rows::kRows / 16;
+    return place % 16 * kWarps + place / 16;
+}
 
 /// Blocks with a visible token, and places that the forced ones leave.
 struct RowRule {
@@ -35,27 +48,37 @@ struct RowRule {
     }
 };
 
-/// Merges columns [0, count) of the buffer, blocks from `block` on, into the warp's row.
+/// The lists of one row that the splits made, and the first key of each once more.
+template <int Kept>
+struct SplitLists {
+    uint64_t *heads, *lists;
+    __device__ SplitLists(const IndexSelectArgs& args, int64_t row)
+        : heads(args.partial + row * args.splits * (Kept + 1)), lists(heads + args.splits) {}
+    __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
+};
+
+/// Merges columns [0, count) of the buffer, blocks from `block` on, into the warp's row at `place`.
 template <typename S>
-__device__ void merge_row(S& shared, const DeviceRule& rule, float scale, int row, int block,
+__device__ void merge_row(S& shared, const DeviceRule& rule, float scale, int place, int block,
                           int count) {
     constexpr int kKept = sizeof(shared.list[0]) / sizeof(uint64_t);
     const int lane = threadIdx.x % kWarp, id = block + lane;
-    WarpTopK list{lane < kKept ? shared.list[row][lane] : 0};
-    const bool candidate = lane < count && id >= rule.forced_first && id < shared.limit[row];
-    const uint64_t key = candidate ? candidate_key(scale * shared.scores.at(row, lane), id) : 0;
-    const int kept = shared.kept[row];
+    WarpTopK list{lane < kKept ? shared.list[place][lane] : 0};
+    const bool candidate = lane < count && id >= rule.forced_first && id < shared.limit[place];
+    const uint64_t key = candidate ? candidate_key(scale * shared.scores.at(place, lane), id) : 0;
+    const int kept = shared.kept[place];
     const uint32_t wanted = __ballot_sync(kAllLanes, kept > 0 && key > list.threshold(kept));
     if (wanted == 0) return;
     list.offer(key, wanted);
-    if (lane < kKept) shared.list[row][lane] = list.key;
+    if (lane < kKept) shared.list[place][lane] = list.key;
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
 __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     index_select(const __grid_constant__ IndexSelectArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    auto& shared = *reinterpret_cast<Shared<Shape, Rows, Kept>*>(memory);
+    using S = Shared<Shape, Rows, Kept>;
+    auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
     constexpr int kTilesPerMerge = 32 / kBlocksPerTile;
 
@@ -68,43 +91,49 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     };
     const int first_tile = split_start(static_cast<int>(blockIdx.y));
     const int count = split_start(static_cast<int>(blockIdx.y) + 1) - first_tile;
+    const int64_t first_key = tile.key + int64_t{first_tile} * kTileKeys;
 
-    wait_for_previous_kernel();
-    let_next_kernel_start();
     if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
-    for (int row = threadIdx.x; row < Rows::kRows; row += Rows::kThreads) {
+    for (int place = threadIdx.x; place < Rows::kRows; place += Rows::kThreads) {
+        const int row = row_at<Rows>(place);
         const RowRule own(args.rule,
                           row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
                           BlockSize);
-        shared.limit[row] = own.limit;
-        shared.kept[row] = own.kept;
-        for (int i = 0; i < Kept; ++i) shared.list[row][i] = 0;
+        shared.limit[place] = own.limit;
+        shared.kept[place] = own.kept;
+        for (int i = 0; i < Kept; ++i) shared.list[place][i] = 0;
     }
     __syncthreads();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == Rows::kConsumers) {
         fewer_registers<24>();
-        if (threadIdx.x % kWarpgroup == 0)
-            produce<Shape>(&args.index_k, 0, tile.key + int64_t{first_tile} * kTileKeys, count,
-                           shared.tiles[0], shared.ring);
+        if (threadIdx.x % kWarpgroup == 0) {
+            if (!args.keys_settled) wait_for_previous_kernel();
+            produce<Shape>(&args.index_k, 0, first_key, count, shared.tiles[0], shared.ring);
+        }
         return;
     }
+    wait_for_previous_kernel();
+    let_next_kernel_start();
     more_registers<Rows::kConsumerRegisters>();
     RowOperand<Shape> operand[Rows::kHalves];
     const int64_t query_bytes = int64_t{args.groups} * Shape::kRowBytes;
-    for (int half = 0; half < Rows::kHalves; ++half)
+    for (int half = 0; half < Rows::kHalves; ++half) {
+        const int place = first_row<Rows>(warpgroup, half);
         operand[half].load(static_cast<const char*>(args.index_q) + tile.query * query_bytes,
-                           query_bytes, args.groups, rows, first_row<Rows>(warpgroup, half));
+                           query_bytes, args.groups, rows,
+                           {row_at<Rows>(place), row_at<Rows>(place + 8)});
+    }
 
     const int lane = threadIdx.x % kWarp;
-    const int warp_row = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
+    const int warp_place = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
     auto merge = [&](int half, int t) {  // the tiles of the current round up to t
         const int in_round = t % kTilesPerMerge;
         __syncwarp();
-        const int first = warp_row + half * kHalfRows;
-        for (int row = first; row < min(first + 16, rows); ++row)
-            merge_row(shared, args.rule, args.scale, row,
+        const int first = warp_place + half * kHalfRows;
+        for (int place = first; place < first + 16 && row_at<Rows>(place) < rows; ++place)
+            merge_row(shared, args.rule, args.scale, place,
                       (first_tile + t - in_round) * kBlocksPerTile,
                       (in_round + 1) * kBlocksPerTile);
         __syncwarp();
@@ -121,7 +150,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
 #pragma unroll
                     for (int b = 0; b < kBlocksPerTile; ++b)
                         if (lane % 4 == side)
-                            shared.scores.at(warp_row + half * kHalfRows + lane / 4 + 8 * side,
+                            shared.scores.at(warp_place + half * kHalfRows + lane / 4 + 8 * side,
                                              column + b) = best[b];
                 }
                 if (t % kTilesPerMerge == kTilesPerMerge - 1 || t == count - 1) merge(half, t);
@@ -130,56 +159,102 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     __syncwarp();
     for (int half = 0; half < Rows::kHalves; ++half) {
         for (int i = 0; i < 16; ++i) {
-            const int row = warp_row + half * kHalfRows + i;
+            const int place = warp_place + half * kHalfRows + i, row = row_at<Rows>(place);
             if (row >= rows) break;
             const int64_t out_row = tile.query * args.groups + row;
-            const WarpTopK list{lane < Kept ? shared.list[row][lane] : 0};
+            const WarpTopK list{lane < Kept ? shared.list[place][lane] : 0};
             if (args.splits > 1) {
-                if (lane < Kept)
-                    args.partial[(out_row * args.splits + blockIdx.y) * Kept + lane] = list.key;
+                const SplitLists<Kept> to(args, out_row);
+                if (lane < Kept) to.list(blockIdx.y)[lane] = list.key;
+                if (lane == 0) to.heads[blockIdx.y] = list.key;
                 continue;
             }
-            const int visible = shared.limit[row] + args.rule.forced_local;
+            const int visible = shared.limit[place] + args.rule.forced_local;
             write_ids(list, args.rule.top_k, visible, args.rule.forced_first,
                       args.rule.forced_local, args.ids + out_row * args.rule.top_k);
         }
     }
 }
 
-/// Merges the lists of the splits: a thread block per row, a part of the keys per warp.
-constexpr int kMergeWarps = 16;
+/// Merges the lists of the splits: a warp per row. The k-th best of the lanes' best first keys
+/// bounds the k-th best key from below, so most lists are never read.
+constexpr int kMergeRows = 4;
 template <int Kept>
-__global__ void __launch_bounds__(kMergeWarps* kWarp)
+__global__ void __launch_bounds__(kMergeRows* kWarp)
     merge_splits(const __grid_constant__ IndexSelectArgs args) {
-    __shared__ uint64_t best[kMergeWarps][Kept];
-    wait_for_previous_kernel();
-    const int64_t row = blockIdx.x;
-    const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
-    const uint64_t* const keys = args.partial + row * args.splits * Kept;
+    constexpr int kHeads = kMostIndexSplits / kWarp;  // first keys of lists, per lane
+    constexpr int kListsAtOnce = kWarp / Kept, kLoads = 8;
+    __shared__ int16_t chosen[kMergeRows][kMostIndexSplits];
+    __shared__ uint64_t passed[kMergeRows][kLoads * kWarp];
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
-    WarpTopK list;
-    auto merge = [&](const uint64_t* from, int count, int first, int step) {
-        constexpr int kAhead = 4;  // loads in flight
-        for (int i = first; i < count && own.kept > 0; i += kAhead * step) {
-            uint64_t key[kAhead];
+    const uint32_t lower_lanes = (1U << lane) - 1;
+    const int64_t row = int64_t{blockIdx.x} * kMergeRows + warp;
+    let_next_kernel_start();
+    if (row >= args.queries * args.groups) return;
+    const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
+    const SplitLists<Kept> from(args, row);
+
+    // The keys that the kernel before streamed have driven these instructions out of L2. A
+    // rehearsal on no lists brings them back while that kernel ends.
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+        const bool live = pass == 1;
+        const int splits = live ? args.splits : REHEARSED;
+        if (live) wait_for_previous_kernel();
+        WarpTopK list;
+        uint64_t head[kHeads], best = 0;
 #pragma unroll
-            for (int n = 0; n < kAhead; ++n) {
-                const int at = i + n * step + lane;
-                key[n] = at < count ? from[at] : 0;
-            }
-#pragma unroll
-            for (int n = 0; n < kAhead; ++n)
-                list.offer(key[n], __ballot_sync(kAllLanes, key[n] > list.threshold(own.kept)));
+        for (int n = 0; n < kHeads; ++n) {
+            const int at = n * kWarp + lane;
+            head[n] = at < splits ? __ldcg(from.heads + at) : 0;
+            best = max(best, head[n]);
         }
-    };
-    merge(keys, args.splits * Kept, warp * kWarp, kMergeWarps * kWarp);
-    if (lane < Kept) best[warp][lane] = list.key;
-    __syncthreads();
-    if (warp != 0) return;
-    list.key = 0;
-    merge(best[0], kMergeWarps * Kept, 0, kWarp);
-    write_ids(list, args.rule.top_k, own.visible, args.rule.forced_first, args.rule.forced_local,
-              args.ids + row * args.rule.top_k);
+        const int above = max(0, own.kept - 1);  // how many lanes' best are better
+        int better = 0;
+        for (int step = 1; step < kWarp; ++step)
+            better += __shfl_sync(kAllLanes, best, lane ^ step) > best;
+        const uint32_t kth = __ballot_sync(kAllLanes, best != 0 && better == above);
+        const uint64_t least = kth == 0 ? 1 : __shfl_sync(kAllLanes, best, __ffs(kth) - 1);
+        int count = 0;
+#pragma unroll
+        for (int n = 0; n < kHeads; ++n) {
+            const bool reaches = head[n] >= least;
+            const uint32_t all = __ballot_sync(kAllLanes, reaches);
+            if (reaches)
+                chosen[warp][count + __popc(all & lower_lanes)] =
+                    static_cast<int16_t>(n * kWarp + lane);
+            count += __popc(all);
+        }
+        __syncwarp();
+        int first = 0;
+        do {
+            uint64_t key[kLoads];
+#pragma unroll
+            for (int n = 0; n < kLoads; ++n) {
+                const int at = first + n * kListsAtOnce + lane / Kept;
+                key[n] = at < count ? __ldcg(from.list(chosen[warp][at]) + lane % Kept) : 0;
+            }
+            const uint64_t bound = max(list.threshold(max(own.kept, 1)), least - 1);
+            int found = 0;
+#pragma unroll
+            for (int n = 0; n < kLoads; ++n) {
+                const uint32_t all = __ballot_sync(kAllLanes, key[n] > bound);
+                if (key[n] > bound) passed[warp][found + __popc(all & lower_lanes)] = key[n];
+                found += __popc(all);
+            }
+            __syncwarp();
+            int at = 0;
+            do {
+                const bool wanted = at + lane < found;
+                list.offer(wanted ? passed[warp][at + lane] : 0, __ballot_sync(kAllLanes, wanted));
+                at += kWarp;
+            } while (at < found);
+            __syncwarp();
+            first += kLoads * kListsAtOnce;
+        } while (first < count);
+        write_ids(list, args.rule.top_k, own.visible, args.rule.forced_first,
+                  args.rule.forced_local, live ? args.ids + row * args.rule.top_k : nullptr);
+    }
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
@@ -192,8 +267,9 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
     error = launch_early(kernel, grid, Rows::kThreads, kBytes, stream, args);
     if (args.splits == 1 || error != cudaSuccess) return error;
-    return launch_early(merge_splits<Kept>, static_cast<unsigned>(args.queries * args.groups),
-                        kMergeWarps * kWarp, 0, stream, args);
+    const int64_t rows = args.queries * args.groups;
+    return launch_early(merge_splits<Kept>, static_cast<unsigned>(ceil_div(rows, kMergeRows)),
+                        kMergeRows * kWarp, 0, stream, args);
 }
 
 template <typename Shape, typename Rows>

@@ -14,10 +14,12 @@ namespace msa::cuda {
 constexpr int kIndexTileRows = 256;  // (query, head) rows of a tile
 constexpr int kIndexTileKeys = 128;
 constexpr int kIndexFewRows = 64;  // where few queries share their keys: decode
+constexpr int kMostIndexSplits = 512;
 
 struct IndexSelectArgs {
     const void* index_q;     // [Nq, Hkv, didx]
     CUtensorMap index_k;     // [Nk, didx], boxes of 128 keys x 128 bytes
+    bool keys_settled;       // the call before does not write index_k: it may be read ahead
     int element_bytes;       // 2: bf16, 1: e4m3
     int index_dim;           // 64 or 128; e4m3: 128
     const QueryTile* tiles;  // the most work first
@@ -29,8 +31,8 @@ struct IndexSelectArgs {
     int block_size;           // 64 or 128
     float scale;              // above 0
     DeviceRule rule;          // top_k <= 32
-    int splits;               // parts of the key axis, so that few queries fill the chip
-    uint64_t* partial;        // [Nq, Hkv, splits, 16 or 32], where splits > 1
+    int splits;               // parts of the key axis, so that few queries fill the chip; <= 512
+    uint64_t* partial;        // [Nq, Hkv, splits * 33], where splits > 1
     int32_t* ids;             // [Nq, Hkv, k]
 };
 

@@ -12,7 +12,9 @@ namespace msa::cuda {
 /// Was this build made for the current device?
 bool kernels_run_here();
 
-void dense_attention_any(const Call&, const AttentionInput&, const AttentionOutput&);
+/// With `only_if`, which lies on the device, nothing is done where it is 0.
+void dense_attention_any(const Call&, const AttentionInput&, const AttentionOutput&,
+                         const int32_t* only_if = nullptr);
 void index_scores_any(const Call&, const IndexInput&, View<float, 3> scores);
 void select_blocks_any(const Call&, const SelectionRule&, View<const float, 3> scores,
                        View<int32_t, 3> ids);
@@ -21,6 +23,9 @@ void sparse_attention_q_outer_any(const Call&, const AttentionInput&, View<const
                                   const AttentionOutput&);
 void sparse_attention_kv_outer_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                                    const AttentionOutput&);
+/// The rows (query, group) of `range` that are marked, not 0, once more.
+void sparse_attention_repair_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
+                                 const AttentionOutput&, QueryRange range, const int32_t* marked);
 void block_mass_any(const Call&, In<3> q, In<3> k, const BlockMassOutput&);
 void index_kl_any(const Call&, const IndexInput&, In<3> q, In<3> k, View<const int32_t, 3> ids,
                   const IndexKlOutput&);

@@ -55,6 +55,7 @@ struct SparseWorkspace {
     IdSplit* splits;        // [queries, Hkv]
     void* partial_out;      // [queries, Hkv, k, G, dh] bf16
     float* partial_lse;     // [queries, Hkv, k, G], base 2
+    int32_t* marked;        // [queries, Hkv]; 1: the output has a NaN
 };
 
 struct SparseArgs {

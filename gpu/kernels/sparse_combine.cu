@@ -59,6 +59,10 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Spar
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             pairs[i] = __floats2bfloat162_rn(sum[2 * i] / total, sum[2 * i + 1] / total);
+        float all = 0;
+#pragma unroll
+        for (const float x : sum) all += x;
+        if (isnan(all / total)) args.workspace.marked[row] = 1;
         __syncwarp();
         *out = eight;
         if (channel == 0) args.lse[out_row] = (best + log2f(total)) * kLn2;

@@ -17,8 +17,7 @@ using namespace sm90;
 constexpr int kCluster = 8, kWarps = 4, kThreads = kWarps * kWarp;
 constexpr int kHeads = 16;  // rows of a matrix product
 constexpr int kStages = 2;
-constexpr int kParts = kCluster * kWarps;
-static_assert(kParts == kWarp && kHeads == 2 * kCluster);
+static_assert(kHeads == 2 * kCluster);
 
 template <int Dim, int BlockSize>
 struct Shared {
@@ -93,6 +92,12 @@ __device__ void clear_unseen(char* v, int first, int seen) {
     __syncwarp();
 }
 
+/// Weight of a part whose best score is `own` beside one of `best`. A part without a score, whose
+/// sums are 0 or (of NaN scores) NaN, keeps them.
+__device__ float weight_of(float own, float best, float scale) {
+    return own == -INFINITY ? 1 : exp2f((own - best) * scale);
+}
+
 template <int Dim, int BlockSize>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
     few_queries(const __grid_constant__ SparseArgs args) {
@@ -113,114 +118,155 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
         for (int s = 0; s < kStages; ++s) shared.k_full[s].init(1), shared.v_full[s].init(1);
         fence_barriers();
     }
-    wait_for_previous_kernel();  // the operands may come from it
     const int64_t first_row = query * args.query_heads + group * heads + first_head;
     const auto* const q = static_cast<const uint32_t*>(args.q) + first_row * (Dim / 2);
-    uint32_t rows[Dim / 4];
-#pragma unroll
-    for (int s = 0; s < Dim / 16; ++s)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int head = lane / 4 + 8 * (i % 2);
-            rows[4 * s + i] = first_head + head < heads
-                                  ? q[head * (Dim / 2) + 8 * s + 4 * (i / 2) + lane % 4]
-                                  : 0;
-        }
-    const KeyRange visible = args.visible[query];
-    __syncthreads();
-
     const int32_t* const ids = args.ids + row * args.top_k;
-    auto id_of = [&](int n) {
-        const int slot = rank + n * kCluster;
-        return slot < args.top_k ? ids[slot] : -1;
-    };
-    auto fetch = [&](int n, int id) {
-        if (threadIdx.x != 0 || id < 0) return;
-        const int stage = n % kStages;
-        const int key = static_cast<int>(visible.first) + id * BlockSize;
-        auto copy = [&](char* to, const CUtensorMap* map, Barrier& full) {
-            full.expect(S::kKeyBytes);
-            for (int box = 0; box < S::kBoxes; ++box)
-                copy_box(to + box * S::kKeyBox, map, group * Dim + 64 * box, key, &full);
-        };
-        copy(shared.tiles.k[stage], &args.k, shared.k_full[stage]);
-        copy(shared.tiles.v[stage], &args.v, shared.v_full[stage]);
-    };
-    int32_t ahead[kStages];
-    for (int n = 0; n < kStages; ++n) fetch(n, ahead[n] = id_of(n));
-
-    float out[Dim / 2] = {};
-    Softmax softmax;
+    const KeyRange visible = args.visible[query];
     const int first = warp * (BlockSize / kWarps);  // of the warp's keys
-    for (int n = 0; ahead[n % kStages] >= 0; ++n) {
-        const int stage = n % kStages;
-        const uint32_t parity = n / kStages % 2;
-        const int64_t seen = visible.count - int64_t{ahead[stage]} * BlockSize;
-        const int seen_here = static_cast<int>(min(seen, int64_t{BlockSize})) - first;
-        float sum[BlockSize / kWarps / 2], factor[2];
-        shared.k_full[stage].wait(parity);
-        scores_of<Dim, BlockSize>(sum, rows, shared.tiles.k[stage], first);
-        const int both[2] = {seen_here, seen_here};
-        softmax.step(sum, both, args.scale * kLog2E, factor);
-#pragma unroll
-        for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
-        shared.v_full[stage].wait(parity);
-        clear_unseen<Dim, BlockSize>(shared.tiles.v[stage], first, first + seen_here);
-        if (seen_here > 0) add_values<Dim, BlockSize>(out, sum, shared.tiles.v[stage], first);
-        __syncthreads();
-        fetch(n + kStages, ahead[stage] = id_of(n + kStages));
-    }
-
     __syncthreads();
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-        const int head = lane / 4 + 8 * side;
-        float total = softmax.total[side];
-        total += __shfl_xor_sync(kAllLanes, total, 1);
-        total += __shfl_xor_sync(kAllLanes, total, 2);
-        if (lane % 4 == 0)
-            shared.best[warp][head] = softmax.best[side], shared.total[warp][head] = total;
-#pragma unroll
-        for (int j = 0; j < Dim / 8; ++j)
-            *reinterpret_cast<float2*>(&shared.out[warp][head][8 * j + 2 * (lane % 4)]) = {
-                out[4 * j + 2 * side], out[4 * j + 2 * side + 1]};
-    }
-    cluster.sync();
-    {
-        // Two heads per thread block, half of the channels of one per warp; a lane per part.
-        constexpr int kPerLane = Dim / 2 / kWarp;
-        const int head = 2 * rank + warp / 2;
-        const auto& part = *cluster.map_shared_rank(&shared, lane / kWarps);
-        const float own = part.best[lane % kWarps][head];
-        float best = own;
-        for (int step = kWarp / 2; step > 0; step /= 2)
-            best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, step));
-        const float base = best == -INFINITY ? 0 : best;
-        const float weight = exp2f((own - base) * args.scale * kLog2E);
-        float total = weight * part.total[lane % kWarps][head];
-        // NaN alone leaves no best score; its total says so.
-        if (own == -INFINITY) total = part.total[lane % kWarps][head];
-        for (int step = kWarp / 2; step > 0; step /= 2)
-            total += __shfl_xor_sync(kAllLanes, total, step);
-        float mine[kPerLane] = {};
-        const int channel = warp % 2 * (Dim / 2) + lane * kPerLane;
-#pragma unroll 8
-        for (int n = 0; n < kParts; ++n) {
-            const auto& other = *cluster.map_shared_rank(&shared, n / kWarps);
-            const float share = __shfl_sync(kAllLanes, weight, n);
-            for (int i = 0; i < kPerLane; ++i)
-                mine[i] = fmaf(share, other.out[n % kWarps][head][channel + i], mine[i]);
+
+    // The keys that index_select streams drive these instructions out of L2. A rehearsal on
+    // nothing, while the kernel before ends, brings them back. What that kernel writes is never
+    // read from L1, where the rehearsal may have left it.
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+        const bool live = pass == 1;
+        if (live) {
+            wait_for_previous_kernel();
+            let_next_kernel_start();
         }
-        if (first_head + head < heads) {
-            const bool any = total != 0;
-            auto* const to = static_cast<__nv_bfloat16*>(args.out) + (first_row + head) * Dim;
-            for (int i = 0; i < kPerLane; ++i)
-                to[channel + i] = __float2bfloat16_rn(any ? mine[i] / total : 0);
-            if (warp % 2 == 0 && lane == 0)
-                args.lse[first_row + head] = any ? fmaf(best, args.scale, logf(total)) : -INFINITY;
+        auto id_of = [&](int n) {
+            const int slot = rank + n * kCluster;
+            const int32_t id = slot < args.top_k ? __ldcg(ids + slot) : -1;
+            return live ? id : -1;
+        };
+        auto fetch = [&](int n, int id) {
+            if (threadIdx.x != 0 || id < 0) return;
+            const int stage = n % kStages;
+            const int key = static_cast<int>(visible.first) + id * BlockSize;
+            auto copy = [&](char* to, const CUtensorMap* map, Barrier& full) {
+                full.expect(S::kKeyBytes);
+                for (int box = 0; box < S::kBoxes; ++box)
+                    copy_box(to + box * S::kKeyBox, map, group * Dim + 64 * box, key, &full);
+            };
+            copy(shared.tiles.k[stage], &args.k, shared.k_full[stage]);
+            copy(shared.tiles.v[stage], &args.v, shared.v_full[stage]);
+        };
+        int32_t ahead[kStages];
+        for (int n = 0; n < kStages; ++n) fetch(n, ahead[n] = id_of(n));
+        if (!live) ahead[0] = 0;
+        uint32_t rows[Dim / 4];
+#pragma unroll
+        for (int s = 0; s < Dim / 16; ++s)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int head = lane / 4 + 8 * (i % 2);
+                rows[4 * s + i] =
+                    first_head + head < heads
+                        ? __ldcg(q + head * (Dim / 2) + 8 * s + 4 * (i / 2) + lane % 4)
+                        : 0;
+            }
+
+        float out[Dim / 2] = {};
+        Softmax softmax;
+        for (int n = 0; ahead[n % kStages] >= 0; ++n) {
+            const int stage = n % kStages;
+            const uint32_t parity = n / kStages % 2;
+            const int64_t seen = visible.count - int64_t{ahead[stage]} * BlockSize;
+            const int seen_here = static_cast<int>(min(seen, int64_t{BlockSize})) - first;
+            float sum[BlockSize / kWarps / 2], factor[2];
+            if (live) shared.k_full[stage].wait(parity);
+            scores_of<Dim, BlockSize>(sum, rows, shared.tiles.k[stage], first);
+            const int both[2] = {seen_here, seen_here};
+            softmax.step(sum, both, args.scale * kLog2E, factor);
+#pragma unroll
+            for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
+            if (live) shared.v_full[stage].wait(parity);
+            clear_unseen<Dim, BlockSize>(shared.tiles.v[stage], first, first + seen_here);
+            if (seen_here > 0) add_values<Dim, BlockSize>(out, sum, shared.tiles.v[stage], first);
+            fence_shared();
+            __syncthreads();
+            fetch(n + kStages, ahead[stage] = id_of(n + kStages));
         }
+
+        // The warps' parts meet in this thread block, ...
+        const float scale = args.scale * kLog2E;
+        float total[2];
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            total[side] = softmax.total[side];
+            total[side] += __shfl_xor_sync(kAllLanes, total[side], 1);
+            total[side] += __shfl_xor_sync(kAllLanes, total[side], 2);
+            if (lane % 4 == 0) shared.best[warp][lane / 4 + 8 * side] = softmax.best[side];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            const int head = lane / 4 + 8 * side;
+            float best = -INFINITY;
+            for (int w = 0; w < kWarps; ++w) best = fmaxf(best, shared.best[w][head]);
+            const float weight = weight_of(softmax.best[side], best, scale);
+            if (lane % 4 == 0) shared.total[warp][head] = weight * total[side];
+#pragma unroll
+            for (int j = 0; j < Dim / 8; ++j)
+                *reinterpret_cast<float2*>(&shared.out[warp][head][8 * j + 2 * (lane % 4)]) = {
+                    weight * out[4 * j + 2 * side], weight * out[4 * j + 2 * side + 1]};
+        }
+        __syncthreads();
+        auto* const sums = reinterpret_cast<float4*>(&shared.out[0][0][0]);
+        constexpr int kQuads = kHeads * Dim / 4;
+#pragma unroll
+        for (int i = threadIdx.x; i < kQuads; i += kThreads) {
+            float4 sum = sums[i];
+            for (int w = 1; w < kWarps; ++w) {
+                const float4 more = sums[w * kQuads + i];
+                sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+            }
+            sums[i] = sum;
+        }
+        cluster.sync();
+        {
+            // ... the thread blocks' in the cluster: two heads for each of them, half of the
+            // channels of one per warp; lanes 0 to 7 weigh a part each.
+            constexpr int kPerLane = Dim / 2 / kWarp;
+            const int head = 2 * rank + warp / 2;
+            const int channel = warp % 2 * (Dim / 2) + lane * kPerLane;
+            float part[kCluster][kPerLane];
+#pragma unroll
+            for (int n = 0; n < kCluster; ++n)
+                for (int i = 0; i < kPerLane; ++i)
+                    part[n][i] = cluster.map_shared_rank(&shared, n)->out[0][head][channel + i];
+            const auto& other = *cluster.map_shared_rank(&shared, lane % kCluster);
+            float own = -INFINITY, share = 0;
+            for (int w = 0; w < kWarps; ++w) {
+                own = fmaxf(own, other.best[w][head]);
+                share += other.total[w][head];
+            }
+            float best = own;
+            for (int step = kCluster / 2; step > 0; step /= 2)
+                best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, step));
+            const float weight = weight_of(own, best, scale);
+            float all = weight * share, mine[kPerLane] = {};
+            for (int step = kCluster / 2; step > 0; step /= 2)
+                all += __shfl_xor_sync(kAllLanes, all, step);
+#pragma unroll
+            for (int n = 0; n < kCluster; ++n) {
+                const float w = __shfl_sync(kAllLanes, weight, n);
+                for (int i = 0; i < kPerLane; ++i) mine[i] = fmaf(w, part[n][i], mine[i]);
+            }
+            if (live && first_head + head < heads) {
+                const bool any = all != 0;
+                auto* const to = static_cast<__nv_bfloat16*>(args.out) + (first_row + head) * Dim;
+                for (int i = 0; i < kPerLane; ++i)
+                    to[channel + i] = __float2bfloat16_rn(any ? mine[i] / all : 0);
+                if (warp % 2 == 0 && lane == 0)
+                    args.lse[first_row + head] =
+                        any ? fmaf(best, args.scale, logf(all)) : -INFINITY;
+            }
+        }
+        fence_shared();
+        cluster.sync();  // nobody leaves, or starts anew, while its memory is read
     }
-    cluster.sync();  // nobody leaves while its memory is read
 }
 
 template <int Dim, int BlockSize>

@@ -52,7 +52,10 @@ __global__ void split_ids(const __grid_constant__ SparseArgs args) {
     // A query without blocks gets its zeros from the tile, too.
     const bool idle = __any_sync(kAllLanes, lane < tile.queries && split.uses == 0);
     if (lane == 0) work.block_counts[item] = count > 0 || idle ? count : -1;
-    if (lane < tile.queries) work.splits[row - args.first_query * args.groups] = split;
+    if (lane < tile.queries) {
+        work.splits[row - args.first_query * args.groups] = split;
+        work.marked[row - args.first_query * args.groups] = 0;
+    }
 }
 
 /// A thread per id.

@@ -208,6 +208,9 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             const float factor = any ? 1 / total : 0;
             const int64_t out_row =
                 query_row * args.query_heads + item.group * heads + (row + 8 * side) % heads;
+            if (wanted && has_nan(out, side, factor))
+                args.workspace.marked[(query_row - args.first_query) * args.groups + item.group] =
+                    1;
             store_row(out, side, factor, wanted, static_cast<char*>(args.out) + out_row * Dim * 2);
             if (wanted && lane % 4 == 0)
                 args.lse[out_row] =

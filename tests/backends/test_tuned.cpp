@@ -3,7 +3,9 @@
 // these cases do. On other devices the plain kernels are tested once more.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <tuple>
 
 #include "core/e4m3.h"
 #include "core/half.h"
@@ -73,6 +75,17 @@ protected:
 
     /// bf16 in and out.
     Attention sparse_attention(const Operands& o, LoopOrder order) {
+        return attend(o, [&](const AttentionInput& in, const AttentionOutput& to) {
+            backend_->sparse_attention(problem(), in, backend_->upload(ids_.view()), to, order);
+        });
+    }
+    Attention dense_attention(const Operands& o) {
+        return attend(o, [&](const AttentionInput& in, const AttentionOutput& to) {
+            backend_->dense_attention(problem(), in, to);
+        });
+    }
+    template <typename Call>
+    Attention attend(const Operands& o, Call call) {
         const auto q = upload<bf16>(*backend_, o.q), k = upload<bf16>(*backend_, o.k),
                    v = upload<bf16>(*backend_, o.v);
         Tensor<float, 3> poison(o.q.shape());
@@ -80,8 +93,7 @@ protected:
         Tensor<bf16, 3> out = upload<bf16>(*backend_, poison);
         Tensor<float, 2> lse =
             backend_->make<float, 2>({problem().queries(), problem().query_heads});
-        backend_->sparse_attention(problem(), {q, k, v}, backend_->upload(ids_.view()), {out, lse},
-                                   order);
+        call({q, k, v}, {out, lse});
         const Tensor<bf16, 3> stored = backend_->download(out.view());
         Attention got{Tensor<float, 3>(o.q.shape()), backend_->download(lse.view())};
         for (int64_t i = 0; i < stored.size(); ++i)
@@ -148,6 +160,33 @@ TEST_P(Tuned, SparseAttentionMatchesReferenceInEveryOrder) {
     }
 }
 
+TEST_P(Tuned, DenseAttentionMatchesReference) {
+    const Attention want = reference().dense_attention(problem(), operands_);
+    const Attention got = dense_attention(operands_);
+    EXPECT_TRUE(matches(got, want, bounds_here())) << backend_->answered_by();
+    const Attention again = dense_attention(operands_);
+    EXPECT_TRUE(identical(again.out, got.out)) << backend_->answered_by();
+    EXPECT_TRUE(identical(again.lse, got.lse)) << backend_->answered_by();
+}
+
+TEST_P(Tuned, DenseAttentionIsCudnnsWhereThatFits) {
+    if (backend_->device().find("cuDNN") == std::string::npos)
+        GTEST_SKIP() << "cuDNN is missing here";
+    dense_attention(operands_);
+    // Queries that see nothing, and positions with gaps, are the plain kernel's.
+    const std::string name = GetParam().name;
+    const bool fits = name != "empty_keys" && name != "more_queries_than_keys" && name != "sampled";
+    EXPECT_EQ(backend_->answered_by().starts_with("cuDNN"), fits) << backend_->answered_by();
+}
+
+TEST_P(Tuned, DenseAttentionToNanSpreadsToThoseThatSeeIt) {
+    Operands o = make_operands(GetParam(), Element::bf16);
+    const int64_t key = problem().keys() / 2;
+    o.k(key, 0, 3) = o.v(key, 0, 3) = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_TRUE(
+        matches(dense_attention(o), reference().dense_attention(problem(), o), bounds_here()));
+}
+
 TEST_P(Tuned, IndexSelectFollowsTheScores) {
     const Tensor<float, 3> scores = reference().index_scores(problem(), operands_);
     const Tensor<int32_t, 3> got = index_select(operands_);
@@ -189,12 +228,52 @@ TEST_P(Tuned, BlockMassMatchesReference) {
     EXPECT_TRUE(identical(block_mass(operands_), got));
 }
 
+TEST_P(Tuned, CapturedCallsFollowTheirViews) {
+    const Problem& p = problem();
+    const auto index_q = upload<bf16>(*backend_, operands_.index_q);
+    auto index_k = upload<bf16>(*backend_, operands_.index_k);
+    const auto q = upload<bf16>(*backend_, operands_.q), k = upload<bf16>(*backend_, operands_.k),
+               v = upload<bf16>(*backend_, operands_.v);
+    Tensor<int32_t, 3> ids = backend_->make<int32_t, 3>(ids_.shape());
+    Tensor<bf16, 3> out = backend_->make<bf16, 3>(operands_.q.shape());
+    Tensor<float, 2> lse = backend_->make<float, 2>({p.queries(), p.query_heads});
+    const auto calls = [&] {
+        backend_->index_select(p, GetParam().rule, {index_q, index_k}, ids);
+        backend_->sparse_attention(p, {q, k, v}, ids, {out, lse});
+    };
+    const std::function<void()> again = backend_->capture(calls);
+    // Other keys select other blocks.
+    Operands other = make_operands(GetParam(), Element::bf16);
+    std::reverse(other.index_k.data(), other.index_k.data() + other.index_k.size());
+    const auto other_k = upload<bf16>(*backend_, other.index_k);
+    backend_->copy(index_k.data(), Space::device, other_k.data(), Space::device,
+                   index_k.size() * int64_t{sizeof(bf16)});
+    const auto results = [&] {
+        return std::tuple(backend_->download(ids.view()), backend_->download(out.view()),
+                          backend_->download(lse.view()));
+    };
+    again();
+    const auto [ids_again, out_again, lse_again] = results();
+    calls();
+    const auto [ids_direct, out_direct, lse_direct] = results();
+    EXPECT_TRUE(identical(ids_again, ids_direct));
+    EXPECT_TRUE(identical(lse_again, lse_direct));
+    EXPECT_EQ(std::memcmp(out_again.data(), out_direct.data(),
+                          static_cast<size_t>(out.size()) * sizeof(bf16)),
+              0);
+    EXPECT_TRUE(identical(ids_direct, index_select(other)));
+}
+
 TEST_P(Tuned, UnseenNanChangesNothing) {
     const Operands spoilt = with_unseen_nan();
     EXPECT_TRUE(identical(index_select(spoilt), index_select(operands_)));
     EXPECT_TRUE(identical(block_mass(spoilt), block_mass(operands_)));
-    EXPECT_TRUE(matches(sparse_attention(spoilt, LoopOrder::automatic),
-                        reference().sparse_attention(problem(), operands_, ids_), bounds_here()));
+    const Attention want = reference().sparse_attention(problem(), operands_, ids_);
+    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer})
+        EXPECT_TRUE(matches(sparse_attention(spoilt, order), want, bounds_here()))
+            << to_string(order);
+    EXPECT_TRUE(matches(dense_attention(spoilt), reference().dense_attention(problem(), operands_),
+                        bounds_here()));
 }
 
 TEST_P(Tuned, NanQueriesGiveNan) {
@@ -216,10 +295,12 @@ TEST_P(Tuned, ForeignBlocksOfNanChangeNothing) {
          n < std::min((block + 1) * problem().block_size, problem().keys()); ++n)
         for (int64_t d = 0; d < problem().head_dim; ++d)
             o.v(n, 0, d) = std::numeric_limits<float>::quiet_NaN();
-    const Attention got = sparse_attention(o, LoopOrder::automatic);
     const Attention want = reference().sparse_attention(problem(), o, ids_);
-    EXPECT_TRUE(matches(got, want, bounds_here()));
-    EXPECT_TRUE(close(got.lse, clean.lse, bounds_here().lse));
+    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+        const Attention got = sparse_attention(o, order);
+        EXPECT_TRUE(matches(got, want, bounds_here())) << to_string(order);
+        EXPECT_TRUE(close(got.lse, clean.lse, bounds_here().lse)) << to_string(order);
+    }
 }
 
 }  // namespace

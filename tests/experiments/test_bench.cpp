@@ -159,12 +159,14 @@ TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
             EXPECT_EQ(m["checked_rows"], 32);
         }
     }
-    const int selected = 2 * (1 + 3 + 1);  // index_select, three orders, layer
-    EXPECT_EQ(of_kind, (std::map<std::string, int>{{"square", selected + 1},
-                                                   {"chunk", selected},
-                                                   {"short", 2 * selected},
-                                                   {"pack", 3 * selected},
-                                                   {"decode", 2 * selected},
+    // block_mass on squares, dense_attention, and of each selection: index_select, three orders,
+    // layer.
+    const int selected = 2 * (1 + 3 + 1);
+    EXPECT_EQ(of_kind, (std::map<std::string, int>{{"square", 1 + 1 + selected},
+                                                   {"chunk", 1 + selected},
+                                                   {"short", 2 * (1 + selected)},
+                                                   {"pack", 3 * (1 + selected)},
+                                                   {"decode", 2 * (1 + selected)},
                                                    {"top-k", 2}}));
 }
 
@@ -174,7 +176,12 @@ TEST_F(Bench, OnlyWhatIsAskedFor) {
     ASSERT_EQ(record["measurements"].size(), 2U);
     EXPECT_EQ(record["measurements"][0]["stage"], "dense_attention");
     EXPECT_EQ(record["measurements"][0]["flops"], 4.0 * 4 * 16 * 32 * 33 / 2);
-    EXPECT_EQ(record["measurements"][1]["stage"], "layer");
+    const json& layer = record["measurements"][1];
+    EXPECT_EQ(layer["stage"], "layer");
+    EXPECT_EQ(layer["index_element"], "f32");
+    EXPECT_EQ(layer["answered_by"], "cpu");
+    const double dense = record["measurements"][0]["median_us"];
+    EXPECT_DOUBLE_EQ(layer["speed_up"], dense / layer["median_us"].get<double>());
     EXPECT_EQ(record["seed"], 3);
 }
 
@@ -226,11 +233,27 @@ TEST_F(Bench, WrongResultsAreCaughtBeforeTiming) {
     caught("dense_attention", "dense_attention", "dense_attention");
     caught("select_blocks", "select_blocks", "select_blocks");
     Broken::announce("nothing");
-    for (const char* element : {"f32", "bf16", "e4m3"})
-        EXPECT_EQ(run({"--cases", "square,top-k", "--element", "bf16", "--index-element", element},
-                      "broken")
-                      .code,
-                  0);
+}
+
+TEST_F(Bench, EveryIndexElementIsMeasured) {
+    Broken::announce("nothing");
+    const json record = record_of({"--cases", "square", "--element", "bf16", "--index-element",
+                                   "f32,bf16,e4m3", "--selection", "random"},
+                                  "broken");
+    std::map<std::string, int> stages;
+    for (const json& m : record["measurements"]) {
+        EXPECT_FALSE(m.contains("skipped")) << m;
+        ++stages[m["stage"].get<std::string>() + " " + m.value("index_element", "")];
+    }
+    EXPECT_EQ(stages, (std::map<std::string, int>{{"block_mass ", 1},
+                                                  {"dense_attention ", 1},
+                                                  {"sparse_attention ", 3},
+                                                  {"index_select f32", 1},
+                                                  {"index_select bf16", 1},
+                                                  {"index_select e4m3", 1},
+                                                  {"layer f32", 1},
+                                                  {"layer bf16", 1},
+                                                  {"layer e4m3", 1}}));
 }
 
 TEST_F(Bench, ResultsOfTheStageBeforeDoNotCount) {

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// eq:softmax-attention by cuDNN's graph API: the dense attention that MSA is compared with. The
+// library, libcudnn.so.9, is opened when it is first needed; without it, and in a build that found
+// no headers (no_cudnn.cpp), the plain kernel answers.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/backend.h"
+#include "gpu/runtime.h"
+
+namespace msa::cuda {
+
+class DenseAttentionCudnn {
+public:
+    DenseAttentionCudnn();
+    ~DenseAttentionCudnn();
+
+    /// False, and nothing is queued, where cuDNN cannot answer: why_not() says why. It takes bf16
+    /// operands and outputs, queries at consecutive positions that all see a key, and a positive
+    /// scale. Values behind a query's position that are not finite, which cuDNN would multiply by
+    /// 0, are looked for on the device; where there are any, the plain kernel answers after it.
+    /// A plan is made at the first call of a layout and kept.
+    bool run(const Call&, const AttentionInput&, const AttentionOutput&);
+
+    /// "cuDNN 9.13.1"; empty where there is none.
+    std::string version() const;
+    /// Of the last run() that returned false.
+    const std::string& why_not() const { return why_not_; }
+
+private:
+    struct Library;
+    std::unique_ptr<Library> library_;
+    std::string why_not_;
+};
+
+}  // namespace msa::cuda

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+
+#include "gpu/kernels/hidden_values.h"
+
+namespace msa::cuda {
+namespace {
+
+constexpr int kThreads = 256, kPerLoad = 8;
+constexpr int64_t kMostBlocks = 1024;  // of a span
+
+__device__ bool has_not_finite(uint4 eight) {
+    constexpr uint32_t kExponent = 0x7F80;
+    const uint32_t words[] = {eight.x, eight.y, eight.z, eight.w};
+    bool found = false;
+    for (const uint32_t word : words)
+        found |= (word & kExponent) == kExponent || (word >> 16 & kExponent) == kExponent;
+    return found;
+}
+
+/// A row of thread blocks per span; `row` loads hold a key's values.
+__global__ void __launch_bounds__(kThreads)
+    look_at_spans(const uint4* values, int64_t row, const KeyRange* spans, int32_t* found) {
+    const KeyRange span = spans[blockIdx.y];
+    const int64_t end = (span.first + span.count) * row;
+    bool bad = false;
+    for (int64_t i = span.first * row + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < end;
+         i += int64_t{gridDim.x} * kThreads)
+        bad |= has_not_finite(__ldcs(values + i));
+    if (bad) *found = 1;
+}
+
+}  // namespace
+
+void look_for_not_finite(const Call& call, In<3> values, View<const KeyRange, 1> spans,
+                         int64_t most, int32_t* found) {
+    check(cudaMemsetAsync(found, 0, sizeof *found, call.stream()), "clearing memory");
+    const int64_t row = values.shape()[1] * values.shape()[2] / kPerLoad;
+    const int64_t blocks = std::min(kMostBlocks, (most * row + kThreads - 1) / kThreads);
+    if (blocks == 0 || spans.size() == 0) return;
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(spans.size()));
+    look_at_spans<<<grid, kThreads, 0, call.stream()>>>(static_cast<const uint4*>(values.data()),
+                                                        row, spans.data(), found);
+    check_launch("look_for_not_finite");
+}
+
+}  // namespace msa::cuda

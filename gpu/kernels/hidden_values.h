@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT
+// A tile that multiplies hidden values by 0 is right only where they are finite.
+#pragma once
+
+#include "gpu/runtime.h"
+
+namespace msa::cuda {
+
+/// *found becomes 1 where a value of `values` [Nk, Hkv, dh], bf16 at multiples of 16 bytes, of one
+/// of the `spans` of at most `most` keys is not finite, else 0. Nothing waits for it.
+void look_for_not_finite(const Call&, In<3> values, View<const KeyRange, 1> spans, int64_t most,
+                         int32_t* found);
+
+}  // namespace msa::cuda

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+// Stands in where the build found no headers of cuDNN.
+#include "gpu/kernels/dense_attention_cudnn.h"
+
+namespace msa::cuda {
+
+struct DenseAttentionCudnn::Library {};
+
+DenseAttentionCudnn::DenseAttentionCudnn() = default;
+DenseAttentionCudnn::~DenseAttentionCudnn() = default;
+
+bool DenseAttentionCudnn::run(const Call&, const AttentionInput&, const AttentionOutput&) {
+    why_not_ = "this build is without cuDNN";
+    return false;
+}
+
+std::string DenseAttentionCudnn::version() const { return ""; }
+
+}  // namespace msa::cuda

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The tables of README.md and gpu/README.md, from the records in data/bench.
+
+usage: tables.py [--write]    without --write, says which tables differ
+
+A table stands between the lines "<!-- table NAME from data/bench -->" and "<!-- end -->". Speed-ups
+are over the fastest dense attention of the same record, or torch.topk.
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+import baselines
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "gpu/README.md")
+MARKED = re.compile(r"(<!-- table (\w+) from data/bench -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def time_text(microseconds: float) -> str:
+    for unit, scale in (("µs", 1), ("ms", 1e3), ("s", 1e6)):
+        if microseconds < 1000 * scale or unit == "s":
+            return f"{microseconds / scale:.3g} {unit}"
+    raise AssertionError
+
+
+def rate_text(measured: dict) -> str:
+    return f"{measured['flops_per_second'] / 1e12:.0f} TFLOP/s"
+
+
+class Records:
+    """All measurements of the GPU records, each with its baseline."""
+
+    def __init__(self, paths):
+        self.measured, self.ceilings = [], {}
+        for path in paths:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record.get("format") != "msa-bench" or record.get("backend") != "cuda":
+                continue
+            fastest = baselines.fastest_baselines(record)
+            for m in record["measurements"]:
+                if "median_us" in m:
+                    beside = fastest.get(baselines.key_of_measurement(m))
+                    self.measured.append({**m, "beside": beside})
+            for b in record.get("baselines", {"measurements": []})["measurements"]:
+                if b["kind"] == "ceiling" and "median_us" in b:
+                    self.ceilings.setdefault(b["name"], b)
+
+    def find(self, stage: str, case: str, **more) -> dict | None:
+        for m in self.measured:
+            if m["stage"] == stage and m["case"] == case and \
+                    all(m.get(key) == value for key, value in more.items()):
+                return m
+        return None
+
+    def layers(self, case: str) -> list:
+        """Structured bf16, structured e4m3, random bf16."""
+        return [self.find("layer", case, selection=selection, index_element=element)
+                for selection, element in (("structured", "bf16"), ("structured", "e4m3"),
+                                           ("random", "bf16"))]
+
+
+def beside_text(measured: dict) -> str:
+    if not measured["beside"]:
+        return ""
+    microseconds, name = measured["beside"]
+    return f"{name} {time_text(microseconds)}: {microseconds / measured['median_us']:.1f}×"
+
+
+def overview(records: Records) -> list[list[str]]:
+    """What the project's page tells."""
+    rows = [["", "tokens", "msalab", "beside it"]]
+    gemm = records.ceilings.get("gemm bf16")
+
+    def stage(label, tokens, measured, beside=None):
+        if measured is None:
+            return
+        rate = f", {rate_text(measured)}" if measured["flops"] and measured["kind"] != "decode" \
+            and measured["stage"] != "layer" else ""
+        rows.append([label, tokens, time_text(measured["median_us"]) + rate,
+                     beside_text(measured) if beside is None else beside])
+
+    square = "square 128K"
+    stage("`index_select`, scores and top-k in one", "128K",
+          records.find("index_select", square, selection="structured", index_element="bf16"),
+          f"matrix product {gemm['flops_per_second'] / 1e12:.0f} TFLOP/s" if gemm else "")
+    stage("the same with fp8 operands", "128K",
+          records.find("index_select", square, selection="structured", index_element="e4m3"), "")
+    for selection in ("structured", "random"):
+        stage(f"`sparse_attention`, {selection}", "128K",
+              records.find("sparse_attention", square, selection=selection, order="automatic"), "")
+    labels = ("structured", "structured, fp8 index", "random")
+    for tokens in ("128K", "1M"):
+        for label, layer in zip(labels, records.layers(f"square {tokens}")):
+            stage(f"a layer's prefill, {label}", tokens, layer)
+    for sequences in (1, 8):
+        for label, layer in zip(labels[:2], records.layers(f"decode {sequences} x 1 over 1M")):
+            stage(f"a layer, one token of {sequences} sequence{'s' * (sequences > 1)}, {label}",
+                  "1M", layer)
+    stage("`block_mass`, exact probabilities of all blocks", "128K",
+          records.find("block_mass", square), "")
+    stage("`select_blocks`, 128K rows of 1024 scores", "",
+          records.find("select_blocks", "top-k 16 of 1K, 128K"))
+    return rows
+
+
+def layers(records: Records) -> list[list[str]]:
+    """Every case: dense attention, and the layer over it."""
+    rows = [["case", "dense", "structured", "", "fp8 index", "", "random", ""]]
+    for case in dict.fromkeys(m["case"] for m in records.measured if m["stage"] == "layer"):
+        found = records.layers(case)
+        beside = next((m["beside"] for m in found if m and m["beside"]), None)
+        row = [case, time_text(beside[0]) if beside else ""]
+        for m in found:
+            row += ["", ""] if m is None else [
+                time_text(m["median_us"]),
+                f"{beside[0] / m['median_us']:.1f}×" if beside else ""]
+        rows.append(row)
+    return rows
+
+
+def top_k(records: Records) -> list[list[str]]:
+    """tab:topk_latency."""
+    rows = [["rows", "scores", "k", "`select_blocks`", "`torch.topk`", "of the copy rate"]]
+    for m in records.measured:
+        if m["stage"] == "select_blocks":
+            rows.append([f"{m['queries'] // 1024}K", str(m["blocks"]), str(m["top_k"]),
+                         time_text(m["median_us"]),
+                         time_text(m["beside"][0]) if m["beside"] else "",
+                         f"{100 * m['share_of_copy']:.0f} %"])
+    return rows
+
+
+TABLES = {"overview": overview, "layers": layers, "top_k": top_k}
+
+
+def markdown(rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    return "\n".join(line.replace("|  |", "| |").replace("|  |", "| |") for line in lines) + "\n"
+
+
+def renewed(page: str, records: Records) -> str:
+    """The page with its tables as the records have them."""
+    return MARKED.sub(lambda found: found[1] + markdown(TABLES[found[2]](records)) + found[4], page)
+
+
+def main() -> int:
+    records = Records(sorted((ROOT / "data/bench").glob("cuda-*.json")))
+    stale = []
+    for name in PAGES:
+        path = ROOT / name
+        page = path.read_text(encoding="utf-8")
+        new = renewed(page, records)
+        if new != page:
+            stale.append(name)
+            if "--write" in sys.argv[1:]:
+                path.write_text(new, encoding="utf-8")
+    if stale:
+        print(", ".join(stale) + (": written" if "--write" in sys.argv[1:] else
+                                  ": the tables are not the records'; gpu/tables.py --write"))
+    return bool(stale) and "--write" not in sys.argv[1:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: MIT
+"""Tables of the pages: what they show, and that they are the records'."""
+
+import json
+
+import tables
+
+
+def measurement(case, stage, microseconds, **more):
+    return {"case": case, "kind": case.split()[0], "stage": stage, "sequences": 1, "queries": 131072,
+            "keys": 131072, "blocks": 1024, "top_k": 16, "median_us": microseconds, "flops": 1e12,
+            "flops_per_second": 5e14, "share_of_copy": 0.75, **more}
+
+
+def records_of(tmp_path, *measured):
+    path = tmp_path / "cuda-x.json"
+    path.write_text(json.dumps({"format": "msa-bench", "backend": "cuda",
+                                "measurements": measured}), encoding="utf-8")
+    other = tmp_path / "cuda-y.json"
+    other.write_text(json.dumps({"format": "msalab-bench"}), encoding="utf-8")
+    return tables.Records([path, other])
+
+
+def test_layers_stand_beside_the_dense_attention_of_their_case(tmp_path):
+    layer = {"selection": "structured", "index_element": "bf16"}
+    records = records_of(
+        tmp_path, measurement("square 128K", "dense_attention", 5e5, answered_by="cuDNN 9.13.1"),
+        measurement("square 128K", "layer", 4e4, **layer),
+        measurement("pack of 2, 192K", "layer", 3e4, **layer),
+        {"case": "square 1M", "kind": "square", "stage": "layer", "skipped": "no room"})
+    assert tables.layers(records)[1:] == [
+        ["square 128K", "500 ms", "40 ms", "12.5×", "", "", "", ""],
+        ["pack of 2, 192K", "", "30 ms", "", "", "", "", ""]]
+    assert tables.overview(records)[1:] == [
+        ["a layer's prefill, structured", "128K", "40 ms", "cuDNN 500 ms: 12.5×"]]
+
+
+def test_pages_are_renewed_between_their_marks(tmp_path):
+    records = records_of(tmp_path, measurement("top-k 16 of 1K, 128K", "select_blocks", 250,
+                                               kind="top-k"))
+    page = "a\n<!-- table top_k from data/bench -->\nold\n<!-- end -->\nb\n"
+    assert tables.renewed(page, records) == (
+        "a\n<!-- table top_k from data/bench -->\n"
+        "| rows | scores | k | `select_blocks` | `torch.topk` | of the copy rate |\n"
+        "|---|---|---|---|---|---|\n| 128K | 1024 | 16 | 250 µs | | 75 % |\n<!-- end -->\nb\n")
+
+
+def test_times_in_their_unit():
+    assert [tables.time_text(us) for us in (0.5, 85.25, 999, 14321, 3.5e7)] == \
+        ["0.5 µs", "85.2 µs", "999 µs", "14.3 ms", "35 s"]
+
+
+def test_the_pages_hold_what_the_records_say():
+    assert tables.main() == 0
