@@ -131,10 +131,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
         const bool live = pass == 1;
-        if (live) {
-            wait_for_previous_kernel();
-            let_next_kernel_start();
-        }
+        if (live) wait_for_previous_kernel();
         auto id_of = [&](int n) {
             const int slot = rank + n * kCluster;
             const int32_t id = slot < args.top_k ? __ldcg(ids + slot) : -1;
@@ -153,8 +150,8 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
             copy(shared.tiles.v[stage], &args.v, shared.v_full[stage]);
         };
         int32_t ahead[kStages];
-        for (int n = 0; n < kStages; ++n) fetch(n, ahead[n] = id_of(n));
-        if (!live) ahead[0] = 0;
+#pragma unroll
+        for (int n = 0; n < kStages; ++n) ahead[n] = id_of(n);
         uint32_t rows[Dim / 4];
 #pragma unroll
         for (int s = 0; s < Dim / 16; ++s)
@@ -166,6 +163,9 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
                         ? __ldcg(q + head * (Dim / 2) + 8 * s + 4 * (i / 2) + lane % 4)
                         : 0;
             }
+
+        for (int n = 0; n < kStages; ++n) fetch(n, ahead[n]);
+        if (!live) ahead[0] = 0;
 
         float out[Dim / 2] = {};
         Softmax softmax;
@@ -188,6 +188,9 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
             __syncthreads();
             fetch(n + kStages, ahead[stage] = id_of(n + kStages));
         }
+
+        // Now, so that what it reads ahead does not get in the way of these tiles.
+        if (live) let_next_kernel_start();
 
         // The warps' parts meet in this thread block, ...
         const float scale = args.scale * kLog2E;
