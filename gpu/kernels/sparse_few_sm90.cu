@@ -15,7 +15,8 @@ namespace {
 using namespace sm90;
 
 constexpr int kCluster = 8, kWarps = 4, kThreads = kWarps * kWarp;
-constexpr int kHeads = 16;  // rows of a matrix product
+constexpr int kHeads = 16;     // rows of a matrix product
+constexpr int kOneWave = 128;  // thread blocks that any chip holds at once
 constexpr int kStages = 2;
 static_assert(kHeads == 2 * kCluster);
 
@@ -129,7 +130,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
     // nothing, while the kernel before ends, brings them back. What that kernel writes is never
     // read from L1, where the rehearsal may have left it.
 #pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
+    for (int pass = gridDim.x > kOneWave ? 1 : 0; pass < 2; ++pass) {
         const bool live = pass == 1;
         if (live) wait_for_previous_kernel();
         auto id_of = [&](int n) {
@@ -216,6 +217,12 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
                     weight * out[4 * j + 2 * side], weight * out[4 * j + 2 * side + 1]};
         }
         __syncthreads();
+        if (threadIdx.x < kHeads)
+            for (int w = 1; w < kWarps; ++w) {
+                float &best = shared.best[0][threadIdx.x], &sum = shared.total[0][threadIdx.x];
+                best = fmaxf(best, shared.best[w][threadIdx.x]);
+                sum += shared.total[w][threadIdx.x];
+            }
         auto* const sums = reinterpret_cast<float4*>(&shared.out[0][0][0]);
         constexpr int kQuads = kHeads * Dim / 4;
 #pragma unroll
@@ -240,11 +247,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
                 for (int i = 0; i < kPerLane; ++i)
                     part[n][i] = cluster.map_shared_rank(&shared, n)->out[0][head][channel + i];
             const auto& other = *cluster.map_shared_rank(&shared, lane % kCluster);
-            float own = -INFINITY, share = 0;
-            for (int w = 0; w < kWarps; ++w) {
-                own = fmaxf(own, other.best[w][head]);
-                share += other.total[w][head];
-            }
+            const float own = other.best[0][head], share = other.total[0][head];
             float best = own;
             for (int step = kCluster / 2; step > 0; step /= 2)
                 best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, step));
