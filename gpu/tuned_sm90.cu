@@ -69,13 +69,13 @@ bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
     const bool few = longest * p.kv_heads <= kIndexFewRows;
     const Tiles& tiles = call.layout->tiles((few ? kIndexFewRows : kIndexTileRows) / p.kv_heads,
                                             TileOrder::longest_first);
-    // Enough thread blocks to fill the chip, of at least a few tiles of keys each.
-    constexpr int64_t kLeastKeys = 2048;
-    const int64_t wanted = few ? 2 * processors() : processors();
-    const auto splits =
-        std::clamp<int64_t>(std::min(ceil_div(wanted, tiles.device.size()),
-                                     ceil_div(tiles.host.front().most_visible, kLeastKeys)),
-                            1, kMostIndexSplits);
+    // Enough thread blocks to fill the chip, of at least a few tiles of keys each and alike.
+    constexpr int64_t kLeastTiles = 2048 / kIndexTileKeys;
+    const int64_t wanted = std::min<int64_t>(
+        ceil_div((few ? 2 : 1) * processors(), tiles.device.size()), kMostIndexSplits);
+    const int64_t key_tiles = ceil_div(tiles.host.front().most_visible, kIndexTileKeys);
+    const int64_t splits = std::max<int64_t>(
+        1, ceil_div(key_tiles, std::max(ceil_div(key_tiles, wanted), kLeastTiles)));
     const auto partial = call.scratch<int64_t, 1>(
         {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * (kMostSelected + 1) : 0});
     const IndexSelectArgs args{

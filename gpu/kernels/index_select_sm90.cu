@@ -12,15 +12,9 @@ namespace {
 using namespace sm90;
 static_assert(kIndexTileRows == ManyRows::kRows && kIndexFewRows == FewRows::kRows);
 
-#ifndef RING_KB
-#define RING_KB 64
-#define REHEARSED 1
-#endif
-constexpr int kFewRingBytes = RING_KB << 10;
-
 template <typename Shape, typename Rows, int Kept>
 struct Shared {
-    static constexpr int kRingBytes = Rows::kConsumers == 2 ? 131072 : kFewRingBytes;
+    static constexpr int kRingBytes = Rows::kConsumers == 2 ? 131072 : 65536;
     static constexpr int kStages = kRingBytes / Shape::kTileBytes;
     char tiles[kStages][Shape::kTileBytes];
     RowBuffer<Rows> scores;
@@ -48,12 +42,15 @@ struct RowRule {
     }
 };
 
-/// The lists of one row that the splits made, and the first key of each once more.
+/// The lists of one row that the splits made, and the score of each one's first key once more, as
+/// the key has it.
 template <int Kept>
 struct SplitLists {
-    uint64_t *heads, *lists;
+    uint64_t* lists;
+    uint32_t* heads;
     __device__ SplitLists(const IndexSelectArgs& args, int64_t row)
-        : heads(args.partial + row * args.splits * (Kept + 1)), lists(heads + args.splits) {}
+        : lists(args.partial + row * args.splits * (Kept + 1)),
+          heads(reinterpret_cast<uint32_t*>(lists + args.splits * Kept)) {}
     __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
 };
 
@@ -166,7 +163,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
             if (args.splits > 1) {
                 const SplitLists<Kept> to(args, out_row);
                 if (lane < Kept) to.list(blockIdx.y)[lane] = list.key;
-                if (lane == 0) to.heads[blockIdx.y] = list.key;
+                if (lane == 0) to.heads[blockIdx.y] = static_cast<uint32_t>(list.key >> 32);
                 continue;
             }
             const int visible = shared.limit[place] + args.rule.forced_local;
@@ -176,84 +173,64 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     }
 }
 
-/// Merges the lists of the splits: a warp per row. The k-th best of the lanes' best first keys
-/// bounds the k-th best key from below, so most lists are never read.
-constexpr int kMergeRows = 4;
+/// Merges the lists of the splits: a thread block per row, 32 lists per warp. The k-th best of the
+/// best heads at each lane bounds the k-th best key from below, so most lists are never read.
 template <int Kept>
-__global__ void __launch_bounds__(kMergeRows* kWarp)
+__global__ void __launch_bounds__(kMostIndexSplits)
     merge_splits(const __grid_constant__ IndexSelectArgs args) {
-    constexpr int kHeads = kMostIndexSplits / kWarp;  // first keys of lists, per lane
-    constexpr int kListsAtOnce = kWarp / Kept, kLoads = 8;
-    __shared__ int16_t chosen[kMergeRows][kMostIndexSplits];
-    __shared__ uint64_t passed[kMergeRows][kLoads * kWarp];
-    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
-    const uint32_t lower_lanes = (1U << lane) - 1;
-    const int64_t row = int64_t{blockIdx.x} * kMergeRows + warp;
+    __shared__ uint32_t heads[kMostIndexSplits];
+    __shared__ uint64_t found[kMostIndexSplits];
+    __shared__ int found_count;
+    const int lane = threadIdx.x % kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
+    const int split = static_cast<int>(threadIdx.x);
+    const int64_t row = blockIdx.x;
     let_next_kernel_start();
-    if (row >= args.queries * args.groups) return;
     const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
+    const int kept = max(own.kept, 1);  // of none kept, the list is not read
     const SplitLists<Kept> from(args, row);
 
-    // The keys that the kernel before streamed have driven these instructions out of L2. A
-    // rehearsal on no lists brings them back while that kernel ends.
+    // The keys that the kernel before streams drive these instructions out of L2. A rehearsal on
+    // nothing, while that kernel ends, brings them back.
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
         const bool live = pass == 1;
-        const int splits = live ? args.splits : REHEARSED;
         if (live) wait_for_previous_kernel();
+        const uint32_t head = live && split < args.splits ? __ldcg(from.heads + split) : 0;
+        heads[split] = head;
+        if (threadIdx.x == 0) found_count = 0;
+        __syncthreads();
+        uint32_t best = head;
+        for (int w = 0; w < warps; ++w) best = max(best, heads[w * kWarp + lane]);
+        const bool among = rank_descending(best) < kept;
+        const uint32_t least = max(1U, __reduce_min_sync(kAllLanes, among ? best : UINT32_MAX));
+
         WarpTopK list;
-        uint64_t head[kHeads], best = 0;
+        uint32_t chosen = __ballot_sync(kAllLanes, head >= least);
+        do {  // as many lists at once as have room in the lanes
+            int mine = -1;
 #pragma unroll
-        for (int n = 0; n < kHeads; ++n) {
-            const int at = n * kWarp + lane;
-            head[n] = at < splits ? __ldcg(from.heads + at) : 0;
-            best = max(best, head[n]);
+            for (int n = 0; n < kWarp / Kept; ++n, chosen &= chosen - 1)
+                if (lane / Kept == n) mine = __ffs(chosen) - 1;
+            const uint64_t key =
+                mine >= 0 ? __ldcg(from.list(split - lane + mine) + lane % Kept) : 0;
+            list.offer(key, __ballot_sync(kAllLanes, key >> 32 >= least));
+        } while (chosen != 0);
+        const int count = __popc(__ballot_sync(kAllLanes, list.key != 0));
+        int at = lane == 0 && count > 0 ? atomicAdd(&found_count, count) : 0;
+        at = __shfl_sync(kAllLanes, at, 0);
+        if (list.key != 0) found[at + lane] = list.key;
+        __syncthreads();
+        if (threadIdx.x >= kWarp) continue;
+
+        const int all = found_count;
+        list.key = 0;
+        for (int first = 0; first == 0 || first < all; first += kWarp) {
+            const uint64_t key = first + lane < all ? found[first + lane] : 0;
+            list.offer(key, __ballot_sync(kAllLanes, key > list.threshold(kept)));
         }
-        const int above = max(0, own.kept - 1);  // how many lanes' best are better
-        int better = 0;
-        for (int step = 1; step < kWarp; ++step)
-            better += __shfl_sync(kAllLanes, best, lane ^ step) > best;
-        const uint32_t kth = __ballot_sync(kAllLanes, best != 0 && better == above);
-        const uint64_t least = kth == 0 ? 1 : __shfl_sync(kAllLanes, best, __ffs(kth) - 1);
-        int count = 0;
-#pragma unroll
-        for (int n = 0; n < kHeads; ++n) {
-            const bool reaches = head[n] >= least;
-            const uint32_t all = __ballot_sync(kAllLanes, reaches);
-            if (reaches)
-                chosen[warp][count + __popc(all & lower_lanes)] =
-                    static_cast<int16_t>(n * kWarp + lane);
-            count += __popc(all);
-        }
-        __syncwarp();
-        int first = 0;
-        do {
-            uint64_t key[kLoads];
-#pragma unroll
-            for (int n = 0; n < kLoads; ++n) {
-                const int at = first + n * kListsAtOnce + lane / Kept;
-                key[n] = at < count ? __ldcg(from.list(chosen[warp][at]) + lane % Kept) : 0;
-            }
-            const uint64_t bound = max(list.threshold(max(own.kept, 1)), least - 1);
-            int found = 0;
-#pragma unroll
-            for (int n = 0; n < kLoads; ++n) {
-                const uint32_t all = __ballot_sync(kAllLanes, key[n] > bound);
-                if (key[n] > bound) passed[warp][found + __popc(all & lower_lanes)] = key[n];
-                found += __popc(all);
-            }
-            __syncwarp();
-            int at = 0;
-            do {
-                const bool wanted = at + lane < found;
-                list.offer(wanted ? passed[warp][at + lane] : 0, __ballot_sync(kAllLanes, wanted));
-                at += kWarp;
-            } while (at < found);
-            __syncwarp();
-            first += kLoads * kListsAtOnce;
-        } while (first < count);
         write_ids(list, args.rule.top_k, own.visible, args.rule.forced_first,
                   args.rule.forced_local, live ? args.ids + row * args.rule.top_k : nullptr);
+        __syncwarp();
     }
 }
 
@@ -267,9 +244,8 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
     error = launch_early(kernel, grid, Rows::kThreads, kBytes, stream, args);
     if (args.splits == 1 || error != cudaSuccess) return error;
-    const int64_t rows = args.queries * args.groups;
-    return launch_early(merge_splits<Kept>, static_cast<unsigned>(ceil_div(rows, kMergeRows)),
-                        kMergeRows * kWarp, 0, stream, args);
+    return launch_early(merge_splits<Kept>, static_cast<unsigned>(args.queries * args.groups),
+                        static_cast<int>(ceil_div(args.splits, kWarp)) * kWarp, 0, stream, args);
 }
 
 template <typename Shape, typename Rows>

@@ -15,7 +15,8 @@ namespace {
 using namespace sm90;
 
 constexpr int kCluster = 8, kWarps = 4, kThreads = kWarps * kWarp;
-constexpr int kHeads = 16;  // rows of a matrix product
+constexpr int kHeads = 16;     // rows of a matrix product
+constexpr int kOneWave = 128;  // thread blocks that any chip holds at once
 constexpr int kStages = 2;
 static_assert(kHeads == 2 * kCluster);
 
@@ -129,12 +130,9 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
     // nothing, while the kernel before ends, brings them back. What that kernel writes is never
     // read from L1, where the rehearsal may have left it.
 #pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
+    for (int pass = gridDim.x > kOneWave ? 1 : 0; pass < 2; ++pass) {
         const bool live = pass == 1;
-        if (live) {
-            wait_for_previous_kernel();
-            let_next_kernel_start();
-        }
+        if (live) wait_for_previous_kernel();
         auto id_of = [&](int n) {
             const int slot = rank + n * kCluster;
             const int32_t id = slot < args.top_k ? __ldcg(ids + slot) : -1;
@@ -153,8 +151,8 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
             copy(shared.tiles.v[stage], &args.v, shared.v_full[stage]);
         };
         int32_t ahead[kStages];
-        for (int n = 0; n < kStages; ++n) fetch(n, ahead[n] = id_of(n));
-        if (!live) ahead[0] = 0;
+#pragma unroll
+        for (int n = 0; n < kStages; ++n) ahead[n] = id_of(n);
         uint32_t rows[Dim / 4];
 #pragma unroll
         for (int s = 0; s < Dim / 16; ++s)
@@ -166,6 +164,9 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
                         ? __ldcg(q + head * (Dim / 2) + 8 * s + 4 * (i / 2) + lane % 4)
                         : 0;
             }
+
+        for (int n = 0; n < kStages; ++n) fetch(n, ahead[n]);
+        if (!live) ahead[0] = 0;
 
         float out[Dim / 2] = {};
         Softmax softmax;
@@ -188,6 +189,9 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
             __syncthreads();
             fetch(n + kStages, ahead[stage] = id_of(n + kStages));
         }
+
+        // Now, so that what it reads ahead does not get in the way of these tiles.
+        if (live) let_next_kernel_start();
 
         // The warps' parts meet in this thread block, ...
         const float scale = args.scale * kLog2E;
@@ -213,6 +217,12 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
                     weight * out[4 * j + 2 * side], weight * out[4 * j + 2 * side + 1]};
         }
         __syncthreads();
+        if (threadIdx.x < kHeads)
+            for (int w = 1; w < kWarps; ++w) {
+                float &best = shared.best[0][threadIdx.x], &sum = shared.total[0][threadIdx.x];
+                best = fmaxf(best, shared.best[w][threadIdx.x]);
+                sum += shared.total[w][threadIdx.x];
+            }
         auto* const sums = reinterpret_cast<float4*>(&shared.out[0][0][0]);
         constexpr int kQuads = kHeads * Dim / 4;
 #pragma unroll
@@ -237,11 +247,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
                 for (int i = 0; i < kPerLane; ++i)
                     part[n][i] = cluster.map_shared_rank(&shared, n)->out[0][head][channel + i];
             const auto& other = *cluster.map_shared_rank(&shared, lane % kCluster);
-            float own = -INFINITY, share = 0;
-            for (int w = 0; w < kWarps; ++w) {
-                own = fmaxf(own, other.best[w][head]);
-                share += other.total[w][head];
-            }
+            const float own = other.best[0][head], share = other.total[0][head];
             float best = own;
             for (int step = kCluster / 2; step > 0; step /= 2)
                 best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, step));
