@@ -9,7 +9,7 @@
 #include "core/backend.h"
 #include "core/index_branch.h"
 #include "core/selection.h"
-#include "experiments/fit/data.h"
+#include "experiments/fit/operands.h"
 
 namespace msa::experiments {
 
@@ -48,29 +48,30 @@ inline constexpr Figure kFigures[] = {
      "entropy of the teacher over all visible keys, in nats"},
 };
 
+/// Mean over all rows of the KL on their supports (eq:msa-kl).
+double mean_of(const Tensor<double, 2>& kl);
+
 class HeldOut {
 public:
     /// `tokens`: the held-out queries. What does not depend on the Index Branch is computed here.
-    HeldOut(const TrainingLayer&, const std::vector<int64_t>& tokens, const SelectionRule&, Teacher,
-            Backend&, int threads);
+    HeldOut(const TrainingLayer&, const LayerOperands&, const std::vector<int64_t>& tokens,
+            const SelectionRule&, Teacher, int threads);
 
     Evaluation evaluate(int64_t step, const IndexWeights&) const;
 
-    int64_t queries() const { return problem_.queries(); }
+    int64_t queries() const { return queries_.problem.queries(); }
     /// Queries in the averages of recall, mass and output error: analysis::row_kinds.
     int64_t rows_counted() const;
 
 private:
     const TrainingLayer& data_;
+    const LayerOperands& layer_;
     const SelectionRule rule_;
     const Teacher teacher_;
-    Backend& backend_;
     int threads_;
-    Problem problem_;  // the held-out queries against all keys
-    std::vector<int64_t> positions_;
-    Tensor<float, 3> x_, q_;
+    QueryOperands queries_;
     std::vector<analysis::RowKind> kinds_;
-    Tensor<float, 3> mass_, dense_out_;
+    Tensor<float, 3> dense_out_, mass_;
     Tensor<int32_t, 3> oracle_ids_;
     double entropy_teacher_ = 0;
 };

@@ -77,9 +77,10 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
     const IndexForm form = index_form(o, files.front(), layer);
     const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
                               threads);
-    const HeldOut held_out(data, sample(split.held_out, o.eval_queries, o.seed), o.rule, o.teacher,
-                           backend, threads);
-    const Trainer trainer(o, data, split.train, backend);
+    const LayerOperands operands(backend, data);
+    const HeldOut held_out(data, operands, sample(split.held_out, o.eval_queries, o.seed), o.rule,
+                           o.teacher, threads);
+    const Trainer trainer(o, data, operands, split.train);
 
     FitState state;
     if (std::optional<FitState> saved = alone([&] { return checkpoint.load(); }))
