@@ -34,9 +34,12 @@ void write_sizes(io::ResultsWriter& to, const FitOptions& o, const TrainingLayer
     to.attribute(group, "split", split.text);
 }
 
-std::string diverged(int64_t layer, int64_t step, int64_t good,
-                     const std::filesystem::path& checkpoint) {
-    return text("layer ", layer, ": the loss is not finite at step ", step,
+std::string diverged(std::span<const io::ActivationsReader> files, int64_t layer, int64_t step,
+                     int64_t good, const std::filesystem::path& checkpoint) {
+    std::string names;
+    for (const io::ActivationsReader& file : files)
+        names += (names.empty() ? "" : ", ") + file.path().string();
+    return text(names, ": layer ", layer, ": the loss is not finite at step ", step,
                 "; the weights after step ", good, " are kept in ", checkpoint.string(),
                 "; a smaller --lr may help");
 }
@@ -110,7 +113,7 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
         FitState before = state;
         if (!trainer.advance(state)) {
             save(good);
-            throw InputError(diverged(layer, state.step, good.step, checkpoint.path()));
+            throw InputError(diverged(files, layer, state.step, good.step, checkpoint.path()));
         }
         good = std::move(before);
         progress.advance(1);

@@ -225,7 +225,10 @@ TEST_F(Fit, ADivergingFitKeepsTheLastGoodWeights) {
     const std::vector<std::string> wild{"--lr", "1e4", "--weight-decay", "1"};
     const Outcome outcome = run({file}, "out", wild);
     EXPECT_EQ(outcome.code, 2);
-    EXPECT_NE(outcome.err.find("layer 3: the loss is not finite at step"), std::string::npos);
+    EXPECT_NE(
+        outcome.err.find("msa-fit-indexer: " + file + ": layer 3: the loss is not finite at step"),
+        std::string::npos)
+        << outcome.err;
     EXPECT_NE(outcome.err.find(" are kept in " + path("out/checkpoint-3.h5")), std::string::npos)
         << outcome.err;
     EXPECT_FALSE(std::filesystem::exists(path("out/results.h5")));
@@ -245,6 +248,9 @@ TEST_F(Fit, ADivergingFitKeepsTheLastGoodWeights) {
     const io::ResultsReader start(path("at-once/checkpoint-3.h5"));
     const Tensor<float, 2> first = start.read<float, 2>("/fit/3/weights/w_index_q");
     EXPECT_EQ(first.size(), w.size());
+    const std::string other = write("b.h5", {.stream = 2});
+    EXPECT_NE(run({file, other}, "two", wild).err.find(file + ", " + other + ": layer 3: the loss"),
+              std::string::npos);
 }
 
 }  // namespace
