@@ -189,6 +189,11 @@ def test_import_names_what_is_wrong(tmp_path, refuse):
     refuse(["shape (6, 4, 16), must have 4 axes in layout bhsd"], "--layout", "bhsd", *post,
            **arrays)
     refuse(["3 query heads, 2 key-value heads"], *post, **arrays | {"layers__0__q": q[:, :3]})
+    values = np.random.default_rng(3).standard_normal((6, 2, 16)).astype(np.float32)
+    repeated = values.repeat(2, axis=1)
+    refuse(["layer 0: k has 4 heads, as many as q, and heads 0 and 1 are the same; k and v must "
+            "not be repeated"], *post, layers__0__q=q, layers__0__k=repeated,
+           layers__0__v=repeated)
     refuse(["layer 0: q is int64"], *post, **arrays | {"layers__0__q": q.astype(int)})
     (tmp_path / "b.safetensors").write_bytes(b"no such format")
     refuse(["b.safetensors"], *post, source="b.safetensors")

@@ -81,6 +81,9 @@ TEST_F(FitRefusal, RefusesWhatStandsBeforeRope) {
     const Outcome outcome = run({write("pre.h5", {.state = io::RopeState::pre_rope})}, "out");
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("q_state is pre_rope"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("convert " + path("pre.h5") + " --apply-rope --out"),
+              std::string::npos)
+        << outcome.err;
 }
 
 TEST_F(FitRefusal, NeedsToKnowRope) {
