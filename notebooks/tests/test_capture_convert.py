@@ -222,6 +222,17 @@ def test_rotating_names_what_is_wrong(tmp_path, refuse):
     rotated(["has no layer 7; there are: 0"], "--layers", 7, "--rope-theta", 1e4)
 
 
+def test_options_without_effect_are_refused(tmp_path, refuse):
+    q = np.ones((6, 4, 16), np.float32)
+    refuse(["--apply-rope has no effect here: ", "a.npz is imported"], "--apply-rope", "--state",
+           "pre_rope", layers__0__q=q)
+    capture(Fake(), [range(8)], tmp_path / "a.h5")
+    refuse(["--state has no effect here: ", "a.h5 is an activations file"], "--state", "pre_rope",
+           source="a.h5")
+    refuse(["--rope-theta has no effect here: it goes with --apply-rope"], "--rope-theta", 1e4,
+           source="a.h5")
+
+
 def test_export_refuses_to_overwrite(tmp_path, refuse):
     capture(Fake(), [range(8)], tmp_path / "a.h5")
     (tmp_path / "a.safetensors").write_text("mine")

@@ -248,9 +248,10 @@ TEST_F(Activations, FilesThatAreNone) {
     for (const std::string extension : {".safetensors", ".npz", ".npy"}) {
         std::filesystem::path other = path_;
         std::ofstream(other.replace_extension(extension)) << "text";
-        EXPECT_EQ(open(other), "is not an HDF5 file; python -m msacapture convert " +
-                                   other.string() + " --state post_rope --out " + path_.string() +
-                                   " makes one (layouts, names of arrays: notebooks/README.md)");
+        EXPECT_NE(
+            open(other).find("is not an HDF5 file; python -m msacapture convert " + other.string() +
+                             " --state post_rope --out " + path_.string() + " makes one"),
+            std::string::npos);
         std::filesystem::remove(other);
     }
     write();
