@@ -56,7 +56,8 @@ IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int
     form.rms_norm = o.rms_norm;
     const bool rotates = info.k_state != io::RopeState::none;
     require(!rotates || o.rotary_dim || info.rotary_dim, at,
-            " does not say rotary_dim; give --rope-dim");
+            " does not say rotary_dim; give --rope-dim",
+            info.rope_theta || o.rope_theta ? "" : " and --rope-theta");
     const int64_t model = rotates ? info.rotary_dim.value_or(o.index_dim) : 0;
     form.rotary_dim = o.rotary_dim.value_or(std::min(model, o.index_dim));
     require(form.rotary_dim == 0 || o.rope_theta || info.rope_theta, at,

@@ -111,6 +111,12 @@ TEST_F(Fit, EveryBlockSelectedIsTheFullSupport) {
     const std::vector<double> selected = curve("selected", "train/kl");
     for (size_t n = 0; n < full.size(); ++n) EXPECT_NEAR(full[n], selected[n], 1e-5);
     EXPECT_TRUE(row("full")["mass_kept"].is_null());  // no row has more blocks than k
+    const Outcome said = run({file}, "said", {"--top-k", "24"});
+    EXPECT_NE(said.err.find("no held-out query sees more than --top-k = 24 blocks of --block-size"),
+              std::string::npos)
+        << said.err;
+    EXPECT_EQ(run({file}, "fewer", {"--top-k", "23"}).err.find("no held-out query"),
+              std::string::npos);
 }
 
 TEST_F(Fit, EntropiesAreThoseOfTheDistributions) {

@@ -90,7 +90,8 @@ TEST_F(FitRefusal, NeedsToKnowRope) {
     const Outcome outcome = run({write("a.h5", {.rotary_dim = 0})}, "out");
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(
-        outcome.err.find(path("a.h5") + ": /layers/3 does not say rotary_dim; give --rope-dim"),
+        outcome.err.find(path("a.h5") +
+                         ": /layers/3 does not say rotary_dim; give --rope-dim and --rope-theta"),
         std::string::npos)
         << outcome.err;
 }
