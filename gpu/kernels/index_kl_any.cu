@@ -51,8 +51,9 @@ __device__ void sum_teacher(const Heads<T>& in, const float* lse, int64_t query,
             });
         }
         __syncthreads();
-        float dots[kRowsPerWarp], sum = 0;
-        dot_products(rows + first_row * tile_stride(in.width), keys, in.width, dots);
+        float dots[kRowsPerWarp] = {}, sum = 0;
+        if (head_of(first_row) < in.heads)  // small groups leave most warps without a row
+            dot_products(rows + first_row * tile_stride(in.width), keys, in.width, dots);
 #pragma unroll
         for (int r = 0; r < kRowsPerWarp; ++r) {
             const int64_t head = head_of(first_row + r);
