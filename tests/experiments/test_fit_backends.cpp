@@ -69,17 +69,20 @@ TEST_F(FarAway, ATeacherThatTheBackendLacksIsRefused) {
     EXPECT_FALSE(std::filesystem::exists(path("out")));
 }
 
-class FitBackend : public Fit, public testing::WithParamInterface<std::string> {};
+/// A backend and a teacher.
+using BackendParam = std::tuple<std::string, std::string>;
+class FitBackend : public Fit, public testing::WithParamInterface<BackendParam> {};
 
 TEST_P(FitBackend, FollowsTheReference) {
-    MSA_SKIP_UNLESS_USABLE(GetParam());
+    const auto& [backend, teacher] = GetParam();
+    MSA_SKIP_UNLESS_USABLE(backend);
     const Linear spec;
     const std::string file = write("a.h5", spec);
-    const auto fit = [&](const std::string& backend) {
-        return run({file}, backend, {"--backend", backend});
+    const auto fit = [&, by = teacher](const std::string& on) {
+        return run({file}, on, {"--backend", on, "--teacher", by});
     };
     ASSERT_EQ(fit("reference").code, 0);
-    const Outcome outcome = fit(GetParam());
+    const Outcome outcome = fit(backend);
     ASSERT_EQ(outcome.code, 0) << outcome.err;
 
     // The sizes of one step: its queries with the most keys, and the vectors that came out.
@@ -92,15 +95,16 @@ TEST_P(FitBackend, FollowsTheReference) {
                  read(io::Field::index_q), Tensor<float, 2>({kTokens, kIndexDim})};
     std::copy_n(keys.data(), keys.size(), all.index_k.data());
     const QueryRange last{kTokens - kQueries, kTokens};
-    const Bounds one = bounds(p.with_queries(last), with_queries(all, last));
+    const Bounds one = bounds(p.with_queries(last), with_queries(all, last),
+                              teacher == "max" ? Teacher::max : Teacher::mean);
     constexpr double kLargestX = 6;  // of whitened ones: as normals of variance 1
     const double loss = fit_loss_bound(
         one.kl,
         fit_gradient_bound(one.d_index_q, one.d_index_k,
                            static_cast<double>(kQueries * spec.kv_heads), kLargestX),
         static_cast<double>((spec.kv_heads + 1) * kIndexDim * spec.model_dim), 1e-4, kSteps);
-    const auto near = [&](const std::string& name, double bound) {
-        const std::vector<double> got = curve(GetParam(), name), want = curve("reference", name);
+    const auto near = [&, on = backend](const std::string& name, double bound) {
+        const std::vector<double> got = curve(on, name), want = curve("reference", name);
         ASSERT_EQ(got.size(), want.size());
         for (size_t n = 0; n < got.size(); ++n)
             EXPECT_NEAR(got[n], want[n], bound) << name << ' ' << n;
@@ -113,8 +117,12 @@ TEST_P(FitBackend, FollowsTheReference) {
     near("held_out/block_recall", 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FitBackend, testing::Values("cpu", "cuda"),
-                         [](const auto& backend) { return backend.param; });
+INSTANTIATE_TEST_SUITE_P(All, FitBackend,
+                         testing::Combine(testing::Values("cpu", "cuda"),
+                                          testing::Values("mean", "max")),
+                         [](const testing::TestParamInfo<BackendParam>& of) {
+                             return std::get<0>(of.param) + "_" + std::get<1>(of.param);
+                         });
 
 }  // namespace
 }  // namespace msa::test
