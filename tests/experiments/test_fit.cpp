@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/io/results.h"
-#include "experiments/fit/held_out.h"
+#include "experiments/fit/evaluation.h"
 #include "tests/experiments/fit_test.h"
 
 namespace msa::test {
