@@ -87,7 +87,6 @@ public:
         if (request.operation == Operation::dense_attention_grad ||
             request.operation == Operation::sparse_attention_grad)
             return Support::no("the gradient is not written yet");
-        if (request.teacher != Teacher::mean) return Support::no("it takes the mean teacher alone");
         const bool scores = request.operation == Operation::index_scores ||
                             request.operation == Operation::index_select;
         if (request.element == Element::f32 || request.element == Element::bf16 ||
@@ -189,8 +188,9 @@ protected:
         answered("block_mass_any");
     }
     void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
-                     View<const int32_t, 3> ids, const IndexKlOutput& to, Teacher) override {
-        index_kl_any(call(p), in, q, k, ids, to);
+                     View<const int32_t, 3> ids, const IndexKlOutput& to,
+                     Teacher teacher) override {
+        index_kl_any(call(p), in, q, k, ids, to, teacher);
         answered("index_kl_any");
     }
 

@@ -13,6 +13,7 @@ namespace {
 
 using Vec [[gnu::vector_size(4 * kLanes)]] = float;
 using IntVec [[gnu::vector_size(4 * kLanes)]] = int32_t;
+using UintVec [[gnu::vector_size(4 * kLanes)]] = uint32_t;
 
 Vec load(const float* from) {
     Vec v;
@@ -84,7 +85,8 @@ void with_rows(int64_t rows, F f) {
 }
 
 /// x = n + f with |f| <= 1/2, and the Taylor series of 2^f to f^7, whose remainder is below
-/// (ln2 / 2)^8 / 8! < 6e-9: a twentieth of an ulp, so rounding alone decides the error.
+/// (ln2 / 2)^8 / 8! < 6e-9: a twentieth of an ulp, so rounding alone decides the error. n wraps
+/// around where x is far below what counts.
 Vec exp2(Vec x) {
     constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     const Vec shifted = x + kRound;
@@ -97,7 +99,7 @@ Vec exp2(Vec x) {
     y = y * f + 2.4022651e-1f;
     y = y * f + 6.9314718e-1f;
     y = y * f + 1.0f;
-    const IntVec n = std::bit_cast<IntVec>(shifted) - std::bit_cast<int32_t>(kRound);
+    const UintVec n = std::bit_cast<UintVec>(shifted) - std::bit_cast<uint32_t>(kRound);
     y *= std::bit_cast<Vec>((n + 127) << 23);
     return x < -125.0f ? Vec{} : y;
 }

@@ -114,6 +114,17 @@ bool is_empty(const Slab& slab) {
     return std::find(slab.count.begin(), slab.count.end(), hsize_t{0}) != slab.count.end();
 }
 
+/// What to do with a file that is not of HDF5.
+std::string advice(std::filesystem::path path) {
+    const std::string name = path.string();
+    for (const char* known : {".safetensors", ".npz", ".npy"})
+        if (path.extension() == known)
+            return text("; python -m msacapture convert ", name, " --state post_rope --out ",
+                        path.replace_extension(".h5").string(),
+                        " makes one (layouts, names of arrays: notebooks/README.md)");
+    return ", or cannot be read by this user";
+}
+
 }  // namespace
 
 Handle& Handle::operator=(Handle&& other) noexcept {
@@ -153,8 +164,7 @@ Handle open_file(const std::filesystem::path& path) {
     require(std::filesystem::exists(path, error), name, ": there is no such file");
     require(std::filesystem::is_regular_file(path, error), name, ": is not a file");
     require(std::filesystem::file_size(path, error) > 0 && !error, name, ": is empty");
-    require(H5Fis_hdf5(name.c_str()) > 0, name,
-            ": is not an HDF5 file, or cannot be read by this user");
+    require(H5Fis_hdf5(name.c_str()) > 0, name, ": is not an HDF5 file", advice(path));
     const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
     Handle file(H5Fopen(name.c_str(), H5F_ACC_RDONLY, access), H5Fclose);
@@ -173,6 +183,7 @@ Handle create_file(const std::filesystem::path& path) {
 
 void close_durably(Handle file, const std::filesystem::path& path) {
     if (H5Fflush(file, H5F_SCOPE_GLOBAL) < 0) refused(path.string());
+    MSA_CHECK(H5Fget_obj_count(file, H5F_OBJ_ALL) == 1);  // no handle outlives its file
     file.reset();
     const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     const bool synced = descriptor >= 0 && ::fsync(descriptor) == 0;

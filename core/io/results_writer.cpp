@@ -212,6 +212,27 @@ void put(hid_t file, const h5::Place& place, const std::string& name, const Valu
     h5::set_attribute(object, name, value);
 }
 
+/// The root's attributes and /run.
+void write_record(hid_t file, const std::filesystem::path& path, const RunRecord& r) {
+    const h5::Handle root = h5::open_object(file, {path, "/"});
+    h5::set_attribute(root, "format", std::string(kResultsFormat));
+    h5::set_attribute(root, "format_version", kFormatVersion);
+    const h5::Handle run = h5::make_group(file, {path, "/run"});
+    for (const auto& [name, value] : {std::pair<const char*, std::string>{"program", r.program},
+                                      {"argv", json(r.argv).dump()},
+                                      {"options", r.options},
+                                      {"definitions", r.definitions},
+                                      {"commit", r.commit},
+                                      {"host", r.host},
+                                      {"device", r.device},
+                                      {"compiler", r.compiler},
+                                      {"started", r.started},
+                                      {"finished", r.finished},
+                                      {"inputs", json(r.inputs).dump()}})
+        h5::set_attribute(run, name, value);
+    h5::set_attribute(run, "seed", static_cast<int64_t>(r.seed));
+}
+
 }  // namespace
 
 void ResultsWriter::attribute(const std::string& object, const std::string& name, double value) {
@@ -230,30 +251,12 @@ void ResultsWriter::finish(const std::string& now) {
     impl_->record.finished = now;
     const std::filesystem::path assembled = impl_->directory / "results.tmp";
     h5::Handle file = h5::create_file(assembled);
-    const auto place = [&](const char* object) { return h5::Place{assembled, object}; };
     std::sort(impl_->units.begin(), impl_->units.end(), h5::natural_less);
     for (const std::string& unit : impl_->units)
         merge(h5::open_file(impl_->directory / file_name_of(unit)), file, "/", assembled);
 
-    const h5::Handle root = h5::open_object(file, place("/"));
-    h5::set_attribute(root, "format", std::string(kResultsFormat));
-    h5::set_attribute(root, "format_version", kFormatVersion);
-    const RunRecord& r = impl_->record;
-    const h5::Handle run = h5::make_group(file, place("/run"));
-    for (const auto& [name, value] : {std::pair<const char*, std::string>{"program", r.program},
-                                      {"argv", json(r.argv).dump()},
-                                      {"options", r.options},
-                                      {"definitions", r.definitions},
-                                      {"commit", r.commit},
-                                      {"host", r.host},
-                                      {"device", r.device},
-                                      {"compiler", r.compiler},
-                                      {"started", r.started},
-                                      {"finished", r.finished},
-                                      {"inputs", json(r.inputs).dump()}})
-        h5::set_attribute(run, name, value);
-    h5::set_attribute(run, "seed", static_cast<int64_t>(r.seed));
-    h5::write_texts(file, place("/done"), impl_->units);
+    write_record(file, assembled, impl_->record);
+    h5::write_texts(file, {assembled, "/done"}, impl_->units);
     h5::close_durably(std::move(file), assembled);
     std::filesystem::rename(assembled, impl_->path);
     std::filesystem::remove_all(impl_->directory);

@@ -12,22 +12,20 @@ Attention attend(Backend& backend, const Problem& p, const AttentionInput& in,
             backend.sparse_attention(p, in, ids, {out, lse});
         else
             backend.dense_attention(p, in, {out, lse});
-        backend.finish();
     };
     if (in.q.element() == Element::bf16) {
         auto out = backend.make<bf16, 3>(shape);
         run(out);
-        const Tensor<bf16, 3> stored = backend.download(out.view());
+        const Tensor<bf16, 3> stored = fetch(backend, std::move(out));
         Tensor<float, 3> values(shape);
 #pragma omp parallel for
         for (int64_t i = 0; i < values.size(); ++i)
             values.data()[i] = static_cast<float>(stored.data()[i]);
-        return {std::move(values), backend.download(lse.view())};
+        return {std::move(values), fetch(backend, std::move(lse))};
     }
     auto out = backend.make<float, 3>(shape);
     run(out);
-    if (backend.space() == Space::host) return {std::move(out), std::move(lse)};
-    return {backend.download(out.view()), backend.download(lse.view())};
+    return {fetch(backend, std::move(out)), fetch(backend, std::move(lse))};
 }
 
 Attention attend_selected(Backend& backend, const Problem& p, const AttentionInput& in,
@@ -40,13 +38,9 @@ Attention attend_selected(Backend& backend, const Problem& p, const AttentionInp
 Tensor<int32_t, 3> pick(Backend& backend, const Problem& p, const SelectionRule& rule,
                         View<const float, 3> scores) {
     auto ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, rule.top_k});
-    if (backend.space() == Space::host) {
-        backend.select_blocks(p, rule, scores, ids);
-        return ids;
-    }
-    const Tensor<float, 3> there = backend.upload(scores);
-    backend.select_blocks(p, rule, there, ids);
-    return backend.download(ids.view());
+    const Operand<3> there(backend, scores);
+    backend.select_blocks(p, rule, there.view().as<const float>(), ids);
+    return fetch(backend, std::move(ids));
 }
 
 }  // namespace msa::experiments

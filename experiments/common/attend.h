@@ -29,13 +29,21 @@ public:
         rounded_ = backend.upload(std::as_const(rounded).view());
         view_ = rounded_;
     }
-    operator In<Rank>() const { return view_; }
+    In<Rank> view() const { return view_; }
 
 private:
     Tensor<float, Rank> copy_;
     Tensor<bf16, Rank> rounded_;
     In<Rank> view_;
 };
+
+/// What the backend wrote, on the host: the tensor itself, or a downloaded copy.
+template <typename T, int Rank>
+Tensor<T, Rank> fetch(Backend& backend, Tensor<T, Rank> there) {
+    backend.finish();
+    if (backend.space() == Space::host) return there;
+    return backend.download(there.view());
+}
 
 template <int Rank>
 View<const float, Rank> host_view(const Tensor<float, Rank>& tensor) {

@@ -31,10 +31,8 @@ struct Mass {
         : mass(backend.make<float, 3>({p.queries(), p.kv_heads, p.blocks()})) {
         if (logits) max_logit = backend.make<float, 3>(mass.shape());
         backend.block_mass(p, q, k, {mass, max_logit.view()});
-        backend.finish();
-        if (backend.space() == Space::host) return;
-        mass = backend.download(mass.view());
-        if (logits) max_logit = backend.download(max_logit.view());
+        mass = fetch(backend, std::move(mass));
+        if (logits) max_logit = fetch(backend, std::move(max_logit));
     }
     Tensor<float, 3> mass, max_logit;
 };

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "analysis/rows.h"
 #include "experiments/common/own_attention.h"
 #include "experiments/common/program.h"
 #include "experiments/common/run_record.h"
@@ -19,6 +20,7 @@
 #include "experiments/fit/options.h"
 #include "experiments/fit/start.h"
 #include "experiments/fit/summary.h"
+#include "gpu/cuda_backend.h"
 
 namespace msa::experiments {
 namespace {
@@ -33,6 +35,29 @@ void resolve(FitOptions& o, std::span<const io::ActivationsReader> files) {
         check_start(o.start, index_form(o, files.front(), layer), files.front().layer(layer));
     }
     if (o.backend_options.threads == 0) o.backend_options.threads = omp_get_max_threads();
+}
+
+/// Throws UnsupportedError where the backend does not compute the loss that is asked for.
+void check_teacher(const FitOptions& o, const Backend& backend) {
+    const Support support = backend.supports(
+        {}, {.operation = Operation::index_kl, .top_k = o.rule.top_k, .teacher = o.teacher});
+    if (!support.yes)
+        throw UnsupportedError(text("--teacher is ", o.teacher_name(), ", which --backend ",
+                                    o.backend, " cannot: ", support.why_not));
+}
+
+/// Recall, mass and output error are averages over held-out queries that see more than k blocks.
+void warn_of_no_rows(const FitOptions& o, std::span<const io::ActivationsReader> files,
+                     const Split& split, std::ostream& err) {
+    io::ActivationsInfo all;
+    all.cu_seqlens = all_sequences(files);
+    const Problem p = io::layer_problem(all, files.front().layer(o.layers.front()), o.block_size)
+                          .with_query_rows(split.held_out);
+    for (analysis::RowKind kind : analysis::row_kinds(p, o.rule.top_k, false))
+        if (kind == analysis::RowKind::counted) return;
+    err << "warning: no held-out query sees more than --top-k = " << o.rule.top_k
+        << " blocks of --block-size = " << o.block_size
+        << " tokens: the KL is all that will be measured\n";
 }
 
 /// What an earlier run left follows the rule of results: kept, replaced or refused.
@@ -104,9 +129,10 @@ int fit_indexer(std::span<const std::string> args, std::ostream& out, std::ostre
         for (int64_t layer : o.layers)
             warn_of_own_attention(o.files[n], files[n].layer(layer), err);
     const Split split = split_queries(o, all_sequences(files));
+    warn_of_no_rows(o, files, split, err);
+    register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
-    if (backend->space() != Space::host)
-        throw UnsupportedError(text("--backend ", o.backend, ": fitting needs a host backend"));
+    check_teacher(o, *backend);
 
     std::filesystem::create_directories(o.out);
     io::RunRecord record = start_record("msa-fit-indexer", args, o.files);

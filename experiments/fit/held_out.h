@@ -9,68 +9,35 @@
 #include "core/backend.h"
 #include "core/index_branch.h"
 #include "core/selection.h"
-#include "experiments/fit/data.h"
+#include "experiments/fit/evaluation.h"
+#include "experiments/fit/operands.h"
 
 namespace msa::experiments {
 
-/// The numbers of one evaluation: macro averages over queries, then groups or heads.
-struct Evaluation {
-    int64_t step = 0;
-    double kl = 0;
-    double block_recall = 0, score_recall = 0, mass_kept = 0, oracle_mass = 0;
-    double output_error = 0;
-    double entropy_index = 0, entropy_teacher = 0;
-};
-
-/// A number of an evaluation: its name in every file, its heading in the table, what it is.
-struct Figure {
-    const char* key;
-    double Evaluation::*value;
-    const char* heading;
-    const char* definition;
-};
-inline constexpr Figure kFigures[] = {
-    {"kl", &Evaluation::kl, "KL",
-     "KL divergence of the index distribution from the teacher over all visible keys, in nats"},
-    {"block_recall", &Evaluation::block_recall, "block recall",
-     "|I* ∩ Î| / |I*|: share of the oracle's blocks I* that the Index Branch chose too (Î)"},
-    {"score_recall", &Evaluation::score_recall, "score recall",
-     "block recall weighted by mass: sum of P_b over I* ∩ Î / sum of P_b over I*"},
-    {"mass_kept", &Evaluation::mass_kept, "mass kept",
-     "sum of P_b over Î: share of the dense attention probability on the chosen blocks"},
-    {"oracle_mass", &Evaluation::oracle_mass, "oracle mass",
-     "sum of P_b over I*: mass kept by the oracle's choice of as many blocks"},
-    {"output_error", &Evaluation::output_error, "output error",
-     "|o_sparse - o_dense| / |o_dense| over the counted queries, mean over heads"},
-    {"entropy_index", &Evaluation::entropy_index, "entropy index",
-     "entropy of the index distribution over all visible keys, in nats"},
-    {"entropy_teacher", &Evaluation::entropy_teacher, "entropy teacher",
-     "entropy of the teacher over all visible keys, in nats"},
-};
+/// Mean over all rows of the KL on their supports (eq:msa-kl).
+double mean_of(const Tensor<double, 2>& kl);
 
 class HeldOut {
 public:
     /// `tokens`: the held-out queries. What does not depend on the Index Branch is computed here.
-    HeldOut(const TrainingLayer&, const std::vector<int64_t>& tokens, const SelectionRule&, Teacher,
-            Backend&, int threads);
+    HeldOut(const TrainingLayer&, const LayerOperands&, const std::vector<int64_t>& tokens,
+            const SelectionRule&, Teacher, int threads);
 
     Evaluation evaluate(int64_t step, const IndexWeights&) const;
 
-    int64_t queries() const { return problem_.queries(); }
+    int64_t queries() const { return queries_.problem.queries(); }
     /// Queries in the averages of recall, mass and output error: analysis::row_kinds.
     int64_t rows_counted() const;
 
 private:
     const TrainingLayer& data_;
+    const LayerOperands& layer_;
     const SelectionRule rule_;
     const Teacher teacher_;
-    Backend& backend_;
     int threads_;
-    Problem problem_;  // the held-out queries against all keys
-    std::vector<int64_t> positions_;
-    Tensor<float, 3> x_, q_;
+    QueryOperands queries_;
     std::vector<analysis::RowKind> kinds_;
-    Tensor<float, 3> mass_, dense_out_;
+    Tensor<float, 3> dense_out_, mass_;
     Tensor<int32_t, 3> oracle_ids_;
     double entropy_teacher_ = 0;
 };

@@ -34,9 +34,12 @@ void write_sizes(io::ResultsWriter& to, const FitOptions& o, const TrainingLayer
     to.attribute(group, "split", split.text);
 }
 
-std::string diverged(int64_t layer, int64_t step, int64_t good,
-                     const std::filesystem::path& checkpoint) {
-    return text("layer ", layer, ": the loss is not finite at step ", step,
+std::string diverged(std::span<const io::ActivationsReader> files, int64_t layer, int64_t step,
+                     int64_t good, const std::filesystem::path& checkpoint) {
+    std::string names;
+    for (const io::ActivationsReader& file : files)
+        names += (names.empty() ? "" : ", ") + file.path().string();
+    return text(names, ": layer ", layer, ": the loss is not finite at step ", step,
                 "; the weights after step ", good, " are kept in ", checkpoint.string(),
                 "; a smaller --lr may help");
 }
@@ -53,7 +56,8 @@ IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int
     form.rms_norm = o.rms_norm;
     const bool rotates = info.k_state != io::RopeState::none;
     require(!rotates || o.rotary_dim || info.rotary_dim, at,
-            " does not say rotary_dim; give --rope-dim");
+            " does not say rotary_dim; give --rope-dim",
+            info.rope_theta || o.rope_theta ? "" : " and --rope-theta");
     const int64_t model = rotates ? info.rotary_dim.value_or(o.index_dim) : 0;
     form.rotary_dim = o.rotary_dim.value_or(std::min(model, o.index_dim));
     require(form.rotary_dim == 0 || o.rope_theta || info.rope_theta, at,
@@ -77,9 +81,10 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
     const IndexForm form = index_form(o, files.front(), layer);
     const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
                               threads);
-    const HeldOut held_out(data, sample(split.held_out, o.eval_queries, o.seed), o.rule, o.teacher,
-                           backend, threads);
-    const Trainer trainer(o, data, split.train, backend);
+    const LayerOperands operands(backend, data);
+    const HeldOut held_out(data, operands, sample(split.held_out, o.eval_queries, o.seed), o.rule,
+                           o.teacher, threads);
+    const Trainer trainer(o, data, operands, split.train);
 
     FitState state;
     if (std::optional<FitState> saved = alone([&] { return checkpoint.load(); }))
@@ -109,7 +114,7 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
         FitState before = state;
         if (!trainer.advance(state)) {
             save(good);
-            throw InputError(diverged(layer, state.step, good.step, checkpoint.path()));
+            throw InputError(diverged(files, layer, state.step, good.step, checkpoint.path()));
         }
         good = std::move(before);
         progress.advance(1);

@@ -120,7 +120,7 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
          "what the KL compares with, of the group's heads: the mean of their probabilities, or "
          "per key the max of them, scaled to sum to 1")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
-         "reference, cpu")  //
+         "reference, cpu, cuda")  //
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),
          "CPU threads; 0: all")  //
         ("jobs", po::value(&o.jobs)->default_value(o.jobs)->value_name("N"),
@@ -160,6 +160,8 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
     return o;
 }
 
+std::string FitOptions::teacher_name() const { return kTeachers[static_cast<size_t>(teacher)]; }
+
 std::string FitOptions::identity() const {
     const auto number = [](const auto& value) {
         return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
@@ -185,7 +187,7 @@ std::string FitOptions::identity() const {
         {"lr", rate},
         {"weight_decay", weight_decay},
         {"init", kStarts[static_cast<size_t>(start)]},
-        {"teacher", kTeachers[static_cast<size_t>(teacher)]},
+        {"teacher", teacher_name()},
         {"backend", backend},
     }
         .dump();

@@ -48,6 +48,7 @@ struct FitOptions {
     bool resume = false, overwrite = false, json = false;
     uint64_t seed = 0;
 
+    std::string teacher_name() const;  // as --teacher has it
     /// What decides the results, as JSON text: recorded, and compared by --resume.
     std::string identity() const;
 };

@@ -11,6 +11,7 @@
 #include "core/index_branch.h"
 #include "experiments/fit/data.h"
 #include "experiments/fit/held_out.h"
+#include "experiments/fit/operands.h"
 #include "experiments/fit/options.h"
 
 namespace msa::experiments {
@@ -28,7 +29,8 @@ FitState start_state(IndexWeights weights);
 
 class Trainer {
 public:
-    Trainer(const FitOptions&, const TrainingLayer&, std::span<const int64_t> tokens, Backend&);
+    Trainer(const FitOptions&, const TrainingLayer&, const LayerOperands&,
+            std::span<const int64_t> tokens);
 
     /// One step. False, and no change, when the loss is not finite.
     bool advance(FitState&) const;
@@ -36,8 +38,8 @@ public:
 private:
     const FitOptions& o_;
     const TrainingLayer& data_;
+    const LayerOperands& layer_;
     std::span<const int64_t> tokens_;  // the training queries
-    Backend& backend_;
 };
 
 }  // namespace msa::experiments

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // eq:msa-pp and eq:msa-kl. Phase 1 makes the lse of the main and the index heads. Phase 2, one
 // thread block per query and group, makes the row's KL, d_index_q and the score gradients t - p,
-// which are kept for a piece of the queries. Phase 3, one thread block per 32 keys, sums d_index_k
-// over the queries in order. Every sum has one owner and one order.
+// which are kept for a piece of the queries; the maximum as teacher has a pass before, for its sum.
+// Phase 3, one thread block per 32 keys, sums d_index_k over the queries in order. Every sum has
+// one owner and one order.
+#include "gpu/device/max_or_nan.cuh"
 #include "gpu/device/support.cuh"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/pieces.h"
@@ -32,12 +34,16 @@ int rows_bytes(const Problem& p) {
            tile_bytes(kTileKeys + 1, static_cast<int>(p.index_dim));
 }
 
-/// Adds the probabilities of 32 keys to `teacher` [32], a sum over the group's heads in order. The
-/// keys are staged; the rows too where `parts` is 1.
-template <typename T>
-__device__ void sum_teacher(const Heads<T>& in, const float* lse, int64_t query, int64_t group,
-                            int seen, bool first_step, float* rows, const float* keys,
-                            float* teacher) {
+/// The group's heads of 32 keys as one, in `teacher` [32]: the mean of their probabilities, in
+/// order, or the largest. The keys are staged; the rows too where `parts` is 1.
+template <Teacher By, typename T>
+__device__ void join_heads(const Heads<T>& in, const float* lse, int64_t query, int64_t group,
+                           int seen, bool first_step, float* rows, const float* keys,
+                           float* teacher) {
+    const auto join = [&](float so_far, float next) {
+        return By == Teacher::mean ? so_far + next : max_or_nan(so_far, next);
+    };
+    const float divisor = By == Teacher::mean ? static_cast<float>(in.heads) : 1.0F;
     __shared__ float warp_teacher[kWarps][kTileKeys];
     const int first_row = warp_id() * kRowsPerWarp;
     const int parts = static_cast<int>(ceil_div(in.heads, kTileRows));
@@ -51,27 +57,46 @@ __device__ void sum_teacher(const Heads<T>& in, const float* lse, int64_t query,
             });
         }
         __syncthreads();
-        float dots[kRowsPerWarp], sum = 0;
-        dot_products(rows + first_row * tile_stride(in.width), keys, in.width, dots);
+        float dots[kRowsPerWarp] = {}, joined = 0;
+        if (head_of(first_row) < in.heads)  // small groups leave most warps without a row
+            dot_products(rows + first_row * tile_stride(in.width), keys, in.width, dots);
 #pragma unroll
         for (int r = 0; r < kRowsPerWarp; ++r) {
             const int64_t head = head_of(first_row + r);
             if (head < in.heads && lane_id() < seen)
-                sum +=
-                    expf(in.scale * dots[r] - lse[query * in.row_heads + group * in.heads + head]);
+                joined = join(joined, expf(in.scale * dots[r] -
+                                           lse[query * in.row_heads + group * in.heads + head]));
         }
-        warp_teacher[warp_id()][lane_id()] = sum;
+        warp_teacher[warp_id()][lane_id()] = joined;
         __syncthreads();
         if (warp_id() == 0) {
             float total = part == 0 ? 0 : teacher[lane_id()];
             for (const auto& of_warp : warp_teacher)
-                total += of_warp[lane_id()] / static_cast<float>(in.heads);
+                total = join(total, of_warp[lane_id()] / divisor);
             teacher[lane_id()] = total;
         }
     }
 }
 
-template <typename T>
+/// Visits the support 32 keys at a time, the main keys staged: visit(first of them, how many, their
+/// place among the row's slot_keys).
+template <typename T, typename Visit>
+__device__ void for_each_step(const RowArguments<T>& a, int64_t query, int64_t group,
+                              float* main_keys, Visit visit) {
+    for (int64_t slot = 0; slot < a.support.spans(); ++slot) {
+        const KeyRange span = a.support.span(query, group, slot);
+        for (int64_t at = 0; at < span.count; at += kTileKeys) {
+            const int seen = keys_before(span.count, at);
+            const int64_t first = span.first + at;
+            __syncthreads();
+            stage(main_keys, kTileKeys, a.main.width,
+                  [&](int j) { return j < seen ? a.main.key(first + j, group) : nullptr; });
+            visit(first, seen, slot * a.support.block_size + at);
+        }
+    }
+}
+
+template <typename T, Teacher By>
 __global__ void index_kl_rows_kernel(RowArguments<T> a) {
     extern __shared__ float4 shared[];
     __shared__ float teacher[kTileKeys], d_score[kTileKeys];
@@ -83,41 +108,43 @@ __global__ void index_kl_rows_kernel(RowArguments<T> a) {
     float* index_row = main_keys + kTileKeys * tile_stride(a.main.width);
     float* index_keys = index_row + index_stride;
     stage(index_row, 1, a.index.width, [&](int) { return a.index.query(query, group); });
+    bool first_step = true;
+    const auto teach = [&](int seen) {  // into `teacher`, for warp 0
+        join_heads<By>(a.main, a.main_lse, query, group, seen, first_step, main_rows, main_keys,
+                       teacher);
+        first_step = false;
+    };
+    float teacher_sum = 1;
+    if (By == Teacher::max) {
+        double sum = 0;  // of the lane's keys, in warp 0
+        for_each_step(a, query, group, main_keys, [&](int64_t, int seen, int64_t) {
+            teach(seen);
+            if (warp_id() == 0) sum += double{teacher[lane_id()]};
+        });
+        teacher_sum = static_cast<float>(warp_sum(sum));
+    }
     double kl = 0;      // of the lane's keys, in warp 0
     float d_query = 0;  // dimension d
-    bool first_step = true;
-    for (int64_t slot = 0; slot < a.support.spans(); ++slot) {
-        const KeyRange span = a.support.span(query, group, slot);
-        for (int64_t at = 0; at < span.count; at += kTileKeys) {
-            const int seen = keys_before(span.count, at);
-            const int64_t first = span.first + at;
-            __syncthreads();
-            stage(main_keys, kTileKeys, a.main.width,
-                  [&](int j) { return j < seen ? a.main.key(first + j, group) : nullptr; });
-            stage(index_keys, kTileKeys, a.index.width,
-                  [&](int j) { return j < seen ? a.index.key(first + j, group) : nullptr; });
-            sum_teacher(a.main, a.main_lse, query, group, seen, first_step, main_rows, main_keys,
-                        teacher);
-            first_step = false;
-            if (warp_id() == 0) {
-                float dot[1];
-                dot_products(index_row, index_keys, a.index.width, dot);
-                const float log_t = a.index.scale * dot[0] - a.index_lse[row];
-                const float p = teacher[lane_id()];
-                if (lane_id() < seen) {
-                    if (!(p <= 0)) kl += double{p} * (double{logf(p)} - double{log_t});
-                    d_score[lane_id()] = expf(log_t) - p;
-                    if (a.d_scores != nullptr)
-                        a.d_scores[row * a.slot_keys + slot * a.support.block_size + at +
-                                   lane_id()] = d_score[lane_id()];
-                }
+    for_each_step(a, query, group, main_keys, [&](int64_t first, int seen, int64_t place) {
+        stage(index_keys, kTileKeys, a.index.width,
+              [&](int j) { return j < seen ? a.index.key(first + j, group) : nullptr; });
+        teach(seen);
+        if (warp_id() == 0) {
+            float dot[1];
+            dot_products(index_row, index_keys, a.index.width, dot);
+            const float log_t = a.index.scale * dot[0] - a.index_lse[row];
+            const float p = teacher[lane_id()] / teacher_sum;
+            if (lane_id() < seen) {
+                if (!(p <= 0)) kl += double{p} * (double{logf(p)} - double{log_t});
+                d_score[lane_id()] = expf(log_t) - p;
+                if (a.d_scores != nullptr)
+                    a.d_scores[row * a.slot_keys + place + lane_id()] = d_score[lane_id()];
             }
-            __syncthreads();
-            if (d < a.index.width)
-                for (int j = 0; j < seen; ++j)
-                    d_query += d_score[j] * index_keys[j * index_stride + d];
         }
-    }
+        __syncthreads();
+        if (d < a.index.width)
+            for (int j = 0; j < seen; ++j) d_query += d_score[j] * index_keys[j * index_stride + d];
+    });
     if (warp_id() == 0) {
         kl = warp_sum(kl);
         if (lane_id() == 0) a.kl[row] = kl;
@@ -197,15 +224,17 @@ __global__ void index_kl_keys_kernel(Heads<T> index, KeySupport support, const K
 }
 
 template <typename T>
-void run_piece(const Call& call, const RowArguments<T>& a, float* main_lse, float* index_lse,
-               const IndexKlOutput& to) {
+void run_piece(const Call& call, const RowArguments<T>& a, Teacher by, float* main_lse,
+               float* index_lse, const IndexKlOutput& to) {
     const Problem& p = call.problem;
     attend_to_support(call, a.main, a.support, {}, main_lse);
     attend_to_support(call, a.index, a.support, {}, index_lse);
     const int bytes = rows_bytes(p);
     const dim3 rows(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads));
-    allow_shared(index_kl_rows_kernel<T>, bytes);
-    index_kl_rows_kernel<<<rows, kThreads, bytes, call.stream()>>>(a);
+    const auto rows_kernel = by == Teacher::mean ? index_kl_rows_kernel<T, Teacher::mean>
+                                                 : index_kl_rows_kernel<T, Teacher::max>;
+    allow_shared(rows_kernel, bytes);
+    rows_kernel<<<rows, kThreads, bytes, call.stream()>>>(a);
     check_launch("index_kl_any, rows");
     const std::vector<KeyBlock> blocks = key_blocks(p);
     if (!to.d_index_k || blocks.empty()) return;
@@ -220,7 +249,7 @@ void run_piece(const Call& call, const RowArguments<T>& a, float* main_lse, floa
 }  // namespace
 
 void index_kl_any(const Call& call, const IndexInput& in, In<3> q, In<3> k,
-                  View<const int32_t, 3> ids, const IndexKlOutput& to) {
+                  View<const int32_t, 3> ids, const IndexKlOutput& to, Teacher by) {
     const Problem& whole = call.problem;
     if (to.d_index_k)
         check(cudaMemsetAsync(to.d_index_k.data(), 0,
@@ -250,7 +279,7 @@ void index_kl_any(const Call& call, const IndexInput& in, In<3> q, In<3> k,
                 to.d_index_q ? to.d_index_q.slice(queries.begin, count).data() : nullptr,
                 d_scores.data(),
                 slot_keys};
-            run_piece(piece, arguments, main_lse.data(), index_lse.data(), to);
+            run_piece(piece, arguments, by, main_lse.data(), index_lse.data(), to);
         });
     });
 }

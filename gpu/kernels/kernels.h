@@ -28,6 +28,6 @@ void sparse_attention_repair_any(const Call&, const AttentionInput&, View<const 
                                  const AttentionOutput&, QueryRange range, const int32_t* marked);
 void block_mass_any(const Call&, In<3> q, In<3> k, const BlockMassOutput&);
 void index_kl_any(const Call&, const IndexInput&, In<3> q, In<3> k, View<const int32_t, 3> ids,
-                  const IndexKlOutput&);
+                  const IndexKlOutput&, Teacher);
 
 }  // namespace msa::cuda

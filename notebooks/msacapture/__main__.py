@@ -55,11 +55,25 @@ def run_capture(options):
             overwrite=options.overwrite, note=lambda text: print(text, file=sys.stderr))
 
 
+# What only import, and only rotation, looks at.
+IMPORT = ("names", "layout", "lengths", "state", "softmax_scale", "model_id", "model_config")
+ROTATION = ("apply_rope", "interleaved")
+
+
+def refuse_unused(options, unused, why: str):
+    command = parser().parse_args(["convert", "source", "--out", "out"])
+    for name in unused:
+        require(getattr(options, name) == getattr(command, name),
+                f"--{name.replace('_', '-')} has no effect here: {why}")
+
+
 def run_convert(options):
     from .convert import ImportOptions, export_safetensors, import_arrays, rotate
 
     first = options.source[0]
     if not first.endswith((".h5", ".hdf5")):
+        refuse_unused(options, ROTATION, f"{first} is imported; RoPE is applied to the activations "
+                      "file that comes of it")
         config = options.model_config and Path(options.model_config).read_text(encoding="utf-8")
         import_arrays(options.source, options.out, ImportOptions(
             names=options.names, layers=options.layers, layout=options.layout,
@@ -68,11 +82,14 @@ def run_convert(options):
             model_id=options.model_id, model_config=config), options.overwrite)
         return
     require(len(options.source) == 1, "one activations file is converted at a time")
+    refuse_unused(options, IMPORT, f"{first} is an activations file and says so itself")
     if options.apply_rope:
         rotate(first, options.out, rotary_dim=options.rotary_dim, rope_theta=options.rope_theta,
                interleaved=options.interleaved, layers=options.layers,
                overwrite=options.overwrite)
     else:
+        refuse_unused(options, ("interleaved", "rotary_dim", "rope_theta"),
+                      "it goes with --apply-rope")
         require(options.out.endswith(".safetensors"),
                 f"{options.out}: an activations file becomes .safetensors, or .h5 by --apply-rope")
         export_safetensors(first, options.out, options.layers, options.overwrite)

@@ -82,6 +82,9 @@ def check(layer: Layer, place: str):
     require(kv_heads >= 1 and query_heads >= 1 and query_heads % kv_heads == 0,
             f"{place}: {query_heads} query heads, {kv_heads} key-value heads; the first must be a "
             "multiple of the second (GQA)")
+    require(not is_repeated(layer), f"{place}: k has {kv_heads} heads, as many as q, and heads 0 "
+            "and 1 are the same; k and v must not be repeated to the query heads, one head of each "
+            "group is enough")
     require(head_dim in HEAD_DIMS, f"{place}: head dim {head_dim}, must be from {HEAD_DIMS[0]} to "
             f"{HEAD_DIMS[-1]}")
     require((layer.index_q is None) == (layer.index_k is None),
@@ -99,6 +102,15 @@ def check(layer: Layer, place: str):
             f"{place}: softmax_scale is {layer.softmax_scale}, must be finite and positive")
     for name, array in layer.arrays().items():
         check_finite(array, f"{place}: {name}")
+
+
+def is_repeated(layer: Layer) -> bool:
+    """Was a group's head written once per query head? The programs' own rule: as many key-value
+    heads as query heads, and two of them alike in every channel of both, in the last token."""
+    if layer.k.shape[1] != layer.q.shape[1] or layer.k.shape[1] < 2 or not len(layer.k):
+        return False
+    heads = [array[-1, :2] for array in (layer.k, layer.v)]
+    return all((first == second).all() and (first != first[0]).any() for first, second in heads)
 
 
 def check_finite(array: np.ndarray, what: str):

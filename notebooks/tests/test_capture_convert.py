@@ -189,6 +189,11 @@ def test_import_names_what_is_wrong(tmp_path, refuse):
     refuse(["shape (6, 4, 16), must have 4 axes in layout bhsd"], "--layout", "bhsd", *post,
            **arrays)
     refuse(["3 query heads, 2 key-value heads"], *post, **arrays | {"layers__0__q": q[:, :3]})
+    values = np.random.default_rng(3).standard_normal((6, 2, 16)).astype(np.float32)
+    repeated = values.repeat(2, axis=1)
+    refuse(["layer 0: k has 4 heads, as many as q, and heads 0 and 1 are the same; k and v must "
+            "not be repeated"], *post, layers__0__q=q, layers__0__k=repeated,
+           layers__0__v=repeated)
     refuse(["layer 0: q is int64"], *post, **arrays | {"layers__0__q": q.astype(int)})
     (tmp_path / "b.safetensors").write_bytes(b"no such format")
     refuse(["b.safetensors"], *post, source="b.safetensors")
@@ -215,6 +220,17 @@ def test_rotating_names_what_is_wrong(tmp_path, refuse):
     refuse(["becomes .safetensors"], source="a.h5")
     make(q_state="pre_rope")
     rotated(["has no layer 7; there are: 0"], "--layers", 7, "--rope-theta", 1e4)
+
+
+def test_options_without_effect_are_refused(tmp_path, refuse):
+    q = np.ones((6, 4, 16), np.float32)
+    refuse(["--apply-rope has no effect here: ", "a.npz is imported"], "--apply-rope", "--state",
+           "pre_rope", layers__0__q=q)
+    capture(Fake(), [range(8)], tmp_path / "a.h5")
+    refuse(["--state has no effect here: ", "a.h5 is an activations file"], "--state", "pre_rope",
+           source="a.h5")
+    refuse(["--rope-theta has no effect here: it goes with --apply-rope"], "--rope-theta", 1e4,
+           source="a.h5")
 
 
 def test_export_refuses_to_overwrite(tmp_path, refuse):

@@ -404,6 +404,52 @@ class PlainAdapter(ModuleAdapter):
                      softmax_scale=block.dim ** -0.5)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "minimax_m2"])
+@torch.no_grad()
+def test_taken_before_rope_and_rotated_it_is_what_is_captured(tmp_path, sequences, family):
+    """Padded [B, H, S, D] from hooks before RoPE, through convert and convert --apply-rope. Both
+    form angles, one of them in float32: one of p radians is off by a rounding of its size."""
+    model = make_model(family)
+    capture(TransformersModel(model), sequences, tmp_path / "post.h5", [1])
+    with ActivationsReader(tmp_path / "post.h5") as file:
+        captured = file.layer(1)
+    module, taken = model.model.layers[1].self_attn, {}
+    with ExitStack() as stack:
+        for side in "qkv":
+            source = getattr(module, f"{side}_norm", None) or getattr(module, f"{side}_proj")
+            stack.callback(source.register_forward_hook(
+                lambda _, __, result, side=side: taken.setdefault(side, []).append(
+                    to_numpy(result.reshape(result.shape[1], -1, module.head_dim)))).remove)
+        for tokens in sequences:
+            model(torch.as_tensor(tokens)[None], use_cache=False)
+    arrays = {}
+    for side, parts in taken.items():
+        rows = np.full((len(parts), max(LENGTHS), *parts[0].shape[1:]), 777, np.float32)
+        for row, part in zip(rows, parts):
+            row[:len(part)] = part
+        arrays[f"layers.1.{side}"] = np.ascontiguousarray(rows.swapaxes(1, 2))
+    np.savez(tmp_path / "pre.npz", **arrays)
+    config = model.config.get_text_config()
+    (tmp_path / "config.json").write_text(config.to_json_string())
+    common = ["--out", str(tmp_path / "pre.h5"), "--layout", "bhsd", "--lengths",
+              ",".join(map(str, LENGTHS)), "--state", "pre_rope"]
+    assert main(["convert", str(tmp_path / "pre.npz"), *common, "--rotary-dim",
+                 str(captured.rotary_dim), "--rope-theta", str(captured.rope_theta),
+                 "--model-config", str(tmp_path / "config.json")]) == 0
+    assert main(["convert", str(tmp_path / "pre.h5"), "--apply-rope", "--out",
+                 str(tmp_path / "rotated.h5")]) == 0
+    with ActivationsReader(tmp_path / "rotated.h5") as file:
+        rotated = file.layer(1)
+    assert (rotated.q_state, rotated.k_state) == (captured.q_state, captured.k_state)
+    assert rotated.softmax_scale == captured.softmax_scale
+    np.testing.assert_array_equal(rotated.v, captured.v)
+    for side in "qk":
+        got, expected = getattr(rotated, side), getattr(captured, side)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=np.abs(expected).max()
+                                   * (max(LENGTHS) + 4) * 2.0 ** -23)
+        assert np.abs(got - np.concatenate(taken[side])).max() > 0.1  # RoPE did turn them
+
+
 def test_a_plain_module_through_an_adapter(tmp_path, sequences):
     torch.manual_seed(SEED)
     model = Plain()

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Fits Index Branches from every start, one layer at a time, and records how good they get.
+"""Fits Index Branches from every start, one layer at a time, and records how good they get; then
+all layers of a short fit with --jobs 1 and one job per layer, and records how long it takes.
 
 Each run is msa-fit-indexer's default but for the start; "normal" has the learning rate that a
 random start needs. Recorded are held-out figures at a few steps, seconds, and the largest resident
-memory of the process beside the bytes of the layer.
-usage: record_fit.py FILE [--layers 3,6] [--out data/bench/fit_indexer.json] [FIT OPTIONS]
+memory of the process beside the bytes of the layer. The runs of --jobs take turns. A part that is
+not asked for stays as the record has it.
+usage: record_fit.py FILE [--layers 3,6] [--parts starts,jobs]
+                     [--out data/bench/fit_indexer.json] [FIT OPTIONS]
 """
 
 import argparse
@@ -27,6 +30,8 @@ PROGRAM = bench.ROOT / "build/release/bin/msa-fit-indexer"
 STARTS = {"from-qk": [], "pca": [], "normal": ["--lr", "3e-3"]}
 FIGURES = ("kl", "block_recall", "score_recall", "mass_kept", "oracle_mass")
 STEPS = (0, 100, 1500)
+TURNS = 3
+SHORT = ["--steps", "40", "--warmup-steps", "20", "--eval-every", "40", "--eval-queries", "256"]
 
 
 def peak_bytes(process: subprocess.Popen) -> int:
@@ -41,16 +46,22 @@ def peak_bytes(process: subprocess.Popen) -> int:
     return peak
 
 
+def run(file: str, out: str, options: list[str]) -> tuple[float, int]:
+    """Seconds and peak_bytes of a fit."""
+    command = [str(PROGRAM), file, "--out", f"{out}/fit", *options]
+    began = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    peak = peak_bytes(process)
+    seconds = time.monotonic() - began
+    if process.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit code {process.returncode}")
+    return seconds, peak
+
+
 def fit(file: str, layer: int, start: str, options: list[str]) -> dict:
     with tempfile.TemporaryDirectory() as out:
-        command = [str(PROGRAM), file, "--out", f"{out}/fit", "--layers", str(layer),
-                   "--init", start, *STARTS[start], *options]
-        began = time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        peak = peak_bytes(process)
-        seconds = time.monotonic() - began
-        if process.returncode != 0:
-            sys.exit(f"{' '.join(command)}: exit code {process.returncode}")
+        seconds, peak = run(file, out, ["--layers", str(layer), "--init", start, *STARTS[start],
+                                        *options])
         with h5py.File(f"{out}/fit/results.h5") as results:
             layer_fit = results[f"fit/{layer}"]
             held_out, split = layer_fit["held_out"], layer_fit.attrs["split"]
@@ -63,6 +74,29 @@ def fit(file: str, layer: int, start: str, options: list[str]) -> dict:
     return {"layer": layer, "init": start, "options": STARTS[start] + options,
             "split": split if isinstance(split, str) else split.decode(), "seconds": seconds,
             "peak_resident_bytes": peak, "held_out_at_step": at}
+
+
+def fit_side_by_side(file: str, layers: list[int], options: list[str]) -> dict:
+    options = ["--layers", ",".join(map(str, layers)), *SHORT, *options]
+    runs = [{"jobs": jobs, "seconds": [], "peak_resident_bytes": 0} for jobs in (1, len(layers))]
+    for _ in range(TURNS):
+        for entry in runs:
+            with tempfile.TemporaryDirectory() as out:
+                seconds, peak = run(file, out, [*options, "--jobs", str(entry["jobs"])])
+            entry["seconds"].append(seconds)
+            entry["peak_resident_bytes"] = max(peak, entry["peak_resident_bytes"])
+    for entry in runs:
+        print(f"--jobs {entry['jobs']}: {min(entry['seconds']):.1f} s, fastest of {TURNS}; "
+              f"{entry['peak_resident_bytes'] / 2**20:.0f} MiB", flush=True)
+    return {**where(), "options": options, "runs": runs}
+
+
+def where() -> dict:
+    """The program and the machine of a part."""
+    version = subprocess.run([str(PROGRAM), "--version"], capture_output=True, text=True,
+                             check=True).stdout.strip()
+    return {"commit": bench.commit(), "program": version, "machine": processor(),
+            "cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
 
 
 def processor() -> str:
@@ -83,19 +117,21 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file")
     parser.add_argument("--layers", default="3,6")
+    parser.add_argument("--parts", default="starts,jobs")
     parser.add_argument("--out", default=str(bench.ROOT / "data/bench/fit_indexer.json"))
     options, rest = parser.parse_known_args()
     layers = [int(layer) for layer in options.layers.split(",")]
-    version = subprocess.run([str(PROGRAM), "--version"], capture_output=True, text=True,
-                             check=True).stdout.strip()
-    record = {
-        "format": "msalab-fit-bench", "commit": bench.commit(), "program": version,
-        "machine": processor(), "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(), "file": pathlib.Path(options.file).name,
-        "layer_bytes": {str(layer): layer_bytes(options.file, layer) for layer in layers},
-        "runs": [fit(options.file, layer, start, rest) for layer in layers for start in STARTS],
-    }
-    pathlib.Path(options.out).write_text(json.dumps(record, indent=1) + "\n")
+    parts, out = options.parts.split(","), pathlib.Path(options.out)
+    record = json.loads(out.read_text()) if out.exists() else {}
+    if "starts" in parts:
+        record |= {
+            "format": "msalab-fit-bench", **where(), "file": pathlib.Path(options.file).name,
+            "layer_bytes": {str(layer): layer_bytes(options.file, layer) for layer in layers},
+            "runs": [fit(options.file, layer, start, rest) for layer in layers for start in STARTS],
+        }
+    if "jobs" in parts:
+        record["jobs"] = fit_side_by_side(options.file, layers, rest)
+    out.write_text(json.dumps(record, indent=1) + "\n")
     print(f"recorded in {options.out}")
 
 

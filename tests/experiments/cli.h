@@ -64,7 +64,9 @@ std::string file_text(const std::filesystem::path& path);
 int run_for(const std::string& program, const std::vector<std::string>& args,
             std::chrono::microseconds delay, int signal = SIGKILL);
 
-/// Every dataset of two results files, bit by bit, and what /run says of options and inputs.
+/// Every dataset of two results files, bit by bit.
+testing::AssertionResult same_data(const std::string& left, const std::string& right);
+/// The same, and what /run says of options and inputs.
 testing::AssertionResult same_results(const std::string& left, const std::string& right);
 
 }  // namespace msa::test

@@ -6,97 +6,13 @@
 #include <set>
 
 #include "core/io/results.h"
-#include "core/projection.h"
-#include "experiments/fit/held_out.h"
-#include "tests/experiments/cli.h"
-#include "tests/support/random.h"
+#include "experiments/fit/evaluation.h"
+#include "tests/experiments/fit_test.h"
 
 namespace msa::test {
 namespace {
 
 using nlohmann::json;
-
-/// Attention of random x through random projections, with RoPE on some channels.
-struct Linear {
-    std::vector<int64_t> cu_seqlens{0, 192};
-    std::vector<int64_t> layers{3};
-    int64_t query_heads = 4, kv_heads = 2, head_dim = 16, rotary_dim = 8, model_dim = 24;
-    io::RopeState state = io::RopeState::post_rope;
-    bool with_x = true;
-    uint64_t stream = 1;  // of x
-};
-
-class Fit : public CliTest {
-protected:
-    std::string write(const std::string& name, const Linear& spec = {}) const;
-    Outcome run(const std::vector<std::string>& files, const std::string& out,
-                const std::vector<std::string>& more = {}) const {
-        return kFit(args(files, out, more));
-    }
-    std::vector<std::string> args(std::vector<std::string> all, const std::string& out,
-                                  const std::vector<std::string>& more = {}) const {
-        const std::vector<std::pair<std::string, std::string>> defaults{
-            {"--out", path(out)},         {"--block-size", "8"}, {"--top-k", "4"},
-            {"--index-dim", "16"},        {"--steps", "12"},     {"--warmup-steps", "6"},
-            {"--queries-per-step", "32"}, {"--eval-every", "5"}, {"--threads", "1"}};
-        for (const auto& [option, value] : defaults)
-            if (std::find(more.begin(), more.end(), option) == more.end())
-                all.insert(all.end(), {option, value});
-        all.insert(all.end(), more.begin(), more.end());
-        return all;
-    }
-    std::vector<double> curve(const std::string& out, const std::string& name) const {
-        const Tensor<double, 1> values =
-            io::ResultsReader(path(out + "/results.h5")).read<double, 1>("/fit/3/" + name);
-        return {values.data(), values.data() + values.size()};
-    }
-    json row(const std::string& out) const {
-        return json::parse(file_text(path(out + "/summary.json")))["rows"][0];
-    }
-};
-
-std::string Fit::write(const std::string& name, const Linear& spec) const {
-    io::ActivationsInfo info{"test", "{}", "msalab tests", spec.cu_seqlens, {}, false};
-    for (int64_t number : spec.layers) {
-        io::LayerInfo layer;
-        layer.layer = number;
-        layer.query_heads = spec.query_heads;
-        layer.kv_heads = spec.kv_heads;
-        layer.head_dim = spec.head_dim;
-        layer.model_dim = spec.with_x ? spec.model_dim : 0;
-        layer.q_state = layer.k_state = spec.state;
-        if (spec.rotary_dim > 0) {
-            layer.rotary_dim = spec.rotary_dim;
-            layer.rope_theta = 100;
-        }
-        layer.softmax_scale = 0.1;  // of logits with a deviation of about 2.4
-        layer.element = Element::f32;
-        info.layers.push_back(layer);
-    }
-    std::vector<int64_t> positions;
-    for (const KeyRange& seen : visible_keys(io::layer_problem(info, info.layers[0], 8)))
-        positions.push_back(seen.count - 1);
-    io::ActivationsWriter writer(path(name), info, true);
-    for (const io::LayerInfo& layer : info.layers) {
-        const Tensor<float, 2> x = normal<2>({info.tokens(), spec.model_dim}, spec.stream);
-        for (io::Field field : {io::Field::q, io::Field::k, io::Field::v}) {
-            const int64_t heads = layer.heads(field);
-            const auto stream =
-                static_cast<uint64_t>(1000 * (layer.layer + 1)) + static_cast<uint64_t>(field);
-            const Tensor<float, 2> w =
-                normal<2>({heads * spec.head_dim, spec.model_dim}, stream, 0.5F);
-            Tensor<float, 3> values = project(x, w, heads);
-            if (field != io::Field::v && spec.rotary_dim > 0)
-                apply_rope(values, positions, spec.rotary_dim, 100);
-            writer.write(layer.layer, field, 0, 0, values);
-        }
-        if (spec.with_x)
-            writer.write(layer.layer, io::Field::x, 0, 0,
-                         View<const float, 3>(x.data(), {x.extent(0), 1, x.extent(1)}));
-    }
-    writer.finish();
-    return path(name);
-}
 
 TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
     const std::string file = write("a.h5", {.layers = {3, 5}});
@@ -195,6 +111,12 @@ TEST_F(Fit, EveryBlockSelectedIsTheFullSupport) {
     const std::vector<double> selected = curve("selected", "train/kl");
     for (size_t n = 0; n < full.size(); ++n) EXPECT_NEAR(full[n], selected[n], 1e-5);
     EXPECT_TRUE(row("full")["mass_kept"].is_null());  // no row has more blocks than k
+    const Outcome said = run({file}, "said", {"--top-k", "24"});
+    EXPECT_NE(said.err.find("no held-out query sees more than --top-k = 24 blocks of --block-size"),
+              std::string::npos)
+        << said.err;
+    EXPECT_EQ(run({file}, "fewer", {"--top-k", "23"}).err.find("no held-out query"),
+              std::string::npos);
 }
 
 TEST_F(Fit, EntropiesAreThoseOfTheDistributions) {
@@ -309,7 +231,10 @@ TEST_F(Fit, ADivergingFitKeepsTheLastGoodWeights) {
     const std::vector<std::string> wild{"--lr", "1e4", "--weight-decay", "1"};
     const Outcome outcome = run({file}, "out", wild);
     EXPECT_EQ(outcome.code, 2);
-    EXPECT_NE(outcome.err.find("layer 3: the loss is not finite at step"), std::string::npos);
+    EXPECT_NE(
+        outcome.err.find("msa-fit-indexer: " + file + ": layer 3: the loss is not finite at step"),
+        std::string::npos)
+        << outcome.err;
     EXPECT_NE(outcome.err.find(" are kept in " + path("out/checkpoint-3.h5")), std::string::npos)
         << outcome.err;
     EXPECT_FALSE(std::filesystem::exists(path("out/results.h5")));
@@ -329,182 +254,9 @@ TEST_F(Fit, ADivergingFitKeepsTheLastGoodWeights) {
     const io::ResultsReader start(path("at-once/checkpoint-3.h5"));
     const Tensor<float, 2> first = start.read<float, 2>("/fit/3/weights/w_index_q");
     EXPECT_EQ(first.size(), w.size());
-}
-
-struct Refusal {
-    std::vector<std::string> args;
-    std::string message;
-};
-std::ostream& operator<<(std::ostream& out, const Refusal& r) { return out << r.message; }
-
-class FitRefused : public Fit, public testing::WithParamInterface<Refusal> {};
-
-TEST_P(FitRefused, WithTheValueAndTheRule) {
-    const Outcome outcome = run({write("a.h5")}, "out", GetParam().args);
-    EXPECT_EQ(outcome.code, 2);
-    EXPECT_EQ(outcome.out, "");
-    EXPECT_NE(outcome.err.find(GetParam().message), std::string::npos) << outcome.err;
-    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5")));
-    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
-}
-
-const Refusal kRefusals[] = {
-    {{"--bogus"}, "unrecognised option '--bogus'"},
-    {{"--layers", "4"}, "a.h5: has no layer 4; there are: 3"},
-    {{"--index-dim", "8"}, "--index-dim is 8, must be from 16 to 256"},
-    {{"--block-size", "7"}, "--block-size is 7, must be from 8 to 256"},
-    {{"--top-k", "0"}, "--top-k is 0, must be at least 1"},
-    {{"--forced-first", "4"}, "forced_local + forced_first is 5, must not exceed top_k = 4"},
-    {{"--norm", "layer"}, "--norm is 'layer', must be one of: none, rms"},
-    {{"--init", "zero"}, "--init is 'zero', must be one of: normal, from-qk, pca"},
-    {{"--teacher", "min"}, "--teacher is 'min', must be one of: mean, max"},
-    {{"--split", "luck"}, "--split is 'luck', must be one of: position, sequence"},
-    {{"--split", "sequence"}, "--split is sequence, must be position: there is one sequence"},
-    {{"--rope-dim", "5"}, "--rope-dim is 5, must be even"},
-    {{"--rope-dim", "18"}, "--rope-dim is 18, must be from 0 to 16"},
-    {{"--rope-dim", "6"}, "--rope-dim is 6, must divide the model's rotary_dim = 8"},
-    {{"--rope-dim", "0"}, "--rope-dim is 0, must divide the model's rotary_dim = 8"},
-    {{"--rope-theta", "-1"}, "--rope-theta is -1, must be positive"},
-    {{"--rope-theta", "7"}, "--rope-theta is 7, must be the model's = 100"},
-    {{"--steps", "0"}, "--steps is 0, must be at least 1"},
-    {{"--warmup-steps", "13"}, "--warmup-steps is 13, must be from 0 to 12"},
-    {{"--queries-per-step", "0"}, "--queries-per-step is 0, must be at least 1"},
-    {{"--train", "10:10"}, "--train is 10:10, must be a non-empty range of positions within 0:192"},
-    {{"--eval", "100:193"}, "--eval is 100:193, must be a non-empty range of positions"},
-    {{"--eval", "100:"}, "--eval is 100:192, must share no query with --train = 0:144"},
-    {{"--eval-every", "0"}, "--eval-every is 0, must be at least 1"},
-    {{"--lr", "-1"}, "--lr is -1, must be at least 0"},
-    {{"--lr", "fast"}, "'fast') for option '--lr' is invalid"},
-    {{"--jobs", "0"}, "--jobs is 0, must be from 1 to 4096"},
-    {{"--seed", "-1"}, "--seed is -1, must be at least 0"},
-    {{"--backend", "abacus"}, "no backend is called 'abacus'"},
-    {{"--resume", "--overwrite"}, "--resume and --overwrite exclude each other"},
-};
-INSTANTIATE_TEST_SUITE_P(All, FitRefused, testing::ValuesIn(kRefusals));
-
-using FitRefusal = Fit;
-
-TEST_F(FitRefusal, NeedsInputOutputAndHiddenStates) {
-    EXPECT_NE(kFit({}).err.find("no input"), std::string::npos);
-    EXPECT_NE(kFit({write("a.h5")}).err.find("no output"), std::string::npos);
-    const Outcome outcome = run({write("no-x.h5", {.with_x = false})}, "out");
-    EXPECT_EQ(outcome.code, 2);
-    EXPECT_NE(outcome.err.find("no-x.h5: /layers/3 has no x"), std::string::npos) << outcome.err;
-}
-
-TEST_F(FitRefusal, RefusesFilesThatDoNotAgree) {
-    const std::string one = write("one.h5");
-    const Outcome heads = run({one, write("two.h5", {.query_heads = 8})}, "out");
-    EXPECT_NE(heads.err.find("two.h5: /layers/3 has query heads 8, "), std::string::npos)
-        << heads.err;
-    const Outcome rope = run({one, write("three.h5", {.rotary_dim = 4})}, "out");
-    EXPECT_NE(rope.err.find("has rotary_dim 4, "), std::string::npos) << rope.err;
-}
-
-TEST_F(FitRefusal, RefusesWhatStandsBeforeRope) {
-    const Outcome outcome = run({write("pre.h5", {.state = io::RopeState::pre_rope})}, "out");
-    EXPECT_EQ(outcome.code, 2);
-    EXPECT_NE(outcome.err.find("q_state is pre_rope"), std::string::npos) << outcome.err;
-}
-
-TEST_F(FitRefusal, NeedsToKnowRope) {
-    const Outcome outcome = run({write("a.h5", {.rotary_dim = 0})}, "out");
-    EXPECT_EQ(outcome.code, 2);
-    EXPECT_NE(
-        outcome.err.find(path("a.h5") + ": /layers/3 does not say rotary_dim; give --rope-dim"),
-        std::string::npos)
-        << outcome.err;
-}
-
-TEST_F(FitRefusal, RefusesNanAndLeavesNothing) {
-    const std::string file = write("a.h5");
-    poke(file, "/layers/3/q", {10, 0, 0}, std::nanf(""));
-    const Outcome outcome = run({file}, "out");
-    EXPECT_EQ(outcome.code, 2);
-    EXPECT_NE(outcome.err.find("/layers/3/q holds 1 values that are NaN or Inf"),
+    const std::string other = write("b.h5", {.stream = 2});
+    EXPECT_NE(run({file, other}, "two", wild).err.find(file + ", " + other + ": layer 3: the loss"),
               std::string::npos);
-    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
-}
-
-using FitResume = Fit;
-
-TEST_F(FitResume, AfterKillsAtManyMoments) {
-    const std::string file = write("a.h5", {.layers = {3, 5}});
-    ASSERT_EQ(run({file}, "whole", {"--eval-every", "2"}).code, 0);
-    int killed = 0;
-    for (int trial = 0; trial < 4; ++trial) {
-        const std::string out = text("killed", trial), jobs = text(1 + trial % 2);
-        int code = -1;
-        for (int64_t delay = 15000 + 4000 * trial; code != 0; delay += 3000 + 1700 * trial) {
-            code = run_for("msa-fit-indexer",
-                           args({file}, out, {"--eval-every", "2", "--resume", "--jobs", jobs}),
-                           std::chrono::microseconds(delay));
-            ASSERT_TRUE(code == 0 || code == -1) << code;
-            killed += code == -1 ? 1 : 0;
-        }
-        EXPECT_TRUE(same_results(path(out + "/results.h5"), path("whole/results.h5")));
-        EXPECT_EQ(file_text(path(out + "/summary.json")), file_text(path("whole/summary.json")));
-        EXPECT_FALSE(std::filesystem::exists(path(out + "/checkpoint-3.h5")));
-        EXPECT_FALSE(std::filesystem::exists(path(out + "/checkpoint-5.h5")));
-        for (int64_t layer : {3, 5}) {
-            const auto index = [&](const std::string& of) {
-                return io::ActivationsReader(path(of + "/indexer.h5"))
-                    .read(layer, io::Field::index_q, {0, 192});
-            };
-            const Tensor<float, 3> left = index(out), right = index("whole");
-            EXPECT_TRUE(std::equal(left.data(), left.data() + left.size(), right.data()));
-        }
-    }
-    EXPECT_GT(killed, 4);
-    std::cout << "killed " << killed << " times\n";
-}
-
-TEST_F(FitResume, FinishesWhatFollowsTheResults) {
-    // Killed after results.h5 and before summary.json.
-    const std::string file = write("a.h5");
-    ASSERT_EQ(run({file}, "out").code, 0);
-    const std::string summary = file_text(path("out/summary.json"));
-    std::filesystem::remove(path("out/summary.json"));
-    std::filesystem::rename(path("out/indexer.h5"), path("out/indexer.h5.partial"));
-    const Outcome refused = run({file}, "out");
-    EXPECT_EQ(refused.code, 2);
-    EXPECT_NE(refused.err.find(path("out") + ": holds an unfinished run; --resume continues it"),
-              std::string::npos)
-        << refused.err;
-    const Outcome resumed = run({file}, "out", {"--resume"});
-    EXPECT_EQ(resumed.code, 0) << resumed.err;
-    EXPECT_EQ(file_text(path("out/summary.json")), summary);
-    EXPECT_TRUE(std::filesystem::exists(path("out/indexer.h5")));
-    EXPECT_FALSE(std::filesystem::exists(path("out/indexer.h5.partial")));
-    EXPECT_NE(run({file}, "out").err.find("results.h5: exists; --overwrite replaces it"),
-              std::string::npos);
-}
-
-TEST_F(FitResume, GoesOnFromTheCheckpointBitByBit) {
-    const std::string file = write("a.h5");
-    const std::vector<std::string> more{"--steps", "400",          "--warmup-steps",
-                                        "200",     "--eval-every", "10"};
-    std::vector<std::string> resume = more;
-    resume.emplace_back("--resume");
-    ASSERT_EQ(run({file}, "whole", more).code, 0);
-    int interrupted = 0;
-    for (int64_t delay = 40000;; delay += 20000) {
-        const int code = run_for("msa-fit-indexer", args({file}, "out", resume),
-                                 std::chrono::microseconds(delay), SIGINT);
-        if (code == 0) break;
-        ASSERT_TRUE(code == 130 || code == -1) << code;
-        if (!std::filesystem::exists(path("out/checkpoint-3.h5"))) continue;
-        ++interrupted;
-        const Outcome refused = run({file}, "out", more);
-        EXPECT_EQ(refused.code, 2);
-        EXPECT_NE(refused.err.find("checkpoint-3.h5: holds an unfinished run"), std::string::npos);
-        std::vector<std::string> other = resume;
-        other.insert(other.end(), {"--lr", "0.5"});
-        EXPECT_NE(run({file}, "out", other).err.find("cannot resume, options.lr was"),
-                  std::string::npos);
-    }
-    EXPECT_GT(interrupted, 0);
-    EXPECT_TRUE(same_results(path("out/results.h5"), path("whole/results.h5")));
 }
 
 }  // namespace

@@ -115,6 +115,10 @@ TEST_F(Inspect, RefusesWithTheReason) {
     std::ofstream(path("text.h5")) << "no HDF5 at all";
     EXPECT_NE(refusal({path("text.h5")}).find("text.h5"), std::string::npos);
 
+    std::ofstream(path("q.npz")) << "an archive";
+    EXPECT_NE(refusal({path("q.npz")}).find("python -m msacapture convert " + path("q.npz")),
+              std::string::npos);
+
     const std::string bad = make("bad.h5");
     poke(bad, "/layers/3/v", {7, 1, 2}, NAN);
     EXPECT_EQ(kInspect({bad}).code, 0);  // sizes alone are fine

@@ -245,6 +245,15 @@ TEST_F(Activations, FilesThatAreNone) {
     EXPECT_EQ(open(path_), "is empty");
     std::ofstream(path_) << "text";
     EXPECT_EQ(open(path_), "is not an HDF5 file, or cannot be read by this user");
+    for (const std::string extension : {".safetensors", ".npz", ".npy"}) {
+        std::filesystem::path other = path_;
+        std::ofstream(other.replace_extension(extension)) << "text";
+        EXPECT_NE(
+            open(other).find("is not an HDF5 file; python -m msacapture convert " + other.string() +
+                             " --state post_rope --out " + path_.string() + " makes one"),
+            std::string::npos);
+        std::filesystem::remove(other);
+    }
     write();
     std::filesystem::resize_file(path_, std::filesystem::file_size(path_) / 2);
     EXPECT_EQ(open(path_).rfind("is damaged or truncated: ", 0), 0U);

@@ -129,6 +129,22 @@ inline double kl_gradient_bound(const TeacherBound& teacher, double index_logit,
     return scale * operand_max * rows_summed / rows * weights;
 }
 
+/// Error of one number of the gradient of an Index Branch's weights, sum over tokens of d index_q
+/// or d index_k times x of at most `x_max`, where these are off by the two bounds above: d index_q
+/// of each of the `rows`, d index_k of all keys together. The way back through RoPE may gather two
+/// channels in one.
+inline double fit_gradient_bound(double d_index_q, double d_index_k, double rows, double x_max) {
+    return std::sqrt(2.0) * x_max * std::max(rows * d_index_q, d_index_k);
+}
+
+/// What the losses of two fits differ by after `steps` steps of AdamW, beside the bound `kl` of the
+/// loss itself. A step moves a weight by about rate * g / |g|; a gradient g that is off by e moves
+/// it otherwise by at most rate * min(2, 2 e / |g|), and the loss by |g| times that.
+inline double fit_loss_bound(double kl, double gradient, double weights, double rate,
+                             double steps) {
+    return kl + 2 * gradient * rate * weights * steps;
+}
+
 /// Error of a mean-key score, sum over G heads of q . mean(k) of at most Bk keys: the sum of the
 /// heads, the mean and its division, dh products and their sum; magnitudes add up to G |q| |k|.
 inline double mean_key_bound(const Problem& p, double q_norm, double k_norm) {

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/fit/operands.h"
+
+namespace msa::experiments {
+
+QueryOperands::QueryOperands(Backend& backend, const TrainingLayer& data,
+                             std::span<const int64_t> tokens)
+    : problem(data.problem.with_query_rows(tokens)),
+      x(take_rows(data.x, tokens)),
+      host_q(take_rows(data.q, tokens)),
+      q(backend, host_view(host_q)) {
+    for (int64_t token : tokens) positions.push_back(data.positions[static_cast<size_t>(token)]);
+}
+
+IndexOperands::IndexOperands(Backend& backend, const IndexWeights& weights,
+                             const TrainingLayer& data, const QueryOperands& queries, int threads)
+    : host_q(index_queries(weights, rows_of(queries.x), queries.positions, threads)),
+      host_k(index_keys(weights, data.hidden(), data.positions, threads)),
+      q(backend, host_view(host_q)),
+      k(backend, host_view(host_k)) {}
+
+IndexOperands::operator IndexInput() const { return {q, rows_of(k.view().as<const float>())}; }
+
+}  // namespace msa::experiments

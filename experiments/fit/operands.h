@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// The operands of a fit where its backend works. Weights, projections and AdamW stay on the host.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/index_branch.h"
+#include "experiments/common/attend.h"
+#include "experiments/fit/data.h"
+
+namespace msa::experiments {
+
+/// What no step changes. Refers to the layer.
+struct LayerOperands {
+    LayerOperands(Backend& backend_used, const TrainingLayer& data)
+        : backend(backend_used), k(backend, data.k.view()), v(backend, data.v.view()) {}
+    Backend& backend;
+    Operand<3> k, v;  // [N, Hkv, dh]
+};
+
+/// Rows of x and q, and what no Index Branch changes about them. Refers to the layer.
+struct QueryOperands {
+    QueryOperands(Backend&, const TrainingLayer&, std::span<const int64_t> tokens);
+    Problem problem;  // these queries against all keys
+    std::vector<int64_t> positions;
+    Tensor<float, 3> x;  // [n, 1, d_model]
+    Tensor<float, 3> host_q;
+    Operand<3> q;  // [n, Hq, dh]
+};
+
+/// What an Index Branch makes of some queries and of all keys.
+struct IndexOperands {
+    IndexOperands(Backend&, const IndexWeights&, const TrainingLayer&, const QueryOperands&,
+                  int threads);
+    operator IndexInput() const;
+    Tensor<float, 3> host_q, host_k;
+    Operand<3> q, k;  // [n, Hkv, didx], [N, 1, didx]
+};
+
+/// One head's rows [n, 1, width] as a matrix.
+inline View<const float, 2> rows_of(View<const float, 3> one_head) {
+    return {one_head.data(), {one_head.extent(0), one_head.extent(2)}, one_head.space()};
+}
+
+}  // namespace msa::experiments

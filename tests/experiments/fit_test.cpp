@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#include "tests/experiments/fit_test.h"
+
+#include <algorithm>
+
+#include "core/io/results.h"
+#include "core/projection.h"
+#include "tests/support/random.h"
+
+namespace msa::test {
+
+std::vector<std::string> Fit::args(std::vector<std::string> all, const std::string& out,
+                                   const std::vector<std::string>& more) const {
+    const std::vector<std::pair<std::string, std::string>> defaults{
+        {"--out", path(out)},         {"--block-size", "8"}, {"--top-k", "4"},
+        {"--index-dim", "16"},        {"--steps", "12"},     {"--warmup-steps", "6"},
+        {"--queries-per-step", "32"}, {"--eval-every", "5"}, {"--threads", "1"}};
+    for (const auto& [option, value] : defaults)
+        if (std::find(more.begin(), more.end(), option) == more.end())
+            all.insert(all.end(), {option, value});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+}
+
+std::vector<double> Fit::curve(const std::string& out, const std::string& name) const {
+    const Tensor<double, 1> values =
+        io::ResultsReader(path(out + "/results.h5")).read<double, 1>("/fit/3/" + name);
+    return {values.data(), values.data() + values.size()};
+}
+
+nlohmann::json Fit::row(const std::string& out) const {
+    return nlohmann::json::parse(file_text(path(out + "/summary.json")))["rows"][0];
+}
+
+std::string Fit::write(const std::string& name, const Linear& spec) const {
+    io::ActivationsInfo info{"test", "{}", "msalab tests", spec.cu_seqlens, {}, false};
+    for (int64_t number : spec.layers) {
+        io::LayerInfo layer;
+        layer.layer = number;
+        layer.query_heads = spec.query_heads;
+        layer.kv_heads = spec.kv_heads;
+        layer.head_dim = spec.head_dim;
+        layer.model_dim = spec.with_x ? spec.model_dim : 0;
+        layer.q_state = layer.k_state = spec.state;
+        if (spec.rotary_dim > 0) {
+            layer.rotary_dim = spec.rotary_dim;
+            layer.rope_theta = 100;
+        }
+        layer.softmax_scale = 0.1;  // of logits with a deviation of about 2.4
+        layer.element = Element::f32;
+        info.layers.push_back(layer);
+    }
+    std::vector<int64_t> positions;
+    for (const KeyRange& seen : visible_keys(io::layer_problem(info, info.layers[0], 8)))
+        positions.push_back(seen.count - 1);
+    io::ActivationsWriter writer(path(name), info, true);
+    for (const io::LayerInfo& layer : info.layers) {
+        const Tensor<float, 2> x = normal<2>({info.tokens(), spec.model_dim}, spec.stream);
+        for (io::Field field : {io::Field::q, io::Field::k, io::Field::v}) {
+            const int64_t heads = layer.heads(field);
+            const auto stream =
+                static_cast<uint64_t>(1000 * (layer.layer + 1)) + static_cast<uint64_t>(field);
+            const Tensor<float, 2> w =
+                normal<2>({heads * spec.head_dim, spec.model_dim}, stream, 0.5F);
+            Tensor<float, 3> values = project(x, w, heads);
+            if (field != io::Field::v && spec.rotary_dim > 0)
+                apply_rope(values, positions, spec.rotary_dim, 100);
+            writer.write(layer.layer, field, 0, 0, values);
+        }
+        if (spec.with_x)
+            writer.write(layer.layer, io::Field::x, 0, 0,
+                         View<const float, 3>(x.data(), {x.extent(0), 1, x.extent(1)}));
+    }
+    writer.finish();
+    return path(name);
+}
+
+}  // namespace msa::test

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// What the tests of msa-fit-indexer share: small files whose attention is a linear function of x.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/experiments/cli.h"
+
+namespace msa::test {
+
+/// Attention of random x through random projections, with RoPE on some channels.
+struct Linear {
+    std::vector<int64_t> cu_seqlens{0, 192};
+    std::vector<int64_t> layers{3};
+    int64_t query_heads = 4, kv_heads = 2, head_dim = 16, rotary_dim = 8, model_dim = 24;
+    io::RopeState state = io::RopeState::post_rope;
+    bool with_x = true;
+    uint64_t stream = 1;  // of x
+};
+
+class Fit : public CliTest {
+protected:
+    std::string write(const std::string& name, const Linear& spec = {}) const;
+    Outcome run(const std::vector<std::string>& files, const std::string& out,
+                const std::vector<std::string>& more = {}) const {
+        return kFit(args(files, out, more));
+    }
+    /// Arguments of a short fit, `more` before what is usual here.
+    std::vector<std::string> args(std::vector<std::string> all, const std::string& out,
+                                  const std::vector<std::string>& more = {}) const;
+    /// /fit/3/<name> of the results.
+    std::vector<double> curve(const std::string& out, const std::string& name) const;
+    nlohmann::json row(const std::string& out) const;
+};
+
+}  // namespace msa::test

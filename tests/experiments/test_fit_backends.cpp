@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT
+// msa-fit-indexer on every backend, and it and msa-compare on one whose memory the host cannot
+// touch. (msa-analyze gives a device bf16, which cpu does not compute.)
+#include "core/io/activations.h"
+#include "tests/experiments/fit_test.h"
+#include "tests/support/far_backend.h"
+#include "tests/support/tolerance.h"
+#include "tests/support/truth.h"
+
+namespace msa::test {
+namespace {
+
+class FarAway : public Fit {
+protected:
+    FarAway() { register_far_backend(); }
+};
+
+TEST_F(FarAway, AFitIsTheSameBitForBit) {
+    const std::string file = write("a.h5", {.cu_seqlens = {0, 150, 192}, .layers = {3, 5}});
+    for (const std::string jobs : {"1", "2"}) {
+        for (const std::string backend : {"cpu", "far"}) {
+            const Outcome outcome =
+                run({file}, backend, {"--jobs", jobs, "--overwrite", "--backend", backend});
+            ASSERT_EQ(outcome.code, 0) << outcome.err;
+        }
+        EXPECT_TRUE(same_data(path("far/results.h5"), path("cpu/results.h5")));
+    }
+    const auto index_k = [&](const std::string& of) {
+        return io::ActivationsReader(path(of + "/indexer.h5"))
+            .read(3, io::Field::index_k, {0, 192});
+    };
+    const Tensor<float, 3> far = index_k("far"), near = index_k("cpu");
+    EXPECT_TRUE(std::equal(far.data(), far.data() + far.size(), near.data()));
+}
+
+TEST_F(FarAway, AComparisonIsTheSameBitForBit) {
+    const std::string file = make("a.h5");
+    for (const std::string backend : {"cpu", "far"}) {
+        const Outcome outcome =
+            kCompare({file, "--out", path(backend), "--backend", backend, "--block-size", "8",
+                      "--budgets", "32,64", "--threads", "1"});
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+    }
+    EXPECT_TRUE(same_data(path("far/results.h5"), path("cpu/results.h5")));
+}
+
+TEST_F(FarAway, ATeacherThatTheBackendLacksIsRefused) {
+    const Outcome outcome = run({write("a.h5")}, "out", {"--backend", "far", "--teacher", "max"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("--teacher is max, which --backend far cannot: it takes the mean"),
+              std::string::npos)
+        << outcome.err;
+    EXPECT_FALSE(std::filesystem::exists(path("out")));
+}
+
+/// A backend and a teacher.
+using BackendParam = std::tuple<std::string, std::string>;
+class FitBackend : public Fit, public testing::WithParamInterface<BackendParam> {};
+
+TEST_P(FitBackend, FollowsTheReference) {
+    const auto& [backend, teacher] = GetParam();
+    MSA_SKIP_UNLESS_USABLE(backend);
+    const Linear spec;
+    const std::string file = write("a.h5", spec);
+    const auto fit = [&, by = teacher](const std::string& on) {
+        return run({file}, on, {"--backend", on, "--teacher", by});
+    };
+    ASSERT_EQ(fit("reference").code, 0);
+    const Outcome outcome = fit(backend);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+
+    // The sizes of one step: its queries with the most keys, and the vectors that came out.
+    const io::ActivationsReader indexer(path("reference/indexer.h5"));
+    constexpr int64_t kQueries = 32, kSteps = 12, kTokens = 192, kIndexDim = 16;
+    Problem p = io::layer_problem(indexer.info(), indexer.info().layers[0], 8);
+    const auto read = [&](io::Field field) { return indexer.read(3, field, {0, kTokens}); };
+    const Tensor<float, 3> keys = read(io::Field::index_k);
+    Operands all{read(io::Field::q), read(io::Field::k), read(io::Field::v),
+                 read(io::Field::index_q), Tensor<float, 2>({kTokens, kIndexDim})};
+    std::copy_n(keys.data(), keys.size(), all.index_k.data());
+    const QueryRange last{kTokens - kQueries, kTokens};
+    const Bounds one = bounds(p.with_queries(last), with_queries(all, last),
+                              teacher == "max" ? Teacher::max : Teacher::mean);
+    constexpr double kLargestX = 6;  // of whitened ones: as normals of variance 1
+    const double loss = fit_loss_bound(
+        one.kl,
+        fit_gradient_bound(one.d_index_q, one.d_index_k,
+                           static_cast<double>(kQueries * spec.kv_heads), kLargestX),
+        static_cast<double>((spec.kv_heads + 1) * kIndexDim * spec.model_dim), 1e-4, kSteps);
+    const auto near = [&, on = backend](const std::string& name, double bound) {
+        const std::vector<double> got = curve(on, name), want = curve("reference", name);
+        ASSERT_EQ(got.size(), want.size());
+        for (size_t n = 0; n < got.size(); ++n)
+            EXPECT_NEAR(got[n], want[n], bound) << name << ' ' << n;
+    };
+    near("train/kl", loss);
+    near("held_out/kl", loss);
+    near("held_out/entropy_teacher", one.kl);
+    near("held_out/oracle_mass", one.mass);
+    near("held_out/mass_kept", one.mass);
+    near("held_out/block_recall", 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FitBackend,
+                         testing::Combine(testing::Values("cpu", "cuda"),
+                                          testing::Values("mean", "max")),
+                         [](const testing::TestParamInfo<BackendParam>& of) {
+                             return std::get<0>(of.param) + "_" + std::get<1>(of.param);
+                         });
+
+}  // namespace
+}  // namespace msa::test

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+// msa-fit-indexer killed or interrupted at any moment, and --resume.
+#include "core/io/results.h"
+#include "tests/experiments/fit_test.h"
+
+namespace msa::test {
+namespace {
+
+using FitResume = Fit;
+
+TEST_F(FitResume, AfterKillsAtManyMoments) {
+    const std::string file = write("a.h5", {.layers = {3, 5}});
+    ASSERT_EQ(run({file}, "whole", {"--eval-every", "2"}).code, 0);
+    int killed = 0;
+    for (int trial = 0; trial < 4; ++trial) {
+        const std::string out = text("killed", trial), jobs = text(1 + trial % 2);
+        int code = -1;
+        for (int64_t delay = 15000 + 4000 * trial; code != 0; delay += 3000 + 1700 * trial) {
+            code = run_for("msa-fit-indexer",
+                           args({file}, out, {"--eval-every", "2", "--resume", "--jobs", jobs}),
+                           std::chrono::microseconds(delay));
+            ASSERT_TRUE(code == 0 || code == -1) << code;
+            killed += code == -1 ? 1 : 0;
+        }
+        EXPECT_TRUE(same_results(path(out + "/results.h5"), path("whole/results.h5")));
+        EXPECT_EQ(file_text(path(out + "/summary.json")), file_text(path("whole/summary.json")));
+        EXPECT_FALSE(std::filesystem::exists(path(out + "/checkpoint-3.h5")));
+        EXPECT_FALSE(std::filesystem::exists(path(out + "/checkpoint-5.h5")));
+        for (int64_t layer : {3, 5}) {
+            const auto index = [&](const std::string& of) {
+                return io::ActivationsReader(path(of + "/indexer.h5"))
+                    .read(layer, io::Field::index_q, {0, 192});
+            };
+            const Tensor<float, 3> left = index(out), right = index("whole");
+            EXPECT_TRUE(std::equal(left.data(), left.data() + left.size(), right.data()));
+        }
+    }
+    EXPECT_GT(killed, 4);
+    std::cout << "killed " << killed << " times\n";
+}
+
+TEST_F(FitResume, FinishesWhatFollowsTheResults) {
+    // Killed after results.h5 and before summary.json.
+    const std::string file = write("a.h5");
+    ASSERT_EQ(run({file}, "out").code, 0);
+    const std::string summary = file_text(path("out/summary.json"));
+    std::filesystem::remove(path("out/summary.json"));
+    std::filesystem::rename(path("out/indexer.h5"), path("out/indexer.h5.partial"));
+    const Outcome refused = run({file}, "out");
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_NE(refused.err.find(path("out") + ": holds an unfinished run; --resume continues it"),
+              std::string::npos)
+        << refused.err;
+    const Outcome resumed = run({file}, "out", {"--resume"});
+    EXPECT_EQ(resumed.code, 0) << resumed.err;
+    EXPECT_EQ(file_text(path("out/summary.json")), summary);
+    EXPECT_TRUE(std::filesystem::exists(path("out/indexer.h5")));
+    EXPECT_FALSE(std::filesystem::exists(path("out/indexer.h5.partial")));
+    EXPECT_NE(run({file}, "out").err.find("results.h5: exists; --overwrite replaces it"),
+              std::string::npos);
+}
+
+TEST_F(FitResume, GoesOnFromTheCheckpointBitByBit) {
+    const std::string file = write("a.h5");
+    const std::vector<std::string> more{"--steps", "400",          "--warmup-steps",
+                                        "200",     "--eval-every", "10"};
+    std::vector<std::string> resume = more;
+    resume.emplace_back("--resume");
+    ASSERT_EQ(run({file}, "whole", more).code, 0);
+    int interrupted = 0;
+    for (int64_t delay = 40000;; delay += 20000) {
+        const int code = run_for("msa-fit-indexer", args({file}, "out", resume),
+                                 std::chrono::microseconds(delay), SIGINT);
+        if (code == 0) break;
+        ASSERT_TRUE(code == 130 || code == -1) << code;
+        if (!std::filesystem::exists(path("out/checkpoint-3.h5"))) continue;
+        ++interrupted;
+        const Outcome refused = run({file}, "out", more);
+        EXPECT_EQ(refused.code, 2);
+        EXPECT_NE(refused.err.find("checkpoint-3.h5: holds an unfinished run"), std::string::npos);
+        std::vector<std::string> other = resume;
+        other.insert(other.end(), {"--lr", "0.5"});
+        EXPECT_NE(run({file}, "out", other).err.find("cannot resume, options.lr was"),
+                  std::string::npos);
+    }
+    EXPECT_GT(interrupted, 0);
+    EXPECT_TRUE(same_results(path("out/results.h5"), path("whole/results.h5")));
+}
+
+}  // namespace
+}  // namespace msa::test

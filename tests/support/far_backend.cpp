@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT
+#include "tests/support/far_backend.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <map>
+#include <stdexcept>
+
+#include "core/backend.h"
+
+namespace msa::test {
+namespace {
+
+/// Pages that are locked but while an Open lives.
+class Pages {
+public:
+    void* take(size_t bytes) {
+        void* memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+        sizes_[static_cast<char*>(memory)] = bytes;
+        return memory;
+    }
+    void give_back(void* memory) {
+        const auto at = sizes_.find(static_cast<char*>(memory));
+        munmap(at->first, at->second);
+        sizes_.erase(at);
+    }
+    /// Throws unless all of [data, data + bytes) is ours.
+    void check(const void* data, int64_t bytes) const {
+        const auto* first = static_cast<const char*>(data);
+        auto after = sizes_.upper_bound(const_cast<char*>(first));
+        if (after == sizes_.begin()) throw std::logic_error("host memory is given as far memory");
+        --after;
+        if (first + bytes > after->first + after->second)
+            throw std::logic_error("a view is not within far memory");
+    }
+    void protect(int rights) const {
+        for (const auto& [memory, bytes] : sizes_)
+            if (mprotect(memory, bytes, rights) != 0) throw std::runtime_error("mprotect failed");
+    }
+
+private:
+    std::map<char*, size_t> sizes_;
+};
+
+class Open {
+public:
+    explicit Open(const Pages& pages) : pages_(pages) { pages_.protect(PROT_READ | PROT_WRITE); }
+    ~Open() { pages_.protect(PROT_NONE); }
+    Open(const Open&) = delete;
+    Open& operator=(const Open&) = delete;
+
+private:
+    const Pages& pages_;
+};
+
+class FarBackend final : public Backend {
+public:
+    explicit FarBackend(const BackendOptions& options) : cpu_(make_backend("cpu", options)) {}
+
+    std::string_view name() const override { return "far"; }
+    std::string device() const override { return "far from " + cpu_->device(); }
+    Space space() const override { return Space::device; }
+    Support supports(const Problem& p, const Request& request) const override {
+        if (request.teacher != Teacher::mean) return Support::no("it takes the mean teacher alone");
+        return cpu_->supports(p, request);
+    }
+    std::shared_ptr<void> allocate(int64_t bytes) override {
+        void* memory = pages_->take(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+        return {memory, [pages = pages_](void* of) { pages->give_back(of); }};
+    }
+    void copy(void* to, Space to_space, const void* from, Space from_space,
+              int64_t bytes) override {
+        if (bytes == 0) return;
+        if (to_space == Space::device) pages_->check(to, bytes);
+        if (from_space == Space::device) pages_->check(from, bytes);
+        const Open open(*pages_);
+        std::memcpy(to, from, static_cast<size_t>(bytes));
+    }
+    void finish() override {}
+
+protected:
+    void do_dense_attention(const Problem& p, const AttentionInput& in,
+                            const AttentionOutput& to) override {
+        const Open open(*pages_);
+        cpu_->dense_attention(p, near(in), near(to));
+    }
+    void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
+        const Open open(*pages_);
+        cpu_->index_scores(p, near(in), near(scores));
+    }
+    void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
+                          View<int32_t, 3> ids) override {
+        const Open open(*pages_);
+        cpu_->select_blocks(p, rule, near(scores), near(ids));
+    }
+    void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
+                         View<int32_t, 3> ids) override {
+        const Open open(*pages_);
+        cpu_->index_select(p, rule, near(in), near(ids));
+    }
+    void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
+                             const AttentionOutput& to, LoopOrder order) override {
+        const Open open(*pages_);
+        cpu_->sparse_attention(p, near(in), near(ids), near(to), order);
+    }
+    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
+        const Open open(*pages_);
+        cpu_->block_mass(p, near(q), near(k), {near(to.mass), near(to.max_logit)});
+    }
+    void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
+                     View<const int32_t, 3> ids, const IndexKlOutput& to,
+                     Teacher teacher) override {
+        const Open open(*pages_);
+        cpu_->index_kl(p, near(in), near(q), near(k), near(ids),
+                       {near(to.kl), near(to.d_index_q), near(to.d_index_k)}, teacher);
+    }
+
+private:
+    /// The view as cpu takes it; absent stays absent.
+    template <typename T, int Rank>
+    View<T, Rank> near(const View<T, Rank>& view) const {
+        if (!view) return {};
+        pages_->check(view.data(), view.size() * int64_t{sizeof(T)});
+        return {view.data(), view.shape()};
+    }
+    template <typename Void, int Rank>
+    AnyView<Void, Rank> near(const AnyView<Void, Rank>& view) const {
+        pages_->check(view.data(), element_count(view.shape()) * element_bytes(view.element()));
+        return {view.data(), view.shape(), view.element(), Space::host};
+    }
+    AttentionInput near(const AttentionInput& in) const {
+        return {near(in.q), near(in.k), near(in.v)};
+    }
+    AttentionOutput near(const AttentionOutput& to) const { return {near(to.out), near(to.lse)}; }
+    IndexInput near(const IndexInput& in) const { return {near(in.index_q), near(in.index_k)}; }
+
+    std::shared_ptr<Pages> pages_ = std::make_shared<Pages>();
+    std::unique_ptr<Backend> cpu_;
+};
+
+}  // namespace
+
+void register_far_backend() {
+    register_backend({"far", {}}, [](const BackendOptions& options) {
+        return std::make_unique<FarBackend>(options);
+    });
+}
+
+}  // namespace msa::test

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT
+// A backend "far" whose memory the host cannot touch, for programs on a machine without a GPU. It
+// answers bit for bit like cpu, from pages without any right of access but while it works itself.
+// Host code that reads a result without a download ends with a segmentation fault; a view of host
+// memory, passed off as one of the device, throws std::logic_error. Of the teachers, it takes the
+// mean alone.
+#pragma once
+
+namespace msa::test {
+
+/// make_backend("far") works from now on.
+void register_far_backend();
+
+}  // namespace msa::test
