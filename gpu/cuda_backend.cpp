@@ -61,7 +61,6 @@ public:
     explicit CudaBackend(int device) : device_(device) {
         hopper_ = require_device(device) == kHopper;
         stream_ = std::make_shared<Stream>();
-        side_ = std::make_shared<Stream>();
         scratch_ = std::make_shared<Scratch>(stream_);
         // Freed memory stays with us, so that scratch memory costs nothing from the second call.
         cudaMemPool_t pool = nullptr;
@@ -139,8 +138,7 @@ public:
             cudaGraphExecDestroy(old);
             cudaDeviceGraphMemTrim(device);
         });
-        return [run, device = device_, stream = stream_, side = side_, memory = scratch_,
-                layout = layout_] {
+        return [run, device = device_, stream = stream_, memory = scratch_, layout = layout_] {
             check(cudaSetDevice(device), "choosing the device");
             check(cudaGraphLaunch(run.get(), stream->get()), "launching a graph");
         };
@@ -204,11 +202,11 @@ private:
         if (!layout_ || !layout_->fits(p)) layout_ = std::make_shared<Layout>(p, stream_);
         scratch_->begin_call();
         ahead_ = std::exchange(writes_, std::move(writes));
-        return {p, stream_, side_, scratch_.get(), layout_->visible(), layout_.get(), ahead_};
+        return {p, stream_, scratch_.get(), layout_->visible(), layout_.get(), ahead_};
     }
 
     int device_;
-    std::shared_ptr<Stream> stream_, side_;
+    std::shared_ptr<Stream> stream_;
     std::shared_ptr<Scratch> scratch_;
     bool hopper_ = false;
     std::shared_ptr<const Layout> layout_;  // of the last call

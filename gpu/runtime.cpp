@@ -21,28 +21,6 @@ Stream::Stream() {
 
 Stream::~Stream() { cudaStreamDestroy(stream_); }
 
-SideWork::SideWork(const Stream& main, const Stream& side) : main_(main.get()), side_(side.get()) {
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "making an event");
-}
-
-SideWork::~SideWork() {
-    if (open_ && cudaEventRecord(event_, side_) == cudaSuccess)
-        cudaStreamWaitEvent(main_, event_, 0);
-    cudaEventDestroy(event_);
-}
-
-void SideWork::begin() {
-    check(cudaEventRecord(event_, main_), "recording an event");
-    check(cudaStreamWaitEvent(side_, event_, 0), "waiting for an event");
-    open_ = true;
-}
-
-void SideWork::join() {
-    check(cudaEventRecord(event_, side_), "recording an event");
-    check(cudaStreamWaitEvent(main_, event_, 0), "waiting for an event");
-    open_ = false;
-}
-
 std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes) {
     void* memory = nullptr;
     // At least one byte, so that an empty tensor is present (non-null) all the same.

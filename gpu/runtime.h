@@ -99,33 +99,12 @@ private:
     std::vector<Range> ranges_;
 };
 
-/// Kernels on a side stream, beside those of the main one. The main stream has waited for all of
-/// them when this is gone.
-class SideWork {
-public:
-    SideWork(const Stream& main, const Stream& side);
-    ~SideWork();
-    SideWork(const SideWork&) = delete;
-    SideWork& operator=(const SideWork&) = delete;
-
-    /// The side stream waits for what the main stream was given so far.
-    void begin();
-    /// The main stream waits for the side stream.
-    void join();
-
-private:
-    cudaStream_t main_, side_;
-    cudaEvent_t event_ = nullptr;
-    bool open_ = false;
-};
-
 class Layout;
 
 /// One call of an operation: what a kernel's launcher is given beside the operands.
 struct Call {
     const Problem& problem;
     std::shared_ptr<Stream> owner;
-    std::shared_ptr<Stream> side;  // for work beside the owner's: SideWork
     Scratch* memory;
     const KeyRange* visible;  // [Nq] on the device: visible_keys(problem)
     const Layout* layout;     // of the whole problem; absent for a piece of it

@@ -194,24 +194,15 @@ struct Workspace {
             {uses_at_most * p.group_size() * p.head_dim * element_bytes(Element::bf16)});
         partial_lse = call.scratch<float, 1>({uses_at_most * p.group_size()});
     }
-    /// `count` of them for `step` tiles each, or as many tiles as there is memory for: then `step`
-    /// becomes that.
-    static std::vector<Workspace> fitting(const Call& call, int count, int64_t& step, int64_t top_k,
-                                          bool slots) {
+    /// For `step` tiles, or as many of them as there is memory for: then `step` becomes that.
+    static Workspace fitting(const Call& call, int64_t& step, int64_t top_k, bool slots) {
         const Problem& p = call.problem;
         const int64_t per_tile = kSparseTileRows / p.group_size();
-        for (;;) {
-            try {
-                std::vector<Workspace> all;
-                while (std::ssize(all) < count)
-                    all.emplace_back(call, step, std::min(step * per_tile, p.queries()), top_k,
-                                     slots);
-                return all;
+        for (;; step = ceil_div(step, 2)) try {
+                return Workspace(call, step, std::min(step * per_tile, p.queries()), top_k, slots);
             } catch (const MemoryError&) {
                 if (step == 1) throw;
             }
-            step = ceil_div(step, 2);
-        }
     }
     SparseWorkspace view() {
         return {blocks.data(),      block_counts.data(), use_counts.data(), use_ends.data(),
@@ -257,61 +248,34 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     const Tiles& tiles = call.layout->tiles(per_tile, TileOrder::by_query);
     const int sharing = least_sharing(order, per_tile);
     const bool slots = sharing > 1;
-    // Queries go in chunks, so that the slots fit. The slots of one chunk are combined, which moves
-    // memory, beside the products of the next.
-    constexpr int64_t kSlotBytes = int64_t{1} << 32;
+    // The more queries at a time, the more of them share a block that is in shared memory.
+    constexpr int64_t kSlotBytes = int64_t{1} << 33;
     const int64_t query_bytes = p.query_heads * p.head_dim * top_k * element_bytes(Element::bf16);
     const int64_t most_queries = slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
     int64_t step = std::min(ceil_div(most_queries, per_tile), tiles.device.size());
-    std::vector<Workspace> works =
-        Workspace::fitting(call, slots && step < tiles.device.size() ? 2 : 1, step, top_k, slots);
+    Workspace work = Workspace::fitting(call, step, top_k, slots);
 
     args.q_tile = tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
                              per_tile, heads);
     args.q_one =
         tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim, 1, heads);
+    if (slots)
+        args.partial = tensor_map(work.partial_out.data(), Element::bf16, work.partial_lse.size(),
+                                  p.head_dim, std::min<int64_t>(heads, 16));
     args.all_blocks = narrow(block_starts(p).back());
     args.least_sharing = sharing;
-    const auto run = [](cudaError_t status) { check(status, "sparse_attention_sm90"); };
-    const auto repair = [&](const Call& on, const SparseArgs& chunk) {
-        sparse_attention_repair_any(on, in, ids, to,
-                                    {chunk.first_query, chunk.first_query + chunk.queries},
-                                    chunk.workspace.marked);
-    };
-    Call side = call;
-    side.owner = call.side;
-    SideWork beside(*call.owner, *call.side);
-    SparseArgs before{};  // the chunk whose slots wait
-    for (int64_t begin = 0, n = 0; begin < tiles.device.size(); begin += step, ++n) {
+    args.workspace = work.view();
+    for (int64_t begin = 0; begin < tiles.device.size(); begin += step) {
         const int64_t end = std::min(begin + step, tiles.device.size());
         const QueryTile& last = tiles.host[static_cast<size_t>(end - 1)];
         args.tiles = tiles.device.data() + begin;
         args.tile_count = narrow(end - begin);
         args.first_query = tiles.host[static_cast<size_t>(begin)].query;
         args.queries = last.query + last.queries - args.first_query;
-        Workspace& work = works[static_cast<size_t>(n) % works.size()];
-        args.workspace = work.view();
-        run(launch_sparse_schedule(args, call.stream()));
-        run(launch_sparse_union_sm90(args, processors(), call.stream()));
-        if (!slots) {
-            repair(call, args);
-            continue;
-        }
-        args.partial = tensor_map(work.partial_out.data(), Element::bf16, work.partial_lse.size(),
-                                  p.head_dim, std::min<int64_t>(heads, 16));
-        const int lent = n > 0 ? processors() / 8 : 0;
-        if (lent > 0) {
-            beside.begin();
-            run(launch_sparse_combine(before, lent, side.stream()));
-            repair(side, before);
-        }
-        run(launch_sparse_kv_outer_sm90(args, processors() - lent, call.stream()));
-        if (lent > 0) beside.join();
-        before = args;
-    }
-    if (slots) {
-        run(launch_sparse_combine(before, call.stream()));
-        repair(call, before);
+        check(launch_sparse_attention_sm90(args, call.stream()), "sparse_attention_sm90");
+        sparse_attention_repair_any(call, in, ids, to,
+                                    {args.first_query, args.first_query + args.queries},
+                                    args.workspace.marked);
     }
     return true;
 }

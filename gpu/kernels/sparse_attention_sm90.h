@@ -87,12 +87,13 @@ struct SparseArgs {
 int64_t few_blocks(const SparseArgs&);
 cudaError_t launch_sparse_few_sm90(const SparseArgs&, cudaStream_t);
 
-// The stages, for one chunk.
+/// The kernels in order, for one chunk.
+cudaError_t launch_sparse_attention_sm90(const SparseArgs&, cudaStream_t);
+
+// The stages of it.
 cudaError_t launch_sparse_schedule(const SparseArgs&, cudaStream_t);
 cudaError_t launch_sparse_union_sm90(const SparseArgs&, int processors, cudaStream_t);
 cudaError_t launch_sparse_kv_outer_sm90(const SparseArgs&, int processors, cudaStream_t);
-/// On all processors, or on so many alone.
 cudaError_t launch_sparse_combine(const SparseArgs&, cudaStream_t);
-cudaError_t launch_sparse_combine(const SparseArgs&, int processors, cudaStream_t);
 
 }  // namespace msa::cuda

@@ -4,6 +4,8 @@
 // touched.
 #include <cuda_bf16.h>
 
+#include <algorithm>
+
 #include "gpu/kernels/sparse_attention_sm90.h"
 
 namespace msa::cuda {
@@ -22,9 +24,10 @@ __device__ void add(float (&sum)[8], uint4 eight, float weight) {
     }
 }
 
-/// 128 threads per (query, group); Dim / 8 of them share a head, 8 channels each.
+/// A block per (query, group); Dim / 8 threads share a head, 8 channels each.
 template <int Dim>
-__device__ void combine_row(const SparseArgs& args, int64_t row, int thread) {
+__global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ SparseArgs args) {
+    const int64_t row = blockIdx.x;  // (query, group) of the chunk
     const IdSplit split = args.workspace.splits[row];
     if (split.uses == 0) return;
     const int slots = __popc(split.uses);
@@ -35,8 +38,9 @@ __device__ void combine_row(const SparseArgs& args, int64_t row, int thread) {
     const auto* const partial =
         static_cast<const uint4*>(args.workspace.partial_out) + row * args.top_k * heads * kPerHead;
     const float* const partial_lse = args.workspace.partial_lse + row * args.top_k * heads;
-    for (int head = thread / kPerHead; head < heads; head += kThreads / kPerHead) {
-        const int channel = thread % kPerHead;
+    for (int head = static_cast<int>(threadIdx.x) / kPerHead; head < heads;
+         head += kThreads / kPerHead) {
+        const int channel = static_cast<int>(threadIdx.x) % kPerHead;
         const int64_t out_row = query * args.query_heads + group * heads + head;
         uint4* const out = static_cast<uint4*>(args.out) + out_row * kPerHead + channel;
         const float union_lse = split.in_union != 0 ? args.lse[out_row] * kLog2E : -INFINITY;
@@ -65,30 +69,27 @@ __device__ void combine_row(const SparseArgs& args, int64_t row, int thread) {
     }
 }
 
-template <int Dim, int Threads>
-__global__ void __launch_bounds__(Threads) combine(const __grid_constant__ SparseArgs args) {
-    constexpr int kRows = Threads / kThreads;
-    const int thread = static_cast<int>(threadIdx.x);
-    for (int64_t row = int64_t{blockIdx.x} * kRows + thread / kThreads;
-         row < args.queries * args.groups; row += int64_t{gridDim.x} * kRows)
-        combine_row<Dim>(args, row, thread % kThreads);
-}
-
-template <int Threads>
-cudaError_t launch(const SparseArgs& args, int64_t blocks, cudaStream_t stream) {
-    auto* const kernel = args.head_dim == 128 ? combine<128, Threads> : combine<64, Threads>;
-    kernel<<<static_cast<unsigned>(blocks), Threads, 0, stream>>>(args);
-    return cudaGetLastError();
-}
-
 }  // namespace
 
 cudaError_t launch_sparse_combine(const SparseArgs& args, cudaStream_t stream) {
-    return launch<kThreads>(args, args.queries * args.groups, stream);
+    const auto grid = static_cast<unsigned>(args.queries * args.groups);
+    if (args.head_dim == 128)
+        combine<128><<<grid, kThreads, 0, stream>>>(args);
+    else
+        combine<64><<<grid, kThreads, 0, stream>>>(args);
+    return cudaGetLastError();
 }
 
-cudaError_t launch_sparse_combine(const SparseArgs& args, int processors, cudaStream_t stream) {
-    return launch<1024>(args, processors, stream);  // no two of them fit into one processor
+cudaError_t launch_sparse_attention_sm90(const SparseArgs& args, cudaStream_t stream) {
+    int device = 0, processors = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess) error = launch_sparse_schedule(args, stream);
+    if (error == cudaSuccess) error = launch_sparse_union_sm90(args, processors, stream);
+    if (error != cudaSuccess || !args.any_slots()) return error;
+    error = launch_sparse_kv_outer_sm90(args, processors, stream);
+    return error == cudaSuccess ? launch_sparse_combine(args, stream) : error;
 }
 
 }  // namespace msa::cuda
