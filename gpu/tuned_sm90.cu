@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/error.h"
 #include "gpu/kernels/block_mass_sm90.h"
 #include "gpu/kernels/index_select_sm90.h"
 #include "gpu/kernels/kernels.h"
@@ -194,16 +193,6 @@ struct Workspace {
             {uses_at_most * p.group_size() * p.head_dim * element_bytes(Element::bf16)});
         partial_lse = call.scratch<float, 1>({uses_at_most * p.group_size()});
     }
-    /// For `step` tiles, or as many of them as there is memory for: then `step` becomes that.
-    static Workspace fitting(const Call& call, int64_t& step, int64_t top_k, bool slots) {
-        const Problem& p = call.problem;
-        const int64_t per_tile = kSparseTileRows / p.group_size();
-        for (;; step = ceil_div(step, 2)) try {
-                return Workspace(call, step, std::min(step * per_tile, p.queries()), top_k, slots);
-            } catch (const MemoryError&) {
-                if (step == 1) throw;
-            }
-    }
     SparseWorkspace view() {
         return {blocks.data(),      block_counts.data(), use_counts.data(), use_ends.data(),
                 uses.data(),        items.data(),        item_count.data(), splits.data(),
@@ -248,12 +237,12 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     const Tiles& tiles = call.layout->tiles(per_tile, TileOrder::by_query);
     const int sharing = least_sharing(order, per_tile);
     const bool slots = sharing > 1;
-    // The more queries at a time, the more of them share a block that is in shared memory.
-    constexpr int64_t kSlotBytes = int64_t{1} << 33;
+    // Slots of at most two gigabytes at a time: four times as many are no faster.
+    constexpr int64_t kSlotBytes = int64_t{1} << 31;
     const int64_t query_bytes = p.query_heads * p.head_dim * top_k * element_bytes(Element::bf16);
     const int64_t most_queries = slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
-    int64_t step = std::min(ceil_div(most_queries, per_tile), tiles.device.size());
-    Workspace work = Workspace::fitting(call, step, top_k, slots);
+    const int64_t step = std::min(ceil_div(most_queries, per_tile), tiles.device.size());
+    Workspace work(call, step, std::min(step * per_tile, p.queries()), top_k, slots);
 
     args.q_tile = tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
                              per_tile, heads);

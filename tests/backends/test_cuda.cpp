@@ -168,5 +168,64 @@ TEST_F(Cuda, LongAttentionPast2To31Elements) {
     }
 }
 
+TEST_F(Cuda, LongAttentionInChunksOfQueriesIsThatOfEachQuery) {
+    // So many slots that the tuned kernels take several chunks; queries at their ends and within.
+    const std::unique_ptr<Backend> backend = make_backend("cuda");
+    Problem p = square_problem(0, 64, 4, 128, 128, 128);
+    constexpr int64_t kQueries = 9000, kKeys = 5120, kTopK = 32;
+    p.cu_seqlens_q = {0, kQueries};
+    p.cu_seqlens_k = {0, kKeys};
+    p.query_positions.assign(kQueries, kKeys - 1);
+    const auto random = [&](Shape<3> shape, int64_t which) {
+        Tensor<bf16, 3> host(shape);
+        uint64_t state = 0x9E3779B97F4A7C15U * static_cast<uint64_t>(which + 1);
+        for (int64_t i = 0; i < host.size(); ++i) {
+            state = state * 6364136223846793005U + 1442695040888963407U;
+            host.data()[i] = bf16(static_cast<float>(state >> 40) * 0x1p-23F - 1);
+        }
+        return host;
+    };
+    const Tensor<bf16, 3> q = random({kQueries, 64, 128}, 0), k = random({kKeys, 4, 128}, 1),
+                          v = random({kKeys, 4, 128}, 2);
+    Tensor<float, 3> scores({kQueries, 4, p.blocks()});
+    uint64_t state = 1;
+    for (int64_t i = 0; i < scores.size(); ++i) {
+        state = state * 6364136223846793005U + 1442695040888963407U;
+        scores.data()[i] = static_cast<float>(state >> 40);
+    }
+    const auto q_here = backend->upload(q.view()), k_here = backend->upload(k.view()),
+               v_here = backend->upload(v.view());
+    Tensor<int32_t, 3> ids = backend->make<int32_t, 3>({kQueries, 4, kTopK});
+    backend->select_blocks(p, {.top_k = kTopK}, backend->upload(scores.view()), ids);
+    Tensor<bf16, 3> out = backend->make<bf16, 3>(q.shape());
+    Tensor<float, 2> lse = backend->make<float, 2>({kQueries, 64});
+    const auto wide = [](const Tensor<bf16, 3>& narrow) {
+        Tensor<float, 3> values(narrow.shape());
+        for (int64_t i = 0; i < values.size(); ++i)
+            values.data()[i] = static_cast<float>(narrow.data()[i]);
+        return values;
+    };
+    Operands o;
+    o.element = Element::bf16;
+    o.k = wide(k);
+    o.v = wide(v);
+    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+        backend->sparse_attention(p, {q_here, k_here, v_here}, ids, {out, lse}, order);
+        for (int64_t i : {0, 4095, 4096, 8191, 8192, 8999}) {
+            const Problem one = p.with_queries({i, i + 1});
+            Tensor<bf16, 3> row({1, 64, 128});
+            std::memcpy(row.data(), q.data() + i * 64 * 128, 64 * 128 * sizeof(bf16));
+            o.q = wide(row);
+            const auto own = backend->download(std::as_const(ids).view().slice(i, 1));
+            const Attention want = reference().sparse_attention(one, o, own);
+            const Attention got{wide(backend->download(std::as_const(out).view().slice(i, 1))),
+                                backend->download(std::as_const(lse).view().slice(i, 1))};
+            Bounds b = bounds(one, o);
+            b.out += slot_bound(Element::bf16, 1);
+            EXPECT_TRUE(matches(got, want, b)) << to_string(order) << ", query " << i;
+        }
+    }
+}
+
 }  // namespace
 }  // namespace msa::test
