@@ -209,6 +209,8 @@ TEST_F(Cuda, LongAttentionInChunksOfQueriesIsThatOfEachQuery) {
     o.element = Element::bf16;
     o.k = wide(k);
     o.v = wide(v);
+    o.index_q = Tensor<float, 3>({1, 4, 128});
+    o.index_k = Tensor<float, 2>({kKeys, 128});
     for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
         backend->sparse_attention(p, {q_here, k_here, v_here}, ids, {out, lse}, order);
         for (int64_t i : {0, 4095, 4096, 8191, 8192, 8999}) {
