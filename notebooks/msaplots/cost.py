@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 
 import numpy as np
@@ -36,28 +35,57 @@ def read_cost(path) -> dict:
     return read_json(path, "msa-cost", "msa-cost-measured")
 
 
+def _measured_names(measured: dict) -> list[str]:
+    """What a measurement of msa-bench counts towards, as <phase>/<pipeline>/<tokens>."""
+    if measured["kind"] == "square":
+        phase, tokens = "prefill", measured["keys"]
+    elif measured["kind"] == "decode" and measured["sequences"] == measured["queries"] == 1:
+        phase, tokens = "decode", measured["keys"]
+    else:
+        return []
+    stage = measured["stage"]
+    if stage == "dense_attention":
+        pipelines = ["dense"]
+    elif measured.get("selection") != "structured":
+        pipelines = []
+    elif stage == "index_select":
+        pipelines = ["q_outer", "kv_outer"] if phase == "prefill" else []
+    elif stage == "sparse_attention" and phase == "prefill":
+        pipelines = [order for order in ("q_outer", "kv_outer") if measured["order"] == order]
+    else:
+        pipelines = ["layer"] if stage == "layer" else []
+    return [f"{phase}/{pipeline}/{tokens}" for pipeline in pipelines]
+
+
 def read_bench(*paths) -> dict[str, float]:
-    """Median seconds of every case in benchmark records (format msalab-bench). Cases named
-    <phase>/<pipeline>/<tokens>/<stage> are stages that were timed apart: they are added up under
-    <phase>/<pipeline>/<tokens>."""
+    """Median seconds from records of msa-bench, of square prefill and of one decoded token, on
+    structured selections: <phase>/dense/<tokens>, <phase>/layer/<tokens>, and the two loop orders
+    prefill/<order>/<tokens>, whose stages were timed apart and are added up. Of several index
+    elements, the one that was measured first."""
     seconds: dict[str, float] = {}
     for path in paths:
-        for name, case in read_json(path, "msalab-bench")["cases"].items():
-            median = statistics.median(case["milliseconds"]) * 1e-3
-            parts = name.split("/")
-            whole = "/".join(parts[:3]) if parts[0] in PHASES else name
-            seconds[whole] = seconds.get(whole, 0.0) + median
+        of_record: dict[str, dict[str, float]] = {}
+        for measured in read_json(path, "msa-bench")["measurements"]:
+            if "skipped" in measured:
+                continue
+            for name in _measured_names(measured):
+                stages = of_record.setdefault(name, {})
+                stages.setdefault(measured["stage"], measured["median_us"] * 1e-6)
+        for name, stages in of_record.items():
+            if name.split("/")[1] not in ORDERS or len(stages) == 2:
+                seconds[name] = sum(stages.values())
     return seconds
 
 
 def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
-    """Roofline over measured milliseconds of the cases named <phase>/<pipeline>/<tokens>, such as
-    prefill/kv_outer/131072; records without such cases give an empty table."""
+    """Roofline over measured milliseconds, of what read_bench() found; without records an empty
+    table."""
     rows = []
     for context in cost["contexts"]:
         for phase in PHASES:
             for pipeline in context[phase]:
-                name = f"{phase}/{pipeline['pipeline']}/{context['tokens']}"
+                measured = "layer" if pipeline["pipeline"] == "msa" else pipeline["pipeline"]
+                name = f"{phase}/{measured}/{context['tokens']}"
                 if name in bench:
                     rows.append((phase, pipeline["pipeline"], context["tokens"],
                                  pipeline["seconds"] * 1e3, bench[name] * 1e3,
@@ -66,17 +94,11 @@ def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
                             "predicted_over_measured"), rows)
 
 
-def _speedups(measured: Table, phase: str) -> list[tuple[int, float]]:
-    """(tokens, dense over the fastest other pipeline) where both were measured."""
-    of_phase = measured.where(phase=phase)
-    points = []
-    for tokens in sorted(set(of_phase["tokens"].tolist())):
-        here = of_phase.where(tokens=tokens)
-        dense = here.where(pipeline="dense")["measured_ms"]
-        others = here["measured_ms"][here["pipeline"] != "dense"]
-        if len(dense) and len(others):
-            points.append((tokens, float(dense[0] / others.min())))
-    return points
+def _speedups(bench: dict[str, float], phase: str) -> list[tuple[int, float]]:
+    """(tokens, dense over the layer) where both were measured."""
+    tokens = sorted(int(name.split("/")[2]) for name in bench if name.startswith(f"{phase}/layer/"))
+    return [(n, bench[f"{phase}/dense/{n}"] / bench[f"{phase}/layer/{n}"]) for n in tokens
+            if f"{phase}/dense/{n}" in bench]
 
 
 def _tokens_text(tokens: float, _=None) -> str:
@@ -118,7 +140,6 @@ def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
     """FLOPs of dense attention over MSA, and the speed-ups of prefill and decode against the
     context (fig:efficiency): dashed what the roofline allows when no two queries share the
     read of a block, solid what was measured, on selections whose neighbours do share."""
-    measured = predicted_over_measured(cost, bench or {})
     tokens = [context["tokens"] for context in cost["contexts"]]
     figure = style.new_figure(6.4)
     panels = figure.subplots(3, 1, sharex=True)
@@ -130,7 +151,7 @@ def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
         allowed = [context[f"{phase}_speedup"] for context in cost["contexts"]]
         panel.plot(tokens, allowed, color=colour, linestyle="--", label="roofline, no block shared")
         rows += [(phase, "roofline", *point) for point in zip(tokens, allowed)]
-        points = _speedups(measured, phase)
+        points = _speedups(bench or {}, phase)
         if points:
             panel.plot(*zip(*points), color=colour, marker="s", label="measured")
         rows += [(phase, "measured", *point) for point in points]

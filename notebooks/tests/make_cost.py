@@ -49,17 +49,30 @@ def orders(layer: int = 3) -> dict:
         for selector, spread in (("random", 3), ("oracle", 1))]}
 
 
+def measurement(kind: str, stage: str, tokens: int, seconds: float, **more) -> dict:
+    return {"kind": kind, "stage": stage, "keys": tokens, "sequences": 1,
+            "queries": 1 if kind == "decode" else tokens, "median_us": seconds * 1e6, **more}
+
+
 def bench() -> dict:
-    """Dense takes twice its roofline, KV-outer three times."""
-    cases = {"unrelated/case": {"milliseconds": [1.0]}}
+    """Dense takes twice its roofline, KV-outer three times, a layer a fifth of dense; random
+    selections, fp8 and other shapes do not count."""
+    measured = [measurement("chunk", "dense_attention", 32768, 1.0),
+                measurement("decode", "layer", 32768, 1e-3, selection="random")]
     for here in cost()["contexts"]:
-        for entry, factor in zip(here["prefill"], (2, 4, 3)):
-            if entry["pipeline"] == "q_outer":
-                continue
-            middle = entry["seconds"] * 1e3 * factor
-            cases[f"prefill/{entry['pipeline']}/{here['tokens']}"] = {
-                "milliseconds": [middle, 9 * middle, middle / 2]}
-    return {"format": "msalab-bench", "cases": cases}
+        tokens = here["tokens"]
+        dense, kv_outer = (2 * here["prefill"][0]["seconds"], 3 * here["prefill"][2]["seconds"])
+        for stage, seconds, more in (
+                ("dense_attention", dense, {}),
+                ("index_select", kv_outer / 4, {"selection": "structured"}),
+                ("index_select", 9.0, {"selection": "structured", "index_element": "e4m3"}),
+                ("sparse_attention", 3 * kv_outer / 4,
+                 {"selection": "structured", "order": "kv_outer"}),
+                ("sparse_attention", 9.0, {"selection": "random", "order": "kv_outer"}),
+                ("layer", dense / 5, {"selection": "structured"})):
+            measured.append(measurement("square", stage, tokens, seconds, **more))
+    measured.append({"kind": "square", "stage": "layer", "keys": 1, "skipped": "no room"})
+    return {"format": "msa-bench", "measurements": measured}
 
 
 def comparison(layer: int = 3) -> dict:

@@ -39,19 +39,28 @@ def test_measured_speedups_stand_beside_the_roofline(files):
         (name, tokens) for tokens in make_cost.TOKENS for name in ("dense", "kv_outer")]
     np.testing.assert_allclose(compared["predicted_over_measured"], [1 / 2, 1 / 3] * 2)
     figure, table = efficiency_triple(cost, bench)
-    dense, kv_outer = (cost["contexts"][0]["prefill"][i]["seconds"] for i in (0, 2))
     measured = table.where(quantity="prefill", source="measured")
-    assert measured["ratio"][0] == pytest.approx(2 * dense / (3 * kv_outer))
+    np.testing.assert_allclose(measured["ratio"], [5, 5])
     np.testing.assert_array_equal(lines(figure.axes[1])["measured"][:, 1], measured["ratio"])
     assert not len(table.where(quantity="decode", source="measured"))
 
 
-def test_stages_timed_apart_are_added(tmp_path):
+def test_what_records_hold(tmp_path):
     record = tmp_path / "bench.json"
-    cases = {"prefill/q_outer/64/index": [1, 2, 9], "prefill/q_outer/64/main": [3], "other/a/b/c": [4]}
-    record.write_text(json.dumps({"format": "msalab-bench", "cases": {
-        name: {"milliseconds": values} for name, values in cases.items()}}), encoding="utf-8")
-    assert read_bench(record) == pytest.approx({"prefill/q_outer/64": 5e-3, "other/a/b/c": 4e-3})
+    structured = {"selection": "structured"}
+    record.write_text(json.dumps({"format": "msa-bench", "measurements": [
+        make_cost.measurement("square", "index_select", 64, 1, **structured),
+        make_cost.measurement("square", "sparse_attention", 64, 2, order="q_outer", **structured),
+        make_cost.measurement("square", "sparse_attention", 64, 9, order="automatic", **structured),
+        make_cost.measurement("square", "index_select", 128, 9, **structured),  # without the other
+        make_cost.measurement("decode", "layer", 64, 3, index_element="bf16", **structured),
+        make_cost.measurement("decode", "layer", 64, 9, index_element="e4m3", **structured),
+        make_cost.measurement("decode", "dense_attention", 64, 4)]}), encoding="utf-8")
+    assert read_bench(record) == pytest.approx(
+        {"prefill/q_outer/64": 3, "decode/layer/64": 3, "decode/dense/64": 4})
+    record.write_text(json.dumps({"format": "msalab-bench", "cases": {}}), encoding="utf-8")
+    with pytest.raises(ResultsError, match='format is "msalab-bench", must be "msa-bench"'):
+        read_bench(record)
 
 
 def test_no_record_no_comparison(files):
