@@ -32,22 +32,22 @@ def rate_text(measured: dict) -> str:
 
 
 class Records:
-    """All measurements of the GPU records, each with its baseline."""
+    """All measurements of the GPU records, each with its baseline and its record's ceilings."""
 
     def __init__(self, paths):
-        self.measured, self.ceilings = [], {}
+        self.measured = []
         for path in paths:
             record = json.loads(path.read_text(encoding="utf-8"))
             if record.get("format") != "msa-bench" or record.get("backend") != "cuda":
                 continue
             fastest = baselines.fastest_baselines(record)
+            ceilings = {b["name"]: b
+                        for b in record.get("baselines", {"measurements": []})["measurements"]
+                        if b["kind"] == "ceiling" and "median_us" in b}
             for m in record["measurements"]:
                 if "median_us" in m:
                     beside = fastest.get(baselines.key_of_measurement(m))
-                    self.measured.append({**m, "beside": beside})
-            for b in record.get("baselines", {"measurements": []})["measurements"]:
-                if b["kind"] == "ceiling" and "median_us" in b:
-                    self.ceilings.setdefault(b["name"], b)
+                    self.measured.append({**m, "beside": beside, "ceilings": ceilings})
 
     def find(self, stage: str, case: str, **more) -> dict | None:
         for m in self.measured:
@@ -73,7 +73,6 @@ def beside_text(measured: dict) -> str:
 def overview(records: Records) -> list[list[str]]:
     """What the project's page tells."""
     rows = [["", "tokens", "msalab", "beside it"]]
-    gemm = records.ceilings.get("gemm bf16")
 
     def stage(label, tokens, measured, beside=None):
         if measured is None:
@@ -84,8 +83,9 @@ def overview(records: Records) -> list[list[str]]:
                      beside_text(measured) if beside is None else beside])
 
     square = "square 128K"
-    stage("`index_select`, scores and top-k in one", "128K",
-          records.find("index_select", square, selection="structured", index_element="bf16"),
+    index = records.find("index_select", square, selection="structured", index_element="bf16")
+    gemm = index and index["ceilings"].get("gemm bf16")
+    stage("`index_select`, scores and top-k in one", "128K", index,
           f"matrix product {gemm['flops_per_second'] / 1e12:.0f} TFLOP/s" if gemm else "")
     stage("the same with fp8 operands", "128K",
           records.find("index_select", square, selection="structured", index_element="e4m3"), "")
@@ -97,9 +97,10 @@ def overview(records: Records) -> list[list[str]]:
         for label, layer in zip(labels, records.layers(f"square {tokens}")):
             stage(f"a layer's prefill, {label}", tokens, layer)
     for sequences in (1, 8):
-        for label, layer in zip(labels[:2], records.layers(f"decode {sequences} x 1 over 1M")):
-            stage(f"a layer, one token of {sequences} sequence{'s' * (sequences > 1)}, {label}",
-                  "1M", layer)
+        for label, element in (("", "bf16"), (", fp8 index", "e4m3")):
+            stage(f"a layer, one token of {sequences} sequence{'s' * (sequences > 1)}{label}", "1M",
+                  records.find("layer", f"decode {sequences} x 1 over 1M", selection="random",
+                               index_element=element))
     stage("`block_mass`, exact probabilities of all blocks", "128K",
           records.find("block_mass", square), "")
     stage("`select_blocks`, 128K rows of 1024 scores", "",
