@@ -46,7 +46,7 @@ def _measured_names(measured: dict) -> list[str]:
     stage = measured["stage"]
     if stage == "dense_attention":
         pipelines = ["dense"]
-    elif measured.get("selection") != "structured":
+    elif phase == "prefill" and measured.get("selection") != "structured":
         pipelines = []
     elif stage == "index_select":
         pipelines = ["q_outer", "kv_outer"] if phase == "prefill" else []
@@ -58,8 +58,8 @@ def _measured_names(measured: dict) -> list[str]:
 
 
 def read_bench(*paths) -> dict[str, float]:
-    """Median seconds from records of msa-bench, of square prefill and of one decoded token, on
-    structured selections: <phase>/dense/<tokens>, <phase>/layer/<tokens>, and the two loop orders
+    """Median seconds from records of msa-bench, of square prefill on structured selections and of
+    one decoded token: <phase>/dense/<tokens>, <phase>/layer/<tokens>, and the two loop orders
     prefill/<order>/<tokens>, whose stages were timed apart and are added up. Of several index
     elements, the one that was measured first."""
     seconds: dict[str, float] = {}

@@ -56,9 +56,9 @@ def measurement(kind: str, stage: str, tokens: int, seconds: float, **more) -> d
 
 def bench() -> dict:
     """Dense takes twice its roofline, KV-outer three times, a layer a fifth of dense; random
-    selections, fp8 and other shapes do not count."""
+    selections of a prefill, fp8 and other shapes do not count."""
     measured = [measurement("chunk", "dense_attention", 32768, 1.0),
-                measurement("decode", "layer", 32768, 1e-3, selection="random")]
+                measurement("square", "layer", 32768, 1e-3, selection="random")]
     for here in cost()["contexts"]:
         tokens = here["tokens"]
         dense, kv_outer = (2 * here["prefill"][0]["seconds"], 3 * here["prefill"][2]["seconds"])
