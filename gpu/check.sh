@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 # Everything that the cuda backend must pass on a machine with a GPU, and a short table of it:
 # the backend tests, and compute-sanitizer's memcheck, racecheck and initcheck over every operation.
-#   gpu/check.sh [DIR]    DIR holds a test_backends made before; without it, one is built for the
-#                         GPU that is present
+#   gpu/check.sh [DIR]    DIR holds test_backends and test_experiments made before; without it,
+#                         they are built for the GPU that is present
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,7 +13,7 @@ else
     capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
     [[ $capability == 90 ]] && capability=90a
     cmake --preset release -DMSA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$capability-real"
-    cmake --build --preset release --parallel "$(nproc)" --target test_backends
+    cmake --build --preset release --parallel "$(nproc)" --target test_backends test_experiments
     bin=build/release/bin
 fi
 logs=$(mktemp -d)
@@ -41,6 +41,9 @@ stage() {
 tests() { MSA_REQUIRE=cuda "$bin/test_backends" --gtest_brief=1 --gtest_filter="$1"; }
 
 # shellcheck disable=SC2317
+fit() { MSA_REQUIRE=cuda "$bin/test_experiments" --gtest_brief=1 --gtest_filter='*FitBackend*'; }
+
+# shellcheck disable=SC2317
 sanitizer() {
     MSA_REQUIRE=cuda compute-sanitizer --tool "$1" --error-exitcode 9 "${@:3}" \
         "$bin/test_backends" --gtest_brief=1 --gtest_filter="$2"
@@ -66,6 +69,7 @@ for test in DenseAttention.MatchesReference IndexScores.MatchesReference \
 done
 
 stage "tests" '[0-9]+ tests?\.|[0-9]+ FAILED TEST' tests '*cuda*:Cuda.*:*Tuned.*'
+stage "fit" '[0-9]+ tests?\.|[0-9]+ FAILED TEST' fit
 stage "no device" 'there is no NVIDIA .*' no_device
 stage "memcheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer memcheck "$every" --leak-check full
 stage "racecheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer racecheck "$small"
