@@ -78,7 +78,7 @@ public:
         check(cudaDriverGetVersion(&driver), "asking for the driver's version");
         return text(properties.name, ", ", properties.multiProcessorCount, " SMs, CUDA ",
                     version(CUDART_VERSION), ", driver for CUDA ", version(driver),
-                    cudnn_.version().empty() ? "" : ", ", cudnn_.version());
+                    cudnn_->version().empty() ? "" : ", ", cudnn_->version());
     }
     Space space() const override { return Space::device; }
 
@@ -121,7 +121,10 @@ public:
         const auto end = [&] {
             cudaGraph_t graph = nullptr;
             const cudaError_t status = cudaStreamEndCapture(stream_->get(), &graph);
-            return std::pair(std::shared_ptr<CUgraph_st>(graph, cudaGraphDestroy), status);
+            const auto destroy = [](cudaGraph_t old) {  // an invalid capture gives none
+                if (old != nullptr) cudaGraphDestroy(old);
+            };
+            return std::pair(std::shared_ptr<CUgraph_st>(graph, destroy), status);
         };
         try {
             calls();
@@ -138,7 +141,8 @@ public:
             cudaGraphExecDestroy(old);
             cudaDeviceGraphMemTrim(device);
         });
-        return [run, device = device_, stream = stream_, memory = scratch_, layout = layout_] {
+        return [run, device = device_, stream = stream_, memory = scratch_, layout = layout_,
+                cudnn = cudnn_] {
             check(cudaSetDevice(device), "choosing the device");
             check(cudaGraphLaunch(run.get(), stream->get()), "launching a graph");
         };
@@ -149,9 +153,10 @@ protected:
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
         if (p.queries() == 0) return;
-        if (cudnn_.run(call(p), in, to)) return answered(cudnn_.version());
+        if (cudnn_->run(call(p, Written(to.out, to.lse)), in, to))
+            return answered(cudnn_->version());
         dense_attention_any(call(p), in, to);
-        answered("dense_attention_any; cuDNN: " + cudnn_.why_not());
+        answered("dense_attention_any; cuDNN: " + cudnn_->why_not());
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
         index_scores_any(call(p), in, scores);
@@ -196,7 +201,7 @@ private:
     void answered(std::string by) { answered_by_ = std::move(by); }
     void use_device() const { check(cudaSetDevice(device_), "choosing the device"); }
 
-    /// `writes`: by the kernels of this call that let the next one start before they are done.
+    /// `writes`: by kernels of this call that may let the next one start before they are done.
     Call call(const Problem& p, Written writes = Written()) {
         use_device();
         if (!layout_ || !layout_->fits(p)) layout_ = std::make_shared<Layout>(p, stream_);
@@ -211,7 +216,7 @@ private:
     bool hopper_ = false;
     std::shared_ptr<const Layout> layout_;  // of the last call
     Written writes_, ahead_;                // of the last call and the one before
-    DenseAttentionCudnn cudnn_;
+    std::shared_ptr<DenseAttentionCudnn> cudnn_ = std::make_shared<DenseAttentionCudnn>();
     std::string answered_by_;
 };
 

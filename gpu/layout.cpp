@@ -42,14 +42,12 @@ bool Layout::fits(const Problem& p) const {
 }
 
 const Tiles& Layout::tiles(int64_t rows, TileOrder order) const {
-    const auto [at, is_new] = tiles_.try_emplace({rows, order});
-    Tiles& tiles = at->second;
-    if (is_new) {
-        tiles.host = make_tiles(problem_, visible_host_, rows);
-        if (order == TileOrder::longest_first) sort_longest_first(tiles.host);
-        tiles.device = upload(stream_, tiles.host);
-    }
-    return tiles;
+    const auto known = tiles_.find({rows, order});
+    if (known != tiles_.end()) return known->second;
+    Tiles tiles{make_tiles(problem_, visible_host_, rows), {}};
+    if (order == TileOrder::longest_first) sort_longest_first(tiles.host);
+    tiles.device = upload(stream_, tiles.host);
+    return tiles_.emplace(std::pair(rows, order), std::move(tiles)).first->second;
 }
 
 }  // namespace msa::cuda

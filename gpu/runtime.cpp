@@ -42,8 +42,8 @@ void require_host_copies(const Stream& stream) {
     check(cudaStreamIsCapturing(stream.get(), &status), "asking the stream");
     if (status != cudaStreamCaptureStatusNone)
         throw UnsupportedError(
-            "cuda: these calls cannot be captured: they copy from the host as they go (block_mass, "
-            "or more than one problem)");
+            "cuda: these calls cannot be captured: they copy from the host as they go, as many "
+            "plain kernels, block_mass and calls on more than one problem do");
 }
 
 namespace {

@@ -261,7 +261,8 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
         args.tile_count = narrow(end - begin);
         args.first_query = tiles.host[static_cast<size_t>(begin)].query;
         args.queries = last.query + last.queries - args.first_query;
-        check(launch_sparse_attention_sm90(args, call.stream()), "sparse_attention_sm90");
+        check(launch_sparse_attention_sm90(args, processors(), call.stream()),
+              "sparse_attention_sm90");
         sparse_attention_repair_any(call, in, ids, to,
                                     {args.first_query, args.first_query + args.queries},
                                     args.workspace.marked);

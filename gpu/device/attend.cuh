@@ -77,8 +77,7 @@ __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t 
 }
 
 /// The warp's rows to out [Nq, heads, width], unless absent, and lse [Nq, heads]; nothing seen: 0
-/// and -inf. place(row, r) gives the number there of the
-/// warp's row r.
+/// and -inf. place(row, r) gives the number there of the warp's row r.
 template <typename RowOf, typename Place>
 __device__ void finish_rows(const Attended& state, RowOf row_of, int width, Place place,
                             const Output& out, float* lse) {

@@ -163,13 +163,13 @@ __device__ void consume(const RowOperand<Shape> (&rows)[1], int count, const cha
     }
 }
 
-/// Largest of the first or second row of this thread's accumulators in columns [8 First, 8 Last),
-/// over the four threads that share it. NaN wins.
 __device__ inline float max_nan(float a, float b) {
     float m;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
     return m;
 }
+/// Largest of the first or second row of this thread's accumulators in columns [8 First, 8 Last),
+/// over the four threads that share it. NaN wins.
 template <int First, int Last>
 __device__ float row_max(const float (&sum)[kSums], int side) {
     float m[2] = {sum[4 * First + 2 * side], sum[4 * First + 2 * side + 1]};

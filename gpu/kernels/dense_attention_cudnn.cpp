@@ -176,18 +176,24 @@ private:
 /// The sequences of a call, on the device.
 struct Placement {
     std::vector<Span> spans;
+    int64_t all_keys = 0;
     Tensor<KeyRange, 1> hidden;  // keys whose values must be finite
     int64_t most_hidden = 0;     // of one sequence
     // Ragged: how long they are; where, in elements, and where the last one ends.
     Tensor<int32_t, 1> queries, keys;
     Tensor<int64_t, 1> q_at, kv_at, lse_at;
 
-    Placement(const Call& call, const Sizes& sizes, std::vector<Span> of) : spans(std::move(of)) {
+    Placement(const Call& call, const Sizes& sizes, std::vector<Span> of)
+        : spans(std::move(of)), all_keys(call.problem.keys()) {
+        constexpr int64_t kTile = 256;  // keys, at most
         std::vector<KeyRange> ranges;
         for (const Span& span : spans) {
-            // Ragged sequences may share tiles with their neighbours.
-            const int64_t seen = sizes.ragged ? 0 : span.keys - span.queries + 1;
-            ranges.push_back({span.key + seen, span.keys - seen});
+            const int64_t end = span.key + span.keys;
+            // Ragged sequences may share tiles with the keys behind them, whosever those are.
+            if (sizes.ragged)
+                ranges.push_back({span.key, std::min(end + kTile, all_keys) - span.key});
+            else
+                ranges.push_back({end - span.queries + 1, span.queries - 1});
             most_hidden = std::max(most_hidden, ranges.back().count);
         }
         hidden = call.upload(ranges);
@@ -239,7 +245,8 @@ struct Plan {
 
     Placement& place(const Call& call, std::vector<Span> spans) {
         for (const auto& placement : placements)
-            if (placement->spans == spans) return *placement;
+            if (placement->spans == spans && placement->all_keys == call.problem.keys())
+                return *placement;
         return *placements.emplace_back(std::make_unique<Placement>(call, sizes, std::move(spans)));
     }
 };
@@ -254,6 +261,21 @@ std::string misfit(const Problem& p, const AttentionInput& in, const AttentionOu
         return "it takes bf16 operands and outputs at multiples of 16 bytes";
     if (p.main_scale() <= 0 || p.head_dim % 8 != 0)
         return "it takes a positive scale and a head dim of multiples of 8";
+    return "";
+}
+
+/// Opens the library, or says why that cannot be. Before 9.12 it writes the lse of plain tensors
+/// head by head, whatever the strides that it is given.
+std::string open_library() {
+    constexpr size_t kOldest = 91200;
+    void* const opened = dlopen("libcudnn.so.9", RTLD_NOW);
+    if (opened == nullptr) return dlerror();
+    const auto version = reinterpret_cast<size_t (*)()>(dlsym(opened, "cudnnGetVersion"));
+    if (version == nullptr || version() < kOldest) {
+        dlclose(opened);
+        return "libcudnn.so.9 is older than 9.12";
+    }
+    fe::cudnn_dlhandle = opened;
     return "";
 }
 
@@ -315,8 +337,8 @@ struct DenseAttentionCudnn::Library {
 };
 
 DenseAttentionCudnn::DenseAttentionCudnn() {
-    if (fe::cudnn_dlhandle == nullptr) fe::cudnn_dlhandle = dlopen("libcudnn.so.9", RTLD_NOW);
-    if (fe::cudnn_dlhandle == nullptr) why_not_ = dlerror();
+    static const std::string failure = open_library();  // once for all threads
+    why_not_ = failure;
 }
 
 DenseAttentionCudnn::~DenseAttentionCudnn() = default;

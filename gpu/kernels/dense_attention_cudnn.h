@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // eq:softmax-attention by cuDNN's graph API: the dense attention that MSA is compared with. The
-// library, libcudnn.so.9, is opened when it is first needed; without it, and in a build that found
+// library, libcudnn.so.9 from 9.12 on, is opened at run time; without it, and in a build that found
 // no headers (no_cudnn.cpp), the plain kernel answers.
 #pragma once
 
@@ -21,7 +21,7 @@ public:
     /// operands and outputs, queries at consecutive positions that all see a key, and a positive
     /// scale. Values behind a query's position that are not finite, which cuDNN would multiply by
     /// 0, are looked for on the device; where there are any, the plain kernel answers after it.
-    /// A plan is made at the first call of a layout and kept.
+    /// A plan is made at the first call of a layout and kept: captured calls need this object.
     bool run(const Call&, const AttentionInput&, const AttentionOutput&);
 
     /// "cuDNN 9.13.1"; empty where there is none.

@@ -88,7 +88,7 @@ int64_t few_blocks(const SparseArgs&);
 cudaError_t launch_sparse_few_sm90(const SparseArgs&, cudaStream_t);
 
 /// The kernels in order, for one chunk.
-cudaError_t launch_sparse_attention_sm90(const SparseArgs&, cudaStream_t);
+cudaError_t launch_sparse_attention_sm90(const SparseArgs&, int processors, cudaStream_t);
 
 // The stages of it.
 cudaError_t launch_sparse_schedule(const SparseArgs&, cudaStream_t);

@@ -80,12 +80,9 @@ cudaError_t launch_sparse_combine(const SparseArgs& args, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
-cudaError_t launch_sparse_attention_sm90(const SparseArgs& args, cudaStream_t stream) {
-    int device = 0, processors = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    if (error == cudaSuccess) error = launch_sparse_schedule(args, stream);
+cudaError_t launch_sparse_attention_sm90(const SparseArgs& args, int processors,
+                                         cudaStream_t stream) {
+    cudaError_t error = launch_sparse_schedule(args, stream);
     if (error == cudaSuccess) error = launch_sparse_union_sm90(args, processors, stream);
     if (error != cudaSuccess || !args.any_slots()) return error;
     error = launch_sparse_kv_outer_sm90(args, processors, stream);

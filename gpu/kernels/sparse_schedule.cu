@@ -4,13 +4,11 @@
 // matter to any result, so the fill may be in any order.
 #include <cub/block/block_scan.cuh>
 
+#include "gpu/device/warp.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
 namespace msa::cuda {
 namespace {
-
-constexpr int kWarp = 32;
-constexpr uint32_t kAllLanes = 0xFFFFFFFF;
 
 __global__ void split_ids(const __grid_constant__ SparseArgs args) {
     const int64_t item = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
