@@ -209,6 +209,7 @@ from test_capture_files import Fake, random_layer
 from msacapture import capture
 from msacapture.__main__ import interrupt
 signal.signal(signal.SIGTERM, interrupt)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's parent ignores it
 def make(tokens, number):
     if number == 2:
         print("two layers are written", flush=True)
