@@ -206,7 +206,7 @@ private:
         use_device();
         if (!layout_ || !layout_->fits(p)) layout_ = std::make_shared<Layout>(p, stream_);
         scratch_->begin_call();
-        ahead_ = std::exchange(writes_, std::move(writes));
+        if (p.queries() > 0) ahead_ = std::exchange(writes_, std::move(writes));
         return {p, stream_, scratch_.get(), layout_->visible(), layout_.get(), ahead_};
     }
 
