@@ -22,6 +22,13 @@ bool is_tuned_width(int64_t width) { return width == 64 || width == 128; }
 bool is_power_of_two(int64_t x) { return x > 0 && (x & (x - 1)) == 0; }
 int narrow(int64_t x) { return static_cast<int>(x); }
 
+int64_t most_queries_of_a_sequence(const Problem& p) {
+    int64_t most = 0;
+    for (size_t s = 0; s + 1 < p.cu_seqlens_q.size(); ++s)
+        most = std::max(most, p.cu_seqlens_q[s + 1] - p.cu_seqlens_q[s]);
+    return most;
+}
+
 template <typename View>
 bool is_tuned_operand(const View& view, Element element = Element::bf16) {
     return view.element() == element && is_aligned(view.data());
@@ -63,10 +70,7 @@ bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
         return false;
     if (ids.size() == 0 || p.keys() == 0) return ids.size() == 0;
 
-    int64_t longest = 0;  // queries of one sequence
-    for (size_t s = 0; s + 1 < p.cu_seqlens_q.size(); ++s)
-        longest = std::max(longest, p.cu_seqlens_q[s + 1] - p.cu_seqlens_q[s]);
-    const bool few = longest * p.kv_heads <= kIndexFewRows;
+    const bool few = most_queries_of_a_sequence(p) * p.kv_heads <= kIndexFewRows;
     const Tiles& tiles = call.layout->tiles((few ? kIndexFewRows : kIndexTileRows) / p.kv_heads,
                                             TileOrder::longest_first);
     // Enough thread blocks to fill the chip, of at least a few tiles of keys each and alike.
@@ -229,19 +233,24 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     args.scale = static_cast<float>(p.main_scale());
     args.out = to.out.data();
     args.lse = to.lse.data();
-    if (order == LoopOrder::automatic && few_blocks(args) <= 4 * processors()) {
+    // A query alone in its sequence would leave most rows of a tile empty.
+    const int64_t most_queries = most_queries_of_a_sequence(p);
+    const int waves = most_queries == 1 ? 16 : 4;
+    if (order == LoopOrder::automatic && few_blocks(args) <= waves * processors()) {
         check(launch_sparse_few_sm90(args, call.stream()), "sparse_attention_sm90");
         return true;
     }
     const int64_t per_tile = kSparseTileRows / heads;
     const Tiles& tiles = call.layout->tiles(per_tile, TileOrder::by_query);
-    const int sharing = least_sharing(order, per_tile);
+    // Where a tile holds all queries of a sequence, no other tile reads its blocks.
+    const bool alone = order == LoopOrder::automatic && most_queries <= per_tile;
+    const int sharing = alone ? 1 : least_sharing(order, per_tile);
     const bool slots = sharing > 1;
     // Slots of at most two gigabytes at a time: four times as many are no faster.
     constexpr int64_t kSlotBytes = int64_t{1} << 31;
     const int64_t query_bytes = p.query_heads * p.head_dim * top_k * element_bytes(Element::bf16);
-    const int64_t most_queries = slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
-    const int64_t step = std::min(ceil_div(most_queries, per_tile), tiles.device.size());
+    const int64_t at_once = slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
+    const int64_t step = std::min(ceil_div(at_once, per_tile), tiles.device.size());
     Workspace work(call, step, std::min(step * per_tile, p.queries()), top_k, slots);
 
     args.q_tile = tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
