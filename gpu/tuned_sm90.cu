@@ -174,7 +174,7 @@ struct Workspace {
     Tensor<int32_t, 1> block_counts, use_counts, use_ends, item_count, marked;
     Tensor<BlockUse, 1> uses;
     Tensor<KeyBlockItem, 1> items;
-    Tensor<IdSplit, 1> splits;
+    Tensor<uint32_t, 1> in_slots;
     Tensor<char, 1> partial_out;
     Tensor<float, 1> partial_lse;
 
@@ -191,7 +191,7 @@ struct Workspace {
         uses = call.scratch<BlockUse, 1>({uses_at_most});
         items = call.scratch<KeyBlockItem, 1>(
             {slots ? lists + uses_at_most / (kSparseItemTiles * per_tile) : 0});
-        splits = call.scratch<IdSplit, 1>({queries * p.kv_heads});
+        in_slots = call.scratch<uint32_t, 1>({queries * p.kv_heads});
         marked = call.scratch<int32_t, 1>({queries * p.kv_heads});
         partial_out = call.scratch<char, 1>(
             {uses_at_most * p.group_size() * p.head_dim * element_bytes(Element::bf16)});
@@ -199,7 +199,7 @@ struct Workspace {
     }
     SparseWorkspace view() {
         return {blocks.data(),      block_counts.data(), use_counts.data(), use_ends.data(),
-                uses.data(),        items.data(),        item_count.data(), splits.data(),
+                uses.data(),        items.data(),        item_count.data(), in_slots.data(),
                 partial_out.data(), partial_lse.data(),  marked.data()};
     }
 };

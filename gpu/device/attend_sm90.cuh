@@ -10,7 +10,7 @@ namespace msa::cuda::sm90 {
 
 constexpr int kAttendRows = 128;
 using AttendRows = TileRows<2, 1>;
-constexpr float kLog2E = 1.44269504F;
+constexpr float kLog2E = 1.44269504F, kLn2 = 0.693147181F;
 
 __device__ inline float exp2_fast(float x) {
     float y;
@@ -110,24 +110,51 @@ __device__ inline uint32_t pack(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&two);
 }
 
-/// A warp's 16 rows of bf16 on their way to global memory, in the swizzle of tensor maps.
+/// Rows of slots are not in the order of channels: the n-th pair of chunk `i` of a thread is
+/// channels 8 (4 i + n) + 2 (thread % 4) and the next, as the products leave them. Which 16 bytes
+/// of the row that is; odd rows swap halves, against bank conflicts of the swizzle.
+__device__ inline int slot_chunk(int i, int row) {
+    return 4 * (i ^ (row & 1)) + static_cast<int>(threadIdx.x) % 4;
+}
+
+/// A warp's 16 rows on their way to slots, in the swizzle of tensor maps.
 template <int Dim>
 struct __align__(1024) RowStage {
     char box[Dim / 64][16 * kSwizzle];
 
-    /// The warp's rows times the factors of each thread's two.
+    /// The warp's rows in bf16, times the factors of each thread's two.
     template <int Outs>
-    __device__ void fill(const float(&out)[Outs], float factor0, float factor1) {
-        const int lane = threadIdx.x % kWarp, row = lane % 16, column = lane / 16;
+    __device__ void fill(const float(&out)[Outs], const float(&factor)[2]) {
 #pragma unroll
-        for (int j = 0; j < Outs / 4; j += 2)
-            store_matrices(box[j / 8] + row * kSwizzle + (((j % 8 + column) ^ (row % 8)) << 4),
-                           pack(out[4 * j] * factor0, out[4 * j + 1] * factor0),
-                           pack(out[4 * j + 2] * factor1, out[4 * j + 3] * factor1),
-                           pack(out[4 * j + 4] * factor0, out[4 * j + 5] * factor0),
-                           pack(out[4 * j + 6] * factor1, out[4 * j + 7] * factor1));
+        for (int side = 0; side < 2; ++side)
+#pragma unroll
+            for (int i = 0; i < Outs / 16; ++i) {
+                const int row = threadIdx.x % kWarp / 4 + 8 * side, chunk = slot_chunk(i, row);
+                uint32_t word[4];
+#pragma unroll
+                for (int n = 0; n < 4; ++n) {
+                    const int j = 4 * (4 * i + n) + 2 * side;
+                    word[n] = pack(out[j] * factor[side], out[j + 1] * factor[side]);
+                }
+                *reinterpret_cast<uint4*>(box[chunk / 8] + row * kSwizzle +
+                                          ((chunk % 8 ^ row % 8) << 4)) =
+                    make_uint4(word[0], word[1], word[2], word[3]);
+            }
     }
 };
+
+/// Adds `weight` times a chunk of a slot's row to one of this thread's rows.
+template <int Outs>
+__device__ void add_chunk(float (&out)[Outs], int side, int i, uint4 chunk, float weight) {
+    const uint32_t word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        const int j = 4 * (4 * i + n) + 2 * side;
+        const float2 two = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(word[n]));
+        out[j] = fmaf(weight, two.x, out[j]);
+        out[j + 1] = fmaf(weight, two.y, out[j + 1]);
+    }
+}
 
 /// Has one of this thread's two rows a NaN in its columns?
 template <int Outs>

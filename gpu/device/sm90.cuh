@@ -128,15 +128,6 @@ __device__ inline void store_wait() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/// Four 8 x 8 matrices of two-byte elements; lane l holds two elements of row l / 4 of each, and
-/// gives the address of row l % 8 of matrix l / 8.
-__device__ inline void store_matrices(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     shared_address(row)),
-                 "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
-}
-
 template <int Registers>
 __device__ inline void more_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));

@@ -2,8 +2,9 @@
 // sparse_attention (eq:msa-sparse-attn) on Hopper, both loop orders at once. A tile is 128 rows:
 // 128 / G consecutive queries of one group. Blocks that at least `least_sharing` queries of a tile
 // selected are walked by the tile as a union, output in registers. The other (query, block) pairs
-// go KV-outer (sec:kernel:sparse_attn): each block gathers its queries, partial outputs go to
-// slots, a second phase combines them. least_sharing 1 is Q-outer throughout, 128 / G + 1 KV-outer.
+// go KV-outer (sec:kernel:sparse_attn), first: each block gathers its queries, partial outputs go
+// to slots; the tiles add them to what their unions give. least_sharing 1 is Q-outer throughout,
+// 128 / G + 1 KV-outer.
 #pragma once
 
 #include <cuda.h>
@@ -32,12 +33,6 @@ struct __align__(16) BlockUse {
     int32_t key;    // first key row of the block
 };
 
-/// Where the ids of a (query, group) went, as masks over their positions 0 .. k - 1. The n-th use
-/// has slot n.
-struct IdSplit {
-    uint32_t uses, in_union;
-};
-
 /// Uses [begin, begin + count) of one block.
 struct KeyBlockItem {
     int32_t group, begin, count, padding;
@@ -46,14 +41,14 @@ struct KeyBlockItem {
 /// Device memory that the kernels share, for one chunk of queries.
 struct SparseWorkspace {
     UnionBlock* blocks;     // [Hkv, tile_count, k * 128 / G]
-    int32_t* block_counts;  // [Hkv, tile_count]; -1: all queries of the tile went to slots
+    int32_t* block_counts;  // [Hkv, tile_count]
     int32_t* use_counts;    // [Hkv, blocks of all sequences]
     int32_t* use_ends;      // like it
     BlockUse* uses;         // [queries * Hkv * k]
     KeyBlockItem* items;    // [Hkv * blocks of all sequences + queries * Hkv * k / (128 / G * 32)]
     int32_t* item_count;    // [1]
-    IdSplit* splits;        // [queries, Hkv]
-    void* partial_out;      // [queries, Hkv, k, G, dh] bf16
+    uint32_t* in_slots;     // [queries, Hkv], mask over positions of ids; the n-th has slot n
+    void* partial_out;      // [queries, Hkv, k, G, dh] bf16, dh as slot_chunk() has it
     float* partial_lse;     // [queries, Hkv, k, G], base 2
     int32_t* marked;        // [queries, Hkv]; 1: the output has a NaN
 };
@@ -80,6 +75,9 @@ struct SparseArgs {
     __host__ __device__ int group_size() const { return query_heads / groups; }
     __host__ __device__ int tile_queries() const { return kSparseTileRows / group_size(); }
     __host__ __device__ bool any_slots() const { return least_sharing > 1; }
+    __host__ __device__ int64_t row(int64_t query, int group) const {  // of the chunk
+        return (query - first_query) * groups + group;
+    }
 };
 
 /// Few queries, all in one kernel: needs q, k, v, ids, visible, sizes, out and lse alone. Best
@@ -92,8 +90,7 @@ cudaError_t launch_sparse_attention_sm90(const SparseArgs&, int processors, cuda
 
 // The stages of it.
 cudaError_t launch_sparse_schedule(const SparseArgs&, cudaStream_t);
-cudaError_t launch_sparse_union_sm90(const SparseArgs&, int processors, cudaStream_t);
 cudaError_t launch_sparse_kv_outer_sm90(const SparseArgs&, int processors, cudaStream_t);
-cudaError_t launch_sparse_combine(const SparseArgs&, cudaStream_t);
+cudaError_t launch_sparse_union_sm90(const SparseArgs&, int processors, cudaStream_t);
 
 }  // namespace msa::cuda

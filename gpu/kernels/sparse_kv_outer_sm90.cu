@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             }
             store_wait();
             __syncwarp();
-            stage.fill(out, inverse[0], inverse[1]);
+            stage.fill(out, inverse);
             fence_shared();
             __syncwarp();
             if (leader) {
@@ -189,6 +189,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         if (leader) shared.kv_ring.empty[kv_at.stage].arrive();
         store();
     }
+    let_next_kernel_start();
     store_wait();
 }
 

@@ -25,7 +25,7 @@ __global__ void split_ids(const __grid_constant__ SparseArgs args) {
     UnionBlock* const to = work.blocks + item * args.tile_queries() * args.top_k;
 
     int at = 0, count = 0;
-    IdSplit split{0, 0};
+    uint32_t in_slots = 0;
     auto current = [&] {  // the padding, -1, is the largest
         return at < length ? static_cast<uint32_t>(args.ids[row * args.top_k + at]) : UINT32_MAX;
     };
@@ -43,16 +43,14 @@ __global__ void split_ids(const __grid_constant__ SparseArgs args) {
         }
         count += shared;
         if (!owner) continue;
-        (shared ? split.in_union : split.uses) |= 1U << at;
+        if (!shared) in_slots |= 1U << at;
         ++at;
         mine = current();
     }
-    // A query without blocks gets its zeros from the tile, too.
-    const bool idle = __any_sync(kAllLanes, lane < tile.queries && split.uses == 0);
-    if (lane == 0) work.block_counts[item] = count > 0 || idle ? count : -1;
+    if (lane == 0) work.block_counts[item] = count;
     if (lane < tile.queries) {
-        work.splits[row - args.first_query * args.groups] = split;
-        work.marked[row - args.first_query * args.groups] = 0;
+        work.in_slots[args.row(tile.query + lane, group)] = in_slots;
+        work.marked[args.row(tile.query + lane, group)] = 0;
     }
 }
 
@@ -69,13 +67,12 @@ __global__ void fill_uses(const __grid_constant__ SparseArgs args) {
     const int at = static_cast<int>(i % args.top_k), group = in_tile % args.groups;
     const int64_t query = tile.query + in_tile / args.groups;
     const int64_t row = query * args.groups + group;
-    const uint32_t uses = work.splits[row - args.first_query * args.groups].uses;
-    if (!((uses >> at) & 1)) return;
+    const uint32_t in_slots = work.in_slots[args.row(query, group)];
+    if (!((in_slots >> at) & 1)) return;
     const int block = args.ids[row * args.top_k + at], key = block * args.block_size;
     const int end =
         atomicSub(work.use_ends + int64_t{group} * args.all_blocks + tile.first_block + block, 1);
-    const int64_t place =
-        (row - args.first_query * args.groups) * args.top_k + __popc(uses & ((1U << at) - 1));
+    const int64_t place = args.row(query, group) * args.top_k + __popc(in_slots & ((1U << at) - 1));
     work.uses[end - 1] = {static_cast<int32_t>(query), static_cast<int32_t>(place),
                           seen_keys(args.visible, query) - key,
                           static_cast<int32_t>(tile.key) + key};
@@ -128,6 +125,14 @@ cudaError_t launch_sparse_schedule(const SparseArgs& args, cudaStream_t stream) 
             args);
     }
     return cudaGetLastError();
+}
+
+cudaError_t launch_sparse_attention_sm90(const SparseArgs& args, int processors,
+                                         cudaStream_t stream) {
+    cudaError_t error = launch_sparse_schedule(args, stream);
+    if (error == cudaSuccess && args.any_slots())
+        error = launch_sparse_kv_outer_sm90(args, processors, stream);
+    return error == cudaSuccess ? launch_sparse_union_sm90(args, processors, stream) : error;
 }
 
 }  // namespace msa::cuda

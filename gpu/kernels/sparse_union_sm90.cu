@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // One producer thread streams queries, keys and values (TMA); two consumer warpgroups hold 64 rows
 // each. The product Q K^T of the next block runs beside P V of the last one and the softmax
-// between them. Persistent: the producer runs ahead into the next tile.
+// between them. Persistent: the producer runs ahead into the next tile. A tile then adds what
+// KV-outer left in its queries' slots, each weighted by its share of the softmax denominator, and
+// writes the result: the second phase of KV-outer, beside what needs none.
 #include <algorithm>
 
 #include "gpu/device/attend_sm90.cuh"
@@ -39,19 +41,6 @@ struct Item {
     }
 };
 
-/// First item from `index` on, in steps of the grid, that is not wholly in slots; `items` behind
-/// the last. By a whole warp.
-__device__ int next_item(const SparseArgs& args, int index, int items) {
-    const int step = static_cast<int>(gridDim.x);
-    for (; index < items; index += kWarp * step) {
-        const int mine = index + static_cast<int>(threadIdx.x) % kWarp * step;
-        const bool live = mine < items && args.workspace.block_counts[mine] >= 0;
-        const uint32_t found = __ballot_sync(0xFFFFFFFF, live);
-        if (found != 0) return index + (__ffs(found) - 1) * step;
-    }
-    return items;
-}
-
 /// The producer warp; its first lane issues the copies.
 template <int Dim, int BlockSize>
 __device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& shared) {
@@ -60,8 +49,8 @@ __device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& s
     uint32_t q_parity = 1;
     const bool issues = threadIdx.x % kWarp == 0;
     const int items = args.tile_count * args.groups;
-    for (int index = next_item(args, static_cast<int>(blockIdx.x), items); index < items;
-         index = next_item(args, index + static_cast<int>(gridDim.x), items)) {
+    for (int index = static_cast<int>(blockIdx.x); index < items;
+         index += static_cast<int>(gridDim.x)) {
         const Item item(args, index);
         if (item.count == 0) continue;
         shared.q_empty.wait(q_parity);
@@ -98,6 +87,48 @@ __device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& s
     }
 }
 
+/// Adds slots [0, count) to one of this thread's rows with softmax state (best, total), base 2;
+/// `first` is slot 0 as a row of partial_out, each further slot lies `stride` rows on. By a whole
+/// warp, alike but for `first`.
+template <int Dim>
+__device__ void add_slots(const SparseWorkspace& work, int64_t first, int stride, int count,
+                          float (&out)[Dim / 2], int side, float& best, float& total) {
+    constexpr int kAtOnce = 4;  // slots, one lse of them per lane
+    const int quad = threadIdx.x % kAtOnce, head = threadIdx.x % kWarp / kAtOnce;
+    const float* const lse = work.partial_lse + first;
+    const auto* const partial = static_cast<const uint4*>(work.partial_out) + first * (Dim / 8);
+    float most = best;
+    for (int slot = quad; slot < count; slot += kAtOnce) most = fmaxf(most, lse[slot * stride]);
+    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+    const float factor = exp2_fast(best - most);
+    best = most;
+    total *= factor;
+#pragma unroll
+    for (int j = 0; j < Dim / 8; ++j)
+        out[4 * j + 2 * side] *= factor, out[4 * j + 2 * side + 1] *= factor;
+#pragma unroll 1
+    for (int slot = 0; slot < count; slot += kAtOnce) {
+        const float mine = slot + quad < count ? lse[(slot + quad) * stride] : -INFINITY;
+        uint4 chunk[kAtOnce][Dim / 32];
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n)
+#pragma unroll
+            for (int i = 0; i < Dim / 32; ++i)
+                chunk[n][i] = slot + n < count
+                                  ? __ldcs(partial + int64_t{slot + n} * stride * (Dim / 8) +
+                                           slot_chunk(i, head))
+                                  : uint4{};
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n) {
+            const float weight = exp2_fast(__shfl_sync(kAllLanes, mine, n, kAtOnce) - best);
+            total += weight;
+#pragma unroll
+            for (int i = 0; i < Dim / 32; ++i) add_chunk(out, side, i, chunk[n][i], weight);
+        }
+    }
+}
+
 template <int Dim, int BlockSize>
 __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     union_attention(const __grid_constant__ SparseArgs args) {
@@ -112,6 +143,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         fence_barriers();
     }
     __syncthreads();
+    wait_for_previous_kernel();
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == AttendRows::kConsumers) {
         fewer_registers<24>();
@@ -130,8 +162,8 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     Cursor<kStages> k_at, v_at;
     uint32_t q_parity = 0;
     const int items = args.tile_count * args.groups;
-    for (int index = next_item(args, static_cast<int>(blockIdx.x), items); index < items;
-         index = next_item(args, index + static_cast<int>(gridDim.x), items)) {
+    for (int index = static_cast<int>(blockIdx.x); index < items;
+         index += static_cast<int>(gridDim.x)) {
         const Item item(args, index);
         int visible[2];
         for (int side = 0; side < 2; ++side)
@@ -198,23 +230,21 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             float total = softmax.total[side];
             total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
             total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
-            const int64_t query_row = item.tile.query + query[side];
-            bool wanted = query[side] < item.tile.queries;
-            if (wanted && item.count == 0)  // all in slots: the second phase writes
-                wanted =
-                    args.workspace.splits[(query_row - args.first_query) * args.groups + item.group]
-                        .uses == 0;
+            float best = softmax.best[side] * scale;
+            const bool wanted = query[side] < item.tile.queries;  // of the whole warp
+            const int64_t at = item.tile.query + query[side], chunk_row = args.row(at, item.group);
+            const int head = (row + 8 * side) % heads;
+            const int slots = wanted ? __popc(args.workspace.in_slots[chunk_row]) : 0;
+            if (slots > 0)
+                add_slots<Dim>(args.workspace, chunk_row * args.top_k * heads + head, heads, slots,
+                               out, side, best, total);
             const bool any = total != 0;  // NaN alone leaves no best score, but a total
             const float factor = any ? 1 / total : 0;
-            const int64_t out_row =
-                query_row * args.query_heads + item.group * heads + (row + 8 * side) % heads;
-            if (wanted && has_nan(out, side, factor))
-                args.workspace.marked[(query_row - args.first_query) * args.groups + item.group] =
-                    1;
+            if (wanted && has_nan(out, side, factor)) args.workspace.marked[chunk_row] = 1;
+            const int64_t out_row = at * args.query_heads + item.group * heads + head;
             store_row(out, side, factor, wanted, static_cast<char*>(args.out) + out_row * Dim * 2);
             if (wanted && lane % 4 == 0)
-                args.lse[out_row] =
-                    any ? fmaf(softmax.best[side], args.scale, logf(total)) : -INFINITY;
+                args.lse[out_row] = any ? (best + log2f(total)) * kLn2 : -INFINITY;
         }
     }
 }
@@ -227,9 +257,8 @@ cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) 
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     const int64_t items = int64_t{args.tile_count} * args.groups;
-    kernel<<<static_cast<unsigned>(std::min<int64_t>(items, processors)), AttendRows::kThreads,
-             kBytes, stream>>>(args);
-    return cudaGetLastError();
+    return launch_early(kernel, dim3(static_cast<unsigned>(std::min<int64_t>(items, processors))),
+                        AttendRows::kThreads, kBytes, stream, args);
 }
 
 }  // namespace
