@@ -168,39 +168,38 @@ int least_sharing(LoopOrder order, int64_t tile_queries) {
     return narrow(std::max<int64_t>(2, 3 * tile_queries / 8));
 }
 
-/// Scratch memory of a chunk of queries, kept until its kernels are queued.
+/// Scratch memory of `chunks` chunks of tiles, kept until their kernels are queued.
 struct Workspace {
     Tensor<UnionBlock, 1> blocks;
-    Tensor<int32_t, 1> block_counts, use_counts, use_ends, item_count, marked;
+    Tensor<int32_t, 1> block_counts, use_counts, use_ends, item_count;
     Tensor<BlockUse, 1> uses;
     Tensor<KeyBlockItem, 1> items;
     Tensor<uint32_t, 1> in_slots;
     Tensor<char, 1> partial_out;
     Tensor<float, 1> partial_lse;
 
-    Workspace(const Call& call, int64_t tiles, int64_t queries, int64_t top_k, bool slots) {
-        const Problem& p = call.problem;
-        const int64_t per_tile = kSparseTileRows / p.group_size();
-        const int64_t lists = p.kv_heads * block_starts(p).back();
-        const int64_t uses_at_most = slots ? queries * p.kv_heads * top_k : 0;
-        blocks = call.scratch<UnionBlock, 1>({tiles * p.kv_heads * top_k * per_tile});
-        block_counts = call.scratch<int32_t, 1>({tiles * p.kv_heads});
-        use_counts = call.scratch<int32_t, 1>({lists});
-        use_ends = call.scratch<int32_t, 1>({lists});
-        item_count = call.scratch<int32_t, 1>({1});
-        uses = call.scratch<BlockUse, 1>({uses_at_most});
-        items = call.scratch<KeyBlockItem, 1>(
-            {slots ? lists + uses_at_most / (kSparseItemTiles * per_tile) : 0});
-        in_slots = call.scratch<uint32_t, 1>({queries * p.kv_heads});
-        marked = call.scratch<int32_t, 1>({queries * p.kv_heads});
-        partial_out = call.scratch<char, 1>(
-            {uses_at_most * p.group_size() * p.head_dim * element_bytes(Element::bf16)});
-        partial_lse = call.scratch<float, 1>({uses_at_most * p.group_size()});
+    Workspace(const Call& call, const SparseArgs& args, int64_t chunks) {
+        const int64_t tile_groups = int64_t{args.chunk_tiles} * args.groups;
+        const int64_t lists = int64_t{args.groups} * args.all_blocks;
+        const int64_t uses_at_most = args.any_slots() ? args.chunk_rows() * args.top_k : 0;
+        const int64_t partial_rows = uses_at_most * args.group_size();
+        blocks =
+            call.scratch<UnionBlock, 1>({chunks * tile_groups * args.top_k * args.tile_queries()});
+        block_counts = call.scratch<int32_t, 1>({chunks * tile_groups});
+        use_counts = call.scratch<int32_t, 1>({chunks * lists});
+        use_ends = call.scratch<int32_t, 1>({chunks * lists});
+        item_count = call.scratch<int32_t, 1>({chunks});
+        uses = call.scratch<BlockUse, 1>({chunks * uses_at_most});
+        items = call.scratch<KeyBlockItem, 1>({args.any_slots() ? chunks * args.most_items() : 0});
+        in_slots = call.scratch<uint32_t, 1>({chunks * args.chunk_rows()});
+        partial_out =
+            call.scratch<char, 1>({partial_rows * args.head_dim * element_bytes(Element::bf16)});
+        partial_lse = call.scratch<float, 1>({partial_rows});
     }
     SparseWorkspace view() {
         return {blocks.data(),      block_counts.data(), use_counts.data(), use_ends.data(),
                 uses.data(),        items.data(),        item_count.data(), in_slots.data(),
-                partial_out.data(), partial_lse.data(),  marked.data()};
+                partial_out.data(), partial_lse.data()};
     }
 };
 
@@ -246,36 +245,34 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     const bool alone = order == LoopOrder::automatic && most_queries <= per_tile;
     const int sharing = alone ? 1 : least_sharing(order, per_tile);
     const bool slots = sharing > 1;
-    // Slots of at most two gigabytes at a time: four times as many are no faster.
-    constexpr int64_t kSlotBytes = int64_t{1} << 31;
+    // Slots of at most two gigabytes at a time: four times as many are no faster. The schedule of
+    // some chunks at once, which would be too little work alone.
+    constexpr int64_t kSlotBytes = int64_t{1} << 31, kChunks = 16;
     const int64_t query_bytes = p.query_heads * p.head_dim * top_k * element_bytes(Element::bf16);
     const int64_t at_once = slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
-    const int64_t step = std::min(ceil_div(at_once, per_tile), tiles.device.size());
-    Workspace work(call, step, std::min(step * per_tile, p.queries()), top_k, slots);
-
+    args.chunk_tiles = narrow(std::min(ceil_div(at_once, per_tile), tiles.device.size()));
+    args.all_blocks = narrow(block_starts(p).back());
+    args.least_sharing = sharing;
+    const int64_t chunks = std::min(kChunks, ceil_div(tiles.device.size(), args.chunk_tiles));
+    Workspace work(call, args, chunks);
+    args.workspace = work.view();
     args.q_tile = tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
                              per_tile, heads);
     args.q_one =
         tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim, 1, heads);
-    if (slots)
-        args.partial = tensor_map(work.partial_out.data(), Element::bf16, work.partial_lse.size(),
-                                  p.head_dim, std::min<int64_t>(heads, 16));
-    args.all_blocks = narrow(block_starts(p).back());
-    args.least_sharing = sharing;
-    args.workspace = work.view();
+    auto marked = call.scratch<int32_t, 1>({p.queries() * p.kv_heads});
+    args.marked = marked.data();
+    check(cudaMemsetAsync(args.marked, 0, sizeof(int32_t) * static_cast<size_t>(marked.size()),
+                          call.stream()),
+          "clearing memory");
+    const int64_t step = chunks * args.chunk_tiles;
     for (int64_t begin = 0; begin < tiles.device.size(); begin += step) {
-        const int64_t end = std::min(begin + step, tiles.device.size());
-        const QueryTile& last = tiles.host[static_cast<size_t>(end - 1)];
         args.tiles = tiles.device.data() + begin;
-        args.tile_count = narrow(end - begin);
-        args.first_query = tiles.host[static_cast<size_t>(begin)].query;
-        args.queries = last.query + last.queries - args.first_query;
+        args.tile_count = narrow(std::min(step, tiles.device.size() - begin));
         check(launch_sparse_attention_sm90(args, processors(), call.stream()),
               "sparse_attention_sm90");
-        sparse_attention_repair_any(call, in, ids, to,
-                                    {args.first_query, args.first_query + args.queries},
-                                    args.workspace.marked);
     }
+    sparse_attention_repair_any(call, in, ids, to, args.marked);
     return true;
 }
 

@@ -27,14 +27,14 @@ struct AttendShape {
     static constexpr int kKeyBytes = kBoxes * kKeyBox;
 };
 
-/// Starts sum = 64 rows of Q times the block's keys.
-template <int Dim, int BlockSize>
+/// Starts sum = 64 rows of Q, in boxes of `Rows`, times the block's keys.
+template <int Dim, int BlockSize, int Rows>
 __device__ void start_scores(float (&sum)[BlockSize / 2], const char* q, const char* k) {
     using S = AttendShape<Dim, BlockSize>;
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Dim / 16; ++s)
-        multiply_bf16(sum, swizzled_operand(q + s / 4 * S::kQueryBox + s % 4 * 32),
+        multiply_bf16(sum, swizzled_operand(q + s / 4 * Rows * kSwizzle + s % 4 * 32),
                       swizzled_operand(k + s / 4 * S::kKeyBox + s % 4 * 32), s > 0);
     wgmma_commit();
 }
@@ -110,38 +110,29 @@ __device__ inline uint32_t pack(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&two);
 }
 
-/// Rows of slots are not in the order of channels: the n-th pair of chunk `i` of a thread is
-/// channels 8 (4 i + n) + 2 (thread % 4) and the next, as the products leave them. Which 16 bytes
-/// of the row that is; odd rows swap halves, against bank conflicts of the swizzle.
-__device__ inline int slot_chunk(int i, int row) {
-    return 4 * (i ^ (row & 1)) + static_cast<int>(threadIdx.x) % 4;
+/// Rows of slots lie as the products leave them, not in the order of channels: the n-th pair of a
+/// thread's chunk i are channels 8 (4 i + n) + 2 (thread % 4) and the next. Which 16 bytes of the
+/// row these are; odd rows swap halves, against bank conflicts.
+__device__ inline int slot_chunk(int i) {
+    const int thread = static_cast<int>(threadIdx.x);
+    return 4 * (i ^ (thread / 4 & 1)) + thread % 4;
 }
 
-/// A warp's 16 rows on their way to slots, in the swizzle of tensor maps.
-template <int Dim>
-struct __align__(1024) RowStage {
-    char box[Dim / 64][16 * kSwizzle];
-
-    /// The warp's rows in bf16, times the factors of each thread's two.
-    template <int Outs>
-    __device__ void fill(const float(&out)[Outs], const float(&factor)[2]) {
+/// One of this thread's rows times `factor` in bf16, to a row of a slot.
+template <int Outs>
+__device__ void store_slot(const float (&out)[Outs], int side, float factor, void* to) {
 #pragma unroll
-        for (int side = 0; side < 2; ++side)
+    for (int i = 0; i < Outs / 16; ++i) {
+        uint32_t word[4];
 #pragma unroll
-            for (int i = 0; i < Outs / 16; ++i) {
-                const int row = threadIdx.x % kWarp / 4 + 8 * side, chunk = slot_chunk(i, row);
-                uint32_t word[4];
-#pragma unroll
-                for (int n = 0; n < 4; ++n) {
-                    const int j = 4 * (4 * i + n) + 2 * side;
-                    word[n] = pack(out[j] * factor[side], out[j + 1] * factor[side]);
-                }
-                *reinterpret_cast<uint4*>(box[chunk / 8] + row * kSwizzle +
-                                          ((chunk % 8 ^ row % 8) << 4)) =
-                    make_uint4(word[0], word[1], word[2], word[3]);
-            }
+        for (int n = 0; n < 4; ++n) {
+            const int j = 4 * (4 * i + n) + 2 * side;
+            word[n] = pack(out[j] * factor, out[j + 1] * factor);
+        }
+        __stcs(static_cast<uint4*>(to) + slot_chunk(i),
+               make_uint4(word[0], word[1], word[2], word[3]));
     }
-};
+}
 
 /// Adds `weight` times a chunk of a slot's row to one of this thread's rows.
 template <int Outs>

@@ -12,6 +12,7 @@
 namespace msa::cuda::sm90 {
 
 constexpr int kWarpgroup = 128;
+constexpr int kMostSharedBytes = 227 << 10;  // of a thread block
 
 __device__ inline uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -90,18 +91,23 @@ __device__ inline void prefetch_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+/// How long L2 should keep what a bulk copy reads or writes.
+enum class Keep : uint64_t {
+    normal = 0x1000000000000000,
+    shortest = 0x12F0000000000000,
+    longest = 0x14F0000000000000
+};
+
 /// Box of a 2-d tensor map at (column, row) to shared memory; rows out of bounds become 0.
 __device__ inline void copy_box(void* to, const CUtensorMap* map, int column, int row,
-                                Barrier* barrier) {
+                                Barrier* barrier, Keep keep = Keep::normal) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(to)),
-        "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row)
+        ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row),
+        "l"(static_cast<uint64_t>(keep))
         : "memory");
 }
-
-/// How long L2 should keep what a bulk copy reads.
-enum class Keep : uint64_t { normal = 0x1000000000000000, longest = 0x14F0000000000000 };
 
 /// The same of a 3-d tensor map at (column, row, plane).
 __device__ inline void copy_box(void* to, const CUtensorMap* map, int column, int row, int plane,
@@ -114,12 +120,23 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, int column, in
         : "memory");
 }
 
-/// Box in shared memory to a 2-d tensor map, in the thread's open group of stores.
-__device__ inline void store_box(const CUtensorMap* map, int column, int row, const void* from) {
+/// `bytes` bytes, a multiple of 16, from an aligned address.
+__device__ inline void copy_bytes(void* to, const void* from, uint32_t bytes, Barrier* barrier,
+                                  Keep keep) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
-            map),
-        "r"(shared_address(from)), "r"(column), "r"(row)
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(static_cast<uint64_t>(keep))
+        : "memory");
+}
+
+/// Box in shared memory to a 2-d tensor map, in the thread's open group of stores.
+__device__ inline void store_box(const CUtensorMap* map, int column, int row, const void* from,
+                                 Keep keep) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
+        ".L2::cache_hint [%0, {%2, %3}], [%1], %4;" ::"l"(map),
+        "r"(shared_address(from)), "r"(column), "r"(row), "l"(static_cast<uint64_t>(keep))
         : "memory");
 }
 __device__ inline void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

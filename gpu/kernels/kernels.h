@@ -23,9 +23,9 @@ void sparse_attention_q_outer_any(const Call&, const AttentionInput&, View<const
                                   const AttentionOutput&);
 void sparse_attention_kv_outer_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                                    const AttentionOutput&);
-/// The rows (query, group) of `range` that are marked, not 0, once more.
+/// The rows (query, group) that are marked, not 0, once more.
 void sparse_attention_repair_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
-                                 const AttentionOutput&, QueryRange range, const int32_t* marked);
+                                 const AttentionOutput&, const int32_t* marked);
 void block_mass_any(const Call&, In<3> q, In<3> k, const BlockMassOutput&);
 void index_kl_any(const Call&, const IndexInput&, In<3> q, In<3> k, View<const int32_t, 3> ids,
                   const IndexKlOutput&, Teacher);

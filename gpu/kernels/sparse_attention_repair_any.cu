@@ -10,10 +10,9 @@ namespace {
 
 template <typename T>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
-    repair(Heads<T> in, HeadTiling tiling, KeySupport support, QueryRange range,
-           const int32_t* marked, Output out, float* lse) {
+    repair(Heads<T> in, HeadTiling tiling, KeySupport support, int64_t rows, const int32_t* marked,
+           Output out, float* lse) {
     extern __shared__ float4 shared[];
-    const int64_t rows = (range.end - range.begin) * support.kv_heads;
     const int64_t step = int64_t{gridDim.x} * blockDim.x;
     for (int64_t first = int64_t{blockIdx.x} * blockDim.x; first < rows; first += step) {
         const int64_t mine = first + threadIdx.x;
@@ -21,7 +20,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
         for (int64_t row = first; row < min(first + blockDim.x, rows); ++row) {
             if (marked[row] == 0) continue;
             for (int part = 0; part < tiling.parts; ++part) {
-                attend_to_support(in, tiling, support, range.begin + row / support.kv_heads,
+                attend_to_support(in, tiling, support, row / support.kv_heads,
                                   row % support.kv_heads, part, out, lse, &shared[0].x);
                 __syncthreads();
             }
@@ -33,15 +32,15 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 
 void sparse_attention_repair_any(const Call& call, const AttentionInput& in,
                                  View<const int32_t, 3> ids, const AttentionOutput& to,
-                                 QueryRange range, const int32_t* marked) {
+                                 const int32_t* marked) {
     constexpr int64_t kBlocks = 512;
     by_element(in.q.element(), [&]<typename T>() {
         const Heads<T> heads = main_heads<T>(call.problem, in.q, in.k, in.v);
         const HeadTiling tiling = tile_heads(heads.heads, 1);
-        const int64_t rows = (range.end - range.begin) * call.problem.kv_heads;
+        const int64_t rows = call.problem.queries() * call.problem.kv_heads;
         const auto blocks = std::min(ceil_div(rows, tiling.warps() * kWarp), kBlocks);
         launch_attend(call, repair<T>, static_cast<unsigned>(blocks), tiling.warps(), heads.width,
-                      heads, tiling, key_support(call, ids), range, marked, output(to.out),
+                      heads, tiling, key_support(call, ids), rows, marked, output(to.out),
                       to.lse.data());
         check_launch("sparse_attention_repair");
     });

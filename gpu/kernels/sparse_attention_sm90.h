@@ -28,7 +28,7 @@ struct UnionBlock {
 /// A (query, block) pair that goes KV-outer.
 struct __align__(16) BlockUse {
     int32_t query;
-    int32_t place;  // (query, group, slot) of the chunk
+    int32_t place;  // (row, slot), see SparseArgs::row
     int32_t seen;   // tokens of the block that the query sees
     int32_t key;    // first key row of the block
 };
@@ -38,19 +38,19 @@ struct KeyBlockItem {
     int32_t group, begin, count, padding;
 };
 
-/// Device memory that the kernels share, for one chunk of queries.
+/// Device memory that the kernels share, for one chunk of tiles; R rows of it, see
+/// SparseArgs::row. That of more chunks lies behind, but for the slots, which they share.
 struct SparseWorkspace {
-    UnionBlock* blocks;     // [Hkv, tile_count, k * 128 / G]
-    int32_t* block_counts;  // [Hkv, tile_count]
+    UnionBlock* blocks;     // [Hkv, chunk_tiles, k * 128 / G]
+    int32_t* block_counts;  // [Hkv, chunk_tiles]
     int32_t* use_counts;    // [Hkv, blocks of all sequences]
     int32_t* use_ends;      // like it
-    BlockUse* uses;         // [queries * Hkv * k]
-    KeyBlockItem* items;    // [Hkv * blocks of all sequences + queries * Hkv * k / (128 / G * 32)]
+    BlockUse* uses;         // [R * k]
+    KeyBlockItem* items;    // [most_items()]
     int32_t* item_count;    // [1]
-    uint32_t* in_slots;     // [queries, Hkv], mask over positions of ids; the n-th has slot n
-    void* partial_out;      // [queries, Hkv, k, G, dh] bf16, dh as slot_chunk() has it
-    float* partial_lse;     // [queries, Hkv, k, G], base 2
-    int32_t* marked;        // [queries, Hkv]; 1: the output has a NaN
+    uint32_t* in_slots;     // [R], mask over positions of ids; the n-th has slot n
+    void* partial_out;      // [R, k, G, dh] bf16, dh as slot_chunk() has it
+    float* partial_lse;     // [R, k, G], base 2
 };
 
 struct SparseArgs {
@@ -58,25 +58,49 @@ struct SparseArgs {
     CUtensorMap q_tile;      // [Nq, Hq, dh] bf16, boxes of 128 / G queries x G heads x 64 channels
     CUtensorMap q_one;       // boxes of one query
     CUtensorMap k, v;        // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
-    CUtensorMap partial;     // partial_out as rows of dh, boxes of min(G, 16) rows x 64 channels
     const int32_t* ids;      // [Nq, Hkv, top_k]
-    const QueryTile* tiles;  // of the chunk, at most 128 / G queries each
-    int tile_count;
-    int64_t first_query, queries;                          // of the chunk
+    const QueryTile* tiles;  // at most 128 / G queries each
+    int tile_count, chunk_tiles;                           // of all chunks, of each but the last
+    int64_t queries;                                       // of the call
     int all_blocks;                                        // of all sequences
     const KeyRange* visible;                               // [Nq]
     int query_heads, groups, head_dim, block_size, top_k;  // G 4 to 64, a power of 2; k <= 32
     float scale;                                           // on q . k, above 0
     int least_sharing;
     SparseWorkspace workspace;
-    void* out;   // [Nq, Hq, dh] bf16
-    float* lse;  // [Nq, Hq]
+    void* out;        // [Nq, Hq, dh] bf16
+    float* lse;       // [Nq, Hq]
+    int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
 
     __host__ __device__ int group_size() const { return query_heads / groups; }
     __host__ __device__ int tile_queries() const { return kSparseTileRows / group_size(); }
     __host__ __device__ bool any_slots() const { return least_sharing > 1; }
-    __host__ __device__ int64_t row(int64_t query, int group) const {  // of the chunk
-        return (query - first_query) * groups + group;
+    /// Of a query of a tile of the chunk.
+    __host__ __device__ int row(int tile, int query, int group) const {
+        return (tile * tile_queries() + query) * groups + group;
+    }
+    __host__ __device__ int chunks() const { return (tile_count + chunk_tiles - 1) / chunk_tiles; }
+    __host__ __device__ int64_t chunk_rows() const { return row(chunk_tiles, 0, 0); }
+    __host__ __device__ int64_t most_items() const {
+        return int64_t{groups} * all_blocks +
+               chunk_rows() * top_k / (kSparseItemTiles * tile_queries());
+    }
+    /// One chunk alone.
+    __host__ __device__ SparseArgs chunk(int index) const {
+        SparseArgs one = *this;
+        one.tiles += int64_t{index} * chunk_tiles;
+        one.tile_count = index + 1 < chunks() ? chunk_tiles : tile_count - index * chunk_tiles;
+        SparseWorkspace& work = one.workspace;
+        const int64_t lists = int64_t{groups} * all_blocks, tile_groups = chunk_tiles * groups;
+        work.blocks += index * tile_groups * top_k * tile_queries();
+        work.block_counts += index * tile_groups;
+        work.use_counts += index * lists;
+        work.use_ends += index * lists;
+        work.uses += index * chunk_rows() * top_k;
+        work.items += index * most_items();
+        work.item_count += index;
+        work.in_slots += index * chunk_rows();
+        return one;
     }
 };
 
@@ -85,10 +109,10 @@ struct SparseArgs {
 int64_t few_blocks(const SparseArgs&);
 cudaError_t launch_sparse_few_sm90(const SparseArgs&, cudaStream_t);
 
-/// The kernels in order, for one chunk.
+/// The kernels in order: the schedule of all chunks, then one chunk after the other.
 cudaError_t launch_sparse_attention_sm90(const SparseArgs&, int processors, cudaStream_t);
 
-// The stages of it.
+// The stages of it, the last two for one chunk.
 cudaError_t launch_sparse_schedule(const SparseArgs&, cudaStream_t);
 cudaError_t launch_sparse_kv_outer_sm90(const SparseArgs&, int processors, cudaStream_t);
 cudaError_t launch_sparse_union_sm90(const SparseArgs&, int processors, cudaStream_t);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-// A block's keys and values stay in shared memory while tiles of its queries pass: producer warps
-// gather them, a lane per query. One softmax per tile, no running maximum; each output is
-// normalised and goes to its query's slot. G is 8 or more.
+// A block's keys and values stay in shared memory while its queries pass. Two consumer warpgroups
+// take 64 rows at a time, each from a ring of its own, so that one multiplies while the other
+// exponentiates: a producer warp for each gathers the queries, a lane per query. One softmax per
+// row and block, no running maximum; each output is normalised and goes to its query's slot. G is 8
+// or more.
 #include <algorithm>
 
 #include "gpu/device/attend_sm90.cuh"
@@ -12,69 +14,91 @@ namespace {
 
 using namespace sm90;
 
-constexpr int kStages = 2;
+constexpr int kConsumers = AttendRows::kConsumers;
+constexpr int kQueryStages = 4, kKeyStages = 2, kValueStages = 1;
+constexpr int kPassRows = 64, kMostPassQueries = kPassRows / 8;
 
 template <int Dim, int BlockSize>
 struct Shared {
     using S = AttendShape<Dim, BlockSize>;
-    char q[kStages][S::kQueryBytes];
-    char k[kStages][S::kKeyBytes];
-    char v[kStages][S::kKeyBytes];
-    RowStage<Dim> out[AttendRows::kConsumers * 4];  // per warp
-    BlockUse uses[kStages][kWarp];
-    Ring<kStages> q_ring, kv_ring;
+    char q[kConsumers][kQueryStages][S::kBoxes][kPassRows * kSwizzle];
+    char k[kKeyStages][S::kKeyBytes];
+    char v[kValueStages][S::kKeyBytes];
+    BlockUse uses[kConsumers][kQueryStages][kMostPassQueries];
+    Ring<kQueryStages> q_ring[kConsumers];
+    Ring<kKeyStages> k_ring;
+    Ring<kValueStages> v_ring;
 };
 
-/// A producer warp: it fills stage `warp` of the queries' ring, warp 0 the keys and values too.
+/// The uses of an item that one consumer takes: `queries` at a time, every other time.
+struct Passes {
+    int first, step, queries;
+
+    __device__ Passes(const SparseArgs& args, int consumer)
+        : queries(kPassRows / args.group_size()) {
+        first = consumer * queries;
+        step = kConsumers * queries;
+    }
+    __device__ int of(const KeyBlockItem& item) const {
+        return max(0, (item.count - first + step - 1) / step);
+    }
+};
+
+/// The producer warp of one consumer's queries.
 template <int Dim, int BlockSize>
-__device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared, int warp) {
+__device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared, int consumer) {
     using S = AttendShape<Dim, BlockSize>;
-    Cursor<kStages> kv_at;
-    const int lane = threadIdx.x % kWarp;
-    const int heads = args.group_size(), per_tile = args.tile_queries();
+    const int lane = threadIdx.x % kWarp, heads = args.group_size();
     const int items = *args.workspace.item_count;
-    Barrier &full = shared.q_ring.full[warp], &empty = shared.q_ring.empty[warp];
-    char* const q = shared.q[warp];
-    uint32_t parity = 1;
-    int stage = 0;  // of the item's first tile
-    for (int i = blockIdx.x; i < items; i += gridDim.x, kv_at.advance()) {
+    const Passes passes(args, consumer);
+    Cursor<kQueryStages> at;
+    for (int i = blockIdx.x; i < items; i += gridDim.x) {
         const KeyBlockItem item = args.workspace.items[i];
         const BlockUse* const uses = args.workspace.uses + item.begin;
-        const int first = (warp - stage + kStages) % kStages * per_tile;
-        auto use_of = [&](int tile) {
-            const int at = tile + lane;
-            return lane < per_tile && at < item.count ? uses[at] : BlockUse{0, -1, 0, 0};
+        auto use_of = [&](int first) {
+            return lane < passes.queries && first + lane < item.count ? uses[first + lane]
+                                                                      : BlockUse{0, -1, 0, 0};
         };
-        BlockUse next = use_of(first);
-        if (warp == 0) {
-            shared.kv_ring.empty[kv_at.stage].wait(kv_at.parity ^ 1);
-            const int key = uses[0].key;
-            if (lane == 0) {
-                Barrier& kv_full = shared.kv_ring.full[kv_at.stage];
-                kv_full.expect(2 * S::kKeyBytes);
-                for (int box = 0; box < S::kBoxes; ++box) {
-                    const int column = item.group * Dim + 64 * box, at = box * S::kKeyBox;
-                    copy_box(shared.k[kv_at.stage] + at, &args.k, column, key, &kv_full);
-                    copy_box(shared.v[kv_at.stage] + at, &args.v, column, key, &kv_full);
-                }
-            }
-        }
-        for (int tile = first; tile < item.count; tile += kStages * per_tile) {
+        BlockUse next = use_of(passes.first);
+        for (int first = passes.first; first < item.count; first += passes.step, at.advance()) {
             const BlockUse use = next;
-            next = use_of(tile + kStages * per_tile);
-            empty.wait(parity);
-            parity ^= 1;
-            shared.uses[warp][lane] = use;
+            next = use_of(first + passes.step);
+            Barrier& full = shared.q_ring[consumer].full[at.stage];
+            shared.q_ring[consumer].empty[at.stage].wait(at.parity ^ 1);
+            if (lane < passes.queries) shared.uses[consumer][at.stage][lane] = use;
             __syncwarp();
-            const int count = min(per_tile, item.count - tile);
+            const int count = min(passes.queries, item.count - first);
             if (lane == 0) full.expect(static_cast<uint32_t>(count * heads * Dim * 2));
             __syncwarp();
             if (lane < count)
                 for (int box = 0; box < S::kBoxes; ++box)
-                    copy_box(q + box * S::kQueryBox + lane * heads * kSwizzle, &args.q_one,
-                             64 * box, item.group * heads, use.query, &full, Keep::longest);
+                    copy_box(shared.q[consumer][at.stage][box] + lane * heads * kSwizzle,
+                             &args.q_one, 64 * box, item.group * heads, use.query, &full,
+                             Keep::longest);
         }
-        stage = (stage + (item.count + per_tile - 1) / per_tile) % kStages;
+    }
+}
+
+/// The producer thread of keys and values.
+template <int Dim, int BlockSize>
+__device__ void stream_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& shared) {
+    using S = AttendShape<Dim, BlockSize>;
+    Cursor<kKeyStages> k_at;
+    Cursor<kValueStages> v_at;
+    const int items = *args.workspace.item_count;
+    for (int i = blockIdx.x; i < items; i += gridDim.x, k_at.advance(), v_at.advance()) {
+        const KeyBlockItem item = args.workspace.items[i];
+        const int key = args.workspace.uses[item.begin].key;
+        const auto copy = [&](char* to, const CUtensorMap* from, Barrier& full) {
+            full.expect(S::kKeyBytes);
+            for (int box = 0; box < S::kBoxes; ++box)
+                copy_box(to + box * S::kKeyBox, from, item.group * Dim + 64 * box, key, &full,
+                         Keep::shortest);
+        };
+        shared.k_ring.empty[k_at.stage].wait(k_at.parity ^ 1);
+        copy(shared.k[k_at.stage], &args.k, shared.k_ring.full[k_at.stage]);
+        shared.v_ring.empty[v_at.stage].wait(v_at.parity ^ 1);
+        copy(shared.v[v_at.stage], &args.v, shared.v_ring.full[v_at.stage]);
     }
 }
 
@@ -83,55 +107,66 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     kv_outer(const __grid_constant__ SparseArgs args) {
     extern __shared__ __align__(1024) char memory[];
     auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
-    if (threadIdx.x == 0)
-        shared.q_ring.init(AttendRows::kConsumers), shared.kv_ring.init(AttendRows::kConsumers);
+    if (threadIdx.x == 0) {
+        for (auto& ring : shared.q_ring) ring.init(1);
+        shared.k_ring.init(kConsumers);
+        shared.v_ring.init(kConsumers);
+    }
     __syncthreads();
-    const int warpgroup = threadIdx.x / kWarpgroup;
-    if (warpgroup == AttendRows::kConsumers) {
+    const int consumer = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+    if (consumer == kConsumers) {
         fewer_registers<24>();
         const int warp = threadIdx.x % kWarpgroup / kWarp;
-        if (warp < kStages) gather(args, shared, warp);
+        if (warp < kConsumers) gather(args, shared, warp);
+        if (threadIdx.x % kWarpgroup == kConsumers * kWarp) stream_blocks(args, shared);
         return;
     }
     more_registers<AttendRows::kConsumerRegisters>();
 
-    const int heads = args.group_size(), per_tile = args.tile_queries();
-    const int lane = threadIdx.x % kWarp;
+    const int heads = args.group_size(), lane = threadIdx.x % kWarp;
     const bool leader = lane == 0;  // releases for its warp
-    const int row = warpgroup * 64 + threadIdx.x % kWarpgroup / kWarp * 16 + lane / 4;
-    const int tile_query[2] = {row / heads, (row + 8) / heads};
-    const int tile_head[2] = {row % heads, (row + 8) % heads};
+    const int row = threadIdx.x % kWarpgroup / kWarp * 16 + lane / 4;
+    const int pass_query[2] = {row / heads, (row + 8) / heads};
+    const int head[2] = {row % heads, (row + 8) % heads};
     const float scale = args.scale * kLog2E;
-    RowStage<Dim>& stage = shared.out[threadIdx.x / kWarp];
-    Cursor<kStages> q_at, kv_at;
+    const Passes passes(args, consumer);
+    Cursor<kQueryStages> q_at;
+    Cursor<kKeyStages> k_at;
+    Cursor<kValueStages> v_at;
     const int items = *args.workspace.item_count;
     auto item_at = [&](int i) {
         return i < items ? args.workspace.items[i] : KeyBlockItem{0, 0, 0, 0};
     };
     KeyBlockItem next = item_at(blockIdx.x);
-    for (int i = blockIdx.x; i < items; i += gridDim.x, kv_at.advance()) {
-        const KeyBlockItem item = next;
+    for (int i = blockIdx.x; i < items; i += gridDim.x, k_at.advance(), v_at.advance()) {
+        const int count = passes.of(next);
         next = item_at(i + gridDim.x);
-        const char *const k = shared.k[kv_at.stage], *const v = shared.v[kv_at.stage];
-        const int tiles = (item.count + per_tile - 1) / per_tile;
+        const char *const k = shared.k[k_at.stage], *const v = shared.v[v_at.stage];
+        shared.k_ring.full[k_at.stage].wait(k_at.parity);
+        if (count == 0) {
+            if (leader) shared.k_ring.empty[k_at.stage].arrive();
+            shared.v_ring.full[v_at.stage].wait(v_at.parity);
+            if (leader) shared.v_ring.empty[v_at.stage].arrive();
+            continue;
+        }
         uint32_t p[BlockSize / 4];
         float out[Dim / 2];
-        int place[2] = {-1, -1};  // (query, group, slot, head) of the rows in p; -1: none
+        int place[2];  // (query, group, slot, head) of the rows in p; -1: none
         Softmax softmax;
         auto start = [&](float(&sum)[BlockSize / 2]) {
-            shared.q_ring.full[q_at.stage].wait(q_at.parity);
-            start_scores<Dim, BlockSize>(sum, shared.q[q_at.stage] + warpgroup * 64 * kSwizzle, k);
+            shared.q_ring[consumer].full[q_at.stage].wait(q_at.parity);
+            start_scores<Dim, BlockSize, kPassRows>(sum, shared.q[consumer][q_at.stage][0], k);
         };
-        // Scores of the tile at q_at to probabilities, with the rows' places.
+        // Scores of the pass at q_at to probabilities, with the rows' places.
         auto take = [&](float(&sum)[BlockSize / 2]) {
             int seen[2];
             for (int side = 0; side < 2; ++side) {
-                const BlockUse use = shared.uses[q_at.stage][tile_query[side]];
+                const BlockUse use = shared.uses[consumer][q_at.stage][pass_query[side]];
                 seen[side] = use.seen;
-                place[side] = use.place < 0 ? -1 : use.place * heads + tile_head[side];
+                place[side] = use.place < 0 ? -1 : use.place * heads + head[side];
             }
             __syncwarp();
-            if (leader) shared.q_ring.empty[q_at.stage].arrive();
+            if (leader) shared.q_ring[consumer].empty[q_at.stage].arrive();
             q_at.advance();
             float factor[2];
             softmax = Softmax{};
@@ -141,33 +176,27 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
 #pragma unroll
             for (int n = 0; n < BlockSize / 4; ++n) p[n] = pack(sum[2 * n], sum[2 * n + 1]);
         };
-        auto store = [&] {
-            float inverse[2];
+        float inverse[2], lse[2];  // of the rows in p
+        auto normalise = [&] {
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 float total = softmax.total[side];
-                total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
-                total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
-                inverse[side] = 1 / total;
-                if (place[side] >= 0 && lane % 4 == 0)
-                    args.workspace.partial_lse[place[side]] =
-                        fmaf(softmax.best[side], scale, log2f(total));
-            }
-            store_wait();
-            __syncwarp();
-            stage.fill(out, inverse);
-            fence_shared();
-            __syncwarp();
-            if (leader) {
-                for (int box = 0; box < Dim / 64; ++box) {
-                    if (place[0] >= 0) store_box(&args.partial, 64 * box, place[0], stage.box[box]);
-                    if (heads == 8 && place[1] >= 0)
-                        store_box(&args.partial, 64 * box, place[1], stage.box[box] + 8 * kSwizzle);
-                }
-                store_commit();
+                total += __shfl_xor_sync(kAllLanes, total, 1);
+                total += __shfl_xor_sync(kAllLanes, total, 2);
+                inverse[side] = __fdividef(1, total);
+                lse[side] = fmaf(softmax.best[side], scale, __log2f(total));
             }
         };
-        shared.kv_ring.full[kv_at.stage].wait(kv_at.parity);
+        auto store = [&] {
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                if (place[side] < 0) continue;
+                store_slot(out, side, inverse[side],
+                           static_cast<char*>(args.workspace.partial_out) +
+                               int64_t{place[side]} * Dim * 2);
+                if (lane % 4 == 0) args.workspace.partial_lse[place[side]] = lse[side];
+            }
+        };
         {
             float sum[BlockSize / 2];
             start(sum);
@@ -175,27 +204,32 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             take(sum);
             keep_p(sum);
         }
-        for (int t = 1; t < tiles; ++t) {
+        shared.v_ring.full[v_at.stage].wait(v_at.parity);
+        for (int n = 1; n < count; ++n) {
             float sum[BlockSize / 2];
-            start(sum);
             start_values<Dim, BlockSize>(out, p, v, false);
-            wgmma_wait<0>();
+            start(sum);
+            normalise();
+            wgmma_wait<1>();
             store();
+            wgmma_wait<0>();
             take(sum);
             keep_p(sum);
         }
+        if (leader) shared.k_ring.empty[k_at.stage].arrive();
         start_values<Dim, BlockSize>(out, p, v, false);
+        normalise();
         wgmma_wait<0>();
-        if (leader) shared.kv_ring.empty[kv_at.stage].arrive();
+        if (leader) shared.v_ring.empty[v_at.stage].arrive();
         store();
     }
     let_next_kernel_start();
-    store_wait();
 }
 
 template <int Dim, int BlockSize>
 cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) {
     constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
+    static_assert(kBytes <= kMostSharedBytes);
     auto* const kernel = kv_outer<Dim, BlockSize>;
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);

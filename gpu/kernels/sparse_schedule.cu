@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Splits ids into unions and uses, and sorts the uses by block: count, prefix sum, fill. A warp
-// merges the ascending ids of a tile's queries, a lane each. The order of a block's uses does not
-// matter to any result, so the fill may be in any order.
+// gathers the ids of a tile in a hash table. The order of a block's uses does not matter to any
+// result, so the fill may be in any order; that of a union does, and is ascending.
 #include <cub/block/block_scan.cuh>
 
 #include "gpu/device/warp.cuh"
@@ -10,77 +10,126 @@
 namespace msa::cuda {
 namespace {
 
-__global__ void split_ids(const __grid_constant__ SparseArgs args) {
-    const int64_t item = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
-    if (item >= int64_t{args.tile_count} * args.groups) return;
+constexpr int kSplitWarps = 2;  // of a thread block
+
+/// A warp's shared memory: blocks of a tile and which of its queries selected them.
+struct SplitTable {
+    UnionBlock *entries, *shared;  // [1 << bits], [half of it]
+    uint32_t* in_slots;            // [kWarp]
+    int bits;
+
+    static __host__ __device__ int bits_for(int ids) {  // at most half full; a warp's width
+        int bits = 5;
+        while (1 << bits < 2 * ids) ++bits;
+        return bits;
+    }
+    static __host__ __device__ int bytes(int bits) {
+        return static_cast<int>((sizeof(UnionBlock) * 3 << bits) / 2 + kWarp * sizeof(uint32_t));
+    }
+    __device__ SplitTable(char* memory, int bits_)
+        : entries(reinterpret_cast<UnionBlock*>(memory)),
+          shared(entries + (1 << bits_)),
+          in_slots(reinterpret_cast<uint32_t*>(shared + (1 << bits_) / 2)),
+          bits(bits_) {}
+
+    /// The entry of a block, made if there is none.
+    __device__ UnionBlock& at(int block) {
+        for (uint32_t place = static_cast<uint32_t>(block) * 2654435769U >> (32 - bits);;
+             place = (place + 1) & ((1U << bits) - 1)) {
+            const int before = atomicCAS(&entries[place].block, -1, block);
+            if (before == -1 || before == block) return entries[place];
+        }
+    }
+};
+
+__global__ void __launch_bounds__(kSplitWarps* kWarp)
+    split_ids(const __grid_constant__ SparseArgs all) {
+    extern __shared__ __align__(16) char memory[];
+    const SparseArgs args = all.chunk(static_cast<int>(blockIdx.y));
+    const int item = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
+    if (item >= args.tile_count * args.groups) return;
     const SparseWorkspace& work = args.workspace;
     const int lane = threadIdx.x % kWarp;
+    const int bits = SplitTable::bits_for(args.tile_queries() * args.top_k);
+    SplitTable table(memory + threadIdx.x / kWarp * SplitTable::bytes(bits), bits);
     // Group major, so that tiles that run together share keys.
-    const auto tile_index = static_cast<int>(item % args.tile_count);
-    const auto group = static_cast<int>(item / args.tile_count);
+    const int group = item / args.tile_count, tile_index = item % args.tile_count;
     const QueryTile tile = args.tiles[tile_index];
-    const int64_t row = (tile.query + lane) * args.groups + group;
-    const int length = lane < tile.queries ? args.top_k : 0;
     int32_t* const counts = work.use_counts + int64_t{group} * args.all_blocks + tile.first_block;
-    UnionBlock* const to = work.blocks + item * args.tile_queries() * args.top_k;
-
-    int at = 0, count = 0;
-    uint32_t in_slots = 0;
-    auto current = [&] {  // the padding, -1, is the largest
-        return at < length ? static_cast<uint32_t>(args.ids[row * args.top_k + at]) : UINT32_MAX;
-    };
-    for (uint32_t mine = current();;) {
-        const uint32_t block = __reduce_min_sync(kAllLanes, mine);
-        if (block == UINT32_MAX) break;
-        const bool owner = mine == block;
-        const uint32_t owners = __ballot_sync(kAllLanes, owner);
-        const bool shared = __popc(owners) >= args.least_sharing;
-        if (lane == 0) {
-            if (shared)
-                to[count] = {static_cast<int32_t>(block), owners};
-            else
-                atomicAdd(counts + block, __popc(owners));
+    UnionBlock* const to = work.blocks + int64_t{item} * args.tile_queries() * args.top_k;
+    const auto for_each_id = [&](auto&& body) {  // body(block, query, position)
+        for (int i = lane; i < tile.queries * args.top_k; i += kWarp) {
+            const int query = i / args.top_k, at = i % args.top_k;
+            const int block =
+                args.ids[((tile.query + query) * args.groups + group) * args.top_k + at];
+            if (block >= 0) body(block, query, at);
         }
-        count += shared;
-        if (!owner) continue;
-        if (!shared) in_slots |= 1U << at;
-        ++at;
-        mine = current();
+    };
+    const auto is_shared = [&](const UnionBlock& entry) {
+        return __popc(entry.queries) >= args.least_sharing;
+    };
+
+    for (int i = lane; i < 1 << bits; i += kWarp) table.entries[i] = {-1, 0};
+    table.in_slots[lane] = 0;
+    __syncwarp();
+    for_each_id(
+        [&](int block, int query, int) { atomicOr(&table.at(block).queries, 1U << query); });
+    __syncwarp();
+    int count = 0;
+    for (int i = lane; i < 1 << bits; i += kWarp) {
+        const UnionBlock entry = table.entries[i];
+        const bool shared = entry.block >= 0 && is_shared(entry);
+        const uint32_t all = __ballot_sync(kAllLanes, shared);
+        if (shared)
+            table.shared[count + __popc(all & ((1U << lane) - 1))] = entry;
+        else if (entry.block >= 0)
+            atomicAdd(counts + entry.block, __popc(entry.queries));
+        count += __popc(all);
     }
+    __syncwarp();
+    for (int i = lane; i < count; i += kWarp) {
+        const UnionBlock mine = table.shared[i];
+        int rank = 0;
+        for (int j = 0; j < count; ++j) rank += table.shared[j].block < mine.block;
+        to[rank] = mine;
+    }
+    if (args.any_slots())
+        for_each_id([&](int block, int query, int at) {
+            if (!is_shared(table.at(block))) atomicOr(table.in_slots + query, 1U << at);
+        });
+    __syncwarp();
     if (lane == 0) work.block_counts[item] = count;
-    if (lane < tile.queries) {
-        work.in_slots[args.row(tile.query + lane, group)] = in_slots;
-        work.marked[args.row(tile.query + lane, group)] = 0;
-    }
+    if (lane < args.tile_queries())  // none of queries that are not there
+        work.in_slots[args.row(tile_index, lane, group)] = table.in_slots[lane];
 }
 
 /// A thread per id.
-__global__ void fill_uses(const __grid_constant__ SparseArgs args) {
+__global__ void fill_uses(const __grid_constant__ SparseArgs all) {
+    const SparseArgs args = all.chunk(static_cast<int>(blockIdx.y));
     const SparseWorkspace& work = args.workspace;
-    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    const int64_t tile_rows = int64_t{args.tile_queries()} * args.groups;
-    const int64_t tile_index = i / args.top_k / tile_rows;
+    const auto i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    const int at = i % args.top_k, row = i / args.top_k, group = row % args.groups;
+    const int tile_index = row / args.groups / args.tile_queries();
+    const int in_tile = row / args.groups % args.tile_queries();
     if (tile_index >= args.tile_count) return;
     const QueryTile tile = args.tiles[tile_index];
-    const int in_tile = static_cast<int>(i / args.top_k % tile_rows);
-    if (in_tile / args.groups >= tile.queries) return;
-    const int at = static_cast<int>(i % args.top_k), group = in_tile % args.groups;
-    const int64_t query = tile.query + in_tile / args.groups;
-    const int64_t row = query * args.groups + group;
-    const uint32_t in_slots = work.in_slots[args.row(query, group)];
+    if (in_tile >= tile.queries) return;
+    const uint32_t in_slots = work.in_slots[row];
     if (!((in_slots >> at) & 1)) return;
-    const int block = args.ids[row * args.top_k + at], key = block * args.block_size;
+    const int64_t query = tile.query + in_tile;
+    const int block = args.ids[(query * args.groups + group) * args.top_k + at];
+    const int key = block * args.block_size;
     const int end =
         atomicSub(work.use_ends + int64_t{group} * args.all_blocks + tile.first_block + block, 1);
-    const int64_t place = args.row(query, group) * args.top_k + __popc(in_slots & ((1U << at) - 1));
-    work.uses[end - 1] = {static_cast<int32_t>(query), static_cast<int32_t>(place),
-                          seen_keys(args.visible, query) - key,
-                          static_cast<int32_t>(tile.key) + key};
+    work.uses[end - 1] = {
+        static_cast<int32_t>(query), row * args.top_k + __popc(in_slots & ((1U << at) - 1)),
+        seen_keys(args.visible, query) - key, static_cast<int32_t>(tile.key) + key};
 }
 
-/// One thread block: ends of the blocks' uses, and their work items.
+/// A thread block per chunk: ends of the blocks' uses, and their work items.
 constexpr int kScanThreads = 1024;
-__global__ void __launch_bounds__(kScanThreads) schedule(const __grid_constant__ SparseArgs args) {
+__global__ void __launch_bounds__(kScanThreads) schedule(const __grid_constant__ SparseArgs all) {
+    const SparseArgs args = all.chunk(static_cast<int>(blockIdx.x));
     using Scan = cub::BlockScan<int2, kScanThreads>;
     __shared__ typename Scan::TempStorage storage;
     const SparseWorkspace& work = args.workspace;
@@ -110,19 +159,21 @@ __global__ void __launch_bounds__(kScanThreads) schedule(const __grid_constant__
 
 cudaError_t launch_sparse_schedule(const SparseArgs& args, cudaStream_t stream) {
     constexpr int kThreads = 128;
-    const auto blocks_of = [](int64_t threads) {
-        return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+    const auto grid = [&](int64_t work, int of_block) {
+        return dim3(static_cast<unsigned>((work + of_block - 1) / of_block),
+                    static_cast<unsigned>(args.chunks()));
     };
-    const int64_t lists = int64_t{args.tile_count} * args.groups;
-    const size_t bytes =
-        sizeof(int32_t) * static_cast<size_t>(args.groups) * static_cast<size_t>(args.all_blocks);
-    const cudaError_t error = cudaMemsetAsync(args.workspace.use_counts, 0, bytes, stream);
+    const size_t lists = static_cast<size_t>(args.groups) * static_cast<size_t>(args.all_blocks);
+    const cudaError_t error =
+        cudaMemsetAsync(args.workspace.use_counts, 0,
+                        sizeof(int32_t) * lists * static_cast<size_t>(args.chunks()), stream);
     if (error != cudaSuccess) return error;
-    split_ids<<<blocks_of(lists * kWarp), kThreads, 0, stream>>>(args);
+    const int table = SplitTable::bytes(SplitTable::bits_for(args.tile_queries() * args.top_k));
+    split_ids<<<grid(int64_t{args.chunk_tiles} * args.groups, kSplitWarps), kSplitWarps * kWarp,
+                static_cast<size_t>(kSplitWarps * table), stream>>>(args);
     if (args.any_slots()) {
-        schedule<<<1, kScanThreads, 0, stream>>>(args);
-        fill_uses<<<blocks_of(lists * args.tile_queries() * args.top_k), kThreads, 0, stream>>>(
-            args);
+        schedule<<<static_cast<unsigned>(args.chunks()), kScanThreads, 0, stream>>>(args);
+        fill_uses<<<grid(args.chunk_rows() * args.top_k, kThreads), kThreads, 0, stream>>>(args);
     }
     return cudaGetLastError();
 }
@@ -130,9 +181,12 @@ cudaError_t launch_sparse_schedule(const SparseArgs& args, cudaStream_t stream) 
 cudaError_t launch_sparse_attention_sm90(const SparseArgs& args, int processors,
                                          cudaStream_t stream) {
     cudaError_t error = launch_sparse_schedule(args, stream);
-    if (error == cudaSuccess && args.any_slots())
-        error = launch_sparse_kv_outer_sm90(args, processors, stream);
-    return error == cudaSuccess ? launch_sparse_union_sm90(args, processors, stream) : error;
+    for (int c = 0; c < args.chunks() && error == cudaSuccess; ++c) {
+        const SparseArgs chunk = args.chunk(c);
+        if (args.any_slots()) error = launch_sparse_kv_outer_sm90(chunk, processors, stream);
+        if (error == cudaSuccess) error = launch_sparse_union_sm90(chunk, processors, stream);
+    }
+    return error;
 }
 
 }  // namespace msa::cuda

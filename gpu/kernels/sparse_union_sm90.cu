@@ -14,7 +14,102 @@ namespace {
 
 using namespace sm90;
 
-constexpr int kStages = 2;
+constexpr int kStages = 2, kSlotStages = 4;
+constexpr int kRun = 8;  // rows of one query, one of each thread's two in a warp
+constexpr int kRuns = kSparseTileRows / kRun;  // of a tile; no tile has more queries
+
+/// Slots of a run of rows: row of the first in slot 0, and how many.
+struct Run {
+    int first, count;
+};
+
+/// A (tile, group) pair as the producer hands it over. Group major, so that tiles that run together
+/// share keys.
+struct Task {
+    int64_t query;
+    int queries, group;
+    int blocks;  // of the union
+    int visible[kRuns];
+    Run runs[kRuns];
+};
+
+/// What a warp needs of its task at the end: out of the way of its registers.
+struct Kept {
+    int64_t query;
+    int queries, group;
+};
+
+/// A warp's stream of slots, for its two runs of rows.
+template <int Dim>
+struct WarpSlots {
+    struct __align__(16) Stage {
+        char row[kRun][Dim * 2];
+        float lse[kRun];
+    };
+    Stage stages[kSlotStages];
+    Barrier full[kSlotStages];
+    Run runs[2];
+    int added;  // of all tiles
+
+    /// By one thread, before a barrier of the block.
+    __device__ void init() {
+        for (Barrier& barrier : full) barrier.init(1);
+        added = 0;
+    }
+
+    /// By one lane: starts with the n-th slot of both runs, if there is one; `stage` is free.
+    __device__ void fetch(const SparseArgs& args, Run run, Run next, int n, int stage) {
+        if (n >= run.count) n -= run.count, run = next;
+        if (n >= run.count) return;
+        const int row = run.first + n * args.group_size();
+        Stage& to = stages[stage];
+        full[stage].expect(sizeof to.row + sizeof to.lse);
+        const auto* const rows = static_cast<const char(*)[Dim * 2]>(args.workspace.partial_out);
+        copy_bytes(to.row, rows + row, sizeof to.row, &full[stage], Keep::shortest);
+        copy_bytes(to.lse, args.workspace.partial_lse + row, sizeof to.lse, &full[stage],
+                   Keep::shortest);
+    }
+
+    /// By one lane: the first slots of a tile.
+    __device__ void start(const SparseArgs& args, Run run, Run next) {
+        runs[0] = run, runs[1] = next;
+        if (run.count + next.count == 0) return;
+        for (int n = 0; n < kSlotStages; ++n) fetch(args, run, next, n, (added + n) % kSlotStages);
+    }
+
+    /// By the warp: adds the slots of a run to a row of the softmax state (best, total), base 2.
+    __device__ void add(const SparseArgs& args, int side, float (&sums)[Dim / 2], float& best,
+                        float& total) {
+        const Run run = runs[0], next = runs[1];
+        const int count = side == 0 ? run.count : next.count, begin = added;
+        if (count == 0) return;
+        const int lane = threadIdx.x % kWarp;
+        const int ahead = kSlotStages + (side == 0 ? 0 : run.count);
+#pragma unroll 1
+        for (int n = 0; n < count; ++n) {
+            const int at = (begin + n) % kSlotStages;
+            full[at].wait((begin + n) / kSlotStages % 2);
+            const float theirs = stages[at].lse[lane / 4], most = fmaxf(best, theirs);
+            const float factor = exp2_fast(best - most), weight = exp2_fast(theirs - most);
+            best = most;
+            total = fmaf(total, factor, weight);
+            if (__any_sync(kAllLanes, factor != 1)) {
+#pragma unroll
+                for (int j = 0; j < Dim / 8; ++j)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) sums[4 * j + 2 * side + i] *= factor;
+            }
+            const auto* const chunks = reinterpret_cast<const uint4*>(stages[at].row[lane / 4]);
+#pragma unroll
+            for (int i = 0; i < Dim / 32; ++i)
+                add_chunk(sums, side, i, chunks[slot_chunk(i)], weight);
+            __syncwarp();  // all lanes have read it
+            if (lane == 0) fetch(args, run, next, n + ahead, at);
+        }
+        if (lane == 0) added = begin + count;
+        __syncwarp();
+    }
+};
 
 template <int Dim, int BlockSize>
 struct Shared {
@@ -22,23 +117,12 @@ struct Shared {
     char q[S::kQueryBytes];
     char k[kStages][S::kKeyBytes];
     char v[kStages][S::kKeyBytes];
+    WarpSlots<Dim> slots[AttendRows::kConsumers * 4];
     UnionBlock blocks[kStages];
+    Task task;
+    Kept kept[AttendRows::kConsumers * 4];  // per warp
     Ring<kStages> k_ring, v_ring;
-    Barrier q_full, q_empty;
-};
-
-/// A (tile, group) pair. Group major, so that tiles that run together share keys.
-struct Item {
-    QueryTile tile;
-    int group, count;
-    const UnionBlock* blocks;
-
-    __device__ Item(const SparseArgs& args, int index) {
-        tile = args.tiles[index % args.tile_count];
-        group = index / args.tile_count;
-        count = args.workspace.block_counts[index];
-        blocks = args.workspace.blocks + int64_t{index} * args.top_k * args.tile_queries();
-    }
+    Barrier q_full, q_empty;  // task and q
 };
 
 /// The producer warp; its first lane issues the copies.
@@ -47,89 +131,99 @@ __device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& s
     using S = AttendShape<Dim, BlockSize>;
     Cursor<kStages> at;
     uint32_t q_parity = 1;
-    const bool issues = threadIdx.x % kWarp == 0;
+    const int lane = threadIdx.x % kWarp;
+    const bool issues = lane == 0;
     const int items = args.tile_count * args.groups;
     for (int index = static_cast<int>(blockIdx.x); index < items;
          index += static_cast<int>(gridDim.x)) {
-        const Item item(args, index);
-        if (item.count == 0) continue;
+        const int tile_index = index % args.tile_count, group = index / args.tile_count;
+        const QueryTile tile = args.tiles[tile_index];
+        const int count = args.workspace.block_counts[index];
+        const UnionBlock* const blocks =
+            args.workspace.blocks + int64_t{index} * args.top_k * args.tile_queries();
+        const int visible = lane < tile.queries ? seen_keys(args.visible, tile.query + lane) : 0;
+        Run run{0, 0};
+        if (args.any_slots() && lane < kRuns) {
+            const int heads = args.group_size(), query = lane * kRun / heads;
+            const int row = args.row(tile_index, query, group);
+            run = {row * args.top_k * heads + lane * kRun % heads,
+                   __popc(args.workspace.in_slots[row])};
+        }
+        UnionBlock next = count > 0 ? blocks[0] : UnionBlock{};
         shared.q_empty.wait(q_parity);
         q_parity ^= 1;
+        if (lane < kRuns) shared.task.visible[lane] = visible, shared.task.runs[lane] = run;
+        __syncwarp();
         if (issues) {
-            shared.q_full.expect(S::kQueryBytes);
-            for (int box = 0; box < S::kBoxes; ++box)
+            shared.task.query = tile.query;
+            shared.task.queries = tile.queries;
+            shared.task.group = group;
+            shared.task.blocks = count;
+            shared.q_full.expect(count > 0 ? S::kQueryBytes : 0);
+            for (int box = 0; count > 0 && box < S::kBoxes; ++box)
                 copy_box(shared.q + box * S::kQueryBox, &args.q_tile, 64 * box,
-                         item.group * args.group_size(), static_cast<int>(item.tile.query),
-                         &shared.q_full);
+                         group * args.group_size(), static_cast<int>(tile.query), &shared.q_full);
         }
-        UnionBlock next = item.blocks[0];
-        for (int n = 0; n < item.count; ++n, at.advance()) {
+        for (int n = 0; n < count; ++n, at.advance()) {
             const UnionBlock block = next;
-            if (n + 1 < item.count) next = item.blocks[n + 1];
-            const int row = static_cast<int>(item.tile.key) + block.block * BlockSize;
+            if (n + 1 < count) next = blocks[n + 1];
+            const int key = static_cast<int>(tile.key) + block.block * BlockSize;
             Barrier &k_full = shared.k_ring.full[at.stage], &v_full = shared.v_ring.full[at.stage];
             shared.k_ring.empty[at.stage].wait(at.parity ^ 1);
             if (issues) {
                 shared.blocks[at.stage] = block;
                 k_full.expect(S::kKeyBytes);
                 for (int box = 0; box < S::kBoxes; ++box)
-                    copy_box(shared.k[at.stage] + box * S::kKeyBox, &args.k,
-                             item.group * Dim + 64 * box, row, &k_full);
+                    copy_box(shared.k[at.stage] + box * S::kKeyBox, &args.k, group * Dim + 64 * box,
+                             key, &k_full);
             }
             shared.v_ring.empty[at.stage].wait(at.parity ^ 1);
             if (issues) {
                 v_full.expect(S::kKeyBytes);
                 for (int box = 0; box < S::kBoxes; ++box)
-                    copy_box(shared.v[at.stage] + box * S::kKeyBox, &args.v,
-                             item.group * Dim + 64 * box, row, &v_full);
+                    copy_box(shared.v[at.stage] + box * S::kKeyBox, &args.v, group * Dim + 64 * box,
+                             key, &v_full);
             }
         }
     }
 }
 
-/// Adds slots [0, count) to one of this thread's rows with softmax state (best, total), base 2;
-/// `first` is slot 0 as a row of partial_out, each further slot lies `stride` rows on. By a whole
-/// warp, alike but for `first`.
-template <int Dim>
-__device__ void add_slots(const SparseWorkspace& work, int64_t first, int stride, int count,
-                          float (&out)[Dim / 2], int side, float& best, float& total) {
-    constexpr int kAtOnce = 4;  // slots, one lse of them per lane
-    const int quad = threadIdx.x % kAtOnce, head = threadIdx.x % kWarp / kAtOnce;
-    const float* const lse = work.partial_lse + first;
-    const auto* const partial = static_cast<const uint4*>(work.partial_out) + first * (Dim / 8);
-    float most = best;
-    for (int slot = quad; slot < count; slot += kAtOnce) most = fmaxf(most, lse[slot * stride]);
-    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-    const float factor = exp2_fast(best - most);
-    best = most;
-    total *= factor;
+/// The thread's number, anew: what follows from it need not be kept till then.
+__device__ int opaque_thread() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
+/// The two rows of a thread after the union: their slots, and the result.
+template <int Dim, int BlockSize, bool AnySlots>
+__device__ void finish(const SparseArgs& args, Shared<Dim, BlockSize>& shared,
+                       float (&out)[Dim / 2], const Softmax& softmax, int thread) {
+    const int warp = thread / kWarp, lane = thread % kWarp, row = warp * 16 + lane / 4;
+    const int heads = args.group_size();
+    const Kept kept = shared.kept[warp];
 #pragma unroll
-    for (int j = 0; j < Dim / 8; ++j)
-        out[4 * j + 2 * side] *= factor, out[4 * j + 2 * side + 1] *= factor;
-#pragma unroll 1
-    for (int slot = 0; slot < count; slot += kAtOnce) {
-        const float mine = slot + quad < count ? lse[(slot + quad) * stride] : -INFINITY;
-        uint4 chunk[kAtOnce][Dim / 32];
-#pragma unroll
-        for (int n = 0; n < kAtOnce; ++n)
-#pragma unroll
-            for (int i = 0; i < Dim / 32; ++i)
-                chunk[n][i] = slot + n < count
-                                  ? __ldcs(partial + int64_t{slot + n} * stride * (Dim / 8) +
-                                           slot_chunk(i, head))
-                                  : uint4{};
-#pragma unroll
-        for (int n = 0; n < kAtOnce; ++n) {
-            const float weight = exp2_fast(__shfl_sync(kAllLanes, mine, n, kAtOnce) - best);
-            total += weight;
-#pragma unroll
-            for (int i = 0; i < Dim / 32; ++i) add_chunk(out, side, i, chunk[n][i], weight);
-        }
+    for (int side = 0; side < 2; ++side) {
+        float total = softmax.total[side];
+        total += __shfl_xor_sync(kAllLanes, total, 1);
+        total += __shfl_xor_sync(kAllLanes, total, 2);
+        float best = softmax.best[side] * (args.scale * kLog2E);
+        if constexpr (AnySlots) shared.slots[warp].add(args, side, out, best, total);
+        const int query = (row + kRun * side) / heads;
+        const bool wanted = query < kept.queries;  // of the whole warp
+        const bool any = total != 0;               // NaN alone leaves no best score, but a total
+        const float factor = any ? 1 / total : 0;
+        const int64_t at = kept.query + query;
+        if (wanted && has_nan(out, side, factor)) args.marked[at * args.groups + kept.group] = 1;
+        const int64_t out_row =
+            at * args.query_heads + kept.group * heads + (row + kRun * side) % heads;
+        store_row(out, side, factor, wanted, static_cast<char*>(args.out) + out_row * Dim * 2);
+        if (wanted && lane % 4 == 0)
+            args.lse[out_row] = any ? (best + log2f(total)) * kLn2 : -INFINITY;
     }
 }
 
-template <int Dim, int BlockSize>
+template <int Dim, int BlockSize, bool AnySlots>
 __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     union_attention(const __grid_constant__ SparseArgs args) {
     extern __shared__ __align__(1024) char memory[];
@@ -140,6 +234,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         shared.v_ring.init(AttendRows::kConsumers);
         shared.q_full.init(1);
         shared.q_empty.init(4 * AttendRows::kConsumers);
+        for (auto& slots : shared.slots) slots.init();
         fence_barriers();
     }
     __syncthreads();
@@ -152,27 +247,27 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     }
     more_registers<AttendRows::kConsumerRegisters>();
 
-    const int heads = args.group_size();
     const bool leader = threadIdx.x % kWarp == 0;  // releases for its warp
     const int lane = threadIdx.x % kWarp;
     const int row = warpgroup * 64 + threadIdx.x % kWarpgroup / kWarp * 16 + lane / 4;
-    const int query[2] = {row / heads, (row + 8) / heads};
+    const int query[2] = {row / args.group_size(), (row + kRun) / args.group_size()};
     const float scale = args.scale * kLog2E;
     const char* const q = shared.q + warpgroup * 64 * kSwizzle;
+    WarpSlots<Dim>& slots = shared.slots[threadIdx.x / kWarp];
     Cursor<kStages> k_at, v_at;
     uint32_t q_parity = 0;
     const int items = args.tile_count * args.groups;
     for (int index = static_cast<int>(blockIdx.x); index < items;
          index += static_cast<int>(gridDim.x)) {
-        const Item item(args, index);
-        int visible[2];
-        for (int side = 0; side < 2; ++side)
-            visible[side] = query[side] < item.tile.queries
-                                ? seen_keys(args.visible, item.tile.query + query[side])
-                                : 0;
+        shared.q_full.wait(q_parity);
+        q_parity ^= 1;
+        const Task& task = shared.task;
+        const int count = task.blocks;
+        if (leader) shared.kept[threadIdx.x / kWarp] = {task.query, task.queries, task.group};
+        const int visible[2] = {task.visible[query[0]], task.visible[query[1]]};
         float out[Dim / 2] = {};
         Softmax softmax;
-        if (item.count > 0) {
+        if (count > 0) {
             uint32_t p[BlockSize / 4];
             float factor[2];
             auto take = [&](float(&sum)[BlockSize / 2]) {  // scores of the block at k_at
@@ -191,19 +286,20 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
 #pragma unroll
                 for (int i = 0; i < BlockSize / 4; ++i) p[i] = pack(sum[2 * i], sum[2 * i + 1]);
             };
-            shared.q_full.wait(q_parity);
             shared.k_ring.full[k_at.stage].wait(k_at.parity);
             {
                 float sum[BlockSize / 2];
-                start_scores<Dim, BlockSize>(sum, q, shared.k[k_at.stage]);
+                start_scores<Dim, BlockSize, kAttendRows>(sum, q, shared.k[k_at.stage]);
+                if (AnySlots && leader)
+                    slots.start(args, task.runs[row / kRun], task.runs[row / kRun + 1]);
                 wgmma_wait<0>();
                 take(sum);
                 keep_p(sum);
             }
-            for (int n = 1; n < item.count; ++n) {
+            for (int n = 1; n < count; ++n) {
                 float sum[BlockSize / 2];
                 shared.k_ring.full[k_at.stage].wait(k_at.parity);
-                start_scores<Dim, BlockSize>(sum, q, shared.k[k_at.stage]);
+                start_scores<Dim, BlockSize, kAttendRows>(sum, q, shared.k[k_at.stage]);
                 shared.v_ring.full[v_at.stage].wait(v_at.parity);
                 start_values<Dim, BlockSize>(out, p, shared.v[v_at.stage], n > 1);
                 wgmma_wait<1>();
@@ -218,41 +314,26 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 keep_p(sum);
             }
             if (leader) shared.q_empty.arrive();
-            q_parity ^= 1;
             shared.v_ring.full[v_at.stage].wait(v_at.parity);
-            start_values<Dim, BlockSize>(out, p, shared.v[v_at.stage], item.count > 1);
+            start_values<Dim, BlockSize>(out, p, shared.v[v_at.stage], count > 1);
             wgmma_wait<0>();
             if (leader) shared.v_ring.empty[v_at.stage].arrive();
             v_at.advance();
+        } else {
+            if (AnySlots && leader)
+                slots.start(args, task.runs[row / kRun], task.runs[row / kRun + 1]);
+            __syncwarp();  // all lanes have read the task
+            if (leader) shared.q_empty.arrive();
         }
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            float total = softmax.total[side];
-            total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
-            total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
-            float best = softmax.best[side] * scale;
-            const bool wanted = query[side] < item.tile.queries;  // of the whole warp
-            const int64_t at = item.tile.query + query[side], chunk_row = args.row(at, item.group);
-            const int head = (row + 8 * side) % heads;
-            const int slots = wanted ? __popc(args.workspace.in_slots[chunk_row]) : 0;
-            if (slots > 0)
-                add_slots<Dim>(args.workspace, chunk_row * args.top_k * heads + head, heads, slots,
-                               out, side, best, total);
-            const bool any = total != 0;  // NaN alone leaves no best score, but a total
-            const float factor = any ? 1 / total : 0;
-            if (wanted && has_nan(out, side, factor)) args.workspace.marked[chunk_row] = 1;
-            const int64_t out_row = at * args.query_heads + item.group * heads + head;
-            store_row(out, side, factor, wanted, static_cast<char*>(args.out) + out_row * Dim * 2);
-            if (wanted && lane % 4 == 0)
-                args.lse[out_row] = any ? (best + log2f(total)) * kLn2 : -INFINITY;
-        }
+        finish<Dim, BlockSize, AnySlots>(args, shared, out, softmax, opaque_thread());
     }
 }
-
 template <int Dim, int BlockSize>
 cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) {
     constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
-    auto* const kernel = union_attention<Dim, BlockSize>;
+    static_assert(kBytes <= kMostSharedBytes);
+    auto* const kernel = args.any_slots() ? union_attention<Dim, BlockSize, true>
+                                          : union_attention<Dim, BlockSize, false>;
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
