@@ -2,7 +2,9 @@
 #include "core/backend.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "core/cpu/cpu_backend.h"
@@ -286,6 +288,18 @@ std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOption
         names += (names.empty() ? "" : ", ") + known.info.name;
     }
     throw InputError(text("no backend is called '", name, "'; there are: ", names));
+}
+
+double Backend::cold_seconds(const std::function<void()>& work) {
+    using Clock = std::chrono::steady_clock;
+    static const std::vector<int64_t> filler(size_t{1} << 23, 1);  // 64 MB, more than caches hold
+    volatile int64_t sum = std::accumulate(filler.begin(), filler.end(), int64_t{0});
+    static_cast<void>(sum);
+    finish();
+    const Clock::time_point begin = Clock::now();
+    work();
+    finish();
+    return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 }  // namespace msa

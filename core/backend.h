@@ -120,6 +120,9 @@ public:
                       int64_t bytes) = 0;
     /// Waits until all calls so far are done.
     virtual void finish() = 0;
+    /// Seconds that `work`, calls of this backend, takes on its device, which finds its caches full
+    /// of other data with nothing to be written back. This one: wall clock, of all work.
+    virtual double cold_seconds(const std::function<void()>& work);
     /// What answered the last call, for backends that choose; recorded beside timings.
     virtual std::string answered_by() const { return std::string(name()); }
     /// Runs `calls`, operations of this backend on one problem, and returns what runs them again on

@@ -33,6 +33,27 @@ private:
     cudaStream_t stream_ = nullptr;
 };
 
+/// A point in a stream's work, with the time at which the device passes it.
+class Event {
+public:
+    Event() { check(cudaEventCreate(&event_), "making an event"); }
+    ~Event() { cudaEventDestroy(event_); }
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+    void record(const Stream& stream) const {
+        check(cudaEventRecord(event_, stream.get()), "recording an event");
+    }
+    /// Both passed.
+    double seconds_since(const Event& begin) const {
+        float milliseconds = 0;
+        check(cudaEventElapsedTime(&milliseconds, begin.event_, event_), "asking for the time");
+        return 1e-3 * static_cast<double>(milliseconds);
+    }
+
+private:
+    cudaEvent_t event_ = nullptr;
+};
+
 /// Device memory in stream order, not initialised, freed in stream order. Never null. Throws
 /// MemoryError with the bytes asked, free and in all when there is not enough.
 std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes);

@@ -2,7 +2,6 @@
 #include "experiments/bench/meter.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "core/error.h"
@@ -11,7 +10,7 @@ namespace msa::experiments {
 namespace {
 
 // Bytes, more than the caches hold; and of one copy, on a device long against its latency.
-constexpr int64_t kDeviceFiller = int64_t{1} << 28, kHostFiller = int64_t{1} << 26;
+constexpr int64_t kFiller = int64_t{1} << 26;
 constexpr int64_t kCopy = int64_t{1} << 31;
 constexpr int kCopies = 7;
 constexpr double kLongCall = 0.05, kMostSeconds = 10;
@@ -24,10 +23,7 @@ double median(std::vector<double> values) {
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-Meter::Meter(Backend& backend)
-    : backend_(backend),
-      filler_(
-          backend.make<char, 1>({backend.space() == Space::device ? kDeviceFiller : kHostFiller})) {
+Meter::Meter(Backend& backend) : backend_(backend), filler_(backend.make<char, 1>({kFiller})) {
     const std::vector<char> ones(size_t{1} << 24, '\xff');
     for (int64_t at = 0; at < filler_.size(); at += std::ssize(ones))
         backend.copy(filler_.data() + at, backend.space(), ones.data(), Space::host,
@@ -36,7 +32,7 @@ Meter::Meter(Backend& backend)
     const Tensor<char, 1> from = backend.make<char, 1>({bytes});
     Tensor<char, 1> to = backend.make<char, 1>({bytes});
     for (int i = 0; i <= kCopies; ++i) {
-        const double took = seconds(
+        const double took = backend.cold_seconds(
             [&] { backend.copy(to.data(), backend.space(), from.data(), backend.space(), bytes); });
         if (i > 0) copy_rates_.push_back(2 * static_cast<double>(bytes) / took);
     }
@@ -46,20 +42,6 @@ void Meter::poison(void* memory, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += filler_.size())
         backend_.copy(static_cast<char*>(memory) + at, backend_.space(), filler_.data(),
                       backend_.space(), std::min(filler_.size(), bytes - at));
-}
-
-void Meter::flush() {
-    backend_.copy(filler_.data(), backend_.space(), filler_.data() + filler_.size() / 2,
-                  backend_.space(), filler_.size() / 2);
-}
-
-double Meter::seconds(const std::function<void()>& work) {
-    using Clock = std::chrono::steady_clock;
-    backend_.finish();
-    const Clock::time_point begin = Clock::now();
-    work();
-    backend_.finish();
-    return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 std::function<void()> Meter::capture(const std::function<void()>& work, Timing& timing) {
@@ -74,10 +56,7 @@ std::function<void()> Meter::capture(const std::function<void()>& work, Timing& 
 
 Timing Meter::time(const std::function<void(int64_t)>& call, int64_t layers, int64_t samples) {
     std::function<void()> work = [&] { call(0); };
-    const auto sample = [&] {
-        flush();
-        return seconds(work);
-    };
+    const auto sample = [&] { return backend_.cold_seconds(work); };
     const double first = sample();
     Timing timing;
     if (first > kMostSeconds) {

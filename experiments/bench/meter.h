@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Wall-clock time of calls, from a cold cache, until finish().
+// Time of calls from cold caches, see Backend::cold_seconds.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,6 @@ public:
     Timing time(const std::function<void(int64_t layer)>& call, int64_t layers, int64_t samples);
 
 private:
-    /// Fills the caches with something else.
-    void flush();
-    double seconds(const std::function<void()>& work);
     std::function<void()> capture(const std::function<void()>& work, Timing&);
 
     Backend& backend_;

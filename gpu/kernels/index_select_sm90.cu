@@ -33,12 +33,13 @@ __device__ int row_at(int place) {
 
 /// Blocks with a visible token, and places that the forced ones leave.
 struct RowRule {
-    int visible, limit, kept;
+    int visible, limit, first, local, kept;
     __device__ RowRule(const DeviceRule& rule, int seen, int block_size) {
         visible = (seen + block_size - 1) / block_size;
         limit = visible - rule.forced_local;
-        const int first = min(rule.forced_first, visible);
-        kept = rule.top_k - first - min(rule.forced_local, visible - first);
+        first = min(rule.forced_first, visible);
+        local = min(rule.forced_local, visible - first);
+        kept = rule.top_k - first - local;
     }
 };
 
@@ -173,14 +174,17 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     }
 }
 
-/// Merges the lists of the splits: a thread block per row, 32 lists per warp. The k-th best of the
-/// best heads at each lane bounds the k-th best key from below, so most lists are never read.
+/// Merges the lists of the splits: a thread block per row, a thread per list, 32 / Kept lists at a
+/// time per warp. The k-th best of the best heads at each lane bounds the k-th best key from below,
+/// so most lists are never read, and few keys are left to be ranked.
 template <int Kept>
 __global__ void __launch_bounds__(kMostIndexSplits)
     merge_splits(const __grid_constant__ IndexSelectArgs args) {
     __shared__ uint32_t heads[kMostIndexSplits];
-    __shared__ uint64_t found[kMostIndexSplits];
-    __shared__ int found_count;
+    __shared__ int lists[kMostIndexSplits];
+    __shared__ uint64_t found[kMostIndexSplits];  // at most 32 of each warp
+    __shared__ int list_count, found_count;
+    __shared__ uint64_t worst;
     const int lane = threadIdx.x % kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
     const int split = static_cast<int>(threadIdx.x);
     const int64_t row = blockIdx.x;
@@ -188,6 +192,13 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
     const int kept = max(own.kept, 1);  // of none kept, the list is not read
     const SplitLists<Kept> from(args, row);
+    // Places in a row that several warps fill, in any order.
+    auto append = [&](auto* to, int& count, bool wanted, auto value) {
+        const uint32_t all = __ballot_sync(kAllLanes, wanted);
+        int at = lane == 0 && all != 0 ? atomicAdd(&count, __popc(all)) : 0;
+        at = __shfl_sync(kAllLanes, at, 0);
+        if (wanted) to[at + __popc(all & ((1U << lane) - 1))] = value;
+    };
 
     // The keys that the kernel before streams drive these instructions out of L2. A rehearsal on
     // nothing, while that kernel ends, brings them back.
@@ -197,40 +208,45 @@ __global__ void __launch_bounds__(kMostIndexSplits)
         if (live) wait_for_previous_kernel();
         const uint32_t head = live && split < args.splits ? __ldcg(from.heads + split) : 0;
         heads[split] = head;
-        if (threadIdx.x == 0) found_count = 0;
+        if (threadIdx.x == 0) list_count = found_count = 0, worst = 0;
         __syncthreads();
         uint32_t best = head;
         for (int w = 0; w < warps; ++w) best = max(best, heads[w * kWarp + lane]);
         const bool among = rank_descending(best) < kept;
         const uint32_t least = max(1U, __reduce_min_sync(kAllLanes, among ? best : UINT32_MAX));
+        append(lists, list_count, head >= least, split);
+        __syncthreads();
 
         WarpTopK list;
-        uint32_t chosen = __ballot_sync(kAllLanes, head >= least);
-        do {  // as many lists at once as have room in the lanes
-            int mine = -1;
-#pragma unroll
-            for (int n = 0; n < kWarp / Kept; ++n, chosen &= chosen - 1)
-                if (lane / Kept == n) mine = __ffs(chosen) - 1;
+        constexpr int kAtOnce = kWarp / Kept;
+        const int first = (split - lane) / Kept;
+        for (int n = first; n == first || n < list_count; n += warps * kAtOnce) {
+            const int mine = n + lane / Kept;
             const uint64_t key =
-                mine >= 0 ? __ldcg(from.list(split - lane + mine) + lane % Kept) : 0;
+                mine < list_count ? __ldcg(from.list(lists[mine]) + lane % Kept) : 0;
             list.offer(key, __ballot_sync(kAllLanes, key >> 32 >= least));
-        } while (chosen != 0);
-        const int count = __popc(__ballot_sync(kAllLanes, list.key != 0));
-        int at = lane == 0 && count > 0 ? atomicAdd(&found_count, count) : 0;
-        at = __shfl_sync(kAllLanes, at, 0);
-        if (list.key != 0) found[at + lane] = list.key;
-        __syncthreads();
-        if (threadIdx.x >= kWarp) continue;
-
-        const int all = found_count;
-        list.key = 0;
-        for (int first = 0; first == 0 || first < all; first += kWarp) {
-            const uint64_t key = first + lane < all ? found[first + lane] : 0;
-            list.offer(key, __ballot_sync(kAllLanes, key > list.threshold(kept)));
         }
-        write_ids(list, args.rule.top_k, own.visible, args.rule.forced_first,
-                  args.rule.forced_local, live ? args.ids + row * args.rule.top_k : nullptr);
-        __syncwarp();
+        append(found, found_count, list.key != 0, list.key);
+        __syncthreads();
+
+        // A key's rank tells whether it stays, the rank of its block among those that stay, where.
+        const int all = live ? found_count : 1;
+        const uint64_t key = split < all ? found[split] : 0;
+        int rank = 0;
+        for (int n = 0; n < all; ++n) rank += found[n] > key;
+        const bool stays = key != 0 && rank < own.kept;
+        if (stays && rank == own.kept - 1) worst = key;
+        __syncthreads();
+        int place = own.first;
+        for (int n = 0; n < all; ++n)
+            place += found[n] >= worst && block_of(found[n]) < block_of(key);
+        if (!live) continue;
+        int32_t* const ids = args.ids + row * args.rule.top_k;
+        if (stays) ids[place] = block_of(key);
+        const int newest = split - own.first - min(all, own.kept);  // behind those of both
+        if (split < own.first) ids[split] = split;
+        if (newest >= 0 && split < args.rule.top_k)
+            ids[split] = newest < own.local ? own.visible - own.local + newest : -1;
     }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The checks of the public shell, which every backend shares.
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "core/error.h"
 #include "core/half.h"
@@ -57,6 +59,23 @@ TEST_P(Interface, EveryOperandOfAttentionIsChecked) {
     EXPECT_EQ(dense({q, k, half_k}, {to, lse}), "v is f16, must be f32 like the operand before it");
     EXPECT_EQ(dense({q, k, k}, {half_out.view(), lse}), "out is f16, must be f32");
     EXPECT_EQ(dense({q, k, k}, {to, {}}), "lse is absent, must be [Nq, Hq] = [20, 4]");
+}
+
+TEST_P(Interface, ColdSecondsAreThoseOfTheWork) {
+    using std::chrono::steady_clock, std::chrono::milliseconds, std::chrono::duration;
+    Runner runner(GetParam());
+    Backend& backend = runner.backend();
+    int runs = 0;
+    for (const int pause : {40, 2}) {
+        const steady_clock::time_point begin = steady_clock::now();
+        const double seconds = backend.cold_seconds([&] {
+            ++runs;
+            std::this_thread::sleep_for(milliseconds(pause));
+        });
+        EXPECT_GT(seconds, 1e-3 * pause - 1e-3);
+        EXPECT_LT(seconds, duration<double>(steady_clock::now() - begin).count());
+    }
+    EXPECT_EQ(runs, 2);
 }
 
 TEST_P(Interface, KlGradientsComeTogether) {
