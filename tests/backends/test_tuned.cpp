@@ -40,6 +40,7 @@ std::vector<Case> tuned_cases() {
          packed(narrow, {0, 39, 74, 74, 75, 370}, {0, 39, 74, 74, 75, 370}),
          {.top_k = 3}},
         {"prefix", packed(paper, {0, 100}, {0, 1500}), {.top_k = 6}},
+        {"middle", packed(paper, {0, 900}, {0, 900}).with_queries({100, 300}), {.top_k = 4}},
         {"prefixes", packed(narrow, {0, 1, 9, 30}, {0, 530, 638, 1300}), {.top_k = 4}},
         {"decode", packed(paper, {0, 1, 2, 10}, {0, 1000, 3500, 4100}), {.top_k = 16}},
         {"forced",
