@@ -72,7 +72,7 @@ TEST_P(Interface, ColdSecondsAreThoseOfTheWork) {
             ++runs;
             std::this_thread::sleep_for(milliseconds(pause));
         });
-        EXPECT_GT(seconds, 1e-3 * pause - 1e-3);
+        EXPECT_GT(seconds, 0.5e-3 * pause);  // a device may fill its caches meanwhile
         EXPECT_LT(seconds, duration<double>(steady_clock::now() - begin).count());
     }
     EXPECT_EQ(runs, 2);
