@@ -130,21 +130,6 @@ __device__ inline void copy_bytes(void* to, const void* from, uint32_t bytes, Ba
         : "memory");
 }
 
-/// Box in shared memory to a 2-d tensor map, in the thread's open group of stores.
-__device__ inline void store_box(const CUtensorMap* map, int column, int row, const void* from,
-                                 Keep keep) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
-        ".L2::cache_hint [%0, {%2, %3}], [%1], %4;" ::"l"(map),
-        "r"(shared_address(from)), "r"(column), "r"(row), "l"(static_cast<uint64_t>(keep))
-        : "memory");
-}
-__device__ inline void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// Waits until the thread's stores have read their shared memory.
-__device__ inline void store_wait() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
 template <int Registers>
 __device__ inline void more_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
@@ -152,11 +137,6 @@ __device__ inline void more_registers() {
 template <int Registers>
 __device__ inline void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
-}
-
-/// Barrier of `threads` threads of the block, `id` from 1 to 15.
-__device__ inline void sync_threads(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Matrix products of a warpgroup: sum [64, N] += A [64, K] B [K, N], K = 16 for bf16.

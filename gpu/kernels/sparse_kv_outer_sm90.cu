@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             }
         };
         {
-            float sum[BlockSize / 2];
+            float sum[BlockSize / 2] = {};
             start(sum);
             wgmma_wait<0>();
             take(sum);
