@@ -9,8 +9,8 @@
 namespace msa::experiments {
 namespace {
 
-// Bytes, more than the caches hold; and of one copy, on a device long against its latency.
-constexpr int64_t kFiller = int64_t{1} << 26;
+// Bytes: poisoned at a time; of one copy on a device, long against its latency.
+constexpr int64_t kPoison = int64_t{1} << 26;
 constexpr int64_t kCopy = int64_t{1} << 31;
 constexpr int kCopies = 7;
 constexpr double kLongCall = 0.05, kMostSeconds = 10;
@@ -23,7 +23,7 @@ double median(std::vector<double> values) {
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-Meter::Meter(Backend& backend) : backend_(backend), filler_(backend.make<char, 1>({kFiller})) {
+Meter::Meter(Backend& backend) : backend_(backend), filler_(backend.make<char, 1>({kPoison})) {
     const std::vector<char> ones(size_t{1} << 24, '\xff');
     for (int64_t at = 0; at < filler_.size(); at += std::ssize(ones))
         backend.copy(filler_.data() + at, backend.space(), ones.data(), Space::host,

@@ -89,7 +89,7 @@ struct Softmax {
             now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFF, now, 1));
             now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFF, now, 2));
             const float shift = now == -INFINITY ? 0 : now * scale;
-            factor[side] = exp2_fast(fmaf(best[side], scale, -shift));
+            factor[side] = now == best[side] ? 1 : exp2_fast(fmaf(best[side], scale, -shift));
             best[side] = now;
             float t[2] = {0, 0};
 #pragma unroll

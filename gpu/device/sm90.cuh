@@ -86,12 +86,7 @@ cudaError_t launch_early(void (*kernel)(Args...), dim3 grid, int threads, int sh
     return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
-/// Starts fetching a tensor map that lies in kernel parameters.
-__device__ inline void prefetch_map(const CUtensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
-/// How long L2 should keep what a bulk copy reads or writes.
+/// How long L2 should keep what a bulk copy reads.
 enum class Keep : uint64_t {
     normal = 0x1000000000000000,
     shortest = 0x12F0000000000000,

@@ -240,7 +240,10 @@ __global__ void __launch_bounds__(kMostIndexSplits)
         int place = own.first;
         for (int n = 0; n < all; ++n)
             place += found[n] >= worst && block_of(found[n]) < block_of(key);
-        if (!live) continue;
+        if (!live) {
+            __syncthreads();  // before the variables start anew
+            continue;
+        }
         int32_t* const ids = args.ids + row * args.rule.top_k;
         if (stays) ids[place] = block_of(key);
         const int newest = split - own.first - min(all, own.kept);  // behind those of both

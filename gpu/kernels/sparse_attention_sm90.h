@@ -20,7 +20,7 @@ constexpr int kSparseTileRows = 128;
 constexpr int kSparseItemTiles = 32;  // tiles of queries of one work item, at most
 
 /// A block of a tile's union, and which queries of the tile selected it (bit i: query i).
-struct UnionBlock {
+struct __align__(8) UnionBlock {
     int32_t block;
     uint32_t queries;
 };
@@ -34,7 +34,7 @@ struct __align__(16) BlockUse {
 };
 
 /// Uses [begin, begin + count) of one block.
-struct KeyBlockItem {
+struct __align__(16) KeyBlockItem {
     int32_t group, begin, count, padding;
 };
 
@@ -64,7 +64,7 @@ struct SparseArgs {
     int64_t queries;                                       // of the call
     int all_blocks;                                        // of all sequences
     const KeyRange* visible;                               // [Nq]
-    int query_heads, groups, head_dim, block_size, top_k;  // G 4 to 64, a power of 2; k <= 32
+    int query_heads, groups, head_dim, block_size, top_k;  // G 8 to 64, a power of 2; k <= 32
     float scale;                                           // on q . k, above 0
     int least_sharing;
     SparseWorkspace workspace;

@@ -4,8 +4,6 @@
 // exponentiates: a producer warp for each gathers the queries, a lane per query. One softmax per
 // row and block, no running maximum; each output is normalised and goes to its query's slot. G is 8
 // or more.
-#include <algorithm>
-
 #include "gpu/device/attend_sm90.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
 

@@ -79,12 +79,12 @@ __global__ void __launch_bounds__(kSplitWarps* kWarp)
     for (int i = lane; i < 1 << bits; i += kWarp) {
         const UnionBlock entry = table.entries[i];
         const bool shared = entry.block >= 0 && is_shared(entry);
-        const uint32_t all = __ballot_sync(kAllLanes, shared);
+        const uint32_t lanes = __ballot_sync(kAllLanes, shared);
         if (shared)
-            table.shared[count + __popc(all & ((1U << lane) - 1))] = entry;
+            table.shared[count + __popc(lanes & ((1U << lane) - 1))] = entry;
         else if (entry.block >= 0)
             atomicAdd(counts + entry.block, __popc(entry.queries));
-        count += __popc(all);
+        count += __popc(lanes);
     }
     __syncwarp();
     for (int i = lane; i < count; i += kWarp) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One producer thread streams queries, keys and values (TMA); two consumer warpgroups hold 64 rows
+// One producer warp streams queries, keys and values (TMA); two consumer warpgroups hold 64 rows
 // each. The product Q K^T of the next block runs beside P V of the last one and the softmax
 // between them. Persistent: the producer runs ahead into the next tile. A tile then adds what
 // KV-outer left in its queries' slots, each weighted by its share of the softmax denominator, and
@@ -17,6 +17,7 @@ using namespace sm90;
 constexpr int kStages = 2, kSlotStages = 4;
 constexpr int kRun = 8;  // rows of one query, one of each thread's two in a warp
 constexpr int kRuns = kSparseTileRows / kRun;  // of a tile; no tile has more queries
+static_assert(kSparseTileRows == kAttendRows);
 
 /// Slots of a run of rows: row of the first in slot 0, and how many.
 struct Run {
@@ -184,6 +185,7 @@ __device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& s
                     copy_box(shared.v[at.stage] + box * S::kKeyBox, &args.v, group * Dim + 64 * box,
                              key, &v_full);
             }
+            __syncwarp();
         }
     }
 }
@@ -263,6 +265,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         q_parity ^= 1;
         const Task& task = shared.task;
         const int count = task.blocks;
+        __syncwarp();  // all lanes are done with the last task
         if (leader) shared.kept[threadIdx.x / kWarp] = {task.query, task.queries, task.group};
         const int visible[2] = {task.visible[query[0]], task.visible[query[1]]};
         float out[Dim / 2] = {};
@@ -307,7 +310,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 wgmma_wait<0>();
                 if (leader) shared.v_ring.empty[v_at.stage].arrive();
                 v_at.advance();
-                if (__any_sync(0xFFFFFFFF, factor[0] != 1 || factor[1] != 1)) {
+                if (__any_sync(kAllLanes, factor[0] != 1 || factor[1] != 1)) {
 #pragma unroll
                     for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
                 }
@@ -328,6 +331,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         finish<Dim, BlockSize, AnySlots>(args, shared, out, softmax, opaque_thread());
     }
 }
+
 template <int Dim, int BlockSize>
 cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) {
     constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
