@@ -39,9 +39,9 @@ const About kAbout{
         "planted sink, diagonal and slowly moving stripes (structured, as msa-synth plants them);\n"
         "of captured layers, those of the Index Branch (fitted).\n"
         "A layer is index_select and sparse_attention, nothing waited for in between. block_mass\n"
-        "runs on captured cases, and square ones of up to 128K unless --tokens says more. Before a "
-        "stage is timed,\n"
-        "sampled rows of its result are checked against the reference backend.",
+        "runs on captured layers, and on square cases of up to 128K unless --tokens says more.\n"
+        "Before a stage is timed, sampled rows of its result are checked against the reference\n"
+        "backend.",
 };
 
 const std::vector<std::string> kStages{"select_blocks", "block_mass",       "dense_attention",
