@@ -9,10 +9,9 @@
 #include "experiments/fit/state.h"
 
 namespace msa::experiments {
+namespace {
 
 using io::Field;
-
-namespace {
 
 void require_index(bool there, const std::filesystem::path& file, const std::string& where) {
     require(there, file.string(), ":", where, " has no index_q and index_k; msa-fit-indexer ",
@@ -50,11 +49,12 @@ Captured::Captured(const std::filesystem::path& input, const std::filesystem::pa
 void Captured::read_indexer() {
     const io::ResultsReader fit(indexer_);
     const std::string name = indexer_.string();
-    require(fit.has("/fit"), name, ": has no group /fit; it must be the results.h5 of ",
-            "msa-fit-indexer");
-    const std::vector<std::string> fitted = fit.list("/fit");
+    const std::vector<std::string> fitted =
+        fit.has("/fit") ? fit.list("/fit") : std::vector<std::string>();
+    require(!fitted.empty(), name, ": has no /fit, must be the results.h5 of msa-fit-indexer");
     if (layers_.empty())
-        for (const std::string& layer : fitted) layers_.push_back(std::stoll(layer));
+        for (const std::string& layer : fitted)
+            layers_.push_back(integer_list(name + ": /fit", layer).front());
     for (int64_t layer : layers_) {
         require(fit.has(text("/fit/", layer)), name, ": has no layer ", layer,
                 ", must be one of: ", join(fitted));

@@ -15,12 +15,10 @@ const About kAbout{
     .question = "How fast is each stage of MiniMax Sparse Attention, and the whole layer?",
     .usage = "[--out FILE] [options]",
     .examples = {"msa-bench --out results/bench.json",
-                 "msa-bench --cases square --stages sparse_attention --tokens 128K "
-                 "--order q_outer,kv_outer",
+                 "msa-bench --cases square --stages sparse_attention --order q_outer,kv_outer",
                  "msa-bench --cases decode --batch 8 --tokens 1M --json",
                  "msa-bench --backend cpu --cases square,chunk --tokens 4K --samples 3",
-                 "msa-bench --backend cpu --input data/sample.h5 --indexer results/fit/results.h5 "
-                 "--samples 3"},
+                 "msa-bench --backend cpu --input data/sample.h5 --indexer results/fit/results.h5"},
     .writes =
         "FILE, the record: device, commit, sizes and every sample (data/FORMAT.md).\n\n"
         "Cases, by tokens N (keys of a sequence; of a pack, all tokens):\n\n"

@@ -143,6 +143,12 @@ TEST_F(BenchCaptured, Refusals) {
     refused({"--input", file_, "--indexer", file_}, "must be 'msa-results'");
     refused({"--input", file_, "--indexer", results, "--layers", "4"},
             "results.h5: has no layer 4, must be one of: 3, 5");
+    const std::string stored = make("stored.h5");
+    ASSERT_EQ(kAnalyze({stored, "--out", path("analyzed"), "--block-size", "8"}).code, 0);
+    refused({"--input", stored, "--indexer", path("analyzed/results.h5")},
+            "has no /fit, must be the results.h5 of msa-fit-indexer");
+    refused({"--input", make("odd.h5", {.layers = {0}, .index_dim = 0}), "--layers", "0"},
+            "odd.h5: /layers/0 has no index_q and index_k");
     refused({"--input", write("one.h5"), "--indexer", results}, "one.h5: has no layer 5");
     refused(
         {"--input", write("wide.h5", {.layers = {3, 5}, .model_dim = 32}), "--indexer", results},
