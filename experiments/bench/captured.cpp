@@ -53,8 +53,7 @@ void Captured::read_indexer() {
         fit.has("/fit") ? fit.list("/fit") : std::vector<std::string>();
     require(!fitted.empty(), name, ": has no /fit, must be the results.h5 of msa-fit-indexer");
     if (layers_.empty())
-        for (const std::string& layer : fitted)
-            layers_.push_back(integer_list(name + ": /fit", layer).front());
+        for (const std::string& layer : fitted) layers_.push_back(std::stoll(layer));
     for (int64_t layer : layers_) {
         require(fit.has(text("/fit/", layer)), name, ": has no layer ", layer,
                 ", must be one of: ", join(fitted));
