@@ -113,6 +113,8 @@ def layers(records: Records) -> list[list[str]]:
     rows = [["case", "dense", "structured", "", "fp8 index", "", "random", ""]]
     for case in dict.fromkeys(m["case"] for m in records.measured if m["stage"] == "layer"):
         found = records.layers(case)
+        if not any(found):  # captured layers have a selection of their own
+            continue
         beside = next((m["beside"] for m in found if m and m["beside"]), None)
         row = [case, time_text(beside[0]) if beside else ""]
         for m in found:

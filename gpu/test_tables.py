@@ -27,6 +27,8 @@ def test_layers_stand_beside_the_dense_attention_of_their_case(tmp_path):
         tmp_path, measurement("square 128K", "dense_attention", 5e5, answered_by="cuDNN 9.13.1"),
         measurement("square 128K", "layer", 4e4, **layer),
         measurement("pack of 2, 192K", "layer", 3e4, **layer),
+        measurement("layer 3, 8K", "layer", 2e4, kind="captured", selection="fitted",
+                    index_element="bf16"),
         {"case": "square 1M", "kind": "square", "stage": "layer", "skipped": "no room"})
     assert tables.layers(records)[1:] == [
         ["square 128K", "500 ms", "40 ms", "12.5×", "", "", "", ""],

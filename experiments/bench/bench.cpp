@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include "experiments/bench/stages.h"
+#include "experiments/common/own_attention.h"
 #include "experiments/common/program.h"
 #include "gpu/cuda_backend.h"
 
@@ -12,6 +13,9 @@ namespace msa::experiments {
 int bench(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
     const std::optional<BenchOptions> options = parse_bench_options(args, out);
     if (!options) return 0;
+    if (const auto& captured = options->captured)
+        for (int64_t layer : captured->layers())
+            warn_of_own_attention(captured->file().path(), captured->file().layer(layer), err);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(options->backend);
     const std::vector<Case> cases = make_cases(*options);

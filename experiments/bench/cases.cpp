@@ -72,6 +72,15 @@ public:
         added.problem.query_positions.assign(static_cast<size_t>(tokens), added.problem.keys() - 1);
     }
 
+    void captured(const std::shared_ptr<const Captured>& file, int64_t layer) {
+        const Problem p = file->problem(layer, o_.sizes.block_size);
+        p.validate();
+        cases.push_back({"captured", text("layer ", layer, ", ", count_text(p.keys())), p,
+                         o_.sizes.top_k, [file, layer](io::Field field, QueryRange range) {
+                             return file->read(layer, field, range);
+                         }});
+    }
+
     std::vector<Case> cases;
 
 private:
@@ -86,7 +95,7 @@ private:
             p.cu_seqlens_k.push_back(p.keys() + keys[n]);
         }
         p.validate();
-        cases.push_back({kind, name, p, s.top_k});
+        cases.push_back({kind, name, p, s.top_k, {}});
     }
 
     const BenchOptions& o_;
@@ -96,6 +105,10 @@ private:
 
 std::vector<Case> make_cases(const BenchOptions& o) {
     Maker make(o);
+    if (o.captured) {
+        for (int64_t layer : o.captured->layers()) make.captured(o.captured, layer);
+        return std::move(make.cases);
+    }
     for (const std::string& kind : o.cases)
         for (int64_t n : o.tokens.empty() ? kTokens.at(kind) : o.tokens) {
             if (kind == "square") make.square(n);

@@ -79,16 +79,31 @@ Pattern pattern_of(const Case& c, uint64_t seed) {
     return pattern;
 }
 
-/// The tokens [begin, end) of a planted field, to the rows from `row` on of every tensor.
+/// Planted operands of all the keys' tokens.
+Source planted(const Case& c, uint64_t seed) {
+    const Problem& p = c.problem;
+    io::ActivationsInfo info;
+    info.cu_seqlens = p.cu_seqlens_k;
+    io::LayerInfo sizes;
+    sizes.query_heads = p.query_heads;
+    sizes.kv_heads = p.kv_heads;
+    sizes.head_dim = p.head_dim;
+    sizes.index_dim = p.index_dim;
+    const Synthesizer synthesizer(info, pattern_of(c, seed));
+    return [synthesizer, sizes](io::Field field, QueryRange range) {
+        return synthesizer.make(sizes, field, range);
+    };
+}
+
+/// The tokens [begin, end) of a field, to the rows from `row` on of every tensor.
 template <int Rank>
-void fill_planted(Backend& backend, const std::vector<Stored<Rank>>& to,
-                  const Synthesizer& synthesizer, const io::LayerInfo& layer, io::Field field,
-                  QueryRange tokens, int64_t row) {
+void fill_from(Backend& backend, const std::vector<Stored<Rank>>& to, const Source& source,
+               io::Field field, QueryRange tokens, int64_t row) {
     const int64_t channels = to[0].row_bytes() / element_bytes(to[0].element());
     const int64_t piece = std::max<int64_t>(1, kStaging / (channels * int64_t{sizeof(float)}));
     for (int64_t begin = tokens.begin; begin < tokens.end; begin += piece) {
         const QueryRange range{begin, std::min(tokens.end, begin + piece)};
-        const Tensor<float, 3> made = synthesizer.make(layer, field, range);
+        const Tensor<float, 3> made = source(field, range);
         for (const Stored<Rank>& one : to) {
             const std::vector<char> stored = convert(made.data(), made.size(), one.element());
             backend.copy(one.data() + (row + begin - tokens.begin) * one.row_bytes(),
@@ -140,7 +155,14 @@ Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Par
     return layer;
 }
 
-void fill_attention(Backend& backend, Layer& layer, uint64_t seed) {
+void fill_attention(Backend& backend, const Case& c, Layer& layer, uint64_t seed) {
+    if (c.captured) {
+        const QueryRange all{0, c.problem.keys()};
+        fill_from<3>(backend, {layer.q}, c.captured, io::Field::q, all, 0);
+        fill_from<3>(backend, {layer.k}, c.captured, io::Field::k, all, 0);
+        fill_from<3>(backend, {layer.v}, c.captured, io::Field::v, all, 0);
+        return;
+    }
     fill_noise(backend, layer.q, seed, Stream::q, true);
     fill_noise(backend, layer.k, seed, Stream::k, true);
     fill_noise(backend, layer.v, seed, Stream::v, true);
@@ -156,25 +178,18 @@ void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string
         return;
     }
     const Problem& p = c.problem;
-    io::ActivationsInfo info;
-    info.cu_seqlens = p.cu_seqlens_k;
-    io::LayerInfo sizes;
-    sizes.query_heads = p.query_heads;
-    sizes.kv_heads = p.kv_heads;
-    sizes.head_dim = p.head_dim;
-    sizes.index_dim = p.index_dim;
-    const Synthesizer synthesizer(info, pattern_of(c, seed));
+    const Source source = c.captured ? c.captured : planted(c, seed);
     std::vector<Stored<3>> index_q;
     std::vector<Stored<2>> index_k;
     for (const IndexOperands& index : layer.index) {
         index_q.push_back(index.q);
         index_k.push_back(index.k);
     }
-    fill_planted(backend, index_k, synthesizer, sizes, io::Field::index_k, {0, p.keys()}, 0);
+    fill_from(backend, index_k, source, io::Field::index_k, {0, p.keys()}, 0);
     for (size_t s = 1; s < p.cu_seqlens_q.size(); ++s) {  // queries are the last tokens
         const int64_t first = p.cu_seqlens_q[s - 1], queries = p.cu_seqlens_q[s] - first;
         const QueryRange tokens{p.cu_seqlens_k[s] - queries, p.cu_seqlens_k[s]};
-        fill_planted(backend, index_q, synthesizer, sizes, io::Field::index_q, tokens, first);
+        fill_from(backend, index_q, source, io::Field::index_q, tokens, first);
     }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Operands of one layer in a backend's memory. Every value is a function of the seed and its place.
+// Operands of one layer in a backend's memory. Every value that no file gives is a function of the
+// seed and its place.
 #pragma once
 
 #include <memory>
@@ -70,10 +71,11 @@ struct Parts {
 int64_t layer_bytes(const Case&, const BenchOptions&, Parts);
 /// Memory alone. Throws MemoryError, or std::bad_alloc.
 Layer allocate_layer(Backend&, const Case&, const BenchOptions&, Parts);
-/// Fills q, k, v with noise of unit variance, which repeats itself after some megabytes.
-void fill_attention(Backend&, Layer&, uint64_t seed);
-/// Fills the operands of index_select, alike in every element: noise for "random", planted for
-/// "structured".
+/// Fills q, k, v: as captured, or with noise of unit variance, which repeats itself after some
+/// megabytes.
+void fill_attention(Backend&, const Case&, Layer&, uint64_t seed);
+/// Fills the operands of index_select, alike in every element: as captured for "fitted", noise for
+/// "random", planted for "structured".
 void fill_index(Backend&, const Case&, Layer&, const std::string& selection, uint64_t seed);
 /// Copies the operands, so that another layer computes the same in other memory.
 void copy_operands(Backend&, const Layer& from, Layer& to, Parts);

@@ -15,10 +15,10 @@ const About kAbout{
     .question = "How fast is each stage of MiniMax Sparse Attention, and the whole layer?",
     .usage = "[--out FILE] [options]",
     .examples = {"msa-bench --out results/bench.json",
-                 "msa-bench --cases square --stages sparse_attention --tokens 128K "
-                 "--order q_outer,kv_outer",
+                 "msa-bench --cases square --stages sparse_attention --order q_outer,kv_outer",
                  "msa-bench --cases decode --batch 8 --tokens 1M --json",
-                 "msa-bench --backend cpu --cases square,chunk --tokens 4K --samples 3"},
+                 "msa-bench --backend cpu --cases square,chunk --tokens 4K --samples 3",
+                 "msa-bench --backend cpu --input data/sample.h5 --indexer results/fit/results.h5"},
     .writes =
         "FILE, the record: device, commit, sizes and every sample (data/FORMAT.md).\n\n"
         "Cases, by tokens N (keys of a sequence; of a pack, all tokens):\n\n"
@@ -29,11 +29,17 @@ const About kAbout{
         "- decode: --batch sequences, 1 and 8 queries each; N 32K, 128K, 1M, at most 8M in all\n"
         "- top-k: k of N / Bk and 2 k of 2 N / Bk scores for N queries, select_blocks alone; "
         "N 128K, 512K\n\n"
+        "With --input, every layer of that file is a case of its own (captured): q, k and v are\n"
+        "the file's, as are its sequences and sizes; index_q and index_k are what the fitted "
+        "Index\n"
+        "Branch of --indexer makes of its x, else the file's own.\n\n"
         "Selections are what index_select makes of the index operands: noise (random), or a\n"
-        "planted sink, diagonal and slowly moving stripes (structured, as msa-synth plants them).\n"
+        "planted sink, diagonal and slowly moving stripes (structured, as msa-synth plants them);\n"
+        "of captured layers, those of the Index Branch (fitted).\n"
         "A layer is index_select and sparse_attention, nothing waited for in between. block_mass\n"
-        "runs on square cases, of up to 128K unless --tokens says more. Before a stage is timed,\n"
-        "sampled rows of its result are checked against the reference backend.",
+        "runs on captured layers, and on square cases of up to 128K unless --tokens says more.\n"
+        "Before a stage is timed, sampled rows of its result are checked against the reference\n"
+        "backend.",
 };
 
 const std::vector<std::string> kStages{"select_blocks", "block_mass",       "dense_attention",
@@ -45,6 +51,7 @@ const std::vector<LoopOrder> kOrders{LoopOrder::automatic, LoopOrder::q_outer, L
 /// What the command line says, word by word; empty and 0: not given.
 struct Words {
     std::string stages, cases, selections, orders, tokens, batches = "1,8,32,64,128";
+    std::string input, indexer, layers;
     std::string preset = "paper", element, index_element;
     Count query_heads, kv_heads, head_dim, index_dim, block_size, top_k, seed;
 };
@@ -58,6 +65,12 @@ po::options_description describe(BenchOptions& o, Words& w) {
         ("out", po::value(&o.out)->value_name("FILE"), "record to write, after every case anew")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
          "cuda, cpu or reference")  //
+        ("input", po::value(&w.input)->value_name("FILE"),
+         "activations whose layers are the cases")  //
+        ("indexer", po::value(&w.indexer)->value_name("FILE"),
+         "results.h5 of msa-fit-indexer, for index_q and index_k; default: those of --input")  //
+        ("layers", po::value(&w.layers)->value_name("L,..."),
+         "of --input; default: all with an Index Branch")  //
         ("stages", po::value(&w.stages)->value_name("NAME,..."),
          (join(kStages) + "; default: all").c_str())  //
         ("cases", po::value(&w.cases)->value_name("NAME,..."),
@@ -71,13 +84,14 @@ po::options_description describe(BenchOptions& o, Words& w) {
         ("batch", po::value(&w.batches)->default_value(w.batches)->value_name("N,..."),
          "sequences of a decode step")  //
         ("preset", po::value(&w.preset)->default_value(w.preset)->value_name("MODEL"),
-         ("sizes: a Hugging Face config.json, or " + join(list_models())).c_str())          //
-        ("query-heads", size(w.query_heads, "N"), "Hq; default: the model's")               //
-        ("kv-heads", size(w.kv_heads, "N"), "Hkv, GQA groups; default: the model's")        //
-        ("head-dim", size(w.head_dim, "N"), "dh; default: the model's")                     //
-        ("index-dim", size(w.index_dim, "N"), "didx; default: the model's, else 128")       //
-        ("block-size", size(w.block_size, "TOKENS"), "Bk; default: the model's, else 128")  //
-        ("top-k", size(w.top_k, "BLOCKS"), "k; default: the model's, else 16")              //
+         ("sizes: a Hugging Face config.json, or " + join(list_models())).c_str())     //
+        ("query-heads", size(w.query_heads, "N"), "Hq; default: the model's")          //
+        ("kv-heads", size(w.kv_heads, "N"), "Hkv, GQA groups; default: the model's")   //
+        ("head-dim", size(w.head_dim, "N"), "dh; default: the model's")                //
+        ("index-dim", size(w.index_dim, "N"), "didx; default: the model's, else 128")  //
+        ("block-size", size(w.block_size, "TOKENS"),
+         "Bk; default: the model's or the indexer's, else 128")                                  //
+        ("top-k", size(w.top_k, "BLOCKS"), "k; default: the model's or the indexer's, else 16")  //
         ("element", po::value(&w.element)->value_name("TYPE"),
          "of operands and outputs: bf16 or f32; default: bf16 on cuda, else f32")  //
         ("index-element", po::value(&w.index_element)->value_name("TYPE,..."),
@@ -100,10 +114,33 @@ std::vector<std::string> known_list(const std::string& option, const std::string
     return names;
 }
 
+/// The one name that a list may have with --input.
+std::string only_with_input(const std::string& option, const std::string& list,
+                            const std::string& name) {
+    require(list.empty() || list == name, "--", option, " is '", list, "', must be ", name,
+            " with --input");
+    return name;
+}
+
+/// Opens --input, which excludes whatever else says what the cases are.
+void read_captured(std::span<const std::string> args, const Words& w, BenchOptions& o) {
+    if (w.input.empty()) {
+        for (const char* option : {"indexer", "layers"})
+            require(!given(args, option), "--", option, " needs --input, a file of activations");
+        return;
+    }
+    for (const char* option :
+         {"tokens", "batch", "preset", "query-heads", "kv-heads", "head-dim", "index-dim"})
+        require(!given(args, option), "--input brings its own sizes and excludes --", option);
+    o.captured = std::make_shared<Captured>(
+        w.input, w.indexer, w.layers.empty() ? std::vector<int64_t>() : layer_list(w.layers));
+}
+
 void read_sizes(const Words& w, BenchOptions& o) {
     Model model = read_model(w.preset);
     o.model = model.name;
     o.sizes = layer_sizes(model);
+    if (o.captured) o.captured->take_sizes(o.sizes);
     const auto take = [&](const char* option, const Count& given, int64_t& size) {
         if (given.value == 0) return;
         check_at_least(option, given.value, 1);
@@ -116,6 +153,7 @@ void read_sizes(const Words& w, BenchOptions& o) {
     take("index-dim", w.index_dim, o.sizes.index_dim);
     take("block-size", w.block_size, o.sizes.block_size);
     take("top-k", w.top_k, o.sizes.top_k);
+    if (o.captured) o.model = o.captured->file().info().model_id;
     const auto read_element = [](const char* option, const std::string& name,
                                  const std::vector<Element>& known) {
         std::vector<std::string> names;
@@ -146,8 +184,13 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     Words w;
     if (!parse_command_line(kAbout, describe(o, w), "", args, out)) return std::nullopt;
     o.stages = known_list("stages", w.stages, kStages);
-    o.cases = known_list("cases", w.cases, kCases);
-    o.selections = known_list("selection", w.selections, kSelections);
+    if (w.input.empty()) {
+        o.cases = known_list("cases", w.cases, kCases);
+        o.selections = known_list("selection", w.selections, kSelections);
+    } else {
+        o.cases = {only_with_input("cases", w.cases, "captured")};
+        o.selections = {only_with_input("selection", w.selections, "fitted")};
+    }
     std::vector<std::string> orders;
     for (LoopOrder order : kOrders) orders.emplace_back(to_string(order));
     for (const std::string& name : known_list("order", w.orders, orders))
@@ -155,6 +198,7 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     if (!w.tokens.empty()) o.tokens = integer_list("tokens", w.tokens);
     o.batches = integer_list("batch", w.batches);
     for (int64_t batch : o.batches) check_option("batch", batch, 1, 4096);
+    read_captured(args, w, o);
     read_sizes(w, o);
     // Two blocks, so that there is something to choose from.
     for (int64_t tokens : o.tokens) check_at_least("tokens", tokens, 2 * o.sizes.block_size);

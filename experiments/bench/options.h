@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "analysis/stage_cost.h"
 #include "core/backend.h"
+#include "experiments/bench/captured.h"
 
 namespace msa::experiments {
 
@@ -19,6 +21,7 @@ struct BenchOptions {
     std::vector<std::string> stages, cases, selections;  // known names, in the order given
     std::vector<LoopOrder> orders;                       // of sparse_attention
     std::vector<int64_t> tokens;                         // empty: each case's own
+    std::shared_ptr<const Captured> captured;            // absent: operands are made up
     std::vector<int64_t> batches;                        // sequences of a decode step
     std::string model;
     analysis::LayerSizes sizes;  // all but the tokens

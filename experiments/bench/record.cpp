@@ -44,7 +44,9 @@ ordered_json sizes_json(const analysis::LayerSizes& s) {
 Record::Record(const BenchOptions& o, std::span<const std::string> args, const Backend& backend,
                const std::vector<double>& copy_rates)
     : options_(o), copy_rate_(median(copy_rates)) {
-    const io::RunRecord run = start_record("msa-bench", args, {});
+    const io::RunRecord run =
+        start_record("msa-bench", args,
+                     o.captured ? o.captured->inputs() : std::vector<std::filesystem::path>());
     json_ = {{"format", "msa-bench"},
              {"format_version", 1},
              {"complete", false},
@@ -59,8 +61,9 @@ Record::Record(const BenchOptions& o, std::span<const std::string> args, const B
              {"sizes", sizes_json(o.sizes)},
              {"seed", o.seed},
              {"copy_bytes_per_second", copy_rate_},
-             {"copy_samples", copy_rates},
-             {"measurements", ordered_json::array()}};
+             {"copy_samples", copy_rates}};
+    if (o.captured) json_["inputs"] = run.inputs;
+    json_["measurements"] = ordered_json::array();
 }
 
 void Record::add(const Case& c, const Measurement& m) {

@@ -56,8 +56,9 @@ public:
         if (!parts_.index && !parts_.attention) return;
         Measurement all{.stage = "all stages"};
         if (!fits(all, [&] { make_layers(); })) return;
-        if (o_.wants("block_mass") && case_.kind == "square" &&
-            (!o_.tokens.empty() || p_.queries() <= kMostMassTokens))
+        const bool square =
+            case_.kind == "square" && (!o_.tokens.empty() || p_.queries() <= kMostMassTokens);
+        if (o_.wants("block_mass") && (square || case_.captured))
             guarded({.stage = "block_mass"}, [&](Measurement& m) { block_mass(m); });
         if (o_.wants("dense_attention"))
             guarded({.stage = "dense_attention"}, [&](Measurement& m) { dense_attention(m); });
@@ -105,7 +106,7 @@ private:
         } catch (const MemoryError&) {
             layers_.resize(1);  // one does; leave room for the backend's own needs
         }
-        if (parts_.attention) fill_attention(backend_, layers_[0], o_.seed);
+        if (parts_.attention) fill_attention(backend_, case_, layers_[0], o_.seed);
         copy_to_others({.attention = parts_.attention});
     }
     void copy_to_others(Parts parts) {

@@ -114,6 +114,12 @@ std::vector<int64_t> layer_list(const std::string& list) {
     return layers;
 }
 
+bool given(std::span<const std::string> args, const std::string& option) {
+    return std::any_of(args.begin(), args.end(), [&](const std::string& arg) {
+        return arg == "--" + option || arg.rfind("--" + option + "=", 0) == 0;
+    });
+}
+
 std::string join(const std::vector<std::string>& words) {
     std::string joined;
     for (const std::string& word : words) joined += (joined.empty() ? "" : ", ") + word;

@@ -58,6 +58,9 @@ void check_option(const std::string& option, int64_t value, int64_t low, int64_t
 /// InputError "--option is V, must be at least L".
 void check_at_least(const std::string& option, int64_t value, int64_t low);
 
+/// Is "--option" among the arguments? For defaults that must not look like a choice.
+bool given(std::span<const std::string> args, const std::string& option);
+
 /// Adds --help, --help-markdown and --version, parses `args` into the variables that `options`
 /// names, positional arguments into the option `positional` (none when empty). Returns false when
 /// help or version was asked for, and written to `out`. Unknown, repeated and malformed options

@@ -16,17 +16,25 @@ void write_tokens(io::ActivationsWriter& to, const io::ActivationsReader& file, 
                   const IndexWeights& weights, QueryRange range, int64_t first, int threads) {
     for (Field field : {Field::q, Field::k, Field::v})
         to.write(layer, field, first, 0, file.read(layer, field, range));
+    for (Field field : {Field::index_q, Field::index_k})
+        to.write(layer, field, first, 0, fitted_index(file, layer, weights, field, range, threads));
+}
+
+}  // namespace
+
+Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer,
+                              const IndexWeights& weights, Field field, QueryRange range,
+                              int threads) {
+    MSA_CHECK(field == Field::index_q || field == Field::index_k);
     const Tensor<float, 3> x = file.read(layer, Field::x, range);
     const View<const float, 2> hidden(x.data(), {x.extent(0), x.extent(2)});
     const std::vector<KeyRange> seen = visible_keys(
         io::layer_problem(file.info(), file.layer(layer), kMaxBlockSize).with_queries(range));
     std::vector<int64_t> positions;
     for (const KeyRange& keys : seen) positions.push_back(keys.count - 1);
-    to.write(layer, Field::index_q, first, 0, index_queries(weights, hidden, positions, threads));
-    to.write(layer, Field::index_k, first, 0, index_keys(weights, hidden, positions, threads));
+    return field == Field::index_q ? index_queries(weights, hidden, positions, threads)
+                                   : index_keys(weights, hidden, positions, threads);
 }
-
-}  // namespace
 
 void write_indexer_file(const std::filesystem::path& path,
                         std::span<const io::ActivationsReader> files,

@@ -4,10 +4,15 @@
 #include <filesystem>
 #include <span>
 
+#include "core/index_branch.h"
 #include "core/io/activations.h"
 #include "core/io/results.h"
 
 namespace msa::experiments {
+
+/// index_q or index_k [n, heads, didx] that the weights make of the tokens [range) of a file.
+Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer, const IndexWeights&,
+                              io::Field, QueryRange range, int threads = 0);
 
 /// Writes the fitted layers of `results` as activations, replacing `path`: q, k and v of all input
 /// files, index_q and index_k of the fitted weights, in the element type of the input.

@@ -137,18 +137,13 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
     o.files.assign(files.begin(), files.end());
     o.out = directory;
     if (!layers.empty()) o.layers = layer_list(layers);
-    const auto given = [&](const char* option) {
-        return std::any_of(args.begin(), args.end(), [&](const std::string& arg) {
-            return arg == option || arg.rfind(std::string(option) + "=", 0) == 0;
-        });
-    };
-    if (given("--rope-dim")) o.rotary_dim = rotary_dim;
-    if (given("--rope-theta")) o.rope_theta = rope_theta;
+    if (given(args, "rope-dim")) o.rotary_dim = rotary_dim;
+    if (given(args, "rope-theta")) o.rope_theta = rope_theta;
     o.block_size = block_size.value;
     o.rule.top_k = top_k.value;
     o.rms_norm = choice("norm", norm, kNorms) == 1;
     o.steps = steps.value;
-    o.warmup_steps = given("--warmup-steps") ? warmup.value : std::min(warmup.value, o.steps);
+    o.warmup_steps = given(args, "warmup-steps") ? warmup.value : std::min(warmup.value, o.steps);
     o.queries_per_step = queries.value;
     o.split = static_cast<SplitBy>(choice("split", split, kSplits));
     o.start = static_cast<Start>(choice("init", start, kStarts));

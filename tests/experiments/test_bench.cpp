@@ -256,6 +256,24 @@ TEST_F(Bench, EveryIndexElementIsMeasured) {
                                                   {"layer e4m3", 1}}));
 }
 
+TEST_F(Bench, OperandsOfAFileInEveryElement) {
+    Broken::announce("nothing");
+    const Outcome outcome =
+        kBench({"--backend", "broken", "--input", make("a.h5"), "--samples", "1", "--stages",
+                "layer", "--element", "bf16", "--index-element", "bf16,e4m3", "--block-size", "8",
+                "--top-k", "4", "--json"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    std::vector<std::string> layers;
+    const json record = json::parse(outcome.out);
+    for (const json& m : record["measurements"]) {
+        EXPECT_FALSE(m.contains("skipped")) << m;
+        layers.push_back(m["case"].get<std::string>() + ", " +
+                         m["index_element"].get<std::string>());
+    }
+    EXPECT_EQ(layers, (std::vector<std::string>{"layer 0, 150, bf16", "layer 0, 150, e4m3",
+                                                "layer 3, 150, bf16", "layer 3, 150, e4m3"}));
+}
+
 TEST_F(Bench, ResultsOfTheStageBeforeDoNotCount) {
     Broken::announce("silence");  // kv_outer writes nothing, after q_outer has
     const Outcome outcome = run({"--cases", "square", "--order", "q_outer,kv_outer"}, "broken");
