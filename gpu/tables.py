@@ -17,6 +17,7 @@ import baselines
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "gpu/README.md")
+KINDS = ("square", "chunk", "short", "pack", "decode")
 MARKED = re.compile(r"(<!-- table (\w+) from data/bench -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -55,6 +56,13 @@ class Records:
                     all(m.get(key) == value for key, value in more.items()):
                 return m
         return None
+
+    def layer_cases(self) -> list[str]:
+        """By kind, keys, sequences and queries of each."""
+        def place(m: dict) -> tuple:
+            return (KINDS.index(m["kind"]), m["keys"] / m["sequences"], m["sequences"], m["queries"])
+        found = [m for m in self.measured if m["stage"] == "layer" and m["kind"] in KINDS]
+        return list(dict.fromkeys(m["case"] for m in sorted(found, key=place)))
 
     def layers(self, case: str) -> list:
         """Structured bf16, structured e4m3, random bf16."""
@@ -111,7 +119,7 @@ def overview(records: Records) -> list[list[str]]:
 def layers(records: Records) -> list[list[str]]:
     """Every case: dense attention, and the layer over it."""
     rows = [["case", "dense", "structured", "", "fp8 index", "", "random", ""]]
-    for case in dict.fromkeys(m["case"] for m in records.measured if m["stage"] == "layer"):
+    for case in records.layer_cases():
         found = records.layers(case)
         if not any(found):  # captured layers have a selection of their own
             continue

@@ -82,6 +82,7 @@ __global__ void combine_slots_kernel(Slots slots, const int32_t* ids, int64_t ro
 }
 
 Tensor<int32_t, 3> on_host(const Call& call, View<const int32_t, 3> ids) {
+    require_host_copies(*call.owner);
     Tensor<int32_t, 3> host(ids.shape());
     check(
         cudaMemcpyAsync(host.data(), ids.data(), static_cast<size_t>(ids.size()) * sizeof(int32_t),

@@ -95,6 +95,27 @@ TEST_F(Cuda, OutOfMemoryNamesTheBytesAndLeavesTheBackendUsable) {
     EXPECT_EQ(get(*backend, zeros, 999, 1)[0], 0.0F);
 }
 
+TEST_F(Cuda, WhatCopiesToTheHostRefusesToBeCaptured) {
+    const std::unique_ptr<Backend> backend = make_backend("cuda");
+    const Case c{"capture", square_problem(90, 8, 2, 40, 16, 16), {.top_k = 3}};
+    const Operands o = make_operands(c, Element::f32);
+    const Tensor<int32_t, 3> ids =
+        backend->upload(reference().index_select(c.problem, c.rule, o).view());
+    const Tensor<float, 3> q = backend->upload(o.q.view()), k = backend->upload(o.k.view()),
+                           v = backend->upload(o.v.view());
+    Tensor<float, 3> out = backend->make<float, 3>(o.q.shape());
+    Tensor<float, 2> lse = backend->make<float, 2>({o.q.extent(0), o.q.extent(1)});
+    const auto call = [&] {
+        backend->sparse_attention(c.problem, {q, k, v}, ids, {out.view(), lse},
+                                  LoopOrder::kv_outer);
+    };
+    call();
+    const Tensor<float, 3> want = backend->download(out.view());
+    EXPECT_THROW(backend->capture(call), UnsupportedError);
+    call();
+    EXPECT_TRUE(identical(backend->download(out.view()), want));
+}
+
 TEST_F(Cuda, NoSuchDeviceIsAnInputError) {
     const auto start = [](int device) {
         return [device] { make_backend("cuda", {.device = device}); };
