@@ -43,10 +43,18 @@ tests() { MSA_REQUIRE=cuda "$bin/test_backends" --gtest_brief=1 --gtest_filter="
 # shellcheck disable=SC2317
 fit() { MSA_REQUIRE=cuda "$bin/test_experiments" --gtest_brief=1 --gtest_filter='*FitBackend*'; }
 
+# sanitizer TOOL FILTER [OPTIONS]: in shards, side by side.
 # shellcheck disable=SC2317
 sanitizer() {
-    MSA_REQUIRE=cuda compute-sanitizer --tool "$1" --error-exitcode 9 "${@:3}" \
-        "$bin/test_backends" --gtest_brief=1 --gtest_filter="$2"
+    local shard pid pids=() outcome=0
+    for ((shard = 0; shard < shards; ++shard)); do
+        MSA_REQUIRE=cuda OMP_NUM_THREADS=1 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
+            compute-sanitizer --tool "$1" --error-exitcode 9 "${@:3}" \
+            "$bin/test_backends" --gtest_brief=1 --gtest_filter="$2" &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || outcome=1; done
+    return "$outcome"
 }
 
 # Without a device the tests must skip, and fail where the device is required.
@@ -56,6 +64,7 @@ no_device() {
         ! CUDA_VISIBLE_DEVICES='' tests '*CanStart*/cuda'
 }
 
+shards=$(($(nproc) < 8 ? $(nproc) : 8))
 every=""
 small=""
 for test in DenseAttention.MatchesReference IndexScores.MatchesReference \
@@ -66,6 +75,10 @@ for test in DenseAttention.MatchesReference IndexScores.MatchesReference \
     for case in f32_packed_ragged bf16_tail_block bf16_mqa f32_empty_keys f32_forty_heads; do
         small+="All/$test/cuda_$case:"
     done
+done
+for case in square prefix decode many_groups few_wide; do  # what the tuned kernels answer
+    every+="All/Tuned.*/$case:"
+    small+="All/Tuned.*/$case:"
 done
 
 stage "tests" '[0-9]+ tests?\.|[0-9]+ FAILED TEST' tests '*cuda*:Cuda.*:*Tuned.*'
