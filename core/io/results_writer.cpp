@@ -96,6 +96,7 @@ struct ResultsWriter::Impl {
     std::string unit;                // under way
     h5::Handle file;                 // of the unit under way
     bool complete = false;           // `path` holds the whole run already
+    bool replaces = false;           // `path` holds another one, till the end of this
 
     h5::Place at(const std::string& object) const { return {unit_path, object}; }
 
@@ -133,8 +134,8 @@ ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExi
     const std::string name = impl_->path.string();
     check_output(impl_->path, if_exists != IfExists::refuse);
     const bool complete = std::filesystem::exists(impl_->path);
-    const bool unfinished =
-        std::filesystem::exists(impl_->directory / "run.json") && !impl_->finished_units().empty();
+    const bool unfinished = std::filesystem::exists(impl_->directory / "run.json") &&
+                            (complete || !impl_->finished_units().empty());
     require(!unfinished || if_exists != IfExists::refuse, impl_->directory.string(),
             ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
     if (unfinished && if_exists == IfExists::resume) {
@@ -143,12 +144,13 @@ ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExi
         require_same_run(name, ResultsReader(impl_->path).run(), impl_->record);
         impl_->complete = true;
     } else {
+        impl_->replaces = complete;
         impl_->start_afresh();
     }
 }
 
 ResultsWriter::~ResultsWriter() {
-    if (!impl_->units.empty()) return;
+    if (!impl_->units.empty() || impl_->replaces) return;  // --resume goes on with it
     impl_->file.reset();
     std::error_code ignored;  // what is left is no unfinished run to anybody
     std::filesystem::remove_all(impl_->directory, ignored);

@@ -32,8 +32,12 @@ io::RunRecord start_record(const std::string& program, std::span<const std::stri
     record.host = std::string(system.nodename) + ", " + system.sysname + " " + system.release +
                   ", " + system.machine;
     record.started = utc_now();
-    for (const std::filesystem::path& input : inputs)
-        record.inputs[input.filename().string()] = io::sha256_of_file(input);
+    for (const std::filesystem::path& input : inputs) {
+        const std::string name = input.filename().string();
+        std::string key = name;
+        for (int n = 2; record.inputs.contains(key); ++n) key = text(name, " (", n, ")");
+        record.inputs[key] = io::sha256_of_file(input);
+    }
     return record;
 }
 

@@ -112,7 +112,8 @@ void fit_layers(const FitOptions& o, std::span<const io::ActivationsReader> file
         fit_some();
     }
     if (failures.empty()) return;
-    for (size_t n = 1; n < failures.size(); ++n) err << failures[n].message << '\n';
+    for (size_t n = 1; n < failures.size(); ++n)
+        err << "msa-fit-indexer: " << failures[n].message << '\n';
     std::rethrow_exception(failures.front().error);
 }
 
@@ -147,6 +148,7 @@ int fit_indexer(std::span<const std::string> args, std::ostream& out, std::ostre
         const Checkpoint checkpoint = checkpoint_of(layer);
         check_unfinished(o, checkpoint.path(), std::filesystem::exists(checkpoint.path()));
         if (o.overwrite) checkpoint.remove();
+        if (o.resume) checkpoint.load();  // refuses that of another run before anything is trained
     }
     const std::filesystem::path results_path = o.out / "results.h5";
     const std::filesystem::path summary_path = o.out / "summary.json";  // written last

@@ -41,7 +41,7 @@ std::string diverged(std::span<const io::ActivationsReader> files, int64_t layer
         names += (names.empty() ? "" : ", ") + file.path().string();
     return text(names, ": layer ", layer, ": the loss is not finite at step ", step,
                 "; the weights after step ", good, " are kept in ", checkpoint.string(),
-                "; a smaller --lr may help");
+                "; --overwrite starts again, a smaller --lr may help");
 }
 
 }  // namespace

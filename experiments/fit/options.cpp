@@ -98,7 +98,7 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
         ("split", po::value(&split)->default_value("position")->value_name("BY"),
          "what --train and --eval count: position (in every sequence) or sequence")  //
         ("train", po::value(&o.train)->value_name("A:B"),
-         "queries to train on; default: the first three quarters")  //
+         "queries to train on; default: the first three quarters of the longest sequence")  //
         ("eval", po::value(&o.held_out)->value_name("A:B"),
          "held-out queries; default: the rest")  //
         ("eval-every", po::value(&o.eval_every)->default_value(o.eval_every)->value_name("STEPS"),
@@ -161,7 +161,10 @@ std::string FitOptions::identity() const {
     const auto number = [](const auto& value) {
         return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
     };
+    std::vector<std::string> names;  // in order: sequences are numbered through
+    for (const std::filesystem::path& file : files) names.push_back(file.filename().string());
     return nlohmann::ordered_json{
+        {"files", names},
         {"layers", layers},
         {"index_dim", index_dim},
         {"block_size", block_size},

@@ -158,8 +158,11 @@ ordered_json describe_results(const std::string& path, bool stats) {
         {"argv", run.argv},     {"commit", run.commit},    {"host", run.host},
         {"device", run.device}, {"started", run.started},  {"finished", run.finished},
         {"seed", run.seed},     {"inputs", run.inputs},    {"done", file.done()}};
-    about["layers"] = file.list("/layers");
-    about["selectors"] = file.list("/select");
+    const auto list = [&](const char* group) {
+        return file.has(group) ? file.list(group) : std::vector<std::string>();
+    };
+    about["layers"] = list(file.has("/fit") ? "/fit" : "/layers");
+    about["selectors"] = list("/select");
     about["datasets"] = ordered_json::array();
     for (const io::DatasetInfo& dataset : file.datasets("/")) {
         ordered_json row{

@@ -87,5 +87,79 @@ TEST_F(FitResume, GoesOnFromTheCheckpointBitByBit) {
     EXPECT_TRUE(same_results(path("out/results.h5"), path("whole/results.h5")));
 }
 
+TEST_F(FitResume, ARefusalTrainsAndLosesNothing) {
+    // Layer 3 is under way, layer 5 waits.
+    const std::string file = write("a.h5", {.layers = {3, 5}});
+    const std::vector<std::string> more{"--steps", "400",          "--warmup-steps",
+                                        "200",     "--eval-every", "10"};
+    const auto with = [&](std::vector<std::string> last) {
+        last.insert(last.begin(), more.begin(), more.end());
+        return last;
+    };
+    ASSERT_EQ(run({file}, "whole", more).code, 0);
+    for (int64_t delay = 40000; !std::filesystem::exists(path("out/checkpoint-3.h5"));
+         delay += 20000)
+        ASSERT_NE(run_for("msa-fit-indexer", args({file}, "out", with({"--resume"})),
+                          std::chrono::microseconds(delay), SIGINT),
+                  0);
+    const std::string before = file_text(path("out/checkpoint-3.h5"));
+    const Outcome refused = run({file}, "out", with({"--resume", "--lr", "0.5"}));
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_NE(refused.err.find("checkpoint-3.h5: cannot resume, options.lr was"), std::string::npos)
+        << refused.err;
+    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
+    EXPECT_EQ(file_text(path("out/checkpoint-3.h5")), before);
+    EXPECT_EQ(run({file}, "out", with({"--resume"})).code, 0);
+    EXPECT_TRUE(same_results(path("out/results.h5"), path("whole/results.h5")));
+}
+
+TEST_F(FitResume, GoesOnWithARunThatReplacesAnother) {
+    const std::string file = write("a.h5");
+    const std::vector<std::string> more{"--steps", "400",          "--warmup-steps",
+                                        "200",     "--eval-every", "10"};
+    const auto with = [&](const char* last) {
+        std::vector<std::string> all = more;
+        all.emplace_back(last);
+        return all;
+    };
+    ASSERT_EQ(run({file}, "whole", more).code, 0);
+    ASSERT_EQ(run({file}, "out").code, 0);
+    for (int64_t delay = 40000; !std::filesystem::exists(path("out/checkpoint-3.h5"));
+         delay += 20000)
+        ASSERT_NE(run_for("msa-fit-indexer", args({file}, "out", with("--overwrite")),
+                          std::chrono::microseconds(delay), SIGINT),
+                  0);
+    EXPECT_EQ(run({file}, "out", {"--resume"}).code, 2);  // that is the run which is replaced
+    EXPECT_TRUE(std::filesystem::exists(path("out/checkpoint-3.h5")));
+    const Outcome resumed = run({file}, "out", with("--resume"));
+    EXPECT_EQ(resumed.code, 0) << resumed.err;
+    EXPECT_TRUE(same_results(path("out/results.h5"), path("whole/results.h5")));
+}
+
+TEST_F(FitResume, FilesOfOneNameAndTheOrderOfFilesCount) {
+    std::filesystem::create_directories(path("one"));
+    std::filesystem::create_directories(path("two"));
+    const std::string a = write("one/a.h5"), other = write("two/a.h5", {.stream = 2}),
+                      b = write("b.h5", {.stream = 3});
+    ASSERT_EQ(run({a, other, b}, "out").code, 0);
+    EXPECT_EQ(io::ResultsReader(path("out/results.h5")).run().inputs.size(), 3U);
+    EXPECT_EQ(run({a, other, b}, "out", {"--resume"}).code, 0);
+    EXPECT_NE(run({other, a, b}, "out", {"--resume"}).err.find("cannot resume, inputs.a.h5"),
+              std::string::npos);
+    EXPECT_NE(run({b, a, other}, "out", {"--resume"}).err.find("cannot resume, options.files was"),
+              std::string::npos);
+}
+
+TEST_F(FitResume, InspectShowsAFit) {
+    const std::string file = write("a.h5", {.layers = {3, 5}});
+    ASSERT_EQ(run({file}, "out").code, 0);
+    const Outcome shown = kInspect({path("out/results.h5"), "--stats"});
+    EXPECT_EQ(shown.code, 0) << shown.err;
+    EXPECT_NE(shown.out.find("/train/kl"), std::string::npos) << shown.out;
+    const nlohmann::json about =
+        nlohmann::json::parse(kInspect({path("out/results.h5"), "--json"}).out).at(0);
+    EXPECT_EQ(about["layers"], nlohmann::json({"3", "5"}));
+}
+
 }  // namespace
 }  // namespace msa::test
