@@ -45,8 +45,8 @@ public:
     /// refuse: InputError if `path` exists or an unfinished run is beside it (naming --overwrite
     /// and --resume). overwrite: starts afresh; `path` stays as it is until finish(). resume:
     /// keeps the finished units of a run with the same program, options, seed and inputs, all of
-    /// them if `path` is that run already; InputError naming the first difference otherwise; starts
-    /// afresh where there is nothing.
+    /// them if `path` is that run already and nobody had begun to replace it; InputError naming the
+    /// first difference otherwise; starts afresh where there is nothing.
     ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists);
     /// Without finish(): keeps the finished units, removes what holds none.
     ~ResultsWriter();

@@ -137,7 +137,13 @@ void Record::print(std::ostream& out) const {
                    flops > 0 ? number_text(flops / kTera) : "-", fixed_text(m["share_of_copy"], 3),
                    fixed_text(value_or_nan(m, "speed_up"), 2)});
     }
-    if (!table.empty()) table.print(out);
+    if (!table.empty()) {
+        table.print(out);
+        out << "\nunion of 8: blocks that 8 neighbouring queries select, mean; spread: slowest "
+               "less\n"
+               "fastest sample, over the median; of copy rate: bytes a second over a copy's; over\n"
+               "dense: time of dense attention over this one\n";
+    }
     for (const ordered_json& m : json_["measurements"])
         if (m.contains("skipped"))
             out << "skipped: " << m["case"].get<std::string>() << ", " << words_of(m) << ": "
