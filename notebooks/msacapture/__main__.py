@@ -74,9 +74,10 @@ def refuse_unused(options, unused, why: str):
 def read_config(path) -> str:
     text = Path(path).read_text(encoding="utf-8")
     try:
-        json.loads(text)
+        config = json.loads(text)
     except ValueError as error:
         raise CaptureError(f"{path}: {error}") from error
+    require(isinstance(config, dict), f"{path}: must be a JSON object, as a config.json is")
     return text
 
 
