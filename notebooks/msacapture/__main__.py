@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .capture import capture, token_ids
 from .layer import STATES, CaptureError, require
 
 
@@ -19,24 +20,27 @@ def integers(text: str) -> list[int]:
 def read_sequences(options, tokenize) -> list:
     """Token ids of every token file, then of every text."""
     def read_tokens(path):
-        return np.load(path) if path.endswith(".npy") else json.loads(Path(path).read_text())
+        return token_ids(np.load(path) if path.endswith(".npy") else
+                         json.loads(Path(path).read_text()), path)
 
     def read_text(path):
-        return tokenize(sys.stdin.read() if path == "-" else Path(path).read_text("utf-8"))
+        ids = tokenize(sys.stdin.read() if path == "-" else Path(path).read_text("utf-8"))
+        require(len(ids), f"{path}: the tokenizer of {options.model} makes no tokens of it; "
+                "--tokens takes token ids")
+        return ids
 
     sequences = []
     for read, paths in ((read_tokens, options.tokens), (read_text, options.text)):
         for path in paths:
             try:
                 sequences.append(read(path))
-            except ValueError as error:
+            except (ValueError, EOFError) as error:
                 raise CaptureError(f"{path}: {error}") from error
     require(sequences, "nothing to run the model on: --text or --tokens names files")
     return sequences
 
 
 def run_capture(options):
-    from .capture import capture
     from .transformers_model import TransformersModel
 
     require(options.overwrite or not Path(options.out).exists(),
@@ -67,6 +71,16 @@ def refuse_unused(options, unused, why: str):
                 f"--{name.replace('_', '-')} has no effect here: {why}")
 
 
+def read_config(path) -> str:
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise CaptureError(f"{path}: {error}") from error
+    require(isinstance(config, dict), f"{path}: must be a JSON object, as a config.json is")
+    return text
+
+
 def run_convert(options):
     from .convert import ImportOptions, export_safetensors, import_arrays, rotate
 
@@ -74,7 +88,7 @@ def run_convert(options):
     if not first.endswith((".h5", ".hdf5")):
         refuse_unused(options, ROTATION, f"{first} is imported; RoPE is applied to the activations "
                       "file that comes of it")
-        config = options.model_config and Path(options.model_config).read_text(encoding="utf-8")
+        config = options.model_config and read_config(options.model_config)
         import_arrays(options.source, options.out, ImportOptions(
             names=options.names, layers=options.layers, layout=options.layout,
             lengths=options.lengths, state=options.state, softmax_scale=options.softmax_scale,
@@ -126,7 +140,8 @@ def parser() -> argparse.ArgumentParser:
                          help="tokens of each sequence; default: the whole array, or cu_seqlens")
     command.add_argument("--state", choices=STATES, help="of q and k; must be given on import")
     command.add_argument("--softmax-scale", type=float, help="default: 1/sqrt(head dim)")
-    command.add_argument("--rotary-dim", type=int, help="channels that RoPE turns; default: all")
+    command.add_argument("--rotary-dim", type=int,
+                         help="channels that RoPE turns; default: all, or as --model-config says")
     command.add_argument("--rope-theta", type=float)
     command.add_argument("--model-id")
     command.add_argument("--model-config", metavar="FILE", help="config.json of the model")

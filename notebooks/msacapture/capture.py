@@ -67,9 +67,14 @@ def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, 
 
 
 def _tokens(tokens, number: int, max_tokens: int | None) -> np.ndarray:
-    ids = np.asarray(tokens)
     require(max_tokens is None or max_tokens >= 1, f"{max_tokens} tokens of each sequence asked "
             "for, must be at least 1")
+    return token_ids(tokens, f"sequence {number}")[:max_tokens]
+
+
+def token_ids(tokens, place: str) -> np.ndarray:
+    """int64 [S], S >= 1; `place` begins the message that refuses others."""
+    ids = np.asarray(tokens)
     require(ids.ndim == 1 and ids.size and np.issubdtype(ids.dtype, np.integer),
-            f"sequence {number}: token ids must be a list of integers, not empty")
-    return ids[:max_tokens].astype(np.int64)
+            f"{place}: token ids must be a list of integers, not empty")
+    return ids.astype(np.int64)

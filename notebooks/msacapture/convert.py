@@ -47,17 +47,18 @@ def import_arrays(paths, out, options: ImportOptions, overwrite: bool = False) -
     lengths = options.lengths or _lengths(source, found, options.layout)
     tokens = None
     if "tokens" in source.names():
-        tokens = pack(source.read("tokens"), options.layout, lengths, "tokens")
+        tokens = pack(source.read("tokens"), options.layout, lengths, source.place("tokens"))
     with ActivationsWriter(
             out, model_id=options.model_id or known.get("model_id", source.paths[0].stem),
             model_config=options.model_config or known.get("model_config", "{}"),
             producer=known.get("producer", "msacapture convert"),
             cu_seqlens=np.cumsum([0, *lengths]), tokens=tokens, overwrite=overwrite) as writer:
         for number, names in found.items():
-            arrays = {field: pack(source.read(name), options.layout, lengths, name)
+            arrays = {field: pack(source.read(name), options.layout, lengths, source.place(name))
                       for field, name in names.items()}
             writer.write(number, 0, _layer(number, arrays, source, options,
-                                           json.loads(known.get(f"layers.{number}", "{}"))))
+                                           json.loads(known.get(f"layers.{number}", "{}"))),
+                         source.paths[0])
         writer.finish()
 
 
@@ -113,21 +114,21 @@ def rotate(path, out, *, rotary_dim: int | None = None, rope_theta: float | None
                         rotated = apply_rope(getattr(layer, side), positions(file.cu_seqlens), dim,
                                              theta, interleaved)
                         layer = replace(layer, **{side: rotated, f"{side}_state": "post_rope"})
-                writer.write(number, 0, replace(layer, rotary_dim=dim, rope_theta=theta))
+                writer.write(number, 0, replace(layer, rotary_dim=dim, rope_theta=theta), path)
             writer.finish()
 
 
-def pack(array: np.ndarray, layout: str, lengths, name: str) -> np.ndarray:
+def pack(array: np.ndarray, layout: str, lengths, place: str) -> np.ndarray:
     """[B, H, S, D] or [B, S, H, D] (without heads: [B, S, D]; tokens: [B, S]) -> [N, ...]: the
-    first lengths[b] tokens of every row, one after the other."""
+    first lengths[b] tokens of every row, one after the other. `place` begins the messages."""
     if layout == "packed":
-        require(len(array) == sum(lengths), f"{name}: has {len(array)} tokens, the sequences have "
+        require(len(array) == sum(lengths), f"{place}: has {len(array)} tokens, the sequences have "
                 f"{sum(lengths)}")
         return array
     if layout == "bhsd" and array.ndim == 4:
         array = array.swapaxes(1, 2)
     require(array.ndim >= 2 and len(array) == len(lengths) and max(lengths) <= array.shape[1],
-            f"{name}: has {array.shape[:2]} rows and tokens, asked for are {len(lengths)} "
+            f"{place}: has {array.shape[:2]} rows and tokens, asked for are {len(lengths)} "
             f"sequences of up to {max(lengths)} tokens")
     return np.concatenate([row[:length] for row, length in zip(array, lengths)])
 
@@ -162,15 +163,16 @@ def _lengths(source: Source, found, layout: str) -> list[int]:
     name = next(iter(found.values()))["q"]
     shape = source.read(name).shape
     rank = 3 if layout == "packed" else 4
-    require(len(shape) == rank, f"{name}: has shape {shape}, must have {rank} axes in layout "
-            f"{layout}")
+    require(len(shape) == rank, f"{source.place(name)}: has shape {shape}, must have {rank} axes "
+            f"in layout {layout}")
     return [shape[0]] if layout == "packed" else [shape[{"bhsd": 2, "bshd": 1}[layout]]] * shape[0]
 
 
 def _layer(number: int, arrays, source: Source, options: ImportOptions, attributes) -> Layer:
+    place = f"{source.paths[0]}: layer {number}"
     if arrays.get("index_k") is not None and arrays["index_k"].ndim == 3:
         require(arrays["index_k"].shape[1] == 1,
-                f"layer {number}: index_k has {arrays['index_k'].shape[1]} heads, must have one")
+                f"{place}: index_k has {arrays['index_k'].shape[1]} heads, must have one")
         arrays["index_k"] = arrays["index_k"][:, 0]
     layer = Layer(**arrays, softmax_scale=arrays["q"].shape[-1] ** -0.5)
     given = {name: getattr(options, name) for name in ("softmax_scale", "rotary_dim", "rope_theta")
@@ -178,9 +180,21 @@ def _layer(number: int, arrays, source: Source, options: ImportOptions, attribut
     if options.state is not None:
         given |= {"q_state": options.state, "k_state": options.state}
     require("q_state" in attributes or "q_state" in given,
-            f"layer {number}: --state must say whether q and k are stored after RoPE")
+            f"{place}: --state must say whether q and k are stored after RoPE")
     set_attributes(layer, {**attributes, **given})
+    if layer.rotary_dim is None and "none" not in (layer.q_state, layer.k_state) and (
+            options.rope_theta is not None or options.model_config):
+        layer.rotary_dim = _rotary_dim(options.model_config, arrays["q"].shape[-1])
     prefix = NAMES.format(layer=number, field="weights.")
     layer.weights = {name.removeprefix(prefix): source.read(name) for name in source.names()
                      if attributes and name.startswith(prefix)}
     return layer
+
+
+def _rotary_dim(model_config: str | None, head_dim: int) -> int:
+    """Channels that RoPE turns: all, unless the model's configuration names fewer."""
+    config = json.loads(model_config or "{}")
+    config = config.get("text_config") or config
+    rope = config.get("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
+    return int(config.get("rotary_dim") or head_dim * share)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -17,6 +18,7 @@ class ActivationsReader:
     the numbers of the layers, ascending."""
 
     def __init__(self, path):
+        require(Path(path).exists(), f"{path}: No such file or directory")
         try:
             self._file = h5py.File(path, "r")
         except OSError as error:

@@ -38,11 +38,19 @@ class Source:
                     np.load(path, mmap_mode="r")
             else:
                 raise CaptureError(f"{path}: is no .safetensors, .npz, .npy or .h5 file")
+        except FileNotFoundError as error:
+            raise CaptureError(f"{path}: No such file or directory") from error
         except (OSError, ValueError, SafetensorError) as error:
-            raise CaptureError(f"{path}: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise CaptureError(f"{path}: {why}") from error
 
     def names(self) -> list[str]:
         return self._names
+
+    def place(self, name: str) -> str:
+        """Begins the messages about an array: its file and name."""
+        several = {path.stem: path for path in self.paths[1:]}
+        return f"{several.get(name, self.paths[0])}: {name}"
 
     def read(self, name: str) -> np.ndarray:
         """Floating values as float16, bfloat16 or float32; float64 is rounded to float32. numpy

@@ -42,21 +42,23 @@ class ActivationsWriter:
             self._file.close()
             self._partial.unlink(missing_ok=True)
 
-    def write(self, number: int, first_token: int, layer: Layer):
-        """The tokens from `first_token` on of layer `number`; the first call fixes its sizes."""
-        check(layer, f"layer {number}")
+    def write(self, number: int, first_token: int, layer: Layer, source=None):
+        """The tokens from `first_token` on of layer `number`; the first call fixes its sizes.
+        `source`: the file that they are from, for messages."""
+        place = f"layer {number}" if source is None else f"{source}: layer {number}"
+        check(layer, place)
         if str(number) not in self._file["layers"]:
             self._create(number, layer)
         group = self._file[f"layers/{number}"]
         for name, values in layer.attributes().items():
             require(np.array_equal(group.attrs[name], values),
-                    f"layer {number}: {name} is {values}, of earlier tokens {group.attrs[name]}")
+                    f"{place}: {name} is {values}, of earlier tokens {group.attrs[name]}")
         tokens = slice(first_token, first_token + len(layer.q))
         for name, array in layer.arrays().items():
             dataset = group[name]
             stored = bfloat16 if "logical_dtype" in dataset.attrs else dataset.dtype
             require(array.shape[1:] == dataset.shape[1:] and layer.element() == stored,
-                    f"layer {number}: {name} is {layer.element()} {array.shape[1:]} per token, of "
+                    f"{place}: {name} is {layer.element()} {array.shape[1:]} per token, of "
                     f"earlier tokens {stored} {dataset.shape[1:]}")
             array = array.astype(stored, copy=False)
             dataset[tokens] = array.view(np.uint16) if stored == bfloat16 else array

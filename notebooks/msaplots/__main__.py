@@ -25,10 +25,13 @@ def more_sections(options, files: ExitStack):
         before.append(training_section(files.enter_context(FitResults(options.fit))))
     if options.compare:
         after.append(comparison_section(read_comparison(options.compare)))
-    bench = read_bench(*options.bench)
-    for path in options.cost:
-        cost = read_cost(path)
-        after.append(orders_section(cost) if "rows" in cost else efficiency_section(cost, bench, options.bench))
+    bench, costs = read_bench(*options.bench), [read_cost(path) for path in options.cost]
+    if options.bench and all("rows" in cost for cost in costs):
+        raise ResultsError(f"{', '.join(options.bench)}: --bench needs --cost from sizes, beside "
+                           "which it shows what was measured")
+    for cost in costs:
+        after.append(orders_section(cost) if "rows" in cost
+                     else efficiency_section(cost, bench, options.bench))
     return before, after
 
 
@@ -43,7 +46,8 @@ def main(arguments=None) -> int:
     parser.add_argument("--cost", action="append", default=[], metavar="FILE",
                         help="output of msa-cost --json, from sizes or from results; repeatable")
     parser.add_argument("--bench", action="append", default=[], metavar="FILE",
-                        help="benchmark record to show beside the costs; repeatable")
+                        help="benchmark record to show beside the costs, needs --cost from "
+                             "sizes; repeatable")
     parser.add_argument("--layers", type=layer_list, metavar="3,6", help="default: all")
     options = parser.parse_args(arguments)
     try:

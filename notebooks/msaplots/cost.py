@@ -61,7 +61,7 @@ def read_bench(*paths) -> dict[str, float]:
     """Median seconds from records of msa-bench, of square prefill on structured selections and of
     one decoded token: <phase>/dense/<tokens>, <phase>/layer/<tokens>, and the two loop orders
     prefill/<order>/<tokens>, whose stages were timed apart and are added up. Of several index
-    elements, the one that was measured first."""
+    elements, the one that was measured first. ResultsError when no record holds any of these."""
     seconds: dict[str, float] = {}
     for path in paths:
         of_record: dict[str, dict[str, float]] = {}
@@ -74,6 +74,9 @@ def read_bench(*paths) -> dict[str, float]:
         for name, stages in of_record.items():
             if name.split("/")[1] not in ORDERS or len(stages) == 2:
                 seconds[name] = sum(stages.values())
+    if paths and not seconds:
+        raise ResultsError(f"{', '.join(map(str, paths))}: no square prefill on structured "
+                           "selections and no decode of one token was measured; one is needed")
     return seconds
 
 

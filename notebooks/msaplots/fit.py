@@ -29,6 +29,11 @@ class FitResults(ResultsFile):
 
     group = "fit"
 
+    @property
+    def start(self) -> str:
+        """How the first weights were found: normal, from-qk or pca; empty where it is not said."""
+        return self.run_json("options").get("init", "")
+
     def curves(self, layer: int) -> Curves:
         fit = self._at(f"fit/{layer}")
         held_out = {name: self._at(f"fit/{layer}/held_out/{name}")[:] for name in HELD_OUT}

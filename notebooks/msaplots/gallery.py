@@ -264,6 +264,7 @@ def training_section(fit: FitResults) -> Section:
             if layer in fit.layers:
                 yield Picture(f"training_layer{layer}", *training_curves(fit, layer), layer)
 
+    closed_form = "" if fit.start in ("", "normal") else " Step 0 is the closed-form start."
     splits = "; ".join(sorted({fit.curves(layer).split for layer in fit.layers}))
     return Section(
         "training",
@@ -273,7 +274,7 @@ def training_section(fit: FitResults) -> Section:
          "visible keys, dashed afterwards, over the selected blocks alone; the two do not compare. "
          "Black: held-out queries, always over all visible keys.",
          "Below, on the held-out queries: how much of the oracle's blocks and mass the Index "
-         "Branch finds, against the dashed oracle. Step 0 is the closed-form start. A black line "
-         "that rises while the coloured one falls is overfitting.",
+         f"Branch finds, against the dashed oracle.{closed_form} A black line that rises while the "
+         "coloured one falls is overfitting.",
          f"Split: {splits}."),
         pictures)

@@ -179,26 +179,47 @@ def test_import_names_what_is_wrong(tmp_path, refuse):
     q, k = np.zeros((6, 4, 16), np.float32), np.zeros((6, 2, 16), np.float32)
     arrays = {"layers__0__q": q, "layers__0__k": k, "layers__0__v": k}
     post = ("--state", "post_rope")
-    refuse(["--state must say"], **arrays)
+    refuse(["a.npz: layer 0: --state must say"], **arrays)
     refuse(["layer 0 has no v"], *post, layers__0__q=q, layers__0__k=k)
     refuse(["no array is named h{layer}.{field}", "layers.0.q"], "--names", "h{layer}.{field}",
            *post, **arrays)
     refuse(["no array is named", "[4]"], "--layers", 4, *post, **arrays)
     refuse(["must hold {field}"], "--names", "x", *post, **arrays)
-    refuse(["layers.0.q: has 6 tokens, the sequences have 5"], "--lengths", "2,3", *post, **arrays)
-    refuse(["shape (6, 4, 16), must have 4 axes in layout bhsd"], "--layout", "bhsd", *post,
+    refuse(["a.npz: layers.0.q: has 6 tokens, the sequences have 5"], "--lengths", "2,3", *post,
            **arrays)
+    refuse(["a.npz: layers.0.q: has shape (6, 4, 16), must have 4 axes in layout bhsd"],
+           "--layout", "bhsd", *post, **arrays)
     refuse(["3 query heads, 2 key-value heads"], *post, **arrays | {"layers__0__q": q[:, :3]})
     values = np.random.default_rng(3).standard_normal((6, 2, 16)).astype(np.float32)
     repeated = values.repeat(2, axis=1)
-    refuse(["layer 0: k has 4 heads, as many as q, and heads 0 and 1 are the same; k and v must "
-            "not be repeated"], *post, layers__0__q=q, layers__0__k=repeated,
+    refuse(["a.npz: layer 0: k has 4 heads, as many as q, and heads 0 and 1 are the same; k and v "
+            "must not be repeated"], *post, layers__0__q=q, layers__0__k=repeated,
            layers__0__v=repeated)
-    refuse(["layer 0: q is int64"], *post, **arrays | {"layers__0__q": q.astype(int)})
+    refuse(["a.npz: layer 0: q is int64"], *post, **arrays | {"layers__0__q": q.astype(int)})
     (tmp_path / "b.safetensors").write_bytes(b"no such format")
     refuse(["b.safetensors"], *post, source="b.safetensors")
     refuse(["is no .safetensors"], *post, source="a.txt")
-    refuse(["No such file"], *post, source="absent.npy")
+    for absent, arguments in (("absent.npy", post), ("absent.safetensors", post),
+                              ("absent.h5", ("--apply-rope",))):
+        refuse([f"error: {tmp_path / absent}: No such file or directory\n"], *arguments,
+               source=absent)
+    (tmp_path / "config.json").write_text("{")
+    refuse(["config.json: "], *post, "--model-config", tmp_path / "config.json", **arrays)
+
+
+@pytest.mark.parametrize("given, config, state, expected", [
+    ((), None, "post_rope", None), (("--rope-theta", 1e4), None, "post_rope", 16),
+    (("--rope-theta", 1e4, "--rotary-dim", 8), None, "pre_rope", 8), ((), {}, "pre_rope", 16),
+    ((), {"rope_parameters": {"partial_rotary_factor": 0.25}}, "post_rope", 4),
+    ((), {"text_config": {"rotary_dim": 6}}, "post_rope", 6), ((), {}, "none", None)])
+def test_rope_turns_all_channels_unless_fewer_are_named(tmp_path, given, config, state, expected):
+    layer = random_layer(6)
+    np.savez(tmp_path / "a.npz", **named({0: layer}))
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        given = (*given, "--model-config", tmp_path / "config.json")
+    assert convert(tmp_path / "a.npz", "--state", state, *given, "--out", tmp_path / "a.h5") == 0
+    assert layers_of(tmp_path / "a.h5")[0].rotary_dim == expected
 
 
 def test_rotating_names_what_is_wrong(tmp_path, refuse):

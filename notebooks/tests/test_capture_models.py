@@ -489,6 +489,14 @@ def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
     (tmp_path / "b.json").write_text("[1, 2")
     assert main([*arguments, "--overwrite"]) == 2
     assert "b.json: " in capsys.readouterr().err
+    (tmp_path / "b.json").write_text("[]")
+    assert main([*arguments, "--overwrite"]) == 2
+    assert "b.json: token ids must be a list of integers" in capsys.readouterr().err
+    (tmp_path / "c.txt").write_text("words")
+    assert main([*arguments[:2], "--text", str(tmp_path / "c.txt"), "--out",
+                 str(tmp_path / "c.h5")]) == 2
+    assert (f"c.txt: the tokenizer of {arguments[1]} makes no tokens of it; --tokens takes"
+            in capsys.readouterr().err)
     (tmp_path / "b.json").write_text("[1, 2]")
     arguments[1] = str(tmp_path / "absent")
     assert main([*arguments, "--overwrite"]) == 2

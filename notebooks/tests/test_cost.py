@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from msaplots import (ResultsError, Table, efficiency_triple, loop_orders, mass_kept_versus_budget,
                       mass_kept_versus_cost, predicted_over_measured, predicted_over_measured_bars,
                       read_bench, read_comparison, read_cost, roofline, union_sizes)
+from msaplots.__main__ import main
 from msaplots.comparison import pareto_front
 from msaplots.style import OTHERS, label_ends
 
@@ -61,6 +62,22 @@ def test_what_records_hold(tmp_path):
     record.write_text(json.dumps({"format": "msalab-bench", "cases": {}}), encoding="utf-8")
     with pytest.raises(ResultsError, match='format is "msalab-bench", must be "msa-bench"'):
         read_bench(record)
+
+
+def test_records_that_would_show_nothing_are_refused(files, results_path, tmp_path, capsys):
+    chunks = tmp_path / "chunks.json"
+    chunks.write_text(json.dumps({"format": "msa-bench", "measurements": [
+        make_cost.measurement("chunk", "layer", 32768, 1)]}), encoding="utf-8")
+    assert read_bench(chunks, files["bench"]) == read_bench(files["bench"])
+    report = [str(results_path), "--out", str(tmp_path / "out")]
+    for arguments, words in (
+            (["--bench", files["bench"]], f"{files['bench']}: --bench needs --cost from sizes"),
+            (["--bench", files["bench"], "--cost", files["orders"]], "--bench needs --cost"),
+            (["--bench", str(chunks), "--cost", files["cost"]],
+             f"{chunks}: no square prefill on structured selections and no decode of one token")):
+        assert main([*report, *arguments]) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_record_no_comparison(files):

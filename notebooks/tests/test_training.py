@@ -8,6 +8,7 @@ from make_fit import SPLIT, STEPS, WARMUP, make_fit
 from msaplots import FitResults, ResultsError, training_curves
 from msaplots.__main__ import main
 from msaplots.fit import HELD_OUT
+from msaplots.gallery import training_section
 
 
 @pytest.fixture
@@ -59,6 +60,12 @@ def test_report_shows_the_training_of_the_layers_that_were_fitted(full_report):
     assert SPLIT in page
     assert {path.name for path in full_report.glob("training*")} == {
         "training_layer3.png", "training_layer3.svg", "training_layer3.csv"}
+
+
+@pytest.mark.parametrize("start, said", [("normal", False), ("from-qk", True), ("pca", True)])
+def test_only_a_closed_form_start_is_called_one(tmp_path, start, said):
+    with FitResults(make_fit(tmp_path / "fit.h5", start=start)) as fit:
+        assert ("closed-form start" in " ".join(training_section(fit).reading)) == said
 
 
 def test_refuses_results_of_another_program(results_path, tmp_path, capsys):
