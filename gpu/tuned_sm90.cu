@@ -218,6 +218,7 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
 
     SparseArgs args{};
     args.q = in.q.data();
+    args.q_settled = !call.ahead.writes(in.q);
     const int64_t key_width = p.kv_heads * p.head_dim;
     args.k = tensor_map(in.k.data(), Element::bf16, p.keys(), key_width, p.block_size);
     args.v = tensor_map(in.v.data(), Element::bf16, p.keys(), key_width, p.block_size);

@@ -67,7 +67,7 @@ struct Cursor {
 /// The producer thread: `count` tiles of the keys from row `key` on, channels from `column` on.
 template <typename Shape, int Stages>
 __device__ void produce(const CUtensorMap* keys, int column, int64_t key, int count, char* tiles,
-                        Ring<Stages>& ring) {
+                        Ring<Stages>& ring, Keep keep = Keep::normal) {
     Cursor<Stages> at;
     for (int t = 0; t < count; ++t, at.advance()) {
         Barrier& full = ring.full[at.stage];
@@ -76,7 +76,7 @@ __device__ void produce(const CUtensorMap* keys, int column, int64_t key, int co
         for (int box = 0; box < Shape::kBoxes; ++box)
             copy_box(tiles + at.stage * Shape::kTileBytes + box * Shape::kBoxBytes, keys,
                      column + box * kSwizzle / Shape::kBytes, static_cast<int>(key) + t * kTileKeys,
-                     &full);
+                     &full, keep);
     }
 }
 

@@ -125,6 +125,36 @@ __device__ inline void copy_bytes(void* to, const void* from, uint32_t bytes, Ba
         : "memory");
 }
 
+/// Fetches a tensor map, which the first copy by it would else wait for.
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// Where the thread block `rank` of the cluster has what this one has at `pointer`.
+__device__ inline uint32_t address_in_cluster(const void* pointer, int rank) {
+    uint32_t address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;"
+        : "=r"(address)
+        : "r"(shared_address(pointer)), "r"(rank));
+    return address;
+}
+/// Writes to another thread block's shared memory; its barrier counts the bytes. Both as
+/// address_in_cluster() gives them.
+__device__ inline void send(uint32_t to, float4 x, uint32_t barrier) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+        "[%5];" ::"r"(to),
+        "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+        : "memory");
+}
+__device__ inline void send(uint32_t to, float2 x, uint32_t barrier) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+            to),
+        "f"(x.x), "f"(x.y), "r"(barrier)
+        : "memory");
+}
+
 template <int Registers>
 __device__ inline void more_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));

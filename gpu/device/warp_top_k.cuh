@@ -37,19 +37,6 @@ __device__ inline Key sort_descending(Key mine) {
     return mine;
 }
 
-/// How many lanes hold a greater value, of two equal ones the lower lane's.
-template <typename Key>
-__device__ inline int rank_descending(Key mine) {
-    const int lane = threadIdx.x % kWarp;
-    int rank = 0;
-#pragma unroll
-    for (int step = 1; step < kWarp; ++step) {
-        const Key other = __shfl_xor_sync(kAllLanes, mine, step);
-        rank += other > mine || (other == mine && (lane ^ step) < lane);
-    }
-    return rank;
-}
-
 /// Lane i holds the i-th best key so far.
 struct WarpTopK {
     uint64_t key = 0;

@@ -108,7 +108,9 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
         fewer_registers<24>();
         if (threadIdx.x % kWarpgroup == 0) {
             if (!args.keys_settled) wait_for_previous_kernel();
-            produce<Shape>(&args.index_k, 0, first_key, count, shared.tiles[0], shared.ring);
+            // Keys of few rows are read once: what else L2 has, as instructions, may stay.
+            produce<Shape>(&args.index_k, 0, first_key, count, shared.tiles[0], shared.ring,
+                           Rows::kConsumers == 1 ? Keep::shortest : Keep::normal);
         }
         return;
     }
@@ -174,7 +176,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     }
 }
 
-/// Merges the lists of the splits: a thread block per row, a thread per list, 32 / Kept lists at a
+/// Merges the lists of the splits: a thread block per row, a thread per head, 32 / Kept lists at a
 /// time per warp. The k-th best of the best heads at each lane bounds the k-th best key from below,
 /// so most lists are never read, and few keys are left to be ranked.
 template <int Kept>
@@ -184,7 +186,8 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     __shared__ int lists[kMostIndexSplits];
     __shared__ uint64_t found[kMostIndexSplits];  // at most 32 of each warp
     __shared__ int list_count, found_count;
-    __shared__ uint64_t worst;
+    __shared__ uint32_t least;  // score of any key that may stay
+    __shared__ int staying[Kept];
     const int lane = threadIdx.x % kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
     const int split = static_cast<int>(threadIdx.x);
     const int64_t row = blockIdx.x;
@@ -200,57 +203,61 @@ __global__ void __launch_bounds__(kMostIndexSplits)
         if (wanted) to[at + __popc(all & ((1U << lane) - 1))] = value;
     };
 
-    // The keys that the kernel before streams drive these instructions out of L2. A rehearsal on
-    // nothing, while that kernel ends, brings them back.
-#pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-        const bool live = pass == 1;
-        if (live) wait_for_previous_kernel();
-        const uint32_t head = live && split < args.splits ? __ldcg(from.heads + split) : 0;
-        heads[split] = head;
-        if (threadIdx.x == 0) list_count = found_count = 0, worst = 0;
-        __syncthreads();
+    wait_for_previous_kernel();
+    const uint32_t head = split < args.splits ? __ldcg(from.heads + split) : 0;
+    heads[split] = head;
+    if (split < Kept) staying[split] = INT32_MAX;
+    __syncthreads();
+    if (split < kWarp) {  // alone, it is faster than all of them
         uint32_t best = head;
-        for (int w = 0; w < warps; ++w) best = max(best, heads[w * kWarp + lane]);
-        const bool among = rank_descending(best) < kept;
-        const uint32_t least = max(1U, __reduce_min_sync(kAllLanes, among ? best : UINT32_MAX));
-        append(lists, list_count, head >= least, split);
-        __syncthreads();
-
-        WarpTopK list;
-        constexpr int kAtOnce = kWarp / Kept;
-        const int first = (split - lane) / Kept;
-        for (int n = first; n == first || n < list_count; n += warps * kAtOnce) {
-            const int mine = n + lane / Kept;
-            const uint64_t key =
-                mine < list_count ? __ldcg(from.list(lists[mine]) + lane % Kept) : 0;
-            list.offer(key, __ballot_sync(kAllLanes, key >> 32 >= least));
-        }
-        append(found, found_count, list.key != 0, list.key);
-        __syncthreads();
-
-        // A key's rank tells whether it stays, the rank of its block among those that stay, where.
-        const int all = live ? found_count : 1;
-        const uint64_t key = split < all ? found[split] : 0;
-        int rank = 0;
-        for (int n = 0; n < all; ++n) rank += found[n] > key;
-        const bool stays = key != 0 && rank < own.kept;
-        if (stays && rank == own.kept - 1) worst = key;
-        __syncthreads();
-        int place = own.first;
-        for (int n = 0; n < all; ++n)
-            place += found[n] >= worst && block_of(found[n]) < block_of(key);
-        if (!live) {
-            __syncthreads();  // before the variables start anew
-            continue;
-        }
-        int32_t* const ids = args.ids + row * args.rule.top_k;
-        if (stays) ids[place] = block_of(key);
-        const int newest = split - own.first - min(all, own.kept);  // behind those of both
-        if (split < own.first) ids[split] = split;
-        if (newest >= 0 && split < args.rule.top_k)
-            ids[split] = newest < own.local ? own.visible - own.local + newest : -1;
+#pragma unroll 4
+        for (int w = 1; w < warps; ++w) best = max(best, heads[w * kWarp + lane]);
+        int better = 0;
+#pragma unroll
+        for (int step = 1; step < kWarp; ++step)
+            better += __shfl_xor_sync(kAllLanes, best, step) > best;
+        least = max(1U, __reduce_min_sync(kAllLanes, better < kept ? best : UINT32_MAX));
+        list_count = found_count = 0;
     }
+    __syncthreads();
+    append(lists, list_count, head >= least, split);
+    __syncthreads();
+
+    constexpr int kAtOnce = kWarp / Kept;
+    const auto key_at = [&](int n) {  // of lists n to n + kAtOnce - 1, where it may matter
+        const int mine = n + lane / Kept;
+        const uint64_t key = mine < list_count ? __ldcg(from.list(lists[mine]) + lane % Kept) : 0;
+        return key >> 32 >= least ? key : 0;
+    };
+    const int first = (split - lane) / Kept, step = warps * kAtOnce;
+    WarpTopK list{key_at(first)};
+    if (first + step < list_count) list.key = sort_descending(list.key);
+    for (int n = first + step; n < list_count; n += step) {
+        const uint64_t key = key_at(n);
+        list.offer(key, __ballot_sync(kAllLanes, key != 0));
+    }
+    append(found, found_count, list.key != 0, list.key);
+    __syncthreads();
+
+    // A key's rank tells whether it stays, the rank of its block among those that stay, where.
+    const int all = found_count;
+    const uint64_t key = split < all ? found[split] : 0;
+    int rank = 0;
+    if (split - lane < all)
+#pragma unroll 8
+        for (int n = 0; n < all; ++n) rank += found[n] > key;
+    const bool stays = key != 0 && rank < own.kept;
+    if (stays) staying[rank] = block_of(key);
+    __syncthreads();
+    int place = own.first;
+#pragma unroll
+    for (int n = 0; n < Kept; ++n) place += staying[n] < block_of(key);
+    int32_t* const ids = args.ids + row * args.rule.top_k;
+    if (stays) ids[place] = block_of(key);
+    const int newest = split - own.first - min(all, own.kept);  // behind those of both
+    if (split < own.first) ids[split] = split;
+    if (newest >= 0 && split < args.rule.top_k)
+        ids[split] = newest < own.local ? own.visible - own.local + newest : -1;
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
@@ -263,8 +270,11 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
     error = launch_early(kernel, grid, Rows::kThreads, kBytes, stream, args);
     if (args.splits == 1 || error != cudaSuccess) return error;
+    // Two threads per list, so that all that matter are read at once.
+    const int threads =
+        min(kMostIndexSplits, static_cast<int>(ceil_div(2 * args.splits, kWarp)) * kWarp);
     return launch_early(merge_splits<Kept>, static_cast<unsigned>(args.queries * args.groups),
-                        static_cast<int>(ceil_div(args.splits, kWarp)) * kWarp, 0, stream, args);
+                        threads, 0, stream, args);
 }
 
 template <typename Shape, typename Rows>

@@ -55,6 +55,7 @@ struct SparseWorkspace {
 
 struct SparseArgs {
     const void* q;           // [Nq, Hq, dh] bf16
+    bool q_settled;          // the call before does not write q: it may be read ahead
     CUtensorMap q_tile;      // [Nq, Hq, dh] bf16, boxes of 128 / G queries x G heads x 64 channels
     CUtensorMap q_one;       // boxes of one query
     CUtensorMap k, v;        // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels

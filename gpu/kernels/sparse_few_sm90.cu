@@ -5,6 +5,8 @@
 // memory; what the query does not see is never multiplied.
 #include <cooperative_groups.h>
 
+#include <utility>
+
 #include "gpu/device/attend_sm90.cuh"
 #include "gpu/device/mma.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
@@ -31,7 +33,13 @@ struct Shared {
         float out[kWarps][kHeads][Dim];  // after the last tile
     };
     float best[kWarps][kHeads], total[kWarps][kHeads];
-    Barrier k_full[kStages], v_full[kStages];
+    // Of this thread block's two heads, from every one of the cluster; not over the tiles, which it
+    // may still need.
+    struct {
+        float out[kCluster][2][Dim];
+        float2 sums[kCluster][2];  // best, total
+    } parts;
+    Barrier all_parts, k_full[kStages], v_full[kStages];
 };
 
 /// Address of 16 bytes of a swizzled tile: channels from 8 chunk on of one key.
@@ -116,6 +124,8 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
 
     if (threadIdx.x == 0) {
+        prefetch_map(&args.k), prefetch_map(&args.v);
+        shared.all_parts.init(1);
         for (int s = 0; s < kStages; ++s) shared.k_full[s].init(1), shared.v_full[s].init(1);
         fence_barriers();
     }
@@ -129,9 +139,13 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
     // The keys that index_select streams drive these instructions out of L2. A rehearsal on
     // nothing, while the kernel before ends, brings them back. What that kernel writes is never
     // read from L1, where the rehearsal may have left it.
+    uint32_t rows[Dim / 4];
+    const int first_pass = gridDim.x > kOneWave ? 1 : 0;
 #pragma unroll 1
-    for (int pass = gridDim.x > kOneWave ? 1 : 0; pass < 2; ++pass) {
+    for (int pass = first_pass; pass < 2; ++pass) {
         const bool live = pass == 1;
+        if (threadIdx.x == 0) shared.all_parts.expect(sizeof(shared.parts));
+        auto all_here = cluster.barrier_arrive();
         if (live) wait_for_previous_kernel();
         auto id_of = [&](int n) {
             const int slot = rank + n * kCluster;
@@ -153,19 +167,20 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
         int32_t ahead[kStages];
 #pragma unroll
         for (int n = 0; n < kStages; ++n) ahead[n] = id_of(n);
-        uint32_t rows[Dim / 4];
-#pragma unroll
-        for (int s = 0; s < Dim / 16; ++s)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int head = lane / 4 + 8 * (i % 2);
-                rows[4 * s + i] =
-                    first_head + head < heads
-                        ? __ldcg(q + head * (Dim / 2) + 8 * s + 4 * (i / 2) + lane % 4)
-                        : 0;
-            }
-
         for (int n = 0; n < kStages; ++n) fetch(n, ahead[n]);
+        if (live) let_next_kernel_start();
+        if (pass == first_pass || !args.q_settled) {
+#pragma unroll
+            for (int s = 0; s < Dim / 16; ++s)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int head = lane / 4 + 8 * (i % 2);
+                    rows[4 * s + i] =
+                        first_head + head < heads
+                            ? __ldcg(q + head * (Dim / 2) + 8 * s + 4 * (i / 2) + lane % 4)
+                            : 0;
+                }
+        }
         if (!live) ahead[0] = 0;
 
         float out[Dim / 2] = {};
@@ -190,64 +205,59 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
             fetch(n + kStages, ahead[stage] = id_of(n + kStages));
         }
 
-        // Now, so that what it reads ahead does not get in the way of these tiles.
-        if (live) let_next_kernel_start();
-
         // The warps' parts meet in this thread block, ...
         const float scale = args.scale * kLog2E;
-        float total[2];
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            total[side] = softmax.total[side];
-            total[side] += __shfl_xor_sync(kAllLanes, total[side], 1);
-            total[side] += __shfl_xor_sync(kAllLanes, total[side], 2);
-            if (lane % 4 == 0) shared.best[warp][lane / 4 + 8 * side] = softmax.best[side];
-        }
-        __syncthreads();
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
             const int head = lane / 4 + 8 * side;
-            float best = -INFINITY;
-            for (int w = 0; w < kWarps; ++w) best = fmaxf(best, shared.best[w][head]);
-            const float weight = weight_of(softmax.best[side], best, scale);
-            if (lane % 4 == 0) shared.total[warp][head] = weight * total[side];
+            float total = softmax.total[side];
+            total += __shfl_xor_sync(kAllLanes, total, 1);
+            total += __shfl_xor_sync(kAllLanes, total, 2);
+            if (lane % 4 == 0)
+                shared.best[warp][head] = softmax.best[side], shared.total[warp][head] = total;
 #pragma unroll
             for (int j = 0; j < Dim / 8; ++j)
                 *reinterpret_cast<float2*>(&shared.out[warp][head][8 * j + 2 * (lane % 4)]) = {
-                    weight * out[4 * j + 2 * side], weight * out[4 * j + 2 * side + 1]};
+                    out[4 * j + 2 * side], out[4 * j + 2 * side + 1]};
         }
         __syncthreads();
-        if (threadIdx.x < kHeads)
-            for (int w = 1; w < kWarps; ++w) {
-                float &best = shared.best[0][threadIdx.x], &sum = shared.total[0][threadIdx.x];
-                best = fmaxf(best, shared.best[w][threadIdx.x]);
-                sum += shared.total[w][threadIdx.x];
-            }
-        auto* const sums = reinterpret_cast<float4*>(&shared.out[0][0][0]);
-        constexpr int kQuads = kHeads * Dim / 4;
+        cluster.barrier_wait(std::move(all_here));  // the others' memory may be written
+        constexpr int kQuads = Dim / 4;             // of a head
 #pragma unroll
-        for (int i = threadIdx.x; i < kQuads; i += kThreads) {
-            float4 sum = sums[i];
-            for (int w = 1; w < kWarps; ++w) {
-                const float4 more = sums[w * kQuads + i];
-                sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+        for (int i = threadIdx.x; i < kHeads * kQuads; i += kThreads) {
+            const int head = i / kQuads, quad = i % kQuads;
+            float best = -INFINITY;
+            for (int w = 0; w < kWarps; ++w) best = fmaxf(best, shared.best[w][head]);
+            float4 sum{};
+            float total = 0;
+            for (int w = 0; w < kWarps; ++w) {
+                const float weight = weight_of(shared.best[w][head], best, scale);
+                const float4 more = reinterpret_cast<const float4*>(shared.out[w][head])[quad];
+                sum.x = fmaf(weight, more.x, sum.x), sum.y = fmaf(weight, more.y, sum.y);
+                sum.z = fmaf(weight, more.z, sum.z), sum.w = fmaf(weight, more.w, sum.w);
+                total = fmaf(weight, shared.total[w][head], total);
             }
-            sums[i] = sum;
+            const int owner = head / 2, own_head = head % 2;
+            const uint32_t barrier = address_in_cluster(&shared.all_parts, owner);
+            send(address_in_cluster(&shared.parts.out[rank][own_head][4 * quad], owner), sum,
+                 barrier);
+            if (quad == 0)
+                send(address_in_cluster(&shared.parts.sums[rank][own_head], owner),
+                     make_float2(best, total), barrier);
         }
-        cluster.sync();
+        shared.all_parts.wait(pass != first_pass);
         {
-            // ... the thread blocks' in the cluster: two heads for each of them, half of the
-            // channels of one per warp; lanes 0 to 7 weigh a part each.
+            // ... the thread blocks' in the one that owns the head: half of its channels per warp;
+            // lanes 0 to 7 weigh a part each.
             constexpr int kPerLane = Dim / 2 / kWarp;
-            const int head = 2 * rank + warp / 2;
+            const int own_head = warp / 2, head = 2 * rank + own_head;
             const int channel = warp % 2 * (Dim / 2) + lane * kPerLane;
             float part[kCluster][kPerLane];
 #pragma unroll
             for (int n = 0; n < kCluster; ++n)
                 for (int i = 0; i < kPerLane; ++i)
-                    part[n][i] = cluster.map_shared_rank(&shared, n)->out[0][head][channel + i];
-            const auto& other = *cluster.map_shared_rank(&shared, lane % kCluster);
-            const float own = other.best[0][head], share = other.total[0][head];
+                    part[n][i] = shared.parts.out[n][own_head][channel + i];
+            const auto [own, share] = shared.parts.sums[lane % kCluster][own_head];
             float best = own;
             for (int step = kCluster / 2; step > 0; step /= 2)
                 best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, step));
@@ -271,7 +281,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
             }
         }
         fence_shared();
-        cluster.sync();  // nobody leaves, or starts anew, while its memory is read
+        __syncthreads();  // before the tiles, where the parts were, are copied anew
     }
 }
 

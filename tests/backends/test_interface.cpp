@@ -66,13 +66,14 @@ TEST_P(Interface, ColdSecondsAreThoseOfTheWork) {
     Runner runner(GetParam());
     Backend& backend = runner.backend();
     int runs = 0;
-    for (const int pause : {40, 2}) {
+    for (const int pause : {200, 50}) {
         const steady_clock::time_point begin = steady_clock::now();
         const double seconds = backend.cold_seconds([&] {
             ++runs;
             std::this_thread::sleep_for(milliseconds(pause));
         });
-        EXPECT_GT(seconds, 0.5e-3 * pause);  // a device may fill its caches meanwhile
+        // Half of it: a device in use by others takes long to fill its caches meanwhile.
+        EXPECT_GT(seconds, 0.5e-3 * pause);
         EXPECT_LT(seconds, duration<double>(steady_clock::now() - begin).count());
     }
     EXPECT_EQ(runs, 2);
