@@ -112,7 +112,7 @@ __device__ inline uint32_t pack(float low, float high) {
 
 /// Rows of slots lie as the products leave them, not in the order of channels: the n-th pair of a
 /// thread's chunk i are channels 8 (4 i + n) + 2 (thread % 4) and the next. Which 16 bytes of the
-/// slots these are; odd rows swap halves, against bank conflicts.
+/// slots these are, fewer than 2^31; odd rows swap halves, against bank conflicts.
 template <int Dim>
 __device__ int slot_chunk(int row, int i) {
     const int even = row * (Dim / 8) + 4 * (row & 1) + static_cast<int>(threadIdx.x) % 4;
