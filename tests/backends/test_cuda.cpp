@@ -3,7 +3,6 @@
 // tensors of more than 2^31 elements.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "core/error.h"
 #include "core/half.h"
