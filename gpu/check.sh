@@ -80,6 +80,10 @@ for case in square prefix decode many_groups few_wide; do  # what the tuned kern
     every+="All/Tuned.*/$case:"
     small+="All/Tuned.*/$case:"
 done
+every+="Tuned/GroupSizes.MatchReferenceInEveryOrder/cuda_bf16_*:"
+for case in g1_ragged g4_square g5_packed g40_packed; do
+    small+="Tuned/GroupSizes.MatchReferenceInEveryOrder/cuda_bf16_$case:"
+done
 
 stage "tests" '[0-9]+ tests?\.|[0-9]+ FAILED TEST' tests '*cuda*:Cuda.*:*Tuned.*'
 stage "fit" '[0-9]+ tests?\.|[0-9]+ FAILED TEST' fit

@@ -19,7 +19,6 @@ constexpr int64_t kMostSelected = 32;  // a list is one value per lane
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 bool is_tuned_width(int64_t width) { return width == 64 || width == 128; }
-bool is_power_of_two(int64_t x) { return x > 0 && (x & (x - 1)) == 0; }
 int narrow(int64_t x) { return static_cast<int>(x); }
 
 int64_t most_queries_of_a_sequence(const Problem& p) {
@@ -158,14 +157,16 @@ bool block_mass_sm90(const Call& call, In<3> q, In<3> k, const BlockMassOutput& 
 namespace {
 
 /// Blocks that this many of a tile's queries share are walked as a union: about where a masked
-/// step of 128 rows costs as much as the slots it saves. Measured for G = 16: 2 to 4 of 8 alike.
-int least_sharing(LoopOrder order, int64_t tile_queries) {
+/// step of 128 rows costs as much as the slots of 48 rows that it saves. Measured for G = 16: 32 to
+/// 64 rows alike.
+int least_sharing(LoopOrder order, int heads) {
+    const int never = SparseArgs::tile_queries_of(heads) + 1;
     switch (order) {
         case LoopOrder::q_outer: return 1;
-        case LoopOrder::kv_outer: return narrow(tile_queries + 1);
+        case LoopOrder::kv_outer: return never;
         case LoopOrder::automatic: break;
     }
-    return narrow(std::max<int64_t>(2, 3 * tile_queries / 8));
+    return std::clamp(3 * kSparseTileRows / 8 / heads, 2, never);
 }
 
 /// Scratch memory of `chunks` chunks of tiles, kept until their kernels are queued.
@@ -182,9 +183,10 @@ struct Workspace {
         const int64_t tile_groups = int64_t{args.chunk_tiles} * args.groups;
         const int64_t lists = int64_t{args.groups} * args.all_blocks;
         const int64_t uses_at_most = args.any_slots() ? args.chunk_rows() * args.top_k : 0;
-        const int64_t partial_rows = uses_at_most * args.group_size();
+        const int64_t partial_rows =
+            args.any_slots() ? args.slot_row(args.chunk_tiles, 0, 0) : int64_t{0};
         blocks =
-            call.scratch<UnionBlock, 1>({chunks * tile_groups * args.top_k * args.tile_queries()});
+            call.scratch<UnionBlock, 1>({chunks * tile_groups * args.top_k * args.tile_queries});
         block_counts = call.scratch<int32_t, 1>({chunks * tile_groups});
         use_counts = call.scratch<int32_t, 1>({chunks * lists});
         use_ends = call.scratch<int32_t, 1>({chunks * lists});
@@ -208,11 +210,12 @@ struct Workspace {
 bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<const int32_t, 3> ids,
                            const AttentionOutput& to, LoopOrder order) {
     const Problem& p = call.problem;
-    const int64_t heads = p.group_size(), top_k = ids.extent(2);
+    const int heads = narrow(p.group_size());
+    const int64_t top_k = ids.extent(2);
     if (!is_tuned_operand(in.q) || !is_tuned_operand(in.k) || !is_tuned_operand(in.v) ||
         to.out.element() != Element::bf16 || !is_aligned(to.out.data()) ||
         !is_tuned_width(p.head_dim) || !is_tuned_width(p.block_size) || top_k > kMostSelected ||
-        heads < 8 || heads > 64 || !is_power_of_two(heads) || p.main_scale() <= 0)
+        p.main_scale() <= 0)
         return false;
     if (ids.size() == 0 || p.keys() == 0) return ids.size() == 0;
 
@@ -240,11 +243,12 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
         check(launch_sparse_few_sm90(args, call.stream()), "sparse_attention_sm90");
         return true;
     }
-    const int64_t per_tile = kSparseTileRows / heads;
+    if (heads > kSparseMostHeads) return false;
+    const int64_t per_tile = args.tile_queries = SparseArgs::tile_queries_of(heads);
     const Tiles& tiles = call.layout->tiles(per_tile, TileOrder::by_query);
     // Where a tile holds all queries of a sequence, no other tile reads its blocks.
     const bool alone = order == LoopOrder::automatic && most_queries <= per_tile;
-    const int sharing = alone ? 1 : least_sharing(order, per_tile);
+    const int sharing = alone ? 1 : least_sharing(order, heads);
     const bool slots = sharing > 1;
     // Slots of at most two gigabytes at a time: four times as many are no faster. The schedule of
     // some chunks at once, which would be too little work alone.

@@ -15,7 +15,7 @@ bool select_blocks_sm90(const Call&, const SelectionRule&, View<const float, 3> 
                         View<int32_t, 3> ids);
 /// Hkv up to 64; positive index scale.
 bool index_select_sm90(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
-/// G 8, 16, 32 or 64; positive softmax scale.
+/// G up to 64, more only for few queries in LoopOrder::automatic; positive softmax scale.
 bool sparse_attention_sm90(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                            const AttentionOutput&, LoopOrder);
 /// G up to 256; positive softmax scale; mass alone.

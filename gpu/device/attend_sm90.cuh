@@ -112,15 +112,16 @@ __device__ inline uint32_t pack(float low, float high) {
 
 /// Rows of slots lie as the products leave them, not in the order of channels: the n-th pair of a
 /// thread's chunk i are channels 8 (4 i + n) + 2 (thread % 4) and the next. Which 16 bytes of the
-/// row these are; odd rows swap halves, against bank conflicts.
-__device__ inline int slot_chunk(int i) {
-    const int thread = static_cast<int>(threadIdx.x);
-    return 4 * (i ^ (thread / 4 & 1)) + thread % 4;
+/// slots these are, fewer than 2^31; odd rows swap halves, against bank conflicts.
+template <int Dim>
+__device__ int slot_chunk(int row, int i) {
+    const int even = row * (Dim / 8) + 4 * (row & 1) + static_cast<int>(threadIdx.x) % 4;
+    return (i % 2 == 0 ? even : even ^ 4) + i / 2 * 8;
 }
 
-/// One of this thread's rows times `factor` in bf16, to a row of a slot.
+/// One of this thread's rows times `factor` in bf16, to a row of the slots.
 template <int Outs>
-__device__ void store_slot(const float (&out)[Outs], int side, float factor, void* to) {
+__device__ void store_slot(const float (&out)[Outs], int side, float factor, void* slots, int row) {
 #pragma unroll
     for (int i = 0; i < Outs / 16; ++i) {
         uint32_t word[4];
@@ -129,7 +130,7 @@ __device__ void store_slot(const float (&out)[Outs], int side, float factor, voi
             const int j = 4 * (4 * i + n) + 2 * side;
             word[n] = pack(out[j] * factor, out[j + 1] * factor);
         }
-        __stcs(static_cast<uint4*>(to) + slot_chunk(i),
+        __stcs(static_cast<uint4*>(slots) + slot_chunk<2 * Outs>(row, i),
                make_uint4(word[0], word[1], word[2], word[3]));
     }
 }

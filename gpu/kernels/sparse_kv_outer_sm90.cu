@@ -2,8 +2,9 @@
 // A block's keys and values stay in shared memory while its queries pass. Two consumer warpgroups
 // take 64 rows at a time, each from a ring of its own, so that one multiplies while the other
 // exponentiates: a producer warp for each gathers the queries, a lane per query. One softmax per
-// row and block, no running maximum; each output is normalised and goes to its query's slot. G is 8
-// or more.
+// row and block, no running maximum; each output is normalised and goes to its query's slot.
+#include <climits>
+
 #include "gpu/device/attend_sm90.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
@@ -14,7 +15,14 @@ using namespace sm90;
 
 constexpr int kConsumers = AttendRows::kConsumers;
 constexpr int kQueryStages = 4, kKeyStages = 2, kValueStages = 1;
-constexpr int kPassRows = 64, kMostPassQueries = kPassRows / 8;
+constexpr int kPassRows = 64, kMostPassQueries = kWarp;
+/// Place or head of a row that is not there: negative, also with another number of rows added.
+constexpr int kNowhere = INT_MIN / 2;
+
+/// What the consumers need of a BlockUse.
+struct PassUse {
+    int place, seen;
+};
 
 template <int Dim, int BlockSize>
 struct Shared {
@@ -22,18 +30,19 @@ struct Shared {
     char q[kConsumers][kQueryStages][S::kBoxes][kPassRows * kSwizzle];
     char k[kKeyStages][S::kKeyBytes];
     char v[kValueStages][S::kKeyBytes];
-    BlockUse uses[kConsumers][kQueryStages][kMostPassQueries];
+    PassUse uses[kConsumers][kQueryStages][kMostPassQueries];
     Ring<kQueryStages> q_ring[kConsumers];
     Ring<kKeyStages> k_ring;
     Ring<kValueStages> v_ring;
 };
 
-/// The uses of an item that one consumer takes: `queries` at a time, every other time.
+/// The uses of an item that one consumer takes: `queries` at a time, every other time. Rows of a
+/// pass that they leave over are empty.
 struct Passes {
     int first, step, queries;
 
     __device__ Passes(const SparseArgs& args, int consumer)
-        : queries(kPassRows / args.group_size()) {
+        : queries(min(kPassRows / args.group_size(), kMostPassQueries)) {
         first = consumer * queries;
         step = kConsumers * queries;
     }
@@ -55,7 +64,7 @@ __device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared, i
         const BlockUse* const uses = args.workspace.uses + item.begin;
         auto use_of = [&](int first) {
             return lane < passes.queries && first + lane < item.count ? uses[first + lane]
-                                                                      : BlockUse{0, -1, 0, 0};
+                                                                      : BlockUse{0, kNowhere, 0, 0};
         };
         BlockUse next = use_of(passes.first);
         for (int first = passes.first; first < item.count; first += passes.step, at.advance()) {
@@ -63,7 +72,8 @@ __device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared, i
             next = use_of(first + passes.step);
             Barrier& full = shared.q_ring[consumer].full[at.stage];
             shared.q_ring[consumer].empty[at.stage].wait(at.parity ^ 1);
-            if (lane < passes.queries) shared.uses[consumer][at.stage][lane] = use;
+            if (lane < passes.queries)
+                shared.uses[consumer][at.stage][lane] = {use.place, use.seen};
             __syncwarp();
             const int count = min(passes.queries, item.count - first);
             if (lane == 0) full.expect(static_cast<uint32_t>(count * heads * Dim * 2));
@@ -124,10 +134,14 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     const int heads = args.group_size(), lane = threadIdx.x % kWarp;
     const bool leader = lane == 0;  // releases for its warp
     const int row = threadIdx.x % kWarpgroup / kWarp * 16 + lane / 4;
-    const int pass_query[2] = {row / heads, (row + 8) / heads};
-    const int head[2] = {row % heads, (row + 8) % heads};
     const float scale = args.scale * kLog2E;
     const Passes passes(args, consumer);
+    int pass_query[2], head[2];
+    for (int side = 0; side < 2; ++side) {
+        const int query = (row + 8 * side) / heads;
+        pass_query[side] = min(query, passes.queries - 1);
+        head[side] = query < passes.queries ? (row + 8 * side) % heads : kNowhere;
+    }
     Cursor<kQueryStages> q_at;
     Cursor<kKeyStages> k_at;
     Cursor<kValueStages> v_at;
@@ -149,7 +163,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         }
         uint32_t p[BlockSize / 4];
         float out[Dim / 2];
-        int place[2];  // (query, group, slot, head) of the rows in p; -1: none
+        int place[2];  // rows of the slots where those in p go; negative: nowhere
         Softmax softmax;
         auto start = [&](float(&sum)[BlockSize / 2]) {
             shared.q_ring[consumer].full[q_at.stage].wait(q_at.parity);
@@ -159,9 +173,9 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         auto take = [&](float(&sum)[BlockSize / 2]) {
             int seen[2];
             for (int side = 0; side < 2; ++side) {
-                const BlockUse use = shared.uses[consumer][q_at.stage][pass_query[side]];
+                const PassUse use = shared.uses[consumer][q_at.stage][pass_query[side]];
                 seen[side] = use.seen;
-                place[side] = use.place < 0 ? -1 : use.place * heads + head[side];
+                place[side] = use.place + head[side];
             }
             __syncwarp();
             if (leader) shared.q_ring[consumer].empty[q_at.stage].arrive();
@@ -189,9 +203,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 if (place[side] < 0) continue;
-                store_slot(out, side, inverse[side],
-                           static_cast<char*>(args.workspace.partial_out) +
-                               int64_t{place[side]} * Dim * 2);
+                store_slot(out, side, inverse[side], args.workspace.partial_out, place[side]);
                 if (lane % 4 == 0) args.workspace.partial_lse[place[side]] = lse[side];
             }
         };

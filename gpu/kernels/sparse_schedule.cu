@@ -50,13 +50,13 @@ __global__ void __launch_bounds__(kSplitWarps* kWarp)
     if (item >= args.tile_count * args.groups) return;
     const SparseWorkspace& work = args.workspace;
     const int lane = threadIdx.x % kWarp;
-    const int bits = SplitTable::bits_for(args.tile_queries() * args.top_k);
+    const int bits = SplitTable::bits_for(args.tile_queries * args.top_k);
     SplitTable table(memory + threadIdx.x / kWarp * SplitTable::bytes(bits), bits);
     // Group major, so that tiles that run together share keys.
     const int group = item / args.tile_count, tile_index = item % args.tile_count;
     const QueryTile tile = args.tiles[tile_index];
     int32_t* const counts = work.use_counts + int64_t{group} * args.all_blocks + tile.first_block;
-    UnionBlock* const to = work.blocks + int64_t{item} * args.tile_queries() * args.top_k;
+    UnionBlock* const to = work.blocks + int64_t{item} * args.tile_queries * args.top_k;
     const auto for_each_id = [&](auto&& body) {  // body(block, query, position)
         for (int i = lane; i < tile.queries * args.top_k; i += kWarp) {
             const int query = i / args.top_k, at = i % args.top_k;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kSplitWarps* kWarp)
         });
     __syncwarp();
     if (lane == 0) work.block_counts[item] = count;
-    if (lane < args.tile_queries())  // none of queries that are not there
+    if (lane < args.tile_queries)  // none of queries that are not there
         work.in_slots[args.row(tile_index, lane, group)] = table.in_slots[lane];
 }
 
@@ -109,8 +109,8 @@ __global__ void fill_uses(const __grid_constant__ SparseArgs all) {
     const SparseWorkspace& work = args.workspace;
     const auto i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     const int at = i % args.top_k, row = i / args.top_k, group = row % args.groups;
-    const int tile_index = row / args.groups / args.tile_queries();
-    const int in_tile = row / args.groups % args.tile_queries();
+    const int tile_index = row / args.groups / args.tile_queries;
+    const int in_tile = row / args.groups % args.tile_queries;
     if (tile_index >= args.tile_count) return;
     const QueryTile tile = args.tiles[tile_index];
     if (in_tile >= tile.queries) return;
@@ -121,9 +121,11 @@ __global__ void fill_uses(const __grid_constant__ SparseArgs all) {
     const int key = block * args.block_size;
     const int end =
         atomicSub(work.use_ends + int64_t{group} * args.all_blocks + tile.first_block + block, 1);
-    work.uses[end - 1] = {
-        static_cast<int32_t>(query), row * args.top_k + __popc(in_slots & ((1U << at) - 1)),
-        seen_keys(args.visible, query) - key, static_cast<int32_t>(tile.key) + key};
+    work.uses[end - 1] = {static_cast<int32_t>(query),
+                          args.slot_row(tile_index, group, __popc(in_slots & ((1U << at) - 1))) +
+                              in_tile * args.group_size(),
+                          seen_keys(args.visible, query) - key,
+                          static_cast<int32_t>(tile.key) + key};
 }
 
 /// A thread block per chunk: ends of the blocks' uses, and their work items.
@@ -133,7 +135,7 @@ __global__ void __launch_bounds__(kScanThreads) schedule(const __grid_constant__
     using Scan = cub::BlockScan<int2, kScanThreads>;
     __shared__ typename Scan::TempStorage storage;
     const SparseWorkspace& work = args.workspace;
-    const int most = kSparseItemTiles * args.tile_queries();
+    const int most = kSparseItemTiles * args.tile_queries;
     const int total = args.groups * args.all_blocks;
     const auto add = [](int2 a, int2 b) { return make_int2(a.x + b.x, a.y + b.y); };
     int2 before{0, 0};
@@ -164,13 +166,16 @@ cudaError_t launch_sparse_schedule(const SparseArgs& args, cudaStream_t stream) 
                     static_cast<unsigned>(args.chunks()));
     };
     const size_t lists = static_cast<size_t>(args.groups) * static_cast<size_t>(args.all_blocks);
-    const cudaError_t error =
+    cudaError_t error =
         cudaMemsetAsync(args.workspace.use_counts, 0,
                         sizeof(int32_t) * lists * static_cast<size_t>(args.chunks()), stream);
     if (error != cudaSuccess) return error;
-    const int table = SplitTable::bytes(SplitTable::bits_for(args.tile_queries() * args.top_k));
+    const int tables =
+        kSplitWarps * SplitTable::bytes(SplitTable::bits_for(args.tile_queries * args.top_k));
+    error = cudaFuncSetAttribute(split_ids, cudaFuncAttributeMaxDynamicSharedMemorySize, tables);
+    if (error != cudaSuccess) return error;
     split_ids<<<grid(int64_t{args.chunk_tiles} * args.groups, kSplitWarps), kSplitWarps * kWarp,
-                static_cast<size_t>(kSplitWarps * table), stream>>>(args);
+                static_cast<size_t>(tables), stream>>>(args);
     if (args.any_slots()) {
         schedule<<<static_cast<unsigned>(args.chunks()), kScanThreads, 0, stream>>>(args);
         fill_uses<<<grid(args.chunk_rows() * args.top_k, kThreads), kThreads, 0, stream>>>(args);

@@ -15,11 +15,15 @@ namespace {
 using namespace sm90;
 
 constexpr int kStages = 2, kSlotStages = 4;
-constexpr int kRun = 8;  // rows of one query, one of each thread's two in a warp
-constexpr int kRuns = kSparseTileRows / kRun;  // of a tile; no tile has more queries
+constexpr int kRun = kSlotRun;  // neighbouring rows, one of each thread's two in a warp
+constexpr int kRuns = kSparseTileRows / kRun;  // of a tile
 static_assert(kSparseTileRows == kAttendRows);
 
-/// Slots of a run of rows: row of the first in slot 0, and how many.
+/// How the tiles' queries fill slots: not at all; the rows of a run are one query's (G a multiple
+/// of 8) and have as many slots; or each row of a run has a number of its own.
+enum class Slots { none, alike, mixed };
+
+/// Slots of a run of rows: row of the first in slot 0, and how many, at most.
 struct Run {
     int first, count;
 };
@@ -29,8 +33,8 @@ struct Run {
 struct Task {
     int64_t query;
     int queries, group;
-    int blocks;  // of the union
-    int visible[kRuns];
+    int blocks;                                                  // of the union
+    int visible[kSparseTileQueries], slots[kSparseTileQueries];  // of the queries
     Run runs[kRuns];
 };
 
@@ -50,7 +54,8 @@ struct WarpSlots {
     Stage stages[kSlotStages];
     Barrier full[kSlotStages];
     Run runs[2];
-    int added;  // of all tiles
+    int counts[2 * kRun];  // of the rows, where they are mixed
+    int added;             // of all tiles
 
     /// By one thread, before a barrier of the block.
     __device__ void init() {
@@ -62,7 +67,7 @@ struct WarpSlots {
     __device__ void fetch(const SparseArgs& args, Run run, Run next, int n, int stage) {
         if (n >= run.count) n -= run.count, run = next;
         if (n >= run.count) return;
-        const int row = run.first + n * args.group_size();
+        const int row = run.first + n * args.slot_rows();
         Stage& to = stages[stage];
         full[stage].expect(sizeof to.row + sizeof to.lse);
         const auto* const rows = static_cast<const char(*)[Dim * 2]>(args.workspace.partial_out);
@@ -79,6 +84,8 @@ struct WarpSlots {
     }
 
     /// By the warp: adds the slots of a run to a row of the softmax state (best, total), base 2.
+    /// What a run holds behind the slots of a row is not its own and may be anything.
+    template <bool Mixed>
     __device__ void add(const SparseArgs& args, int side, float (&sums)[Dim / 2], float& best,
                         float& total) {
         const Run run = runs[0], next = runs[1];
@@ -86,24 +93,31 @@ struct WarpSlots {
         if (count == 0) return;
         const int lane = threadIdx.x % kWarp;
         const int ahead = kSlotStages + (side == 0 ? 0 : run.count);
+        const int mine = Mixed ? counts[kRun * side + lane / 4] : count;
 #pragma unroll 1
         for (int n = 0; n < count; ++n) {
             const int at = (begin + n) % kSlotStages;
             full[at].wait((begin + n) / kSlotStages % 2);
-            const float theirs = stages[at].lse[lane / 4], most = fmaxf(best, theirs);
-            const float factor = exp2_fast(best - most), weight = exp2_fast(theirs - most);
-            best = most;
-            total = fmaf(total, factor, weight);
+            const bool there = !Mixed || n < mine;
+            float factor = 1, weight = 0;
+            if (there) {
+                const float theirs = stages[at].lse[lane / 4], most = fmaxf(best, theirs);
+                factor = exp2_fast(best - most), weight = exp2_fast(theirs - most);
+                best = most;
+                total = fmaf(total, factor, weight);
+            }
             if (__any_sync(kAllLanes, factor != 1)) {
 #pragma unroll
                 for (int j = 0; j < Dim / 8; ++j)
 #pragma unroll
                     for (int i = 0; i < 2; ++i) sums[4 * j + 2 * side + i] *= factor;
             }
-            const auto* const chunks = reinterpret_cast<const uint4*>(stages[at].row[lane / 4]);
+            const auto* const chunks = reinterpret_cast<const uint4*>(stages[at].row);
+            if (there) {
 #pragma unroll
-            for (int i = 0; i < Dim / 32; ++i)
-                add_chunk(sums, side, i, chunks[slot_chunk(i)], weight);
+                for (int i = 0; i < Dim / 32; ++i)
+                    add_chunk(sums, side, i, chunks[slot_chunk<Dim>(lane / 4, i)], weight);
+            }
             __syncwarp();  // all lanes have read it
             if (lane == 0) fetch(args, run, next, n + ahead, at);
         }
@@ -134,6 +148,8 @@ __device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& s
     uint32_t q_parity = 1;
     const int lane = threadIdx.x % kWarp;
     const bool issues = lane == 0;
+    const int heads = args.group_size();
+    const uint32_t query_bytes = static_cast<uint32_t>(args.tile_rows() * S::kBoxes * kSwizzle);
     const int items = args.tile_count * args.groups;
     for (int index = static_cast<int>(blockIdx.x); index < items;
          index += static_cast<int>(gridDim.x)) {
@@ -141,29 +157,35 @@ __device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& s
         const QueryTile tile = args.tiles[tile_index];
         const int count = args.workspace.block_counts[index];
         const UnionBlock* const blocks =
-            args.workspace.blocks + int64_t{index} * args.top_k * args.tile_queries();
+            args.workspace.blocks + int64_t{index} * args.top_k * args.tile_queries;
         const int visible = lane < tile.queries ? seen_keys(args.visible, tile.query + lane) : 0;
+        int slots = 0;
         Run run{0, 0};
-        if (args.any_slots() && lane < kRuns) {
-            const int heads = args.group_size(), query = lane * kRun / heads;
-            const int row = args.row(tile_index, query, group);
-            run = {row * args.top_k * heads + lane * kRun % heads,
-                   __popc(args.workspace.in_slots[row])};
+        if (args.any_slots()) {
+            if (lane < args.tile_queries)
+                slots = __popc(args.workspace.in_slots[args.row(tile_index, lane, group)]);
+            run = {args.slot_row(tile_index, group, 0) + lane * kRun, 0};
+            const int first = lane * kRun / heads, last = (lane * kRun + kRun - 1) / heads;
+            for (int i = 0; i < kRun; ++i) {
+                const int of_query = __shfl_sync(kAllLanes, slots, min(first + i, last));
+                if (first < args.tile_queries) run.count = max(run.count, of_query);
+            }
         }
         UnionBlock next = count > 0 ? blocks[0] : UnionBlock{};
         shared.q_empty.wait(q_parity);
         q_parity ^= 1;
-        if (lane < kRuns) shared.task.visible[lane] = visible, shared.task.runs[lane] = run;
+        shared.task.visible[lane] = visible, shared.task.slots[lane] = slots;
+        if (lane < kRuns) shared.task.runs[lane] = run;
         __syncwarp();
         if (issues) {
             shared.task.query = tile.query;
             shared.task.queries = tile.queries;
             shared.task.group = group;
             shared.task.blocks = count;
-            shared.q_full.expect(count > 0 ? S::kQueryBytes : 0);
+            shared.q_full.expect(count > 0 ? query_bytes : 0);
             for (int box = 0; count > 0 && box < S::kBoxes; ++box)
-                copy_box(shared.q + box * S::kQueryBox, &args.q_tile, 64 * box,
-                         group * args.group_size(), static_cast<int>(tile.query), &shared.q_full);
+                copy_box(shared.q + box * S::kQueryBox, &args.q_tile, 64 * box, group * heads,
+                         static_cast<int>(tile.query), &shared.q_full);
         }
         for (int n = 0; n < count; ++n, at.advance()) {
             const UnionBlock block = next;
@@ -198,7 +220,7 @@ __device__ int opaque_thread() {
 }
 
 /// The two rows of a thread after the union: their slots, and the result.
-template <int Dim, int BlockSize, bool AnySlots>
+template <int Dim, int BlockSize, Slots Kind>
 __device__ void finish(const SparseArgs& args, Shared<Dim, BlockSize>& shared,
                        float (&out)[Dim / 2], const Softmax& softmax, int thread) {
     const int warp = thread / kWarp, lane = thread % kWarp, row = warp * 16 + lane / 4;
@@ -210,9 +232,10 @@ __device__ void finish(const SparseArgs& args, Shared<Dim, BlockSize>& shared,
         total += __shfl_xor_sync(kAllLanes, total, 1);
         total += __shfl_xor_sync(kAllLanes, total, 2);
         float best = softmax.best[side] * (args.scale * kLog2E);
-        if constexpr (AnySlots) shared.slots[warp].add(args, side, out, best, total);
+        if constexpr (Kind != Slots::none)
+            shared.slots[warp].template add<Kind == Slots::mixed>(args, side, out, best, total);
         const int query = (row + kRun * side) / heads;
-        const bool wanted = query < kept.queries;  // of the whole warp
+        const bool wanted = query < kept.queries;  // not of an empty row
         const bool any = total != 0;               // NaN alone leaves no best score, but a total
         const float factor = any ? 1 / total : 0;
         const int64_t at = kept.query + query;
@@ -225,7 +248,7 @@ __device__ void finish(const SparseArgs& args, Shared<Dim, BlockSize>& shared,
     }
 }
 
-template <int Dim, int BlockSize, bool AnySlots>
+template <int Dim, int BlockSize, Slots Kind>
 __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     union_attention(const __grid_constant__ SparseArgs args) {
     extern __shared__ __align__(1024) char memory[];
@@ -252,13 +275,16 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     const bool leader = threadIdx.x % kWarp == 0;  // releases for its warp
     const int lane = threadIdx.x % kWarp;
     const int row = warpgroup * 64 + threadIdx.x % kWarpgroup / kWarp * 16 + lane / 4;
-    const int query[2] = {row / args.group_size(), (row + kRun) / args.group_size()};
+    int query[2];  // of an empty row: any, its results go nowhere
+    for (int side = 0; side < 2; ++side)
+        query[side] = min((row + kRun * side) / args.group_size(), kSparseTileQueries - 1);
     const float scale = args.scale * kLog2E;
     const char* const q = shared.q + warpgroup * 64 * kSwizzle;
     WarpSlots<Dim>& slots = shared.slots[threadIdx.x / kWarp];
     Cursor<kStages> k_at, v_at;
     uint32_t q_parity = 0;
     const int items = args.tile_count * args.groups;
+    constexpr bool kAnySlots = Kind != Slots::none;
     for (int index = static_cast<int>(blockIdx.x); index < items;
          index += static_cast<int>(gridDim.x)) {
         shared.q_full.wait(q_parity);
@@ -267,6 +293,9 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         const int count = task.blocks;
         __syncwarp();  // all lanes are done with the last task
         if (leader) shared.kept[threadIdx.x / kWarp] = {task.query, task.queries, task.group};
+        if (Kind == Slots::mixed && lane % 4 == 0)
+            for (int side = 0; side < 2; ++side)
+                slots.counts[kRun * side + lane / 4] = task.slots[query[side]];
         const int visible[2] = {task.visible[query[0]], task.visible[query[1]]};
         float out[Dim / 2] = {};
         Softmax softmax;
@@ -293,7 +322,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             {
                 float sum[BlockSize / 2];
                 start_scores<Dim, BlockSize, kAttendRows>(sum, q, shared.k[k_at.stage]);
-                if (AnySlots && leader)
+                if (kAnySlots && leader)
                     slots.start(args, task.runs[row / kRun], task.runs[row / kRun + 1]);
                 wgmma_wait<0>();
                 take(sum);
@@ -323,12 +352,12 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             if (leader) shared.v_ring.empty[v_at.stage].arrive();
             v_at.advance();
         } else {
-            if (AnySlots && leader)
+            if (kAnySlots && leader)
                 slots.start(args, task.runs[row / kRun], task.runs[row / kRun + 1]);
             __syncwarp();  // all lanes have read the task
             if (leader) shared.q_empty.arrive();
         }
-        finish<Dim, BlockSize, AnySlots>(args, shared, out, softmax, opaque_thread());
+        finish<Dim, BlockSize, Kind>(args, shared, out, softmax, opaque_thread());
     }
 }
 
@@ -336,8 +365,10 @@ template <int Dim, int BlockSize>
 cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) {
     constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
     static_assert(kBytes <= kMostSharedBytes);
-    auto* const kernel = args.any_slots() ? union_attention<Dim, BlockSize, true>
-                                          : union_attention<Dim, BlockSize, false>;
+    auto* const kernel = !args.any_slots() ? union_attention<Dim, BlockSize, Slots::none>
+                         : args.group_size() % kRun == 0
+                             ? union_attention<Dim, BlockSize, Slots::alike>
+                             : union_attention<Dim, BlockSize, Slots::mixed>;
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What only the cuda backend has: bf16 outputs, device memory that runs out, several devices, and
 // tensors of more than 2^31 elements.
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "core/error.h"
 #include "core/half.h"
@@ -189,10 +189,11 @@ TEST_F(Cuda, LongAttentionPast2To31Elements) {
     }
 }
 
-TEST_F(Cuda, LongAttentionInChunksOfQueriesIsThatOfEachQuery) {
-    // So many slots that the tuned kernels take several chunks; queries at their ends and within.
+/// So many slots that the tuned kernels take several chunks; `some` queries at their ends and
+/// within are compared.
+void compare_in_chunks(int64_t heads, const std::vector<int64_t>& some) {
     const std::unique_ptr<Backend> backend = make_backend("cuda");
-    Problem p = square_problem(0, 64, 4, 128, 128, 128);
+    Problem p = square_problem(0, heads, 4, 128, 128, 128);
     constexpr int64_t kQueries = 9000, kKeys = 5120, kTopK = 32;
     p.cu_seqlens_q = {0, kQueries};
     p.cu_seqlens_k = {0, kKeys};
@@ -206,7 +207,7 @@ TEST_F(Cuda, LongAttentionInChunksOfQueriesIsThatOfEachQuery) {
         }
         return host;
     };
-    const Tensor<bf16, 3> q = random({kQueries, 64, 128}, 0), k = random({kKeys, 4, 128}, 1),
+    const Tensor<bf16, 3> q = random({kQueries, heads, 128}, 0), k = random({kKeys, 4, 128}, 1),
                           v = random({kKeys, 4, 128}, 2);
     Tensor<float, 3> scores({kQueries, 4, p.blocks()});
     uint64_t state = 1;
@@ -219,7 +220,7 @@ TEST_F(Cuda, LongAttentionInChunksOfQueriesIsThatOfEachQuery) {
     Tensor<int32_t, 3> ids = backend->make<int32_t, 3>({kQueries, 4, kTopK});
     backend->select_blocks(p, {.top_k = kTopK}, backend->upload(scores.view()), ids);
     Tensor<bf16, 3> out = backend->make<bf16, 3>(q.shape());
-    Tensor<float, 2> lse = backend->make<float, 2>({kQueries, 64});
+    Tensor<float, 2> lse = backend->make<float, 2>({kQueries, heads});
     const auto wide = [](const Tensor<bf16, 3>& narrow) {
         Tensor<float, 3> values(narrow.shape());
         for (int64_t i = 0; i < values.size(); ++i)
@@ -234,10 +235,10 @@ TEST_F(Cuda, LongAttentionInChunksOfQueriesIsThatOfEachQuery) {
     o.index_k = Tensor<float, 2>({kKeys, 128});
     for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
         backend->sparse_attention(p, {q_here, k_here, v_here}, ids, {out, lse}, order);
-        for (int64_t i : {0, 4095, 4096, 8191, 8192, 8999}) {
+        for (int64_t i : some) {
             const Problem one = p.with_queries({i, i + 1});
-            Tensor<bf16, 3> row({1, 64, 128});
-            std::memcpy(row.data(), q.data() + i * 64 * 128, 64 * 128 * sizeof(bf16));
+            Tensor<bf16, 3> row({1, heads, 128});
+            std::copy_n(q.data() + i * heads * 128, heads * 128, row.data());
             o.q = wide(row);
             const auto own = backend->download(std::as_const(ids).view().slice(i, 1));
             const Attention want = reference().sparse_attention(one, o, own);
@@ -248,6 +249,14 @@ TEST_F(Cuda, LongAttentionInChunksOfQueriesIsThatOfEachQuery) {
             EXPECT_TRUE(matches(got, want, b)) << to_string(order) << ", query " << i;
         }
     }
+}
+
+TEST_F(Cuda, LongAttentionInChunksOfQueriesIsThatOfEachQuery) {
+    compare_in_chunks(64, {0, 4095, 4096, 8191, 8192, 8999});
+}
+
+TEST_F(Cuda, LongAttentionInChunksOfQueriesWithFifteenHeadsIsThatOfEachQuery) {
+    compare_in_chunks(60, {0, 4375, 4376, 8751, 8752, 8999});
 }
 
 }  // namespace

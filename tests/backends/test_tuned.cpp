@@ -69,39 +69,17 @@ class Tuned : public testing::TestWithParam<Case> {
 protected:
     void SetUp() override {
         MSA_SKIP_UNLESS_USABLE("cuda");
-        backend_ = make_backend("cuda");
+        runner_ = std::make_unique<Runner>(Subject{"cuda", Element::bf16, Element::bf16});
+        backend_ = &runner_->backend();
         operands_ = make_operands(GetParam(), Element::bf16);
         ids_ = reference().index_select(problem(), GetParam().rule, operands_);
     }
     const Problem& problem() const { return GetParam().problem; }
 
-    /// bf16 in and out.
     Attention sparse_attention(const Operands& o, LoopOrder order) {
-        return attend(o, [&](const AttentionInput& in, const AttentionOutput& to) {
-            backend_->sparse_attention(problem(), in, backend_->upload(ids_.view()), to, order);
-        });
+        return runner_->sparse_attention(problem(), o, ids_, order);
     }
-    Attention dense_attention(const Operands& o) {
-        return attend(o, [&](const AttentionInput& in, const AttentionOutput& to) {
-            backend_->dense_attention(problem(), in, to);
-        });
-    }
-    template <typename Call>
-    Attention attend(const Operands& o, Call call) {
-        const auto q = upload<bf16>(*backend_, o.q), k = upload<bf16>(*backend_, o.k),
-                   v = upload<bf16>(*backend_, o.v);
-        Tensor<float, 3> poison(o.q.shape());
-        std::fill_n(poison.data(), poison.size(), std::numeric_limits<float>::quiet_NaN());
-        Tensor<bf16, 3> out = upload<bf16>(*backend_, poison);
-        Tensor<float, 2> lse =
-            backend_->make<float, 2>({problem().queries(), problem().query_heads});
-        call({q, k, v}, {out, lse});
-        const Tensor<bf16, 3> stored = backend_->download(out.view());
-        Attention got{Tensor<float, 3>(o.q.shape()), backend_->download(lse.view())};
-        for (int64_t i = 0; i < stored.size(); ++i)
-            got.out.data()[i] = static_cast<float>(stored.data()[i]);
-        return got;
-    }
+    Attention dense_attention(const Operands& o) { return runner_->dense_attention(problem(), o); }
     template <typename T = bf16>
     Tensor<int32_t, 3> index_select(const Operands& o) {
         const auto index_q = upload<T>(*backend_, o.index_q);
@@ -117,15 +95,7 @@ protected:
         backend_->block_mass(problem(), q, k, {mass, {}});
         return backend_->download(mass.view());
     }
-    /// Bounds of outputs in bf16, whose slots are bf16 too.
-    Bounds bounds_here() const {
-        Bounds b = bounds(problem(), operands_);
-        double v_max = 0;
-        for (int64_t i = 0; i < operands_.v.size(); ++i)
-            v_max = std::max(v_max, std::fabs(double{operands_.v.data()[i]}));
-        b.out += slot_bound(Element::bf16, v_max);
-        return b;
-    }
+    Bounds bounds_here() const { return bf16_bounds(problem(), operands_); }
     /// Keys and values that no query sees become NaN.
     Operands with_unseen_nan() const {
         Operands o = make_operands(GetParam(), Element::bf16);
@@ -144,7 +114,8 @@ protected:
         return o;
     }
 
-    std::unique_ptr<Backend> backend_;
+    std::unique_ptr<Runner> runner_;
+    Backend* backend_ = nullptr;  // the runner's
     Operands operands_;
     Tensor<int32_t, 3> ids_;
 };

@@ -48,8 +48,8 @@ private:
 
 template <typename T>
 T poison() {
-    if constexpr (std::is_floating_point_v<T>) return std::numeric_limits<T>::quiet_NaN();
-    return std::numeric_limits<T>::min();
+    if constexpr (std::is_integral_v<T>) return std::numeric_limits<T>::min();
+    return std::numeric_limits<T>::quiet_NaN();
 }
 
 /// An output filled with poison, between two guards of poison that nobody may touch.
@@ -173,13 +173,31 @@ Runner::Runner(Subject subject, int threads)
     : subject_(std::move(subject)),
       backend_(make_backend(subject_.backend, options_with(threads))) {}
 
-Attention Runner::dense_attention(const Problem& p, const Operands& o) {
+/// call(input, output)
+template <typename Call>
+Attention Runner::attend(const Problem& p, const Operands& o, Call call) {
     const Uploaded<3> q(*backend_, element(), o.q), k(*backend_, element(), o.k),
         v(*backend_, element(), o.v);
-    Guarded<float, 3> out(*backend_, {p.queries(), p.query_heads, p.head_dim});
+    const Shape<3> shape{p.queries(), p.query_heads, p.head_dim};
     Guarded<float, 2> lse(*backend_, {p.queries(), p.query_heads});
-    backend_->dense_attention(p, {q, k, v}, {View<float, 3>(out), lse});
-    return {out.take(), lse.take()};
+    if (subject_.stored == Element::f32) {
+        Guarded<float, 3> out(*backend_, shape);
+        call(AttentionInput{q, k, v}, AttentionOutput{View<float, 3>(out), lse});
+        return {out.take(), lse.take()};
+    }
+    Guarded<bf16, 3> out(*backend_, shape);
+    call(AttentionInput{q, k, v}, AttentionOutput{View<bf16, 3>(out), lse});
+    const Tensor<bf16, 3> narrow = out.take();
+    Attention got{Tensor<float, 3>(shape), lse.take()};
+    std::transform(narrow.data(), narrow.data() + narrow.size(), got.out.data(),
+                   [](bf16 value) { return static_cast<float>(value); });
+    return got;
+}
+
+Attention Runner::dense_attention(const Problem& p, const Operands& o) {
+    return attend(p, o, [&](const AttentionInput& in, const AttentionOutput& to) {
+        backend_->dense_attention(p, in, to);
+    });
 }
 
 Tensor<float, 3> Runner::index_scores(const Problem& p, const Operands& o) {
@@ -209,13 +227,10 @@ Tensor<int32_t, 3> Runner::index_select(const Problem& p, const SelectionRule& r
 
 Attention Runner::sparse_attention(const Problem& p, const Operands& o, View<const int32_t, 3> ids,
                                    LoopOrder order) {
-    const Uploaded<3> q(*backend_, element(), o.q), k(*backend_, element(), o.k),
-        v(*backend_, element(), o.v);
     const Tensor<int32_t, 3> ids_here = backend_->upload(ids);
-    Guarded<float, 3> out(*backend_, {p.queries(), p.query_heads, p.head_dim});
-    Guarded<float, 2> lse(*backend_, {p.queries(), p.query_heads});
-    backend_->sparse_attention(p, {q, k, v}, ids_here, {View<float, 3>(out), lse}, order);
-    return {out.take(), lse.take()};
+    return attend(p, o, [&](const AttentionInput& in, const AttentionOutput& to) {
+        backend_->sparse_attention(p, in, ids_here, to, order);
+    });
 }
 
 BlockMass Runner::block_mass(const Problem& p, const Operands& o) {

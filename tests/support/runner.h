@@ -16,10 +16,12 @@
 
 namespace msa::test {
 
-/// A backend and the element type of its operands.
+/// A backend and the element types of its operands and of attention's outputs: f32, or bf16 like
+/// the operands.
 struct Subject {
     std::string backend;
     Element element = Element::f32;
+    Element stored = Element::f32;
 };
 std::ostream& operator<<(std::ostream&, const Subject&);
 
@@ -88,6 +90,9 @@ public:
     Element element() const { return subject_.element; }
 
 private:
+    template <typename Call>
+    Attention attend(const Problem&, const Operands&, Call call);
+
     Subject subject_;
     std::unique_ptr<Backend> backend_;
 };

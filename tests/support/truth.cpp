@@ -46,6 +46,12 @@ Bounds bounds(const Problem& p, const Operands& o, Teacher teacher) {
     return b;
 }
 
+Bounds bf16_bounds(const Problem& p, const Operands& o) {
+    Bounds b = bounds(p, o);
+    b.out += slot_bound(Element::bf16, largest<3>(o.v));
+    return b;
+}
+
 testing::AssertionResult matches(const Attention& got, const Attention& want, const Bounds& b) {
     if (auto lse = close(got.lse, want.lse, b.lse); !lse) return lse << " (lse)";
     return close(got.out, want.out, b.out) << " (out)";

@@ -14,6 +14,8 @@ struct Bounds {
     double out, lse, scores, mass, max_logit, kl, d_index_q, d_index_k;
 };
 Bounds bounds(const Problem&, const Operands&, Teacher = Teacher::mean);
+/// Where attention's outputs are bf16, and their slots too.
+Bounds bf16_bounds(const Problem&, const Operands&);
 
 testing::AssertionResult matches(const Attention& got, const Attention& want, const Bounds&);
 testing::AssertionResult matches(const BlockMass& got, const BlockMass& want, const Bounds&);

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+// sparse_attention for every number of query heads to a group: tiles that it does not fill, slots
+// of several queries side by side. Sizes that the kernels tuned for one GPU generation answer.
+#include <algorithm>
+#include <limits>
+
+#include "tests/support/compare.h"
+#include "tests/support/truth.h"
+
+namespace msa::test {
+namespace {
+
+constexpr int64_t kMostHeads = 64;  // of a group, in tiles
+
+/// bf16 where the backend takes it.
+std::vector<Subject> group_subjects() {
+    std::vector<Subject> all;
+    for (Subject s : subjects()) {
+        s.stored = s.element;
+        if (s.backend == "cpu" || s.stored == Element::bf16) all.push_back(s);
+    }
+    return all;
+}
+
+struct Sizes {
+    int64_t heads, groups, dim, block;
+};
+
+Problem packed(Sizes s, std::vector<int64_t> cu_seqlens_q, std::vector<int64_t> cu_seqlens_k) {
+    Problem p = square_problem(0, s.heads, s.groups, s.dim, s.dim, s.block);
+    p.cu_seqlens_q = std::move(cu_seqlens_q);
+    p.cu_seqlens_k = std::move(cu_seqlens_k);
+    return p;
+}
+
+std::vector<Case> group_cases() {
+    return {
+        {"g1_ragged",
+         packed({3, 3, 64, 64}, {0, 70, 70, 71, 170}, {0, 70, 70, 71, 170}),
+         {.top_k = 3}},
+        {"g1_widest_tables", packed({2, 2, 64, 128}, {0, 70}, {0, 4400}), {.top_k = 32}},
+        {"g2_prefix", packed({4, 2, 128, 64}, {0, 120}, {0, 900}), {.top_k = 6}},
+        {"g3_packed", packed({6, 2, 64, 128}, {0, 50, 130}, {0, 300, 1000}), {.top_k = 4}},
+        {"g4_square", packed({16, 4, 64, 64}, {0, 300}, {0, 300}), {.top_k = 4}},
+        {"g4_wide", packed({8, 2, 128, 128}, {0, 90}, {0, 700}), {.top_k = 3}},
+        {"g5_packed", packed({10, 2, 128, 64}, {0, 25, 51, 130}, {0, 25, 300, 900}), {.top_k = 5}},
+        {"g6_square", packed({12, 2, 64, 64}, {0, 130}, {0, 130}), {.top_k = 32}},
+        {"g7_prefix", packed({14, 2, 64, 128}, {0, 110}, {0, 640}), {.top_k = 4}},
+        {"g12_wide", packed({24, 2, 128, 128}, {0, 90}, {0, 600}), {.top_k = 3}},
+        {"g24_prefix", packed({24, 1, 64, 64}, {0, 80}, {0, 400}), {.top_k = 4}},
+        {"g33_prefix", packed({33, 1, 128, 64}, {0, 70}, {0, 300}), {.top_k = 3}},
+        {"g40_packed", packed({80, 2, 64, 64}, {0, 41, 77}, {0, 200, 500}), {.top_k = 4}},
+        {"g48_wide", packed({48, 1, 128, 128}, {0, 70}, {0, 420}), {.top_k = 3}},
+        {"g71_decode", packed({71, 1, 64, 64}, {0, 1, 2, 5}, {0, 300, 800, 1000}), {.top_k = 4}},
+    };
+}
+
+/// Compares with the reference in every loop order.
+class GroupSizes : public OperationTest {
+protected:
+    void SetUp() override {
+        OperationTest::SetUp();
+        ids_ = reference().index_select(problem(), rule(), operands_);
+    }
+
+    void expect(const Operands& o, const Attention& want, const std::string& what = "") {
+        expect(problem(), o, ids_, want, what);
+    }
+    void expect(const Problem& p, const Operands& o, const Tensor<int32_t, 3>& ids,
+                const Attention& want, const std::string& what) {
+        // The bounds of finite operands: these may hold NaN.
+        const Bounds b = subject().stored == Element::bf16 ? bf16_bounds(problem(), operands_)
+                                                           : bounds(problem(), operands_);
+        runner_.index_select(problem(), rule(), operands_);
+        const bool tuned = runner_.backend().answered_by() == "index_select_sm90";
+        for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+            const Attention got = runner_.sparse_attention(p, o, ids, order);
+            if (tuned && (p.group_size() <= kMostHeads || order == LoopOrder::automatic)) {
+                EXPECT_EQ(runner_.backend().answered_by(), "sparse_attention_sm90") << what;
+            }
+            EXPECT_TRUE(matches(got, want, b)) << to_string(order) << ' ' << what;
+        }
+    }
+
+    Runner runner_{subject()};
+    Tensor<int32_t, 3> ids_;
+};
+INSTANTIATE_TEST_SUITE_P(Tuned, GroupSizes,
+                         testing::Combine(testing::ValuesIn(group_subjects()),
+                                          testing::ValuesIn(group_cases())),
+                         param_name);
+
+TEST_P(GroupSizes, MatchReferenceInEveryOrder) {
+    expect(operands_, reference().sparse_attention(problem(), operands_, ids_));
+}
+
+TEST_P(GroupSizes, RerunsChangeNoBit) {
+    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+        const Attention once = runner_.sparse_attention(problem(), operands_, ids_, order);
+        const Attention again = runner_.sparse_attention(problem(), operands_, ids_, order);
+        EXPECT_TRUE(identical(again.out, once.out)) << to_string(order);
+        EXPECT_TRUE(identical(again.lse, once.lse)) << to_string(order);
+    }
+}
+
+TEST_P(GroupSizes, EmptyAndShortRows) {
+    // Every third row selects nothing, every other third drops its first block: neighbours in a
+    // tile fill different numbers of slots.
+    for (int64_t i = 0; i < problem().queries(); ++i)
+        for (int64_t r = 0; r < problem().kv_heads; ++r) {
+            int32_t* row = &ids_(i, r, 0);
+            if ((i + r) % 3 == 0) std::fill_n(row, rule().top_k, kNoBlock);
+            if ((i + r) % 3 == 1) {
+                std::copy(row + 1, row + rule().top_k, row);
+                row[rule().top_k - 1] = kNoBlock;
+            }
+        }
+    expect(operands_, reference().sparse_attention(problem(), operands_, ids_));
+}
+
+TEST_P(GroupSizes, QueriesThatAreNotFiniteStayAlone) {
+    for (float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        Operands o = make_operands(the_case(), subject().element);
+        for (int64_t i = 0; i < problem().queries(); i += 1 + problem().queries() / 3)
+            std::fill_n(&o.q(i, i % problem().query_heads, 0), problem().head_dim, bad);
+        expect(o, reference().sparse_attention(problem(), o, ids_), bad > 0 ? "inf" : "nan");
+    }
+}
+
+TEST_P(GroupSizes, ForeignBlocksThatAreNotFiniteChangeNothing) {
+    const int64_t first = problem().blocks() / 2 * problem().block_size;
+    for (float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        Operands o = make_operands(the_case(), subject().element);
+        for (int64_t n = first; n < std::min(first + problem().block_size, problem().keys()); ++n)
+            std::fill_n(&o.v(n, 0, 0), problem().head_dim, bad);
+        expect(o, reference().sparse_attention(problem(), o, ids_), bad > 0 ? "inf" : "nan");
+    }
+}
+
+class EveryGroupSize : public GroupSizes {};
+INSTANTIATE_TEST_SUITE_P(Tuned, EveryGroupSize,
+                         testing::Combine(testing::ValuesIn(group_subjects()),
+                                          testing::Values(Case{
+                                              "to_64",
+                                              packed({kMostHeads, 1, 64, 64}, {0, 70}, {0, 230}),
+                                              {.top_k = 2}})),
+                         param_name);
+
+TEST_P(EveryGroupSize, IsAPartOfTheLargest) {
+    const Attention all = reference().sparse_attention(problem(), operands_, ids_);
+    const auto heads_of = [&](const Tensor<float, 3>& rows, int64_t heads) {
+        Tensor<float, 3> part({problem().queries(), heads, problem().head_dim});
+        for (int64_t i = 0; i < problem().queries(); ++i)
+            std::copy_n(&rows(i, 0, 0), heads * problem().head_dim, &part(i, 0, 0));
+        return part;
+    };
+    for (int64_t heads = 1; heads <= kMostHeads; ++heads) {
+        Problem p = problem();
+        p.query_heads = heads;
+        Operands o = make_operands(the_case(), subject().element);
+        o.q = heads_of(operands_.q, heads);
+        Attention want{heads_of(all.out, heads), Tensor<float, 2>({p.queries(), heads})};
+        for (int64_t i = 0; i < p.queries(); ++i)
+            std::copy_n(&all.lse(i, 0), heads, &want.lse(i, 0));
+        expect(p, o, ids_, want, "G = " + std::to_string(heads));
+    }
+}
+
+}  // namespace
+}  // namespace msa::test
