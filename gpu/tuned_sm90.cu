@@ -61,11 +61,10 @@ bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
                        View<int32_t, 3> ids) {
     const Problem& p = call.problem;
     const Element element = in.index_q.element();
-    const bool narrowest = element == Element::e4m3;
-    if (!is_tuned_operand(in.index_q, narrowest ? Element::e4m3 : Element::bf16) ||
+    if (!is_tuned_operand(in.index_q, element == Element::e4m3 ? element : Element::bf16) ||
         !is_aligned(in.index_k.data()) || !is_tuned_width(p.index_dim) ||
-        (narrowest && p.index_dim != 128) || !is_tuned_width(p.block_size) ||
-        rule.top_k > kMostSelected || p.kv_heads > kIndexFewRows || p.score_scale() <= 0)
+        !is_tuned_width(p.block_size) || rule.top_k > kMostSelected || p.kv_heads > kIndexFewRows ||
+        p.score_scale() <= 0)
         return false;
     if (ids.size() == 0 || p.keys() == 0) return ids.size() == 0;
 

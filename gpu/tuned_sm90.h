@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The kernels tuned for Hopper (compute capability 9.0). Each returns false, having done nothing,
 // where it does not fit the call: then the plain kernel answers. Operands bf16 (index_select: or
-// e4m3, index dim 128), outputs of attention bf16; head and index dim 64 or 128; block size 64 or
-// 128; k at most 32.
+// e4m3), outputs of attention bf16; head and index dim 64 or 128; block size 64 or 128; k at most
+// 32.
 #pragma once
 
 #include "core/backend.h"

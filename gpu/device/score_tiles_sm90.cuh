@@ -38,9 +38,9 @@ struct ScoreShape {
     static constexpr int kBytes = Bytes;
     static constexpr int kRowBytes = Dim * Bytes;
     static constexpr int kSteps = kRowBytes / 32;  // matrix instructions per half and tile
-    static constexpr int kBoxes = kRowBytes / kSwizzle;
+    static constexpr int kBoxes = (kRowBytes + kSwizzle - 1) / kSwizzle;  // one may be half empty
     static constexpr int kBoxBytes = kTileKeys * kSwizzle;
-    static constexpr int kTileBytes = kTileKeys * kRowBytes;
+    static constexpr int kTileBytes = kBoxes * kBoxBytes;
 };
 
 template <int Stages>

@@ -295,9 +295,11 @@ cudaError_t launch_shape(const IndexSelectArgs& args, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_index_select_sm90(const IndexSelectArgs& args, cudaStream_t stream) {
-    if (args.element_bytes == 1) return launch_shape<ScoreShape<128, 1>>(args, stream);
-    if (args.index_dim == 64) return launch_shape<ScoreShape<64, 2>>(args, stream);
-    return launch_shape<ScoreShape<128, 2>>(args, stream);
+    if (args.element_bytes == 1)
+        return args.index_dim == 64 ? launch_shape<ScoreShape<64, 1>>(args, stream)
+                                    : launch_shape<ScoreShape<128, 1>>(args, stream);
+    return args.index_dim == 64 ? launch_shape<ScoreShape<64, 2>>(args, stream)
+                                : launch_shape<ScoreShape<128, 2>>(args, stream);
 }
 
 }  // namespace msa::cuda

@@ -21,7 +21,7 @@ struct IndexSelectArgs {
     CUtensorMap index_k;     // [Nk, didx], boxes of 128 keys x 128 bytes
     bool keys_settled;       // the call before does not write index_k: it may be read ahead
     int element_bytes;       // 2: bf16, 1: e4m3
-    int index_dim;           // 64 or 128; e4m3: 128
+    int index_dim;           // 64 or 128
     const QueryTile* tiles;  // the most work first
     int tile_count;
     bool few;  // at most kIndexFewRows / Hkv queries a tile, else kIndexTileRows / Hkv

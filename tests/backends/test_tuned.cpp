@@ -180,8 +180,11 @@ TEST_P(Tuned, IndexSelectOfE4m3FollowsTheScores) {
     const Problem& p = problem();
     const double bound = e4m3_logit_bound(p.score_scale(), largest_norm<3>(o.index_q),
                                           largest_norm<2>(o.index_k), p.index_dim);
+    index_select(o);
+    const std::string kernel = backend_->answered_by();
     EXPECT_TRUE(selection_follows(p, GetParam().rule, reference().index_scores(p, o),
                                   index_select<e4m3>(o), bound));
+    EXPECT_EQ(backend_->answered_by(), kernel);
 }
 
 TEST_P(Tuned, IndexSelectOfSmallIntegersIsExactInEveryType) {
