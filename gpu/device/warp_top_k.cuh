@@ -46,20 +46,44 @@ struct WarpTopK {
 
     /// Offers one candidate per lane; `wanted` has the bits of the lanes that hold one.
     __device__ void offer(uint64_t candidate, uint32_t wanted) {
+        WarpTopK one[1]{*this};
+        offer_each(one, {candidate}, {wanted});
+        *this = one[0];
+    }
+
+    /// The same for several lists, whose exchanges do not wait for each other.
+    template <int Lists>
+    static __device__ void offer_each(WarpTopK (&lists)[Lists], const uint64_t (&candidate)[Lists],
+                                      const uint32_t (&wanted)[Lists]) {
         constexpr int kSortPays = 10;
-        if (__popc(wanted) > kSortPays) {
-            const int lane = threadIdx.x % kWarp;
-            const uint64_t sorted = sort_descending((wanted >> lane) & 1 ? candidate : 0);
-            if (__ballot_sync(kAllLanes, key != 0) == 0) {
-                key = sorted;
-                return;
+        uint32_t rest[Lists], any = 0;
+#pragma unroll
+        for (int n = 0; n < Lists; ++n) {
+            const bool sorts = __popc(wanted[n]) > kSortPays;
+            if (sorts) lists[n].merge(candidate[n], wanted[n]);
+            any |= rest[n] = sorts ? 0 : wanted[n];
+        }
+        while (any != 0) {
+            any = 0;
+#pragma unroll
+            for (int n = 0; n < Lists; ++n) {
+                const uint64_t next = __shfl_sync(kAllLanes, candidate[n], __ffs(rest[n]) - 1);
+                lists[n].insert(rest[n] != 0 ? next : 0);
+                any |= rest[n] &= rest[n] - 1;
             }
-            const uint64_t reversed = __shfl_sync(kAllLanes, sorted, kWarp - 1 - lane);
-            key = sort_descending<true>(key > reversed ? key : reversed);
+        }
+    }
+
+    /// Like insert(), for many: sorts them, and merges the two lists.
+    __device__ void merge(uint64_t candidate, uint32_t wanted) {
+        const int lane = threadIdx.x % kWarp;
+        const uint64_t sorted = sort_descending((wanted >> lane) & 1 ? candidate : 0);
+        if (__ballot_sync(kAllLanes, key != 0) == 0) {
+            key = sorted;
             return;
         }
-        for (; wanted != 0; wanted &= wanted - 1)
-            insert(__shfl_sync(kAllLanes, candidate, __ffs(wanted) - 1));
+        const uint64_t reversed = __shfl_sync(kAllLanes, sorted, kWarp - 1 - lane);
+        key = sort_descending<true>(key > reversed ? key : reversed);
     }
 
     __device__ void insert(uint64_t candidate) {

@@ -55,20 +55,29 @@ struct SplitLists {
     __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
 };
 
-/// Merges columns [0, count) of the buffer, blocks from `block` on, into the warp's row at `place`.
-template <typename S>
-__device__ void merge_row(S& shared, const DeviceRule& rule, float scale, int place, int block,
-                          int count) {
+/// Merges columns [0, count) of the buffer, blocks from `block` on, into `Places` rows of the warp,
+/// from `place` on: at once, as each is a chain of exchanges.
+template <int Places, typename S>
+__device__ void merge_rows(S& shared, const DeviceRule& rule, float scale, int place, int block,
+                           int count) {
     constexpr int kKept = sizeof(shared.list[0]) / sizeof(uint64_t);
     const int lane = threadIdx.x % kWarp, id = block + lane;
-    WarpTopK list{lane < kKept ? shared.list[place][lane] : 0};
-    const bool candidate = lane < count && id >= rule.forced_first && id < shared.limit[place];
-    const uint64_t key = candidate ? candidate_key(scale * shared.scores.at(place, lane), id) : 0;
-    const int kept = shared.kept[place];
-    const uint32_t wanted = __ballot_sync(kAllLanes, kept > 0 && key > list.threshold(kept));
-    if (wanted == 0) return;
-    list.offer(key, wanted);
-    if (lane < kKept) shared.list[place][lane] = list.key;
+    WarpTopK list[Places];
+    uint64_t key[Places];
+    uint32_t wanted[Places], any = 0;
+#pragma unroll
+    for (int n = 0; n < Places; ++n) {
+        const int at = place + n, kept = shared.kept[at];
+        list[n].key = lane < kKept ? shared.list[at][lane] : 0;
+        const bool candidate = lane < count && id >= rule.forced_first && id < shared.limit[at];
+        key[n] = candidate ? candidate_key(scale * shared.scores.at(at, lane), id) : 0;
+        any |= wanted[n] = __ballot_sync(kAllLanes, kept > 0 && key[n] > list[n].threshold(kept));
+    }
+    if (any == 0) return;
+    WarpTopK::offer_each(list, key, wanted);
+#pragma unroll
+    for (int n = 0; n < Places; ++n)
+        if (lane < kKept) shared.list[place + n][lane] = list[n].key;
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
@@ -79,6 +88,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
     constexpr int kTilesPerMerge = 32 / kBlocksPerTile;
+    constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // a warp of few rows has one
 
     const QueryTile tile = args.tiles[blockIdx.x];
     const int rows = tile.queries * args.groups;
@@ -132,10 +142,10 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
         const int in_round = t % kTilesPerMerge;
         __syncwarp();
         const int first = warp_place + half * kHalfRows;
-        for (int place = first; place < first + 16 && row_at<Rows>(place) < rows; ++place)
-            merge_row(shared, args.rule, args.scale, place,
-                      (first_tile + t - in_round) * kBlocksPerTile,
-                      (in_round + 1) * kBlocksPerTile);
+        for (int place = first; place < first + 16 && row_at<Rows>(place) < rows; place += kAtOnce)
+            merge_rows<kAtOnce>(shared, args.rule, args.scale, place,
+                                (first_tile + t - in_round) * kBlocksPerTile,
+                                (in_round + 1) * kBlocksPerTile);
         __syncwarp();
     };
     consume(operand, count, shared.tiles[0], shared.ring,
