@@ -168,9 +168,9 @@ protected:
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
         if (p.queries() == 0) return;
-        if (cudnn_->run(call(p, Written(to.out, to.lse)), in, to))
-            return answered(cudnn_->version());
-        dense_attention_any(call(p), in, to);
+        const Call here = call(p, Written(to.out, to.lse));
+        if (cudnn_->run(here, in, to)) return answered(cudnn_->version());
+        dense_attention_any(here, in, to);
         answered("dense_attention_any; cuDNN: " + cudnn_->why_not());
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
@@ -179,30 +179,33 @@ protected:
     }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
-        if (hopper_ && select_blocks_sm90(call(p), rule, scores, ids))
+        const Call here = call(p);
+        if (hopper_ && select_blocks_sm90(here, rule, scores, ids))
             return answered("select_blocks_sm90");
-        select_blocks_any(call(p), rule, scores, ids);
+        select_blocks_any(here, rule, scores, ids);
         answered("select_blocks_any");
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids) override {
-        if (hopper_ && index_select_sm90(call(p, Written(ids)), rule, in, ids))
-            return answered("index_select_sm90");
-        index_select_any(call(p), rule, in, ids);
+        const Call here = call(p, Written(ids));
+        if (hopper_ && index_select_sm90(here, rule, in, ids)) return answered("index_select_sm90");
+        index_select_any(here, rule, in, ids);
         answered("index_select_any");
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
-        if (hopper_ && sparse_attention_sm90(call(p, Written(to.out, to.lse)), in, ids, to, order))
+        const Call here = call(p, Written(to.out, to.lse));
+        if (hopper_ && sparse_attention_sm90(here, in, ids, to, order))
             return answered("sparse_attention_sm90");
         const bool kv_outer = order == LoopOrder::kv_outer;
-        (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(call(p), in, ids,
+        (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(here, in, ids,
                                                                                   to);
         answered(kv_outer ? "sparse_attention_kv_outer_any" : "sparse_attention_q_outer_any");
     }
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
-        if (hopper_ && block_mass_sm90(call(p), q, k, to)) return answered("block_mass_sm90");
-        block_mass_any(call(p), q, k, to);
+        const Call here = call(p);
+        if (hopper_ && block_mass_sm90(here, q, k, to)) return answered("block_mass_sm90");
+        block_mass_any(here, q, k, to);
         answered("block_mass_any");
     }
     void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
@@ -216,7 +219,8 @@ private:
     void answered(std::string by) { answered_by_ = std::move(by); }
     void use_device() const { check(cudaSetDevice(device_), "choosing the device"); }
 
-    /// `writes`: by kernels of this call that may let the next one start before they are done.
+    /// `writes`: what a kernel of the next call may take as an operand. One that starts early sees
+    /// it after its wait alone, even where no kernel here lets it start before the end.
     Call call(const Problem& p, Written writes = Written()) {
         use_device();
         if (!layout_ || !layout_->fits(p)) layout_ = std::make_shared<Layout>(p, stream_);

@@ -280,7 +280,7 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
     error = launch_early(kernel, grid, Rows::kThreads, kBytes, stream, args);
     if (args.splits == 1 || error != cudaSuccess) return error;
-    // Two threads per list, so that all that matter are read at once.
+    // Two threads per list, so that those that matter are read in fewer rounds.
     const int threads =
         min(kMostIndexSplits, static_cast<int>(ceil_div(2 * args.splits, kWarp)) * kWarp);
     return launch_early(merge_splits<Kept>, static_cast<unsigned>(args.queries * args.groups),

@@ -35,7 +35,7 @@ struct Shared {
     float best[kWarps][kHeads], total[kWarps][kHeads];
     // Of this thread block's two heads, from every one of the cluster; not over the tiles, which it
     // may still need.
-    struct {
+    struct alignas(16) {
         float out[kCluster][2][Dim];
         float2 sums[kCluster][2];  // best, total
     } parts;
@@ -281,7 +281,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
             }
         }
         fence_shared();
-        __syncthreads();  // before the tiles, where the parts were, are copied anew
+        __syncthreads();  // before the tiles, where the warps' parts were, are copied anew
     }
 }
 

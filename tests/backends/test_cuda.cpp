@@ -116,6 +116,52 @@ TEST_F(Cuda, WhatCopiesToTheHostRefusesToBeCaptured) {
     EXPECT_TRUE(identical(backend->download(out.view()), want));
 }
 
+TEST_F(Cuda, CallsInARowReadWhatThoseBeforeWrote) {
+    // Kernels may start before the call ahead of them is done: every one of so few queries does.
+    const std::unique_ptr<Backend> backend = make_backend("cuda");
+    Case c{"in_a_row", square_problem(0, 64, 4, 128, 64, 64), {.top_k = 3}};
+    c.problem.cu_seqlens_q = {0, 4};
+    c.problem.cu_seqlens_k = {0, 512};
+    const Problem& p = c.problem;
+    Operands o = make_operands(c, Element::bf16);
+    const Tensor<int32_t, 3> ids = backend->upload(reference().index_select(p, c.rule, o).view());
+    for (int64_t i = 0; i < o.k.size(); ++i)
+        o.k.data()[i] *= 8;  // outputs are about one value each
+    const Tensor<bf16, 3> k = narrowed(*backend, o.k), v = narrowed(*backend, o.v),
+                          index_q = narrowed(*backend, o.index_q), q = narrowed(*backend, o.q);
+    std::reverse(o.q.data(), o.q.data() + o.q.size());
+    const Tensor<bf16, 3> other_q = narrowed(*backend, o.q);
+    Tensor<bf16, 3> out[4];
+    for (Tensor<bf16, 3>& to : out) to = backend->make<bf16, 3>(o.q.shape());
+    Tensor<int32_t, 3> own_ids = backend->make<int32_t, 3>(ids.shape());
+    Tensor<float, 2> lse = backend->make<float, 2>({p.queries(), p.query_heads});
+    const View<const bf16, 2> keys(out[2].data(), {p.keys(), p.index_dim}, Space::device);
+
+    const auto results = [&](const Tensor<bf16, 3>& first, LoopOrder order, bool waits) {
+        const auto attend = [&](const Tensor<bf16, 3>& from, const Tensor<int32_t, 3>& by, int to,
+                                LoopOrder in_order) {
+            backend->sparse_attention(p, {from, k, v}, by, {out[to], lse}, in_order);
+            if (waits) backend->finish();
+        };
+        backend->dense_attention(p, {first, k, v}, {out[0], lse});
+        if (waits) backend->finish();
+        attend(out[0], ids, 1, order);
+        attend(out[1], ids, 2, LoopOrder::automatic);
+        backend->index_select(p, c.rule, {index_q, keys}, own_ids);
+        if (waits) backend->finish();
+        attend(out[2], own_ids, 3, LoopOrder::automatic);
+        return std::pair(get(*backend, own_ids, 0, ids.size()), get(*backend, out[3], 0, q.size()));
+    };
+    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+        const auto want = results(q, order, true), other = results(other_q, order, true);
+        EXPECT_NE(want.first, other.first);  // what a call that does not wait would read
+        EXPECT_FALSE(want.second == other.second);
+        const auto got = results(q, order, false);
+        EXPECT_EQ(got.first, want.first) << to_string(order);
+        EXPECT_TRUE(got.second == want.second) << to_string(order);
+    }
+}
+
 TEST_F(Cuda, NoSuchDeviceIsAnInputError) {
     const auto start = [](int device) {
         return [device] { make_backend("cuda", {.device = device}); };
