@@ -251,13 +251,14 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     const bool slots = sharing > 1;
     // Slots of at most two gigabytes at a time: four times as many are no faster. The schedule of
     // some chunks at once, which would be too little work alone.
-    constexpr int64_t kSlotBytes = int64_t{1} << 31, kChunks = 16;
+    constexpr int64_t kSlotBytes = int64_t{1} << 31;
+    const int64_t most_chunks = std::min<int64_t>(16, 4 * heads);  // small groups have many uses
     const int64_t query_bytes = p.query_heads * p.head_dim * top_k * element_bytes(Element::bf16);
     const int64_t at_once = slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
     args.chunk_tiles = narrow(std::min(ceil_div(at_once, per_tile), tiles.device.size()));
     args.all_blocks = narrow(block_starts(p).back());
     args.least_sharing = sharing;
-    const int64_t chunks = std::min(kChunks, ceil_div(tiles.device.size(), args.chunk_tiles));
+    const int64_t chunks = std::min(most_chunks, ceil_div(tiles.device.size(), args.chunk_tiles));
     Workspace work(call, args, chunks);
     args.workspace = work.view();
     args.q_tile = tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,

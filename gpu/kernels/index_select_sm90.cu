@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
     constexpr int kTilesPerMerge = 32 / kBlocksPerTile;
-    constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // a warp of few rows has one
+    constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // one a warp where there are few
 
     const QueryTile tile = args.tiles[blockIdx.x];
     const int rows = tile.queries * args.groups;
