@@ -146,10 +146,15 @@ public:
     }
     /// Waits for pending calls first.
     template <typename T, int Rank>
-    Tensor<std::remove_const_t<T>, Rank> download(View<T, Rank> here) {
-        Tensor<std::remove_const_t<T>, Rank> host(here.shape());
+    void download(View<T, Rank> here, View<std::remove_const_t<T>, Rank> to) {
+        MSA_CHECK(to.shape() == here.shape());
         finish();
-        copy(host.data(), Space::host, here.data(), here.space(), here.size() * int64_t{sizeof(T)});
+        copy(to.data(), to.space(), here.data(), here.space(), here.size() * int64_t{sizeof(T)});
+    }
+    template <typename T, int Rank>
+    Tensor<std::remove_const_t<T>, Rank> download(View<T, Rank> here) {
+        Tensor<std::remove_const_t<T>, Rank> host(here.shape(), Fill::nothing);
+        download(here, host.view());
         return host;
     }
 

@@ -33,14 +33,14 @@ int64_t element_bytes(Element element) {
     return 0;
 }
 
-std::shared_ptr<void> allocate_host(int64_t bytes) {
+std::shared_ptr<void> allocate_host(int64_t bytes, Fill fill) {
     constexpr size_t kAlignment = 64;
     MSA_CHECK(bytes >= 0);
     // At least one cache line, so that an empty tensor is present (non-null) all the same.
     const size_t padded = (static_cast<size_t>(bytes) / kAlignment + 1) * kAlignment;
     void* memory = std::aligned_alloc(kAlignment, padded);
     if (memory == nullptr) throw std::bad_alloc();
-    std::memset(memory, 0, padded);
+    if (fill == Fill::zeros) std::memset(memory, 0, padded);
     return {memory, std::free};
 }
 

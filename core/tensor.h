@@ -154,17 +154,21 @@ using In = AnyView<const void, Rank>;
 template <int Rank>
 using Out = AnyView<void, Rank>;
 
-/// 64-byte aligned, zero-filled host memory.
-std::shared_ptr<void> allocate_host(int64_t bytes);
+/// What new host memory holds: zeros, or anything, where all of it is written before it is read.
+enum class Fill : uint8_t { zeros, nothing };
+
+/// 64-byte aligned host memory.
+std::shared_ptr<void> allocate_host(int64_t bytes, Fill fill = Fill::zeros);
 
 /// Owning tensor; moves, does not copy.
 template <typename T, int Rank>
 class Tensor {
 public:
     Tensor() = default;
-    /// Zero-filled, on the host.
-    explicit Tensor(Shape<Rank> shape)
-        : Tensor(shape, allocate_host(element_count(shape) * int64_t{sizeof(T)}), Space::host) {}
+    /// On the host.
+    explicit Tensor(Shape<Rank> shape, Fill fill = Fill::zeros)
+        : Tensor(shape, allocate_host(element_count(shape) * int64_t{sizeof(T)}, fill),
+                 Space::host) {}
     Tensor(Shape<Rank> shape, std::shared_ptr<void> storage, Space space)
         : storage_(std::move(storage)), view_(static_cast<T*>(storage_.get()), shape, space) {}
     Tensor(Tensor&&) noexcept = default;

@@ -315,7 +315,8 @@ void ActivationsReader::read(int64_t number, Field field, QueryRange range, int6
 Tensor<float, 3> ActivationsReader::read(int64_t number, Field field, QueryRange range) const {
     const LayerInfo& layer = impl_->layer(number);
     impl_->check_range(layer, field, range);
-    Tensor<float, 3> values({range.end - range.begin, layer.heads(field), layer.channels(field)});
+    Tensor<float, 3> values({range.end - range.begin, layer.heads(field), layer.channels(field)},
+                            Fill::nothing);
     read(number, field, range, 0, values);
     return values;
 }
@@ -328,7 +329,8 @@ Tensor<float, 3> ActivationsReader::gather(int64_t number, Field field,
         MSA_CHECK(i == 0 || tokens[i - 1] <= tokens[i]);
     }
     Tensor<float, 3> values(
-        {static_cast<int64_t>(tokens.size()), layer.heads(field), layer.channels(field)});
+        {static_cast<int64_t>(tokens.size()), layer.heads(field), layer.channels(field)},
+        Fill::nothing);
     const int64_t row = layer.heads(field) * layer.channels(field);
     for (size_t i = 0; i < tokens.size();) {
         // All tokens wanted of one chunk, by one read of the span between them.

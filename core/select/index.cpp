@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
-
 #include "core/error.h"
 #include "core/select/selector.h"
 
@@ -26,8 +24,7 @@ public:
         }
         Tensor<float, 3> there = backend.make<float, 3>(scores.shape());
         backend.index_scores(chunk.problem, {chunk.index_q, layer.index_k}, there);
-        const Tensor<float, 3> here = backend.download(there.view());
-        std::copy_n(here.data(), here.size(), scores.data());
+        backend.download(there.view(), scores);
     }
 };
 
