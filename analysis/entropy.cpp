@@ -10,15 +10,16 @@ Entropy::Entropy(int64_t query_heads) : entropy_(static_cast<size_t>(query_heads
 
 void Entropy::add(const Problem& p, View<const float, 3> q, View<const float, 3> mean_key,
                   View<const float, 2> lse) {
-    for (int64_t i = 0; i < p.queries(); ++i)
+    add_rows(entropy_, p.queries(), [&](int64_t i, RowValues values) {
         for (int64_t h = 0; h < p.query_heads; ++h) {
             if (lse(i, h) == -std::numeric_limits<float>::infinity()) continue;
             double dot = 0;
             for (int64_t d = 0; d < p.head_dim; ++d)
                 dot += double{q(i, h, d)} * double{mean_key(i, h, d)};
-            entropy_[static_cast<size_t>(h)].add(
-                std::max(0.0, double{lse(i, h)} - p.main_scale() * dot));
+            values[static_cast<size_t>(h)] =
+                std::max(0.0, double{lse(i, h)} - p.main_scale() * dot);
         }
+    });
 }
 
 }  // namespace msa::analysis

@@ -11,14 +11,20 @@ OutputError::OutputError(int64_t query_heads)
 
 void OutputError::add(std::span<const RowKind> kinds, View<const float, 3> sparse,
                       View<const float, 3> dense) {
-    for (int64_t i = 0; i < dense.extent(0); ++i) {
-        if (kinds[static_cast<size_t>(i)] != RowKind::counted) continue;
-        for (int64_t h = 0; h < dense.extent(1); ++h)
+#pragma omp parallel for
+    for (int64_t h = 0; h < dense.extent(1); ++h) {
+        const auto head = static_cast<size_t>(h);
+        double difference = difference_[head], norm = norm_[head];
+        for (int64_t i = 0; i < dense.extent(0); ++i) {
+            if (kinds[static_cast<size_t>(i)] != RowKind::counted) continue;
             for (int64_t d = 0; d < dense.extent(2); ++d) {
                 const double want = dense(i, h, d), off = double{sparse(i, h, d)} - want;
-                difference_[static_cast<size_t>(h)] += off * off;
-                norm_[static_cast<size_t>(h)] += want * want;
+                difference += off * off;
+                norm += want * want;
             }
+        }
+        difference_[head] = difference;
+        norm_[head] = norm;
     }
 }
 

@@ -19,13 +19,13 @@ GroupOverlap::GroupOverlap(int64_t groups)
     : groups_(groups), means_(static_cast<size_t>(groups * groups)) {}
 
 void GroupOverlap::add(std::span<const RowKind> kinds, View<const int32_t, 3> ids) {
-    for (int64_t i = 0; i < ids.extent(0); ++i) {
-        if (kinds[static_cast<size_t>(i)] != RowKind::counted) continue;
+    add_rows(means_, ids.extent(0), [&](int64_t i, RowValues values) {
+        if (kinds[static_cast<size_t>(i)] != RowKind::counted) return;
         for (int64_t r = 0; r < groups_; ++r)
             for (int64_t s = r; s < groups_; ++s)
-                means_[static_cast<size_t>(r * groups_ + s)].add(
-                    overlap(selected(ids, i, r), selected(ids, i, s)));
-    }
+                values[static_cast<size_t>(r * groups_ + s)] =
+                    overlap(selected(ids, i, r), selected(ids, i, s));
+    });
 }
 
 Tensor<double, 2> GroupOverlap::matrix() const {
@@ -38,9 +38,10 @@ Tensor<double, 2> GroupOverlap::matrix() const {
 
 double mean_overlap(View<const int32_t, 3> a, View<const int32_t, 3> b) {
     Mean mean;
-    for (int64_t i = 0; i < a.extent(0); ++i)
-        for (int64_t r = 0; r < a.extent(1); ++r)
-            mean.add(overlap(selected(a, i, r), selected(b, i, r)));
+    add_rows({&mean, 1}, a.extent(0) * a.extent(1), [&](int64_t row, RowValues values) {
+        const int64_t i = row / a.extent(1), r = row % a.extent(1);
+        values[0] = overlap(selected(a, i, r), selected(b, i, r));
+    });
     return mean.value();
 }
 

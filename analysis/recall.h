@@ -33,14 +33,20 @@ public:
              View<const int32_t, 3> oracle_ids, View<const float, 3> mass);
 
     // [Hkv]; NaN where no row was counted.
-    std::vector<double> block_recall() const { return values(block_recall_); }
-    std::vector<double> score_recall() const { return values(score_recall_); }
-    std::vector<double> mass_kept() const { return values(mass_kept_); }
-    std::vector<double> oracle_mass() const { return values(oracle_mass_); }
+    std::vector<double> block_recall() const { return of(kBlockRecall); }
+    std::vector<double> score_recall() const { return of(kScoreRecall); }
+    std::vector<double> mass_kept() const { return of(kMassKept); }
+    std::vector<double> oracle_mass() const { return of(kOracleMass); }
 
 private:
+    enum Metric : size_t { kBlockRecall, kScoreRecall, kMassKept, kOracleMass, kMetrics };
+    std::vector<double> of(Metric metric) const {
+        return values(std::span(means_).subspan(metric * groups_, groups_));
+    }
+
+    size_t groups_;
     RecallOptions options_;
-    std::vector<Mean> block_recall_, score_recall_, mass_kept_, oracle_mass_;  // [Hkv]
+    std::vector<Mean> means_;  // [kMetrics * Hkv]
 };
 
 /// Sum of mass over the blocks `ids` of one (query, group).

@@ -33,7 +33,17 @@ double Mean::value() const {
                       : std::numeric_limits<double>::quiet_NaN();
 }
 
-std::vector<double> values(const std::vector<Mean>& means) {
+void add_rows(std::span<Mean> means, int64_t rows,
+              const std::function<void(int64_t row, RowValues values)>& measure) {
+    std::vector<std::optional<double>> all(static_cast<size_t>(rows) * means.size());
+#pragma omp parallel for schedule(dynamic, 64)
+    for (int64_t row = 0; row < rows; ++row)
+        measure(row, RowValues(all).subspan(static_cast<size_t>(row) * means.size(), means.size()));
+    for (size_t n = 0; n < all.size(); ++n)
+        if (all[n]) means[n % means.size()].add(*all[n]);
+}
+
+std::vector<double> values(std::span<const Mean> means) {
     std::vector<double> all;
     for (const Mean& mean : means) all.push_back(mean.value());
     return all;

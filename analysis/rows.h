@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "core/problem.h"
@@ -38,8 +41,16 @@ private:
     int64_t count_ = 0;
 };
 
+/// What a row adds to a list of means; left empty, it does not count there.
+using RowValues = std::span<std::optional<double>>;
+
+/// Adds rows to means. measure(row, values) fills one value per mean, of several rows at a time and
+/// without throwing; the means sum them in row order, whatever the number of threads.
+void add_rows(std::span<Mean> means, int64_t rows,
+              const std::function<void(int64_t row, RowValues values)>& measure);
+
 /// The values of a list of means, and their own mean (macro average).
-std::vector<double> values(const std::vector<Mean>& means);
+std::vector<double> values(std::span<const Mean> means);
 double average(const std::vector<double>& values);
 
 }  // namespace msa::analysis

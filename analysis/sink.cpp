@@ -10,16 +10,16 @@
 namespace msa::analysis {
 
 SinkMass::SinkMass(int64_t query_heads, int64_t tokens)
-    : tokens_(tokens), first_token_(static_cast<size_t>(query_heads)), first_tokens_(first_token_) {
+    : tokens_(tokens), means_(static_cast<size_t>(2 * query_heads)) {
     require(tokens >= 1, "sink tokens are ", tokens, ", must be at least 1");
 }
 
 void SinkMass::add(const Problem& p, View<const float, 3> q, View<const float, 3> k,
                    View<const float, 2> lse, View<const int32_t, 3> ids) {
     const std::vector<KeyRange> visible = visible_keys(p);
-    for (int64_t i = 0; i < p.queries(); ++i) {
+    add_rows(means_, p.queries(), [&](int64_t i, RowValues values) {
         const KeyRange seen = visible[static_cast<size_t>(i)];
-        if (seen.count == 0) continue;
+        if (seen.count == 0) return;
         for (int64_t h = 0; h < p.query_heads; ++h) {
             const int64_t group = h / p.group_size();
             double first = 0, sum = 0;
@@ -35,10 +35,18 @@ void SinkMass::add(const Problem& p, View<const float, 3> q, View<const float, 3
                 if (j == 0) first = probability;
                 sum += probability;
             }
-            first_token_[static_cast<size_t>(h)].add(first);
-            first_tokens_[static_cast<size_t>(h)].add(sum);
+            values[static_cast<size_t>(h)] = first;
+            values[static_cast<size_t>(p.query_heads + h)] = sum;
         }
-    }
+    });
+}
+
+std::vector<double> SinkMass::first_token() const {
+    return values(std::span(means_).first(means_.size() / 2));
+}
+
+std::vector<double> SinkMass::first_tokens() const {
+    return values(std::span(means_).last(means_.size() / 2));
 }
 
 }  // namespace msa::analysis

@@ -23,12 +23,12 @@ public:
     void add(const Problem&, View<const float, 3> q, View<const float, 3> k,
              View<const float, 2> lse, View<const int32_t, 3> ids);
 
-    std::vector<double> first_token() const { return values(first_token_); }    // [Hq]
-    std::vector<double> first_tokens() const { return values(first_tokens_); }  // [Hq]
+    std::vector<double> first_token() const;   // [Hq]
+    std::vector<double> first_tokens() const;  // [Hq]
 
 private:
     int64_t tokens_;
-    std::vector<Mean> first_token_, first_tokens_;
+    std::vector<Mean> means_;  // [2 * Hq]: of the first token, then of the first tokens
 };
 
 }  // namespace msa::analysis

@@ -56,6 +56,26 @@ TEST(MeanTest, OfNoRowsIsNaN) {
     EXPECT_EQ(mean.count(), 3);
 }
 
+TEST(AddRows, SumsInRowOrderWhateverTheCutAndTheThreads) {
+    constexpr int64_t kRows = 1000;
+    // Sums whose last bits depend on the order; every third row does not count in the second mean.
+    const auto value = [](int64_t row) { return 1.0 / static_cast<double>(3 * row + 1); };
+    std::vector<Mean> want(2), got(2);
+    for (int64_t row = 0; row < kRows; ++row) {
+        want[0].add(value(row));
+        if (row % 3 != 0) want[1].add(-value(row));
+    }
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 1}, {1, 700}, {700, kRows}})
+        add_rows(got, end - begin, [&, first = begin](int64_t n, RowValues values) {
+            const int64_t row = first + n;
+            values[0] = value(row);
+            if (row % 3 != 0) values[1] = -value(row);
+        });
+    EXPECT_EQ(values(got), values(want));
+    EXPECT_EQ(got[0].count(), kRows);
+    EXPECT_EQ(got[1].count(), want[1].count());
+}
+
 TEST(MeanTest, AverageWeighsGroupsAlikeWhateverTheirRows) {
     std::vector<Mean> groups(2);
     for (double value : {1.0, 2.0, 3.0, 6.0}) groups[0].add(value);
