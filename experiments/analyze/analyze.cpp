@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/analyze/analyze.h"
 
+#include <omp.h>
+
 #include <iostream>
 
 #include "core/select/selector.h"
@@ -48,6 +50,7 @@ int analyze(std::span<const std::string> args, std::ostream& out, std::ostream& 
     const std::vector<int64_t> tokens = choose_queries(o, file.info().tokens());
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
+    if (o.backend_options.threads > 0) omp_set_num_threads(o.backend_options.threads);
 
     std::filesystem::create_directories(o.out);
     io::RunRecord record = start_record("msa-analyze", args, {o.file});

@@ -39,16 +39,17 @@ public:
     }
 
     void add(Backend& backend, const Problem& p, SelectionRule rule,
-             const std::vector<RowKind>& kinds, View<const float, 3> scores,
-             View<const float, 3> mass) {
+             const std::vector<RowKind>& kinds, In<3> scores, View<const float, 3> mass) {
         for (size_t n = 0; n < ks_.size(); ++n) {
             rule.top_k = ks_[n];
             const Tensor<int32_t, 3> ids = pick(backend, p, rule, scores);
-            for (int64_t i = 0; i < p.queries(); ++i) {
-                if (kinds[static_cast<size_t>(i)] != RowKind::counted) continue;
-                for (int64_t r = 0; r < p.kv_heads; ++r)
-                    means_[n].add(analysis::mass_of(mass[i][r], selected(ids, i, r)));
-            }
+            analysis::add_rows({&means_[n], 1}, p.queries() * p.kv_heads,
+                               [&](int64_t row, analysis::RowValues values) {
+                                   const int64_t i = row / p.kv_heads, r = row % p.kv_heads;
+                                   if (kinds[static_cast<size_t>(i)] == RowKind::counted)
+                                       values[0] =
+                                           analysis::mass_of(mass[i][r], selected(ids, i, r));
+                               });
         }
     }
 
@@ -138,7 +139,7 @@ private:
         return file_.read(info_.layer, field, {0, file_.info().tokens()});
     }
     void create_datasets();
-    void add_arm(Arm& arm, const SelectorChunk& chunk, QueryRange range,
+    void add_arm(Arm& arm, const SelectorChunk& chunk, In<3> q, QueryRange range,
                  const std::vector<RowKind>& kinds, const Attention& dense,
                  View<const int32_t, 3> oracle_ids);
 
@@ -206,15 +207,9 @@ void LayerAnalysis::add(QueryRange range) {
     const Attention mean_key = attend(backend_, p, {q, k_, k_}, {});
     dense_sink_.add(p, host_q, host_k_, dense.lse, {});
     dense_entropy_.add(p, host_q, mean_key.out, dense.lse);
-    auto mass = backend_.make<float, 3>({p.queries(), p.kv_heads, p.blocks()});
-    Tensor<float, 3> logits;
-    if (needs_logits_) logits = backend_.make<float, 3>(mass.shape());
-    backend_.block_mass(p, q, k_, {mass, logits.view()});
-    backend_.finish();
-    if (backend_.space() != Space::host) {
-        mass = backend_.download(mass.view());
-        if (needs_logits_) logits = backend_.download(logits.view());
-    }
+    const Mass there(backend_, p, q, k_, needs_logits_);
+    const OnHost<3> host_mass(backend_, there.mass), logits(backend_, there.max_logit);
+    const View<const float, 3> mass = host_mass.view();
     for (int64_t i = 0; i < p.queries(); ++i)
         if (kinds[static_cast<size_t>(i)] != RowKind::blind)
             for (int64_t r = 0; r < p.kv_heads; ++r)
@@ -223,34 +218,33 @@ void LayerAnalysis::add(QueryRange range) {
         to_.write_rows<float, 3>("/outputs/dense/" + name_ + "/out", range.begin, dense.out);
         to_.write_rows<float, 2>("/outputs/dense/" + name_ + "/lse", range.begin, dense.lse);
     }
-    if (o_.dump_mass) to_.write_rows<float, 3>("/mass/" + name_, range.begin, host_view(mass));
+    if (o_.dump_mass) to_.write_rows<float, 3>("/mass/" + name_, range.begin, mass);
 
     const Tensor<int32_t, 3> oracle_ids =
-        pick(backend_, p, o_.rule, o_.oracle_by_logit ? host_view(logits) : host_view(mass));
-    oracle_curve_.add(backend_, p, o_.rule, kinds, host_view(mass), host_view(mass));
+        pick(backend_, p, o_.rule, o_.oracle_by_logit ? there.max_logit : there.mass);
+    oracle_curve_.add(backend_, p, o_.rule, kinds, there.mass, mass);
 
     Tensor<float, 3> host_index_q;
     if (host_index_k_.data() != nullptr)
         host_index_q = file_.gather(info_.layer, Field::index_q, tokens);
     const Operand<3> index_q(backend_, host_view(host_index_q), kOnDevice);
-    const SelectorChunk chunk{p,       tokens,          host_q.view(),
-                              index_q, host_view(mass), host_view(logits)};
-    for (Arm& arm : arms_) add_arm(arm, chunk, range, kinds, dense, oracle_ids);
+    const SelectorChunk chunk{p, tokens, host_q.view(), index_q, mass, logits.view()};
+    for (Arm& arm : arms_) add_arm(arm, chunk, q, range, kinds, dense, oracle_ids);
 }
 
-void LayerAnalysis::add_arm(Arm& arm, const SelectorChunk& chunk, QueryRange range,
+void LayerAnalysis::add_arm(Arm& arm, const SelectorChunk& chunk, In<3> q, QueryRange range,
                             const std::vector<RowKind>& kinds, const Attention& dense,
                             View<const int32_t, 3> oracle_ids) {
     const Problem& p = chunk.problem;
     const std::string at = "/" + std::string(arm.selector->name()) + "/" + name_;
     Tensor<float, 3> scores(chunk.mass.shape());
     arm.selector->score(layer_, chunk, scores);
-    const Tensor<int32_t, 3> ids = pick(backend_, p, arm.rule, host_view(scores));
+    const Operand<3> there(backend_, host_view(scores));
+    const Tensor<int32_t, 3> ids = pick(backend_, p, arm.rule, there);
 
-    Tensor<int32_t, 3> there;
-    if (backend_.space() != Space::host) there = backend_.upload(ids.view());
-    const View<const int32_t, 3> backend_ids = there.data() != nullptr ? there.view() : ids.view();
-    const Operand<3> q(backend_, chunk.q, kOnDevice);
+    Tensor<int32_t, 3> copy;
+    if (backend_.space() != Space::host) copy = backend_.upload(ids.view());
+    const View<const int32_t, 3> backend_ids = copy.data() != nullptr ? copy.view() : ids.view();
     const Attention sparse = attend(backend_, p, {q, k_, v_}, backend_ids);
     const Attention mean_key = attend(backend_, p, {q, k_, k_}, backend_ids);
 
@@ -259,7 +253,7 @@ void LayerAnalysis::add_arm(Arm& arm, const SelectorChunk& chunk, QueryRange ran
     arm.sink.add(p, chunk.q, host_k_, sparse.lse, ids);
     arm.entropy.add(p, chunk.q, mean_key.out, sparse.lse);
     arm.popularity.add(p, ids);
-    arm.curve.add(backend_, p, arm.rule, kinds, host_view(scores), chunk.mass);
+    arm.curve.add(backend_, p, arm.rule, kinds, there, chunk.mass);
 
     to_.write_rows<int32_t, 3>("/select" + at + "/ids", range.begin, ids);
     if (o_.dump_scores) to_.write_rows<float, 3>("/scores" + at, range.begin, host_view(scores));

@@ -17,7 +17,7 @@ Attention attend(Backend& backend, const Problem& p, const AttentionInput& in,
         auto out = backend.make<bf16, 3>(shape);
         run(out);
         const Tensor<bf16, 3> stored = fetch(backend, std::move(out));
-        Tensor<float, 3> values(shape);
+        Tensor<float, 3> values(shape, Fill::nothing);
 #pragma omp parallel for
         for (int64_t i = 0; i < values.size(); ++i)
             values.data()[i] = static_cast<float>(stored.data()[i]);
@@ -35,11 +35,16 @@ Attention attend_selected(Backend& backend, const Problem& p, const AttentionInp
     return attend(backend, p, in, there);
 }
 
+Mass::Mass(Backend& backend, const Problem& p, In<3> q, In<3> k, bool logits)
+    : mass(backend.make<float, 3>({p.queries(), p.kv_heads, p.blocks()})) {
+    if (logits) max_logit = backend.make<float, 3>(mass.shape());
+    backend.block_mass(p, q, k, {mass, max_logit.view()});
+}
+
 Tensor<int32_t, 3> pick(Backend& backend, const Problem& p, const SelectionRule& rule,
-                        View<const float, 3> scores) {
+                        In<3> scores) {
     auto ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, rule.top_k});
-    const Operand<3> there(backend, scores);
-    backend.select_blocks(p, rule, there.view().as<const float>(), ids);
+    backend.select_blocks(p, rule, scores.as<const float>(), ids);
     return fetch(backend, std::move(ids));
 }
 

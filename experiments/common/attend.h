@@ -23,7 +23,7 @@ public:
             return;
         }
         MSA_CHECK(on_device == Element::bf16);
-        Tensor<bf16, Rank> rounded(host.shape());
+        Tensor<bf16, Rank> rounded(host.shape(), Fill::nothing);
 #pragma omp parallel for
         for (int64_t i = 0; i < host.size(); ++i) rounded.data()[i] = bf16(host.data()[i]);
         rounded_ = backend.upload(std::as_const(rounded).view());
@@ -45,6 +45,23 @@ Tensor<T, Rank> fetch(Backend& backend, Tensor<T, Rank> there) {
     return backend.download(there.view());
 }
 
+/// The same as the host reads it: in place, or a downloaded copy. Absent stays absent.
+template <int Rank>
+class OnHost {
+public:
+    OnHost(Backend& backend, View<const float, Rank> there) : view_(there) {
+        backend.finish();
+        if (!there || backend.space() == Space::host) return;
+        copy_ = backend.download(there);
+        view_ = copy_;
+    }
+    View<const float, Rank> view() const { return view_; }
+
+private:
+    Tensor<float, Rank> copy_;
+    View<const float, Rank> view_;
+};
+
 template <int Rank>
 View<const float, Rank> host_view(const Tensor<float, Rank>& tensor) {
     return tensor.view();
@@ -63,8 +80,13 @@ Attention attend(Backend&, const Problem&, const AttentionInput&, View<const int
 Attention attend_selected(Backend&, const Problem&, const AttentionInput&,
                           View<const int32_t, 3> ids);
 
-/// ids [Nq, Hkv, k] on the host from scores on the host.
-Tensor<int32_t, 3> pick(Backend&, const Problem&, const SelectionRule&,
-                        View<const float, 3> scores);
+/// P_b, and the largest logits where wanted, in the backend's space.
+struct Mass {
+    Mass(Backend&, const Problem&, In<3> q, In<3> k, bool logits);
+    Tensor<float, 3> mass, max_logit;  // [Nq, Hkv, B]
+};
+
+/// ids [Nq, Hkv, k] on the host from float scores [Nq, Hkv, B] in the backend's space.
+Tensor<int32_t, 3> pick(Backend&, const Problem&, const SelectionRule&, In<3> scores);
 
 }  // namespace msa::experiments

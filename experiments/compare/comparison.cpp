@@ -153,7 +153,7 @@ Tensor<float, 3> LayerComparison::mass_before(size_t view, QueryRange range) con
                                       .subspan(static_cast<size_t>(range.begin),
                                                static_cast<size_t>(range.end - range.begin)));
     const Operand<3> there(task_.backend, host_view(q)), k(task_.backend, host_view(data.k));
-    return Mass(task_.backend, p, there, k, false).mass;
+    return fetch(task_.backend, Mass(task_.backend, p, there, k, false).mass);
 }
 
 void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, QueryRange range) {
@@ -164,7 +164,8 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     const Tensor<float, 3> host_q = gather_rows(view.host_q, tokens);
     const Operand<3> q(backend, host_view(host_q));
     const Attention dense = attend(backend, p, {q, view.k, view.v}, {});
-    const Mass mass(backend, p, q, view.k, needs_logits_);
+    const Mass there(backend, p, q, view.k, needs_logits_);
+    const OnHost<3> mass(backend, there.mass), max_logit(backend, there.max_logit);
     const Tensor<float, 3> previous = mass_before(view.index, range);
     Tensor<float, 3> index_q;
     if (task_.data.index_q.data() != nullptr) index_q = gather_rows(task_.data.index_q, tokens);
@@ -172,19 +173,13 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
 
     const std::vector<analysis::RowKind> kinds =
         analysis::rows_beyond(p, largest_budget(task_.options, sizes_));
-    MeasuredChunk measured{p, kinds, host_view(mass.mass), {}, host_view(dense.out)};
+    MeasuredChunk measured{p, kinds, mass.view(), {}, host_view(dense.out)};
     task_.checks.begin(measured);
     if (range.begin == 0) check_full_budget(view, host_q, measured);
-    const SelectorChunk chunk{p,
-                              tokens,
-                              host_q.view(),
-                              index_q_there,
-                              host_view(mass.mass),
-                              host_view(mass.max_logit),
-                              host_view(previous)};
+    const SelectorChunk chunk{p,           tokens,           host_q.view(),      index_q_there,
+                              mass.view(), max_logit.view(), host_view(previous)};
     oracles_.clear();
-    for (const SelectionRule& rule : rules_)
-        oracles_.push_back(pick(backend, p, rule, host_view(mass.mass)));
+    for (const SelectionRule& rule : rules_) oracles_.push_back(pick(backend, p, rule, there.mass));
     for (Scorer& scorer : scorers) add_scorer(view, scorer, chunk, measured, range);
     add_tokens(chunk, measured, dense.lse);
 }
@@ -214,13 +209,14 @@ void LayerComparison::add_scorer(const LayerView& view, Scorer& scorer, const Se
         scorer.selector->score(scorer.layer, chunk, scores);
         if (task_.options.sharing == Sharing::layer) share_scores(scores);
     }
+    const Operand<3> there(task_.backend, host_view(scores));
     for (size_t n : scorer.arms) {
         const Arm& arm = plan_.arms[n];
         measured.oracle_ids = oracle(arm.rule).view();
         Tensor<int32_t, 3> ids;
         {
             const Stopwatch watch(time.select);
-            ids = pick(task_.backend, p, used_rule(arm, sizes_), host_view(scores));
+            ids = pick(task_.backend, p, used_rule(arm, sizes_), there);
         }
         const Stopwatch watch(time.evaluate);
         add_arm(tallies_[n], view, measured, q, range, ids);

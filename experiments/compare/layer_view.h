@@ -25,16 +25,4 @@ struct LayerView {
     Operand<2> index_k;
 };
 
-/// P_b of a chunk, and its largest logits where wanted; on the host.
-struct Mass {
-    Mass(Backend& backend, const Problem& p, In<3> q, In<3> k, bool logits)
-        : mass(backend.make<float, 3>({p.queries(), p.kv_heads, p.blocks()})) {
-        if (logits) max_logit = backend.make<float, 3>(mass.shape());
-        backend.block_mass(p, q, k, {mass, max_logit.view()});
-        mass = fetch(backend, std::move(mass));
-        if (logits) max_logit = fetch(backend, std::move(max_logit));
-    }
-    Tensor<float, 3> mass, max_logit;
-};
-
 }  // namespace msa::experiments
