@@ -56,7 +56,7 @@ TEST(MeanTest, OfNoRowsIsNaN) {
     EXPECT_EQ(mean.count(), 3);
 }
 
-TEST(AddRows, SumsInRowOrderWhateverTheCutAndTheThreads) {
+TEST(AddRows, SumsInRowOrderWhateverTheCut) {
     constexpr int64_t kRows = 1000;
     // Sums whose last bits depend on the order; every third row does not count in the second mean.
     const auto value = [](int64_t row) { return 1.0 / static_cast<double>(3 * row + 1); };
