@@ -16,7 +16,7 @@ from msacapture import capture
 from msacapture.__main__ import main
 from msacapture.layer import bfloat16
 from msacapture.reader import ActivationsReader
-from msacapture.rope import apply_rope, positions
+from msacapture.rope import apply_rope, frequencies, positions
 
 GOLDEN = Path(__file__).parents[2] / "data/goldens/minimax_m3_b32k4.h5"
 LENGTHS = (70, 33, 51)  # of three sequences
@@ -119,14 +119,15 @@ def test_positions_start_again_with_every_sequence():
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope_turns_pairs_by_position_times_frequency(interleaved):
     heads = np.random.default_rng(1).standard_normal((3, 2, 8))
-    turned = apply_rope(heads, np.array([0, 5, 6]), 6, 100.0, interleaved)
-    np.testing.assert_array_equal(turned[0], heads[0])
+    turned = apply_rope(heads, np.array([0, 5, 6]), frequencies(6, 100.0), 1.5, interleaved)
+    np.testing.assert_array_equal(turned[0, :, :6], 1.5 * heads[0, :, :6])
     np.testing.assert_array_equal(turned[..., 6:], heads[..., 6:])
     for pair in range(3):
         a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + 3)
         angle = 5 * 100.0 ** (-2 * pair / 6)
         rotation = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
-        np.testing.assert_allclose(turned[1][:, [a, b]], heads[1][:, [a, b]] @ rotation, rtol=1e-12)
+        np.testing.assert_allclose(turned[1][:, [a, b]], 1.5 * heads[1][:, [a, b]] @ rotation,
+                                   rtol=1e-12)
 
 
 def test_apply_rope_makes_the_queries_of_transformers(tmp_path):
