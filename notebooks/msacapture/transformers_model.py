@@ -135,20 +135,19 @@ class TransformersModel:
         with ExitStack() as stack:
             for module in self.decoder.modules():
                 if getattr(module, "layer_idx", None) is not None:
-                    hook = module.register_forward_pre_hook(keep, with_kwargs=True)
-                    stack.callback(hook.remove)
-            stack.enter_context(_observed_attention(observe))
+                    stack.callback(module.register_forward_pre_hook(keep, with_kwargs=True).remove)
             try:
-                self._forward(np.zeros(2, np.int64))
-            except CaptureError:
+                with _observed_attention(observe):
+                    self._forward(np.zeros(2, np.int64))
+                turned = {number: _turned_channels(module, *arguments[module])
+                          for number, module in found.items() if not _latent(module)}
+            except (CaptureError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # whatever a model raises that needs more than tokens
                 raise CaptureError(f"{type(self.decoder).__name__} does not run on token ids "
                                    f"alone ({type(error).__name__}: {error}): {ADAPTER}") from error
         require(found, f"no layer of {type(self.decoder).__name__} attends through "
                 f"transformers' attention interface: {ADAPTER}")
-        turned = {number: _turned_channels(module, *arguments[module])
-                  for number, module in found.items() if not _latent(module)}
         return found, turned
 
     def _refuse_latent(self, number: int, module):
@@ -226,7 +225,8 @@ def _turned_channels(module, args, kwargs) -> int:
     all of them at position 0. args and kwargs: of a call."""
     names = list(inspect.signature(module.forward).parameters)
     kwargs = dict(zip(names, args)) | kwargs
-    kwargs["hidden_states"] = random_like(kwargs["hidden_states"])
+    hidden = "hidden_states" if "hidden_states" in kwargs else names[0]
+    kwargs[hidden] = random_like(kwargs[hidden])
 
     def attended(changed):
         taken = []
