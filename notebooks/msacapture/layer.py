@@ -75,6 +75,14 @@ def require(condition, message: str):
         raise CaptureError(message)
 
 
+def is_storable(text: str) -> bool:
+    """HDF5 holds Unicode without NUL."""
+    try:
+        return "\0" not in text and text.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def check(layer: Layer, place: str):
     """Refuses what msa-activations cannot hold; `place` begins the messages ("layer 3")."""
     for name, array in layer.arrays().items():
@@ -138,6 +146,7 @@ def check_attributes(layer: Layer, place: str):
         one(name, "at least 1", lambda value: value >= 1)
     one("rotary_dim", f"even, from 0 to {head_dim}",
         lambda value: value % 2 == 0 and 0 <= value <= head_dim)
+    one("rope_scaling", "Unicode without NUL", is_storable)
     one("own_attention", " or ".join(OWN_ATTENTION), lambda value: value in OWN_ATTENTION)
     numbers("sinks", query_heads, "finite", np.isfinite)
     numbers("rope_inv_freq", rotary_dim // 2, "finite and not negative",

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from .layer import (ATTRIBUTES, ELEMENTS, FIELDS, CaptureError, Layer, bfloat16, check,
-                    check_finite, require)
+                    check_finite, is_storable, require)
 from .writer import FORMAT, VERSION
 
 
@@ -36,13 +36,13 @@ class ActivationsReader:
 
     def _read_root(self):
         root = self._attributes("/")
-        require(root.get("format") == FORMAT, f"{self.path}: format is {root.get('format')}, must "
+        require(str(root.get("format")) == FORMAT, f"{self.path}: format is {root.get('format')}, must "
                 f"be {FORMAT}")
         require(str(root.get("format_version")) == str(VERSION), f"{self.path}: format_version is "
                 f"{root.get('format_version')}, must be {VERSION}")
         for name in ("model_id", "model_config", "producer"):
-            require(isinstance(root.get(name), str), f"{self.path}: / attribute {name} is "
-                    f"{root.get(name)}, must be a text")
+            require(isinstance(root.get(name), str) and is_storable(root[name]),
+                    f"{self.path}: / attribute {name} is {root.get(name)!r}, must be Unicode text")
             setattr(self, name, root[name])
         self.cu_seqlens = self._values("cu_seqlens")
         check_cu_seqlens(self.cu_seqlens, f"{self.path}: /cu_seqlens")
@@ -150,6 +150,8 @@ def set_attributes(layer: Layer, values, place: str):
                     "must be a text")
             setattr(layer, name, np.asarray(value, np.float32) if kind is np.ndarray
                     else kind(value))
+            if kind is int and getattr(layer, name) != float(value):
+                raise ValueError
         except (TypeError, ValueError, OverflowError) as error:
             raise CaptureError(f"{place}: {name} is {value!r}, must be {NUMBERS[kind]}") from error
 

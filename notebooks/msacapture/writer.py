@@ -6,7 +6,7 @@ from __future__ import annotations
 import h5py
 import numpy as np
 
-from .layer import ATTRIBUTES, Layer, bfloat16, check, require
+from .layer import ATTRIBUTES, Layer, bfloat16, check, is_storable, require
 from .partial_file import PartialFile
 
 FORMAT, VERSION = "msa-activations", 1
@@ -24,7 +24,7 @@ class ActivationsWriter:
         root = {"format": FORMAT, "format_version": VERSION, "model_id": model_id,
                 "model_config": model_config, "producer": producer}
         for name, text in root.items():
-            require(name == "format_version" or _is_storable(text),
+            require(name == "format_version" or is_storable(text),
                     f"{path}: {name} {text!r} cannot be stored, must be Unicode without NUL")
         self._disk = PartialFile(path, overwrite)
         self._file = h5py.File(self._disk, "w")
@@ -88,10 +88,3 @@ class ActivationsWriter:
         """Waits until the bytes are on the device, then gives the file its name."""
         self._file.close()
         self._disk.finish()
-
-
-def _is_storable(text: str) -> bool:
-    try:
-        return "\0" not in text and text.encode() is not None
-    except UnicodeEncodeError:
-        return False
