@@ -146,14 +146,15 @@ def set_attributes(layer: Layer, values, place: str):
     for name in ATTRIBUTES.keys() & values.keys():
         kind, value = ATTRIBUTES[name], values[name]
         try:
-            require(kind is not str or isinstance(value, str), f"{place}: {name} is {value!r}, "
+            require(kind is not str or isinstance(value, str), f"{place}: {name} is {value}, "
                     "must be a text")
             setattr(layer, name, np.asarray(value, np.float32) if kind is np.ndarray
                     else kind(value))
             if kind is int and getattr(layer, name) != float(value):
                 raise ValueError
         except (TypeError, ValueError, OverflowError) as error:
-            raise CaptureError(f"{place}: {name} is {value!r}, must be {NUMBERS[kind]}") from error
+            shown = repr(value) if isinstance(value, str) else value
+            raise CaptureError(f"{place}: {name} is {shown}, must be {NUMBERS[kind]}") from error
 
 
 NUMBERS = {int: "an integer", float: "a number", np.ndarray: "a list of numbers"}

@@ -185,7 +185,8 @@ class ResultsFile:
             return _text(value)
         if np.ndim(value) or np.asarray(value).dtype.kind not in "iuf" or (
                 kind is int and value != np.floor(value)):
-            raise ResultsError(f"{self.path}: /{name} attribute {attribute} is {value!r}, must be "
+            shown = repr(value) if isinstance(value, str) else value
+            raise ResultsError(f"{self.path}: /{name} attribute {attribute} is {shown}, must be "
                                f"{'an integer' if kind is int else 'a number'}")
         return kind(value)
 
