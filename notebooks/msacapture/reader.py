@@ -36,8 +36,8 @@ class ActivationsReader:
 
     def _read_root(self):
         root = self._attributes("/")
-        require(str(root.get("format")) == FORMAT, f"{self.path}: format is {root.get('format')}, must "
-                f"be {FORMAT}")
+        found = str(root.get("format"))
+        require(found == FORMAT, f"{self.path}: format is {found}, must be {FORMAT}")
         require(str(root.get("format_version")) == str(VERSION), f"{self.path}: format_version is "
                 f"{root.get('format_version')}, must be {VERSION}")
         for name in ("model_id", "model_config", "producer"):

@@ -8,6 +8,7 @@ positions of a sequence; attention modules get them as arguments, or call such a
 from __future__ import annotations
 
 import json
+import weakref
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ class Embedding:
 
     inv_freq: np.ndarray  # float32 [rotary_dim/2]
     factor: float  # by which they are multiplied
-    values: list  # the tensors returned
+    cosine: weakref.ref  # the first tensor returned, as long as the model holds it
 
 
 class RotaryObserver:
@@ -53,13 +54,11 @@ class RotaryObserver:
                            if isinstance(text, str)), "")  # the module has frequencies for each
         inv_freq = getattr(module, f"{layer_type}{BUFFER}").detach().float().cpu().numpy().copy()
         factor = getattr(module, f"{layer_type}attention_scaling", 1.0)
-        self._embeddings.append(Embedding(inv_freq, float(factor), tree_leaves(output)))
-
-    def begin(self):
-        """Forgets what was returned for earlier sequences."""
-        self._embeddings.clear()
+        self._embeddings.append(Embedding(inv_freq, float(factor),
+                                          weakref.ref(tree_leaves(output)[0])))
 
     def newest(self) -> Embedding | None:
+        """Of a module that attention called itself."""
         return self._embeddings[-1] if self._embeddings else None
 
     def among(self, arguments) -> Embedding | None:
@@ -67,7 +66,8 @@ class RotaryObserver:
         leaves = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
         for same in (lambda a, b: a is b, _equal):  # equal: moved to another device
             for embedding in reversed(self._embeddings):
-                if any(same(leaf, embedding.values[0]) for leaf in leaves):
+                cosine = embedding.cosine()
+                if cosine is not None and any(same(leaf, cosine) for leaf in leaves):
                     return embedding
         return None
 

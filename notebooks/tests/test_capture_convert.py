@@ -300,7 +300,8 @@ def test_sizes_that_a_file_cannot_hold_are_refused(tmp_path, refuse):
     larger = data.replace(b"(4, 2, 16), }" + 9 * b" ", b"(4000000000, 2, 16), }")
     assert len(larger) == len(data) and larger != data
     (tmp_path / "b.npy").write_bytes(larger)
-    refuse(["b.npy: cannot be read: mmap length"], "--names", "{field}", "--state", "none", source="b.npy")
+    refuse(["b.npy: cannot be read: mmap length"], "--names", "{field}", "--state", "none",
+           source="b.npy")
 
 
 def test_import_refuses_sequences_that_do_not_ascend(tmp_path, refuse):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from msacapture import ActivationsWriter, CaptureError, Layer, capture
+from msacapture.__main__ import main
 from msacapture.layer import bfloat16
 from msacapture.reader import ActivationsReader
 
@@ -262,3 +263,11 @@ def test_writer_refuses_other_attributes_for_later_tokens(tmp_path):
         writer.write(0, 0, random_layer(8))
         with pytest.raises(CaptureError, match="softmax_scale is 0.5, of earlier tokens 0.25"):
             writer.write(0, 8, replace(random_layer(8), softmax_scale=0.5))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "float64", ""])
+def test_command_line_names_the_types_there_are(tmp_path, capsys, dtype):
+    with pytest.raises(SystemExit) as end:
+        main(["capture", "model", "--dtype", dtype, "--out", str(tmp_path / "a.h5")])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and f"invalid choice: '{dtype}'" in error and "bfloat16" in error

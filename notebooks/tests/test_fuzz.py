@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Damaged files and odd command lines: msacapture and msaplots end with exit code 0, or with 2 and a
-message, and leave nothing half-written. Fixed seeds; every case runs in a process of its own.
+"""Damaged files and odd command lines: msacapture and msaplots end with exit code 0, or with 2 and
+a message, and leave nothing half-written. Fixed seeds; every case runs in a process of its own.
 MSALAB_FUZZ=20 in the environment makes 20 times as many cases."""
 
 import contextlib
@@ -45,8 +45,8 @@ def exit_code(program, arguments, folder: Path) -> tuple[int, str]:
     child = os.fork()
     if child == 0:
         code = 99
-        with open(errors, "w", errors="backslashreplace") as stream, contextlib.redirect_stderr(stream), \
-                contextlib.redirect_stdout(io.StringIO()):
+        with open(errors, "w", errors="backslashreplace") as stream, \
+                contextlib.redirect_stderr(stream), contextlib.redirect_stdout(io.StringIO()):
             try:
                 resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
                 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -145,8 +145,8 @@ def objects(file) -> list[str]:
 
 
 def damage_structure(file: h5py.File, rng):
-    """One object or attribute that is missing, of another type, shape or size, or holds what it must
-    not."""
+    """One object or attribute that is missing, of another type, shape or size, or holds what it
+    must not."""
     name = str(rng.choice(objects(file)))
     attributes = list(file[name].attrs) + ["/" + attribute for attribute in file.attrs]
     if attributes and rng.random() < 0.3:
@@ -226,8 +226,8 @@ def test_damaged_json(files, tmp_path, kind):
                   tmp_path, f"{kind}, case {case}: {damaged.read_text()[:3000]}")
 
 
-VALUES = ("0", "-1", "1", "3,6", "1e400", "nan", "99999999999999999999", "", "text", "bhsd", "\u00e9",
-          "{field}", "layers.{layer}.{field}", "{nothing}", "post_rope", "bf16", "foo", "/dev/null",
+VALUES = ("0", "-1", "1", "3,6", "1e400", "nan", "99999999999999999999", "", "text", "bhsd",
+          "\u00e9", "{field}", "layers.{layer}.{field}", "{nothing}", "post_rope", "bf16", "foo", "/dev/null",
           "/dev/full", "/", ".", "--", "-")
 
 

@@ -73,8 +73,8 @@ IDS, HALF = np.zeros((384, 4, 4), np.int32), np.full((384, 4, 4), 0.5)
 @pytest.mark.parametrize("damage, words", [
     (replaced("select/window/3/ids", IDS[1:]), "/select/window/3/ids has shape (383, 4, 4), must"),
     (replaced("select/window/3/ids", HALF), "/select/window/3/ids is float64, must hold integers"),
-    (replaced("select/window/3/ids", IDS + 24), "/select/window/3/ids holds 24 to 24, must be -1 or "
-                                                "from 0 to 23"),
+    (replaced("select/window/3/ids", IDS + 24),
+     "/select/window/3/ids holds 24 to 24, must be -1 or from 0 to 23"),
     (replaced("queries/3/position", np.full(384, -1)), "/queries/3/position holds -1 to -1"),
     (replaced("queries/3/position", np.arange(9)), "/queries/3/position has 9 values, token has"),
     (replaced("metrics/dense/3/entropy", np.ones(3)), "/metrics/dense/3/entropy has shape (3,)"),
