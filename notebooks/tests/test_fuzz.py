@@ -227,8 +227,8 @@ def test_damaged_json(files, tmp_path, kind):
 
 
 VALUES = ("0", "-1", "1", "3,6", "1e400", "nan", "99999999999999999999", "", "text", "bhsd",
-          "\u00e9", "{field}", "layers.{layer}.{field}", "{nothing}", "post_rope", "bf16", "foo", "/dev/null",
-          "/dev/full", "/", ".", "--", "-")
+          "\u00e9", "{field}", "layers.{layer}.{field}", "{nothing}", "post_rope", "bf16", "foo",
+          "/dev/null", "/dev/full", "/", ".", "--", "-")
 
 
 @pytest.mark.parametrize("program, commands, options", [
