@@ -5,6 +5,7 @@ import argparse
 import json
 import signal
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ def read_sequences(options, tokenize) -> list:
         for path in paths:
             try:
                 sequences.append(read(path))
-            except (ValueError, EOFError) as error:
+            except (ValueError, EOFError, MemoryError, RecursionError, zipfile.BadZipFile) as error:
                 raise CaptureError(f"{path}: {error}") from error
     require(sequences, "nothing to run the model on: --text or --tokens names files")
     return sequences
@@ -49,8 +50,12 @@ def run_capture(options):
     def tokenize(text):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(options.model, revision=options.revision)(text)[
-            "input_ids"]
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(options.model, revision=options.revision)
+        except Exception as error:  # the library raises errors of many types
+            raise CaptureError(f"{options.model}: has no tokenizer that can be loaded: {error}; "
+                               "--tokens takes token ids") from error
+        return tokenizer(text)["input_ids"]
 
     sequences = read_sequences(options, tokenize)
     model = TransformersModel.load(options.model, device=options.device, dtype=options.dtype,
@@ -72,10 +77,10 @@ def refuse_unused(options, unused, why: str):
 
 
 def read_config(path) -> str:
-    text = Path(path).read_text(encoding="utf-8")
     try:
+        text = Path(path).read_text(encoding="utf-8")
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CaptureError(f"{path}: {error}") from error
     require(isinstance(config, dict), f"{path}: must be a JSON object, as a config.json is")
     return text
@@ -122,7 +127,9 @@ def parser() -> argparse.ArgumentParser:
                          help="token ids of one sequence, .npy or a JSON list; repeatable")
     command.add_argument("--max-tokens", type=int, metavar="N", help="of each sequence")
     command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, auto")
-    command.add_argument("--dtype", default="auto", help="default: that of the weights")
+    command.add_argument("--dtype", default="auto",
+                         choices=("auto", "float32", "bfloat16", "float16"),
+                         help="that the model runs in; auto (default): that of the weights")
     command.add_argument("--attention", metavar="NAME",
                          help="eager, sdpa, flash_attention_2, ...; default: the library's choice")
     command.add_argument("--revision", help="of the model on the hub")
@@ -171,6 +178,9 @@ def main(arguments=None) -> int:
         return 2
     except (CaptureError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(f"error: not enough memory: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -77,4 +77,7 @@ def token_ids(tokens, place: str) -> np.ndarray:
     ids = np.asarray(tokens)
     require(ids.ndim == 1 and ids.size and np.issubdtype(ids.dtype, np.integer),
             f"{place}: token ids must be a list of integers, not empty")
+    largest = np.iinfo(np.int32).max
+    require(0 <= ids.min() and ids.max() <= largest, f"{place}: token ids from {ids.min()} to "
+            f"{ids.max()}, must be from 0 to {largest}")
     return ids.astype(np.int64)

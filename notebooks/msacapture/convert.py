@@ -10,11 +10,14 @@ from pathlib import Path
 
 import ml_dtypes  # noqa: F401  names bfloat16 to safetensors
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from .layer import FIELDS, Layer, require
-from .reader import ActivationsReader, set_attributes
-from .rope import apply_rope, positions
+from .capture import token_ids
+from .layer import FIELDS, CaptureError, Layer, require
+from .partial_file import PartialFile
+from .reader import ActivationsReader, check_cu_seqlens, set_attributes
+from .rope import apply_rope, frequencies, positions
 from .sources import Source
 from .writer import FORMAT, VERSION, ActivationsWriter
 
@@ -45,9 +48,12 @@ def import_arrays(paths, out, options: ImportOptions, overwrite: bool = False) -
     known = source.metadata if source.metadata.get("format") == FORMAT else {}
     found = _layers_of(source, options)
     lengths = options.lengths or _lengths(source, found, options.layout)
+    require(min(lengths) >= 1, f"{source.paths[0]}: sequences of {lengths} tokens, must each have "
+            "at least 1")
     tokens = None
     if "tokens" in source.names():
-        tokens = pack(source.read("tokens"), options.layout, lengths, source.place("tokens"))
+        place = source.place("tokens")
+        tokens = token_ids(pack(source.read("tokens"), options.layout, lengths, place), place)
     with ActivationsWriter(
             out, model_id=options.model_id or known.get("model_id", source.paths[0].stem),
             model_config=options.model_config or known.get("model_config", "{}"),
@@ -57,7 +63,7 @@ def import_arrays(paths, out, options: ImportOptions, overwrite: bool = False) -
             arrays = {field: pack(source.read(name), options.layout, lengths, source.place(name))
                       for field, name in names.items()}
             writer.write(number, 0, _layer(number, arrays, source, options,
-                                           json.loads(known.get(f"layers.{number}", "{}"))),
+                                           _attributes(known, number, source)),
                          source.paths[0])
         writer.finish()
 
@@ -65,8 +71,7 @@ def import_arrays(paths, out, options: ImportOptions, overwrite: bool = False) -
 def export_safetensors(path, out, layers: list[int] | None = None,
                        overwrite: bool = False) -> None:
     """Packed arrays under NAMES, attributes as metadata. Holds the layers in memory together."""
-    require(overwrite or not Path(out).exists(), f"{out}: exists; --overwrite replaces it")
-    with ActivationsReader(path) as file:
+    with PartialFile(out, overwrite) as lock, ActivationsReader(path) as file:
         metadata = {"format": FORMAT, "format_version": str(VERSION), "model_id": file.model_id,
                     "model_config": file.model_config, "producer": file.producer}
         arrays = {"cu_seqlens": file.cu_seqlens}
@@ -79,12 +84,14 @@ def export_safetensors(path, out, layers: list[int] | None = None,
                 arrays[NAMES.format(layer=number, field=name)] = np.ascontiguousarray(values)
             metadata[f"layers.{number}"] = json.dumps(
                 layer.attributes(), default=lambda array: array.tolist())
-    partial = Path(f"{out}.partial")
-    try:
-        save_file(arrays, partial, metadata)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+        temporary = Path(f"{lock.partial}.safetensors")
+        try:
+            save_file(arrays, temporary, metadata)
+            temporary.replace(out)
+        except SafetensorError as error:
+            raise CaptureError(f"{out}: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def rotate(path, out, *, rotary_dim: int | None = None, rope_theta: float | None = None,
@@ -92,35 +99,53 @@ def rotate(path, out, *, rotary_dim: int | None = None, rope_theta: float | None
            overwrite: bool = False) -> None:
     """Applies RoPE to queries and keys stored before it; numbers not given are the file's own."""
     with ActivationsReader(path) as file:
-        require(file.rope_type() == "default", f"{path}: model_config names RoPE of type "
-                f"'{file.rope_type()}'; only plain RoPE can be applied here")
         with ActivationsWriter(out, model_id=file.model_id, model_config=file.model_config,
                                producer=file.producer, cu_seqlens=file.cu_seqlens,
                                tokens=file.tokens, overwrite=overwrite) as writer:
             for number in layers or file.layers:
                 layer = file.layer(number)
                 place = f"{path}: layer {number}"
-                theta = rope_theta or layer.rope_theta
-                dim = rotary_dim or layer.rotary_dim or layer.q.shape[2]
                 states = {side: getattr(layer, f"{side}_state") for side in "qk"}
                 require("pre_rope" in states.values(), f"{place}: q is {states['q']}, k is "
                         f"{states['k']}; there is nothing to rotate")
-                require(theta is not None, f"{place}: has no rope_theta; --rope-theta gives it")
-                require(theta > 0 and dim % 2 == 0 and 0 < dim <= layer.q.shape[2],
-                        f"{place}: rope_theta {theta}, rotary_dim {dim}: theta must be positive, "
-                        f"rotary_dim even and from 2 to {layer.q.shape[2]}")
+                layer = _with_rope(layer, file, rotary_dim, rope_theta, place)
+                inv_freq = layer.rope_inv_freq
+                if inv_freq is None:
+                    inv_freq = frequencies(layer.rotary_dim, layer.rope_theta)
                 for side, state in states.items():
                     if state == "pre_rope":
-                        rotated = apply_rope(getattr(layer, side), positions(file.cu_seqlens), dim,
-                                             theta, interleaved)
+                        rotated = apply_rope(getattr(layer, side), positions(file.cu_seqlens),
+                                             inv_freq, layer.rope_attention_factor or 1,
+                                             interleaved)
                         layer = replace(layer, **{side: rotated, f"{side}_state": "post_rope"})
-                writer.write(number, 0, replace(layer, rotary_dim=dim, rope_theta=theta), path)
+                writer.write(number, 0, layer, path)
             writer.finish()
+
+
+def _with_rope(layer: Layer, file: ActivationsReader, rotary_dim, rope_theta,
+               place: str) -> Layer:
+    """The layer with the RoPE that is to be applied: of the numbers given, of the file's own
+    frequencies, or of its own rotary_dim and rope_theta."""
+    if layer.rope_inv_freq is not None:
+        require(rotary_dim is None and rope_theta is None, f"{place}: has rope_inv_freq, which "
+                "--rotary-dim and --rope-theta contradict")
+        return layer
+    require(file.rope_type() == "default", f"{file.path}: model_config names RoPE of type "
+            f"'{file.rope_type()}', and {place} has no rope_inv_freq; without it only plain RoPE "
+            "can be applied")
+    theta = rope_theta if rope_theta is not None else layer.rope_theta
+    dim = next(dim for dim in (rotary_dim, layer.rotary_dim, layer.q.shape[2]) if dim is not None)
+    require(theta is not None, f"{place}: has no rope_theta; --rope-theta gives it")
+    require(np.isfinite(theta) and theta > 0 and dim % 2 == 0 and 0 < dim <= layer.q.shape[2],
+            f"{place}: rope_theta {theta}, rotary_dim {dim}: theta must be positive, rotary_dim "
+            f"even and from 2 to {layer.q.shape[2]}")
+    return replace(layer, rotary_dim=dim, rope_theta=theta)
 
 
 def pack(array: np.ndarray, layout: str, lengths, place: str) -> np.ndarray:
     """[B, H, S, D] or [B, S, H, D] (without heads: [B, S, D]; tokens: [B, S]) -> [N, ...]: the
     first lengths[b] tokens of every row, one after the other. `place` begins the messages."""
+    require(array.ndim >= 1, f"{place}: is a single number")
     if layout == "packed":
         require(len(array) == sum(lengths), f"{place}: has {len(array)} tokens, the sequences have "
                 f"{sum(lengths)}")
@@ -139,7 +164,7 @@ def _layers_of(source: Source, options: ImportOptions) -> dict[int, dict[str, st
     require("{field}" in options.names, f"names '{options.names}' must hold {{field}}")
     require(not single or len(options.layers or [0]) == 1, f"names '{options.names}' hold no "
             "{layer}: one layer number says which it is")
-    pattern = re.escape(options.names).replace(r"\{layer\}", r"(?P<layer>\d+)").replace(
+    pattern = re.escape(options.names).replace(r"\{layer\}", r"(?P<layer>[0-9]{1,9})").replace(
         r"\{field\}", f"(?P<field>{'|'.join(FIELDS)})")
     found: dict[int, dict[str, str]] = {}
     for name in source.names():
@@ -159,7 +184,9 @@ def _layers_of(source: Source, options: ImportOptions) -> dict[int, dict[str, st
 
 def _lengths(source: Source, found, layout: str) -> list[int]:
     if layout == "packed" and "cu_seqlens" in source.names():
-        return np.diff(source.read("cu_seqlens").astype(np.int64)).tolist()
+        cu_seqlens = source.read("cu_seqlens")
+        check_cu_seqlens(cu_seqlens, source.place("cu_seqlens"))
+        return np.diff(cu_seqlens.astype(np.int64)).tolist()
     name = next(iter(found.values()))["q"]
     shape = source.read(name).shape
     rank = 3 if layout == "packed" else 4
@@ -181,7 +208,7 @@ def _layer(number: int, arrays, source: Source, options: ImportOptions, attribut
         given |= {"q_state": options.state, "k_state": options.state}
     require("q_state" in attributes or "q_state" in given,
             f"{place}: --state must say whether q and k are stored after RoPE")
-    set_attributes(layer, {**attributes, **given})
+    set_attributes(layer, {**attributes, **given}, place)
     if layer.rotary_dim is None and "none" not in (layer.q_state, layer.k_state) and (
             options.rope_theta is not None or options.model_config):
         layer.rotary_dim = _rotary_dim(options.model_config, arrays["q"].shape[-1])
@@ -191,10 +218,24 @@ def _layer(number: int, arrays, source: Source, options: ImportOptions, attribut
     return layer
 
 
+def _attributes(metadata, number: int, source: Source) -> dict:
+    """Of a layer, from the metadata of a file that this program exported."""
+    text = metadata.get(f"layers.{number}", "{}")
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CaptureError(f"{source.paths[0]}: metadata layers.{number} is {text[:80]!r}, must be "
+                           "a JSON object") from error
+
+
 def _rotary_dim(model_config: str | None, head_dim: int) -> int:
     """Channels that RoPE turns: all, unless the model's configuration names fewer."""
-    config = json.loads(model_config or "{}")
-    config = config.get("text_config") or config
-    rope = config.get("rope_parameters") or {}
-    share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
-    return int(config.get("rotary_dim") or head_dim * share)
+    try:
+        config = json.loads(model_config or "{}")
+        config = config.get("text_config") or config
+        rope = config.get("rope_parameters") or {}
+        share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
+        return int(config.get("rotary_dim") or head_dim * share)
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise CaptureError(f"the model's configuration does not say rotary_dim ({error}); "
+                           "--rotary-dim gives it") from error

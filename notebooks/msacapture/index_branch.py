@@ -23,6 +23,8 @@ class IndexBranch:
     def __init__(self, indexer: torch.nn.Module):
         self._indexer = indexer
         self._rotated = None
+        self.block_size = getattr(indexer, "block_size", None)  # tokens
+        self.top_k = getattr(indexer, "topk_blocks", None)  # blocks
 
     @classmethod
     def of(cls, attention: torch.nn.Module) -> IndexBranch | None:

@@ -16,6 +16,12 @@ bfloat16 = np.dtype(ml_dtypes.bfloat16)
 ELEMENTS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
 FIELDS = ("x", "q", "k", "v", "index_q", "index_k")
 STATES = ("post_rope", "pre_rope", "none")
+OWN_ATTENTION = ("sparse",)
+ATTRIBUTES = {  # name -> its type
+    "q_state": str, "k_state": str, "softmax_scale": float, "rotary_dim": int, "rope_theta": float,
+    "rope_scaling": str, "rope_inv_freq": np.ndarray, "rope_attention_factor": float,
+    "sliding_window": int, "attention_chunk": int, "softcap": float, "sinks": np.ndarray,
+    "own_attention": str, "own_block_size": int, "own_top_k": int}
 HEAD_DIMS = range(16, 256 + 1)  # what the programs compute with
 
 
@@ -37,12 +43,18 @@ class Layer:
     index_k: np.ndarray | None = None  # [S, didx]
     q_state: str = "post_rope"
     k_state: str = "post_rope"
-    rotary_dim: int | None = None
-    rope_theta: float | None = None
+    rotary_dim: int | None = None  # 0: no RoPE
+    rope_theta: float | None = None  # of plain RoPE: frequency c is rope_theta^(-2c/rotary_dim)
+    rope_scaling: str | None = None  # of other RoPE: the model's parameters (JSON)
+    rope_inv_freq: np.ndarray | None = None  # [rotary_dim/2] and the frequencies it ran with,
+    rope_attention_factor: float | None = None  # and what cosine and sine are multiplied by
     sliding_window: int | None = None  # a query sees so many tokens, itself included
     attention_chunk: int | None = None  # it sees its own chunk of so many tokens, up to itself
     softcap: float | None = None  # logits are softcap * tanh(logits / softcap)
     sinks: np.ndarray | None = None  # [Hq], one more logit in each head's softmax, without a value
+    own_attention: str | None = None  # "sparse": the model attends to selected keys only
+    own_block_size: int | None = None  # of the model's own Index Branch: tokens of a block,
+    own_top_k: int | None = None  # and blocks that it selects
     weights: dict[str, np.ndarray] = field(default_factory=dict)  # of the index projections
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -54,14 +66,21 @@ class Layer:
 
     def attributes(self) -> dict:
         """The attributes of the layer's group, those that are known."""
-        names = ("q_state", "k_state", "softmax_scale", "rotary_dim", "rope_theta",
-                 "sliding_window", "attention_chunk", "softcap", "sinks")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in ATTRIBUTES
+                if getattr(self, name) is not None}
 
 
 def require(condition, message: str):
     if not condition:
         raise CaptureError(message)
+
+
+def is_storable(text: str) -> bool:
+    """HDF5 holds Unicode without NUL."""
+    try:
+        return "\0" not in text and text.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def check(layer: Layer, place: str):
@@ -98,10 +117,40 @@ def check(layer: Layer, place: str):
                 f"{HEAD_DIMS[-1]}")
     for state in (layer.q_state, layer.k_state):
         require(state in STATES, f"{place}: state '{state}', must be one of {', '.join(STATES)}")
-    require(np.isfinite(layer.softmax_scale) and layer.softmax_scale > 0,
-            f"{place}: softmax_scale is {layer.softmax_scale}, must be finite and positive")
+    check_attributes(layer, place)
     for name, array in layer.arrays().items():
         check_finite(array, f"{place}: {name}")
+
+
+def check_attributes(layer: Layer, place: str):
+    """Refuses values that mean nothing; `place` begins the messages."""
+    def one(name, rule, holds):
+        value = getattr(layer, name)
+        require(value is None or holds(value), f"{place}: {name} is {value}, must be {rule}")
+
+    def numbers(name, size, rule, hold):
+        values = getattr(layer, name)
+        if values is not None:
+            require(values.shape == (size,), f"{place}: {name} has shape {values.shape}, must have "
+                    f"{size} values")
+            for i in np.flatnonzero(~hold(values))[:1]:
+                raise CaptureError(f"{place}: {name}[{i}] is {values[i]}, must be {rule}")
+
+    def positive(value):
+        return np.isfinite(value) and value > 0
+
+    (_, query_heads, head_dim), rotary_dim = layer.q.shape, layer.rotary_dim or 0
+    for name in ("softmax_scale", "rope_theta", "rope_attention_factor", "softcap"):
+        one(name, "finite and positive", positive)
+    for name in ("sliding_window", "attention_chunk", "own_block_size", "own_top_k"):
+        one(name, "at least 1", lambda value: value >= 1)
+    one("rotary_dim", f"even, from 0 to {head_dim}",
+        lambda value: value % 2 == 0 and 0 <= value <= head_dim)
+    one("rope_scaling", "Unicode without NUL", is_storable)
+    one("own_attention", " or ".join(OWN_ATTENTION), lambda value: value in OWN_ATTENTION)
+    numbers("sinks", query_heads, "finite", np.isfinite)
+    numbers("rope_inv_freq", rotary_dim // 2, "finite and not negative",
+            lambda values: np.isfinite(values) & (values >= 0))
 
 
 def is_repeated(layer: Layer) -> bool:

@@ -4,36 +4,57 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from .layer import FIELDS, Layer, bfloat16, require
+from .layer import (ATTRIBUTES, ELEMENTS, FIELDS, CaptureError, Layer, bfloat16, check,
+                    check_finite, is_storable, require)
 from .writer import FORMAT, VERSION
+
+
+# Deflate, the filter of the format, makes at most so many bytes of one.
+LARGEST_RATIO = 1032
 
 
 class ActivationsReader:
     """The root attributes under their names, cu_seqlens int64 [S+1], tokens int32 [N] or None, and
-    the numbers of the layers, ascending."""
+    the numbers of the layers, ascending. CaptureError names the file, the object and the rule."""
 
     def __init__(self, path):
         require(Path(path).exists(), f"{path}: No such file or directory")
-        try:
-            self._file = h5py.File(path, "r")
-        except OSError as error:
-            require(False, f"{path}: {error}")
-        root = self._file.attrs
-        require(root.get("format") == FORMAT, f"{path}: format is {root.get('format')}, must be "
-                f"{FORMAT}")
-        require(int(root["format_version"]) == VERSION,
-                f"{path}: format_version is {root['format_version']}, must be {VERSION}")
         self.path = path
-        self.model_id, self.model_config, self.producer = (
-            str(root[name]) for name in ("model_id", "model_config", "producer"))
-        self.cu_seqlens = self._file["cu_seqlens"][:]
-        self.tokens = self._file["tokens"][:] if "tokens" in self._file else None
-        self.layers = sorted(map(int, self._file["layers"]))
+        with self._reading("is no HDF5 file"):
+            self._file = h5py.File(path, "r")
+        try:
+            self._read_root()
+        except CaptureError:
+            self._file.close()
+            raise
+
+    def _read_root(self):
+        root = self._attributes("/")
+        found = str(root.get("format"))
+        require(found == FORMAT, f"{self.path}: format is {found}, must be {FORMAT}")
+        require(str(root.get("format_version")) == str(VERSION), f"{self.path}: format_version is "
+                f"{root.get('format_version')}, must be {VERSION}")
+        for name in ("model_id", "model_config", "producer"):
+            require(isinstance(root.get(name), str) and is_storable(root[name]),
+                    f"{self.path}: / attribute {name} is {root.get(name)!r}, must be Unicode text")
+            setattr(self, name, root[name])
+        self.cu_seqlens = self._values("cu_seqlens")
+        check_cu_seqlens(self.cu_seqlens, f"{self.path}: /cu_seqlens")
+        self.tokens = self._values("tokens") if self._has("tokens") else None
+        require(self.tokens is None or self.tokens.dtype.kind in "iu"
+                and self.tokens.shape == (self.cu_seqlens[-1],),
+                f"{self.path}: /tokens must hold one integer for each of the "
+                f"{self.cu_seqlens[-1]} tokens")
+        names = self._names("layers")
+        for name in names:
+            require(name.isdecimal(), f"{self.path}: /layers/{name} is no layer number")
+        self.layers = sorted(map(int, names))
 
     def __enter__(self):
         return self
@@ -45,30 +66,95 @@ class ActivationsReader:
         """All tokens."""
         require(number in self.layers, f"{self.path}: has no layer {number}; there are: "
                 f"{', '.join(map(str, self.layers))}")
-        group = self._file[f"layers/{number}"]
-        layer = Layer(**{name: _values(group[name]) for name in FIELDS if name in group},
-                      softmax_scale=float(group.attrs["softmax_scale"]))
-        set_attributes(layer, group.attrs)
-        layer.weights = {name: _values(data) for name, data in group.get("weights", {}).items()}
+        group, place = f"layers/{number}", f"{self.path}: /layers/{number}"
+        present = [name for name in FIELDS if self._has(f"{group}/{name}")]
+        attributes = self._attributes(group)
+        for name, names in (("object", present), ("attribute", attributes)):
+            needed = {"object": "qkv", "attribute": ("q_state", "k_state", "softmax_scale")}[name]
+            absent = [one for one in needed if one not in names]
+            require(not absent, f"{place}: {name} {', '.join(absent)} is missing")
+        layer = Layer(**{name: self._values(f"{group}/{name}") for name in present},
+                      softmax_scale=1)
+        set_attributes(layer, attributes, place)
+        if self._has(f"{group}/weights"):
+            layer.weights = {name: self._values(f"{group}/weights/{name}")
+                             for name in self._names(f"{group}/weights")}
+        check(layer, place)
+        require(len(layer.q) == self.cu_seqlens[-1], f"{place}: q has {len(layer.q)} tokens, "
+                f"/cu_seqlens ends at {self.cu_seqlens[-1]}")
+        for name, weights in layer.weights.items():
+            require(weights.dtype in ELEMENTS, f"{place}/weights/{name} is {weights.dtype}, must "
+                    "be float16, bfloat16 or float32")
+            check_finite(weights, f"{place}/weights/{name}")
         return layer
 
     def rope_type(self) -> str:
         """Of the model's configuration; "default" is RoPE of one theta."""
-        config = json.loads(self.model_config)
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        return rope.get("rope_type") or rope.get("type") or "default"
+        try:
+            config = json.loads(self.model_config)
+            rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+            return rope.get("rope_type") or rope.get("type") or "default"
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise CaptureError(f"{self.path}: / attribute model_config is no configuration: "
+                               f"{error}") from error
+
+    @contextmanager
+    def _reading(self, fault: str):
+        """The HDF5 library raises errors of many types on damaged files."""
+        try:
+            yield
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise CaptureError(f"{self.path}: {fault}: {error}") from error
+
+    def _attributes(self, name: str) -> dict:
+        with self._reading(f"/{name.strip('/')} has unreadable attributes"):
+            return dict(self._file[name].attrs)
+
+    def _names(self, name: str) -> list[str]:
+        with self._reading(f"/{name} is no readable group"):
+            return list(self._file[name].keys())
+
+    def _has(self, name: str) -> bool:
+        with self._reading(f"/{name} is unreadable"):
+            return name in self._file
+
+    def _values(self, name: str) -> np.ndarray:
+        with self._reading(f"/{name} is no readable dataset"):
+            dataset = self._file[name]
+            require(isinstance(dataset, h5py.Dataset), f"{self.path}: /{name} is no dataset")
+            held = LARGEST_RATIO * Path(self.path).stat().st_size
+            require(dataset.nbytes <= held, f"{self.path}: /{name} has shape {dataset.shape}, more "
+                    "values than a file of its size can hold")
+            values = dataset[:]
+            return values.view(bfloat16) if "logical_dtype" in dataset.attrs else values
 
 
-ATTRIBUTES = {"q_state": str, "k_state": str, "softmax_scale": float, "rotary_dim": int,
-              "rope_theta": float, "sliding_window": int, "attention_chunk": int, "softcap": float,
-              "sinks": lambda values: np.asarray(values, np.float32)}
+def check_cu_seqlens(values: np.ndarray, place: str):
+    """From 0, increasing; `place` begins the messages."""
+    require(values.ndim == 1 and len(values) >= 2 and values.dtype.kind in "iu",
+            f"{place}: must be a list of at least 2 integers")
+    require(values[0] == 0, f"{place}: starts at {values[0]}, must start at 0")
+    for i in np.flatnonzero(values[1:] <= values[:-1])[:1]:
+        raise CaptureError(f"{place}: entry {i + 1} is {values[i + 1]}, must be above the one "
+                           f"before it, {values[i]}")
 
 
-def set_attributes(layer: Layer, values):
+def set_attributes(layer: Layer, values, place: str):
+    """Those of ATTRIBUTES among `values`; `place` begins the messages."""
     for name in ATTRIBUTES.keys() & values.keys():
-        setattr(layer, name, ATTRIBUTES[name](values[name]))
+        kind, value = ATTRIBUTES[name], values[name]
+        try:
+            require(kind is not str or isinstance(value, str), f"{place}: {name} is {value}, "
+                    "must be a text")
+            setattr(layer, name, np.asarray(value, np.float32) if kind is np.ndarray
+                    else kind(value))
+            if kind is int and getattr(layer, name) != float(value):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError) as error:
+            shown = repr(value) if isinstance(value, str) else value
+            raise CaptureError(f"{place}: {name} is {shown}, must be {NUMBERS[kind]}") from error
 
 
-def _values(dataset) -> np.ndarray:
-    values = dataset[:]
-    return values.view(bfloat16) if "logical_dtype" in dataset.attrs else values
+NUMBERS = {int: "an integer", float: "a number", np.ndarray: "a list of numbers"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ml_dtypes  # noqa: F401  gives numpy the name "bfloat16", which safetensors asks for
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from .layer import CaptureError, bfloat16, require
 
@@ -38,11 +38,13 @@ class Source:
                     np.load(path, mmap_mode="r")
             else:
                 raise CaptureError(f"{path}: is no .safetensors, .npz, .npy or .h5 file")
+        except CaptureError:
+            raise
         except FileNotFoundError as error:
             raise CaptureError(f"{path}: No such file or directory") from error
-        except (OSError, ValueError, SafetensorError) as error:
+        except Exception as error:  # the libraries raise errors of many types on damaged files
             why = getattr(error, "strerror", None) or error
-            raise CaptureError(f"{path}: {why}") from error
+            raise CaptureError(f"{path}: cannot be read: {why}") from error
 
     def names(self) -> list[str]:
         return self._names
@@ -55,7 +57,10 @@ class Source:
     def read(self, name: str) -> np.ndarray:
         """Floating values as float16, bfloat16 or float32; float64 is rounded to float32. numpy
         has no bfloat16 in its files: 16-bit words that are no numbers or unsigned ones are it."""
-        values = self._get(name)
+        try:
+            values = self._get(name)
+        except Exception as error:  # damaged, or larger than the memory
+            raise CaptureError(f"{self.place(name)}: cannot be read: {error}") from error
         if values.dtype == np.float64:
             return values.astype(np.float32)
         if values.dtype == np.uint16 or values.dtype == np.dtype("V2"):

@@ -9,6 +9,7 @@ that the model asked for: the model computes what it always computes, by eager, 
 
 from __future__ import annotations
 
+import inspect
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
@@ -19,7 +20,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .index_branch import IndexBranch
 from .layer import CaptureError, Layer, require
+from .rotary import RotaryObserver, at_position_zero, describe, random_like
 from .tensors import of_one_sequence, to_numpy
+
+ADAPTER = ("a ModuleAdapter captures such a model (notebooks/README.md, \"Models outside "
+           "transformers\")")
+# What attention modules with latent keys and values (MLA) have.
+LATENT = ("kv_lora_rank", "kv_b_proj", "kv_a_proj_with_mqa")
 
 
 class TransformersModel:
@@ -32,25 +39,40 @@ class TransformersModel:
         self.decoder = decoder.eval()
         self.model_id = model_id or model.config.name_or_path or type(model).__name__
         self.model_config = self.decoder.config.to_json_string(use_diff=False)
-        self._attention = self._find_attention()
+        self._rotary = RotaryObserver(decoder)
+        self._attention, self._turned = self._find_attention()
         self.layers = sorted(self._attention)
 
     @classmethod
     def load(cls, model_id: str, *, device: str = "cpu", dtype: str = "auto",
              attention: str | None = None, revision: str | None = None):
         """From the hub or a folder, in the type of its weights; device "auto" spreads it over all
-        (needs the package accelerate). attention: sdpa, eager, flash_attention_2, ..."""
+        (by the package accelerate). attention: sdpa, eager, flash_attention_2, ...
+
+        The library's report of what it loads is silenced: it names the language head, which is
+        not needed. Weights that are missing are an error."""
+        check_device(device)
+        verbosity = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity_error()
         try:
-            model = transformers.AutoModel.from_pretrained(
+            model, found = transformers.AutoModel.from_pretrained(
                 model_id, dtype=dtype, device_map=device if device == "auto" else None,
-                attn_implementation=attention, revision=revision)
-        except (OSError, ValueError, ImportError) as error:
+                attn_implementation=attention, revision=revision, output_loading_info=True)
+        except Exception as error:  # the library raises errors of many types
             raise CaptureError(f"{model_id} cannot be loaded: {error}") from error
-        return cls(model if device == "auto" else model.to(device), model_id)
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+        missing = sorted(found["missing_keys"])
+        require(not missing, f"{model_id}: {len(missing)} weights are missing, the first is "
+                f"{missing[:1]}; random ones would stand in for them")
+        with _enough_memory(f"{model_id} on {device}"):
+            return cls(model if device == "auto" else model.to(device), model_id)
 
     def run(self, tokens, layers, record):
         expected = {number: self._attention[number] for number in layers}
-        inputs, branches = {}, {}
+        for number, module in expected.items():
+            self._refuse_latent(number, module)
+        inputs, embeddings, branches = {}, {}, {}
         with ExitStack() as stack:
 
             def observe(module, query, key, value, arguments):
@@ -58,13 +80,17 @@ class TransformersModel:
                 if expected.get(number) is not module:
                     return
                 require(number in inputs, f"layer {number}: attention ran twice")
-                record(number, self._layer(module, query, key, value, arguments,
-                                           inputs.pop(number), branches.get(number)))
+                layer = self._layer(module, query, key, value, arguments, inputs.pop(number),
+                                    branches.get(number))
+                describe(layer, embeddings.pop(number) or self._rotary.newest(),
+                         _rope_parameters(module), self._turned[number])
+                record(number, layer)
                 if number == max(expected):
                     raise _Done
 
             def keep_input(module, args, kwargs):
                 inputs[module.layer_idx] = kwargs.get("hidden_states", args[0] if args else None)
+                embeddings[module.layer_idx] = self._rotary.among((args, kwargs))
 
             for number, module in expected.items():
                 hook = module.register_forward_pre_hook(keep_input, with_kwargs=True)
@@ -74,7 +100,9 @@ class TransformersModel:
                     branches[number] = branch
                     stack.enter_context(branch.observed())
             stack.enter_context(_observed_attention(observe))
-            self._forward(tokens)
+            stack.enter_context(self._rotary.observed())
+            with _enough_memory(f"{self.model_id}, a sequence of {len(tokens)} tokens"):
+                self._forward(tokens)
 
     @torch.no_grad()
     def _forward(self, tokens):
@@ -88,45 +116,67 @@ class TransformersModel:
         except _Done:
             pass
 
-    def _find_attention(self) -> dict[int, torch.nn.Module]:
-        """Layer number -> its attention module, found by running one token."""
-        found = {}
+    def _find_attention(self):
+        """Layer number -> its attention module, and -> the channels up to the last one that RoPE
+        turns; found by running two tokens."""
+        found, arguments = {}, {}
 
         def observe(module, *_):
             number = getattr(module, "layer_idx", None)
-            require(number is not None, f"{type(module).__name__} has no layer_idx: capture this "
-                    "model through a ModuleAdapter")
+            require(number is not None, f"{type(module).__name__} has no layer_idx: {ADAPTER}")
             if getattr(module, "is_causal", True):
                 require(found.setdefault(number, module) is module,
                         f"layer {number} has two attention modules, {type(found[number]).__name__} "
-                        f"and {type(module).__name__}: capture this model through a ModuleAdapter")
+                        f"and {type(module).__name__}: {ADAPTER}")
 
-        with _observed_attention(observe):
-            self._forward(np.zeros(1, np.int64))
+        def keep(module, args, kwargs):
+            arguments[module] = args, kwargs
+
+        with ExitStack() as stack:
+            for module in self.decoder.modules():
+                if getattr(module, "layer_idx", None) is not None:
+                    stack.callback(module.register_forward_pre_hook(keep, with_kwargs=True).remove)
+            try:
+                with _observed_attention(observe):
+                    self._forward(np.zeros(2, np.int64))
+                turned = {number: _turned_channels(module, *arguments[module])
+                          for number, module in found.items() if not _latent(module)}
+            except (CaptureError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # whatever a model raises that needs more than tokens
+                raise CaptureError(f"{type(self.decoder).__name__} does not run on token ids "
+                                   f"alone ({type(error).__name__}: {error}): {ADAPTER}") from error
         require(found, f"no layer of {type(self.decoder).__name__} attends through "
-                "transformers' attention interface: capture this model through a ModuleAdapter")
-        return found
+                f"transformers' attention interface: {ADAPTER}")
+        return found, turned
+
+    def _refuse_latent(self, number: int, module):
+        signs = _latent(module)
+        require(not signs, f"layer {number} of {self.model_id}: {type(module).__name__} has "
+                f"{' and '.join(signs)}, which is latent attention (MLA): keys and values of all "
+                "heads come of one vector per token, and are not the groups of GQA that "
+                "msa-activations holds")
 
     def _layer(self, module, query, key, value, arguments, x, branch) -> Layer:
         require(arguments.get("position_bias") is None,
                 f"layer {module.layer_idx}: adds a bias to the logits, which msa-activations "
                 "cannot hold")
-        state = "post_rope" if getattr(module, "use_rope", True) else "none"
         layer = Layer(q=of_one_sequence(query), k=of_one_sequence(key), v=of_one_sequence(value),
                       softmax_scale=float(arguments.get("scaling") or query.shape[-1] ** -0.5),
-                      x=to_numpy(x[0]), q_state=state, k_state=state)
+                      x=to_numpy(x[0]))
         window = arguments.get("sliding_window", getattr(module, "sliding_window", None))
         softcap, sinks = arguments.get("softcap"), arguments.get("s_aux")
-        layer.sliding_window = None if window is None else int(window)
+        layer.sliding_window = int(window) if window else None
         if _layer_type(module) == "chunked_attention":
             layer.attention_chunk = int(module.config.attention_chunk_size)
         layer.softcap = None if softcap is None else float(softcap)
         layer.sinks = None if sinks is None else to_numpy(sinks.float())
-        if state == "post_rope":
-            layer.rotary_dim, layer.rope_theta = _rope(module, layer.q.shape[2])
+        if getattr(module, "indexer", None) is not None or _hides_keys(arguments, layer):
+            layer.own_attention = "sparse"
         if branch is not None:
             layer.index_q, layer.index_k = branch.take()
             layer.weights = branch.weights()
+            layer.own_block_size, layer.own_top_k = branch.block_size, branch.top_k
         return layer
 
 
@@ -143,7 +193,8 @@ def _observed_attention(observe):
         attend = ask(*args, **kwargs)
 
         def observed(module, query, key, value, *rest, **arguments):
-            observe(module, query, key, value, arguments)
+            mask = {"attention_mask": rest[0]} if rest else {}
+            observe(module, query, key, value, mask | arguments)
             return attend(module, query, key, value, *rest, **arguments)
 
         return observed
@@ -157,11 +208,74 @@ def _layer_type(module) -> str | None:
     return types[module.layer_idx] if types else None
 
 
-def _rope(module, head_dim: int) -> tuple[int | None, float | None]:
-    """Rotated channels and theta of plain RoPE, as the configuration has them; (None, None) where
-    it scales or mixes frequencies, so that two numbers do not describe it."""
+def _rope_parameters(module) -> dict:
+    """Of the configuration; some have them per layer type."""
     rope = getattr(module.config, "rope_parameters", None) or {}
-    rope = rope.get(_layer_type(module), rope)  # some have one per layer type
-    if rope.get("rope_type") != "default" or "rope_theta" not in rope:
-        return None, None
-    return int(head_dim * rope.get("partial_rotary_factor", 1)), float(rope["rope_theta"])
+    return rope.get(_layer_type(module), rope)
+
+
+def _latent(module) -> list[str]:
+    return [name for name in LATENT if getattr(module, name, None) is not None]
+
+
+@torch.no_grad()
+def _turned_channels(module, args, kwargs) -> int:
+    """Channels of queries and keys up to the last one that RoPE turns, 0 where it turns none: runs
+    the module on random hidden states up to its attention, with its tokens where they are and with
+    all of them at position 0. args and kwargs: of a call."""
+    names = list(inspect.signature(module.forward).parameters)
+    kwargs = dict(zip(names, args)) | kwargs
+    hidden = "hidden_states" if "hidden_states" in kwargs else names[0]
+    kwargs[hidden] = random_like(kwargs[hidden])
+
+    def attended(changed):
+        taken = []
+
+        def take(_, query, key, *__):
+            taken.extend((query, key))
+            raise _Done
+
+        with _observed_attention(take):
+            try:
+                module(**changed)
+            except _Done:
+                pass
+        return taken
+
+    channels = 0
+    for here, at_zero in zip(attended(kwargs), attended(at_position_zero(kwargs))):
+        differ = (here != at_zero).flatten(0, -2).any(0).nonzero()
+        channels = max(channels, *(differ[:, 0] + 1).tolist(), 0)
+    return channels
+
+
+def _hides_keys(arguments, layer: Layer) -> bool:
+    """Does the mask hide keys from the last query that the layer's window or chunk shows?"""
+    mask = arguments.get("attention_mask")
+    if mask is None or mask.ndim != 4:
+        return False
+    tokens = len(layer.q)
+    last = mask[0, :, -1, :tokens]  # of each head or of all
+    seen = (last if last.dtype == torch.bool else last == 0).sum(-1).min().item()
+    chunk = layer.attention_chunk or tokens
+    shown = min(tokens, layer.sliding_window or tokens, (tokens - 1) % chunk + 1)
+    return seen < shown
+
+
+def check_device(device: str):
+    """CaptureError unless tensors can be made on it and brought back; "auto" is none."""
+    if device == "auto":
+        return
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = str(error).splitlines()[0]
+        raise CaptureError(f"device {device} cannot be used: {why}") from error
+
+
+@contextmanager
+def _enough_memory(what: str):
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise CaptureError(f"{what}: not enough memory: {str(error).splitlines()[0]}") from error

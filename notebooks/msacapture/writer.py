@@ -3,32 +3,32 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import h5py
 import numpy as np
 
-from .layer import Layer, bfloat16, check, require
+from .layer import ATTRIBUTES, Layer, bfloat16, check, is_storable, require
+from .partial_file import PartialFile
 
 FORMAT, VERSION = "msa-activations", 1
 CHUNK_TOKENS = 1024
 
 
 class ActivationsWriter:
-    """Writes to `path`.partial until finish() renames it; leaving the context before that removes
-    it. An existing `path` is refused unless `overwrite`, and stays as it is until finish()."""
+    """Writes to `path`.partial until finish() renames it (PartialFile); leaving the context before
+    that removes it. An existing `path` is refused unless `overwrite`, and stays as it is until
+    finish(). CaptureError when the file cannot be written."""
 
     def __init__(self, path, *, model_id: str, model_config: str, producer: str, cu_seqlens,
                  tokens=None, overwrite: bool = False):
-        self.path = Path(path)
-        require(overwrite or not self.path.exists(), f"{path}: exists; --overwrite replaces it")
-        require(self.path.parent.is_dir(), f"{path}: there is no folder {self.path.parent}")
-        self._partial = self.path.with_name(self.path.name + ".partial")
         self._tokens = int(cu_seqlens[-1])
-        self._file = h5py.File(self._partial, "w")
-        self._file.attrs.update(format=FORMAT, format_version=VERSION, model_id=model_id,
-                                model_config=model_config, producer=producer)
+        root = {"format": FORMAT, "format_version": VERSION, "model_id": model_id,
+                "model_config": model_config, "producer": producer}
+        for name, text in root.items():
+            require(name == "format_version" or is_storable(text),
+                    f"{path}: {name} {text!r} cannot be stored, must be Unicode without NUL")
+        self._disk = PartialFile(path, overwrite)
+        self._file = h5py.File(self._disk, "w")
+        self._file.attrs.update(root)
         self._file["cu_seqlens"] = np.asarray(cu_seqlens, np.int64)
         if tokens is not None:
             self._file["tokens"] = np.asarray(tokens, np.int32)
@@ -37,10 +37,9 @@ class ActivationsWriter:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        if self._file:
-            self._file.close()
-            self._partial.unlink(missing_ok=True)
+    def __exit__(self, *error):
+        self._file.close()
+        self._disk.__exit__(*error)
 
     def write(self, number: int, first_token: int, layer: Layer, source=None):
         """The tokens from `first_token` on of layer `number`; the first call fixes its sizes.
@@ -50,9 +49,10 @@ class ActivationsWriter:
         if str(number) not in self._file["layers"]:
             self._create(number, layer)
         group = self._file[f"layers/{number}"]
-        for name, values in layer.attributes().items():
-            require(np.array_equal(group.attrs[name], values),
-                    f"{place}: {name} is {values}, of earlier tokens {group.attrs[name]}")
+        for name in ATTRIBUTES:
+            now, before = getattr(layer, name), group.attrs.get(name)
+            require(np.array_equal(now, before), f"{place}: {name} is {now}, of earlier tokens "
+                    f"{before}; such sequences go into files of their own")
         tokens = slice(first_token, first_token + len(layer.q))
         for name, array in layer.arrays().items():
             dataset = group[name]
@@ -62,6 +62,7 @@ class ActivationsWriter:
                     f"earlier tokens {stored} {dataset.shape[1:]}")
             array = array.astype(stored, copy=False)
             dataset[tokens] = array.view(np.uint16) if stored == bfloat16 else array
+            self._disk.check()
 
     def _create(self, number: int, layer: Layer):
         group = self._file.create_group(f"layers/{number}")
@@ -86,6 +87,4 @@ class ActivationsWriter:
     def finish(self):
         """Waits until the bytes are on the device, then gives the file its name."""
         self._file.close()
-        with open(self._partial, "rb") as file:
-            os.fsync(file.fileno())
-        self._partial.replace(self.path)
+        self._disk.finish()

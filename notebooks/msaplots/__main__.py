@@ -4,6 +4,7 @@
 import argparse
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 
 from .comparison import read_comparison
 from .cost import read_bench, read_cost
@@ -11,27 +12,49 @@ from .fit import FitResults
 from .gallery import (comparison_section, efficiency_section, orders_section, selections_section,
                       training_section)
 from .report import write_report
-from .results import Results, ResultsError
+from .results import Results, ResultsError, blamed
 
 
 def layer_list(text: str) -> list[int]:
     return [int(layer) for layer in text.split(",")]
 
 
+def of_file(path, make, *arguments):
+    """The section that `make` makes, whose errors name the file."""
+    fault = "is damaged, its section cannot be drawn"
+
+    def draw(results, layers):
+        with blamed(path, fault):
+            yield from section.draw(results, layers)
+
+    with blamed(path, fault):
+        section = make(*arguments)
+    return replace(section, draw=draw)
+
+
+def read(path, reader, *arguments):
+    with blamed(path, "is damaged"):
+        return reader(*arguments or (path,))
+
+
 def more_sections(options, files: ExitStack):
     """(before, after): the sections of files beside the results, as they stand on the page."""
     before, after = [], []
     if options.fit:
-        before.append(training_section(files.enter_context(FitResults(options.fit))))
+        before.append(of_file(options.fit, training_section,
+                              files.enter_context(FitResults(options.fit))))
     if options.compare:
-        after.append(comparison_section(read_comparison(options.compare)))
-    bench, costs = read_bench(*options.bench), [read_cost(path) for path in options.cost]
-    if options.bench and all("rows" in cost for cost in costs):
-        raise ResultsError(f"{', '.join(options.bench)}: --bench needs --cost from sizes, beside "
-                           "which it shows what was measured")
-    for cost in costs:
-        after.append(orders_section(cost) if "rows" in cost
-                     else efficiency_section(cost, bench, options.bench))
+        after.append(of_file(options.compare, comparison_section,
+                             read(options.compare, read_comparison)))
+    records = ", ".join(options.bench)
+    bench = read(records, read_bench, *options.bench) if options.bench else {}
+    costs = [(path, read(path, read_cost)) for path in options.cost]
+    if options.bench and all("rows" in cost for _, cost in costs):
+        raise ResultsError(f"{records}: --bench needs --cost from sizes, beside which it shows "
+                           "what was measured")
+    for path, cost in costs:
+        after.append(of_file(path, orders_section, cost) if "rows" in cost
+                     else of_file(path, efficiency_section, cost, bench, options.bench))
     return before, after
 
 
@@ -57,7 +80,7 @@ def main(arguments=None) -> int:
             instead = []
             if options.selections:
                 whole = files.enter_context(Results(options.selections))
-                instead.append(selections_section(whole, results))
+                instead.append(of_file(options.selections, selections_section, whole, results))
             print(write_report(results, options.out, options.layers, before, after, instead))
     except (ResultsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

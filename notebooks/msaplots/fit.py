@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .results import ResultsFile
+from .results import ResultsError, ResultsFile
 
 HELD_OUT = ("kl", "block_recall", "score_recall", "mass_kept", "oracle_mass", "output_error",
             "entropy_index", "entropy_teacher")
@@ -35,8 +35,12 @@ class FitResults(ResultsFile):
         return self.run_json("options").get("init", "")
 
     def curves(self, layer: int) -> Curves:
-        fit = self._at(f"fit/{layer}")
-        held_out = {name: self._at(f"fit/{layer}/held_out/{name}")[:] for name in HELD_OUT}
-        return Curves(self._at(f"fit/{layer}/train/kl")[:], int(fit.attrs["warmup_steps"]),
-                      self._at(f"fit/{layer}/held_out/step")[:], held_out,
-                      self.text(fit.attrs["split"]))
+        place = f"fit/{layer}"
+        step = self._values(f"{place}/held_out/step", "i", None)
+        if not len(step):
+            raise ResultsError(f"{self.path}: /{place}/held_out/step is empty")
+        held_out = {name: self._values(f"{place}/held_out/{name}", "f", len(step))
+                    for name in HELD_OUT}
+        return Curves(self._values(f"{place}/train/kl", "f", None),
+                      self._attribute(place, "warmup_steps", int), step, held_out,
+                      self._attribute(place, "split", str))

@@ -7,7 +7,9 @@ import base64
 import json
 import math
 import shlex
+import tempfile
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import numpy as np
 
 from .gallery import SECTIONS, Section
 from .glossary import definitions
-from .results import Results, ResultsError
+from .results import Results, ResultsError, blamed
 from .style import save
 from .summary import summary_table
 from .table import Table
@@ -42,19 +44,39 @@ def write_report(results: Results, out_dir, layers=None, before: Sequence[Sectio
     for layer in layers:
         if layer not in results.layers:
             raise ResultsError(f"{results.path}: no layer {layer}; it has {results.layers}")
-    out_dir = Path(out_dir)
     replaced = {section.key: section for section in instead}
     sections = (*before, *(replaced.get(section.key, section) for section in SECTIONS), *after)
-    shown = {section.key: [_save(picture, out_dir) for picture in section.draw(results, layers)]
-             for section in sections}
-    summary = summary_table(results, layers)
-    summary.to_csv(out_dir / "summary.csv")
-    for section in sections:
-        if section.table is not None:
-            section.table.to_csv(out_dir / f"{section.table_name}.csv")
-    page = out_dir / "report.html"
-    page.write_text(_render(results, layers, summary, sections, shown), encoding="utf-8")
-    return page
+    with _whole_folder(Path(out_dir)) as folder:
+        shown = {}
+        for section in sections:
+            with blamed(results.path, f"the section {section.key} cannot be drawn"):
+                shown[section.key] = [_save(picture, folder)
+                                      for picture in section.draw(results, layers)]
+        with blamed(results.path, "the summary cannot be made"):
+            summary = summary_table(results, layers)
+            summary.to_csv(folder / "summary.csv")
+            for section in sections:
+                if section.table is not None:
+                    section.table.to_csv(folder / f"{section.table_name}.csv")
+            page = _render(results, layers, summary, sections, shown).encode()
+        (folder / "report.html").write_bytes(page)
+    return Path(out_dir) / "report.html"
+
+
+@contextmanager
+def _whole_folder(out_dir: Path):
+    """A folder to write into, whose files go to `out_dir` when all of them are there."""
+    there = out_dir.exists()
+    out_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=out_dir) as folder:
+            yield Path(folder)
+            for path in Path(folder).iterdir():
+                path.replace(out_dir / path.name)
+    except BaseException:
+        if not there:
+            out_dir.rmdir()
+        raise
 
 
 def _save(picture, out_dir: Path) -> Shown:

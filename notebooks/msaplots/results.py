@@ -8,6 +8,7 @@ pieces that the caller takes, so that nothing of size N x N is ever in memory.
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +17,25 @@ import h5py
 import numpy as np
 
 FORMAT, VERSION = "msa-results", 1
+LARGEST_RATIO = 1032  # bytes that deflate, the filter of the format, makes of one, at most
+OF_GROUPS = ("block_recall", "score_recall", "mass_kept", "oracle_mass", "sink_mass_first_block")
 
 
 class ResultsError(Exception):
     """The file is not what was asked for; the text names file, object and rule."""
+
+
+@contextmanager
+def blamed(path, fault: str):
+    """Libraries raise errors of many types on damaged files: a ResultsError that names the file."""
+    try:
+        yield
+    except ResultsError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the operating system, as a full disk
+        raise ResultsError(f"{path}: {fault}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,25 @@ class Popularity:
     mma_fill: float
 
 
+class Selected:
+    """Selected blocks, int32 [Nq, Hkv, k], on disk: take rows of it."""
+
+    def __init__(self, path, dataset: h5py.Dataset, blocks: int):
+        self._path, self._dataset, self._blocks = path, dataset, blocks
+        self.shape = dataset.shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows) -> np.ndarray:
+        with blamed(self._path, f"{self._dataset.name} cannot be read"):
+            ids = self._dataset[rows]
+        if ids.size and not -1 <= ids.min() <= ids.max() < self._blocks:
+            raise ResultsError(f"{self._path}: {self._dataset.name} holds {ids.min()} to "
+                               f"{ids.max()}, must be -1 or from 0 to {self._blocks - 1}")
+        return ids
+
+
 def _text(value) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
@@ -79,7 +114,8 @@ class ResultsFile:
         except OSError as error:
             raise ResultsError(f"{self.path}: not a readable HDF5 file ({error})") from error
         try:
-            self._check_format()
+            with blamed(self.path, "is damaged"):
+                self._check_format()
         except ResultsError:
             self.close()
             raise
@@ -103,31 +139,85 @@ class ResultsFile:
     def __exit__(self, *_):
         self.close()
 
-    def _at(self, name: str):
-        if name not in self._file:
-            raise ResultsError(f"{self.path}: /{name} is missing")
-        return self._file[name]
+    def _at(self, name: str, kind=h5py.Group):
+        with blamed(self.path, f"/{name} cannot be read"):
+            if name not in self._file:
+                raise ResultsError(f"{self.path}: /{name} is missing")
+            found = self._file[name]
+        if not isinstance(found, kind):
+            raise ResultsError(f"{self.path}: /{name} must be a {kind.__name__.lower()}")
+        return found
 
     def _names(self, name: str) -> list[str]:
-        return list(self._file[name]) if name in self._file else []
+        with blamed(self.path, f"/{name} cannot be read"):
+            return list(self._at(name)) if name in self._file else []
+
+    def _dataset(self, name: str, kinds: str, *shape) -> h5py.Dataset:
+        """`kinds`: i for integers, f for floating values, or both; None in `shape`: any size."""
+        dataset = self._at(name, h5py.Dataset)
+        with blamed(self.path, f"/{name} cannot be read"):
+            found, kind, size = dataset.shape, dataset.dtype.kind, dataset.nbytes
+        if kind.replace("u", "i") not in kinds:
+            raise ResultsError(f"{self.path}: /{name} is {dataset.dtype}, must hold "
+                               f"{'integers' if kinds == 'i' else 'numbers'}")
+        if found is None or len(found) != len(shape) or any(
+                want not in (None, have) for want, have in zip(shape, found)):
+            raise ResultsError(f"{self.path}: /{name} has shape {found}, must have "
+                               f"{tuple('any' if n is None else n for n in shape)}")
+        if size > LARGEST_RATIO * self.path.stat().st_size:
+            raise ResultsError(f"{self.path}: /{name} has shape {found}, more values than a file "
+                               "of its size can hold")
+        return dataset
+
+    def _values(self, name: str, kinds: str, *shape) -> np.ndarray:
+        dataset = self._dataset(name, kinds, *shape)
+        with blamed(self.path, f"/{name} cannot be read"):
+            return dataset[:]
+
+    def _attribute(self, name: str, attribute: str, kind=float):
+        """Of the object `name`: a text, or one number."""
+        with blamed(self.path, f"/{name} has an unreadable attribute {attribute}"):
+            attributes = self._at(name, (h5py.Group, h5py.Dataset)).attrs
+            if attribute not in attributes:
+                raise ResultsError(f"{self.path}: /{name} lacks attribute {attribute}")
+            value = attributes[attribute]
+        if kind is str:
+            return _text(value)
+        if np.ndim(value) or np.asarray(value).dtype.kind not in "iuf" or (
+                kind is int and value != np.floor(value)):
+            shown = repr(value) if isinstance(value, str) else value
+            raise ResultsError(f"{self.path}: /{name} attribute {attribute} is {shown}, must be "
+                               f"{'an integer' if kind is int else 'a number'}")
+        return kind(value)
 
     # What was run
 
     @cached_property
     def run(self) -> dict[str, str]:
         """The attributes of /run as text."""
-        return {name: _text(value) for name, value in self._at("run").attrs.items()}
+        with blamed(self.path, "/run has unreadable attributes"):
+            return {name: _text(value) for name, value in self._at("run").attrs.items()}
 
     def run_json(self, name: str) -> dict | list:
-        """A JSON attribute of /run: argv, options, definitions or inputs; {} where absent."""
+        """A JSON attribute of /run: argv, options, definitions or inputs; empty where absent."""
+        kind = list if name == "argv" else dict
         try:
-            return json.loads(self.run.get(name, "{}"))
-        except json.JSONDecodeError as error:
+            value = json.loads(self.run.get(name, "[]" if kind is list else "{}"))
+        except (ValueError, RecursionError) as error:
             raise ResultsError(f"{self.path}: /run attribute {name} is no JSON: {error}") from error
+        if not isinstance(value, kind) or kind is list and not all(
+                isinstance(word, str) for word in value):
+            raise ResultsError(f"{self.path}: /run attribute {name} must be a JSON "
+                               f"{'list of texts' if kind is list else 'object'}")
+        return value
 
     @cached_property
     def layers(self) -> list[int]:
-        return sorted(int(name) for name in self._names(self.group))
+        names = self._names(self.group)
+        for name in names:
+            if not name.isdecimal():
+                raise ResultsError(f"{self.path}: /{self.group}/{name} is no layer number")
+        return sorted(map(int, names))
 
 
 class Results(ResultsFile):
@@ -144,53 +234,88 @@ class Results(ResultsFile):
         return sorted(names, key=lambda name: (name != "oracle", name))
 
     def curve_selectors(self, layer: int) -> list[str]:
-        names = [name for name in self._names("curves") if str(layer) in self._file["curves"][name]]
+        names = [name for name in self._names("curves")
+                 if str(layer) in self._names(f"curves/{name}")]
         return sorted(names, key=lambda name: (name != "oracle", name))
 
     def sizes(self, layer: int) -> LayerSizes:
-        attributes = self._at(f"layers/{layer}").attrs
-        fields = LayerSizes.__dataclass_fields__
-        missing = [name for name in fields if name not in attributes]
-        if missing:
-            raise ResultsError(f"{self.path}: /layers/{layer} lacks attribute {missing[0]}")
-        cast = {name: float if name == "softmax_scale" else int for name in fields}
-        return LayerSizes(**{name: cast[name](attributes[name]) for name in fields})
+        sizes = {name: self._attribute(f"layers/{layer}", name,
+                                       float if name == "softmax_scale" else int)
+                 for name in LayerSizes.__dataclass_fields__}
+        for name, value in sizes.items():
+            if value < (0 if name == "index_dim" else 1) and name != "softmax_scale":
+                raise ResultsError(f"{self.path}: /layers/{layer} attribute {name} is {value}, "
+                                   "must be positive")
+        sizes = LayerSizes(**sizes)
+        if sizes.query_heads % sizes.kv_heads or sizes.blocks > -(-sizes.tokens //
+                                                                  sizes.block_size):
+            raise ResultsError(f"{self.path}: /layers/{layer} has sizes that contradict each "
+                               f"other: {sizes}")
+        return sizes
 
     # What was found
 
     def queries(self, layer: int) -> Queries:
-        return Queries(*(self._at(f"queries/{layer}/{name}")[:]
-                         for name in ("token", "position", "sequence")))
+        token, position, sequence = (self._values(f"queries/{layer}/{name}", "i", None)
+                                     for name in ("token", "position", "sequence"))
+        tokens, last = self.sizes(layer).tokens, np.iinfo(np.int64).max
+        for name, values, end in (("token", token, tokens), ("position", position, tokens),
+                                  ("sequence", sequence, last)):
+            if len(values) != len(token) or not len(values):
+                raise ResultsError(f"{self.path}: /queries/{layer}/{name} has {len(values)} "
+                                   f"values, token has {len(token)}; there is one of each per "
+                                   "query, and at least one query")
+            if values.min() < 0 or values.max() >= end:
+                raise ResultsError(f"{self.path}: /queries/{layer}/{name} holds {values.min()} to "
+                                   f"{values.max()}, must be from 0 to {end - 1}")
+        if (np.diff(sequence) < 0).any():
+            raise ResultsError(f"{self.path}: /queries/{layer}/sequence must not descend")
+        return Queries(token, position, sequence)
 
-    def ids(self, selector: str, layer: int) -> h5py.Dataset:
-        """int32 [Nq, Hkv, k], on disk: take rows of it."""
-        return self._at(f"select/{selector}/{layer}/ids")
+    def ids(self, selector: str, layer: int) -> Selected:
+        """Rows are queries."""
+        name = f"select/{selector}/{layer}/ids"
+        sizes, queries = self.sizes(layer), self._dataset(f"queries/{layer}/token", "i", None)
+        dataset = self._dataset(name, "i", len(queries), sizes.kv_heads, None)
+        return Selected(self.path, dataset, sizes.blocks)
 
     def rule(self, selector: str) -> str:
         """What the selector does, as the run described it; empty where it did not."""
-        return _text(self.ids(selector, self.layers[0]).attrs.get("description", ""))
+        name = f"select/{selector}/{self.layers[0]}/ids"
+        with blamed(self.path, f"/{name} has unreadable attributes"):
+            return _text(self._at(name, h5py.Dataset).attrs.get("description", ""))
 
     def top_k(self, selector: str, layer: int) -> int:
         return int(self.ids(selector, layer).shape[2])
 
     def metric(self, selector: str, layer: int, name: str) -> np.ndarray:
         """float64 [Hkv] or [Hq]; selector may be `dense`."""
-        return self._at(f"metrics/{selector}/{layer}/{name}")[:]
+        sizes = self.sizes(layer)
+        return self._values(f"metrics/{selector}/{layer}/{name}", "f",
+                            sizes.kv_heads if name in OF_GROUPS else sizes.query_heads)
 
     def average(self, selector: str, layer: int, name: str) -> float:
         """A macro average or a count, as stored beside the metrics."""
-        attributes = self._at(f"metrics/{selector}/{layer}").attrs
-        if name not in attributes:
-            raise ResultsError(f"{self.path}: /metrics/{selector}/{layer} lacks attribute {name}")
-        return attributes[name].item()
+        value = self._attribute(f"metrics/{selector}/{layer}", name)
+        return int(value) if name.startswith("rows_") else value
 
     def curve(self, selector: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """(k int64 [m], mass kept float64 [m])"""
-        group = self._at(f"curves/{selector}/{layer}")
-        return group["k"][:], group["mass_kept"][:]
+        k = self._values(f"curves/{selector}/{layer}/k", "i", None)
+        if not len(k) or k.min() < 1:
+            raise ResultsError(f"{self.path}: /curves/{selector}/{layer}/k must hold positive "
+                               "integers")
+        return k, self._values(f"curves/{selector}/{layer}/mass_kept", "f", len(k))
 
     def popularity(self, selector: str, layer: int) -> Popularity:
-        group = self._at(f"popularity/{selector}/{layer}")
-        attributes = {**group.attrs, **group["queries_per_block"].attrs}
-        return Popularity(group["queries_per_block"][:], float(attributes["gini"]),
-                          int(attributes["chunks"]), float(attributes["mma_fill"]))
+        group = f"popularity/{selector}/{layer}"
+        counts = self._values(f"{group}/queries_per_block", "i", self.sizes(layer).kv_heads, None)
+        if not counts.size or counts.min() < 0:
+            raise ResultsError(f"{self.path}: /{group}/queries_per_block must hold counts")
+
+        def number(name, kind):
+            holder = group if name in self._at(group).attrs else f"{group}/queries_per_block"
+            return self._attribute(holder, name, kind)
+
+        return Popularity(counts, number("gini", float), number("chunks", int),
+                          number("mma_fill", float))

@@ -10,13 +10,13 @@ import h5py
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from test_capture_files import Fake, assert_same, random_layer
+from test_capture_files import (OWN_SELECTION, SCALED_ROPE, Fake, assert_same, random_layer)
 
 from msacapture import capture
 from msacapture.__main__ import main
 from msacapture.layer import bfloat16
 from msacapture.reader import ActivationsReader
-from msacapture.rope import apply_rope, positions
+from msacapture.rope import apply_rope, frequencies, positions
 
 GOLDEN = Path(__file__).parents[2] / "tests/goldens/minimax_m3_b32k4.h5"
 LENGTHS = (70, 33, 51)  # of three sequences
@@ -92,7 +92,8 @@ def padded_batch(array):
 def test_export_and_import_give_the_same_file(tmp_path):
     def make(tokens, number):
         return replace(random_layer(tokens, number, bfloat16, index_dim=16), rope_theta=1e4,
-                       rotary_dim=8, sliding_window=9, sinks=np.ones(4, np.float32))
+                       rotary_dim=8, sliding_window=9, sinks=np.ones(4, np.float32),
+                       **SCALED_ROPE, **OWN_SELECTION)
 
     capture(Fake(make), [range(30), range(5)], tmp_path / "a.h5")
     assert convert(tmp_path / "a.h5", "--out", tmp_path / "a.safetensors") == 0
@@ -119,14 +120,15 @@ def test_positions_start_again_with_every_sequence():
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope_turns_pairs_by_position_times_frequency(interleaved):
     heads = np.random.default_rng(1).standard_normal((3, 2, 8))
-    turned = apply_rope(heads, np.array([0, 5, 6]), 6, 100.0, interleaved)
-    np.testing.assert_array_equal(turned[0], heads[0])
+    turned = apply_rope(heads, np.array([0, 5, 6]), frequencies(6, 100.0), 1.5, interleaved)
+    np.testing.assert_array_equal(turned[0, :, :6], 1.5 * heads[0, :, :6])
     np.testing.assert_array_equal(turned[..., 6:], heads[..., 6:])
     for pair in range(3):
         a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + 3)
         angle = 5 * 100.0 ** (-2 * pair / 6)
         rotation = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
-        np.testing.assert_allclose(turned[1][:, [a, b]], heads[1][:, [a, b]] @ rotation, rtol=1e-12)
+        np.testing.assert_allclose(turned[1][:, [a, b]], 1.5 * heads[1][:, [a, b]] @ rotation,
+                                   rtol=1e-12)
 
 
 def test_apply_rope_makes_the_queries_of_transformers(tmp_path):
@@ -237,7 +239,10 @@ def test_rotating_names_what_is_wrong(tmp_path, refuse):
     rotated(["has no rope_theta"])
     rotated(["rotary_dim 18", "2 to 16"], "--rope-theta", 1e4, "--rotary-dim", 18)
     make('{"rope_scaling": {"rope_type": "yarn"}}', q_state="pre_rope")
-    rotated(["type 'yarn'"], "--rope-theta", 1e4)
+    rotated(["type 'yarn'", "layer 0 has no rope_inv_freq"], "--rope-theta", 1e4)
+    make(q_state="pre_rope", rotary_dim=8, **SCALED_ROPE)
+    rotated(["layer 0: has rope_inv_freq, which --rotary-dim and --rope-theta contradict"],
+            "--rope-theta", 1e4)
     refuse(["becomes .safetensors"], source="a.h5")
     make(q_state="pre_rope")
     rotated(["has no layer 7; there are: 0"], "--layers", 7, "--rope-theta", 1e4)
@@ -252,6 +257,65 @@ def test_options_without_effect_are_refused(tmp_path, refuse):
            source="a.h5")
     refuse(["--rope-theta has no effect here: it goes with --apply-rope"], "--rope-theta", 1e4,
            source="a.h5")
+
+
+@pytest.mark.parametrize("damage, words", [
+    (lambda file: file["cu_seqlens"].__setitem__(1, -3),
+     ["/cu_seqlens: entry 1 is -3, must be above the one before it, 0"]),
+    (lambda file: file["cu_seqlens"].__setitem__(0, 1), ["/cu_seqlens: starts at 1"]),
+    (lambda file: file["cu_seqlens"].__setitem__(2, 9),
+     ["/tokens must hold one integer for each of the 9 tokens"]),
+    (lambda file: file["layers/0/q"].__setitem__((5, 1, 2), np.nan),
+     ["/layers/0: q holds 1 values that are NaN or Inf", "token 5, head 1, channel 2 is nan"]),
+    (lambda file: file["layers/0/x"].__setitem__((5, 2), np.inf), ["/layers/0: x holds 1 values"]),
+    (lambda file: file["layers/0/weights/w_index_k"].__setitem__((3, 2), np.nan),
+     ["/layers/0/weights/w_index_k holds 1 values", "token 3"]),
+    (lambda file: file.__delitem__("layers/0/v"), ["/layers/0: object v is missing"]),
+    (lambda file: file["layers/0"].attrs.__delitem__("q_state"),
+     ["/layers/0: attribute q_state is missing"]),
+    (lambda file: file["layers/0"].attrs.__setitem__("rotary_dim", "many"),
+     ["/layers/0: rotary_dim is 'many', must be an integer"]),
+    (lambda file: file.move("layers/0", "layers/first"), ["/layers/first is no layer number"])])
+@pytest.mark.parametrize("target", ["out.safetensors", "out.h5"])
+def test_damaged_activations_are_refused(tmp_path, refuse, damage, words, target):
+    capture(Fake(lambda *of: replace(random_layer(*of, index_dim=16), q_state="pre_rope")),
+            [range(5), range(3)], tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        damage(file)
+    rotation = ["--apply-rope", "--rope-theta", 1e4] if target == "out.h5" else []
+    refuse([f"error: {tmp_path / 'a.h5'}: ", *words], *rotation, "--out", tmp_path / target,
+           source="a.h5")
+    assert os.listdir(tmp_path) == ["a.h5"]
+
+
+def test_sizes_that_a_file_cannot_hold_are_refused(tmp_path, refuse):
+    capture(Fake(), [range(8)], tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        del file["layers/0/q"]
+        file.create_dataset("layers/0/q", (10 ** 9, 4, 16), "f4", chunks=(1024, 1, 16))
+    refuse(["/layers/0/q has shape (1000000000, 4, 16), more values than a file of its size"],
+           "--out", tmp_path / "a.safetensors", source="a.h5")
+    np.save(tmp_path / "b.npy", np.zeros((4, 2, 16), np.float32))
+    data = (tmp_path / "b.npy").read_bytes()
+    larger = data.replace(b"(4, 2, 16), }" + 9 * b" ", b"(4000000000, 2, 16), }")
+    assert len(larger) == len(data) and larger != data
+    (tmp_path / "b.npy").write_bytes(larger)
+    refuse(["b.npy: cannot be read: mmap length"], "--names", "{field}", "--state", "none",
+           source="b.npy")
+
+
+def test_import_refuses_sequences_that_do_not_ascend(tmp_path, refuse):
+    q, k = np.zeros((6, 4, 16), np.float32), np.ones((6, 1, 16), np.float32)
+    arrays = {"layers__0__q": q, "layers__0__k": k, "layers__0__v": k}
+    for values, words in (([0, 9, 6], "entry 2 is 6, must be above the one before it, 9"),
+                          ([0, -2, 6], "entry 1 is -2"), ([1, 6], "starts at 1"),
+                          ([0.0, 6.0], "must be a list of at least 2 integers")):
+        refuse([f"a.npz: cu_seqlens: {words}"], "--state", "none", cu_seqlens=np.array(values),
+               **arrays)
+    refuse(["sequences of [9, -3] tokens, must each have at least 1"], "--state", "none",
+           "--lengths=9,-3", **arrays)
+    refuse(["a.npz: tokens: token ids must be a list of integers"], "--state", "none",
+           tokens=np.full(6, np.nan), **arrays)
 
 
 def test_export_refuses_to_overwrite(tmp_path, refuse):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from msacapture import ActivationsWriter, CaptureError, Layer, capture
+from msacapture.__main__ import main
 from msacapture.layer import bfloat16
 from msacapture.reader import ActivationsReader
 
@@ -34,6 +35,11 @@ def random_layer(tokens: int, seed=0, dtype=np.float16, query_heads=4, kv_heads=
         layer.index_q, layer.index_k = values(kv_heads, index_dim), values(index_dim)
         layer.weights = {"w_index_k": values(model_dim)[:index_dim]}
     return layer
+
+
+SCALED_ROPE = {"rope_scaling": '{"rope_type": "yarn"}', "rope_attention_factor": 1.25,
+               "rope_inv_freq": np.array([1, 0.5, 0.25, 0], np.float32)}  # with rotary_dim 8
+OWN_SELECTION = {"own_attention": "sparse", "own_block_size": 32, "own_top_k": 4}
 
 
 class Fake:
@@ -65,7 +71,8 @@ def assert_same(got: Layer, expected: Layer):
 def test_what_is_recorded_is_what_is_read(tmp_path, dtype):
     def make(tokens, number):
         return replace(random_layer(tokens, number, dtype, index_dim=16), sliding_window=64,
-                       rotary_dim=8, rope_theta=1e4, sinks=np.arange(4, dtype=np.float32))
+                       rotary_dim=8, rope_theta=1e4, sinks=np.arange(4, dtype=np.float32),
+                       **SCALED_ROPE, **OWN_SELECTION)
 
     capture(Fake(make), [np.arange(1500), [5, 6, 7]], tmp_path / "a.h5", [3, 1], max_tokens=1300)
     with ActivationsReader(tmp_path / "a.h5") as file:
@@ -142,6 +149,21 @@ def with_value(name, value, dtype=np.float16):
     (with_value("q", np.nan), ("q holds 4 values", "token 7, head 0, channel 3 is nan")),
     (with_value("v", np.inf, bfloat16), ("v holds 2 values", "head 0, channel 3 is inf")),
     (with_value("index_k", np.inf), ("index_k holds 1 values", "token 7, channel 3 is inf")),
+    *((lambda n, _, name=name, value=value: replace(random_layer(n), **{name: value}), (words,))
+      for name, value, words in [
+        ("sinks", np.ones(3, np.float32), "sinks has shape (3,), must have 4 values"),
+        ("sinks", np.array([0, 1, np.nan, 2]), "sinks[2] is nan, must be finite"),
+        ("sliding_window", -4, "sliding_window is -4, must be at least 1"),
+        ("attention_chunk", 0, "attention_chunk is 0, must be at least 1"),
+        ("softcap", 0.0, "softcap is 0.0, must be finite and positive"),
+        ("rope_theta", np.nan, "rope_theta is nan, must be finite and positive"),
+        ("rotary_dim", 7, "rotary_dim is 7, must be even, from 0 to 16"),
+        ("rotary_dim", 18, "rotary_dim is 18, must be even, from 0 to 16"),
+        ("rope_inv_freq", np.ones(3), "rope_inv_freq has shape (3,), must have 0 values"),
+        ("rope_attention_factor", np.inf, "rope_attention_factor is inf, must be finite"),
+        ("own_attention", "dense", "own_attention is dense, must be sparse"),
+        ("own_block_size", 0, "own_block_size is 0, must be at least 1"),
+        ("own_top_k", -1, "own_top_k is -1, must be at least 1")]),
     (lambda n, _: random_layer(n - 1), ("7 tokens recorded, the sequence has 8",)),
 ])
 def test_refuses_what_the_format_cannot_hold(tmp_path, make, words):
@@ -168,6 +190,8 @@ class Twice(Fake):
     (Fake(), {"max_tokens": 0}, "0 tokens of each sequence"),
     (Fake(), {"sequences": [[1], []]}, "sequence 1: token ids"),
     (Fake(), {"sequences": [[0.5]]}, "sequence 0: token ids"),
+    (Fake(), {"sequences": [[4, 2 ** 31]]}, "sequence 0: token ids from 4 to 2147483648"),
+    (Fake(), {"sequences": [[-1]]}, "sequence 0: token ids from -1 to -1, must be from 0"),
     (Silent(), {}, "nothing came of layer 3"),
     (Twice(), {}, "layer 0, sequence 0: recorded twice"),
 ])
@@ -239,3 +263,11 @@ def test_writer_refuses_other_attributes_for_later_tokens(tmp_path):
         writer.write(0, 0, random_layer(8))
         with pytest.raises(CaptureError, match="softmax_scale is 0.5, of earlier tokens 0.25"):
             writer.write(0, 8, replace(random_layer(8), softmax_scale=0.5))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "float64", ""])
+def test_command_line_names_the_types_there_are(tmp_path, capsys, dtype):
+    with pytest.raises(SystemExit) as end:
+        main(["capture", "model", "--dtype", dtype, "--out", str(tmp_path / "a.h5")])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and f"invalid choice: '{dtype}'" in error and "bfloat16" in error

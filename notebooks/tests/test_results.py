@@ -2,9 +2,10 @@
 import shutil
 
 import h5py
+import numpy as np
 import pytest
 
-from msaplots import Results, ResultsError
+from msaplots import Results, ResultsError, report
 from msaplots.__main__ import main
 
 
@@ -49,6 +50,76 @@ def test_names_the_missing_object(results):
         results.ids("quest", 3)
     with pytest.raises(ResultsError, match="/layers/5 is missing"):
         results.sizes(5)
+
+
+def damaged(results_path, tmp_path, damage):
+    path = tmp_path / "damaged.h5"
+    shutil.copy(results_path, path)
+    with h5py.File(path, "a") as file:
+        damage(file)
+    return path
+
+
+def replaced(name, values):
+    def damage(file):
+        del file[name]
+        file[name] = values
+    return damage
+
+
+IDS, HALF = np.zeros((384, 4, 4), np.int32), np.full((384, 4, 4), 0.5)
+
+
+@pytest.mark.parametrize("damage, words", [
+    (replaced("select/window/3/ids", IDS[1:]), "/select/window/3/ids has shape (383, 4, 4), must"),
+    (replaced("select/window/3/ids", HALF), "/select/window/3/ids is float64, must hold integers"),
+    (replaced("select/window/3/ids", IDS + 24),
+     "/select/window/3/ids holds 24 to 24, must be -1 or from 0 to 23"),
+    (replaced("queries/3/position", np.full(384, -1)), "/queries/3/position holds -1 to -1"),
+    (replaced("queries/3/position", np.arange(9)), "/queries/3/position has 9 values, token has"),
+    (replaced("metrics/dense/3/entropy", np.ones(3)), "/metrics/dense/3/entropy has shape (3,)"),
+    (replaced("curves/oracle/3/k", np.zeros(6, int)), "/curves/oracle/3/k must hold positive"),
+    (lambda file: (file.__delitem__("select/window/3/ids"),
+                   file.create_group("select/window/3/ids")),
+     "/select/window/3/ids must be a dataset"),
+    (lambda file: file["layers/3"].attrs.__setitem__("block_size", 0),
+     "/layers/3 attribute block_size is 0, must be positive"),
+    (lambda file: file["layers/3"].attrs.__setitem__("kv_heads", 2.5),
+     "/layers/3 attribute kv_heads is 2.5, must be an integer"),
+    (lambda file: file["layers/3"].attrs.__setitem__("tokens", "many"),
+     "/layers/3 attribute tokens is 'many', must be an integer"),
+    (lambda file: file["popularity/oracle/3"].attrs.__delitem__("gini"),
+     "/popularity/oracle/3/queries_per_block lacks attribute gini"),
+    (lambda file: file["run"].attrs.__setitem__("argv", '{"a": 1}'),
+     "/run attribute argv must be a JSON list of texts"),
+    (lambda file: file.create_group("layers/first"), "/layers/first is no layer number")])
+def test_command_names_what_is_damaged(results_path, tmp_path, capsys, monkeypatch, damage, words):
+    monkeypatch.setattr(report, "_save", lambda *_: None)  # drawing is enough, and faster
+    path, out = damaged(results_path, tmp_path, damage), tmp_path / "out"
+    assert main([str(path), "--out", str(out), "--layers", "3"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path}: ") and words in error
+    assert not out.exists()
+
+
+def test_an_earlier_report_stays_when_a_later_one_fails(results_path, tmp_path):
+    path = damaged(results_path, tmp_path, lambda file: file.__delitem__("metrics/dense/3/entropy"))
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "report.html").write_text("earlier")
+    assert main([str(path), "--out", str(out), "--layers", "3"]) == 2
+    assert [entry.name for entry in out.iterdir()] == ["report.html"]
+    assert (out / "report.html").read_text() == "earlier"
+
+
+def test_sizes_that_a_file_cannot_hold_are_refused(results_path, tmp_path):
+    def damage(file):
+        del file["curves/oracle/3/k"]
+        file.create_dataset("curves/oracle/3/k", (10 ** 10,), "i8", chunks=(1024,))
+
+    with Results(damaged(results_path, tmp_path, damage)) as results, pytest.raises(
+            ResultsError, match="/curves/oracle/3/k has shape .* more values than a file of its"):
+        results.curve("oracle", 3)
 
 
 def test_says_what_there_is(results):
