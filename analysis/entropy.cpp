@@ -17,7 +17,7 @@ void Entropy::add(const Problem& p, View<const float, 3> q, View<const float, 3>
             for (int64_t d = 0; d < p.head_dim; ++d)
                 dot += double{q(i, h, d)} * double{mean_key(i, h, d)};
             values[static_cast<size_t>(h)] =
-                std::max(0.0, double{lse(i, h)} - p.main_scale() * dot);
+                std::max(0.0, double{lse(i, h)} - p.softmax_scale() * dot);
         }
     });
 }

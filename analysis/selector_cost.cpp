@@ -50,8 +50,8 @@ double pieces_seen(const Problem& p) {
 /// Attention of the last `probe` queries of each sequence's prompt, the keys read once.
 Cost probe(const Problem& p, int64_t probe, int64_t prompt) {
     Cost cost;
-    for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s) {
-        const int64_t length = p.cu_seqlens_k[s + 1] - p.cu_seqlens_k[s];
+    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s) {
+        const int64_t length = p.batch.cu_seqlens_k()[s + 1] - p.batch.cu_seqlens_k()[s];
         const int64_t keys = prompt > 0 ? std::min(prompt, length) : length;
         const Cost once = per_head(p, static_cast<double>(keys));
         cost.flops += static_cast<double>(probe) * once.flops;

@@ -31,7 +31,7 @@ void SinkMass::add(const Problem& p, View<const float, 3> q, View<const float, 3
                 double dot = 0;
                 for (int64_t d = 0; d < p.head_dim; ++d)
                     dot += double{q(i, h, d)} * double{k(seen.first + j, group, d)};
-                const double probability = std::exp(p.main_scale() * dot - double{lse(i, h)});
+                const double probability = std::exp(p.softmax_scale() * dot - double{lse(i, h)});
                 if (j == 0) first = probability;
                 sum += probability;
             }

@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "core/backend.h"
 
-#include <algorithm>
-#include <chrono>
-#include <limits>
-#include <numeric>
-#include <utility>
+#include <array>
+#include <type_traits>
 
-#include "core/cpu/cpu_backend.h"
 #include "core/error.h"
-#include "core/reference/reference_backend.h"
 
 namespace msa {
 namespace {
@@ -100,32 +95,23 @@ private:
     const Problem& p_;
 };
 
-struct Registered {
-    BackendInfo info;
-    BackendFactory factory;
-};
-
-std::vector<Registered>& registry() {
-    static std::vector<Registered> all{{{"reference", {}}, make_reference_backend},
-                                       {{"cpu", {}}, make_cpu_backend}};
-    return all;
-}
-
 }  // namespace
 
-const char* to_string(Operation operation) {
-    switch (operation) {
-        case Operation::dense_attention: return "dense_attention";
-        case Operation::dense_attention_grad: return "dense_attention_grad";
-        case Operation::index_scores: return "index_scores";
-        case Operation::select_blocks: return "select_blocks";
-        case Operation::index_select: return "index_select";
-        case Operation::sparse_attention: return "sparse_attention";
-        case Operation::sparse_attention_grad: return "sparse_attention_grad";
-        case Operation::block_mass: return "block_mass";
-        case Operation::index_kl: return "index_kl";
-    }
-    return "?";
+const char* operation_name(const Request& request) {
+    constexpr std::array kNames{"dense_attention",       "dense_attention_grad", "index_scores",
+                                "select_blocks",         "index_select",         "sparse_attention",
+                                "sparse_attention_grad", "block_mass",           "index_kl"};
+    static_assert(kNames.size() == std::variant_size_v<Request>);
+    return kNames[request.index()];
+}
+
+Element operand_element(const Request& request) {
+    return std::visit(
+        [](const auto& asked) {
+            if constexpr (requires { asked.element; }) return asked.element;
+            return Element::f32;
+        },
+        request);
 }
 
 const char* to_string(LoopOrder order) {
@@ -141,7 +127,7 @@ void Backend::check_support(const Problem& problem, const Request& request) cons
     const Support support = supports(problem, request);
     if (!support.yes)
         throw UnsupportedError(text("backend ", name(), " does not support ",
-                                    to_string(request.operation), ": ", support.why_not));
+                                    operation_name(request), ": ", support.why_not));
 }
 
 void Backend::dense_attention(const Problem& p, const AttentionInput& in,
@@ -149,7 +135,7 @@ void Backend::dense_attention(const Problem& p, const AttentionInput& in,
     const Checker check(*this, p);
     check.input(in);
     check.output(to, in.q.element());
-    check_support(p, {.operation = Operation::dense_attention, .element = in.q.element()});
+    check_support(p, DenseAttentionRequest{.element = in.q.element()});
     do_dense_attention(p, in, to);
 }
 
@@ -158,7 +144,7 @@ void Backend::dense_attention_grad(const Problem& p, const AttentionInput& in,
     const Checker check(*this, p);
     check.input(in);
     check.gradient(saved, to);
-    check_support(p, {.operation = Operation::dense_attention_grad, .element = in.q.element()});
+    check_support(p, DenseAttentionGradRequest{.element = in.q.element()});
     do_dense_attention_grad(p, in, saved, to);
 }
 
@@ -166,7 +152,7 @@ void Backend::index_scores(const Problem& p, const IndexInput& in, View<float, 3
     const Checker check(*this, p);
     check.index(in);
     check.per_block("scores", scores);
-    check_support(p, {.operation = Operation::index_scores, .element = in.index_q.element()});
+    check_support(p, IndexScoresRequest{.element = in.index_q.element()});
     do_index_scores(p, in, scores);
 }
 
@@ -176,7 +162,7 @@ void Backend::select_blocks(const Problem& p, const SelectionRule& rule,
     rule.validate();
     check.per_block("scores", scores);
     check.ids(ids, rule.top_k);
-    check_support(p, {.operation = Operation::select_blocks, .top_k = rule.top_k});
+    check_support(p, SelectBlocksRequest{.top_k = rule.top_k});
     do_select_blocks(p, rule, scores, ids);
 }
 
@@ -186,9 +172,7 @@ void Backend::index_select(const Problem& p, const SelectionRule& rule, const In
     rule.validate();
     check.index(in);
     check.ids(ids, rule.top_k);
-    check_support(p, {.operation = Operation::index_select,
-                      .element = in.index_q.element(),
-                      .top_k = rule.top_k});
+    check_support(p, IndexSelectRequest{.element = in.index_q.element(), .top_k = rule.top_k});
     do_index_select(p, rule, in, ids);
 }
 
@@ -199,10 +183,8 @@ void Backend::sparse_attention(const Problem& p, const AttentionInput& in,
     check.input(in);
     check.given_ids(ids);
     check.output(to, in.q.element());
-    check_support(p, {.operation = Operation::sparse_attention,
-                      .element = in.q.element(),
-                      .top_k = ids.extent(2),
-                      .order = order});
+    check_support(p, SparseAttentionRequest{
+                         .element = in.q.element(), .top_k = ids.extent(2), .order = order});
     do_sparse_attention(p, in, ids, to, order);
 }
 
@@ -213,9 +195,7 @@ void Backend::sparse_attention_grad(const Problem& p, const AttentionInput& in,
     check.input(in);
     check.given_ids(ids);
     check.gradient(saved, to);
-    check_support(p, {.operation = Operation::sparse_attention_grad,
-                      .element = in.q.element(),
-                      .top_k = ids.extent(2)});
+    check_support(p, SparseAttentionGradRequest{.element = in.q.element(), .top_k = ids.extent(2)});
     do_sparse_attention_grad(p, in, ids, saved, to);
 }
 
@@ -226,19 +206,19 @@ void Backend::block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutp
     check.same_element("k", k.element(), q.element());
     check.per_block("mass", to.mass);
     if (to.max_logit) check.per_block("max_logit", to.max_logit);
-    check_support(p, {.operation = Operation::block_mass, .element = q.element()});
+    check_support(p, BlockMassRequest{.element = q.element()});
     do_block_mass(p, q, k, to);
 }
 
-void Backend::index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
-                       View<const int32_t, 3> ids, const IndexKlOutput& to, Teacher teacher) {
+void Backend::index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) {
     const Checker check(*this, p);
-    check.index(in);
-    check.q(q);
-    check.k(k);
-    check.same_element("q", q.element(), in.index_q.element());
-    check.same_element("k", k.element(), in.index_q.element());
-    if (ids) check.given_ids(ids);
+    check.index(in.index);
+    check.q(in.q);
+    check.k(in.k);
+    const Element element = in.index.index_q.element();
+    check.same_element("q", in.q.element(), element);
+    check.same_element("k", in.k.element(), element);
+    if (in.ids) check.given_ids(in.ids);
     check.operand("kl", to.kl, "[Nq, Hkv]", Shape<2>{p.queries(), p.kv_heads});
     require(static_cast<bool>(to.d_index_q) == static_cast<bool>(to.d_index_k),
             "only one of d_index_q and d_index_k is present, must be both or none");
@@ -246,11 +226,10 @@ void Backend::index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
         check.operand("d_index_q", to.d_index_q, "[Nq, Hkv, didx]", check.index_q_shape());
         check.operand("d_index_k", to.d_index_k, "[Nk, didx]", check.index_k_shape());
     }
-    check_support(p, {.operation = Operation::index_kl,
-                      .element = in.index_q.element(),
-                      .top_k = ids ? ids.extent(2) : 0,
-                      .teacher = teacher});
-    do_index_kl(p, in, q, k, ids, to, teacher);
+    check_support(
+        p, IndexKlRequest{
+               .element = element, .top_k = in.ids ? in.ids.extent(2) : 0, .teacher = in.teacher});
+    do_index_kl(p, in, to);
 }
 
 void Backend::do_dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
@@ -262,44 +241,6 @@ void Backend::do_sparse_attention_grad(const Problem&, const AttentionInput&,
                                        View<const int32_t, 3>, const AttentionSaved&,
                                        const AttentionGradient&) {
     MSA_CHECK(false && "supports() promised what is not there");
-}
-
-void register_backend(BackendInfo info, BackendFactory factory) {
-    std::vector<Registered>& all = registry();
-    std::erase_if(all, [&](const Registered& known) { return known.info.name == info.name; });
-    all.push_back({std::move(info), std::move(factory)});
-}
-
-std::vector<BackendInfo> list_backends() {
-    std::vector<BackendInfo> infos;
-    for (const Registered& known : registry()) infos.push_back(known.info);
-    return infos;
-}
-
-std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options) {
-    std::string names;
-    for (const Registered& known : registry()) {
-        if (known.info.name == name) {
-            if (!known.info.usable.yes)
-                throw UnsupportedError(
-                    text("backend ", name, " cannot start here: ", known.info.usable.why_not));
-            return known.factory(options);
-        }
-        names += (names.empty() ? "" : ", ") + known.info.name;
-    }
-    throw InputError(text("no backend is called '", name, "'; there are: ", names));
-}
-
-double Backend::cold_seconds(const std::function<void()>& work) {
-    using Clock = std::chrono::steady_clock;
-    static const std::vector<int64_t> filler(size_t{1} << 23, 1);  // 64 MB, more than caches hold
-    volatile int64_t sum = std::accumulate(filler.begin(), filler.end(), int64_t{0});
-    static_cast<void>(sum);
-    finish();
-    const Clock::time_point begin = Clock::now();
-    work();
-    finish();
-    return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 }  // namespace msa

@@ -16,26 +16,14 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <utility>
+#include <variant>
 
 #include "core/problem.h"
 #include "core/selection.h"
 #include "core/tensor.h"
 
 namespace msa {
-
-enum class Operation : uint8_t {
-    dense_attention,
-    dense_attention_grad,
-    index_scores,
-    select_blocks,
-    index_select,
-    sparse_attention,
-    sparse_attention_grad,
-    block_mass,
-    index_kl,
-};
-const char* to_string(Operation);
 
 /// Loop order of sparse_attention. q_outer: each query walks its blocks. kv_outer: each block
 /// gathers its queries; partial outputs go to slots and are combined in a second phase
@@ -47,14 +35,51 @@ const char* to_string(LoopOrder);
 /// (eq:msa-pp), or per key their maximum, over its sum on the support.
 enum class Teacher : uint8_t { mean, max };
 
-/// What is asked of supports().
-struct Request {
-    Operation operation;
-    Element element = Element::f32;          // of q, k, v or index_q, index_k
-    int64_t top_k = 0;                       // where ids are given or made
-    LoopOrder order = LoopOrder::automatic;  // sparse_attention
-    Teacher teacher = Teacher::mean;         // index_kl
+// What supports() is asked, one struct per operation. `element` is that of the operands q, k, v or
+// index_q, index_k; top_k the number of ids per row.
+
+struct DenseAttentionRequest {
+    Element element = Element::f32;
 };
+struct DenseAttentionGradRequest {
+    Element element = Element::f32;
+};
+struct IndexScoresRequest {
+    Element element = Element::f32;
+};
+struct SelectBlocksRequest {
+    int64_t top_k = 0;
+};
+struct IndexSelectRequest {
+    Element element = Element::f32;
+    int64_t top_k = 0;
+};
+struct SparseAttentionRequest {
+    Element element = Element::f32;
+    int64_t top_k = 0;
+    LoopOrder order = LoopOrder::automatic;
+};
+struct SparseAttentionGradRequest {
+    Element element = Element::f32;
+    int64_t top_k = 0;
+};
+struct BlockMassRequest {
+    Element element = Element::f32;
+};
+struct IndexKlRequest {
+    Element element = Element::f32;
+    int64_t top_k = 0;  // 0: the full causal support
+    Teacher teacher = Teacher::mean;
+};
+
+using Request = std::variant<DenseAttentionRequest, DenseAttentionGradRequest, IndexScoresRequest,
+                             SelectBlocksRequest, IndexSelectRequest, SparseAttentionRequest,
+                             SparseAttentionGradRequest, BlockMassRequest, IndexKlRequest>;
+
+/// "sparse_attention"
+const char* operation_name(const Request&);
+/// Of its operands; f32 for select_blocks, whose scores always are.
+Element operand_element(const Request&);
 
 /// An answer with its reason.
 struct Support {
@@ -95,6 +120,14 @@ struct BlockMassOutput {
     View<float, 3> max_logit;  // [Nq, Hkv, B], may be absent; without a visible token: -inf
 };
 
+/// What index_kl compares.
+struct IndexKlInput {
+    IndexInput index;            // the Index Branch
+    In<3> q, k;                  // the teacher's, as in AttentionInput
+    View<const int32_t, 3> ids;  // [Nq, Hkv, k] the selected support; absent: full (warm-up)
+    Teacher teacher = Teacher::mean;
+};
+
 struct IndexKlOutput {
     View<double, 2> kl;        // [Nq, Hkv]; a row without a visible key in its support: 0
     View<float, 3> d_index_q;  // [Nq, Hkv, didx], of the mean of kl; both absent or both present
@@ -120,9 +153,6 @@ public:
                       int64_t bytes) = 0;
     /// Waits until all calls so far are done.
     virtual void finish() = 0;
-    /// Seconds that `work`, calls of this backend, takes on its device, which finds its caches full
-    /// of other data with nothing to be written back. This one: wall clock, of all work.
-    virtual double cold_seconds(const std::function<void()>& work);
     /// What answered the last call, for backends that choose; recorded beside timings.
     virtual std::string answered_by() const { return std::string(name()); }
     /// Runs `calls`, operations of this backend on one problem, and returns what runs them again on
@@ -165,7 +195,7 @@ public:
                               const AttentionGradient&);
 
     /// scores [Nq, Hkv, B]: max over the visible tokens of the block of
-    /// score_scale * index_q . index_k (eq:msa-index-score); no visible token: -inf. A NaN product
+    /// index_scale * index_q . index_k (eq:msa-index-score); no visible token: -inf. A NaN product
     /// makes the block's score NaN.
     void index_scores(const Problem&, const IndexInput&, View<float, 3> scores);
 
@@ -189,8 +219,8 @@ public:
                                const AttentionSaved&, const AttentionGradient&);
 
     /// mass [Nq, Hkv, B]: probability of dense attention summed over the block's visible tokens,
-    /// mean over the G heads of the group (P_b). max_logit: maximum of main_scale * q . k over the
-    /// block's visible tokens and the group's heads. To stream, cut the queries:
+    /// mean over the G heads of the group (P_b). max_logit: maximum of softmax_scale * q . k over
+    /// the block's visible tokens and the group's heads. To stream, cut the queries:
     /// Problem::with_queries.
     void block_mass(const Problem&, In<3> q, In<3> k, const BlockMassOutput&);
 
@@ -198,8 +228,7 @@ public:
     /// gradient of the mean over all Nq * Hkv rows. Support: the visible tokens of the blocks
     /// ids [Nq, Hkv, k], or all visible tokens when ids is absent (warm-up). The teacher gets
     /// no gradient.
-    void index_kl(const Problem&, const IndexInput&, In<3> q, In<3> k, View<const int32_t, 3> ids,
-                  const IndexKlOutput&, Teacher teacher = Teacher::mean);
+    void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 protected:
     virtual void do_dense_attention(const Problem&, const AttentionInput&,
@@ -213,8 +242,7 @@ protected:
                                      View<const int32_t, 3> ids, const AttentionOutput&,
                                      LoopOrder) = 0;
     virtual void do_block_mass(const Problem&, In<3> q, In<3> k, const BlockMassOutput&) = 0;
-    virtual void do_index_kl(const Problem&, const IndexInput&, In<3> q, In<3> k,
-                             View<const int32_t, 3> ids, const IndexKlOutput&, Teacher) = 0;
+    virtual void do_index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&) = 0;
     // A backend overrides these once its supports() says yes.
     virtual void do_dense_attention_grad(const Problem&, const AttentionInput&,
                                          const AttentionSaved&, const AttentionGradient&);
@@ -225,24 +253,5 @@ protected:
 private:
     void check_support(const Problem&, const Request&) const;
 };
-
-struct BackendOptions {
-    int threads = 0;  // cpu: OpenMP threads, 0 for all cores
-    int device = 0;   // cuda: device ordinal
-};
-
-using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendOptions&)>;
-
-/// One that make_backend knows; `usable` tells whether this machine can start it.
-struct BackendInfo {
-    std::string name;
-    Support usable;
-};
-
-/// "reference" and "cpu" are known from the start; a further one announces itself, explicitly.
-void register_backend(BackendInfo info, BackendFactory factory);
-std::vector<BackendInfo> list_backends();
-/// Throws InputError naming the known backends, UnsupportedError if this one cannot start here.
-std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& = {});
 
 }  // namespace msa

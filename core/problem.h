@@ -16,54 +16,33 @@
 #include <span>
 #include <vector>
 
+#include "core/packed_batch.h"
+
 namespace msa {
 
 inline constexpr int64_t kMinHeadDim = 16, kMaxHeadDim = 256;     // dh and didx
 inline constexpr int64_t kMinBlockSize = 8, kMaxBlockSize = 256;  // Bk
 
-/// The tokens [first, first + count) of the packed key axis.
-struct KeyRange {
-    int64_t first = 0;
-    int64_t count = 0;
-    bool operator==(const KeyRange&) const = default;
-};
-
-/// The rows [begin, end) of the packed query axis.
-struct QueryRange {
-    int64_t begin = 0;
-    int64_t end = 0;
-    bool operator==(const QueryRange&) const = default;
-};
-
 struct Problem {
-    /// [S+1] each: sequence s owns queries [cu_seqlens_q[s], cu_seqlens_q[s+1]) and keys
-    /// [cu_seqlens_k[s], cu_seqlens_k[s+1]). Not decreasing, from 0; an empty sequence is valid.
-    std::vector<int64_t> cu_seqlens_q{0}, cu_seqlens_k{0};
-
-    /// [Nq], or empty for the usual rule. Position of each query in its sequence, not decreasing
-    /// within one: lets a subset of the queries stand for all. The rule: the last query sits on
-    /// the last key (query i of a sequence at Nk - Nq + i), which covers prefill, chunked prefill
-    /// on a prefix, and decode. A query sees the keys 0..position of its sequence; a negative
-    /// position (possible by the rule when Nq > Nk) sees none.
-    std::vector<int64_t> query_positions;
-
+    PackedBatch batch;         // sequences and query positions
     int64_t query_heads = 0;   // Hq
     int64_t kv_heads = 0;      // Hkv
     int64_t head_dim = 0;      // dh
     int64_t index_dim = 0;     // didx; 0 where there is no Index Branch
     int64_t block_size = 128;  // Bk
 
-    /// Factors on the raw dot products; by default 1/sqrt(dh) and 1/sqrt(didx).
-    std::optional<double> softmax_scale, index_scale;
+    /// Factors on the raw dot products q . k and index_q . index_k; absent: 1/sqrt(dh) and
+    /// 1/sqrt(didx).
+    std::optional<double> own_softmax_scale, own_index_scale;
 
-    int64_t sequences() const { return static_cast<int64_t>(cu_seqlens_q.size()) - 1; }
-    int64_t queries() const { return cu_seqlens_q.back(); }        // Nq
-    int64_t keys() const { return cu_seqlens_k.back(); }           // Nk
+    int64_t sequences() const { return batch.sequences(); }
+    int64_t queries() const { return batch.queries(); }            // Nq
+    int64_t keys() const { return batch.keys(); }                  // Nk
     int64_t group_size() const { return query_heads / kv_heads; }  // G
     /// B: ceil(Nk / Bk) of the longest sequence.
     int64_t blocks() const;
-    double main_scale() const;
-    double score_scale() const;
+    double softmax_scale() const;
+    double index_scale() const;
 
     /// Throws InputError naming the value and the rule it breaks.
     void validate() const;
@@ -79,9 +58,12 @@ struct Problem {
 Problem square_problem(int64_t tokens, int64_t query_heads, int64_t kv_heads, int64_t head_dim,
                        int64_t index_dim, int64_t block_size);
 
-/// [Nq]: the keys that each query sees, the only thing most kernels need to know of the layout.
-/// The query's position is count - 1, its local block (count - 1) / Bk. Expects a valid problem.
-std::vector<KeyRange> visible_keys(const Problem&);
+/// PackedBatch::visible_keys: the only thing most kernels need to know of the layout. The query's
+/// local block is (count - 1) / Bk.
+inline const std::vector<KeyRange>& visible_keys(const Problem& p) {
+    return p.batch.visible_keys();
+}
+const std::vector<KeyRange>& visible_keys(const Problem&&) = delete;  // would not outlive the call
 
 /// Cuts the query axis into tiles of at most `rows` rows that never cross a sequence.
 std::vector<QueryRange> query_tiles(const Problem&, int64_t rows);

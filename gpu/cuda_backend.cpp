@@ -84,16 +84,17 @@ public:
     Space space() const override { return Space::device; }
 
     Support supports(const Problem&, const Request& request) const override {
-        if (request.operation == Operation::dense_attention_grad ||
-            request.operation == Operation::sparse_attention_grad)
+        if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
+            std::holds_alternative<SparseAttentionGradRequest>(request))
             return Support::no("the gradient is not written yet");
-        const bool scores = request.operation == Operation::index_scores ||
-                            request.operation == Operation::index_select;
-        if (request.element == Element::f32 || request.element == Element::bf16 ||
-            (scores && request.element == Element::e4m3))
+        const bool scores = std::holds_alternative<IndexScoresRequest>(request) ||
+                            std::holds_alternative<IndexSelectRequest>(request);
+        const Element element = operand_element(request);
+        if (element == Element::f32 || element == Element::bf16 ||
+            (scores && element == Element::e4m3))
             return {};
         return Support::no(text("it takes f32", scores ? ", bf16 and e4m3" : " and bf16", ", not ",
-                                to_string(request.element)));
+                                to_string(element)));
     }
 
     std::shared_ptr<void> allocate(int64_t bytes) override {
@@ -112,9 +113,9 @@ public:
         finish();
     }
     void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
-    /// By events. What the host does for the first calls is hidden behind the reading of zeros,
-    /// some 80 us.
-    double cold_seconds(const std::function<void()>& work) override {
+    /// See cuda_cold_seconds. What the host does for the first calls is hidden behind the reading
+    /// of zeros, some 80 us.
+    double cold_seconds(const std::function<void()>& work) {
         constexpr int64_t kZeros = int64_t{1} << 28;
         use_device();
         if (!zeros_) zeros_ = allocate(kZeros);
@@ -208,10 +209,8 @@ protected:
         block_mass_any(here, q, k, to);
         answered("block_mass_any");
     }
-    void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
-                     View<const int32_t, 3> ids, const IndexKlOutput& to,
-                     Teacher teacher) override {
-        index_kl_any(call(p), in, q, k, ids, to, teacher);
+    void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
+        index_kl_any(call(p), in.index, in.q, in.k, in.ids, to, in.teacher);
         answered("index_kl_any");
     }
 
@@ -242,6 +241,12 @@ private:
 
 }  // namespace
 }  // namespace cuda
+
+std::optional<double> cuda_cold_seconds(Backend& backend, const std::function<void()>& work) {
+    auto* const cuda_backend = dynamic_cast<cuda::CudaBackend*>(&backend);
+    if (cuda_backend == nullptr) return std::nullopt;
+    return cuda_backend->cold_seconds(work);
+}
 
 void register_cuda_backend() {
     register_backend({"cuda", cuda::usable()}, [](const BackendOptions& options) {

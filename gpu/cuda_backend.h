@@ -4,14 +4,19 @@
 // of the whole tensor goes into index_scale), sums in float, outputs float or like the operands.
 #pragma once
 
-#include <memory>
+#include <functional>
+#include <optional>
 
-#include "core/backend.h"
+#include "core/registry.h"
 
 namespace msa {
 
 /// Announces "cuda" to make_backend and list_backends, usable or with the reason why not: no CUDA
 /// in this build, no driver or too old a one, no device, too old a device. Repeating is harmless.
 void register_cuda_backend();
+
+/// Seconds that `work`, calls of a cuda backend, takes on the device's own clock, whose caches are
+/// full of other data with nothing to be written back. Nothing for another backend.
+std::optional<double> cuda_cold_seconds(Backend&, const std::function<void()>& work);
 
 }  // namespace msa

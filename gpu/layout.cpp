@@ -12,11 +12,12 @@ std::vector<QueryTile> make_tiles(const Problem& p, const std::vector<KeyRange>&
     std::vector<QueryTile> tiles;
     size_t sequence = 0;
     for (const QueryRange& range : query_tiles(p, rows)) {
-        while (p.cu_seqlens_q[sequence + 1] <= range.begin) ++sequence;
+        while (p.batch.cu_seqlens_q()[sequence + 1] <= range.begin) ++sequence;
         const int64_t most_visible = visible[static_cast<size_t>(range.end - 1)].count;
-        tiles.push_back(
-            {range.begin, p.cu_seqlens_k[sequence], static_cast<int32_t>(range.end - range.begin),
-             static_cast<int32_t>(most_visible), static_cast<int32_t>(first_block[sequence])});
+        tiles.push_back({range.begin, p.batch.cu_seqlens_k()[sequence],
+                         static_cast<int32_t>(range.end - range.begin),
+                         static_cast<int32_t>(most_visible),
+                         static_cast<int32_t>(first_block[sequence])});
     }
     return tiles;
 }
@@ -37,8 +38,7 @@ Layout::Layout(const Problem& problem, std::shared_ptr<Stream> stream)
 
 bool Layout::fits(const Problem& p) const {
     // The blocks of all sequences are numbered through in the tiles.
-    return p.block_size == problem_.block_size && p.cu_seqlens_q == problem_.cu_seqlens_q &&
-           p.cu_seqlens_k == problem_.cu_seqlens_k && p.query_positions == problem_.query_positions;
+    return p.block_size == problem_.block_size && p.batch == problem_.batch;
 }
 
 const Tiles& Layout::tiles(int64_t rows, TileOrder order) const {

@@ -9,4 +9,6 @@ void register_cuda_backend() {
                      [](const BackendOptions&) { return std::unique_ptr<Backend>(); });
 }
 
+std::optional<double> cuda_cold_seconds(Backend&, const std::function<void()>&) { return {}; }
+
 }  // namespace msa

@@ -23,8 +23,8 @@ int narrow(int64_t x) { return static_cast<int>(x); }
 
 int64_t most_queries_of_a_sequence(const Problem& p) {
     int64_t most = 0;
-    for (size_t s = 0; s + 1 < p.cu_seqlens_q.size(); ++s)
-        most = std::max(most, p.cu_seqlens_q[s + 1] - p.cu_seqlens_q[s]);
+    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_q().size(); ++s)
+        most = std::max(most, p.batch.cu_seqlens_q()[s + 1] - p.batch.cu_seqlens_q()[s]);
     return most;
 }
 
@@ -64,7 +64,7 @@ bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
     if (!is_tuned_operand(in.index_q, element == Element::e4m3 ? element : Element::bf16) ||
         !is_aligned(in.index_k.data()) || !is_tuned_width(p.index_dim) ||
         !is_tuned_width(p.block_size) || rule.top_k > kMostSelected || p.kv_heads > kIndexFewRows ||
-        p.score_scale() <= 0)
+        p.index_scale() <= 0)
         return false;
     if (ids.size() == 0 || p.keys() == 0) return ids.size() == 0;
 
@@ -93,7 +93,7 @@ bool index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
         p.queries(),
         narrow(p.kv_heads),
         narrow(p.block_size),
-        static_cast<float>(p.score_scale()),
+        static_cast<float>(p.index_scale()),
         DeviceRule(rule),
         narrow(splits),
         reinterpret_cast<uint64_t*>(const_cast<int64_t*>(partial.data())),
@@ -106,7 +106,7 @@ bool block_mass_sm90(const Call& call, In<3> q, In<3> k, const BlockMassOutput& 
     const Problem& p = call.problem;
     if (!is_tuned_operand(q) || !is_tuned_operand(k) || !is_tuned_width(p.head_dim) ||
         !is_tuned_width(p.block_size) || p.group_size() > kIndexTileRows || to.max_logit ||
-        p.main_scale() <= 0)
+        p.softmax_scale() <= 0)
         return false;
     if (to.mass.size() == 0) return true;
 
@@ -145,7 +145,7 @@ bool block_mass_sm90(const Call& call, In<3> q, In<3> k, const BlockMassOutput& 
                                  narrow(p.kv_heads),
                                  narrow(p.blocks()),
                                  narrow(p.block_size),
-                                 static_cast<float>(p.main_scale()),
+                                 static_cast<float>(p.softmax_scale()),
                                  const_cast<float*>(block_lse.data()),
                                  to.mass[first].data()};
         check(launch_block_mass_sm90(args, call.stream()), "block_mass_sm90");
@@ -214,7 +214,7 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     if (!is_tuned_operand(in.q) || !is_tuned_operand(in.k) || !is_tuned_operand(in.v) ||
         to.out.element() != Element::bf16 || !is_aligned(to.out.data()) ||
         !is_tuned_width(p.head_dim) || !is_tuned_width(p.block_size) || top_k > kMostSelected ||
-        p.main_scale() <= 0)
+        p.softmax_scale() <= 0)
         return false;
     if (ids.size() == 0 || p.keys() == 0) return ids.size() == 0;
 
@@ -232,7 +232,7 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     args.head_dim = narrow(p.head_dim);
     args.block_size = narrow(p.block_size);
     args.top_k = narrow(top_k);
-    args.scale = static_cast<float>(p.main_scale());
+    args.scale = static_cast<float>(p.softmax_scale());
     args.out = to.out.data();
     args.lse = to.lse.data();
     // A query alone in its sequence would leave most rows of a tile empty.

@@ -38,7 +38,7 @@ void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k
                 const BlockMassOutput& to, int threads) {
     const int64_t blocks = p.blocks(), dims = p.head_dim, heads = p.group_size();
     const TileLoop loop{.heads = heads,
-                        .factor = static_cast<float>(p.main_scale() * kLog2E),
+                        .factor = static_cast<float>(p.softmax_scale() * kLog2E),
                         .step = block_step(p.block_size),
                         .max_rows = std::min(kTileRows, kMaxSums / std::max<int64_t>(1, blocks)),
                         .threads = threads};

@@ -34,7 +34,7 @@ void for_each_block_score(const Problem& p, View<const float, 2> index_k, const 
 /// The loop that for_each_block_score expects: all groups share the index keys.
 inline TileLoop score_loop(const Problem& p, int threads) {
     return {.heads = p.kv_heads,
-            .factor = static_cast<float>(p.score_scale()),
+            .factor = static_cast<float>(p.index_scale()),
             .step = block_step(p.block_size),
             .threads = threads};
 }

@@ -44,11 +44,11 @@ public:
     }
 
     Support supports(const Problem&, const Request& request) const override {
-        if (request.operation == Operation::dense_attention_grad ||
-            request.operation == Operation::sparse_attention_grad)
+        if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
+            std::holds_alternative<SparseAttentionGradRequest>(request))
             return Support::no("the gradient is not written yet");
-        if (request.element != Element::f32)
-            return Support::no(text("it takes f32, not ", to_string(request.element)));
+        if (const Element element = operand_element(request); element != Element::f32)
+            return Support::no(text("it takes f32, not ", to_string(element)));
         return {};
     }
 
@@ -81,11 +81,10 @@ protected:
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
         cpu::block_mass(p, q.as<const float>(), k.as<const float>(), to, threads_);
     }
-    void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
-                     View<const int32_t, 3> ids, const IndexKlOutput& to,
-                     Teacher teacher) override {
-        cpu::index_kl(p, in.index_q.as<const float>(), in.index_k.as<const float>(),
-                      q.as<const float>(), k.as<const float>(), ids, to, teacher, threads_);
+    void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
+        cpu::index_kl(p, in.index.index_q.as<const float>(), in.index.index_k.as<const float>(),
+                      in.q.as<const float>(), in.k.as<const float>(), in.ids, to, in.teacher,
+                      threads_);
     }
 
 private:

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "core/backend.h"
+#include "core/registry.h"
 
 namespace msa {
 

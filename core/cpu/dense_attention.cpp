@@ -29,7 +29,7 @@ void dense_attention(const Problem& p, View<const float, 3> q, View<const float,
                      View<const float, 3> v, View<float, 3> out, View<float, 2> lse, int threads) {
     const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
     const TileLoop loop{.heads = heads,
-                        .factor = static_cast<float>(p.main_scale() * kLog2E),
+                        .factor = static_cast<float>(p.softmax_scale() * kLog2E),
                         .step = kStep,
                         .threads = threads};
     Tensor<float, 2> value_panels({threads, panel_floats(kStep, dims)});

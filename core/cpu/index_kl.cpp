@@ -88,7 +88,7 @@ public:
           to_(to),
           teacher_(teacher),
           threads_(threads),
-          gradient_(static_cast<float>(p.score_scale() / rows)) {
+          gradient_(static_cast<float>(p.index_scale() / rows)) {
         if (to.d_index_q)
             d_scores_ = Tensor<float, 3>({p.queries(), p.kv_heads, ids.extent(2) * p.block_size});
     }
@@ -119,9 +119,9 @@ private:
     void rows_of_tile(const SupportTile& tile, Scratch& s) {
         const int64_t heads = p_.group_size();
         pack_queries(in_.q, tile.queries, tile.group * heads, heads,
-                     static_cast<float>(p_.main_scale() * kLog2E), s.main.q.data());
+                     static_cast<float>(p_.softmax_scale() * kLog2E), s.main.q.data());
         pack_queries(in_.index_q, tile.queries, tile.group, 1,
-                     static_cast<float>(p_.score_scale() * kLog2E), s.index.q.data());
+                     static_cast<float>(p_.index_scale() * kLog2E), s.index.q.data());
         std::fill_n(s.main.softmax.data(), s.main.softmax.size(), OnlineSum{});
         std::fill_n(s.index.softmax.data(), s.index.softmax.size(), OnlineSum{});
         std::fill_n(s.d_query.data(), s.d_query.size(), 0.0F);
@@ -229,8 +229,9 @@ private:
                                 all.subspan(begin, std::min<size_t>(kGathered, all.size() - begin)),
                                 r, first, visible, left, right, panels, sums);
                     }
-                    const int64_t token = p_.cu_seqlens_k[s] + first;
-                    const int64_t count = std::min(p_.block_size, p_.cu_seqlens_k[s + 1] - token);
+                    const int64_t token = p_.batch.cu_seqlens_k()[s] + first;
+                    const int64_t count =
+                        std::min(p_.block_size, p_.batch.cu_seqlens_k()[s + 1] - token);
                     for (int64_t j = 0; j < count; ++j)
                         for (int64_t d = 0; d < p_.index_dim; ++d)
                             to_.d_index_k(token + j, d) += gradient_ * sums(j, d);

@@ -40,7 +40,7 @@ void attend_chunk(const Problem& p, const Operands& in, const KvOuterSchedule& s
     const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
     const int64_t first = chunk.block * p.block_size, width = padded(dims);
     const std::span<const SelectedQuery> queries = schedule.of(chunk);
-    const auto factor = static_cast<float>(p.main_scale() * kLog2E);
+    const auto factor = static_cast<float>(p.softmax_scale() * kLog2E);
     const auto seen_by = [&](const SelectedQuery& use) {
         return std::min(p.block_size, visible[static_cast<size_t>(use.query)].count - first);
     };

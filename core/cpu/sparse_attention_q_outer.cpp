@@ -20,7 +20,7 @@ void sparse_attention_q_outer(const Problem& p, View<const float, 3> q, View<con
     const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
     const int64_t tile_queries = std::max<int64_t>(1, kTileRows / heads);
     const int64_t tile_rows = tile_queries * heads, width = padded(dims);
-    const auto factor = static_cast<float>(p.main_scale() * kLog2E);
+    const auto factor = static_cast<float>(p.softmax_scale() * kLog2E);
     Tensor<float, 2> q_rows({threads, tile_rows * dims}), sums({threads, tile_rows * width});
     Tensor<float, 2> key_panels({threads, panel_floats(dims, p.block_size)});
     Tensor<float, 2> value_panels({threads, panel_floats(p.block_size, dims)});

@@ -58,8 +58,8 @@ int64_t LayerInfo::channels(Field field) const {
 Problem layer_problem(const ActivationsInfo& info, const LayerInfo& layer, int64_t block_size) {
     Problem p = square_problem(0, layer.query_heads, layer.kv_heads, layer.head_dim,
                                layer.index_dim, block_size);
-    p.cu_seqlens_q = p.cu_seqlens_k = info.cu_seqlens;
-    p.softmax_scale = layer.softmax_scale;
+    p.batch = PackedBatch(info.cu_seqlens, info.cu_seqlens);
+    p.own_softmax_scale = layer.softmax_scale;
     return p;
 }
 

@@ -19,7 +19,7 @@ void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k
             for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h) {
                 std::vector<double> logits;
                 for (int64_t j = 0; j < seen.count; ++j)
-                    logits.push_back(p.main_scale() * dot(q[i][h], k[seen.first + j][r]));
+                    logits.push_back(p.softmax_scale() * dot(q[i][h], k[seen.first + j][r]));
                 std::vector<double> probability = logits;
                 softmax(probability);
                 for (size_t j = 0; j < logits.size(); ++j) {

@@ -11,7 +11,7 @@ void dense_attention(const Problem& p, View<const float, 3> q, View<const float,
         const std::vector<int64_t> tokens = all_tokens(visible[static_cast<size_t>(i)]);
         for (int64_t h = 0; h < p.query_heads; ++h)
             lse(i, h) = static_cast<float>(
-                attend(p.main_scale(), q[i][h], k, v, h / p.group_size(), tokens, out[i][h]));
+                attend(p.softmax_scale(), q[i][h], k, v, h / p.group_size(), tokens, out[i][h]));
     }
 }
 

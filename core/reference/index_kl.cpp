@@ -18,7 +18,7 @@ std::vector<double> teach(const Problem& p, View<const float, 3> q, View<const f
     std::vector<double> all(tokens.size(), 0.0);
     for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h) {
         std::vector<double> head;
-        for (int64_t j : tokens) head.push_back(p.main_scale() * dot(q[i][h], k[j][r]));
+        for (int64_t j : tokens) head.push_back(p.softmax_scale() * dot(q[i][h], k[j][r]));
         softmax(head);
         for (size_t t = 0; t < tokens.size(); ++t)
             if (teacher == Teacher::mean)
@@ -50,7 +50,7 @@ void index_kl(const Problem& p, View<const float, 3> index_q, View<const float, 
             const std::vector<double> teacher = teach(p, q, k, i, r, tokens, by);
             std::vector<double> logits;
             for (int64_t j : tokens)
-                logits.push_back(p.score_scale() * dot(index_q[i][r], index_k[j]));
+                logits.push_back(p.index_scale() * dot(index_q[i][r], index_k[j]));
             std::vector<double> index = logits;
             const double lse = softmax(index);
 
@@ -62,7 +62,7 @@ void index_kl(const Problem& p, View<const float, 3> index_q, View<const float, 
             if (!to.d_index_q) continue;
             std::vector<double> d_query(static_cast<size_t>(p.index_dim), 0.0);
             for (size_t t = 0; t < tokens.size(); ++t) {
-                const double d_score = p.score_scale() * (index[t] - teacher[t]) / rows;
+                const double d_score = p.index_scale() * (index[t] - teacher[t]) / rows;
                 for (int64_t d = 0; d < p.index_dim; ++d) {
                     d_query[static_cast<size_t>(d)] += d_score * double{index_k(tokens[t], d)};
                     d_index_k[static_cast<size_t>(tokens[t] * p.index_dim + d)] +=

@@ -16,7 +16,7 @@ void index_scores(const Problem& p, View<const float, 3> index_q, View<const flo
                 scores(i, r, b) = -std::numeric_limits<float>::infinity();
             const KeyRange seen = visible[static_cast<size_t>(i)];
             for (int64_t j = 0; j < seen.count; ++j) {
-                const auto s = static_cast<float>(p.score_scale() *
+                const auto s = static_cast<float>(p.index_scale() *
                                                   dot(index_q[i][r], index_k[seen.first + j]));
                 float& block_score = scores(i, r, j / p.block_size);
                 if (s > block_score || std::isnan(s)) block_score = s;

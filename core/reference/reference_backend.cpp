@@ -66,12 +66,13 @@ public:
     std::string device() const override { return "one CPU thread, double precision"; }
 
     Support supports(const Problem&, const Request& request) const override {
-        if (request.operation == Operation::dense_attention_grad ||
-            request.operation == Operation::sparse_attention_grad)
+        if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
+            std::holds_alternative<SparseAttentionGradRequest>(request))
             return Support::no("the gradient is not written yet");
-        if (request.element != Element::f32)
-            return Support::no(text("it takes f32, not ", to_string(request.element)));
-        if (request.order == LoopOrder::kv_outer)
+        if (const Element element = operand_element(request); element != Element::f32)
+            return Support::no(text("it takes f32, not ", to_string(element)));
+        const auto* sparse = std::get_if<SparseAttentionRequest>(&request);
+        if (sparse != nullptr && sparse->order == LoopOrder::kv_outer)
             return Support::no("it has the q_outer order only");
         return {};
     }
@@ -104,11 +105,10 @@ protected:
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
         reference::block_mass(p, q.as<const float>(), k.as<const float>(), to);
     }
-    void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
-                     View<const int32_t, 3> ids, const IndexKlOutput& to,
-                     Teacher teacher) override {
-        reference::index_kl(p, in.index_q.as<const float>(), in.index_k.as<const float>(),
-                            q.as<const float>(), k.as<const float>(), ids, to, teacher);
+    void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
+        reference::index_kl(p, in.index.index_q.as<const float>(),
+                            in.index.index_k.as<const float>(), in.q.as<const float>(),
+                            in.k.as<const float>(), in.ids, to, in.teacher);
     }
 };
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/registry.h"
 
 namespace msa {
 

@@ -13,8 +13,8 @@ void sparse_attention(const Problem& p, View<const float, 3> q, View<const float
             const int64_t group = h / p.group_size();
             const std::vector<int64_t> tokens = support_tokens(
                 visible[static_cast<size_t>(i)], p.block_size, selected(ids, i, group));
-            lse(i, h) =
-                static_cast<float>(attend(p.main_scale(), q[i][h], k, v, group, tokens, out[i][h]));
+            lse(i, h) = static_cast<float>(
+                attend(p.softmax_scale(), q[i][h], k, v, group, tokens, out[i][h]));
         }
 }
 

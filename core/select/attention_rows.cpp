@@ -10,7 +10,7 @@ namespace msa {
 namespace {
 
 int64_t sequence_of(const Problem& p, int64_t token) {
-    const auto& starts = p.cu_seqlens_k;
+    const auto& starts = p.batch.cu_seqlens_k();
     return std::upper_bound(starts.begin(), starts.end(), token) - starts.begin() - 1;
 }
 
@@ -24,7 +24,7 @@ struct RowStrip {
 void visit_strip(const Problem& p, View<const float, 3> q, std::span<const int64_t> positions,
                  int64_t window, const RowStrip& strip,
                  const std::function<void(const AttentionRow&)>& visit) {
-    const auto factor = static_cast<float>(p.main_scale() * cpu::kLog2E);
+    const auto factor = static_cast<float>(p.softmax_scale() * cpu::kLog2E);
     const int64_t keys = strip.packed.end - strip.packed.begin;
     Tensor<float, 2> rows({strip.count, p.head_dim});
     Tensor<float, 2> logits({strip.count, cpu::padded(keys) + cpu::kLanes});
@@ -50,13 +50,13 @@ void visit_strip(const Problem& p, View<const float, 3> q, std::span<const int64
 std::vector<int64_t> sequence_tokens(const Problem& p, int64_t sequence, QueryRange positions) {
     std::vector<int64_t> tokens(static_cast<size_t>(positions.end - positions.begin));
     std::iota(tokens.begin(), tokens.end(),
-              p.cu_seqlens_k[static_cast<size_t>(sequence)] + positions.begin);
+              p.batch.cu_seqlens_k()[static_cast<size_t>(sequence)] + positions.begin);
     return tokens;
 }
 
 int64_t sequence_length(const Problem& p, int64_t sequence) {
     const auto s = static_cast<size_t>(sequence);
-    return p.cu_seqlens_k[s + 1] - p.cu_seqlens_k[s];
+    return p.batch.cu_seqlens_k()[s + 1] - p.batch.cu_seqlens_k()[s];
 }
 
 int64_t prompt_length(const SelectorLayer& layer, int64_t sequence) {
@@ -69,7 +69,8 @@ void for_each_attention_row(const SelectorLayer& layer, std::span<const int64_t>
     if (tokens.empty()) return;
     const Problem& p = layer.problem;
     const Tensor<float, 3> q = layer.read_q(tokens);
-    const int64_t start = p.cu_seqlens_k[static_cast<size_t>(sequence_of(p, tokens.front()))];
+    const int64_t start =
+        p.batch.cu_seqlens_k()[static_cast<size_t>(sequence_of(p, tokens.front()))];
     std::vector<int64_t> positions;
     for (int64_t token : tokens) positions.push_back(token - start);
     const int64_t oldest = positions.front() + 1;

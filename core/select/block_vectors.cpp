@@ -26,8 +26,9 @@ void add_query(View<const float, 1> q, View<float, 1> sum) {
 void BlockVectors::prepare(const SelectorLayer& layer) {
     const Problem& p = layer.problem;
     panels_.clear();
-    for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s) {
-        const int64_t first = p.cu_seqlens_k[s], tokens = p.cu_seqlens_k[s + 1] - first;
+    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s) {
+        const int64_t first = p.batch.cu_seqlens_k()[s],
+                      tokens = p.batch.cu_seqlens_k()[s + 1] - first;
         const int64_t blocks = ceil_div(tokens, p.block_size);
         Tensor<float, 2> vectors({blocks, width_});
         for (int64_t r = 0; r < p.kv_heads; ++r) {

@@ -11,7 +11,7 @@ constexpr int64_t kSmall = 64;  // queries that are not worth a team of threads
 
 /// Adds the softmax of one head of query i over its `pieces` pieces.
 void add_attention(const Problem& p, View<const float, 1> q, cpu::Panels keys, float* attention) {
-    const auto factor = static_cast<float>(p.main_scale() * cpu::kLog2E);
+    const auto factor = static_cast<float>(p.softmax_scale() * cpu::kLog2E);
     Tensor<float, 1> scaled(q.shape()), logits({cpu::padded(keys.columns) + cpu::kLanes});
     for (int64_t d = 0; d < q.size(); ++d) scaled(d) = factor * q(d);
     cpu::multiply({scaled.data(), q.size(), 1}, keys, logits.data(), logits.size());
@@ -25,9 +25,9 @@ void add_attention(const Problem& p, View<const float, 1> q, cpu::Panels keys, f
 
 CompressedKeys::CompressedKeys(const SelectorLayer& layer) {
     const Problem& p = layer.problem;
-    for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s) {
-        const int64_t first = p.cu_seqlens_k[s];
-        const int64_t pieces = whole_pieces(p.cu_seqlens_k[s + 1] - first);
+    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s) {
+        const int64_t first = p.batch.cu_seqlens_k()[s];
+        const int64_t pieces = whole_pieces(p.batch.cu_seqlens_k()[s + 1] - first);
         Tensor<float, 2> means({pieces, p.head_dim});
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             for (int64_t n = 0; n < pieces; ++n)

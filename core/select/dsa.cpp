@@ -69,7 +69,7 @@ LightningKeys::LightningKeys(const SelectorLayer& layer) : dims_(layer.problem.i
         there ? to_host(layer.backend, layer.index_k) : Tensor<float, 2>();
     const View<const float, 2> index_k =
         there ? View<const float, 2>(copy) : layer.index_k.as<const float>();
-    const std::vector<int64_t>& starts = layer.problem.cu_seqlens_k;
+    const std::vector<int64_t>& starts = layer.problem.batch.cu_seqlens_k();
     for (size_t s = 0; s + 1 < starts.size(); ++s) {
         const int64_t tokens = starts[s + 1] - starts[s];
         panels_.emplace_back(Shape<1>{cpu::panel_floats(dims_, tokens)});

@@ -109,7 +109,7 @@ private:
         const Problem& p = layer.problem;
         // Means of keys; the estimate of query block y is a softmax over key blocks 0..y.
         Tensor<float, 3> means({p.kv_heads, blocks, p.head_dim});
-        const int64_t start = p.cu_seqlens_k[static_cast<size_t>(s)],
+        const int64_t start = p.batch.cu_seqlens_k()[static_cast<size_t>(s)],
                       length = sequence_length(p, s);
         for (int64_t r = 0; r < p.kv_heads; ++r)
             for (int64_t b = 0; b < blocks; ++b)
@@ -142,7 +142,7 @@ private:
                 double dot = 0;
                 for (int64_t d = 0; d < p.head_dim; ++d)
                     dot += double{q(h, d)} * double{means(b, d)};
-                logits[static_cast<size_t>(b)] = p.main_scale() * dot;
+                logits[static_cast<size_t>(b)] = p.softmax_scale() * dot;
             }
             add_softmax(logits, 1.0 / static_cast<double>(p.group_size()), sums);
         }

@@ -103,7 +103,7 @@ private:
                           [&](int64_t a, int64_t b) {
                               return received(a) != received(b) ? received(a) > received(b) : a < b;
                           });
-        const int64_t start = p.cu_seqlens_k[static_cast<size_t>(sequence)];
+        const int64_t start = p.batch.cu_seqlens_k()[static_cast<size_t>(sequence)];
         for (int64_t n = 0; n < count; ++n)
             for (int64_t d = 0; d < mean.size(); ++d)
                 mean(d) += layer.k(start + tokens[static_cast<size_t>(n)], group, d) /

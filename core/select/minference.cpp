@@ -59,9 +59,9 @@ private:
         const Tensor<float, 3> mass = mass_at(layer, 0, positions);
         const Tensor<float, 3> q = layer.read_q(positions);
         Problem some = p;
-        some.query_positions = positions;
-        some.cu_seqlens_q.assign(p.cu_seqlens_k.size(), n);
-        some.cu_seqlens_q.front() = 0;
+        std::vector<int64_t> cu_seqlens_q(p.batch.cu_seqlens_k().size(), n);
+        cu_seqlens_q.front() = 0;
+        some.batch = PackedBatch(std::move(cu_seqlens_q), p.batch.cu_seqlens_k(), positions);
         const SelectorChunk chunk{some, positions, q, {}, mass, {}};
         std::vector<double> most(best_.size(), -1);
         for (size_t at = 0; at < kPatterns.size(); ++at) {

@@ -12,7 +12,7 @@ Tensor<float, 3> mass_at(const SelectorLayer& layer, int64_t sequence,
     const Problem& p = layer.problem;
     Tensor<float, 3> mass({std::ssize(positions), p.kv_heads, p.blocks()});
     std::vector<int64_t> tokens(positions.begin(), positions.end());
-    for (int64_t& token : tokens) token += p.cu_seqlens_k[static_cast<size_t>(sequence)];
+    for (int64_t& token : tokens) token += p.batch.cu_seqlens_k()[static_cast<size_t>(sequence)];
     for_each_attention_row(layer, tokens, kAllKeys, [&](const AttentionRow& row) {
         const View<float, 1> sums = mass.view()[row.query][row.head / p.group_size()];
         for (int64_t b = 0; b < visible_blocks(row.keys.end, p.block_size); ++b) {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/analyze/analyze.h"
-
 #include <omp.h>
 
 #include <iostream>
@@ -9,12 +7,13 @@
 #include "experiments/analyze/layer.h"
 #include "experiments/analyze/options.h"
 #include "experiments/analyze/summary.h"
-#include "experiments/common/own_attention.h"
-#include "experiments/common/run_record.h"
-#include "experiments/common/write_text.h"
+#include "experiments/driver/own_attention.h"
+#include "experiments/driver/run_record.h"
+#include "experiments/driver/write_text.h"
+#include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
-namespace msa::experiments {
+namespace msa::experiments::analyze {
 namespace {
 
 /// Fills in what depends on the file, and checks the options against it.
@@ -40,7 +39,7 @@ void resolve(AnalyzeOptions& o, const io::ActivationsReader& file) {
 
 }  // namespace
 
-int analyze(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
     std::optional<AnalyzeOptions> parsed = parse_analyze_options(args, out);
     if (!parsed) return 0;
     AnalyzeOptions& o = *parsed;
@@ -88,4 +87,4 @@ int analyze(std::span<const std::string> args, std::ostream& out, std::ostream& 
     return 0;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::analyze

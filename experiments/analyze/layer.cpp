@@ -11,13 +11,13 @@
 #include "analysis/recall.h"
 #include "analysis/sink.h"
 #include "core/select/selector.h"
-#include "experiments/common/attend.h"
-#include "experiments/common/metrics.h"
-#include "experiments/common/program.h"
-#include "experiments/common/progress.h"
-#include "experiments/common/sample.h"
+#include "experiments/driver/attend.h"
+#include "experiments/driver/metrics.h"
+#include "experiments/driver/program.h"
+#include "experiments/driver/progress.h"
+#include "experiments/driver/sample.h"
 
-namespace msa::experiments {
+namespace msa::experiments::analyze {
 namespace {
 
 using analysis::RowKind;
@@ -284,7 +284,7 @@ void LayerAnalysis::write() const {
                                       {"blocks", whole_.blocks()},
                                       {"tokens", whole_.keys()}})
         to_.attribute(layer, name, value);
-    to_.attribute(layer, "softmax_scale", whole_.main_scale());
+    to_.attribute(layer, "softmax_scale", whole_.softmax_scale());
 
     const auto count_rows = [&](const std::string& group) {
         to_.attribute(group, "rows_counted", counted_);
@@ -358,4 +358,4 @@ void analyze_layer(const AnalyzeOptions& o, const io::ActivationsReader& file,
     analysis.write();
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::analyze

@@ -9,7 +9,7 @@
 #include "core/io/results.h"
 #include "experiments/analyze/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::analyze {
 
 /// What operands and outputs are rounded to where the backend works on a device.
 inline constexpr Element kOnDevice = Element::bf16;
@@ -25,4 +25,4 @@ void analyze_layer(const AnalyzeOptions&, const io::ActivationsReader&, const io
                    const std::vector<int64_t>& tokens, Backend&, io::ResultsWriter&,
                    std::ostream& err, int64_t chunk_queries = 0);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::analyze

@@ -6,7 +6,7 @@
 
 #include "core/select/selector.h"
 
-namespace msa::experiments {
+namespace msa::experiments::analyze {
 namespace {
 
 const About kAbout{
@@ -137,4 +137,4 @@ std::string AnalyzeOptions::identity() const {
         .dump();
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::analyze

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/registry.h"
 #include "core/selection.h"
-#include "experiments/common/options.h"
+#include "experiments/driver/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::analyze {
 
 struct AnalyzeOptions {
     std::filesystem::path file, out;
@@ -42,4 +42,4 @@ struct AnalyzeOptions {
 std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string> args,
                                                     std::ostream& out);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::analyze

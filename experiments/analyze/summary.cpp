@@ -9,9 +9,9 @@
 #include <sstream>
 
 #include "core/error.h"
-#include "experiments/common/table.h"
+#include "experiments/driver/table.h"
 
-namespace msa::experiments {
+namespace msa::experiments::analyze {
 namespace {
 
 using nlohmann::ordered_json;
@@ -192,4 +192,4 @@ void check_order(const io::ResultsReader& results) {
     }
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::analyze

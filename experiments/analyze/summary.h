@@ -9,7 +9,7 @@
 
 #include "core/io/results.h"
 
-namespace msa::experiments {
+namespace msa::experiments::analyze {
 
 /// Text of each number of the summary, JSON object.
 std::string metric_definitions();
@@ -28,4 +28,4 @@ void print_table(const io::ResultsReader&, std::ostream& out);
 /// than all.
 void check_order(const io::ResultsReader&);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::analyze

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/bench/bench.h"
-
 #include <ostream>
 
 #include "experiments/bench/stages.h"
-#include "experiments/common/own_attention.h"
-#include "experiments/common/program.h"
+#include "experiments/driver/own_attention.h"
+#include "experiments/driver/program.h"
+#include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 
-int bench(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
     const std::optional<BenchOptions> options = parse_bench_options(args, out);
     if (!options) return 0;
     if (const auto& captured = options->captured)
@@ -33,4 +32,4 @@ int bench(std::span<const std::string> args, std::ostream& out, std::ostream& er
     return 0;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

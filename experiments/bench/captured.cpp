@@ -4,11 +4,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "experiments/common/options.h"
+#include "experiments/driver/options.h"
 #include "experiments/fit/indexer_file.h"
 #include "experiments/fit/state.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 namespace {
 
 using io::Field;
@@ -47,28 +47,28 @@ Captured::Captured(const std::filesystem::path& input, const std::filesystem::pa
 }
 
 void Captured::read_indexer() {
-    const io::ResultsReader fit(indexer_);
+    const io::ResultsReader results(indexer_);
     const std::string name = indexer_.string();
     const std::vector<std::string> fitted =
-        fit.has("/fit") ? fit.list("/fit") : std::vector<std::string>();
+        results.has("/fit") ? results.list("/fit") : std::vector<std::string>();
     require(!fitted.empty(), name, ": has no /fit, must be the results.h5 of msa-fit-indexer");
     if (layers_.empty())
         for (const std::string& layer : fitted) layers_.push_back(std::stoll(layer));
     for (int64_t layer : layers_) {
-        require(fit.has(text("/fit/", layer)), name, ": has no layer ", layer,
+        require(results.has(text("/fit/", layer)), name, ": has no layer ", layer,
                 ", must be one of: ", join(fitted));
         const io::LayerInfo& info = file_.layer(layer);
         const std::string at = text(file_.path().string(), ": /layers/", layer);
         require(info.has(Field::x), at, " has no x, which the Index Branch of ", name, " projects");
         const IndexWeights& weights =
-            weights_.emplace(layer, read_weights(fit, layer)).first->second;
+            weights_.emplace(layer, fit::read_weights(results, layer)).first->second;
         const auto same = [&](const char* what, int64_t value, int64_t wanted) {
             require(value == wanted, at, " has ", what, " ", value, ", ", name, " is for ", wanted);
         };
         same("d_model", info.model_dim, weights.form().model_dim);
         same("key-value heads", info.kv_heads, weights.form().groups);
     }
-    const auto options = nlohmann::json::parse(fit.run().options);
+    const auto options = nlohmann::json::parse(results.run().options);
     block_size_ = options.value("block_size", int64_t{0});
     top_k_ = options.value("top_k", int64_t{0});
 }
@@ -99,8 +99,8 @@ Problem Captured::problem(int64_t layer, int64_t block_size) const {
 
 Tensor<float, 3> Captured::read(int64_t layer, Field field, QueryRange range) const {
     if (!weights_.empty() && (field == Field::index_q || field == Field::index_k))
-        return fitted_index(file_, layer, weights_.at(layer), field, range);
+        return fit::fitted_index(file_, layer, weights_.at(layer), field, range);
     return file_.read(layer, field, range);
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

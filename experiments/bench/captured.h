@@ -11,7 +11,7 @@
 #include "core/index_branch.h"
 #include "core/io/activations.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 
 /// The tokens [range.begin, range.end) of an operand: [n, heads, channels].
 using Source = std::function<Tensor<float, 3>(io::Field, QueryRange)>;
@@ -43,4 +43,4 @@ private:
     int64_t block_size_ = 0, top_k_ = 0;       // of the fit; 0: unknown
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

@@ -6,9 +6,9 @@
 #include <set>
 
 #include "core/random.h"
-#include "experiments/common/table.h"
+#include "experiments/driver/table.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 namespace {
 
 constexpr int64_t kChunk = 16384;                // queries of a prefill chunk, as engines cut it
@@ -69,7 +69,10 @@ public:
         Case& added = cases.back();
         added.top_k = k;
         added.problem.query_heads = added.problem.kv_heads = 1;
-        added.problem.query_positions.assign(static_cast<size_t>(tokens), added.problem.keys() - 1);
+        const PackedBatch& all = added.problem.batch;
+        added.problem.batch = PackedBatch(
+            all.cu_seqlens_q(), all.cu_seqlens_k(),
+            std::vector<int64_t>(static_cast<size_t>(tokens), added.problem.keys() - 1));
     }
 
     void captured(const std::shared_ptr<const Captured>& file, int64_t layer) {
@@ -89,11 +92,12 @@ private:
         const analysis::LayerSizes& s = o_.sizes;
         Problem p =
             square_problem(0, s.query_heads, s.kv_heads, s.head_dim, s.index_dim, s.block_size);
-        p.cu_seqlens_q = p.cu_seqlens_k = {0};
+        std::vector<int64_t> cu_seqlens_q{0}, cu_seqlens_k{0};
         for (size_t n = 0; n < keys.size(); ++n) {
-            p.cu_seqlens_q.push_back(p.queries() + queries[n]);
-            p.cu_seqlens_k.push_back(p.keys() + keys[n]);
+            cu_seqlens_q.push_back(cu_seqlens_q.back() + queries[n]);
+            cu_seqlens_k.push_back(cu_seqlens_k.back() + keys[n]);
         }
+        p.batch = PackedBatch(std::move(cu_seqlens_q), std::move(cu_seqlens_k));
         p.validate();
         cases.push_back({kind, name, p, s.top_k, {}});
     }
@@ -128,4 +132,4 @@ std::vector<Case> make_cases(const BenchOptions& o) {
     return std::move(make.cases);
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

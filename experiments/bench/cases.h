@@ -7,7 +7,7 @@
 #include "core/problem.h"
 #include "experiments/bench/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 
 /// One shape that stages are timed on.
 struct Case {
@@ -22,4 +22,4 @@ struct Case {
 /// Lengths of packs follow from the seed.
 std::vector<Case> make_cases(const BenchOptions&);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

@@ -10,13 +10,11 @@
 #include "core/half.h"
 #include "core/random.h"
 #include "core/reference/reference_backend.h"
-#include "experiments/common/sample.h"
-#include "tests/support/tolerance.h"
+#include "core/tolerance.h"
+#include "experiments/driver/sample.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 namespace {
-
-namespace bounds = msa::test;
 
 constexpr int64_t kRows = 32;                     // at most
 constexpr int64_t kHostBytes = int64_t{1} << 28;  // of keys that are looked at
@@ -85,8 +83,8 @@ std::vector<int32_t> union_of(View<const int32_t, 3> ids) {
 
 /// Of an element of out whose values, by magnitude, have the attention-weighted mean `magnitude`.
 double out_bound(double logit, double keys, double magnitude, Element element) {
-    return bounds::attention_bound(logit, keys, magnitude, element, element) +
-           bounds::slot_bound(element, magnitude);
+    return attention_bound(logit, keys, magnitude, element, element) +
+           slot_bound(element, magnitude);
 }
 
 }  // namespace
@@ -103,9 +101,7 @@ std::vector<int64_t> Checker::sample(int64_t key_bytes) const {
 
 Problem Checker::one_query(int64_t keys) const {
     Problem p = case_.problem;
-    p.cu_seqlens_q = {0, 1};
-    p.cu_seqlens_k = {0, keys};
-    p.query_positions.clear();
+    p.batch = PackedBatch({0, 1}, {0, keys});
     return p;
 }
 
@@ -164,13 +160,13 @@ int64_t Checker::index_select(const Layer& layer, const IndexOperands& index) {
     }
     for (size_t n = 0; n < rows.size(); ++n) {
         const Row& row = rows[n];
-        const double scale = row.problem.score_scale();
-        const double q = bounds::largest_norm<3>(row.index_q);
-        const double k = bounds::largest_norm<2>(row.index_k);
+        const double scale = row.problem.index_scale();
+        const double q = largest_norm<3>(row.index_q);
+        const double k = largest_norm<2>(row.index_k);
         const double logit = index.q.element() == Element::e4m3
-                                 ? bounds::e4m3_logit_bound(scale, q, k, row.problem.index_dim)
-                                 : bounds::logit_bound(scale, q, k, row.problem.index_dim);
-        const double bound = logit + bounds::kRoundoff * scale * q * k;
+                                 ? e4m3_logit_bound(scale, q, k, row.problem.index_dim)
+                                 : logit_bound(scale, q, k, row.problem.index_dim);
+        const double bound = logit + kRoundoff * scale * q * k;
         const std::string fault =
             selection_fault(row.problem, {.top_k = case_.top_k}, row.scores, row.ids, bound);
         if (!fault.empty()) fail("index_select", queries[n], fault);
@@ -208,13 +204,12 @@ int64_t Checker::compare_attention(const char* stage, const Layer& layer) const 
         const Tensor<float, 3> out = fetch(backend_, layer.out, row.query, 1);
         const Tensor<float, 2> lse = backend_.download(layer.lse.view().slice(row.query, 1));
         const float* const got = out.data() + row.head * p.head_dim;
-        const double q = bounds::largest_norm<3>(row.q), k = bounds::largest_norm<3>(row.k);
-        const double logit = bounds::logit_bound(p.main_scale(), q, k, p.head_dim);
+        const double q = largest_norm<3>(row.q), k = largest_norm<3>(row.k);
+        const double logit = logit_bound(p.softmax_scale(), q, k, p.head_dim);
         const auto keys = static_cast<double>(p.keys());
-        const double lse_bound =
-            bounds::lse_bound(logit, keys, p.main_scale() * q * k + std::log(keys));
+        const double bound = lse_bound(logit, keys, p.softmax_scale() * q * k + std::log(keys));
         std::string fault = difference("lse of head", lse.data() + row.head, row.lse.data(),
-                                       row.lse.size(), [&](int64_t) { return lse_bound; });
+                                       row.lse.size(), [&](int64_t) { return bound; });
         if (fault.empty())
             fault = difference("out", got, row.want.data(), row.want.size(), [&](int64_t i) {
                 return out_bound(logit, keys, row.magnitude.data()[i], element);
@@ -308,10 +303,9 @@ void Checker::block_mass(const Layer& layer, int64_t query, View<const float, 2>
     Tensor<float, 3> want({1, p.kv_heads, p.blocks()});
     reference::block_mass(p, q, k, {want, {}});
     // Every part of the bound is a factor on the mass itself.
-    const double factor =
-        bounds::mass_bound(bounds::logit_bound(p.main_scale(), bounds::largest_norm<3>(q),
-                                               bounds::largest_norm<3>(k), p.head_dim),
-                           static_cast<double>(seen.count));
+    const double factor = mass_bound(
+        logit_bound(p.softmax_scale(), largest_norm<3>(q), largest_norm<3>(k), p.head_dim),
+        static_cast<double>(seen.count));
     std::vector<float> expected(static_cast<size_t>(mass.extent(1)));
     for (int64_t r = 0; r < p.kv_heads; ++r) {
         std::fill(expected.begin(), expected.end(), 0.0F);
@@ -323,4 +317,4 @@ void Checker::block_mass(const Layer& layer, int64_t query, View<const float, 2>
     }
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

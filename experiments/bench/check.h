@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Is a result right? Sampled rows of it against the reference backend, on what the backend's own
-// memory holds. Tolerances are those of the tests (tests/support/tolerance.h).
+// memory holds. Tolerances are those of the tests (core/tolerance.h).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "core/backend.h"
 #include "experiments/bench/operands.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 
 /// Checks the results of one case. Every check returns the number of rows that it looked at, and
 /// throws std::logic_error naming stage, case, row and difference where one is wrong.
@@ -65,4 +65,4 @@ private:
     std::vector<int32_t> answered_;  // ids of the answers of sparse_attention()
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Time of calls from cold caches, see Backend::cold_seconds.
+// Time of calls from cold caches.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,13 @@
 
 #include "core/backend.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 
 double median(std::vector<double> values);
+
+/// Seconds that `work`, calls of `backend`, takes where caches are full of other data with nothing
+/// to be written back: by events on a GPU's own clock, by wall clock elsewhere.
+double cold_seconds(Backend& backend, const std::function<void()>& work);
 
 struct Timing {
     int64_t calls = 1;               // in a row, per sample
@@ -40,4 +44,4 @@ private:
     std::vector<double> copy_rates_;
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

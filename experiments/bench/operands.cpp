@@ -10,7 +10,7 @@
 #include "core/random.h"
 #include "experiments/synth/pattern.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 namespace {
 
 constexpr int64_t kStaging = int64_t{1} << 24;  // bytes that are made on the host at a time
@@ -70,8 +70,8 @@ void fill_noise(Backend& backend, const Stored<Rank>& to, uint64_t seed, Stream 
 }
 
 /// Stripes for the slots that sink and diagonal leave, so that hardly any is left to noise.
-Pattern pattern_of(const Case& c, uint64_t seed) {
-    Pattern pattern;
+synth::Pattern pattern_of(const Case& c, uint64_t seed) {
+    synth::Pattern pattern;
     pattern.stripes = std::max<int64_t>(1, c.top_k - 2);
     pattern.needles = 0;
     pattern.index_noise = 0.5;  // 8 neighbouring queries share most: union_of_8 is 18 to 24
@@ -83,13 +83,13 @@ Pattern pattern_of(const Case& c, uint64_t seed) {
 Source planted(const Case& c, uint64_t seed) {
     const Problem& p = c.problem;
     io::ActivationsInfo info;
-    info.cu_seqlens = p.cu_seqlens_k;
+    info.cu_seqlens = p.batch.cu_seqlens_k();
     io::LayerInfo sizes;
     sizes.query_heads = p.query_heads;
     sizes.kv_heads = p.kv_heads;
     sizes.head_dim = p.head_dim;
     sizes.index_dim = p.index_dim;
-    const Synthesizer synthesizer(info, pattern_of(c, seed));
+    const synth::Synthesizer synthesizer(info, pattern_of(c, seed));
     return [synthesizer, sizes](io::Field field, QueryRange range) {
         return synthesizer.make(sizes, field, range);
     };
@@ -186,9 +186,10 @@ void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string
         index_k.push_back(index.k);
     }
     fill_from(backend, index_k, source, io::Field::index_k, {0, p.keys()}, 0);
-    for (size_t s = 1; s < p.cu_seqlens_q.size(); ++s) {  // queries are the last tokens
-        const int64_t first = p.cu_seqlens_q[s - 1], queries = p.cu_seqlens_q[s] - first;
-        const QueryRange tokens{p.cu_seqlens_k[s] - queries, p.cu_seqlens_k[s]};
+    for (size_t s = 1; s < p.batch.cu_seqlens_q().size(); ++s) {  // queries are the last tokens
+        const int64_t first = p.batch.cu_seqlens_q()[s - 1],
+                      queries = p.batch.cu_seqlens_q()[s] - first;
+        const QueryRange tokens{p.batch.cu_seqlens_k()[s] - queries, p.batch.cu_seqlens_k()[s]};
         fill_from(backend, index_q, source, io::Field::index_q, tokens, first);
     }
 }
@@ -215,4 +216,4 @@ Stored<3> make_scores(Backend& backend, const Case& c, uint64_t seed) {
     return scores;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

@@ -10,7 +10,7 @@
 #include "core/backend.h"
 #include "experiments/bench/cases.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 
 /// A tensor in a backend's memory whose element is known at run time only.
 template <int Rank>
@@ -83,4 +83,4 @@ void copy_operands(Backend&, const Layer& from, Layer& to, Parts);
 /// Fills scores [Nq, 1, B] of a top-k case with noise.
 Stored<3> make_scores(Backend&, const Case&, uint64_t seed);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

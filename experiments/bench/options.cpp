@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "experiments/common/options.h"
 #include "experiments/cost/presets.h"
+#include "experiments/driver/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 namespace {
 
 const About kAbout{
@@ -84,11 +84,11 @@ po::options_description describe(BenchOptions& o, Words& w) {
         ("batch", po::value(&w.batches)->default_value(w.batches)->value_name("N,..."),
          "sequences of a decode step")  //
         ("preset", po::value(&w.preset)->default_value(w.preset)->value_name("MODEL"),
-         ("sizes: a Hugging Face config.json, or " + join(list_models())).c_str())     //
-        ("query-heads", size(w.query_heads, "N"), "Hq; default: the model's")          //
-        ("kv-heads", size(w.kv_heads, "N"), "Hkv, GQA groups; default: the model's")   //
-        ("head-dim", size(w.head_dim, "N"), "dh; default: the model's")                //
-        ("index-dim", size(w.index_dim, "N"), "didx; default: the model's, else 128")  //
+         ("sizes: a Hugging Face config.json, or " + join(cost::list_models())).c_str())  //
+        ("query-heads", size(w.query_heads, "N"), "Hq; default: the model's")             //
+        ("kv-heads", size(w.kv_heads, "N"), "Hkv, GQA groups; default: the model's")      //
+        ("head-dim", size(w.head_dim, "N"), "dh; default: the model's")                   //
+        ("index-dim", size(w.index_dim, "N"), "didx; default: the model's, else 128")     //
         ("block-size", size(w.block_size, "TOKENS"),
          "Bk; default: the model's or the indexer's, else 128")                                  //
         ("top-k", size(w.top_k, "BLOCKS"), "k; default: the model's or the indexer's, else 16")  //
@@ -137,9 +137,9 @@ void read_captured(std::span<const std::string> args, const Words& w, BenchOptio
 }
 
 void read_sizes(const Words& w, BenchOptions& o) {
-    Model model = read_model(w.preset);
+    cost::Model model = cost::read_model(w.preset);
     o.model = model.name;
-    o.sizes = layer_sizes(model);
+    o.sizes = cost::layer_sizes(model);
     if (o.captured) o.captured->take_sizes(o.sizes);
     const auto take = [&](const char* option, const Count& given, int64_t& size) {
         if (given.value == 0) return;
@@ -210,4 +210,4 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     return o;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

@@ -14,7 +14,7 @@
 #include "core/backend.h"
 #include "experiments/bench/captured.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 
 struct BenchOptions {
     std::string backend = "cuda";
@@ -38,4 +38,4 @@ struct BenchOptions {
 std::optional<BenchOptions> parse_bench_options(std::span<const std::string> args,
                                                 std::ostream& out);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

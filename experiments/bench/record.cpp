@@ -4,12 +4,12 @@
 #include <cmath>
 #include <ostream>
 
-#include "experiments/common/run_record.h"
-#include "experiments/common/table.h"
-#include "experiments/common/version.h"
-#include "experiments/common/write_text.h"
+#include "experiments/driver/run_record.h"
+#include "experiments/driver/table.h"
+#include "experiments/driver/version.h"
+#include "experiments/driver/write_text.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 namespace {
 
 using nlohmann::ordered_json;
@@ -150,4 +150,4 @@ void Record::print(std::ostream& out) const {
                 << m["skipped"].get<std::string>() << '\n';
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

@@ -12,7 +12,7 @@
 #include "experiments/bench/cases.h"
 #include "experiments/bench/meter.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 
 struct Measurement {
     std::string stage = {};
@@ -44,4 +44,4 @@ private:
     nlohmann::ordered_json json_;
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

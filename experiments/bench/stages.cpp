@@ -9,9 +9,9 @@
 #include "analysis/selection_cost.h"
 #include "experiments/bench/check.h"
 #include "experiments/bench/operands.h"
-#include "experiments/common/program.h"
+#include "experiments/driver/program.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 namespace {
 
 // Calls in a row hide the latency of a launch, as in serving, and each has a layer of its own, so
@@ -292,4 +292,4 @@ void run_case(Backend& backend, Meter& meter, const BenchOptions& o, const Case&
     CaseRun(backend, meter, o, c, done).run();
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

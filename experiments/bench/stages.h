@@ -5,7 +5,7 @@
 
 #include "experiments/bench/record.h"
 
-namespace msa::experiments {
+namespace msa::experiments::bench {
 
 /// Checks and times every stage that the options ask for on one case, and hands each measurement to
 /// `done`. What the machine has no memory for, or the backend no support, is handed on as skipped.
@@ -13,4 +13,4 @@ namespace msa::experiments {
 void run_case(Backend&, Meter&, const BenchOptions&, const Case&,
               const std::function<void(const Measurement&)>& done);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::bench

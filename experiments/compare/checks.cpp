@@ -6,7 +6,7 @@
 #include <functional>
 #include <stdexcept>
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 namespace {
 
 constexpr double kMassRounding = 1e-5;    // of sums of float masses that add up to 1
@@ -71,4 +71,4 @@ void SelfChecks::write(io::ResultsWriter& to, const std::string& layer) const {
     to.attribute(group, "largest_difference_from_dense", difference_);
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

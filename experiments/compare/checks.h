@@ -7,7 +7,7 @@
 #include "core/io/results.h"
 #include "experiments/compare/tally.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 class SelfChecks {
 public:
@@ -32,4 +32,4 @@ private:
     double difference_ = 0;
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/compare/compare.h"
-
 #include <omp.h>
 
 #include <algorithm>
 #include <iostream>
 #include <sstream>
 
-#include "experiments/common/own_attention.h"
-#include "experiments/common/run_record.h"
-#include "experiments/common/sample.h"
-#include "experiments/common/write_text.h"
 #include "experiments/compare/layer.h"
 #include "experiments/compare/policies.h"
 #include "experiments/compare/summary.h"
+#include "experiments/driver/own_attention.h"
+#include "experiments/driver/run_record.h"
+#include "experiments/driver/sample.h"
+#include "experiments/driver/write_text.h"
+#include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 namespace {
 
 /// The nearest layer before `layer` in the file, if it has the same sizes.
@@ -64,7 +63,7 @@ void resolve(CompareOptions& o, const io::ActivationsReader& file) {
 
 }  // namespace
 
-int compare(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
     std::optional<CompareOptions> parsed = parse_compare_options(args, out);
     if (!parsed) return 0;
     CompareOptions& o = *parsed;
@@ -113,4 +112,4 @@ int compare(std::span<const std::string> args, std::ostream& out, std::ostream& 
     return 0;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "experiments/common/program.h"
 #include "experiments/compare/stopwatch.h"
+#include "experiments/driver/program.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 namespace {
 
 constexpr int64_t kChunkBytes = int64_t{1} << 28;
@@ -253,4 +253,4 @@ void LayerComparison::write() const {
     for (const TokenArm& arm : token_arms_) arm.write(task_.to, task_.name(), sizes_);
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "core/select/selector.h"
-#include "experiments/common/progress.h"
 #include "experiments/compare/checks.h"
 #include "experiments/compare/layer_data.h"
 #include "experiments/compare/layer_view.h"
 #include "experiments/compare/tally.h"
 #include "experiments/compare/token_arm.h"
+#include "experiments/driver/progress.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 /// Seconds that a selector took to choose, and its choices to be measured.
 struct Timing {
@@ -76,4 +76,4 @@ private:
     std::vector<Tensor<int32_t, 3>> oracles_;  // of the chunk at hand, one of each rule
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

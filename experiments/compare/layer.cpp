@@ -5,10 +5,10 @@
 #include <optional>
 
 #include "core/select/token_selector.h"
-#include "experiments/common/sample.h"
 #include "experiments/compare/comparison.h"
+#include "experiments/driver/sample.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 namespace {
 
 constexpr int64_t kStoredRows = 1024;  // queries whose ids are stored
@@ -31,7 +31,7 @@ void write_sizes(const LayerTask& task, const Problem& p) {
                                       {"queries", std::ssize(task.tokens)},
                                       {"largest_budget", largest_budget(task.options, p)}})
         task.to.attribute(layer, name, value);
-    task.to.attribute(layer, "softmax_scale", p.main_scale());
+    task.to.attribute(layer, "softmax_scale", p.softmax_scale());
 }
 
 }  // namespace
@@ -90,4 +90,4 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
     }
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

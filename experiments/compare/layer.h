@@ -10,7 +10,7 @@
 #include "core/io/results.h"
 #include "experiments/compare/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 /// May one layer's heads be looked at in the other's place?
 bool same_sizes(const io::LayerInfo&, const io::LayerInfo&);
@@ -27,4 +27,4 @@ void compare_layer(const CompareOptions&, const io::ActivationsReader&, const io
                    const std::vector<int64_t>& tokens, Backend&, io::ResultsWriter&,
                    std::ostream& err);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

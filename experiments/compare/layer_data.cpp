@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 namespace {
 
 using io::Field;
@@ -52,4 +52,4 @@ Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> 
     return gathered;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

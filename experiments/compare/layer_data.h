@@ -10,7 +10,7 @@
 #include "core/io/activations.h"
 #include "experiments/compare/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 struct LayerData {
     LayerData(const io::ActivationsReader&, const io::LayerInfo&, Sharing);
@@ -28,4 +28,4 @@ struct LayerData {
 /// Rows of `all` [N, heads, channels].
 Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> rows);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

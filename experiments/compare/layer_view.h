@@ -3,10 +3,10 @@
 
 #include <utility>
 
-#include "experiments/common/attend.h"
 #include "experiments/compare/layer_data.h"
+#include "experiments/driver/attend.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 /// The layer as one view of its heads has it, in the backend's space.
 struct LayerView {
@@ -25,4 +25,4 @@ struct LayerView {
     Operand<2> index_k;
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

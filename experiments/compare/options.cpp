@@ -8,7 +8,7 @@
 
 #include "experiments/compare/policies.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 namespace {
 
 const About kAbout{
@@ -174,4 +174,4 @@ std::string CompareOptions::identity() const {
         .dump();
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

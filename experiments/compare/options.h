@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/registry.h"
 #include "core/selection.h"
-#include "experiments/common/options.h"
+#include "experiments/driver/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 /// Which query heads share a choice of blocks.
 enum class Sharing : uint8_t { head, group, layer };
@@ -57,4 +57,4 @@ const char* to_string(Ablation);
 std::optional<CompareOptions> parse_compare_options(std::span<const std::string> args,
                                                     std::ostream& out);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

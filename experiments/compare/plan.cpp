@@ -7,7 +7,7 @@
 #include "analysis/cost_model.h"
 #include "analysis/selector_cost.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 namespace {
 
 constexpr int64_t kBlockSizes[] = {32, 64, 128};  // of tab:block-ablation
@@ -16,8 +16,8 @@ const char* const kWindow = "window";
 
 int64_t context(const Problem& p) {
     int64_t longest = 0;
-    for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s)
-        longest = std::max(longest, p.cu_seqlens_k[s + 1] - p.cu_seqlens_k[s]);
+    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s)
+        longest = std::max(longest, p.batch.cu_seqlens_k()[s + 1] - p.batch.cu_seqlens_k()[s]);
     return longest;
 }
 
@@ -115,4 +115,4 @@ int64_t largest_budget(const CompareOptions& o, const Problem& p) {
     return budgets(o, p).back() + forced * o.block_size;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

@@ -10,7 +10,7 @@
 #include "core/selection.h"
 #include "experiments/compare/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 /// One selector at one setting.
 struct Arm {
@@ -37,4 +37,4 @@ std::vector<Plan> make_plans(const CompareOptions&, const std::vector<std::strin
 /// that see no more are trivial.
 int64_t largest_budget(const CompareOptions&, const Problem&);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

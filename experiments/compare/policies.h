@@ -6,7 +6,7 @@
 
 #include "core/select/token_selector.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 /// Selectors of blocks and of tokens, in the order of the documentation.
 inline std::vector<std::string> list_policies() {
@@ -20,4 +20,4 @@ inline std::string policy_name(const std::string& name) {
     return find_token_selector(name) ? name : std::string(make_selector(name)->name());
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

@@ -5,7 +5,7 @@
 
 #include "experiments/compare/policies.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 std::vector<Row> read_rows(const io::ResultsReader& results) {
     std::vector<Row> rows;
@@ -30,4 +30,4 @@ std::vector<Row> read_rows(const io::ResultsReader& results) {
     return rows;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

@@ -8,7 +8,7 @@
 
 #include "core/io/results.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 /// A number of the summary: an attribute of the arm's metrics.
 struct Measure {
@@ -59,4 +59,4 @@ struct Row {
 /// By layer, then by selector in the order of their documentation, then by budget and setting.
 std::vector<Row> read_rows(const io::ResultsReader&);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

@@ -14,7 +14,7 @@
 #include "core/select/token_selector.h"
 #include "experiments/compare/rows.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 namespace {
 
 using nlohmann::ordered_json;
@@ -155,4 +155,4 @@ void check_compare_order(const io::ResultsReader& results) {
     }
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

@@ -8,7 +8,7 @@
 
 #include "core/io/results.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 /// Text of each number of the summary, JSON object.
 std::string compare_definitions();
@@ -30,4 +30,4 @@ void print_compare_tables(const io::ResultsReader&, std::ostream& out);
 /// budget, or than all. Policies that spend the budget unevenly are bounded by row (SelfChecks).
 void check_compare_order(const io::ResultsReader&);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

@@ -4,11 +4,11 @@
 #include <ostream>
 
 #include "core/error.h"
-#include "experiments/common/table.h"
 #include "experiments/compare/rows.h"
 #include "experiments/compare/summary.h"
+#include "experiments/driver/table.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 namespace {
 
 constexpr int kDecimals = 4;
@@ -157,4 +157,4 @@ void print_compare_tables(const io::ResultsReader& results, std::ostream& out) {
     definitions.print(out);
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

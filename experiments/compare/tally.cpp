@@ -5,9 +5,9 @@
 
 #include "analysis/cost_model.h"
 #include "core/select/selector.h"
-#include "experiments/common/metrics.h"
+#include "experiments/driver/metrics.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 namespace {
 
 constexpr double kElementBytes = 2;  // as in selector_cost
@@ -98,4 +98,4 @@ void Tally::write(io::ResultsWriter& to, const std::string& layer, const Problem
                           "groups"});
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

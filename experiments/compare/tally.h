@@ -12,7 +12,7 @@
 #include "core/io/results.h"
 #include "experiments/compare/plan.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 /// One chunk as an arm is measured on it.
 struct MeasuredChunk {
@@ -60,4 +60,4 @@ private:
     int64_t counted_ = 0, queries_ = 0;
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "experiments/common/metrics.h"
 #include "experiments/compare/tally.h"
+#include "experiments/driver/metrics.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 namespace {
 
 /// Attention of one query and head over the tokens at `keys`, `values` (`stride` floats apart) and
@@ -77,7 +77,7 @@ void TokenArm::add(const SelectorChunk& chunk, const MeasuredChunk& measured,
         for (int64_t h = 0; h < p.query_heads; ++h) {
             const int64_t r = h / p.group_size(), at = visible[row].first * stride + r * p.head_dim;
             mass(i, r) += attend_tokens(chunk.q[i][h], k.data() + at, v.data() + at, stride, tokens,
-                                        p.main_scale(), double{lse(i, h)}, sparse.view()[i][h]) /
+                                        p.softmax_scale(), double{lse(i, h)}, sparse.view()[i][h]) /
                           static_cast<double>(p.group_size());
         }
     }
@@ -111,4 +111,4 @@ void TokenArm::write(io::ResultsWriter& to, const std::string& layer, const Prob
     write_costs(to, group, index_, attention_, queries_);
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

@@ -14,7 +14,7 @@
 #include "experiments/compare/checks.h"
 #include "experiments/compare/plan.h"
 
-namespace msa::experiments {
+namespace msa::experiments::compare {
 
 class TokenArm {
 public:
@@ -41,4 +41,4 @@ private:
     int64_t counted_ = 0, queries_ = 0;
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::compare

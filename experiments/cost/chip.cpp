@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/cost/chip.h"
 
-#include "experiments/common/table.h"
+#include "experiments/driver/table.h"
 
-namespace msa::experiments {
+namespace msa::experiments::cost {
 namespace {
 
 constexpr double kTera = 1e12, kMebi = 1 << 20;
@@ -41,4 +41,4 @@ std::string hardware_text(const analysis::Hardware& on, Ceilings ceilings,
     return line;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::cost

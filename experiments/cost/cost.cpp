@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/cost/cost.h"
-
 #include "experiments/cost/from_results.h"
 #include "experiments/cost/from_sizes.h"
 #include "experiments/cost/options.h"
+#include "experiments/programs.h"
 
-namespace msa::experiments {
+namespace msa::experiments::cost {
 
-int cost(std::span<const std::string> args, std::ostream& out, std::ostream&) {
+int run(std::span<const std::string> args, std::ostream& out, std::ostream&) {
     const std::optional<CostOptions> options = parse_cost_options(args, out);
     if (!options) return 0;
     const analysis::Hardware on = read_hardware(options->hardware, options->ceilings);
@@ -20,4 +19,4 @@ int cost(std::span<const std::string> args, std::ostream& out, std::ostream&) {
     return 0;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::cost

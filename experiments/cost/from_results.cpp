@@ -8,10 +8,10 @@
 #include "analysis/selection_cost.h"
 #include "core/io/results.h"
 #include "core/selection.h"
-#include "experiments/common/table.h"
 #include "experiments/cost/chip.h"
+#include "experiments/driver/table.h"
 
-namespace msa::experiments {
+namespace msa::experiments::cost {
 namespace {
 
 using analysis::OrderCost, analysis::SelectionCost;
@@ -46,19 +46,21 @@ Problem read_problem(const io::ResultsReader& results, const std::string& layer)
     p.head_dim = size("head_dim");
     p.index_dim = size("index_dim");
     p.block_size = size("block_size");
+    std::vector<int64_t> cu_seqlens_q{0}, cu_seqlens_k{0}, positions;
     for (int64_t i = 0; i < token.size(); ++i) {
         require(i == 0 || token(i) == token(i - 1) + 1, "layer ", layer,
                 ": its analysed queries have gaps (token ", token(i), " follows token ",
                 token(std::max<int64_t>(i - 1, 0)),
                 "); the loop orders need neighbours, so run msa-analyze without --sample-queries");
-        while (p.sequences() <= sequence(i)) {
-            p.cu_seqlens_q.push_back(i);
-            p.cu_seqlens_k.push_back(p.cu_seqlens_k.back());
+        while (std::ssize(cu_seqlens_q) - 1 <= sequence(i)) {
+            cu_seqlens_q.push_back(i);
+            cu_seqlens_k.push_back(cu_seqlens_k.back());
         }
-        p.cu_seqlens_q.back() = i + 1;
-        p.cu_seqlens_k.back() = *(p.cu_seqlens_k.end() - 2) + position(i) + 1;
-        p.query_positions.push_back(position(i));
+        cu_seqlens_q.back() = i + 1;
+        cu_seqlens_k.back() = *(cu_seqlens_k.end() - 2) + position(i) + 1;
+        positions.push_back(position(i));
     }
+    p.batch = PackedBatch(std::move(cu_seqlens_q), std::move(cu_seqlens_k), std::move(positions));
     p.validate();
     return p;
 }
@@ -222,4 +224,4 @@ void cost_from_results(const CostOptions& o, const analysis::Hardware& on, std::
     out << json.dump(2) << '\n';
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::cost

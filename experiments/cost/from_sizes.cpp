@@ -7,10 +7,10 @@
 #include <ostream>
 
 #include "analysis/stage_cost.h"
-#include "experiments/common/table.h"
 #include "experiments/cost/chip.h"
+#include "experiments/driver/table.h"
 
-namespace msa::experiments {
+namespace msa::experiments::cost {
 namespace {
 
 using analysis::LayerSizes, analysis::Pipeline, analysis::Stage;
@@ -181,4 +181,4 @@ void cost_from_sizes(const CostOptions& o, const analysis::Hardware& on, std::os
     if (o.format == Format::table) print_tables(o, model, contexts, on, out);
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::cost

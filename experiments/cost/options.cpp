@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/cost/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::cost {
 namespace {
 
 const About kAbout{
@@ -113,4 +113,4 @@ std::optional<CostOptions> parse_cost_options(std::span<const std::string> args,
     return o;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::cost

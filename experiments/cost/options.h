@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "core/tensor.h"
-#include "experiments/common/options.h"
 #include "experiments/cost/presets.h"
+#include "experiments/driver/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::cost {
 
 enum class Format : uint8_t { table, json, csv };
 
@@ -33,4 +33,4 @@ struct CostOptions {
 /// Nothing when help or version was asked for. Throws InputError.
 std::optional<CostOptions> parse_cost_options(std::span<const std::string> args, std::ostream& out);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::cost

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "experiments/common/options.h"
+#include "experiments/driver/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::cost {
 namespace {
 
 using nlohmann::json;
@@ -142,4 +142,4 @@ analysis::LayerSizes layer_sizes(const Model& model) {
     return sizes;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::cost

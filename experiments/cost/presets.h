@@ -10,7 +10,7 @@
 #include "analysis/hardware.h"
 #include "analysis/stage_cost.h"
 
-namespace msa::experiments {
+namespace msa::experiments::cost {
 
 /// Published peaks of a chip, or what was measured on one.
 enum class Ceilings : uint8_t { peak, measured };
@@ -35,4 +35,4 @@ std::vector<std::string> list_models();
 /// Sizes of one of its layers, all but the tokens; what the model lacks is the paper's.
 analysis::LayerSizes layer_sizes(const Model&);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::cost

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 namespace {
 
 using io::Field;
@@ -127,4 +127,4 @@ Tensor<float, 3> take_rows(View<const float, 3> from, std::span<const int64_t> t
     return rows;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

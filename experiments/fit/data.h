@@ -11,7 +11,7 @@
 #include "core/io/activations.h"
 #include "experiments/fit/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 /// One layer in memory; its sequences are those of all files, in order.
 struct TrainingLayer {
@@ -48,4 +48,4 @@ Split split_queries(const FitOptions&, const std::vector<int64_t>& cu_seqlens);
 /// The rows [tokens] of the first axis.
 Tensor<float, 3> take_rows(View<const float, 3> from, std::span<const int64_t> tokens);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

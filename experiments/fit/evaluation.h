@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 /// The numbers of one evaluation: macro averages over queries, then groups or heads.
 struct Evaluation {
@@ -41,4 +41,4 @@ inline constexpr Figure kFigures[] = {
      "entropy of the teacher over all visible keys, in nats"},
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/fit/fit.h"
-
 #include <omp.h>
 
 #include <algorithm>
@@ -11,18 +9,19 @@
 #include <thread>
 
 #include "analysis/rows.h"
-#include "experiments/common/own_attention.h"
-#include "experiments/common/program.h"
-#include "experiments/common/run_record.h"
-#include "experiments/common/write_text.h"
+#include "experiments/driver/own_attention.h"
+#include "experiments/driver/program.h"
+#include "experiments/driver/run_record.h"
+#include "experiments/driver/write_text.h"
 #include "experiments/fit/indexer_file.h"
 #include "experiments/fit/layer.h"
 #include "experiments/fit/options.h"
 #include "experiments/fit/start.h"
 #include "experiments/fit/summary.h"
+#include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 namespace {
 
 /// Fills in what depends on the files, and checks the options against them.
@@ -39,8 +38,8 @@ void resolve(FitOptions& o, std::span<const io::ActivationsReader> files) {
 
 /// Throws UnsupportedError where the backend does not compute the loss that is asked for.
 void check_teacher(const FitOptions& o, const Backend& backend) {
-    const Support support = backend.supports(
-        {}, {.operation = Operation::index_kl, .top_k = o.rule.top_k, .teacher = o.teacher});
+    const Support support =
+        backend.supports({}, IndexKlRequest{.top_k = o.rule.top_k, .teacher = o.teacher});
     if (!support.yes)
         throw UnsupportedError(text("--teacher is ", o.teacher_name(), ", which --backend ",
                                     o.backend, " cannot: ", support.why_not));
@@ -119,7 +118,7 @@ void fit_layers(const FitOptions& o, std::span<const io::ActivationsReader> file
 
 }  // namespace
 
-int fit_indexer(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
     std::optional<FitOptions> parsed = parse_fit_options(args, out);
     if (!parsed) return 0;
     FitOptions& o = *parsed;
@@ -171,4 +170,4 @@ int fit_indexer(std::span<const std::string> args, std::ostream& out, std::ostre
     return 0;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -8,14 +8,14 @@
 #include "analysis/output_error.h"
 #include "analysis/recall.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 namespace {
 
 /// The KL on the full support.
 double full_kl(Backend& backend, const Problem& p, const IndexInput& index, In<3> q, In<3> k,
                Teacher teacher) {
     auto kl = backend.make<double, 2>({p.queries(), p.kv_heads});
-    backend.index_kl(p, index, q, k, {}, {kl, {}, {}}, teacher);
+    backend.index_kl(p, {index, q, k, {}, teacher}, {kl, {}, {}});
     return mean_of(fetch(backend, std::move(kl)));
 }
 
@@ -36,7 +36,7 @@ double index_entropy(Backend& backend, const Problem& p, const IndexOperands& in
     index.query_heads = p.kv_heads;
     index.kv_heads = 1;
     index.head_dim = p.index_dim;
-    index.softmax_scale = p.score_scale();
+    index.own_softmax_scale = p.index_scale();
     const Attention mean_key = attend(backend, index, {in.q, in.k, in.k}, {});
     analysis::Entropy entropy(p.kv_heads);
     entropy.add(index, in.host_q, mean_key.out, mean_key.lse);
@@ -103,4 +103,4 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     return e;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -12,7 +12,7 @@
 #include "experiments/fit/evaluation.h"
 #include "experiments/fit/operands.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 /// Mean over all rows of the KL on their supports (eq:msa-kl).
 double mean_of(const Tensor<double, 2>& kl);
@@ -42,4 +42,4 @@ private:
     double entropy_teacher_ = 0;
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -4,7 +4,7 @@
 #include "experiments/fit/data.h"
 #include "experiments/fit/state.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 namespace {
 
 using io::Field;
@@ -28,10 +28,10 @@ Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer,
     MSA_CHECK(field == Field::index_q || field == Field::index_k);
     const Tensor<float, 3> x = file.read(layer, Field::x, range);
     const View<const float, 2> hidden(x.data(), {x.extent(0), x.extent(2)});
-    const std::vector<KeyRange> seen = visible_keys(
-        io::layer_problem(file.info(), file.layer(layer), kMaxBlockSize).with_queries(range));
+    const Problem queries =
+        io::layer_problem(file.info(), file.layer(layer), kMaxBlockSize).with_queries(range);
     std::vector<int64_t> positions;
-    for (const KeyRange& keys : seen) positions.push_back(keys.count - 1);
+    for (const KeyRange& keys : visible_keys(queries)) positions.push_back(keys.count - 1);
     return field == Field::index_q ? index_queries(weights, hidden, positions, threads)
                                    : index_keys(weights, hidden, positions, threads);
 }
@@ -65,4 +65,4 @@ void write_indexer_file(const std::filesystem::path& path,
     to.finish();
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

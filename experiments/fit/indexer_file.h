@@ -8,7 +8,7 @@
 #include "core/io/activations.h"
 #include "core/io/results.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 /// index_q or index_k [n, heads, didx] that the weights make of the tokens [range) of a file.
 Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer, const IndexWeights&,
@@ -21,4 +21,4 @@ void write_indexer_file(const std::filesystem::path& path,
                         const io::ResultsReader& results, std::span<const int64_t> layers,
                         int threads);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -2,13 +2,13 @@
 #include "experiments/fit/layer.h"
 
 #include "core/error.h"
-#include "experiments/common/program.h"
-#include "experiments/common/progress.h"
-#include "experiments/common/sample.h"
+#include "experiments/driver/program.h"
+#include "experiments/driver/progress.h"
+#include "experiments/driver/sample.h"
 #include "experiments/fit/start.h"
 #include "experiments/fit/whitening.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 namespace {
 
 constexpr int64_t kWhiteningTokens = 16384;  // that the second moment is taken over
@@ -129,4 +129,4 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
     });
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

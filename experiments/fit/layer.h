@@ -13,7 +13,7 @@
 #include "experiments/fit/options.h"
 #include "experiments/fit/state.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 /// The Index Branch that the options ask for on a layer. Throws InputError where neither they nor
 /// the file say how RoPE goes.
@@ -30,4 +30,4 @@ void fit_layer(const FitOptions&, std::span<const io::ActivationsReader>, int64_
                const Split&, Backend&, io::ResultsWriter&, const Checkpoint&, std::mutex& hdf5,
                std::ostream& err);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

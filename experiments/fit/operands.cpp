@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/fit/operands.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 QueryOperands::QueryOperands(Backend& backend, const TrainingLayer& data,
                              std::span<const int64_t> tokens)
@@ -21,4 +21,4 @@ IndexOperands::IndexOperands(Backend& backend, const IndexWeights& weights,
 
 IndexOperands::operator IndexInput() const { return {q, rows_of(k.view().as<const float>())}; }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -6,10 +6,10 @@
 #include <span>
 
 #include "core/index_branch.h"
-#include "experiments/common/attend.h"
+#include "experiments/driver/attend.h"
 #include "experiments/fit/data.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 /// What no step changes. Refers to the layer.
 struct LayerOperands {
@@ -43,4 +43,4 @@ inline View<const float, 2> rows_of(View<const float, 3> one_head) {
     return {one_head.data(), {one_head.extent(0), one_head.extent(2)}, one_head.space()};
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

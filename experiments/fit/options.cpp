@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 namespace {
 
 const About kAbout{
@@ -191,4 +191,4 @@ std::string FitOptions::identity() const {
         .dump();
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/registry.h"
 #include "core/selection.h"
-#include "experiments/common/options.h"
+#include "experiments/driver/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 /// What --train and --eval count.
 enum class SplitBy : uint8_t { position, sequence };
@@ -56,4 +56,4 @@ struct FitOptions {
 /// Nothing when help or version was asked for. Throws InputError.
 std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, std::ostream& out);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -11,9 +11,9 @@
 #include "core/error.h"
 #include "core/projection.h"
 #include "core/random.h"
-#include "experiments/common/sample.h"
+#include "experiments/driver/sample.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 namespace {
 
 constexpr int64_t kMostTokens = 16384;  // that a fit looks at
@@ -98,7 +98,7 @@ ClosedForm::ClosedForm(const IndexForm& form, const TrainingLayer& data,
       rotary_(data.info.rotary_dim.value_or(form.rotary_dim)),
       passes_(head_dim_ - rotary_),
       weighted_(weighted),
-      scale_(data.problem.main_scale() / data.problem.score_scale()) {
+      scale_(data.problem.softmax_scale() / data.problem.index_scale()) {
     const Tensor<float, 3> x = take_rows(data.x, tokens);
     const auto n = static_cast<double>(tokens.size());
     const MatrixXd hidden =
@@ -234,4 +234,4 @@ IndexWeights start_weights(Start start, const IndexForm& form, const TrainingLay
     return w;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -20,7 +20,7 @@
 #include "core/index_branch.h"
 #include "experiments/fit/data.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 /// Throws InputError where the start cannot be made: from_qk and pca need frequencies that are the
 /// model's (its rotary_dim a multiple of the index's, the same rope_theta).
@@ -30,4 +30,4 @@ void check_start(Start, const IndexForm&, const io::LayerInfo& model);
 IndexWeights start_weights(Start, const IndexForm&, const TrainingLayer& whitened,
                            std::span<const int64_t> tokens, uint64_t seed);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 namespace {
 
 std::string group_of(int64_t layer) { return text("/fit/", layer); }
@@ -138,4 +138,4 @@ void Checkpoint::remove() const {
     std::filesystem::remove_all(path_.string() + ".partial");
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -9,7 +9,7 @@
 #include "core/io/results.h"
 #include "experiments/fit/training.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 /// Curves, and the weights for plain hidden states, into the unit under way.
 void write_fit(io::ResultsWriter&, int64_t layer, const FitState&, const IndexWeights& plain);
@@ -38,4 +38,4 @@ private:
     io::RunRecord record_;
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

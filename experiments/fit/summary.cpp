@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "experiments/common/table.h"
+#include "experiments/driver/table.h"
 #include "experiments/fit/state.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 namespace {
 
 using nlohmann::ordered_json;
@@ -93,4 +93,4 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
         << ".\n";
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -7,7 +7,7 @@
 
 #include "core/io/results.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 /// Text of each number of the summary, JSON object.
 std::string fit_definitions();
@@ -19,4 +19,4 @@ std::string fit_summary_json(const io::ResultsReader&);
 /// The first and the last evaluation of every layer as a table, with the split and definitions.
 void print_fit_table(const io::ResultsReader&, std::ostream& out);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -5,9 +5,9 @@
 
 #include "core/adamw.h"
 #include "core/random.h"
-#include "experiments/common/sample.h"
+#include "experiments/driver/sample.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 FitState start_state(IndexWeights weights) {
     FitState state;
@@ -42,8 +42,8 @@ bool Trainer::advance(FitState& state) const {
     auto d_index_q = backend.make<float, 3>(index.q.view().shape());
     auto d_index_k = backend.make<float, 3>(index.k.view().shape());
     const View<float, 2> d_keys(d_index_k.data(), {p.keys(), p.index_dim}, backend.space());
-    backend.index_kl(p, index, queries.q, layer_.k, ids.view(), {kl, d_index_q, d_keys},
-                     o_.teacher);
+    backend.index_kl(p, {index, queries.q, layer_.k, ids.view(), o_.teacher},
+                     {kl, d_index_q, d_keys});
     const double loss = mean_of(fetch(backend, std::move(kl)));
     if (!std::isfinite(loss)) return false;
 
@@ -61,4 +61,4 @@ bool Trainer::advance(FitState& state) const {
     return true;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

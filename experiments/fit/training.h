@@ -14,7 +14,7 @@
 #include "experiments/fit/operands.h"
 #include "experiments/fit/options.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 /// Everything that the next step depends on, and the curves so far.
 struct FitState {
@@ -42,4 +42,4 @@ private:
     std::span<const int64_t> tokens_;  // the training queries
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

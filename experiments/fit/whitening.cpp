@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/problem.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 namespace {
 
 constexpr double kRidge = 1e-2;        // of the mean diagonal
@@ -60,4 +60,4 @@ IndexWeights Whitening::plain(const IndexWeights& whitened) const {
     return result;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

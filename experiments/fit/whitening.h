@@ -13,7 +13,7 @@
 #include "core/index_branch.h"
 #include "core/tensor.h"
 
-namespace msa::experiments {
+namespace msa::experiments::fit {
 
 class Whitening {
 public:
@@ -27,4 +27,4 @@ private:
     Eigen::MatrixXd root_;  // S
 };
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::fit

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/inspect/inspect.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,13 +10,14 @@
 #include "core/io/activations.h"
 #include "core/io/file_format.h"
 #include "core/io/results.h"
-#include "experiments/common/options.h"
-#include "experiments/common/own_attention.h"
-#include "experiments/common/program.h"
-#include "experiments/common/progress.h"
-#include "experiments/common/table.h"
+#include "experiments/driver/options.h"
+#include "experiments/driver/own_attention.h"
+#include "experiments/driver/program.h"
+#include "experiments/driver/progress.h"
+#include "experiments/driver/table.h"
+#include "experiments/programs.h"
 
-namespace msa::experiments {
+namespace msa::experiments::inspect {
 namespace {
 
 using nlohmann::ordered_json;
@@ -290,7 +289,7 @@ void print_results(const ordered_json& about, bool stats, std::ostream& out) {
 
 }  // namespace
 
-int inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
     std::vector<std::string> files;
     bool stats = false, json = false;
     po::options_description options;
@@ -316,4 +315,4 @@ int inspect(std::span<const std::string> args, std::ostream& out, std::ostream& 
     return 0;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::inspect

@@ -8,7 +8,7 @@
 
 #include "core/random.h"
 
-namespace msa::experiments {
+namespace msa::experiments::synth {
 namespace {
 
 using io::Field;
@@ -167,4 +167,4 @@ Tensor<float, 3> Synthesizer::make(const LayerInfo& layer, Field field, QueryRan
     return values;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::synth

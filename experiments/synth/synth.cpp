@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/synth/synth.h"
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "experiments/common/options.h"
-#include "experiments/common/program.h"
-#include "experiments/common/progress.h"
-#include "experiments/common/version.h"
+#include "experiments/driver/options.h"
+#include "experiments/driver/program.h"
+#include "experiments/driver/progress.h"
+#include "experiments/driver/version.h"
+#include "experiments/programs.h"
 #include "experiments/synth/pattern.h"
 
-namespace msa::experiments {
+namespace msa::experiments::synth {
 namespace {
 
 const About kAbout{
@@ -133,7 +132,7 @@ std::optional<SynthOptions> parse(std::span<const std::string> args, std::ostrea
 
 }  // namespace
 
-int synth(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
     const std::optional<SynthOptions> parsed = parse(args, out);
     if (!parsed) return 0;
     const SynthOptions& o = *parsed;
@@ -158,4 +157,4 @@ int synth(std::span<const std::string> args, std::ostream& out, std::ostream& er
     return 0;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::synth

@@ -51,7 +51,7 @@ Heads<T> main_heads(const Problem& p, In<3> q, In<3> k, In<3> v) {
             p.kv_heads * p.head_dim,
             p.head_dim,
             static_cast<int>(p.head_dim),
-            static_cast<float>(p.main_scale())};
+            static_cast<float>(p.softmax_scale())};
 }
 
 /// One index head per group; index_k is shared by the groups.
@@ -65,7 +65,7 @@ Heads<T> index_heads(const Problem& p, const IndexInput& in) {
             p.index_dim,
             0,
             static_cast<int>(p.index_dim),
-            static_cast<float>(p.score_scale())};
+            static_cast<float>(p.index_scale())};
 }
 
 /// Fills the block's rows with the queries of row_of(0...).

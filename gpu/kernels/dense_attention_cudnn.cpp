@@ -49,12 +49,12 @@ int64_t longest(const std::vector<Span>& spans, int64_t Span::*count) {
 /// The sequences that have queries; nothing where a query sees no key or positions have gaps.
 std::vector<Span> spans_of(const Problem& p, const std::vector<KeyRange>& visible) {
     std::vector<Span> spans;
-    for (size_t s = 0; s + 1 < p.cu_seqlens_q.size(); ++s) {
-        const int64_t begin = p.cu_seqlens_q[s], end = p.cu_seqlens_q[s + 1];
+    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_q().size(); ++s) {
+        const int64_t begin = p.batch.cu_seqlens_q()[s], end = p.batch.cu_seqlens_q()[s + 1];
         if (begin == end) continue;
         const KeyRange first = visible[static_cast<size_t>(begin)];
         if (first.count == 0) return {};
-        for (int64_t i = begin; i < end && !p.query_positions.empty(); ++i)
+        for (int64_t i = begin; i < end && !p.batch.query_positions().empty(); ++i)
             if (visible[static_cast<size_t>(i)].count != first.count + i - begin) return {};
         spans.push_back({begin, end - begin, first.first, first.count + end - begin - 1});
     }
@@ -76,14 +76,14 @@ struct Sizes {
     bool operator==(const Sizes&) const = default;
 
     Sizes(const Problem& p, const std::vector<Span>& spans)
-        : ragged(!is_regular(spans) || !p.query_positions.empty()),
+        : ragged(!is_regular(spans) || !p.batch.query_positions().empty()),
           sequences(std::ssize(spans)),
           queries(longest(spans, &Span::queries)),
           keys(longest(spans, &Span::keys)),
           query_heads(p.query_heads),
           kv_heads(p.kv_heads),
           head_dim(p.head_dim),
-          scale(p.main_scale()) {
+          scale(p.softmax_scale()) {
         const auto all = [&](auto rule) { return std::all_of(spans.begin(), spans.end(), rule); };
         if (all([](const Span& s) { return s.queries == s.keys; }))
             mask = Mask::causal;
@@ -259,7 +259,7 @@ std::string misfit(const Problem& p, const AttentionInput& in, const AttentionOu
     };
     if (!fits(in.q) || !fits(in.k) || !fits(in.v) || !fits(to.out))
         return "it takes bf16 operands and outputs at multiples of 16 bytes";
-    if (p.main_scale() <= 0 || p.head_dim % 8 != 0)
+    if (p.softmax_scale() <= 0 || p.head_dim % 8 != 0)
         return "it takes a positive scale and a head dim of multiples of 8";
     return "";
 }

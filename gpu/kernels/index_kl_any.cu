@@ -162,13 +162,13 @@ struct KeyBlock {
 
 std::vector<KeyBlock> key_blocks(const Problem& p) {
     std::vector<KeyBlock> all;
-    for (size_t s = 0; s + 1 < p.cu_seqlens_k.size(); ++s) {
-        const int64_t first = p.cu_seqlens_k[s], end = p.cu_seqlens_k[s + 1];
+    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s) {
+        const int64_t first = p.batch.cu_seqlens_k()[s], end = p.batch.cu_seqlens_k()[s + 1];
         for (int64_t b = 0; first + b * p.block_size < end; ++b) {
             const int64_t at = first + b * p.block_size;
             all.push_back({{at, std::min(p.block_size, end - at)},
                            b,
-                           {p.cu_seqlens_q[s], p.cu_seqlens_q[s + 1]}});
+                           {p.batch.cu_seqlens_q()[s], p.batch.cu_seqlens_q()[s + 1]}});
         }
     }
     return all;
@@ -273,7 +273,7 @@ void index_kl_any(const Call& call, const IndexInput& in, In<3> q, In<3> k,
                 key_support(piece, ids_here),
                 main_lse.data(),
                 index_lse.data(),
-                static_cast<float>(p.score_scale() /
+                static_cast<float>(p.index_scale() /
                                    static_cast<double>(whole.queries() * whole.kv_heads)),
                 to.kl.slice(queries.begin, count).data(),
                 to.d_index_q ? to.d_index_q.slice(queries.begin, count).data() : nullptr,

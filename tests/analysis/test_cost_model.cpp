@@ -19,8 +19,7 @@ TEST(CostModel, SquareCausalClosedForms) {
 TEST(CostModel, OneFarQueryAtThePapersShape) {
     // Dense pairs of one query behind 1M keys, and its full budget of blocks.
     Problem p = square_problem(0, 64, 4, 128, 128, 128);
-    p.cu_seqlens_q = {0, 1};
-    p.cu_seqlens_k = {0, 1048576};
+    p.batch = PackedBatch({0, 1}, {0, 1048576});
     Tensor<int32_t, 3> ids({1, 4, 16});
     for (int64_t r = 0; r < 4; ++r)
         for (int32_t b = 0; b < 16; ++b) ids(0, r, b) = b < 15 ? b : 8191;

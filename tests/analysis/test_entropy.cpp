@@ -4,16 +4,15 @@
 #include <cmath>
 
 #include "analysis/entropy.h"
+#include "core/tolerance.h"
 #include "tests/support/random.h"
 #include "tests/support/runner.h"
 #include "tests/support/softmax.h"
-#include "tests/support/tolerance.h"
 #include "tests/support/values.h"
 
 namespace msa::analysis {
 namespace {
 
-using test::entropy_bound;
 using test::filled;
 
 TEST(Entropy, UniformAttentionHasLogN) {
@@ -47,7 +46,7 @@ TEST(Entropy, IsNeverNegativeAndSkipsEmptyRows) {
 
 TEST(Entropy, UsesTheScaleOfTheProblem) {
     Problem p = square_problem(1, 1, 1, 16, 0, 8);
-    p.softmax_scale = 0.5;
+    p.own_softmax_scale = 0.5;
     Entropy entropy(1);
     entropy.add(p, filled<float, 3>({1, 1, 16}, 1.0F), filled<float, 3>({1, 1, 16}, 1.0F),
                 filled<float, 2>({1, 1}, 9.0F));
@@ -56,7 +55,7 @@ TEST(Entropy, UsesTheScaleOfTheProblem) {
 
 TEST(Entropy, IsThatOfTheWrittenOutSoftmax) {
     Problem p = square_problem(0, 6, 2, 16, 0, 8);
-    p.cu_seqlens_q = p.cu_seqlens_k = {0, 50, 83};
+    p.batch = PackedBatch({0, 50, 83}, {0, 50, 83});
     test::Operands o;
     o.q = test::normal<3>({83, 6, 16}, 1, 2.0F);
     o.k = test::normal<3>({83, 2, 16}, 2);
@@ -78,8 +77,8 @@ TEST(Entropy, IsThatOfTheWrittenOutSoftmax) {
         double lse = 0;
         for (int64_t n = 0; n < attention.lse.size(); ++n)
             lse = std::max(lse, std::fabs(double{attention.lse.data()[n]}));
-        const double bound = entropy_bound(lse, p.main_scale(), test::largest_norm<3>(o.q),
-                                           test::largest_norm<3>(o.k));
+        const double bound =
+            entropy_bound(lse, p.softmax_scale(), largest_norm<3>(o.q), largest_norm<3>(o.k));
         for (int64_t h = 0; h < 6; ++h) {
             double mean = 0;
             for (int64_t i = 0; i < 83; ++i)

@@ -42,9 +42,7 @@ TEST(MeanOverlap, ComparesRowByRowWhateverTheWidths) {
 
 TEST(Distances, AreCountedFromTheOwnBlock) {
     Problem p = square_problem(0, 1, 1, 16, 0, 8);
-    p.cu_seqlens_q = {0, 3};
-    p.cu_seqlens_k = {0, 64};
-    p.query_positions = {23, 24, 63};
+    p.batch = PackedBatch({0, 3}, {0, 64}, {23, 24, 63});
     const auto ids = tensor<int32_t, 3>({3, 1, 3}, {0, 1, 2, 0, 3, kNoBlock, 0, 1, 7});
     Distances distances(8);
     distances.add(p, std::vector{RowKind::counted, RowKind::counted, RowKind::trivial}, ids);

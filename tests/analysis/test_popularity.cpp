@@ -20,8 +20,7 @@ View<const int64_t, 1> view(const Counts& counts) {
 
 TEST(Popularity, CountsQueriesPerGroupAndBlockOfItsSequence) {
     Problem p = square_problem(0, 2, 2, 16, 0, 8);
-    p.cu_seqlens_q = {0, 2, 2, 3};
-    p.cu_seqlens_k = {0, 24, 24, 40};  // 3 blocks, none, 2 blocks
+    p.batch = PackedBatch({0, 2, 2, 3}, {0, 24, 24, 40});  // 3 blocks, none, 2 blocks
     constexpr int32_t none = kNoBlock;
     const auto ids = tensor<int32_t, 3>({3, 2, 2}, {0, 2, 1, 2,     // query 0, groups 0 and 1
                                                     0, 2, 2, none,  // query 1

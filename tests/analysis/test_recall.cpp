@@ -18,8 +18,7 @@ using test::tensor;
 /// One query on the last of 32 keys: 4 blocks of 8, block 3 its own.
 Problem last_of_32(int64_t groups) {
     Problem p = square_problem(0, groups, groups, 16, 0, 8);
-    p.cu_seqlens_q = {0, 1};
-    p.cu_seqlens_k = {0, 32};
+    p.batch = PackedBatch({0, 1}, {0, 32});
     return p;
 }
 
@@ -71,8 +70,7 @@ TEST(Recall, WhereTheOracleKeepsNothingNothingWasLost) {
 
 TEST(Recall, RowsThatDoNotCountChangeNothing) {
     Problem p = last_of_32(1);
-    p.cu_seqlens_q = {0, 3};
-    p.query_positions = {29, 30, 31};
+    p.batch = PackedBatch({0, 3}, p.batch.cu_seqlens_k(), {29, 30, 31});
     const auto ids = tensor<int32_t, 3>({3, 1, 1}, {0, 1, 2});
     const auto oracle = tensor<int32_t, 3>({3, 1, 1}, {3, 1, 3});
     const auto mass =

@@ -28,8 +28,8 @@ TEST(RowKinds, TrivialWhileTheVisibleBlocksFitIntoK) {
 
 TEST(RowKinds, AllRowsCountsTheTrivialButNotTheBlind) {
     Problem p = square_problem(0, 2, 1, 16, 0, 8);
-    p.cu_seqlens_q = {0, 3, 7};
-    p.cu_seqlens_k = {0, 0, 2};  // no keys at all; two queries before the first key
+    p.batch =
+        PackedBatch({0, 3, 7}, {0, 0, 2});  // no keys at all; two queries before the first key
     const std::vector<int64_t> blind{0, 1, 2, 3, 4}, seeing{5, 6};
     for (bool all_rows : {false, true}) {
         const std::vector<RowKind> kinds = row_kinds(p, 1, all_rows);
@@ -40,8 +40,7 @@ TEST(RowKinds, AllRowsCountsTheTrivialButNotTheBlind) {
 
 TEST(RowKinds, BlocksAreThoseOfTheQuerysOwnSequence) {
     Problem p = square_problem(0, 2, 1, 16, 0, 8);
-    p.cu_seqlens_q = {0, 1, 2};
-    p.cu_seqlens_k = {0, 64, 72};  // decode after 8 blocks, and after 1
+    p.batch = PackedBatch({0, 1, 2}, {0, 64, 72});  // decode after 8 blocks, and after 1
     EXPECT_EQ(row_kinds(p, 4, false), (std::vector{RowKind::counted, RowKind::trivial}));
 }
 

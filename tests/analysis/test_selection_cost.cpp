@@ -41,8 +41,8 @@ TileReads slow_tile_reads(const Problem& p, View<const int32_t, 3> ids, int64_t 
     for (int64_t r = 0; r < p.kv_heads; ++r) {
         std::deque<std::pair<int64_t, int32_t>> newest;
         for (int64_t s = 0; s < p.sequences(); ++s) {
-            const int64_t end = p.cu_seqlens_q[static_cast<size_t>(s) + 1];
-            for (int64_t i = p.cu_seqlens_q[static_cast<size_t>(s)]; i < end; i += tile) {
+            const int64_t end = p.batch.cu_seqlens_q()[static_cast<size_t>(s) + 1];
+            for (int64_t i = p.batch.cu_seqlens_q()[static_cast<size_t>(s)]; i < end; i += tile) {
                 std::set<int32_t> blocks;
                 for (int64_t j = i; j < std::min(i + tile, end); ++j)
                     for (int32_t b : selected(ids, j, r)) blocks.insert(b);
@@ -79,7 +79,7 @@ TEST(SelectionCost, TilesOfACaseDoneByHand) {
 
 TEST(SelectionCost, TileReadsAreThoseOfTheDefinition) {
     Problem p = square_problem(0, 4, 2, 16, 16, 8);
-    p.cu_seqlens_q = p.cu_seqlens_k = {0, 150, 150, 233};
+    p.batch = PackedBatch({0, 150, 150, 233}, {0, 150, 150, 233});
     const Tensor<int32_t, 3> ids = random_ids(p, 4, 7);
     for (int64_t tile : {1, 3, 8, 64})
         for (int64_t capacity : {0, 1, 3, 9, 100}) {
@@ -94,8 +94,7 @@ TEST(SelectionCost, TileReadsAreThoseOfTheDefinition) {
 TEST(SelectionCost, AgreesWithTheClosedFormsWhenEveryRowIsFull) {
     // Queries that all see at least k blocks, no cache: each block read comes from memory.
     Problem p = square_problem(0, 32, 2, 64, 64, 16);
-    p.cu_seqlens_q = {0, 1024};
-    p.cu_seqlens_k = {0, 2048};
+    p.batch = PackedBatch({0, 1024}, {0, 2048});
     const Tensor<int32_t, 3> ids = random_ids(p, 8, 3);
     const SelectionCost cost = selection_cost(p, ids, Element::bf16, chip(0));
     const LayerSizes sizes{1024, 32, 2, 64, 64, 16, 8};

@@ -11,9 +11,7 @@ namespace {
 /// Two queries that see 100 and 320 keys: Hq 4, Hkv 2, dh 16, didx 8, blocks of 32.
 Problem two_queries() {
     Problem p = square_problem(0, 4, 2, 16, 8, 32);
-    p.cu_seqlens_q = {0, 2};
-    p.cu_seqlens_k = {0, 320};
-    p.query_positions = {99, 319};
+    p.batch = PackedBatch({0, 2}, {0, 320}, {99, 319});
     return p;
 }
 

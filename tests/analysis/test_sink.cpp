@@ -5,17 +5,16 @@
 #include <numeric>
 
 #include "analysis/sink.h"
+#include "core/tolerance.h"
 #include "tests/support/random.h"
 #include "tests/support/runner.h"
 #include "tests/support/softmax.h"
-#include "tests/support/tolerance.h"
 #include "tests/support/values.h"
 
 namespace msa::analysis {
 namespace {
 
 using test::filled;
-using test::sink_bound;
 
 /// Queries of zeros: every key of the support is equally likely.
 struct Uniform {
@@ -50,9 +49,7 @@ TEST(SinkMass, UniformDenseAttentionGivesTheHarmonicMean) {
 
 TEST(SinkMass, OutsideTheSelectedBlocksIsNothingButTheRowCounts) {
     Problem p = square_problem(0, 1, 1, 16, 0, 8);
-    p.cu_seqlens_q = {0, 2};
-    p.cu_seqlens_k = {0, 24};
-    p.query_positions = {23, 23};
+    p.batch = PackedBatch({0, 2}, {0, 24}, {23, 23});
     Uniform at(p);
     const auto ids = test::tensor<int32_t, 3>({2, 1, 2}, {0, 2, 1, 2});
     at.set(0, 16);
@@ -65,8 +62,7 @@ TEST(SinkMass, OutsideTheSelectedBlocksIsNothingButTheRowCounts) {
 
 TEST(SinkMass, RowsWithoutAKeyDoNotCountAndNoneIsNaN) {
     Problem p = square_problem(0, 1, 1, 16, 0, 8);
-    p.cu_seqlens_q = {0, 3};
-    p.cu_seqlens_k = {0, 1};
+    p.batch = PackedBatch({0, 3}, {0, 1});
     Uniform at(p);
     at.lse(0, 0) = at.lse(1, 0) = -INFINITY;
     SinkMass sink(1, 1);
@@ -88,7 +84,7 @@ TEST(SinkMass, WatchesAtLeastOneToken) {
 
 TEST(SinkMass, IsThatOfTheWrittenOutSoftmax) {
     Problem p = square_problem(0, 6, 2, 16, 0, 8);
-    p.cu_seqlens_q = p.cu_seqlens_k = {0, 50, 83};
+    p.batch = PackedBatch({0, 50, 83}, {0, 50, 83});
     test::Operands o;
     o.q = test::normal<3>({83, 6, 16}, 1, 2.0F);
     o.k = test::normal<3>({83, 2, 16}, 2);

@@ -6,8 +6,8 @@
 
 #include "core/error.h"
 #include "core/half.h"
+#include "core/tolerance.h"
 #include "tests/support/compare.h"
-#include "tests/support/tolerance.h"
 #include "tests/support/truth.h"
 
 namespace msa::test {
@@ -74,15 +74,13 @@ TEST_F(Cuda, Bf16OutputsAreTheFloatOnesRounded) {
 
 TEST_F(Cuda, OtherElementsAreRefusedWithAReason) {
     const std::unique_ptr<Backend> backend = make_backend("cuda");
-    const auto support = [&](Operation operation, Element element) {
-        return backend->supports(square_problem(8, 1, 1, 16, 16, 8),
-                                 {.operation = operation, .element = element});
+    const auto support = [&](const Request& request) {
+        return backend->supports(square_problem(8, 1, 1, 16, 16, 8), request);
     };
-    EXPECT_EQ(support(Operation::block_mass, Element::e4m3).why_not,
-              "it takes f32 and bf16, not e4m3");
-    EXPECT_EQ(support(Operation::index_scores, Element::f16).why_not,
+    EXPECT_EQ(support(BlockMassRequest{Element::e4m3}).why_not, "it takes f32 and bf16, not e4m3");
+    EXPECT_EQ(support(IndexScoresRequest{Element::f16}).why_not,
               "it takes f32, bf16 and e4m3, not f16");
-    EXPECT_TRUE(support(Operation::index_scores, Element::e4m3).yes);
+    EXPECT_TRUE(support(IndexScoresRequest{Element::e4m3}).yes);
 }
 
 TEST_F(Cuda, OutOfMemoryNamesTheBytesAndLeavesTheBackendUsable) {
@@ -120,8 +118,7 @@ TEST_F(Cuda, CallsInARowReadWhatThoseBeforeWrote) {
     // Kernels may start before the call ahead of them is done: every one of so few queries does.
     const std::unique_ptr<Backend> backend = make_backend("cuda");
     Case c{"in_a_row", square_problem(0, 64, 4, 128, 64, 64), {.top_k = 3}};
-    c.problem.cu_seqlens_q = {0, 4};
-    c.problem.cu_seqlens_k = {0, 512};
+    c.problem.batch = PackedBatch({0, 4}, {0, 512});
     const Problem& p = c.problem;
     Operands o = make_operands(c, Element::bf16);
     const Tensor<int32_t, 3> ids = backend->upload(reference().index_select(p, c.rule, o).view());
@@ -201,9 +198,7 @@ TEST_F(Cuda, LongAttentionPast2To31Elements) {
     const std::unique_ptr<Backend> backend = make_backend("cuda");
     // Many queries on the last of few keys: the same answer for the first and the last of them.
     Problem p = square_problem(0, 64, 4, 256, 16, 32);
-    p.cu_seqlens_q = {0, 140000};
-    p.cu_seqlens_k = {0, 40};
-    p.query_positions.assign(140000, 39);
+    p.batch = PackedBatch({0, 140000}, {0, 40}, std::vector<int64_t>(140000, 39));
     const int64_t row = p.query_heads * p.head_dim, last = p.queries() - 1;
     const Problem one = p.with_queries({last, last + 1});
     const Case c{"one", one, {.top_k = 2}};
@@ -241,9 +236,7 @@ void compare_in_chunks(int64_t heads, const std::vector<int64_t>& some) {
     const std::unique_ptr<Backend> backend = make_backend("cuda");
     Problem p = square_problem(0, heads, 4, 128, 128, 128);
     constexpr int64_t kQueries = 9000, kKeys = 5120, kTopK = 32;
-    p.cu_seqlens_q = {0, kQueries};
-    p.cu_seqlens_k = {0, kKeys};
-    p.query_positions.assign(kQueries, kKeys - 1);
+    p.batch = PackedBatch({0, kQueries}, {0, kKeys}, std::vector<int64_t>(kQueries, kKeys - 1));
     const auto random = [&](Shape<3> shape, int64_t which) {
         Tensor<bf16, 3> host(shape);
         uint64_t state = 0x9E3779B97F4A7C15U * static_cast<uint64_t>(which + 1);

@@ -97,8 +97,7 @@ TEST_P(DenseAttentionForms, FutureNanChangesNothingAndVisibleNanSpreads) {
 
 TEST_P(DenseAttentionForms, QueriesSeeingNothingGiveZeroAndMinusInfinity) {
     Problem p = square_problem(0, 2, 1, 16, 16, 8);
-    p.cu_seqlens_q = {0, 5};
-    p.cu_seqlens_k = {0, 3};
+    p.batch = PackedBatch({0, 5}, {0, 3});
     const Case c{"none", p, {}};
     const Attention got =
         Runner(GetParam()).dense_attention(p, make_operands(c, GetParam().element));

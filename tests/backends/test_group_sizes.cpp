@@ -28,8 +28,7 @@ struct Sizes {
 
 Problem packed(Sizes s, std::vector<int64_t> cu_seqlens_q, std::vector<int64_t> cu_seqlens_k) {
     Problem p = square_problem(0, s.heads, s.groups, s.dim, s.dim, s.block);
-    p.cu_seqlens_q = std::move(cu_seqlens_q);
-    p.cu_seqlens_k = std::move(cu_seqlens_k);
+    p.batch = PackedBatch(std::move(cu_seqlens_q), std::move(cu_seqlens_k));
     return p;
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <cmath>
 
+#include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
-#include "tests/support/tolerance.h"
 #include "tests/support/truth.h"
 
 namespace msa::test {
@@ -16,9 +16,7 @@ std::vector<Teacher> teachers(Runner& runner, const Problem& p) {
     std::vector<Teacher> all{Teacher::mean, Teacher::max};
     std::erase_if(all, [&](Teacher teacher) {
         return !runner.backend()
-                    .supports(p, {.operation = Operation::index_kl,
-                                  .element = runner.element(),
-                                  .teacher = teacher})
+                    .supports(p, IndexKlRequest{.element = runner.element(), .teacher = teacher})
                     .yes;
     });
     return all;
@@ -81,8 +79,8 @@ TEST_P(IndexKlForms, TwoTokensByHand) {
     // Logits (0, ln 3) and (0, 0) of the two heads, softmax (1/4, 3/4) and (1/2, 1/2): the mean
     // is (3/8, 5/8), the maximum (1/2, 3/4) over 5/4. Index logits equal: t = (1/2, 1/2).
     Problem p = square_problem(2, 2, 1, 16, 16, 8);
-    p.softmax_scale = std::log(3.0);
-    p.index_scale = 1.0;
+    p.own_softmax_scale = std::log(3.0);
+    p.own_index_scale = 1.0;
     const Case c{"two", p, {}};
     Operands o = make_operands(c, GetParam().element);
     for (Tensor<float, 3>* t : {&o.q, &o.k, &o.index_q}) std::fill_n(t->data(), t->size(), 0.0F);
@@ -120,8 +118,7 @@ TEST_P(IndexKlForms, ANanOfAnyHeadIsSeen) {
 
 TEST_P(IndexKlForms, RowsWithoutSupportAreZero) {
     Problem p = square_problem(0, 2, 1, 16, 16, 8);
-    p.cu_seqlens_q = {0, 5};
-    p.cu_seqlens_k = {0, 3};
+    p.batch = PackedBatch({0, 5}, {0, 3});
     const Case c{"none", p, {.top_k = 2}};
     const Operands o = make_operands(c, GetParam().element);
     const IndexKl got = Runner(GetParam()).index_kl(p, o, kFullSupport);
@@ -153,8 +150,8 @@ TEST_P(IndexKlForms, GradientIsTheFiniteDifferenceOfTheLoss) {
                 return (up - down) / (above - below);
             };
             // A row's logits move by at most slope per unit of the element.
-            const double step = 0x1p-6, slope_q = p.score_scale() * largest_norm<2>(o.index_k);
-            const double slope_k = p.score_scale() * largest_norm<3>(o.index_q);
+            const double step = 0x1p-6, slope_q = p.index_scale() * largest_norm<2>(o.index_k);
+            const double slope_k = p.index_scale() * largest_norm<3>(o.index_q);
             for (int64_t at = 0; at < o.index_q.size(); at += 131)
                 EXPECT_NEAR(got.d_index_q.data()[at], difference(o.index_q.data()[at]),
                             b.d_index_q + central_difference_bound(step, slope_q) / rows);
@@ -167,12 +164,12 @@ TEST_P(IndexKlForms, GradientIsTheFiniteDifferenceOfTheLoss) {
 TEST_P(IndexKlForms, SlotsThatExceedAnyBufferChangeNothing) {
     // 2048 slots a row, nearly all padding: score gradients of a few queries at a time.
     Problem p = square_problem(40, 4, 2, 16, 16, 256);
-    p.cu_seqlens_k = {0, 600};
+    p.batch = PackedBatch({0, 40}, {0, 600});
     const Case c{"slots", p, {.top_k = 2048}};
     const Operands o = make_operands(c, GetParam().element);
     Runner runner(GetParam());
     const Support support = runner.backend().supports(
-        p, {.operation = Operation::index_kl, .element = runner.element(), .top_k = c.rule.top_k});
+        p, IndexKlRequest{.element = runner.element(), .top_k = c.rule.top_k});
     if (!support.yes) GTEST_SKIP() << support.why_not;
     Tensor<int32_t, 3> ids({p.queries(), 2, c.rule.top_k});
     std::fill_n(ids.data(), ids.size(), kNoBlock);

@@ -61,24 +61,6 @@ TEST_P(Interface, EveryOperandOfAttentionIsChecked) {
     EXPECT_EQ(dense({q, k, k}, {to, {}}), "lse is absent, must be [Nq, Hq] = [20, 4]");
 }
 
-TEST_P(Interface, ColdSecondsAreThoseOfTheWork) {
-    using std::chrono::steady_clock, std::chrono::milliseconds, std::chrono::duration;
-    Runner runner(GetParam());
-    Backend& backend = runner.backend();
-    int runs = 0;
-    for (const int pause : {200, 50}) {
-        const steady_clock::time_point begin = steady_clock::now();
-        const double seconds = backend.cold_seconds([&] {
-            ++runs;
-            std::this_thread::sleep_for(milliseconds(pause));
-        });
-        // Half of it: a device in use by others takes long to fill its caches meanwhile.
-        EXPECT_GT(seconds, 0.5e-3 * pause);
-        EXPECT_LT(seconds, duration<double>(steady_clock::now() - begin).count());
-    }
-    EXPECT_EQ(runs, 2);
-}
-
 TEST_P(Interface, KlGradientsComeTogether) {
     Runner runner(GetParam());
     Backend& backend = runner.backend();
@@ -88,7 +70,7 @@ TEST_P(Interface, KlGradientsComeTogether) {
     Tensor<double, 2> kl = backend.make<double, 2>({20, 2});
     Tensor<float, 3> d_index_q = backend.make<float, 3>({20, 2, 16});
     EXPECT_EQ(refusal([&] {
-                  backend.index_kl(problem_, {k, index_k}, q, k, {}, {kl, d_index_q, {}});
+                  backend.index_kl(problem_, {{k, index_k}, q, k, {}}, {kl, d_index_q, {}});
               }),
               "only one of d_index_q and d_index_k is present, must be both or none");
 }
@@ -120,8 +102,7 @@ TEST_P(Interface, BadProblemsRulesAndIdsAreRefused) {
 TEST_P(Interface, UnsupportedSaysWhy) {
     Runner runner(GetParam());
     Backend& backend = runner.backend();
-    const Request request{.operation = Operation::dense_attention_grad,
-                          .element = GetParam().element};
+    const DenseAttentionGradRequest request{.element = GetParam().element};
     const Support support = backend.supports(problem_, request);
     if (support.yes) GTEST_SKIP() << "the gradient is there";
     EXPECT_FALSE(support.why_not.empty());

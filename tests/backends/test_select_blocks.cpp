@@ -43,8 +43,7 @@ protected:
     std::vector<int32_t> row(std::vector<float> values, const SelectionRule& rule) {
         Problem p = square_problem(0, 1, 1, 16, 16, 8);
         const auto blocks = static_cast<int64_t>(values.size());
-        p.cu_seqlens_q = {0, 1};
-        p.cu_seqlens_k = {0, blocks * 8};
+        p.batch = PackedBatch({0, 1}, {0, blocks * 8});
         const Tensor<int32_t, 3> ids =
             Runner(GetParam()).select_blocks(p, rule, {values.data(), {1, 1, blocks}});
         return {ids.data(), ids.data() + ids.size()};
@@ -80,8 +79,7 @@ TEST_P(SelectBlocksForms, ManyBlocksManySlots) {
         values[b] = static_cast<float>((b * 2654435761U) % 4999);
     const SelectionRule rule{.top_k = 64};
     Problem p = square_problem(0, 1, 1, 16, 16, 8);
-    p.cu_seqlens_q = {0, 1};
-    p.cu_seqlens_k = {0, 40000};
+    p.batch = PackedBatch({0, 1}, {0, 40000});
     const View<const float, 3> scores(values.data(), {1, 1, 5000});
     const Ids got = row(values, rule);
     EXPECT_TRUE(selection_follows(p, rule, scores, {got.data(), {1, 1, 64}}, 0));

@@ -17,10 +17,9 @@ std::vector<LoopOrder> orders_of(Runner& runner, const Problem& p, int64_t top_k
     std::vector<LoopOrder> orders;
     for (LoopOrder order : kOrders)
         if (runner.backend()
-                .supports(p, {.operation = Operation::sparse_attention,
-                              .element = runner.element(),
-                              .top_k = top_k,
-                              .order = order})
+                .supports(p,
+                          SparseAttentionRequest{
+                              .element = runner.element(), .top_k = top_k, .order = order})
                 .yes)
             orders.push_back(order);
     return orders;
@@ -28,7 +27,7 @@ std::vector<LoopOrder> orders_of(Runner& runner, const Problem& p, int64_t top_k
 
 /// The same queries behind a prefix, `keys` keys in all.
 Problem with_prefix(Problem p, int64_t keys) {
-    p.cu_seqlens_k = {0, keys};
+    p.batch = PackedBatch(p.batch.cu_seqlens_q(), {0, keys});
     return p;
 }
 

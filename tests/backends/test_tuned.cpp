@@ -10,16 +10,15 @@
 #include "core/e4m3.h"
 #include "core/error.h"
 #include "core/half.h"
+#include "core/tolerance.h"
 #include "tests/support/compare.h"
-#include "tests/support/tolerance.h"
 #include "tests/support/truth.h"
 
 namespace msa::test {
 namespace {
 
 Problem packed(Problem p, std::vector<int64_t> cu_seqlens_q, std::vector<int64_t> cu_seqlens_k) {
-    p.cu_seqlens_q = std::move(cu_seqlens_q);
-    p.cu_seqlens_k = std::move(cu_seqlens_k);
+    p.batch = PackedBatch(std::move(cu_seqlens_q), std::move(cu_seqlens_k));
     return p;
 }
 
@@ -53,7 +52,7 @@ std::vector<Case> tuned_cases() {
         {"extreme_scores", packed(narrow, {0, 300}, {0, 300}), {.top_k = 3}, Values::extreme},
     };
     Problem sampled = packed(paper, {0, 6}, {0, 1200});
-    sampled.query_positions = {0, 5, 127, 128, 700, 1199};
+    sampled.batch = PackedBatch({0, 6}, {0, 1200}, {0, 5, 127, 128, 700, 1199});
     all.push_back({"sampled", sampled, {.top_k = 4}});
     return all;
 }
@@ -178,7 +177,7 @@ TEST_P(Tuned, IndexSelectOfE4m3FollowsTheScores) {
     transform(o.index_q, round);
     transform(o.index_k, round);
     const Problem& p = problem();
-    const double bound = e4m3_logit_bound(p.score_scale(), largest_norm<3>(o.index_q),
+    const double bound = e4m3_logit_bound(p.index_scale(), largest_norm<3>(o.index_q),
                                           largest_norm<2>(o.index_k), p.index_dim);
     index_select(o);
     const std::string kernel = backend_->answered_by();

@@ -243,7 +243,7 @@ void index_kl(benchmark::State& state, bool full) {
     Tensor<float, 2> d_index_k(o.index_k.shape());
     const double pairs = full ? 4 * analysis::causal_pairs(p) : analysis::selected_pairs(p, ids);
     time_it(state, analysis::index_kl_flops(p, pairs), [&] {
-        s.cpu->index_kl(p, {o.index_q, o.index_k}, o.q, o.k, support, {kl, d_index_q, d_index_k});
+        s.cpu->index_kl(p, {{o.index_q, o.index_k}, o.q, o.k, support}, {kl, d_index_q, d_index_k});
     });
 }
 

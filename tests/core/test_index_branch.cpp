@@ -6,11 +6,11 @@
 
 #include "core/adamw.h"
 #include "core/index_branch.h"
+#include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/golden.h"
 #include "tests/support/random.h"
 #include "tests/support/runner.h"
-#include "tests/support/tolerance.h"
 
 namespace msa::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "core/random.h"
-#include "tests/support/tolerance.h"
+#include "core/tolerance.h"
 
 namespace msa {
 namespace {
@@ -60,11 +60,10 @@ TEST(RandomUniform, MomentsAndBins) {
         neighbours += (u - 0.5) * (next - 0.5);
         ++bins[static_cast<int>(u * 10)];
     }
-    EXPECT_NEAR(sum / kDraws, 1.0 / 2, test::sampling_bound(1.0 / 12, kDraws));
-    EXPECT_NEAR(squares / kDraws, 1.0 / 3, test::sampling_bound(4.0 / 45, kDraws));
-    EXPECT_NEAR(neighbours / kDraws, 0, test::sampling_bound(1.0 / 144, kDraws));
-    for (double count : bins)
-        EXPECT_NEAR(count / kDraws, 0.1, test::sampling_bound(0.1 * 0.9, kDraws));
+    EXPECT_NEAR(sum / kDraws, 1.0 / 2, sampling_bound(1.0 / 12, kDraws));
+    EXPECT_NEAR(squares / kDraws, 1.0 / 3, sampling_bound(4.0 / 45, kDraws));
+    EXPECT_NEAR(neighbours / kDraws, 0, sampling_bound(1.0 / 144, kDraws));
+    for (double count : bins) EXPECT_NEAR(count / kDraws, 0.1, sampling_bound(0.1 * 0.9, kDraws));
 }
 
 TEST(RandomNormal, KnownValues) {
@@ -93,14 +92,14 @@ TEST(RandomNormal, MomentsAndTails) {
         for (int c = 0; c < 4; ++c) below[c] += x < at[c];
     }
     // Moments 0, 1, 0, 3; the variances of x, x^2, x^3, x^4 are 1, 2, 15, 96.
-    EXPECT_NEAR(sums[1] / kDraws, 0, test::sampling_bound(1, kDraws));
-    EXPECT_NEAR(sums[2] / kDraws, 1, test::sampling_bound(2, kDraws));
-    EXPECT_NEAR(sums[3] / kDraws, 0, test::sampling_bound(15, kDraws));
-    EXPECT_NEAR(sums[4] / kDraws, 3, test::sampling_bound(96, kDraws));
-    EXPECT_NEAR(neighbours / kDraws, 0, test::sampling_bound(1, kDraws));
+    EXPECT_NEAR(sums[1] / kDraws, 0, sampling_bound(1, kDraws));
+    EXPECT_NEAR(sums[2] / kDraws, 1, sampling_bound(2, kDraws));
+    EXPECT_NEAR(sums[3] / kDraws, 0, sampling_bound(15, kDraws));
+    EXPECT_NEAR(sums[4] / kDraws, 3, sampling_bound(96, kDraws));
+    EXPECT_NEAR(neighbours / kDraws, 0, sampling_bound(1, kDraws));
     for (int c = 0; c < 4; ++c) {
         const double share = std::erfc(-at[c] / std::sqrt(2)) / 2;
-        EXPECT_NEAR(below[c] / kDraws, share, test::sampling_bound(share * (1 - share), kDraws));
+        EXPECT_NEAR(below[c] / kDraws, share, sampling_bound(share * (1 - share), kDraws));
     }
 }
 

@@ -81,8 +81,7 @@ TEST(Schedule, LocalAndFirstBlockByHand) {
 // groups that select differently, and empty rows.
 TEST(Schedule, RaggedSequencesByHand) {
     Problem p = square_problem(0, 4, 2, 16, 0, 8);
-    p.cu_seqlens_q = {0, 3, 3, 5};
-    p.cu_seqlens_k = {0, 20, 20, 29};
+    p.batch = PackedBatch({0, 3, 3, 5}, {0, 20, 20, 29});
     p.validate();
     const Ids ids = make_ids({5, 2, 2}, {0,  2,  1,  2,   //
                                          -1, -1, 2,  -1,  //

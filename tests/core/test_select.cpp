@@ -7,11 +7,11 @@
 #include <set>
 
 #include "core/select/selector.h"
+#include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
 #include "tests/support/runner.h"
 #include "tests/support/softmax.h"
-#include "tests/support/tolerance.h"
 #include "tests/support/truth.h"
 
 namespace msa {
@@ -145,7 +145,7 @@ TEST_P(SelectorScores, IndexIsTheLargestProductOfTheBlock) {
             for (int64_t d = 0; d < p().index_dim; ++d)
                 dot +=
                     double{o().index_q(i, r, d)} * double{o().index_k(layer_.keys(i).first + j, d)};
-            top = std::max(top, p().score_scale() * dot);
+            top = std::max(top, p().index_scale() * dot);
         }
         return top;
     });
@@ -162,9 +162,8 @@ TEST_P(SelectorScores, MeanKeyIsTheProductWithTheMeanOfTheVisibleKeys) {
                     sum += double{o().q(i, h, d)} * double{o().k(layer_.keys(i).first + j, r, d)};
         return sum / static_cast<double>(seen.end - seen.begin);
     });
-    expect_selector(
-        layer_, GetParam().rule, "mean-key", want,
-        test::mean_key_bound(p(), test::largest_norm<3>(o().q), test::largest_norm<3>(o().k)));
+    expect_selector(layer_, GetParam().rule, "mean-key", want,
+                    mean_key_bound(p(), largest_norm<3>(o().q), largest_norm<3>(o().k)));
 }
 
 TEST_P(SelectorScores, OracleIsTheSoftmaxMassOfTheBlock) {
@@ -300,8 +299,7 @@ protected:
     static constexpr int64_t kQueries = 3000, kFree = 15, kDrawn = 3;
     static Problem problem() {
         Problem p = square_problem(128, 2, 2, 16, 0, 8);
-        p.cu_seqlens_q = {0, kQueries};
-        p.query_positions.assign(kQueries, 127);
+        p.batch = PackedBatch({0, kQueries}, {0, 128}, std::vector<int64_t>(kQueries, 127));
         return p;
     }
     static Layer layer() {
@@ -334,8 +332,7 @@ TEST_F(RandomSelection, KeepsEveryBlockAlikeOften) {
             double kept = 0;
             for (int64_t i = 0; i < kQueries; ++i)
                 for (int32_t id : selected(ids, i, r)) kept += id == b;
-            EXPECT_NEAR(kept / kQueries, chance,
-                        test::sampling_bound(chance * (1 - chance), kQueries))
+            EXPECT_NEAR(kept / kQueries, chance, sampling_bound(chance * (1 - chance), kQueries))
                 << b;
         }
 }
@@ -354,7 +351,7 @@ TEST_F(RandomSelection, TokensGroupsAndSeedsAreIndependent) {
     constexpr double draws = kDrawn, all = kFree, share = draws / all;
     const double mean = draws * share, variance = mean * (1 - share) * (all - draws) / (all - 1);
     for (double both : {token, group, seed})
-        EXPECT_NEAR(both / kQueries, mean, test::sampling_bound(variance, kQueries));
+        EXPECT_NEAR(both / kQueries, mean, sampling_bound(variance, kQueries));
 }
 
 TEST(SelectorRegistry, KnowsItsNames) {

@@ -11,24 +11,18 @@
 #include <thread>
 
 #include "core/io/results.h"
-#include "experiments/analyze/analyze.h"
-#include "experiments/bench/bench.h"
-#include "experiments/compare/compare.h"
-#include "experiments/cost/cost.h"
-#include "experiments/fit/fit.h"
-#include "experiments/inspect/inspect.h"
-#include "experiments/synth/synth.h"
+#include "experiments/programs.h"
 #include "tests/support/random.h"
 
 namespace msa::test {
 
-const Program kAnalyze{"msa-analyze", experiments::analyze};
-const Program kBench{"msa-bench", experiments::bench};
-const Program kCompare{"msa-compare", experiments::compare};
-const Program kCost{"msa-cost", experiments::cost};
-const Program kFit{"msa-fit-indexer", experiments::fit_indexer};
-const Program kInspect{"msa-inspect", experiments::inspect};
-const Program kSynth{"msa-synth", experiments::synth};
+const Program kAnalyze{"msa-analyze", experiments::analyze::run};
+const Program kBench{"msa-bench", experiments::bench::run};
+const Program kCompare{"msa-compare", experiments::compare::run};
+const Program kCost{"msa-cost", experiments::cost::run};
+const Program kFit{"msa-fit-indexer", experiments::fit::run};
+const Program kInspect{"msa-inspect", experiments::inspect::run};
+const Program kSynth{"msa-synth", experiments::synth::run};
 
 const std::vector<Program>& programs() {
     static const std::vector<Program> all{kAnalyze, kBench,   kCompare, kCost,

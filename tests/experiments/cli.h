@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/io/activations.h"
-#include "experiments/common/program.h"
+#include "experiments/driver/program.h"
 
 namespace msa::test {
 

@@ -51,8 +51,8 @@ std::string Fit::write(const std::string& name, const Linear& spec) const {
         info.layers.push_back(layer);
     }
     std::vector<int64_t> positions;
-    for (const KeyRange& seen : visible_keys(io::layer_problem(info, info.layers[0], 8)))
-        positions.push_back(seen.count - 1);
+    const Problem whole = io::layer_problem(info, info.layers[0], 8);
+    for (const KeyRange& seen : visible_keys(whole)) positions.push_back(seen.count - 1);
     io::ActivationsWriter writer(path(name), info, true);
     for (const io::LayerInfo& layer : info.layers) {
         const Tensor<float, 2> x = normal<2>({info.tokens(), spec.model_dim}, spec.stream);

@@ -207,7 +207,7 @@ TEST_F(Analyze, SampledQueriesAreRowsOfTheFullRun) {
 
 /// Results of one layer cut into chunks of `chunk` queries.
 std::string in_chunks(const std::string& file, const std::string& to, int64_t chunk, int threads) {
-    experiments::AnalyzeOptions o;
+    experiments::analyze::AnalyzeOptions o;
     o.block_size = 8;
     o.rule.top_k = 4;
     o.selectors = list_pointwise_selectors();
@@ -217,8 +217,9 @@ std::string in_chunks(const std::string& file, const std::string& to, int64_t ch
     io::ResultsWriter writer(to, {}, io::IfExists::refuse);
     std::ostringstream err;
     writer.begin_unit("layer 3");
-    experiments::analyze_layer(o, reader, reader.layer(3), experiments::choose_queries(o, 150),
-                               *backend, writer, err, chunk);
+    experiments::analyze::analyze_layer(o, reader, reader.layer(3),
+                                        experiments::analyze::choose_queries(o, 150), *backend,
+                                        writer, err, chunk);
     writer.end_unit();
     writer.finish("now");
     return to;

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "core/e4m3.h"
 #include "core/half.h"
 #include "core/host_backend.h"
+#include "experiments/bench/meter.h"
 #include "gpu/cuda_backend.h"
 #include "tests/experiments/cli.h"
 
@@ -50,7 +53,11 @@ public:
     std::string device() const override { return "none"; }
     Support supports(const Problem& p, const Request& request) const override {
         Request in_float = request;
-        in_float.element = Element::f32;
+        std::visit(
+            [](auto& asked) {
+                if constexpr (requires { asked.element; }) asked.element = Element::f32;
+            },
+            in_float);
         return cpu_->supports(p, in_float);
     }
     std::shared_ptr<void> allocate(int64_t bytes) override {
@@ -124,10 +131,8 @@ protected:
         cpu_->block_mass(p, floats(q), floats(k), to);
         spoil(what == "block_mass", to.mass.data(), to.mass.size());
     }
-    void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
-                     View<const int32_t, 3> ids, const IndexKlOutput& to,
-                     Teacher teacher) override {
-        cpu_->index_kl(p, in, q, k, ids, to, teacher);
+    void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
+        cpu_->index_kl(p, in, to);
     }
 
 private:
@@ -326,6 +331,23 @@ TEST_F(Bench, WithoutAGpuItSaysSo) {
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("backend cuda cannot start here: "), std::string::npos)
         << outcome.err;
+}
+
+TEST(ColdSeconds, AreThoseOfTheWork) {
+    using std::chrono::steady_clock, std::chrono::milliseconds, std::chrono::duration;
+    const std::unique_ptr<Backend> backend = make_backend("cpu");
+    int runs = 0;
+    for (const int pause : {200, 50}) {
+        const steady_clock::time_point begin = steady_clock::now();
+        const double seconds = experiments::bench::cold_seconds(*backend, [&] {
+            ++runs;
+            std::this_thread::sleep_for(milliseconds(pause));
+        });
+        // Half of it: a device in use by others takes long to fill its caches meanwhile.
+        EXPECT_GT(seconds, 0.5e-3 * pause);
+        EXPECT_LT(seconds, duration<double>(steady_clock::now() - begin).count());
+    }
+    EXPECT_EQ(runs, 2);
 }
 
 }  // namespace

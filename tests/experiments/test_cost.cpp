@@ -59,9 +59,9 @@ TEST_F(Cost, TablesAndCsvSayTheSame) {
 }
 
 TEST_F(Cost, EveryPresetAndEveryChipIsComplete) {
-    for (const std::string& model : experiments::list_models())
+    for (const std::string& model : experiments::cost::list_models())
         EXPECT_EQ(kCost({"--preset", model}).code, 0) << model;
-    for (const std::string& chip : experiments::list_hardware()) {
+    for (const std::string& chip : experiments::cost::list_hardware()) {
         const std::string element = chip == "laptop" ? "f32" : "bf16";
         EXPECT_EQ(kCost({"--hardware", chip, "--element", element}).code, 0) << chip;
         const json file = json::parse(

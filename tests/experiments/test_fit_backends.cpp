@@ -2,9 +2,9 @@
 // msa-fit-indexer on every backend, and it and msa-compare on one whose memory the host cannot
 // touch. (msa-analyze gives a device bf16, which cpu does not compute.)
 #include "core/io/activations.h"
+#include "core/tolerance.h"
 #include "tests/experiments/fit_test.h"
 #include "tests/support/far_backend.h"
-#include "tests/support/tolerance.h"
 #include "tests/support/truth.h"
 
 namespace msa::test {

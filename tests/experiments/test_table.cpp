@@ -3,7 +3,7 @@
 
 #include <sstream>
 
-#include "experiments/common/table.h"
+#include "experiments/driver/table.h"
 
 namespace msa::experiments {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "analysis/recall.h"
-#include "core/backend.h"
 #include "core/io/activations.h"
+#include "core/registry.h"
 
 namespace {
 

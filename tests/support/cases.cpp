@@ -11,13 +11,12 @@ Problem sizes(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t i
 }
 
 Problem packed(Problem p, std::vector<int64_t> cu_seqlens_q, std::vector<int64_t> cu_seqlens_k) {
-    p.cu_seqlens_q = std::move(cu_seqlens_q);
-    p.cu_seqlens_k = std::move(cu_seqlens_k);
+    p.batch = PackedBatch(std::move(cu_seqlens_q), std::move(cu_seqlens_k));
     return p;
 }
 
 Problem at(Problem p, std::vector<int64_t> positions) {
-    p.query_positions = std::move(positions);
+    p.batch = PackedBatch(p.batch.cu_seqlens_q(), p.batch.cu_seqlens_k(), std::move(positions));
     return p;
 }
 
@@ -58,8 +57,8 @@ std::vector<Case> make_cases() {
         {"rising_scores", packed(gqa, {0, 165}, {0, 165}), k4, Values::rising},
     };
     Problem scaled = packed(gqa, {0, 90}, {0, 90});
-    scaled.softmax_scale = 0.37;
-    scaled.index_scale = 1.9;
+    scaled.own_softmax_scale = 0.37;
+    scaled.own_index_scale = 1.9;
     all.push_back({"own_scales", scaled, k4});
     return all;
 }

@@ -7,7 +7,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "core/backend.h"
+#include "core/registry.h"
 
 namespace msa::test {
 namespace {
@@ -63,7 +63,9 @@ public:
     std::string device() const override { return "far from " + cpu_->device(); }
     Space space() const override { return Space::device; }
     Support supports(const Problem& p, const Request& request) const override {
-        if (request.teacher != Teacher::mean) return Support::no("it takes the mean teacher alone");
+        const auto* kl = std::get_if<IndexKlRequest>(&request);
+        if (kl != nullptr && kl->teacher != Teacher::mean)
+            return Support::no("it takes the mean teacher alone");
         return cpu_->supports(p, request);
     }
     std::shared_ptr<void> allocate(int64_t bytes) override {
@@ -109,12 +111,10 @@ protected:
         const Open open(*pages_);
         cpu_->block_mass(p, near(q), near(k), {near(to.mass), near(to.max_logit)});
     }
-    void do_index_kl(const Problem& p, const IndexInput& in, In<3> q, In<3> k,
-                     View<const int32_t, 3> ids, const IndexKlOutput& to,
-                     Teacher teacher) override {
+    void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         const Open open(*pages_);
-        cpu_->index_kl(p, near(in), near(q), near(k), near(ids),
-                       {near(to.kl), near(to.d_index_q), near(to.d_index_k)}, teacher);
+        cpu_->index_kl(p, {near(in.index), near(in.q), near(in.k), near(in.ids), in.teacher},
+                       {near(to.kl), near(to.d_index_q), near(to.d_index_k)});
     }
 
 private:

@@ -140,8 +140,8 @@ Operands make_operands(const Case& c, Element element) {
             std::fill_n(key.data(), key.size(), static_cast<float>(step * static_cast<double>(j)));
         };
         for (int64_t j = 0; j < p.keys(); ++j) {
-            rise(o.index_k.view()[j], j, p.score_scale());
-            for (int64_t r = 0; r < p.kv_heads; ++r) rise(o.k.view()[j][r], j, p.main_scale());
+            rise(o.index_k.view()[j], j, p.index_scale());
+            for (int64_t r = 0; r < p.kv_heads; ++r) rise(o.k.view()[j][r], j, p.softmax_scale());
         }
     }
     for (Tensor<float, 3>* t : {&o.q, &o.k, &o.v, &o.index_q}) round_to(element, *t);
@@ -251,8 +251,8 @@ IndexKl Runner::index_kl(const Problem& p, const Operands& o, View<const int32_t
     Guarded<double, 2> kl(*backend_, {p.queries(), p.kv_heads});
     Guarded<float, 3> d_index_q(*backend_, o.index_q.shape());
     Guarded<float, 2> d_index_k(*backend_, o.index_k.shape());
-    backend_->index_kl(p, {index_q, index_k}, q, k, ids_here.view(), {kl, d_index_q, d_index_k},
-                       teacher);
+    backend_->index_kl(p, {{index_q, index_k}, q, k, ids_here.view(), teacher},
+                       {kl, d_index_q, d_index_k});
     return {kl.take(), d_index_q.take(), d_index_k.take()};
 }
 

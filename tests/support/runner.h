@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/registry.h"
 #include "tests/support/cases.h"
 
 namespace msa::test {

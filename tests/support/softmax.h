@@ -20,7 +20,7 @@ inline std::vector<double> logits(const Problem& p, View<const float, 3> q, View
     std::vector<double> all(static_cast<size_t>(seen.count), 0.0);
     for (size_t j = 0; j < all.size(); ++j)
         for (int64_t d = 0; d < p.head_dim; ++d)
-            all[j] += p.main_scale() * double{q(i, h, d)} *
+            all[j] += p.softmax_scale() * double{q(i, h, d)} *
                       double{k(seen.first + static_cast<int64_t>(j), h / p.group_size(), d)};
     return all;
 }

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/tolerance.h"
 #include "tests/support/compare.h"
-#include "tests/support/tolerance.h"
 
 namespace msa::test {
 namespace {
@@ -26,10 +26,10 @@ Bounds bounds(const Problem& p, const Operands& o, Teacher teacher) {
         keys = std::max(keys, static_cast<double>(seen.count));
     const double q = largest_norm<3>(o.q), k = largest_norm<3>(o.k);
     const double index_q = largest_norm<3>(o.index_q), index_k = largest_norm<2>(o.index_k);
-    const double main = logit_bound(p.main_scale(), q, k, p.head_dim);
-    const double index = logit_bound(p.score_scale(), index_q, index_k, p.index_dim);
-    const double main_magnitude = p.main_scale() * q * k + std::log(keys);
-    const double index_magnitude = p.score_scale() * index_q * index_k + std::log(keys);
+    const double main = logit_bound(p.softmax_scale(), q, k, p.head_dim);
+    const double index = logit_bound(p.index_scale(), index_q, index_k, p.index_dim);
+    const double main_magnitude = p.softmax_scale() * q * k + std::log(keys);
+    const double index_magnitude = p.index_scale() * index_q * index_k + std::log(keys);
     const double rows = std::max(1.0, static_cast<double>(p.queries() * p.kv_heads));
     Bounds b{};
     b.out = attention_bound(main, keys, largest<3>(o.v), o.element, Element::f32);
@@ -40,9 +40,9 @@ Bounds bounds(const Problem& p, const Operands& o, Teacher teacher) {
     const TeacherBound p_bound = teacher_bound(main, keys, p.group_size(), teacher);
     b.kl = kl_bound(p_bound, index, keys, 2 * (main_magnitude + index_magnitude));
     b.d_index_q =
-        kl_gradient_bound(p_bound, index, keys, p.score_scale(), largest<2>(o.index_k), 1, rows);
+        kl_gradient_bound(p_bound, index, keys, p.index_scale(), largest<2>(o.index_k), 1, rows);
     b.d_index_k =
-        kl_gradient_bound(p_bound, index, keys, p.score_scale(), largest<3>(o.index_q), rows, rows);
+        kl_gradient_bound(p_bound, index, keys, p.index_scale(), largest<3>(o.index_q), rows, rows);
     return b;
 }
 

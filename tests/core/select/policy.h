@@ -10,9 +10,10 @@
 #include <string_view>
 #include <vector>
 
+#include "core/registry.h"
 #include "core/select/selector.h"
+#include "core/tolerance.h"
 #include "tests/support/random.h"
-#include "tests/support/tolerance.h"
 
 namespace msa::test {
 
@@ -26,7 +27,7 @@ protected:
     const int64_t first_;
     const Problem p_ = [this] {
         Problem p = square_problem(0, 4, 2, 16, 16, 16);
-        p.cu_seqlens_q = p.cu_seqlens_k = {0, first_, first_ + 75};
+        p.batch = PackedBatch({0, first_, first_ + 75}, {0, first_, first_ + 75});
         return p;
     }();
     const Tensor<float, 3> q_, k_ = normal<3>({p_.keys(), 2, 16}, 2);
@@ -136,7 +137,7 @@ protected:
     /// Error of a sum of attention weights that add up to `total`.
     double votes_bound(double total) const {
         const double logit =
-            logit_bound(p_.main_scale(), largest_norm<3>(q_), largest_norm<3>(k_), p_.head_dim);
+            logit_bound(p_.softmax_scale(), largest_norm<3>(q_), largest_norm<3>(k_), p_.head_dim);
         return total * mass_bound(logit, static_cast<double>(first_));
     }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // NSA and InfLLM-V2: attention to mean-pooled pieces of 32 keys, every 16.
+#include "core/registry.h"
 #include "tests/core/select/policy.h"
 
 namespace msa::test {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/common/write_text.h"
+#include "experiments/driver/write_text.h"
 
 #include <fstream>
 

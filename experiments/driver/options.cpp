@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/common/options.h"
+#include "experiments/driver/options.h"
 
 #include <algorithm>
 #include <charconv>
 #include <iostream>
 #include <sstream>
 
-#include "experiments/common/version.h"
+#include "experiments/driver/version.h"
 
 namespace msa::experiments {
 namespace {

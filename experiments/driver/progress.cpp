@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/common/progress.h"
+#include "experiments/driver/progress.h"
 
 #include <unistd.h>
 

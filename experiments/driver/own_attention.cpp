@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/common/own_attention.h"
+#include "experiments/driver/own_attention.h"
 
 #include <ostream>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/common/attend.h"
+#include "experiments/driver/attend.h"
 
 namespace msa::experiments {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/common/program.h"
+#include "experiments/driver/program.h"
 
 #include <csignal>
 #include <filesystem>

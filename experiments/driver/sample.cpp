@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/common/sample.h"
+#include "experiments/driver/sample.h"
 
 #include <algorithm>
 

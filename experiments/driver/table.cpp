@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/common/table.h"
+#include "experiments/driver/table.h"
 
 #include <algorithm>
 #include <cmath>

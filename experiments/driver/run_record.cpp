@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/common/run_record.h"
+#include "experiments/driver/run_record.h"
 
 #include <sys/utsname.h>
 
@@ -7,7 +7,7 @@
 #include <ctime>
 
 #include "core/io/sha256.h"
-#include "experiments/common/version.h"
+#include "experiments/driver/version.h"
 
 namespace msa::experiments {
 

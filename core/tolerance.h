@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Every tolerance of the test-suite, derived here and nowhere else.
+// How far two right answers may differ: every tolerance of the tests, of the programs' own checks
+// and of the benchmark, derived here and nowhere else.
 //
 // u is the unit roundoff of the arithmetic that sums (float: 2^-24; the reference sums in double
 // and only rounds its result, which the constants below absorb). A sum of n products, in any
@@ -14,7 +15,7 @@
 #include "core/problem.h"
 #include "core/tensor.h"
 
-namespace msa::test {
+namespace msa {
 
 inline constexpr double kRoundoff = 0x1p-24;  // of a float sum
 /// Relative error allowed to one float exp, in roundoffs: a degree-5 polynomial after range
@@ -166,4 +167,4 @@ inline double central_difference_bound(double step, double slope) {
     return step * step / 6 * 2 * slope * slope * slope;
 }
 
-}  // namespace msa::test
+}  // namespace msa

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+#include "core/registry.h"
+
+#include <utility>
+
+#include "core/cpu/cpu_backend.h"
+#include "core/error.h"
+#include "core/reference/reference_backend.h"
+
+namespace msa {
+namespace {
+
+struct Registered {
+    BackendInfo info;
+    BackendFactory factory;
+};
+
+std::vector<Registered>& registry() {
+    static std::vector<Registered> all{{{"reference", {}}, make_reference_backend},
+                                       {{"cpu", {}}, make_cpu_backend}};
+    return all;
+}
+
+}  // namespace
+
+void register_backend(BackendInfo info, BackendFactory factory) {
+    std::vector<Registered>& all = registry();
+    std::erase_if(all, [&](const Registered& known) { return known.info.name == info.name; });
+    all.push_back({std::move(info), std::move(factory)});
+}
+
+std::vector<BackendInfo> list_backends() {
+    std::vector<BackendInfo> infos;
+    for (const Registered& known : registry()) infos.push_back(known.info);
+    return infos;
+}
+
+std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options) {
+    std::string names;
+    for (const Registered& known : registry()) {
+        if (known.info.name == name) {
+            if (!known.info.usable.yes)
+                throw UnsupportedError(
+                    text("backend ", name, " cannot start here: ", known.info.usable.why_not));
+            return known.factory(options);
+        }
+        names += (names.empty() ? "" : ", ") + known.info.name;
+    }
+    throw InputError(text("no backend is called '", name, "'; there are: ", names));
+}
+
+}  // namespace msa

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// The programs, one namespace and folder each: results go to `out`, progress and warnings to `err`.
+// `run` returns the exit code, or throws (driver/program.h turns exceptions into codes).
+#pragma once
+
+#include <iosfwd>
+#include <span>
+#include <string>
+
+namespace msa::experiments {
+
+using Arguments = std::span<const std::string>;
+
+/// msa-analyze: what does MSA select on my activations, and what does it lose?
+namespace analyze {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+}
+/// msa-bench: how fast is each stage of MSA on this machine?
+namespace bench {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+}
+/// msa-compare: which selector keeps most of the attention at an equal budget, and at what cost?
+namespace compare {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+}
+/// msa-cost: what does MSA cost, and in which loop order?
+namespace cost {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+}
+/// msa-fit-indexer: how good can an Index Branch get on my model?
+namespace fit {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+}
+/// msa-inspect: is this file valid, and what is in it?
+namespace inspect {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+}
+/// msa-synth: activations of any size with planted attention structure.
+namespace synth {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+}
+
+}  // namespace msa::experiments
