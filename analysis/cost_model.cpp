@@ -79,9 +79,21 @@ double select_blocks_bytes(const Problem& p, int64_t top_k) {
     return kWord * real(p.queries() * p.kv_heads) * real(p.blocks() + top_k);
 }
 
+double index_scores_bytes(const Problem& p, Element element) {
+    return bytes_of(element) * real((p.queries() * p.kv_heads + p.keys()) * p.index_dim) +
+           kWord * real(p.queries() * p.kv_heads) * real(p.blocks());
+}
+
 double index_select_bytes(const Problem& p, Element element, int64_t top_k) {
     return bytes_of(element) * real((p.queries() * p.kv_heads + p.keys()) * p.index_dim) +
            kWord * real(p.queries() * p.kv_heads * top_k);
+}
+
+double index_kl_bytes(const Problem& p, Element element) {
+    const double index = real((p.queries() * p.kv_heads + p.keys()) * p.index_dim);
+    const double main = real((p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim);
+    return bytes_of(element) * (index + main) + kWord * index +
+           2 * kWord * real(p.queries() * p.kv_heads);
 }
 
 double sparse_attention_bytes(const Problem& p, View<const int32_t, 3> ids, Element element) {

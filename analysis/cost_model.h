@@ -35,9 +35,12 @@ double index_kl_flops(const Problem&, double pairs);
 // floats, ids 4-byte integers.
 
 double select_blocks_bytes(const Problem&, int64_t top_k);
+double index_scores_bytes(const Problem&, Element);
 double index_select_bytes(const Problem&, Element, int64_t top_k);
 /// k and v of the tokens that any query of the group selected, each once.
 double sparse_attention_bytes(const Problem&, View<const int32_t, 3> ids, Element);
+/// Operands of both branches once, the loss (8 bytes a row), the gradients (4 bytes).
+double index_kl_bytes(const Problem&, Element);
 double dense_attention_bytes(const Problem&, Element);
 double block_mass_bytes(const Problem&, Element);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <ostream>
 
+#include "experiments/bench/ceilings.h"
 #include "experiments/bench/stages.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
@@ -19,7 +20,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::unique_ptr<Backend> backend = make_backend(options->backend);
     const std::vector<Case> cases = make_cases(*options);
     Meter meter(*backend);
-    Record record(*options, args, *backend, meter.copy_rates());
+    Record record(*options, args, *backend, measure_ceilings(*backend));
     for (const Case& c : cases) {
         run_case(*backend, meter, *options, c, [&](const Measurement& measured) {
             record.add(c, measured);

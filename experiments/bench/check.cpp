@@ -17,6 +17,7 @@ namespace msa::experiments::bench {
 namespace {
 
 constexpr int64_t kRows = 32;                     // at most
+constexpr int64_t kKlRows = 4;                    // likewise
 constexpr int64_t kHostBytes = int64_t{1} << 28;  // of keys that are looked at
 
 /// Rows [first, first + count) of an operand, as floats on the host.
@@ -85,6 +86,25 @@ std::vector<int32_t> union_of(View<const int32_t, 3> ids) {
 double out_bound(double logit, double keys, double magnitude, Element element) {
     return attention_bound(logit, keys, magnitude, element, element) +
            slot_bound(element, magnitude);
+}
+
+/// Of index scores that are rounded to float.
+double score_bound(const Problem& p, View<const float, 3> index_q, View<const float, 2> index_k,
+                   Element element) {
+    const double scale = p.index_scale();
+    const double q = largest_norm<3>(index_q), k = largest_norm<2>(index_k);
+    const double logit = element == Element::e4m3 ? e4m3_logit_bound(scale, q, k, p.index_dim)
+                                                  : logit_bound(scale, q, k, p.index_dim);
+    return logit + kRoundoff * scale * q * k;
+}
+
+/// Largest magnitude.
+template <int Rank>
+double largest(const Tensor<float, Rank>& values) {
+    double most = 0;
+    for (int64_t i = 0; i < values.size(); ++i)
+        most = std::max(most, std::fabs(double{values.data()[i]}));
+    return most;
 }
 
 }  // namespace
@@ -160,17 +180,98 @@ int64_t Checker::index_select(const Layer& layer, const IndexOperands& index) {
     }
     for (size_t n = 0; n < rows.size(); ++n) {
         const Row& row = rows[n];
-        const double scale = row.problem.index_scale();
-        const double q = largest_norm<3>(row.index_q);
-        const double k = largest_norm<2>(row.index_k);
-        const double logit = index.q.element() == Element::e4m3
-                                 ? e4m3_logit_bound(scale, q, k, row.problem.index_dim)
-                                 : logit_bound(scale, q, k, row.problem.index_dim);
-        const double bound = logit + kRoundoff * scale * q * k;
+        const double bound = score_bound(row.problem, row.index_q, row.index_k, index.q.element());
         const std::string fault =
             selection_fault(row.problem, {.top_k = case_.top_k}, row.scores, row.ids, bound);
         if (!fault.empty()) fail("index_select", queries[n], fault);
     }
+    return std::ssize(rows);
+}
+
+std::vector<int64_t> Checker::score_queries() const {
+    return sample(case_.problem.index_dim * int64_t{sizeof(float)});
+}
+
+void Checker::index_scores(const IndexOperands& index, int64_t query, View<const float, 2> scores) {
+    const KeyRange seen = visible_keys(case_.problem)[static_cast<size_t>(query)];
+    const Problem p = one_query(seen.count);
+    const Tensor<float, 3> index_q = fetch(backend_, index.q, query, 1);
+    const Tensor<float, 2> index_k = fetch(backend_, index.k, seen.first, seen.count);
+    Tensor<float, 3> want({1, p.kv_heads, p.blocks()});
+    reference::index_scores(p, index_q, index_k, want);
+    const double bound = score_bound(p, index_q, index_k, index.q.element());
+    for (int64_t r = 0; r < p.kv_heads; ++r) {
+        const std::string fault =
+            difference("score of block", scores[r].data(), want.view()[0][r].data(), p.blocks(),
+                       [&](int64_t) { return bound; });
+        if (!fault.empty()) fail("index_scores", query, text("group ", r, ": ", fault));
+    }
+}
+
+int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index,
+                          View<const int32_t, 3> ids, bool selected) {
+    const Problem& all = case_.problem;
+    // The reference takes all heads' softmax over all keys: a few rows that see enough of them.
+    const std::vector<int64_t> rows = stratified_sample(
+        all.queries(), std::min<int64_t>(kKlRows, std::ssize(mass_queries())), seed_);
+    const Problem p = all.with_query_rows(rows);
+    const Stored<3> q = gather(backend_, layer.q, rows);
+    const Stored<3> index_q = gather(backend_, index.q, rows);
+    Tensor<int32_t, 3> some({p.queries(), ids.extent(1), ids.extent(2)});
+    for (size_t n = 0; n < rows.size(); ++n)
+        std::copy_n(ids[rows[n]].data(), some.view()[0].size(),
+                    some.view()[static_cast<int64_t>(n)].data());
+    const Tensor<int32_t, 3> ids_there = backend_.upload(std::as_const(some).view());
+    auto kl = backend_.make<double, 2>({p.queries(), p.kv_heads});
+    auto d_index_q = backend_.make<float, 3>(index_q.shape());
+    auto d_index_k = backend_.make<float, 2>(index.k.shape());
+    IndexKlInput in{{index_q, index.k}, q, layer.k, {}};
+    if (selected) in.ids = ids_there;
+    backend_.index_kl(p, in, {kl, d_index_q, d_index_k});
+
+    const Tensor<float, 3> host_q = fetch(backend_, q, 0, p.queries());
+    const Tensor<float, 3> host_k = fetch(backend_, layer.k, 0, p.keys());
+    const Tensor<float, 3> host_index_q = fetch(backend_, index_q, 0, p.queries());
+    const Tensor<float, 2> host_index_k = fetch(backend_, index.k, 0, p.keys());
+    Tensor<double, 2> want(kl.shape());
+    Tensor<float, 3> want_q(d_index_q.shape());
+    Tensor<float, 2> want_k(d_index_k.shape());
+    reference::index_kl(p, host_index_q, host_index_k, host_q, host_k,
+                        selected ? some.view() : View<int32_t, 3>(), {want, want_q, want_k},
+                        Teacher::mean);
+
+    double keys = 1;
+    for (const KeyRange& seen : visible_keys(p))
+        keys = std::max(keys, static_cast<double>(seen.count));
+    const double main_size = p.softmax_scale() * largest_norm<3>(host_q) * largest_norm<3>(host_k);
+    const double index_size =
+        p.index_scale() * largest_norm<3>(host_index_q) * largest_norm<2>(host_index_k);
+    const double index_logit = logit_bound(p.index_scale(), largest_norm<3>(host_index_q),
+                                           largest_norm<2>(host_index_k), p.index_dim);
+    const TeacherBound teacher =
+        teacher_bound(logit_bound(p.softmax_scale(), largest_norm<3>(host_q),
+                                  largest_norm<3>(host_k), p.head_dim),
+                      keys, p.group_size(), Teacher::mean);
+    const auto n = static_cast<double>(p.queries() * p.kv_heads);
+    const double kl_most =
+        kl_bound(teacher, index_logit, keys, 2 * (main_size + index_size + 2 * std::log(keys)));
+    const Tensor<double, 2> got = backend_.download(std::as_const(kl).view());
+    for (int64_t i = 0; i < got.size(); ++i)
+        if (!(std::fabs(got.data()[i] - want.data()[i]) <= kl_most))
+            fail("index_kl", rows[static_cast<size_t>(i / p.kv_heads)],
+                 text("the loss of group ", i % p.kv_heads, " is ", got.data()[i], ", must be ",
+                      want.data()[i], " within ", kl_most));
+    const auto gradient = [&](const char* what, const auto& there, const auto& expected,
+                              double operand, double summed) {
+        const auto host = backend_.download(std::as_const(there).view());
+        const double bound =
+            kl_gradient_bound(teacher, index_logit, keys, p.index_scale(), operand, summed, n);
+        const std::string fault = difference(what, host.data(), expected.data(), host.size(),
+                                             [&](int64_t) { return bound; });
+        if (!fault.empty()) fail("index_kl", rows.front(), fault);
+    };
+    gradient("d_index_q", d_index_q, want_q, largest(host_index_k), 1);
+    gradient("d_index_k", d_index_k, want_k, largest(host_index_q), n);
     return std::ssize(rows);
 }
 

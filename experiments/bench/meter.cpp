@@ -13,10 +13,7 @@
 namespace msa::experiments::bench {
 namespace {
 
-// Bytes: poisoned at a time; of one copy on a device, long against its latency.
-constexpr int64_t kPoison = int64_t{1} << 26;
-constexpr int64_t kCopy = int64_t{1} << 31;
-constexpr int kCopies = 7;
+constexpr int64_t kPoison = int64_t{1} << 26;  // bytes poisoned at a time
 constexpr double kLongCall = 0.05, kMostSeconds = 10;
 
 }  // namespace
@@ -45,15 +42,6 @@ Meter::Meter(Backend& backend) : backend_(backend), filler_(backend.make<char, 1
     for (int64_t at = 0; at < filler_.size(); at += std::ssize(ones))
         backend.copy(filler_.data() + at, backend.space(), ones.data(), Space::host,
                      std::ssize(ones));
-    const int64_t bytes = backend.space() == Space::device ? kCopy : filler_.size() / 2;
-    const Tensor<char, 1> from = backend.make<char, 1>({bytes});
-    Tensor<char, 1> to = backend.make<char, 1>({bytes});
-    for (int i = 0; i <= kCopies; ++i) {
-        const double took = cold_seconds(backend, [&] {
-            backend.copy(to.data(), backend.space(), from.data(), backend.space(), bytes);
-        });
-        if (i > 0) copy_rates_.push_back(2 * static_cast<double>(bytes) / took);
-    }
 }
 
 void Meter::poison(void* memory, int64_t bytes) {

@@ -26,9 +26,6 @@ class Meter {
 public:
     explicit Meter(Backend&);
 
-    /// Bytes read and written per second by a copy within the backend's memory, of each repetition.
-    const std::vector<double>& copy_rates() const { return copy_rates_; }
-
     /// Overwrites with bytes that no result has: NaN as float and bf16, no block as an id.
     void poison(void* memory, int64_t bytes);
 
@@ -41,7 +38,6 @@ private:
 
     Backend& backend_;
     Tensor<char, 1> filler_;  // all bits set
-    std::vector<double> copy_rates_;
 };
 
 }  // namespace msa::experiments::bench

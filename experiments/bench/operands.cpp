@@ -210,6 +210,14 @@ void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) 
     }
 }
 
+Stored<3> gather(Backend& backend, const Stored<3>& from, const std::vector<int64_t>& rows) {
+    Stored<3> to(backend, {std::ssize(rows), from.shape()[1], from.shape()[2]}, from.element());
+    for (size_t n = 0; n < rows.size(); ++n)
+        backend.copy(to.data() + static_cast<int64_t>(n) * to.row_bytes(), backend.space(),
+                     from.data() + rows[n] * from.row_bytes(), backend.space(), to.row_bytes());
+    return to;
+}
+
 Stored<3> make_scores(Backend& backend, const Case& c, uint64_t seed) {
     Stored<3> scores(backend, {c.problem.queries(), 1, c.problem.blocks()}, Element::f32);
     fill_noise(backend, scores, seed, Stream::scores);

@@ -36,14 +36,18 @@ const About kAbout{
         "Selections are what index_select makes of the index operands: noise (random), or a\n"
         "planted sink, diagonal and slowly moving stripes (structured, as msa-synth plants them);\n"
         "of captured layers, those of the Index Branch (fitted).\n"
-        "A layer is index_select and sparse_attention, nothing waited for in between. block_mass\n"
-        "runs on captured layers, and on square cases of up to 128K unless --tokens says more.\n"
+        "A layer is index_select and sparse_attention, nothing waited for in between. block_mass,\n"
+        "index_scores and index_kl run on captured layers, and on square cases of up to 128K "
+        "unless\n"
+        "--tokens says more. index_kl is one step of a fit: loss and gradients of 512 spread\n"
+        "queries, on the selected support and on the full one.\n"
         "Before a stage is timed, sampled rows of its result are checked against the reference\n"
         "backend.",
 };
 
-const std::vector<std::string> kStages{"select_blocks", "block_mass",       "dense_attention",
-                                       "index_select",  "sparse_attention", "layer"};
+const std::vector<std::string> kStages{"select_blocks", "block_mass",   "dense_attention",
+                                       "index_scores",  "index_select", "sparse_attention",
+                                       "index_kl",      "layer"};
 const std::vector<std::string> kCases{"square", "chunk", "short", "pack", "decode", "top-k"};
 const std::vector<std::string> kSelections{"structured", "random"};
 const std::vector<LoopOrder> kOrders{LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer};
@@ -105,6 +109,21 @@ po::options_description describe(BenchOptions& o, Words& w) {
     return d;
 }
 
+/// Is "--option" given with nothing behind it?
+bool has_empty_value(std::span<const std::string> args, const std::string& option) {
+    for (size_t n = 0; n < args.size(); ++n)
+        if (args[n] == "--" + option + "=" ||
+            (args[n] == "--" + option && n + 1 < args.size() && args[n + 1].empty()))
+            return true;
+    return false;
+}
+
+/// Do both paths lead to one file that exists?
+bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
+    std::error_code none;
+    return std::filesystem::equivalent(a, b, none);
+}
+
 /// The names of a list, all of them known; an empty one stands for all.
 std::vector<std::string> known_list(const std::string& option, const std::string& list,
                                     const std::vector<std::string>& known) {
@@ -136,15 +155,15 @@ void read_captured(std::span<const std::string> args, const Words& w, BenchOptio
         w.input, w.indexer, w.layers.empty() ? std::vector<int64_t>() : layer_list(w.layers));
 }
 
-void read_sizes(const Words& w, BenchOptions& o) {
+void read_sizes(std::span<const std::string> args, const Words& w, BenchOptions& o) {
     cost::Model model = cost::read_model(w.preset);
     o.model = model.name;
     o.sizes = cost::layer_sizes(model);
     if (o.captured) o.captured->take_sizes(o.sizes);
-    const auto take = [&](const char* option, const Count& given, int64_t& size) {
-        if (given.value == 0) return;
-        check_at_least(option, given.value, 1);
-        size = given.value;
+    const auto take = [&](const char* option, const Count& value, int64_t& size) {
+        if (!given(args, option)) return;
+        check_at_least(option, value.value, 1);
+        size = value.value;
         o.model = "";  // sizes of one's own
     };
     take("query-heads", w.query_heads, o.sizes.query_heads);
@@ -183,6 +202,9 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     BenchOptions o;
     Words w;
     if (!parse_command_line(kAbout, describe(o, w), "", args, out)) return std::nullopt;
+    for (const char* list :
+         {"stages", "cases", "selection", "order", "tokens", "batch", "layers", "index-element"})
+        require(!has_empty_value(args, list), "--", list, " is empty, must name at least one");
     o.stages = known_list("stages", w.stages, kStages);
     if (w.input.empty()) {
         o.cases = known_list("cases", w.cases, kCases);
@@ -199,12 +221,15 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     o.batches = integer_list("batch", w.batches);
     for (int64_t batch : o.batches) check_option("batch", batch, 1, 4096);
     read_captured(args, w, o);
-    read_sizes(w, o);
+    read_sizes(args, w, o);
     // Two blocks, so that there is something to choose from.
     for (int64_t tokens : o.tokens) check_at_least("tokens", tokens, 2 * o.sizes.block_size);
     check_option("samples", o.samples, 1, 1000);
     check_at_least("seed", w.seed.value, 0);
     o.seed = static_cast<uint64_t>(w.seed.value);
+    for (const std::string& input : {w.input, w.indexer})
+        require(o.out.empty() || input.empty() || !is_same_file(o.out, input), "--out is ", o.out,
+                ", the file that is read as ", input, "; choose another");
     require(o.out.empty() || o.overwrite || !std::filesystem::exists(o.out), o.out,
             " exists; --overwrite replaces it");
     return o;

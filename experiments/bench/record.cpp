@@ -22,7 +22,7 @@ std::string time_text(double microseconds) {
 
 std::string words_of(const ordered_json& m) {
     std::string words = m["stage"];
-    for (const char* part : {"selection", "order", "index_element"})
+    for (const char* part : {"selection", "order", "index_element", "support"})
         if (m.contains(part)) words += " " + m[part].get<std::string>();
     return words;
 }
@@ -41,13 +41,13 @@ ordered_json sizes_json(const analysis::LayerSizes& s) {
 }  // namespace
 
 Record::Record(const BenchOptions& o, std::span<const std::string> args, const Backend& backend,
-               const std::vector<double>& copy_rates)
-    : options_(o), copy_rate_(median(copy_rates)) {
+               Ceilings ceilings)
+    : options_(o), ceilings_(std::move(ceilings)) {
     const io::RunRecord run =
         start_record("msa-bench", args,
                      o.captured ? o.captured->inputs() : std::vector<std::filesystem::path>());
     json_ = {{"format", "msa-bench"},
-             {"format_version", 1},
+             {"format_version", 2},
              {"complete", false},
              {"argv", run.argv},
              {"version", kVersion},
@@ -59,8 +59,11 @@ Record::Record(const BenchOptions& o, std::span<const std::string> args, const B
              {"model", o.model},
              {"sizes", sizes_json(o.sizes)},
              {"seed", o.seed},
-             {"copy_bytes_per_second", copy_rate_},
-             {"copy_samples", copy_rates}};
+             {"copy_bytes_per_second", ceilings_.copy_rate()},
+             {"copy_samples", ceilings_.copy_rates},
+             {"gemm_source", ceilings_.gemm_source}};
+    for (const auto& [element, rate] : ceilings_.gemm_rates)
+        json_["gemm_flops_per_second"][to_string(element)] = rate;
     if (o.captured) json_["inputs"] = run.inputs;
     json_["measurements"] = ordered_json::array();
 }
@@ -78,6 +81,8 @@ void Record::add(const Case& c, const Measurement& m) {
     if (!m.selection.empty()) json["selection"] = m.selection;
     if (!m.order.empty()) json["order"] = m.order;
     if (!m.index_element.empty()) json["index_element"] = m.index_element;
+    if (!m.support.empty()) json["support"] = m.support;
+    if (m.rows > 0) json["rows"] = m.rows;
     if (!m.skipped.empty()) {
         json["skipped"] = m.skipped;
     } else {
@@ -91,7 +96,10 @@ void Record::add(const Case& c, const Measurement& m) {
         json["captured"] = m.timing.captured;
         json["median_us"] = us;
         json["flops_per_second"] = m.flops / seconds;
-        json["share_of_copy"] = m.bytes / seconds / copy_rate_;
+        json["share_of_copy"] = m.bytes / seconds / ceilings_.copy_rate();
+        if (const auto gemm = ceilings_.gemm_rates.find(m.element);
+            gemm != ceilings_.gemm_rates.end() && m.flops > 0)
+            json["share_of_gemm"] = m.flops / seconds / gemm->second;
         if (m.stage == "layer")
             for (const ordered_json& other : json_["measurements"])
                 if (other["case"] == c.name && other["stage"] == "dense_attention" &&
@@ -102,9 +110,13 @@ void Record::add(const Case& c, const Measurement& m) {
     json_["measurements"].push_back(json);
 }
 
+std::string Record::dumped() const {
+    return json_.dump(1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
 void Record::save(bool complete) {
     json_["complete"] = complete;
-    if (!options_.out.empty()) write_text(options_.out, json_.dump(1) + "\n");
+    if (!options_.out.empty()) write_text(options_.out, dumped() + "\n");
 }
 
 std::string Record::last_line() const {
@@ -116,16 +128,16 @@ std::string Record::last_line() const {
 
 void Record::print(std::ostream& out) const {
     if (options_.json) {
-        out << json_.dump(1) << '\n';
+        out << dumped() << '\n';
         return;
     }
     const analysis::LayerSizes& s = options_.sizes;
-    out << json_["device"].get<std::string>() << "; copy " << number_text(copy_rate_ / kTera)
-        << " TB/s\nHq " << s.query_heads << ", Hkv " << s.kv_heads << ", dh " << s.head_dim
-        << ", didx " << s.index_dim << ", Bk " << s.block_size << ", k " << s.top_k << ", "
-        << to_string(s.element) << "\n\n";
-    Table table({"case", "stage", "union\nof 8", "us", "spread", "TFLOP/s", "of copy\nrate",
-                 "over\ndense"});
+    out << json_["device"].get<std::string>() << "; copy "
+        << number_text(ceilings_.copy_rate() / kTera) << " TB/s\nHq " << s.query_heads << ", Hkv "
+        << s.kv_heads << ", dh " << s.head_dim << ", didx " << s.index_dim << ", Bk "
+        << s.block_size << ", k " << s.top_k << ", " << to_string(s.element) << "\n\n";
+    Table table({"case", "stage", "union\nof 8", "us", "spread", "TFLOP/s", "of\ngemm",
+                 "of copy\nrate", "over\ndense"});
     for (const ordered_json& m : json_["measurements"]) {
         if (m.contains("skipped")) continue;
         const std::vector<double> samples = m["samples_us"];
@@ -133,15 +145,19 @@ void Record::print(std::ostream& out) const {
         const double us = m["median_us"], flops = m["flops_per_second"];
         table.add({m["case"], words_of(m), fixed_text(value_or_nan(m, "union_of_8"), 1),
                    fixed_text(us, 1), fixed_text((*most - *least) / us, 3),
-                   flops > 0 ? number_text(flops / kTera) : "-", fixed_text(m["share_of_copy"], 3),
-                   fixed_text(value_or_nan(m, "speed_up"), 2)});
+                   flops > 0 ? number_text(flops / kTera) : "-",
+                   fixed_text(value_or_nan(m, "share_of_gemm"), 3),
+                   fixed_text(m["share_of_copy"], 3), fixed_text(value_or_nan(m, "speed_up"), 2)});
     }
     if (!table.empty()) {
         table.print(out);
         out << "\nunion of 8: blocks that 8 neighbouring queries select, mean; spread: slowest "
                "less\n"
-               "fastest sample, over the median; of copy rate: bytes a second over a copy's; over\n"
-               "dense: time of dense attention over this one\n";
+               "fastest sample, over the median; of gemm: FLOP/s over a matrix product's ("
+            << ceilings_.gemm_source
+            << ");\nof copy rate: bytes a second over a copy's; over dense: time of dense "
+               "attention "
+               "over\nthis one\n";
     }
     for (const ordered_json& m : json_["measurements"])
         if (m.contains("skipped"))

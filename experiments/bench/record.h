@@ -10,14 +10,18 @@
 
 #include "core/backend.h"
 #include "experiments/bench/cases.h"
+#include "experiments/bench/ceilings.h"
 #include "experiments/bench/meter.h"
 
 namespace msa::experiments::bench {
 
 struct Measurement {
     std::string stage = {};
-    std::string selection = {}, order = {}, index_element = {};  // empty where it has none
-    double flops = 0, bytes = 0;            // of one call, from analysis/cost_model
+    // Empty where it has none; support: of index_kl, "full" or "selected".
+    std::string selection = {}, order = {}, index_element = {}, support = {};
+    Element element = Element::f32;  // of its matrix products
+    int64_t rows = 0;                // queries of one call, where they are not all of the case
+    double flops = 0, bytes = 0;     // of one call, from analysis/cost_model
     std::optional<double> union_of_8 = {};  // blocks that 8 neighbouring queries select together
     int64_t checked_rows = 0;
     std::string answered_by = {};  // of the backend
@@ -27,8 +31,7 @@ struct Measurement {
 
 class Record {
 public:
-    Record(const BenchOptions&, std::span<const std::string> args, const Backend&,
-           const std::vector<double>& copy_rates);
+    Record(const BenchOptions&, std::span<const std::string> args, const Backend&, Ceilings);
 
     void add(const Case&, const Measurement&);
     /// Writes the record as it is, as a whole, where --out names a file.
@@ -39,8 +42,11 @@ public:
     void print(std::ostream& out) const;
 
 private:
+    /// As text; bytes that are no UTF-8 become the replacement character.
+    std::string dumped() const;
+
     const BenchOptions& options_;
-    double copy_rate_;  // bytes per second
+    Ceilings ceilings_;
     nlohmann::ordered_json json_;
 };
 

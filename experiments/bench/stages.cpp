@@ -10,6 +10,7 @@
 #include "experiments/bench/check.h"
 #include "experiments/bench/operands.h"
 #include "experiments/driver/program.h"
+#include "experiments/driver/sample.h"
 
 namespace msa::experiments::bench {
 namespace {
@@ -20,7 +21,8 @@ constexpr int64_t kMostLayers = 8, kLayerBytes = int64_t{1} << 34;  // bytes of 
 constexpr int64_t kUncached = int64_t{1} << 26;                     // elements of four bytes
 constexpr int64_t kUnionQueries = 65536;
 constexpr int64_t kMostMassTokens = 128 << 10;  // 1M take half a minute
-constexpr int64_t kMassQueries = 8192;  // block_mass goes in pieces, as msa-analyze takes it
+constexpr int64_t kPieceQueries = 8192;  // of what gives scores per block, as msa-analyze takes it
+constexpr int64_t kFitQueries = 512;     // of a step of index_kl
 
 /// Bytes that this machine's processes may still take; as good as endless where it does not say.
 int64_t available_host_bytes() {
@@ -43,8 +45,9 @@ public:
           check_(backend, c, options.seed),
           done_(done) {
         const bool sparse = o_.wants("sparse_attention") || o_.wants("layer");
-        parts_.index = sparse || o_.wants("index_select");
-        parts_.attention = sparse || o_.wants("block_mass") || o_.wants("dense_attention");
+        const bool kl = o_.wants("index_kl");
+        parts_.index = sparse || kl || o_.wants("index_select") || o_.wants("index_scores");
+        parts_.attention = sparse || kl || o_.wants("block_mass") || o_.wants("dense_attention");
     }
 
     void run() {
@@ -56,9 +59,7 @@ public:
         if (!parts_.index && !parts_.attention) return;
         Measurement all{.stage = "all stages"};
         if (!fits(all, [&] { make_layers(); })) return;
-        const bool square =
-            case_.kind == "square" && (!o_.tokens.empty() || p_.queries() <= kMostMassTokens);
-        if (o_.wants("block_mass") && (square || case_.captured))
+        if (o_.wants("block_mass") && studied())
             guarded({.stage = "block_mass"}, [&](Measurement& m) { block_mass(m); });
         if (o_.wants("dense_attention"))
             guarded({.stage = "dense_attention"}, [&](Measurement& m) { dense_attention(m); });
@@ -68,6 +69,12 @@ public:
 
 private:
     using Body = std::function<void(Measurement&)>;
+
+    /// Does the case have the stages of analysis and training?
+    bool studied() const {
+        return case_.captured ||
+               (case_.kind == "square" && (!o_.tokens.empty() || p_.queries() <= kMostMassTokens));
+    }
 
     /// False, and a skipped measurement, where the work is refused for want of memory or support.
     bool fits(Measurement m, const std::function<void()>& work) {
@@ -146,33 +153,95 @@ private:
             meter_.time(call, element_count(in.shape()) > kUncached ? kMostLayers : 1, o_.samples);
     }
 
-    void block_mass(Measurement& m) {
-        auto mass = backend_.make<float, 3>(
-            {std::min(kMassQueries, p_.queries()), p_.kv_heads, p_.blocks()});
-        const auto call = [&](Layer& layer, const std::function<void(QueryRange)>& piece) {
-            for (int64_t begin = 0; begin < p_.queries(); begin += kMassQueries) {
-                const int64_t count = std::min(kMassQueries, p_.queries() - begin);
-                backend_.block_mass(p_.with_queries({begin, begin + count}),
-                                    layer.q.slice(begin, count), layer.k,
-                                    {mass.view().slice(0, count), {}});
-                piece({begin, begin + count});
-            }
-        };
-        const std::vector<int64_t> queries = check_.mass_queries();
-        meter_.poison(mass.data(), mass.size() * int64_t{sizeof(float)});
-        call(layers_[0], [&](QueryRange range) {
+    using PieceCall = std::function<void(Layer&, const Problem&, QueryRange, View<float, 3> to)>;
+    using RowCheck = std::function<void(int64_t query, View<const float, 2> row)>;
+
+    /// Checks and times an operation that gives a number per block, in pieces of the queries.
+    void by_pieces(Measurement& m, const std::vector<int64_t>& queries, const PieceCall& call,
+                   const RowCheck& check) {
+        auto values = backend_.make<float, 3>(
+            {std::min(kPieceQueries, p_.queries()), p_.kv_heads, p_.blocks()});
+        std::vector<std::pair<QueryRange, Problem>> pieces;
+        for (int64_t begin = 0; begin < p_.queries(); begin += kPieceQueries) {
+            const QueryRange range{begin, std::min(begin + kPieceQueries, p_.queries())};
+            pieces.emplace_back(range, p_.with_queries(range));
+        }
+        meter_.poison(values.data(), values.size() * int64_t{sizeof(float)});
+        for (const auto& [range, problem] : pieces) {
+            call(layers_[0], problem, range, values.view().slice(0, problem.queries()));
             for (int64_t i : queries) {
                 if (i < range.begin || i >= range.end) continue;
                 const Tensor<float, 3> row =
-                    backend_.download(std::as_const(mass).view().slice(i - range.begin, 1));
-                check_.block_mass(layers_[0], i, row.view()[0]);
+                    backend_.download(std::as_const(values).view().slice(i - range.begin, 1));
+                check(i, row.view()[0]);
             }
-        });
+        }
         m.checked_rows = std::ssize(queries);
         m.answered_by = backend_.answered_by();
+        m.timing = time([&](Layer& layer) {
+            for (const auto& [range, problem] : pieces)
+                call(layer, problem, range, values.view().slice(0, problem.queries()));
+        });
+    }
+
+    void block_mass(Measurement& m) {
         m.flops = analysis::block_mass_flops(p_);
         m.bytes = analysis::block_mass_bytes(p_, o_.sizes.element);
-        m.timing = time([&](Layer& layer) { call(layer, [](QueryRange) {}); });
+        m.element = o_.sizes.element;
+        by_pieces(
+            m, check_.mass_queries(),
+            [&](Layer& layer, const Problem& p, QueryRange range, View<float, 3> to) {
+                backend_.block_mass(p, layer.q.slice(range.begin, p.queries()), layer.k, {to, {}});
+            },
+            [&](int64_t query, View<const float, 2> row) {
+                check_.block_mass(layers_[0], query, row);
+            });
+    }
+
+    void index_scores(Measurement& m, size_t element) {
+        const IndexOperands& index = layers_[0].index[element];
+        by_pieces(
+            m, check_.score_queries(),
+            [&](Layer& layer, const Problem& p, QueryRange range, View<float, 3> to) {
+                const IndexOperands& in = layer.index[element];
+                backend_.index_scores(p, {in.q.slice(range.begin, p.queries()), in.k}, to);
+            },
+            [&](int64_t query, View<const float, 2> row) {
+                check_.index_scores(index, query, row);
+            });
+    }
+
+    /// One step of a fit: spread queries, the loss and both gradients.
+    void index_kl(Measurement& m, const IndexOperands& index, View<const int32_t, 3> all_ids,
+                  bool selected) {
+        const std::vector<int64_t> rows =
+            stratified_sample(p_.queries(), std::min(kFitQueries, p_.queries()), o_.seed);
+        const Problem p = p_.with_query_rows(rows);
+        const Stored<3> q = gather(backend_, layers_[0].q, rows);
+        const Stored<3> index_q = gather(backend_, index.q, rows);
+        Tensor<int32_t, 3> host_ids({p.queries(), p.kv_heads, case_.top_k});
+        for (size_t n = 0; n < rows.size(); ++n)
+            std::copy_n(all_ids[rows[n]].data(), host_ids.view()[0].size(),
+                        host_ids.view()[static_cast<int64_t>(n)].data());
+        const Tensor<int32_t, 3> ids = backend_.upload(std::as_const(host_ids).view());
+        IndexKlInput in{{index_q, index.k}, q, layers_[0].k, {}};
+        if (selected) in.ids = ids;
+        auto kl = backend_.make<double, 2>({p.queries(), p.kv_heads});
+        auto d_index_q = backend_.make<float, 3>(index_q.shape());
+        auto d_index_k = backend_.make<float, 2>(index.k.shape());
+        m.checked_rows = check_.index_kl(layers_[0], index, all_ids, selected);
+        backend_.index_kl(p, in, {kl, d_index_q, d_index_k});
+        m.answered_by = backend_.answered_by();
+        m.rows = p.queries();
+        const double pairs = selected ? analysis::selected_pairs(p, host_ids)
+                                      : static_cast<double>(p.kv_heads) * analysis::causal_pairs(p);
+        m.flops = analysis::index_kl_flops(p, pairs);
+        m.bytes = analysis::index_kl_bytes(p, m.element);
+        m.timing = meter_.time(
+            [&](int64_t) {
+                backend_.index_kl(p, in, {kl, d_index_q, d_index_k});
+            },
+            1, o_.samples);
     }
 
     void dense_attention(Measurement& m) {
@@ -184,6 +253,7 @@ private:
         m.answered_by = backend_.answered_by();
         m.checked_rows = check_.dense_attention(layers_[0]);
         m.flops = analysis::dense_attention_flops(p_);
+        m.element = o_.sizes.element;
         m.bytes = analysis::dense_attention_bytes(p_, o_.sizes.element);
         m.timing = time(call);
     }
@@ -228,13 +298,29 @@ private:
         const Tensor<int32_t, 3> ids = backend_.download(std::as_const(layers_[0].ids).view());
         copy_to_others({.index = true});
         index.union_of_8 = union_of_8(ids);
+        index.element = o_.index_elements[element];
         index.flops = analysis::index_scores_flops(p_);
         index.bytes = analysis::index_select_bytes(p_, o_.index_elements[element], case_.top_k);
         if (o_.wants("index_select"))
             guarded(index, [&](Measurement& m) {
                 m.timing = time([&](Layer& layer) { select(layer, element); });
             });
+        if (o_.wants("index_scores") && studied()) {
+            Measurement scores = index;
+            scores.stage = "index_scores";
+            scores.bytes = analysis::index_scores_bytes(p_, o_.index_elements[element]);
+            guarded(scores, [&](Measurement& m) { index_scores(m, element); });
+        }
+        const IndexOperands& operands = layers_[0].index[element];
+        if (o_.wants("index_kl") && studied() && operands.q.element() == o_.sizes.element)
+            for (bool selected : {true, false}) {
+                Measurement kl{.stage = "index_kl", .selection = index.selection};
+                kl.support = selected ? "selected" : "full";
+                kl.element = o_.sizes.element;
+                guarded(kl, [&](Measurement& m) { index_kl(m, operands, ids, selected); });
+            }
         Measurement sparse{.stage = "sparse_attention", .selection = index.selection};
+        sparse.element = o_.sizes.element;
         sparse.union_of_8 = index.union_of_8;
         sparse.flops = analysis::sparse_attention_flops(p_, ids);
         sparse.bytes = analysis::sparse_attention_bytes(p_, ids, o_.sizes.element);

@@ -18,7 +18,7 @@ from msacapture.layer import bfloat16
 from msacapture.reader import ActivationsReader
 from msacapture.rope import apply_rope, positions
 
-GOLDEN = Path(__file__).parents[2] / "data/goldens/minimax_m3_b32k4.h5"
+GOLDEN = Path(__file__).parents[2] / "tests/goldens/minimax_m3_b32k4.h5"
 LENGTHS = (70, 33, 51)  # of three sequences
 
 

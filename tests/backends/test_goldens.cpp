@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Answers that this project did not make (data/goldens): the MiniMax-M3 layer of transformers, and
+// Answers that this project did not make (tests/goldens): the MiniMax-M3 layer of transformers, and
 // attention and the KL loss with their gradients by PyTorch autograd.
 #include <numeric>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The Index Branch's projections and AdamW: against PyTorch (data/goldens/index_branch.h5), finite
+// The Index Branch's projections and AdamW: against PyTorch (tests/goldens/index_branch.h5), finite
 // differences, and forms by hand.
 #include <cmath>
 #include <numeric>

@@ -102,6 +102,7 @@ protected:
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
         cpu_->index_scores(p, {floats(in.index_q), floats(in.index_k)}, scores);
+        spoil(what == "index_scores", scores.data(), scores.size());
     }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
@@ -132,7 +133,16 @@ protected:
         spoil(what == "block_mass", to.mass.data(), to.mass.size());
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
-        cpu_->index_kl(p, in, to);
+        cpu_->index_kl(p,
+                       {{floats(in.index.index_q), floats(in.index.index_k)},
+                        floats(in.q),
+                        floats(in.k),
+                        in.ids,
+                        in.teacher},
+                       to);
+        if (what == "kl") to.kl.data()[to.kl.size() / 2] += 0.1;
+        spoil(what == "d_index_q", to.d_index_q.data(), to.d_index_q.size());
+        spoil(what == "d_index_k", to.d_index_k.data(), to.d_index_k.size());
     }
 
 private:
@@ -164,10 +174,10 @@ TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
             EXPECT_EQ(m["checked_rows"], 32);
         }
     }
-    // block_mass on squares, dense_attention, and of each selection: index_select, three orders,
-    // layer.
+    // dense_attention, and of each selection: index_select, three orders, layer; on squares also
+    // block_mass, and of each selection index_scores and index_kl on both supports.
     const int selected = 2 * (1 + 3 + 1);
-    EXPECT_EQ(of_kind, (std::map<std::string, int>{{"square", 1 + 1 + selected},
+    EXPECT_EQ(of_kind, (std::map<std::string, int>{{"square", 1 + 1 + selected + 2 * (1 + 2)},
                                                    {"chunk", 1 + selected},
                                                    {"short", 2 * (1 + selected)},
                                                    {"pack", 3 * (1 + selected)},
@@ -230,6 +240,9 @@ TEST_F(Bench, WrongResultsAreCaughtBeforeTiming) {
             << wrong;
     };
     caught("index_select", "index_select", "index_select");
+    caught("index_scores", "index_scores", "index_scores");
+    for (const char* output : {"kl", "d_index_q", "d_index_k"})
+        caught(output, "index_kl", "index_kl");
     caught("index_select", "layer", "index_select");
     caught("sparse_attention", "sparse_attention", "sparse_attention");
     caught("sparse_attention", "layer", "sparse_attention");
@@ -253,6 +266,10 @@ TEST_F(Bench, EveryIndexElementIsMeasured) {
     EXPECT_EQ(stages, (std::map<std::string, int>{{"block_mass ", 1},
                                                   {"dense_attention ", 1},
                                                   {"sparse_attention ", 3},
+                                                  {"index_scores f32", 1},
+                                                  {"index_scores bf16", 1},
+                                                  {"index_scores e4m3", 1},
+                                                  {"index_kl ", 2},
                                                   {"index_select f32", 1},
                                                   {"index_select bf16", 1},
                                                   {"index_select e4m3", 1},
@@ -331,6 +348,36 @@ TEST_F(Bench, WithoutAGpuItSaysSo) {
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("backend cuda cannot start here: "), std::string::npos)
         << outcome.err;
+}
+
+TEST_F(Bench, SizesOfZeroAndEmptyListsAreRefused) {
+    const auto refused_with = [](const Words& args, const std::string& message) {
+        const Outcome outcome = kBench(args);
+        EXPECT_EQ(outcome.code, 2) << message;
+        EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
+    };
+    refused_with({"--backend", "cpu", "--top-k", "0"}, "--top-k is 0, must be at least 1");
+    refused_with({"--backend", "cpu", "--query-heads=0"}, "--query-heads is 0, must be at least 1");
+    refused_with({"--backend", "cpu", "--stages", ""}, "--stages is empty");
+    refused_with({"--backend", "cpu", "--tokens", ""}, "--tokens is empty");
+}
+
+TEST_F(Bench, ARecordNeverReplacesItsInput) {
+    const std::string file = make("a.h5");
+    const auto size = std::filesystem::file_size(file);
+    const Outcome outcome =
+        kBench({"--backend", "cpu", "--input", file, "--out", path("./a.h5"), "--overwrite"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("the file that is read"), std::string::npos) << outcome.err;
+    EXPECT_EQ(std::filesystem::file_size(file), size);
+}
+
+TEST_F(Bench, SharesAreOfTheMeasuredCeilings) {
+    const json record = record_of({"--cases", "square", "--stages", "dense_attention"});
+    const json& m = record["measurements"][0];
+    const double gemm = record["gemm_flops_per_second"]["f32"];
+    EXPECT_NE(record["gemm_source"].get<std::string>().find("sgemm"), std::string::npos);
+    EXPECT_DOUBLE_EQ(m["share_of_gemm"], m["flops_per_second"].get<double>() / gemm);
 }
 
 TEST(ColdSeconds, AreThoseOfTheWork) {

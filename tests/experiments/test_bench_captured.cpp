@@ -75,11 +75,15 @@ TEST_F(BenchCaptured, FileAndIndexerBringOperandsAndSizes) {
     }
     EXPECT_EQ(stages, (std::map<std::string, int>{{"layer 3, 192 block_mass", 1},
                                                   {"layer 3, 192 dense_attention", 1},
+                                                  {"layer 3, 192 index_scores", 1},
+                                                  {"layer 3, 192 index_kl", 2},
                                                   {"layer 3, 192 index_select", 1},
                                                   {"layer 3, 192 sparse_attention", 3},
                                                   {"layer 3, 192 layer", 1},
                                                   {"layer 5, 192 block_mass", 1},
                                                   {"layer 5, 192 dense_attention", 1},
+                                                  {"layer 5, 192 index_scores", 1},
+                                                  {"layer 5, 192 index_kl", 2},
                                                   {"layer 5, 192 index_select", 1},
                                                   {"layer 5, 192 sparse_attention", 3},
                                                   {"layer 5, 192 layer", 1}}));

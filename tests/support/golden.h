@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A file of answers that this project did not make (data/goldens).
+// A file of answers that this project did not make (tests/goldens).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace msa::test {
 class Golden {
 public:
     explicit Golden(const std::string& name)
-        : path_(std::string(MSA_DATA_DIR) + "/goldens/" + name),
+        : path_(std::string(MSA_GOLDENS_DIR) + "/" + name),
           file_(io::h5::open_file(path_)),
           config_(nlohmann::json::parse(
               io::h5::text_attribute(io::h5::open_object(file_, at("/")), "config", at("/")))) {}

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-namespace msa::bench {
+namespace msa::experiments::bench {
 
 /// c = a b, all n x n, column-major.
 [[gnu::visibility("default")]] void eigen_sgemm(const float* a, const float* b, float* c,
                                                 int64_t n);
 
-}  // namespace msa::bench
+}  // namespace msa::experiments::bench

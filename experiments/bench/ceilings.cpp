@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/bench/ceilings.h"
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+
+#include "core/error.h"
+#include "experiments/bench/meter.h"
+#include "experiments/bench/sgemm.h"
+#include "experiments/cost/presets.h"
+
+namespace msa::experiments::bench {
+namespace {
+
+constexpr int64_t kDeviceCopy = int64_t{1} << 31;  // bytes, long against a copy's latency
+constexpr int64_t kHostCopy = int64_t{1} << 25;
+constexpr int64_t kGemm = 2048;
+constexpr int kRepetitions = 7;       // at most
+constexpr double kGemmSeconds = 0.5;  // then no further repetition
+
+std::vector<double> copy_rates(Backend& backend) {
+    const int64_t bytes = backend.space() == Space::device ? kDeviceCopy : kHostCopy;
+    const Tensor<char, 1> from = backend.make<char, 1>({bytes});
+    Tensor<char, 1> to = backend.make<char, 1>({bytes});
+    std::vector<double> rates;
+    for (int n = 0; n <= kRepetitions; ++n) {
+        const double took = cold_seconds(backend, [&] {
+            backend.copy(to.data(), backend.space(), from.data(), backend.space(), bytes);
+        });
+        if (n > 0) rates.push_back(2 * static_cast<double>(bytes) / took);
+    }
+    return rates;
+}
+
+/// FLOP/s of Eigen's sgemm.
+double sgemm_rate() {
+    using Clock = std::chrono::steady_clock;
+    std::vector<float> a(kGemm * kGemm), b(a.size()), c(a.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+        a[i] = 1 + static_cast<float>(i % 7);
+        b[i] = 1 + static_cast<float>(i % 5);
+    }
+    std::vector<double> rates;
+    double spent = 0;
+    for (int n = 0; n <= kRepetitions && spent < kGemmSeconds; ++n) {
+        const Clock::time_point begin = Clock::now();
+        eigen_sgemm(a.data(), b.data(), c.data(), kGemm);
+        const double took = std::chrono::duration<double>(Clock::now() - begin).count();
+        if (n == 0) continue;  // a warm-up
+        rates.push_back(2.0 * kGemm * kGemm * kGemm / took);
+        spent += took;
+    }
+    return median(rates);
+}
+
+/// "h100" for "NVIDIA H100 80GB HBM3, ..."; empty where no table's name is one of the words.
+std::string chip_of(const std::string& device) {
+    std::string words;
+    for (char letter : device)
+        words += static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    for (const std::string& chip : cost::list_hardware())
+        if ((" " + words).find(" " + chip) != std::string::npos) return chip;
+    return "";
+}
+
+}  // namespace
+
+double Ceilings::copy_rate() const { return median(copy_rates); }
+
+Ceilings measure_ceilings(Backend& backend) {
+    Ceilings ceilings{.copy_rates = copy_rates(backend), .gemm_rates = {}, .gemm_source = ""};
+    if (backend.space() == Space::host) {
+        ceilings.gemm_rates[Element::f32] = sgemm_rate();
+        ceilings.gemm_source = text("Eigen's sgemm in this run, ", kGemm, " x ", kGemm);
+    } else if (const std::string chip = chip_of(backend.device()); !chip.empty()) {
+        ceilings.gemm_rates = cost::read_hardware(chip, cost::Ceilings::measured).flops_per_second;
+        ceilings.gemm_source = text("data/hardware/", chip, ".json, measured where it says so");
+    }
+    return ceilings;
+}
+
+}  // namespace msa::experiments::bench
