@@ -9,6 +9,9 @@
 
 namespace msa {
 
+/// Fewer queries than this are not worth a team of threads.
+inline constexpr int64_t kSmall = 64;
+
 /// `count` keys [dh] of one group, `stride` floats apart.
 struct KeyRows {
     const float* data;

@@ -7,8 +7,6 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kSmall = 64;  // queries that are not worth a team of threads
-
 /// Adds the softmax of one head of query i over its `pieces` pieces.
 void add_attention(const Problem& p, View<const float, 1> q, cpu::Panels keys, float* attention) {
     const auto factor = static_cast<float>(p.softmax_scale() * cpu::kLog2E);

@@ -6,11 +6,10 @@
 
 #include "core/cpu/tile.h"
 #include "core/half.h"
+#include "core/select/block_vectors.h"
 
 namespace msa {
 namespace {
-
-constexpr int64_t kSmall = 64;  // queries that are not worth a team of threads
 
 /// A host copy of an operand that lives elsewhere.
 template <int Rank>

@@ -8,8 +8,6 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kSmall = 64;  // queries that are not worth a team of threads
-
 constexpr int64_t kRepresentatives = 4;  // tokens of a block
 constexpr int64_t kTile = 256;           // queries looked at together
 // Of the source's 128 first, 4096 newest and 2048 chosen tokens.

@@ -9,9 +9,9 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kSample = 256;  // queries of a sequence that decide on p
+constexpr int64_t kProbed = 256;  // queries of a sequence that decide on p
 constexpr int kHalvings = 40;     // of [0, 1] in search of p
-constexpr float kLeft = -std::numeric_limits<float>::infinity();
+constexpr float kNotTaken = -std::numeric_limits<float>::infinity();
 
 /// A row's blocks in the order in which top-p takes them: forced ones, then by mass.
 std::vector<int32_t> order_of(View<const float, 1> mass, int64_t blocks,
@@ -67,7 +67,7 @@ public:
                 const int64_t n = taken(mass, order, layer.rule, share_[static_cast<size_t>(r)]);
                 for (int64_t at = 0; at < blocks; ++at) {
                     const int32_t b = order[static_cast<size_t>(at)];
-                    scores(i, r, b) = at < n ? mass(b) : kLeft;
+                    scores(i, r, b) = at < n ? mass(b) : kNotTaken;
                 }
             }
         }
@@ -87,7 +87,7 @@ private:
     void sample(const SelectorLayer& layer, int64_t sequence) {
         const int64_t length = sequence_length(layer.problem, sequence);
         const int64_t available = std::max<int64_t>(0, length - layer.prompt);
-        const int64_t n = std::min(kSample, available);
+        const int64_t n = std::min(kProbed, available);
         std::vector<int64_t> positions;
         Rows rows;
         for (int64_t i = 0; i < n; ++i) {

@@ -6,6 +6,7 @@
 
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
+#include "experiments/driver/units.h"
 #include "experiments/driver/version.h"
 #include "experiments/driver/write_text.h"
 
@@ -13,8 +14,6 @@ namespace msa::experiments::bench {
 namespace {
 
 using nlohmann::ordered_json;
-
-constexpr double kTera = 1e12, kMicro = 1e-6;
 
 std::string time_text(double microseconds) {
     const bool milli = microseconds >= 10000;

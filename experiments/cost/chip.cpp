@@ -2,11 +2,10 @@
 #include "experiments/cost/chip.h"
 
 #include "experiments/driver/table.h"
+#include "experiments/driver/units.h"
 
 namespace msa::experiments::cost {
 namespace {
-
-constexpr double kTera = 1e12, kMebi = 1 << 20;
 
 const char* to_string(Ceilings ceilings) {
     return ceilings == Ceilings::peak ? "peak" : "measured";

@@ -10,14 +10,13 @@
 #include "core/selection.h"
 #include "experiments/cost/chip.h"
 #include "experiments/driver/table.h"
+#include "experiments/driver/units.h"
 
 namespace msa::experiments::cost {
 namespace {
 
 using analysis::OrderCost, analysis::SelectionCost;
 using nlohmann::ordered_json;
-
-constexpr double kGiga = 1e9, kMega = 1e6, kMicro = 1e-6;
 
 /// One selector on one layer.
 struct Arm {

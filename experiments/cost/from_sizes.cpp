@@ -9,14 +9,13 @@
 #include "analysis/stage_cost.h"
 #include "experiments/cost/chip.h"
 #include "experiments/driver/table.h"
+#include "experiments/driver/units.h"
 
 namespace msa::experiments::cost {
 namespace {
 
 using analysis::LayerSizes, analysis::Pipeline, analysis::Stage;
 using nlohmann::ordered_json;
-
-constexpr double kTera = 1e12, kGiga = 1e9, kMilli = 1e-3, kMicro = 1e-6;
 
 /// One context: what there is to print of it.
 struct Context {

@@ -7,7 +7,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "experiments/driver/data.h"
 #include "experiments/driver/options.h"
+#include "experiments/driver/units.h"
 
 namespace msa::experiments::cost {
 namespace {
@@ -15,14 +17,13 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kBlockSize = 128, kTopK = 16, kIndexDim = 128;  // the paper's
-constexpr double kTera = 1e12, kMebi = 1 << 20;
-
 std::filesystem::path folder(const std::string& kind) {
-    return std::filesystem::path(MSA_DATA_DIR) / kind;
+    return data_directory() / kind;
 }
 
 std::vector<std::string> list_names(const std::string& kind) {
     std::vector<std::string> names;
+    if (!std::filesystem::is_directory(folder(kind))) return names;
     for (const auto& entry : std::filesystem::directory_iterator(folder(kind)))
         if (entry.path().extension() == ".json") names.push_back(entry.path().stem());
     std::sort(names.begin(), names.end());
@@ -74,7 +75,8 @@ Object read_file(const std::string& kind, const std::string& name_or_path) {
     const std::filesystem::path path =
         is_name ? folder(kind) / (name_or_path + ".json") : std::filesystem::path(name_or_path);
     require(is_name || std::filesystem::is_regular_file(path), "'", name_or_path,
-            "' is no file and none of the known ", kind, ": ", join(known));
+            "' is no file and none of the known ", kind, ": ", join(known), " (",
+            folder(kind).string(), ")");
     std::ifstream stream(path);
     const json content = json::parse(stream, nullptr, false);
     const std::string name =

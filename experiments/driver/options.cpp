@@ -6,12 +6,11 @@
 #include <iostream>
 #include <sstream>
 
+#include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
 
 namespace msa::experiments {
 namespace {
-
-constexpr unsigned kLineWidth = 100;
 
 std::optional<int64_t> parse_count(std::string_view word) {
     int shift = 0;

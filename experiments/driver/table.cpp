@@ -13,8 +13,6 @@
 namespace msa::experiments {
 namespace {
 
-constexpr size_t kLineWidth = 100;
-
 bool is_number(const std::string& cell) {
     char* end = nullptr;
     std::strtod(cell.c_str(), &end);

@@ -8,6 +8,9 @@
 
 namespace msa::experiments {
 
+/// Columns of a terminal that help and tables keep to.
+inline constexpr unsigned kLineWidth = 100;
+
 /// A table of text for people: columns aligned, numbers to the right, words to the left. Only the
 /// header may hold line breaks; its words stand on the last of its lines.
 class Table {

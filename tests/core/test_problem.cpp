@@ -3,22 +3,13 @@
 
 #include <cmath>
 
-#include "core/error.h"
 #include "core/problem.h"
+#include "tests/support/refusal.h"
 
 namespace msa {
 namespace {
 
-/// The message of the InputError that `call` throws; empty when it throws none.
-template <typename Call>
-std::string refusal(const Call& call) {
-    try {
-        call();
-    } catch (const InputError& error) {
-        return error.what();
-    }
-    return "";
-}
+using test::refusal;
 
 std::string refusal_after(void (*change)(Problem&)) {
     Problem p = square_problem(10, 4, 2, 32, 16, 16);

@@ -3,21 +3,13 @@
 
 #include <string>
 
-#include "core/error.h"
 #include "core/selection.h"
+#include "tests/support/refusal.h"
 
 namespace msa {
 namespace {
 
-template <typename Call>
-std::string refusal(const Call& call) {
-    try {
-        call();
-    } catch (const InputError& error) {
-        return error.what();
-    }
-    return "";
-}
+using test::refusal;
 
 TEST(SelectionRule, Limits) {
     const auto check = [](SelectionRule rule) { return refusal([&] { rule.validate(); }); };

@@ -208,13 +208,12 @@ TEST_F(Compare, ResumesToTheSameResults) {
         EXPECT_EQ(file_text(path("out") + name), file_text(path("whole") + name));
 }
 
-struct Refusal {
-    std::vector<std::string> args;
-    std::string says;
-};
-
 TEST_F(Compare, RefusesWithTheRule) {
-    const Refusal refusals[] = {
+    struct Case {
+        std::vector<std::string> args;
+        std::string says;
+    };
+    const Case refusals[] = {
         {{"--selectors", "best"}, "no selector is called 'best'"},
         {{"--selectors", "moba,mean-key"}, "--selectors names 'mean-key' twice"},
         {{"--selectors", "previous-layer"}, "cannot run on layer 0: the file has no layer"},
@@ -224,7 +223,7 @@ TEST_F(Compare, RefusesWithTheRule) {
         {{"--share", "token"}, "--share is 'token', must be one of: head, group, layer"},
         {{"--forced-first", "3"}, "must not exceed top_k = 2"},
     };
-    for (const Refusal& refusal : refusals) {
+    for (const Case& refusal : refusals) {
         const Outcome outcome = kCompare(args("out", refusal.args));
         EXPECT_EQ(outcome.code, 2) << refusal.says;
         EXPECT_NE(outcome.err.find(refusal.says), std::string::npos) << outcome.err;

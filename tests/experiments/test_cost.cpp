@@ -59,6 +59,8 @@ TEST_F(Cost, TablesAndCsvSayTheSame) {
 }
 
 TEST_F(Cost, EveryPresetAndEveryChipIsComplete) {
+    ASSERT_FALSE(experiments::cost::list_models().empty());
+    ASSERT_FALSE(experiments::cost::list_hardware().empty());
     for (const std::string& model : experiments::cost::list_models())
         EXPECT_EQ(kCost({"--preset", model}).code, 0) << model;
     for (const std::string& chip : experiments::cost::list_hardware()) {
@@ -89,6 +91,22 @@ TEST_F(Cost, ReadsAConfigOfHuggingFace) {
         {"--preset", path("config.json"), "--context", "4K", "--top-k", "8", "--index-dim", "32"});
     EXPECT_EQ(other["sizes"]["top_k"], 8);
     EXPECT_EQ(other["sizes"]["index_dim"], 32);
+}
+
+TEST_F(Cost, FindsItsDataWhereTheEnvironmentSays) {
+    std::filesystem::create_directories(path("hardware"));
+    std::ofstream(path("hardware/mine.json"))
+        << R"({"name": "Mine", "teraflops_per_second": {"bf16": 1}, "terabytes_per_second": 1})";
+    setenv("MSA_DATA_DIR", path("").c_str(), 1);
+    const Outcome mine = kCost({"--hardware", "mine"}), other = kCost({"--hardware", "h100"});
+    setenv("MSA_DATA_DIR", path("none").c_str(), 1);
+    const Outcome help = kCost({"--help"}), none = kCost({"--hardware", "mine"});
+    unsetenv("MSA_DATA_DIR");
+    EXPECT_NE(other.err.find("known hardware: mine (" + path("hardware")), std::string::npos)
+        << other.err;
+    EXPECT_NE(none.err.find(path("none/hardware")), std::string::npos) << none.err;
+    EXPECT_EQ(help.code, 0) << help.err;
+    EXPECT_NE(mine.err.find("none of the known models"), std::string::npos) << mine.err;
 }
 
 TEST_F(Cost, RefusesWhatIsMissing) {

@@ -7,13 +7,13 @@
 namespace msa::test {
 namespace {
 
-struct Refusal {
+struct RefusedFit {
     std::vector<std::string> args;
     std::string message;
 };
-std::ostream& operator<<(std::ostream& out, const Refusal& r) { return out << r.message; }
+std::ostream& operator<<(std::ostream& out, const RefusedFit& r) { return out << r.message; }
 
-class FitRefused : public Fit, public testing::WithParamInterface<Refusal> {};
+class FitRefused : public Fit, public testing::WithParamInterface<RefusedFit> {};
 
 TEST_P(FitRefused, WithTheValueAndTheRule) {
     const Outcome outcome = run({write("a.h5")}, "out", GetParam().args);
@@ -24,7 +24,7 @@ TEST_P(FitRefused, WithTheValueAndTheRule) {
     EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
 }
 
-const Refusal kRefusals[] = {
+const RefusedFit kRefusedFits[] = {
     {{"--bogus"}, "unrecognised option '--bogus'"},
     {{"--layers", "4"}, "a.h5: has no layer 4; there are: 3"},
     {{"--index-dim", "8"}, "--index-dim is 8, must be from 16 to 256"},
@@ -56,7 +56,7 @@ const Refusal kRefusals[] = {
     {{"--backend", "abacus"}, "no backend is called 'abacus'"},
     {{"--resume", "--overwrite"}, "--resume and --overwrite exclude each other"},
 };
-INSTANTIATE_TEST_SUITE_P(All, FitRefused, testing::ValuesIn(kRefusals));
+INSTANTIATE_TEST_SUITE_P(All, FitRefused, testing::ValuesIn(kRefusedFits));
 
 using FitRefusal = Fit;
 

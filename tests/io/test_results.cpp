@@ -11,9 +11,12 @@
 #include "core/io/sha256.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
+#include "tests/support/refusal.h"
 
 namespace msa::io {
 namespace {
+
+using test::refusal;
 
 class Results : public testing::Test {
 protected:
@@ -31,15 +34,6 @@ protected:
     ~Results() override {
         std::filesystem::remove(path_);
         std::filesystem::remove_all(path_.string() + ".partial");
-    }
-    template <typename Call>
-    static std::string refusal(const Call& call) {
-        try {
-            call();
-        } catch (const InputError& error) {
-            return error.what();
-        }
-        return "";
     }
     std::filesystem::path path_;
     RunRecord record_;

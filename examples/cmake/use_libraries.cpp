@@ -7,6 +7,7 @@
 #include "analysis/recall.h"
 #include "core/io/activations.h"
 #include "core/registry.h"
+#include "gpu/cuda_backend.h"
 
 namespace {
 
@@ -39,10 +40,19 @@ bool analysis_answers() {
     return msa::analysis::mass_of(msa::View<const float, 1>(mass.data(), {3}), ids) == 0.5;
 }
 
+/// With a GPU or without, the backend is known, and says why it cannot start where it cannot.
+bool gpu_answers() {
+    msa::register_cuda_backend();
+    for (const msa::BackendInfo& backend : msa::list_backends())
+        if (backend.name == "cuda") return backend.usable.yes || !backend.usable.why_not.empty();
+    return false;
+}
+
 }  // namespace
 
 int main() {
-    const bool core = core_answers(), io = io_answers(), analysis = analysis_answers();
-    std::printf("core %d, io %d, analysis %d\n", core, io, analysis);
-    return core && io && analysis ? 0 : 1;
+    const bool core = core_answers(), io = io_answers(), analysis = analysis_answers(),
+               gpu = gpu_answers();
+    std::printf("core %d, io %d, analysis %d, gpu %d\n", core, io, analysis, gpu);
+    return core && io && analysis && gpu ? 0 : 1;
 }

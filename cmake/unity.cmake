@@ -1,0 +1,20 @@
+# Unity builds (CMAKE_UNITY_BUILD): the sources of one folder are compiled as one, which parses
+# the headers that they share once. Whatever stands in an anonymous namespace needs a name that no
+# other source of its folder uses.
+
+# msa_unity(<target> [ALONE <regular expression>]): groups the target's sources by folder. Sources
+# that match the expression are compiled alone: heavy ones, and hot loops, whose machine code must
+# not depend on their neighbours.
+function(msa_unity target)
+    cmake_parse_arguments(UNITY "" "ALONE" "" ${ARGN})
+    set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+    get_target_property(sources ${target} SOURCES)
+    foreach(source IN LISTS sources)
+        if(IS_ABSOLUTE "${source}" OR (UNITY_ALONE AND source MATCHES "${UNITY_ALONE}"))
+            continue()  # a generated source, or one to be compiled alone
+        endif()
+        get_filename_component(folder "${source}" DIRECTORY)
+        string(REPLACE "/" "_" group "${target}_${folder}")
+        set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+    endforeach()
+endfunction()
