@@ -17,9 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kBlockSize = 128, kTopK = 16, kIndexDim = 128;  // the paper's
-std::filesystem::path folder(const std::string& kind) {
-    return data_directory() / kind;
-}
+std::filesystem::path folder(const std::string& kind) { return data_directory() / kind; }
 
 std::vector<std::string> list_names(const std::string& kind) {
     std::vector<std::string> names;
