@@ -256,8 +256,8 @@ ActivationsInfo read_info(hid_t file, const std::filesystem::path& path) {
     if (info.has_tokens) open_tokens(file, {path, "/tokens"}, info.tokens());
     const h5::Handle layers = h5::open_object(file, {path, "/layers"});
     for (const std::string& name : h5::links(layers)) {
-        const bool number =
-            name.size() <= 9 && name.find_first_not_of("0123456789") == std::string::npos;
+        const bool number = !name.empty() && name.size() <= 9 &&
+                            name.find_first_not_of("0123456789") == std::string::npos;
         require(number && text(std::stoll(name)) == name, path.string(), ": /layers/", name,
                 " is no layer number");
         info.layers.push_back(read_layer(file, path, std::stoll(name), info.tokens()));

@@ -289,14 +289,23 @@ protected:
 };
 
 TEST_F(FullDisk, LeavesNoActivations) {
-    for (rlim_t bytes : {0, 1000, 5000, 40000, 300000, 600000}) {
+    write_activations(1, false, nothing);
+    const auto size = std::filesystem::file_size(file());
+    std::filesystem::remove(file());
+    for (rlim_t bytes : {rlim_t{0}, rlim_t{1000}, size / 10, size / 2, size - 1}) {
         expect_reason(error_at(bytes, [&] { write_activations(1, false, nothing); }));
         EXPECT_EQ(left(), Names{}) << bytes;
     }
 }
 
 TEST_F(FullDisk, LeavesNoResultsWithoutAUnit) {
-    for (rlim_t bytes : {0, 20, 1000, 5000, 40000, 200000}) {
+    uintmax_t size = 0;
+    write_results(1, IfExists::refuse, [&] {
+        const std::filesystem::path unit = folder_ / "a.h5.partial/unit-layer-0.h5";
+        if (std::filesystem::exists(unit)) size = std::filesystem::file_size(unit);
+    });
+    std::filesystem::remove(file());
+    for (rlim_t bytes : {rlim_t{0}, rlim_t{20}, rlim_t{1000}, size / 2, size - 1}) {
         expect_reason(error_at(bytes, [&] { write_results(1, IfExists::refuse, nothing); }));
         EXPECT_EQ(left(), Names{}) << bytes;
     }
