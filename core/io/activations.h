@@ -27,10 +27,11 @@ const char* to_string(RopeState);
 enum class Field : uint8_t { x, q, k, v, index_q, index_k };
 const char* to_string(Field);
 
-/// A layer group: sizes from the shapes of its datasets, the rest from its attributes.
 inline constexpr const char* kOwnAttention[] = {"sliding_window", "attention_chunk", "softcap",
                                                 "sinks"};
 
+/// A layer group: sizes from the shapes of its datasets, the rest from its attributes, which are
+/// valid where they are present (data/FORMAT.md).
 struct LayerInfo {
     int64_t layer = 0;        // number in the model, from 0
     int64_t query_heads = 0;  // Hq
@@ -42,7 +43,14 @@ struct LayerInfo {
     RopeState k_state = RopeState::post_rope;
     double softmax_scale = 0;
     std::optional<int64_t> rotary_dim;
-    std::optional<double> rope_theta;
+    std::optional<double> rope_theta;   // of plain RoPE
+    std::string rope_scaling;           // of another RoPE: the model's parameters, JSON text
+    std::vector<double> rope_inv_freq;  // and its frequencies [rotary_dim/2], or none
+    std::optional<double> rope_attention_factor;  // and what cosine and sine are multiplied by
+    /// The model attends to selected keys only (attribute own_attention = "sparse"); block size and
+    /// k of its own Index Branch.
+    bool own_sparse = false;
+    std::optional<int64_t> own_block_size, own_top_k;
     /// What the model's own attention adds to plain causal attention, by attribute (those of
     /// kOwnAttention). Nothing here computes it; programs say so.
     std::map<std::string, std::vector<double>> own_attention;
@@ -72,6 +80,8 @@ public:
     /// Opens and checks everything but the values (of which it looks at one token, to find K and V
     /// that were repeated to the query heads).
     explicit ActivationsReader(std::filesystem::path path);
+    /// The same of a file in memory, which `name` stands for in messages. Keeps a copy.
+    ActivationsReader(std::filesystem::path name, std::span<const uint8_t> bytes);
     ~ActivationsReader();
     ActivationsReader(ActivationsReader&&) noexcept;
     ActivationsReader& operator=(ActivationsReader&&) noexcept;

@@ -27,8 +27,7 @@ struct FieldShape {
 };
 
 FieldShape field_shape(hid_t file, const h5::Place& place, Field field, int64_t tokens) {
-    const h5::Handle dataset = h5::open_object(file, place);
-    require(H5Iget_type(dataset) == H5I_DATASET, place.text(), " must be a dataset");
+    const h5::Handle dataset = h5::open_dataset(file, place);
     FieldShape found{h5::extents(dataset), {}};
     const std::optional<Element> element = h5::element(dataset, place);
     require(element == Element::f16 || element == Element::bf16 || element == Element::f32,
@@ -64,6 +63,98 @@ void check_config(const nlohmann::json& config, const LayerInfo& layer, const st
             layer.query_heads, " heads, model_config names ", query);
 }
 
+/// The attributes of a layer but for the states, as FORMAT.md wants them. Its sizes are known.
+class Attributes {
+public:
+    Attributes(hid_t group, const h5::Place& place, LayerInfo& layer)
+        : group_(group), place_(place), layer_(layer) {}
+
+    void read() {
+        layer_.softmax_scale = positive("softmax_scale");
+        if (has("rotary_dim")) layer_.rotary_dim = rotary_dim();
+        if (has("rope_theta")) layer_.rope_theta = positive("rope_theta");
+        if (has("rope_scaling")) layer_.rope_scaling = json_text("rope_scaling");
+        if (has("rope_inv_freq")) read_frequencies();
+        if (has("rope_attention_factor"))
+            layer_.rope_attention_factor = positive("rope_attention_factor");
+        if (has("own_attention")) {
+            const std::string own = h5::text_attribute(group_, "own_attention", place_);
+            require(own == "sparse", attribute("own_attention"), "'", own, "', must be 'sparse'");
+            layer_.own_sparse = true;
+        }
+        if (has("own_block_size")) layer_.own_block_size = count("own_block_size");
+        if (has("own_top_k")) layer_.own_top_k = count("own_top_k");
+        for (const char* name : kOwnAttention)
+            if (has(name)) layer_.own_attention[name] = own_attention(name);
+    }
+
+private:
+    bool has(const char* name) const { return h5::has_attribute(group_, name); }
+    std::string attribute(const char* name) const {
+        return text(place_.text(), " attribute ", name, " is ");
+    }
+    double number(const char* name) const { return h5::number_attribute(group_, name, place_); }
+
+    double positive(const char* name) const {
+        const double value = number(name);
+        require(std::isfinite(value) && value > 0, attribute(name), value,
+                ", must be finite and positive");
+        return value;
+    }
+
+    int64_t count(const char* name) const {
+        constexpr double kMost = 1LL << 53;
+        const double value = number(name);
+        require(1 <= value && value <= kMost && value == std::floor(value), attribute(name), value,
+                ", must be an integer of at least 1");
+        return static_cast<int64_t>(value);
+    }
+
+    int64_t rotary_dim() const {
+        const double dim = number("rotary_dim");
+        require(dim >= 0 && dim <= static_cast<double>(layer_.head_dim) &&
+                    dim / 2 == std::floor(dim / 2),
+                attribute("rotary_dim"), dim, ", must be even, from 0 to the head dim ",
+                layer_.head_dim);
+        return static_cast<int64_t>(dim);
+    }
+
+    std::string json_text(const char* name) const {
+        const std::string value = h5::text_attribute(group_, name, place_);
+        require(nlohmann::json::accept(value), place_.text(), " attribute ", name, " is not JSON");
+        return value;
+    }
+
+    std::vector<double> numbers(const char* name, int64_t size, const char* of) const {
+        std::vector<double> values = h5::numbers_attribute(group_, name, place_);
+        require(std::ssize(values) == size, place_.text(), " attribute ", name, " has ",
+                values.size(), " numbers, must have one for each of the ", size, " ", of);
+        for (double value : values)
+            require(std::isfinite(value), attribute(name), value, " in one place, must be finite");
+        return values;
+    }
+
+    void read_frequencies() {
+        require(layer_.rotary_dim.has_value(), place_.text(),
+                " has an attribute rope_inv_freq and no rotary_dim; they come together");
+        layer_.rope_inv_freq =
+            numbers("rope_inv_freq", *layer_.rotary_dim / 2, "pairs of rotary_dim");
+        for (double value : layer_.rope_inv_freq)
+            require(value >= 0, attribute("rope_inv_freq"), value,
+                    " in one place, must not be negative");
+    }
+
+    std::vector<double> own_attention(const std::string& name) const {
+        if (name == "sinks") return numbers("sinks", layer_.query_heads, "query heads");
+        if (name == "softcap") return {positive("softcap")};
+        return {static_cast<double>(count(name.c_str()))};
+    }
+
+    hid_t group_;
+    const h5::Place& place_;
+    LayerInfo& layer_;
+};
+
 LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t number,
                      int64_t tokens) {
     LayerInfo layer;
@@ -73,21 +164,6 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
     require(H5Iget_type(group) == H5I_GROUP, at.text(), " must be a group");
     layer.q_state = rope_state(group, "q_state", at);
     layer.k_state = rope_state(group, "k_state", at);
-    layer.softmax_scale = h5::number_attribute(group, "softmax_scale", at);
-    require(std::isfinite(layer.softmax_scale) && layer.softmax_scale > 0, at.text(),
-            " attribute softmax_scale is ", layer.softmax_scale, ", must be finite and positive");
-    if (h5::has_attribute(group, "rotary_dim")) {
-        const double dim = h5::number_attribute(group, "rotary_dim", at);
-        require(dim >= 0 && dim <= kMaxHeadDim && dim == std::floor(dim), at.text(),
-                " attribute rotary_dim is ", dim, ", must be an integer from 0 to ", kMaxHeadDim);
-        layer.rotary_dim = static_cast<int64_t>(dim);
-    }
-    if (h5::has_attribute(group, "rope_theta"))
-        layer.rope_theta = h5::number_attribute(group, "rope_theta", at);
-    for (const char* name : kOwnAttention)
-        if (h5::has_attribute(group, name))
-            layer.own_attention[name] = h5::numbers_attribute(group, name, at);
-
     const auto place = [&](Field field) { return field_place(path, number, field); };
     const auto shape = [&](Field field) {
         FieldShape found = field_shape(file, place(field), field, tokens);
@@ -127,14 +203,14 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
         layer.model_dim = shape(Field::x)[1];
         require(layer.model_dim >= 1, place(Field::x).text(), " has no columns");
     }
+    Attributes(group, at, layer).read();
     return layer;
 }
 
 std::vector<int64_t> read_cu_seqlens(hid_t file, const std::filesystem::path& path) {
     const h5::Place at{path, "/cu_seqlens"};
-    const h5::Handle dataset = h5::open_object(file, at);
-    const std::vector<int64_t> shape =
-        H5Iget_type(dataset) == H5I_DATASET ? h5::extents(dataset) : std::vector<int64_t>{};
+    const h5::Handle dataset = h5::open_dataset(file, at);
+    const std::vector<int64_t> shape = h5::extents(dataset);
     constexpr int64_t kMostSequences = int64_t{1} << 28;
     require(shape.size() == 1 && shape[0] >= 2 && shape[0] <= kMostSequences, at.text(),
             " must be a list of at least 2 integers");
@@ -147,6 +223,16 @@ std::vector<int64_t> read_cu_seqlens(hid_t file, const std::filesystem::path& pa
         require(values[s - 1] < values[s], at.text(), "[", s, "] is ", values[s],
                 ", must be above the entry before it = ", values[s - 1]);
     return values;
+}
+
+/// Token ids, checked for all but their values.
+h5::Handle open_tokens(hid_t file, const h5::Place& at, int64_t tokens) {
+    h5::Handle dataset = h5::open_dataset(file, at);
+    require(h5::extents(dataset) == std::vector{tokens}, at.text(),
+            " must have one entry per token = ", tokens);
+    require(H5Tget_class(h5::Handle(H5Dget_type(dataset), H5Tclose)) == H5T_INTEGER, at.text(),
+            " must hold integers");
+    return dataset;
 }
 
 ActivationsInfo read_info(hid_t file, const std::filesystem::path& path) {
@@ -167,10 +253,11 @@ ActivationsInfo read_info(hid_t file, const std::filesystem::path& path) {
 
     info.cu_seqlens = read_cu_seqlens(file, path);
     info.has_tokens = h5::exists(file, "/tokens");
+    if (info.has_tokens) open_tokens(file, {path, "/tokens"}, info.tokens());
     const h5::Handle layers = h5::open_object(file, {path, "/layers"});
     for (const std::string& name : h5::links(layers)) {
-        const bool number =
-            name.size() <= 9 && name.find_first_not_of("0123456789") == std::string::npos;
+        const bool number = !name.empty() && name.size() <= 9 &&
+                            name.find_first_not_of("0123456789") == std::string::npos;
         require(number && text(std::stoll(name)) == name, path.string(), ": /layers/", name,
                 " is no layer number");
         info.layers.push_back(read_layer(file, path, std::stoll(name), info.tokens()));
@@ -189,6 +276,11 @@ struct ActivationsReader::Impl {
     std::filesystem::path path;
     h5::Handle file;
     ActivationsInfo info;
+
+    Impl(std::filesystem::path file_name, h5::Handle opened)
+        : path(std::move(file_name)), file(std::move(opened)), info(read_info(file, path)) {
+        for (const LayerInfo& layer : info.layers) check_not_repeated(layer);
+    }
 
     const LayerInfo& layer(int64_t number) const {
         std::string known;
@@ -283,12 +375,11 @@ struct ActivationsReader::Impl {
     }
 };
 
-ActivationsReader::ActivationsReader(std::filesystem::path path) : impl_(new Impl) {
-    impl_->file = h5::open_file(path);
-    impl_->info = read_info(impl_->file, path);
-    impl_->path = std::move(path);
-    for (const LayerInfo& layer : impl_->info.layers) impl_->check_not_repeated(layer);
-}
+ActivationsReader::ActivationsReader(std::filesystem::path path)
+    : impl_(std::make_unique<Impl>(path, h5::open_file(path))) {}
+
+ActivationsReader::ActivationsReader(std::filesystem::path name, std::span<const uint8_t> bytes)
+    : impl_(std::make_unique<Impl>(name, h5::open_bytes(name, bytes))) {}
 
 ActivationsReader::~ActivationsReader() = default;
 ActivationsReader::ActivationsReader(ActivationsReader&&) noexcept = default;
@@ -348,11 +439,8 @@ Tensor<float, 3> ActivationsReader::gather(int64_t number, Field field,
 
 std::vector<int32_t> ActivationsReader::tokens() const {
     const h5::Place at{impl_->path, "/tokens"};
-    const h5::Handle dataset = h5::open_object(impl_->file, at);
-    const std::vector<int64_t> shape = h5::extents(dataset);
-    require(shape.size() == 1 && shape[0] == impl_->info.tokens(), at.text(),
-            " must have one entry per token = ", impl_->info.tokens());
-    std::vector<int32_t> values(static_cast<size_t>(shape[0]));
+    const h5::Handle dataset = open_tokens(impl_->file, at, impl_->info.tokens());
+    std::vector<int32_t> values(static_cast<size_t>(impl_->info.tokens()));
     h5::read(dataset, H5T_NATIVE_INT32, {{0}, {values.size()}}, values.data(), at);
     return values;
 }

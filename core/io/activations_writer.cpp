@@ -7,6 +7,7 @@
 #include "core/io/activations.h"
 #include "core/io/h5.h"
 #include "core/io/layout.h"
+#include "core/io/partial_file.h"
 
 namespace msa::io {
 namespace {
@@ -28,10 +29,16 @@ std::vector<uint16_t> rounded(View<const float, 3> values, const h5::Place& plac
 }  // namespace
 
 struct ActivationsWriter::Impl {
-    std::filesystem::path path, partial;
+    Impl(std::filesystem::path path, const ActivationsInfo& about, bool overwrite)
+        : output(std::move(path), overwrite),
+          partial(output.partial()),
+          info(about),
+          file(h5::create_file(partial)) {}
+
+    PartialFile output;
+    std::filesystem::path partial;
     ActivationsInfo info;
     h5::Handle file;
-    bool finished = false;
 
     void create_layer(const LayerInfo& layer) {
         const h5::Place at{partial, text("/layers/", layer.layer)};
@@ -41,6 +48,15 @@ struct ActivationsWriter::Impl {
         h5::set_attribute(group, "softmax_scale", layer.softmax_scale);
         if (layer.rotary_dim) h5::set_attribute(group, "rotary_dim", *layer.rotary_dim);
         if (layer.rope_theta) h5::set_attribute(group, "rope_theta", *layer.rope_theta);
+        if (!layer.rope_scaling.empty())
+            h5::set_attribute(group, "rope_scaling", layer.rope_scaling);
+        if (!layer.rope_inv_freq.empty())
+            h5::set_attribute(group, "rope_inv_freq", layer.rope_inv_freq);
+        if (layer.rope_attention_factor)
+            h5::set_attribute(group, "rope_attention_factor", *layer.rope_attention_factor);
+        if (layer.own_sparse) h5::set_attribute(group, "own_attention", std::string("sparse"));
+        if (layer.own_block_size) h5::set_attribute(group, "own_block_size", *layer.own_block_size);
+        if (layer.own_top_k) h5::set_attribute(group, "own_top_k", *layer.own_top_k);
         for (const auto& [name, values] : layer.own_attention)
             h5::set_attribute(group, name, values);
         for (Field field : kFields) {
@@ -61,12 +77,7 @@ struct ActivationsWriter::Impl {
 
 ActivationsWriter::ActivationsWriter(std::filesystem::path path, const ActivationsInfo& info,
                                      bool overwrite)
-    : impl_(new Impl) {
-    check_output(path, overwrite);
-    impl_->partial = path.string() + ".partial";
-    impl_->path = std::move(path);
-    impl_->info = info;
-    impl_->file = h5::create_file(impl_->partial);
+    : impl_(std::make_unique<Impl>(std::move(path), info, overwrite)) {
     const h5::Handle root = h5::open_object(impl_->file, {impl_->partial, "/"});
     h5::set_attribute(root, "format", std::string(kActivationsFormat));
     h5::set_attribute(root, "format_version", kFormatVersion);
@@ -80,12 +91,7 @@ ActivationsWriter::ActivationsWriter(std::filesystem::path path, const Activatio
     for (const LayerInfo& layer : info.layers) impl_->create_layer(layer);
 }
 
-ActivationsWriter::~ActivationsWriter() {
-    if (impl_->finished) return;
-    impl_->file.reset();
-    std::error_code ignored;
-    std::filesystem::remove(impl_->partial, ignored);
-}
+ActivationsWriter::~ActivationsWriter() = default;
 
 void ActivationsWriter::write(int64_t number, Field field, int64_t first_token, int64_t first_head,
                               View<const float, 3> values) {
@@ -118,8 +124,7 @@ void ActivationsWriter::write_tokens(std::span<const int32_t> tokens) {
 
 void ActivationsWriter::finish() {
     h5::close_durably(std::move(impl_->file), impl_->partial);
-    std::filesystem::rename(impl_->partial, impl_->path);
-    impl_->finished = true;
+    impl_->output.finish();
 }
 
 }  // namespace msa::io

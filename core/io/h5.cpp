@@ -5,24 +5,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <limits>
 #include <tuple>
 
 #include "core/error.h"
+#include "core/io/global_heap.h"
 
 namespace msa::io::h5 {
 namespace {
-
-/// Before anything else of HDF5: no printing of errors, which each thread has its own setting of,
-/// and no closing of what is open at exit. Handles close all; what a full disk kept open would
-/// crash HDF5 1.10 there.
-void keep_quiet() {
-    static const bool left_open = H5dont_atexit() >= 0;
-    thread_local const bool quiet = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
-    static_cast<void>(left_open && quiet);
-}
 
 template <typename Parts>
 [[noreturn]] void bad(const Place& place, const Parts& rule) {
@@ -45,14 +38,25 @@ Handle half_type() {
     return half;
 }
 
-Handle text_type() {
+/// `size` bytes filled up with NUL, or H5T_VARIABLE.
+Handle text_type(size_t size) {
     Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
-    H5Tset_size(type, H5T_VARIABLE);
+    H5Tset_size(type, size);
+    H5Tset_strpad(type, H5T_STR_NULLPAD);
     H5Tset_cset(type, H5T_CSET_UTF8);
     return type;
 }
 
 Handle scalar() { return {H5Screate(H5S_SCALAR), H5Sclose}; }
+
+/// The name of an object, or of its file.
+std::string name_of(hid_t object, ssize_t (*get)(hid_t, char*, size_t)) {
+    const ssize_t length = get(object, nullptr, 0);
+    std::string name(static_cast<size_t>(std::max<ssize_t>(0, length)) + 1, '\0');
+    get(object, name.data(), name.size());
+    name.pop_back();
+    return name;
+}
 
 /// Replaces the attribute `name` of `object` with one value.
 void put_attribute(hid_t object, const std::string& name, hid_t type, const void* value,
@@ -60,7 +64,9 @@ void put_attribute(hid_t object, const std::string& name, hid_t type, const void
     if (has_attribute(object, name)) H5Adelete(object, name.c_str());
     const Handle attribute(H5Acreate2(object, name.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT),
                            H5Aclose);
-    if (!attribute || H5Awrite(attribute, type, value) < 0) refused("attribute " + name);
+    if (attribute && H5Awrite(attribute, type, value) >= 0) return;
+    const Place place{name_of(object, H5Fget_name), name_of(object, H5Iget_name)};
+    refused(place.text() + " attribute " + name);
 }
 
 Handle open_any_attribute(hid_t object, const std::string& name, const Place& place) {
@@ -78,24 +84,36 @@ Handle open_attribute(hid_t object, const std::string& name, const Place& place)
     return attribute;
 }
 
-/// One text of variable or fixed length, from a reader of (type, memory).
+/// `count` texts of variable or fixed length, by a reader of (memory type, memory).
 template <typename Read>
-std::string read_text(hid_t type, const Read& read_into, const Place& place) {
+std::vector<std::string> texts_of(hid_t object, hid_t type, size_t count, const Read& read_into,
+                                  const Place& place) {
+    std::vector<std::string> values(count);
     if (H5Tis_variable_str(type) > 0) {
-        const Handle memory(H5Tcopy(type), H5Tclose);
-        char* raw = nullptr;
-        if (read_into(memory, &raw) < 0 || raw == nullptr)
+        std::vector<HeapReference> references(count);
+        if (count > 0 && read_into(heap_reference_type(), references.data()) < 0)
             bad(place, "holds an unreadable text: " + take_error());
-        const std::unique_ptr<char, void (*)(void*)> owner(raw, [](void* p) { H5free_memory(p); });
-        return raw;
+        for (size_t n = 0; n < count; ++n) values[n] = heap_text(object, references[n], place);
+        return values;
     }
-    constexpr size_t kLongest = size_t{1} << 24;
+    constexpr size_t kMostBytes = size_t{1} << 24;
     const size_t size = H5Tget_size(type);
-    if (size == 0 || size > kLongest) bad(place, "holds a text of impossible length");
-    std::string value(size, '\0');
-    if (read_into(type, value.data()) < 0) bad(place, "holds an unreadable text: " + take_error());
-    value.resize(std::strlen(value.c_str()));
-    return value;
+    if (size == 0 || size > kMostBytes / std::max<size_t>(1, count))
+        bad(place, "holds a text of impossible length");
+    std::vector<char> bytes(count * size);
+    if (count > 0 && read_into(type, bytes.data()) < 0)
+        bad(place, "holds an unreadable text: " + take_error());
+    for (size_t n = 0; n < count; ++n)
+        values[n].assign(bytes.data() + n * size, strnlen(bytes.data() + n * size, size));
+    return values;
+}
+
+void check_chunk(const Place& place, hid_t type, const std::vector<hsize_t>& chunk) {
+    constexpr double kMostBytes = std::numeric_limits<uint32_t>::max();
+    auto bytes = static_cast<double>(H5Tget_size(type));
+    for (hsize_t extent : chunk) bytes *= static_cast<double>(extent);
+    if (bytes > kMostBytes)
+        bad(place, text("needs chunks of ", bytes, " bytes, HDF5 takes at most ", kMostBytes));
 }
 
 Handle slab_space(hid_t dataset, const Slab& slab) {
@@ -126,6 +144,14 @@ std::string advice(std::filesystem::path path) {
 }
 
 }  // namespace
+
+// At exit HDF5 1.10 would crash on what a full disk kept open. Handles close all else; each thread
+// has its own setting of what is printed.
+void be_quiet() {
+    static const bool left_open = H5dont_atexit() >= 0;
+    thread_local const bool quiet = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
+    static_cast<void>(left_open && quiet);
+}
 
 Handle& Handle::operator=(Handle&& other) noexcept {
     if (this != &other) {
@@ -158,7 +184,7 @@ std::string take_error() {
 }
 
 Handle open_file(const std::filesystem::path& path) {
-    keep_quiet();
+    be_quiet();
     std::error_code error;
     const std::string name = path.string();
     require(std::filesystem::exists(path, error), name, ": there is no such file");
@@ -172,10 +198,27 @@ Handle open_file(const std::filesystem::path& path) {
     return file;
 }
 
-Handle create_file(const std::filesystem::path& path) {
-    keep_quiet();
+Handle open_bytes(const std::filesystem::path& name, std::span<const uint8_t> bytes) {
+    be_quiet();
+    require(!bytes.empty(), name.string(), ": is empty");
     const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
+    constexpr size_t kGrowth = 4096;
+    H5Pset_fapl_core(access, kGrowth, false);
+    // HDF5 copies them before anything else.
+    H5Pset_file_image(access, const_cast<uint8_t*>(bytes.data()), bytes.size());
+    static std::atomic<uint64_t> count = 0;  // HDF5 takes files of one name for one file
+    const std::string unique = text("msalab-memory-", ++count);
+    Handle file(H5Fopen(unique.c_str(), H5F_ACC_RDONLY, access), H5Fclose);
+    require(static_cast<bool>(file), name.string(), ": is damaged or truncated: ", take_error());
+    return file;
+}
+
+Handle create_file(const std::filesystem::path& path) {
+    be_quiet();
+    const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+    H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
+    H5Pset_file_locking(access, false, true);
     Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access), H5Fclose);
     if (!file) refused(path.string());
     return file;
@@ -223,7 +266,7 @@ std::vector<std::string> links(hid_t group) {
 }
 
 Handle open_object(hid_t file, const Place& place) {
-    keep_quiet();
+    be_quiet();
     if (place.object != "/" && !exists(file, place.object)) bad(place, "is missing");
     Handle object(H5Oopen(file, place.object.c_str(), H5P_DEFAULT), H5Oclose);
     if (!object) bad(place, "cannot be opened: " + take_error());
@@ -248,8 +291,8 @@ std::string text_attribute(hid_t object, const std::string& name, const Place& p
     const Handle attribute = open_attribute(object, name, place);
     const Handle type(H5Aget_type(attribute), H5Tclose);
     if (H5Tget_class(type) != H5T_STRING) bad(place, "attribute " + name + " must be a text");
-    return read_text(
-        type, [&](hid_t memory, void* to) { return H5Aread(attribute, memory, to); }, place);
+    const auto read_into = [&](hid_t memory, void* to) { return H5Aread(attribute, memory, to); };
+    return texts_of(object, type, 1, read_into, place).front();
 }
 
 double number_attribute(hid_t object, const std::string& name, const Place& place) {
@@ -273,7 +316,10 @@ std::vector<double> numbers_attribute(hid_t object, const std::string& name, con
     const Handle attribute = open_any_attribute(object, name, place);
     const Handle space(H5Aget_space(attribute), H5Sclose);
     const hssize_t count = H5Sget_simple_extent_npoints(space);
-    std::vector<double> numbers(count > 0 ? static_cast<size_t>(count) : 0);
+    constexpr hssize_t kMost = 1 << 16;  // HDF5's own limit is 64 KiB
+    if (count < 0 || count > kMost)
+        bad(place, text("attribute ", name, " has ", count, " numbers"));
+    std::vector<double> numbers(static_cast<size_t>(count));
     if (H5Aread(attribute, H5T_NATIVE_DOUBLE, numbers.data()) < 0)
         bad(place, "attribute " + name + " must be numbers: " + take_error());
     return numbers;
@@ -289,8 +335,14 @@ int64_t integer_attribute(hid_t object, const std::string& name, const Place& pl
 }
 
 void set_attribute(hid_t object, const std::string& name, const std::string& value) {
-    const char* raw = value.c_str();
-    put_attribute(object, name, text_type(), &raw);
+    constexpr size_t kLargest = 60000;  // of one attribute's bytes HDF5 takes 64 KiB, less a header
+    if (value.size() > kLargest) {
+        const char* raw = value.c_str();
+        put_attribute(object, name, text_type(H5T_VARIABLE), &raw);
+        return;
+    }
+    const std::string bytes = value.empty() ? std::string(1, '\0') : value;
+    put_attribute(object, name, text_type(bytes.size()), bytes.data());
 }
 void set_attribute(hid_t object, const std::string& name, double value) {
     put_attribute(object, name, H5T_NATIVE_DOUBLE, &value);
@@ -312,6 +364,42 @@ std::vector<int64_t> extents(hid_t dataset) {
     std::vector<hsize_t> sizes(static_cast<size_t>(rank));
     H5Sget_simple_extent_dims(space, sizes.data(), nullptr);
     return {sizes.begin(), sizes.end()};
+}
+
+Handle open_dataset(hid_t file, const Place& place) {
+    Handle dataset = open_object(file, place);
+    if (H5Iget_type(dataset) != H5I_DATASET) bad(place, "must be a dataset");
+    const Handle layout(H5Dget_create_plist(dataset), H5Pclose);
+    const H5D_layout_t kind = H5Pget_layout(layout);
+    if (kind == H5D_VIRTUAL || H5Pget_external_count(layout) > 0) return dataset;  // other files'
+
+    const auto declared = [&](const std::vector<int64_t>& shape) {
+        const Handle type(H5Dget_type(dataset), H5Tclose);
+        auto bytes = static_cast<double>(H5Tget_size(type));
+        for (int64_t extent : shape) bytes *= static_cast<double>(static_cast<hsize_t>(extent));
+        return bytes;
+    };
+    const std::vector<int64_t> shape = extents(dataset);
+    double largest = declared(shape);
+    if (kind == H5D_CHUNKED) {
+        std::vector<hsize_t> chunk(shape.size());
+        H5Pget_chunk(layout, static_cast<int>(chunk.size()), chunk.data());
+        if (largest > 0) largest = std::max(largest, declared({chunk.begin(), chunk.end()}));
+    }
+    constexpr double kMostOfDeflate = 1032;  // bytes that one byte of deflate can stand for
+    hsize_t of_file = 0;
+    H5Fget_filesize(Handle(H5Iget_file_id(dataset), H5Fclose), &of_file);
+    const hsize_t stored = H5Dget_storage_size(dataset);
+    const double held =
+        kind == H5D_CONTIGUOUS && stored > 0
+            ? static_cast<double>(of_file)
+            : kMostOfDeflate *
+                  static_cast<double>(stored > 0 ? std::min(stored, of_file) : of_file);
+    if (largest > held)
+        bad(place, text("declares ", largest, " bytes, more than the ",
+                        stored > 0 ? std::min(stored, of_file) : of_file,
+                        " bytes that the file stores can hold"));
+    return dataset;
 }
 
 std::optional<Element> element(hid_t dataset, const Place& place) {
@@ -364,6 +452,7 @@ Handle create_dataset(hid_t file, const Place& place, hid_t type, const std::vec
     const Handle parents(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
     H5Pset_create_intermediate_group(parents, 1);
     const Handle layout(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    check_chunk(place, type, chunk);
     if (!chunk.empty() && std::find(shape.begin(), shape.end(), hsize_t{0}) == shape.end()) {
         H5Pset_chunk(layout, static_cast<int>(chunk.size()), chunk.data());
         H5Pset_shuffle(layout);
@@ -383,28 +472,22 @@ void write_texts(hid_t file, const Place& place, const std::vector<std::string>&
     std::vector<const char*> raw;
     for (const std::string& value : values) raw.push_back(value.c_str());
     const hsize_t count = raw.size();
-    const Handle space(H5Screate_simple(1, &count, nullptr), H5Sclose);
-    const Handle type = text_type();
-    const Handle dataset(
-        H5Dcreate2(file, place.object.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-        H5Dclose);
-    if (!dataset) refused(place.text());
+    const Handle type = text_type(H5T_VARIABLE);
+    const Handle dataset = create_dataset(file, place, type, {count}, {});
     if (count > 0)
         check_write(H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, raw.data()), place);
 }
 
 std::vector<std::string> read_texts(hid_t file, const Place& place) {
-    const Handle dataset = open_object(file, place);
+    const Handle dataset = open_dataset(file, place);
     const std::vector<int64_t> shape = extents(dataset);
-    if (shape.size() != 1) bad(place, "must be a list of texts");
-    const Handle type = text_type(), space(H5Dget_space(dataset), H5Sclose);
-    std::vector<char*> raw(static_cast<size_t>(shape[0]), nullptr);
-    if (!raw.empty() && H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, raw.data()) < 0)
-        bad(place, "must be a list of texts: " + take_error());
-    std::vector<std::string> values;
-    for (const char* value : raw) values.emplace_back(value == nullptr ? "" : value);
-    if (!raw.empty()) H5Dvlen_reclaim(type, space, H5P_DEFAULT, raw.data());
-    return values;
+    const Handle type(H5Dget_type(dataset), H5Tclose);
+    if (shape.size() != 1 || H5Tget_class(type) != H5T_STRING)
+        bad(place, "must be a list of texts");
+    const auto read_into = [&](hid_t memory, void* to) {
+        return H5Dread(dataset, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, to);
+    };
+    return texts_of(dataset, type, static_cast<size_t>(shape[0]), read_into, place);
 }
 
 }  // namespace msa::io::h5

@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,9 +45,15 @@ struct Place {
 /// The innermost message of HDF5's error stack; empties it.
 std::string take_error();
 
+/// Errors are not printed in this thread, and HDF5 leaves open at exit what is open. Everything
+/// here that begins with a file does it.
+void be_quiet();
 /// Opens for reading. InputError for a missing, empty, truncated or non-HDF5 file.
 Handle open_file(const std::filesystem::path& path);
-/// Creates or truncates. SystemError when the system refuses.
+/// The same of a file in memory, of which it keeps a copy; `name` is for messages.
+Handle open_bytes(const std::filesystem::path& name, std::span<const uint8_t> bytes);
+/// Creates or truncates, without a lock of HDF5's own: the caller holds one (partial_file.h).
+/// SystemError when the system refuses.
 Handle create_file(const std::filesystem::path& path);
 /// Flushes and closes `file`, then waits until the bytes are on the device.
 void close_durably(Handle file, const std::filesystem::path& path);
@@ -58,6 +65,9 @@ bool natural_less(const std::string& a, const std::string& b);
 std::vector<std::string> links(hid_t group);
 /// Opens a group or dataset; InputError "is missing" with the place.
 Handle open_object(hid_t file, const Place& place);
+/// Opens a dataset. InputError when it declares more bytes, or a larger chunk, than what the file
+/// stores of it could hold: what is allocated by its shape is bounded by the file's real size.
+Handle open_dataset(hid_t file, const Place& place);
 /// Opens a group, made with its parents where missing.
 Handle make_group(hid_t file, const Place& place);
 
@@ -69,6 +79,7 @@ double number_attribute(hid_t object, const std::string& name, const Place& plac
 /// All numbers of an attribute, one for a scalar.
 std::vector<double> numbers_attribute(hid_t object, const std::string& name, const Place& place);
 int64_t integer_attribute(hid_t object, const std::string& name, const Place& place);
+/// Texts have a fixed length, but for those above 60000 bytes.
 void set_attribute(hid_t object, const std::string& name, const std::string& value);
 void set_attribute(hid_t object, const std::string& name, double value);
 void set_attribute(hid_t object, const std::string& name, int64_t value);
@@ -98,11 +109,12 @@ void read(hid_t dataset, hid_t memory, const Slab& slab, void* to, const Place& 
 void write(hid_t dataset, hid_t memory, const Slab& slab, const void* from, const Place& place);
 
 /// Creates a dataset with its groups. chunk empty: contiguous; otherwise chunked with shuffle,
-/// deflate 1 and fletcher32.
+/// deflate 1 and fletcher32. InputError when a chunk is above HDF5's limit.
 Handle create_dataset(hid_t file, const Place& place, hid_t type, const std::vector<hsize_t>& shape,
                       const std::vector<hsize_t>& chunk);
 
-/// Fixed list of texts, as `/done`.
+/// Fixed list of texts, as `/done`. Written with variable length, which readers of version 0.1 ask
+/// for; read with either.
 void write_texts(hid_t file, const Place& place, const std::vector<std::string>& values);
 std::vector<std::string> read_texts(hid_t file, const Place& place);
 

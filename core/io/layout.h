@@ -3,7 +3,6 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
 
 #include "core/error.h"
 #include "core/io/activations.h"
@@ -15,14 +14,6 @@ inline constexpr const char* kActivationsFormat = "msa-activations";
 inline constexpr const char* kResultsFormat = "msa-results";
 inline constexpr int64_t kFormatVersion = 1;
 inline constexpr int64_t kChunkTokens = 1024;
-
-/// Refuses the name of an output that exists unless it may be `replaced`; what is no regular file
-/// (a device, a directory) is never replaced.
-inline void check_output(const std::filesystem::path& path, bool replaced) {
-    if (!std::filesystem::exists(path)) return;
-    require(std::filesystem::is_regular_file(path), path.string(), ": is not a regular file");
-    require(replaced, path.string(), ": exists; --overwrite replaces it");
-}
 
 /// x and index_k have no head axis in the file.
 inline bool has_head_axis(Field field) { return field != Field::x && field != Field::index_k; }

@@ -2,7 +2,7 @@
 // Reader and writer of `msa-results` version 1 (data/FORMAT.md). A run is a list of units (one
 // layer, say). Each finished unit is a file of its own under `<path>.partial/`, made complete by a
 // rename, so that a kill at any moment loses the unit under way and nothing else; finish()
-// assembles the units into `path`, again by a rename.
+// assembles the units into `path`, again by a rename. All these files end with their checksum.
 #pragma once
 
 #include <filesystem>
@@ -29,6 +29,10 @@ struct RunRecord {
     std::map<std::string, std::string> inputs;  // file name -> sha256
 };
 
+/// InputError when the bytes of a file of results do not match the checksum at its end; a file
+/// without one passes.
+void require_whole(const std::filesystem::path& path);
+
 /// Throws InputError naming `place` and the first difference unless the two have the same program,
 /// options, seed and inputs: what a resumed run must agree in.
 void require_same_run(const std::string& place, const RunRecord& known, const RunRecord& wanted);
@@ -46,7 +50,8 @@ public:
     /// and --resume). overwrite: starts afresh; `path` stays as it is until finish(). resume:
     /// keeps the finished units of a run with the same program, options, seed and inputs, all of
     /// them if `path` is that run already and nobody had begun to replace it; InputError naming the
-    /// first difference otherwise; starts afresh where there is nothing.
+    /// first difference, or the damaged unit, otherwise; starts afresh where there is nothing.
+    /// InputError while another process is writing `path` (see core/io/partial_file.h).
     ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists);
     /// Without finish(): keeps the finished units, removes what holds none.
     ~ResultsWriter();
@@ -94,14 +99,17 @@ struct DatasetInfo {
 class ResultsReader {
 public:
     explicit ResultsReader(std::filesystem::path path);
+    /// Of a file in memory, which `name` stands for in messages. Keeps a copy.
+    ResultsReader(std::filesystem::path name, std::span<const uint8_t> bytes);
     ~ResultsReader();
 
     const RunRecord& run() const;
     const std::vector<std::string>& done() const;
     bool has(const std::string& object) const;
+    bool has(const std::string& object, const std::string& attribute) const;
     /// Names directly under a group, ascending, numbers by value.
     std::vector<std::string> list(const std::string& group) const;
-    /// Every dataset under a group, in natural order.
+    /// Every dataset under a group, in natural order. InputError where groups are 32 deep.
     std::vector<DatasetInfo> datasets(const std::string& group) const;
     /// Streams the values of a numeric dataset of any rank from 1 as doubles, some MiB at a time.
     using Visitor = std::function<void(std::span<const double>)>;

@@ -17,45 +17,50 @@ struct ResultsReader::Impl {
     RunRecord run;
     std::vector<std::string> done;
 
+    Impl(std::filesystem::path file_name, h5::Handle opened)
+        : path(std::move(file_name)), file(std::move(opened)) {
+        const h5::Place root = at("/");
+        const h5::Handle group = h5::open_object(file, root);
+        const std::string format = h5::text_attribute(group, "format", root);
+        require(format == kResultsFormat, root.text(), " attribute format is '", format,
+                "', must be '", kResultsFormat, "'");
+        const double version = h5::number_attribute(group, "format_version", root);
+        require(version == kFormatVersion, root.text(), " attribute format_version is ", version,
+                ", this program reads ", kFormatVersion);
+
+        const h5::Handle about = h5::open_object(file, at("/run"));
+        const auto words = [&](const char* name) {
+            return h5::text_attribute(about, name, at("/run"));
+        };
+        RunRecord& r = run;
+        try {
+            r.argv = nlohmann::json::parse(words("argv")).get<std::vector<std::string>>();
+            r.inputs =
+                nlohmann::json::parse(words("inputs")).get<std::map<std::string, std::string>>();
+        } catch (const nlohmann::json::exception& error) {
+            throw InputError(at("/run").text() + " argv and inputs must be JSON: " + error.what());
+        }
+        r.program = words("program");
+        r.options = words("options");
+        r.definitions = words("definitions");
+        r.commit = words("commit");
+        r.host = words("host");
+        r.device = words("device");
+        r.compiler = words("compiler");
+        r.started = words("started");
+        r.finished = words("finished");
+        r.seed = static_cast<uint64_t>(h5::integer_attribute(about, "seed", at("/run")));
+        done = h5::read_texts(file, at("/done"));
+    }
+
     h5::Place at(const std::string& object) const { return {path, object}; }
 };
 
-ResultsReader::ResultsReader(std::filesystem::path path) : impl_(new Impl) {
-    impl_->file = h5::open_file(path);
-    impl_->path = std::move(path);
-    const h5::Place root = impl_->at("/");
-    const h5::Handle group = h5::open_object(impl_->file, root);
-    const std::string format = h5::text_attribute(group, "format", root);
-    require(format == kResultsFormat, root.text(), " attribute format is '", format, "', must be '",
-            kResultsFormat, "'");
-    const double version = h5::number_attribute(group, "format_version", root);
-    require(version == kFormatVersion, root.text(), " attribute format_version is ", version,
-            ", this program reads ", kFormatVersion);
+ResultsReader::ResultsReader(std::filesystem::path path)
+    : impl_(std::make_unique<Impl>(path, h5::open_file(path))) {}
 
-    const h5::Handle run = h5::open_object(impl_->file, impl_->at("/run"));
-    const auto words = [&](const char* name) {
-        return h5::text_attribute(run, name, impl_->at("/run"));
-    };
-    RunRecord& r = impl_->run;
-    try {
-        r.argv = nlohmann::json::parse(words("argv")).get<std::vector<std::string>>();
-        r.inputs = nlohmann::json::parse(words("inputs")).get<std::map<std::string, std::string>>();
-    } catch (const nlohmann::json::exception& error) {
-        throw InputError(impl_->at("/run").text() +
-                         " argv and inputs must be JSON: " + error.what());
-    }
-    r.program = words("program");
-    r.options = words("options");
-    r.definitions = words("definitions");
-    r.commit = words("commit");
-    r.host = words("host");
-    r.device = words("device");
-    r.compiler = words("compiler");
-    r.started = words("started");
-    r.finished = words("finished");
-    r.seed = static_cast<uint64_t>(h5::integer_attribute(run, "seed", impl_->at("/run")));
-    impl_->done = h5::read_texts(impl_->file, impl_->at("/done"));
-}
+ResultsReader::ResultsReader(std::filesystem::path name, std::span<const uint8_t> bytes)
+    : impl_(std::make_unique<Impl>(name, h5::open_bytes(name, bytes))) {}
 
 ResultsReader::~ResultsReader() = default;
 
@@ -63,6 +68,11 @@ const RunRecord& ResultsReader::run() const { return impl_->run; }
 const std::vector<std::string>& ResultsReader::done() const { return impl_->done; }
 
 bool ResultsReader::has(const std::string& object) const { return h5::exists(impl_->file, object); }
+
+bool ResultsReader::has(const std::string& object, const std::string& attribute) const {
+    return has(object) &&
+           h5::has_attribute(h5::open_object(impl_->file, impl_->at(object)), attribute);
+}
 
 std::vector<std::string> ResultsReader::list(const std::string& group) const {
     return h5::links(h5::open_object(impl_->file, impl_->at(group)));
@@ -88,6 +98,9 @@ int64_t element_total(const std::vector<int64_t>& shape) {
 }  // namespace
 
 std::vector<DatasetInfo> ResultsReader::datasets(const std::string& group) const {
+    constexpr int64_t kDeepest = 32;
+    require(std::count(group.begin(), group.end(), '/') < kDeepest, impl_->at(group).text(),
+            " lies ", kDeepest, " groups deep, does a group hold itself?");
     std::vector<DatasetInfo> found;
     for (const std::string& name : list(group)) {
         const h5::Place place = impl_->at((group == "/" ? "" : group) + "/" + name);
@@ -113,7 +126,7 @@ std::vector<DatasetInfo> ResultsReader::datasets(const std::string& group) const
 void ResultsReader::visit(const DatasetInfo& dataset, const Visitor& visitor) const {
     constexpr int64_t kValues = int64_t{1} << 20;
     const h5::Place place = impl_->at(dataset.path);
-    const h5::Handle opened = h5::open_object(impl_->file, place);
+    const h5::Handle opened = h5::open_dataset(impl_->file, place);
     if (dataset.shape.empty() || element_total(dataset.shape) == 0) return;
     const int64_t rows = dataset.shape[0], row = element_total(dataset.shape) / rows;
     const int64_t step = std::clamp<int64_t>(kValues / row, 1, rows);
@@ -133,7 +146,7 @@ template <typename T, int Rank>
 Tensor<T, Rank> ResultsReader::read_rows(const std::string& name, int64_t first_row,
                                          int64_t count) const {
     const h5::Place place = impl_->at(name);
-    const h5::Handle dataset = h5::open_object(impl_->file, place);
+    const h5::Handle dataset = h5::open_dataset(impl_->file, place);
     const std::vector<int64_t> extents = h5::extents(dataset);
     require(extents.size() == Rank, place.text(), " has rank ", extents.size(), ", must be ", Rank);
     require(0 <= first_row && 0 <= count && first_row + count <= extents[0], place.text(),

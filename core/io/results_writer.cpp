@@ -1,17 +1,26 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/io/h5.h"
 #include "core/io/layout.h"
+#include "core/io/partial_file.h"
 #include "core/io/results.h"
+#include "core/io/seal.h"
 
 namespace msa::io {
 namespace {
 
 using nlohmann::json;
+
+/// JSON has no bytes that are not UTF-8: they become U+FFFD, also in the file names of a record.
+std::string dumped(const json& value, int indent = -1) {
+    return value.dump(indent, ' ', false, json::error_handler_t::replace);
+}
 
 /// What must agree for a run to be resumed.
 json identity(const RunRecord& r) {
@@ -32,17 +41,15 @@ void require_same_identity(const std::string& place, const json& known, const js
         if (before.is_object() && value.is_object())
             require_same_identity(place, before, value, group + key + ".");
         else
-            require(before == value, place, ": cannot resume, ", group, key, " was ", before.dump(),
-                    ", is ", value.dump(), " now; --overwrite starts afresh");
+            require(before == value, place, ": cannot resume, ", group, key, " was ",
+                    dumped(before), ", is ", dumped(value), " now; --overwrite starts afresh");
     }
 }
 
 void write_text_durably(const std::filesystem::path& path, const std::string& content) {
     const std::filesystem::path temporary = path.string() + ".tmp";
-    std::ofstream(temporary) << content;
-    std::error_code error;
-    if (std::filesystem::file_size(temporary, error) != content.size() || error)
-        throw SystemError("cannot write " + temporary.string());
+    if (std::ofstream file(temporary); !(file << content).flush())
+        throw SystemError(text("cannot write ", temporary.string(), ": ", std::strerror(errno)));
     std::filesystem::rename(temporary, path);
 }
 
@@ -85,13 +92,47 @@ std::vector<hsize_t> chunk_of(const std::vector<hsize_t>& shape, int64_t element
 
 }  // namespace
 
+void require_whole(const std::filesystem::path& path) {
+    require(check_seal(path) != Seal::broken, path.string(),
+            ": is damaged, its bytes do not match the checksum at its end");
+}
+
 void require_same_run(const std::string& place, const RunRecord& known, const RunRecord& wanted) {
     require_same_identity(place, identity(known), identity(wanted));
 }
 
+namespace {
+
+/// The lock is inside the folder: what removes one removes the other.
+LockedFile lock_folder(const std::filesystem::path& folder, const std::filesystem::path& path) {
+    for (;;) try {
+            std::filesystem::create_directories(folder);
+            return {folder / "lock", path};
+        } catch (const SystemError&) {  // another writer has just ended and removed the folder
+            if (std::filesystem::exists(folder)) throw;
+        }
+}
+
+}  // namespace
+
 struct ResultsWriter::Impl {
+    Impl(std::filesystem::path results, RunRecord run)
+        : path(std::move(results)),
+          directory(path.string() + ".partial"),
+          record(std::move(run)),
+          lock(lock_folder(directory, path)) {}
+    ~Impl() {
+        file.reset();
+        lock.remove();
+        std::error_code holds_units;
+        std::filesystem::remove(directory, holds_units);
+    }
+    Impl(const Impl&) = delete;
+    Impl& operator=(const Impl&) = delete;
+
     std::filesystem::path path, directory, unit_path;
     RunRecord record;
+    LockedFile lock;
     std::vector<std::string> units;  // finished
     std::string unit;                // under way
     h5::Handle file;                 // of the unit under way
@@ -102,16 +143,31 @@ struct ResultsWriter::Impl {
 
     std::vector<std::filesystem::path> finished_units() const {
         std::vector<std::filesystem::path> files;
-        std::error_code none;  // no directory: no files
-        for (const auto& entry : std::filesystem::directory_iterator(directory, none))
+        for (const auto& entry : std::filesystem::directory_iterator(directory))
             if (entry.path().extension() == ".h5") files.push_back(entry.path());
         return files;
     }
 
+    /// Everything in the folder but the lock, or but the finished units too.
+    void clear(bool keep_units, std::error_code& error) const {
+        for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+            const std::filesystem::path name = entry.path().filename();
+            const bool kept = name == "lock" || (keep_units && name.extension() != ".tmp");
+            if (!kept && !error) std::filesystem::remove_all(entry.path(), error);
+        }
+    }
+
     void start_afresh() const {
-        std::filesystem::remove_all(directory);
-        std::filesystem::create_directories(directory);
-        write_text_durably(directory / "run.json", identity(record).dump(2));
+        std::error_code error;
+        clear(false, error);
+        if (error)
+            throw SystemError(text("cannot empty ", directory.string(), ": ", error.message()));
+        try {
+            write_text_durably(directory / "run.json", dumped(identity(record), 2));
+        } catch (...) {
+            clear(false, error);
+            throw;
+        }
     }
 
     void take_up() {
@@ -119,6 +175,12 @@ struct ResultsWriter::Impl {
         const json known = json::parse(stream, nullptr, false);
         require_same_identity(directory.string(), known, identity(record));
         for (const std::filesystem::path& unit_file : finished_units()) {
+            const Seal found = check_seal(unit_file);
+            require(found == Seal::whole, unit_file.string(),
+                    ": cannot resume, this finished unit ",
+                    found == Seal::none ? "has no checksum at its end"
+                                        : "is damaged, its bytes do not match its checksum",
+                    "; --overwrite starts afresh");
             const h5::Handle finished = h5::open_file(unit_file);
             const h5::Place root{unit_file, "/"};
             units.push_back(h5::text_attribute(h5::open_object(finished, root), "unit", root));
@@ -126,22 +188,21 @@ struct ResultsWriter::Impl {
     }
 };
 
-ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists)
-    : impl_(new Impl) {
-    impl_->directory = path.string() + ".partial";
-    impl_->path = std::move(path);
-    impl_->record = std::move(record);
-    const std::string name = impl_->path.string();
-    check_output(impl_->path, if_exists != IfExists::refuse);
+ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists) {
+    check_output(path, if_exists != IfExists::refuse);
+    impl_ = std::make_unique<Impl>(std::move(path), std::move(record));
+    check_output(impl_->path, if_exists != IfExists::refuse);  // another writer may have ended
     const bool complete = std::filesystem::exists(impl_->path);
     const bool unfinished = std::filesystem::exists(impl_->directory / "run.json") &&
                             (complete || !impl_->finished_units().empty());
     require(!unfinished || if_exists != IfExists::refuse, impl_->directory.string(),
             ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
     if (unfinished && if_exists == IfExists::resume) {
+        impl_->replaces = complete;
         impl_->take_up();
     } else if (complete && if_exists == IfExists::resume) {
-        require_same_run(name, ResultsReader(impl_->path).run(), impl_->record);
+        require_whole(impl_->path);
+        require_same_run(impl_->path.string(), ResultsReader(impl_->path).run(), impl_->record);
         impl_->complete = true;
     } else {
         impl_->replaces = complete;
@@ -150,10 +211,10 @@ ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExi
 }
 
 ResultsWriter::~ResultsWriter() {
-    if (!impl_->units.empty() || impl_->replaces) return;  // --resume goes on with it
     impl_->file.reset();
+    const bool resumable = !impl_->units.empty() || impl_->replaces;
     std::error_code ignored;  // what is left is no unfinished run to anybody
-    std::filesystem::remove_all(impl_->directory, ignored);
+    impl_->clear(resumable, ignored);
 }
 
 bool ResultsWriter::done(const std::string& unit) const {
@@ -172,6 +233,7 @@ void ResultsWriter::begin_unit(const std::string& unit) {
 void ResultsWriter::end_unit() {
     MSA_CHECK(static_cast<bool>(impl_->file));
     h5::close_durably(std::move(impl_->file), impl_->unit_path);
+    seal(impl_->unit_path);
     std::filesystem::rename(impl_->unit_path, impl_->directory / file_name_of(impl_->unit));
     impl_->units.push_back(impl_->unit);
 }
@@ -221,7 +283,7 @@ void write_record(hid_t file, const std::filesystem::path& path, const RunRecord
     h5::set_attribute(root, "format_version", kFormatVersion);
     const h5::Handle run = h5::make_group(file, {path, "/run"});
     for (const auto& [name, value] : {std::pair<const char*, std::string>{"program", r.program},
-                                      {"argv", json(r.argv).dump()},
+                                      {"argv", dumped(r.argv)},
                                       {"options", r.options},
                                       {"definitions", r.definitions},
                                       {"commit", r.commit},
@@ -230,7 +292,7 @@ void write_record(hid_t file, const std::filesystem::path& path, const RunRecord
                                       {"compiler", r.compiler},
                                       {"started", r.started},
                                       {"finished", r.finished},
-                                      {"inputs", json(r.inputs).dump()}})
+                                      {"inputs", dumped(r.inputs)}})
         h5::set_attribute(run, name, value);
     h5::set_attribute(run, "seed", static_cast<int64_t>(r.seed));
 }
@@ -260,8 +322,14 @@ void ResultsWriter::finish(const std::string& now) {
     write_record(file, assembled, impl_->record);
     h5::write_texts(file, {assembled, "/done"}, impl_->units);
     h5::close_durably(std::move(file), assembled);
+    seal(assembled);
     std::filesystem::rename(assembled, impl_->path);
-    std::filesystem::remove_all(impl_->directory);
+    impl_->units.clear();
+    impl_->replaces = false;
+    std::error_code ignored;  // the results are whole under their name
+    impl_->clear(false, ignored);
+    impl_->lock.remove();
+    std::filesystem::remove(impl_->directory, ignored);
 }
 
 #define MSA_INSTANTIATE(T, Rank)                                                         \

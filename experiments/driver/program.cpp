@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/utf8.h"
 
 namespace msa::experiments {
 namespace {
@@ -23,7 +24,7 @@ bool stop_requested() { return stop_signal != 0; }
 int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
             std::ostream& err) {
     const auto fail = [&](const char* message, int code) {
-        err << name << ": " << message << std::endl;
+        err << name << ": " << printable(message, "\n\t") << std::endl;
         return code;
     };
     try {

@@ -7,6 +7,7 @@
 #include <ctime>
 
 #include "core/io/sha256.h"
+#include "core/utf8.h"
 #include "experiments/driver/version.h"
 
 namespace msa::experiments {
@@ -24,7 +25,7 @@ io::RunRecord start_record(const std::string& program, std::span<const std::stri
                            const std::vector<std::filesystem::path>& inputs) {
     io::RunRecord record;
     record.program = program;
-    record.argv.assign(args.begin(), args.end());
+    for (const std::string& arg : args) record.argv.push_back(valid_utf8(arg));
     record.commit = kCommit;
     record.compiler = kCompiler;
     utsname system{};
@@ -33,7 +34,7 @@ io::RunRecord start_record(const std::string& program, std::span<const std::stri
                   ", " + system.machine;
     record.started = utc_now();
     for (const std::filesystem::path& input : inputs) {
-        const std::string name = input.filename().string();
+        const std::string name = valid_utf8(input.filename().string());
         std::string key = name;
         for (int n = 2; record.inputs.contains(key); ++n) key = text(name, " (", n, ")");
         record.inputs[key] = io::sha256_of_file(input);

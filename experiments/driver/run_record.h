@@ -14,7 +14,8 @@ namespace msa::experiments {
 std::string utc_now();
 
 /// What a result remembers of its run: program, arguments, commit, host, compiler, start, and the
-/// SHA-256 of its input files by name, the second of a name as "NAME (2)". options, definitions,
+/// SHA-256 of its input files by name, the second of a name as "NAME (2)". Bytes of arguments and
+/// names that are not UTF-8 become \xNN (core/utf8.h). options, definitions,
 /// device and seed are the caller's to set.
 io::RunRecord start_record(const std::string& program, std::span<const std::string> args,
                            const std::vector<std::filesystem::path>& inputs);

@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/driver/write_text.h"
 
-#include <fstream>
-
-#include "core/error.h"
+#include "core/io/partial_file.h"
 
 namespace msa::experiments {
 
 void write_text(const std::filesystem::path& path, const std::string& content) {
-    const std::filesystem::path partial = path.string() + ".partial";
-    std::ofstream stream(partial);
-    stream << content;
-    stream.close();
-    if (!stream) throw SystemError("cannot write " + partial.string());
-    std::filesystem::rename(partial, path);
+    io::PartialFile file(path, true);
+    file.write(content);
+    file.finish();
 }
 
 }  // namespace msa::experiments

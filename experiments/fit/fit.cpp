@@ -135,6 +135,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     check_teacher(o, *backend);
 
     std::filesystem::create_directories(o.out);
+    check_unfinished(o, o.out, exists(o.out / "results.h5") && !exists(o.out / "summary.json"));
     io::RunRecord record = start_record("msa-fit-indexer", args, o.files);
     record.options = o.identity();
     record.definitions = fit_definitions();
@@ -143,19 +144,19 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const auto checkpoint_of = [&](int64_t layer) {
         return Checkpoint(o.out / text("checkpoint-", layer, ".h5"), layer, record);
     };
+    // It locks the folder's results, so that nobody else is at the checkpoints either.
+    const std::filesystem::path results_path = o.out / "results.h5";
+    io::ResultsWriter writer(results_path, record,
+                             o.overwrite ? io::IfExists::overwrite
+                             : o.resume  ? io::IfExists::resume
+                                         : io::IfExists::refuse);
     for (int64_t layer : o.layers) {
         const Checkpoint checkpoint = checkpoint_of(layer);
         check_unfinished(o, checkpoint.path(), std::filesystem::exists(checkpoint.path()));
         if (o.overwrite) checkpoint.remove();
         if (o.resume) checkpoint.load();  // refuses that of another run before anything is trained
     }
-    const std::filesystem::path results_path = o.out / "results.h5";
     const std::filesystem::path summary_path = o.out / "summary.json";  // written last
-    check_unfinished(o, o.out, exists(results_path) && !exists(summary_path));
-    io::ResultsWriter writer(results_path, record,
-                             o.overwrite ? io::IfExists::overwrite
-                             : o.resume  ? io::IfExists::resume
-                                         : io::IfExists::refuse);
     fit_layers(o, files, split, writer, checkpoint_of, err);
     std::filesystem::remove(summary_path);
     writer.finish(utc_now());

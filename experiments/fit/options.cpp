@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/utf8.h"
+
 namespace msa::experiments::fit {
 namespace {
 
@@ -162,7 +164,8 @@ std::string FitOptions::identity() const {
         return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
     };
     std::vector<std::string> names;  // in order: sequences are numbered through
-    for (const std::filesystem::path& file : files) names.push_back(file.filename().string());
+    for (const std::filesystem::path& file : files)
+        names.push_back(valid_utf8(file.filename().string()));
     return nlohmann::ordered_json{
         {"files", names},
         {"layers", layers},

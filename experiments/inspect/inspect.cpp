@@ -10,6 +10,8 @@
 #include "core/io/activations.h"
 #include "core/io/file_format.h"
 #include "core/io/results.h"
+#include "core/selection.h"
+#include "core/utf8.h"
 #include "experiments/driver/options.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
@@ -111,10 +113,10 @@ constexpr io::Field kFields[] = {io::Field::x, io::Field::q,       io::Field::k,
 ordered_json describe_activations(const std::string& path, bool stats, std::ostream& err) {
     const io::ActivationsReader file(path);
     const io::ActivationsInfo& info = file.info();
-    ordered_json about{{"file", path},
+    ordered_json about{{"file", valid_utf8(path)},
                        {"format", "msa-activations"},
-                       {"model_id", info.model_id},
-                       {"producer", info.producer},
+                       {"model_id", valid_utf8(info.model_id)},
+                       {"producer", valid_utf8(info.producer)},
                        {"tokens", info.tokens()},
                        {"sequences", info.cu_seqlens.size() - 1},
                        {"token_ids", info.has_tokens}};
@@ -132,14 +134,21 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
                          {"softmax_scale", layer.softmax_scale}};
         if (layer.rotary_dim) row["rotary_dim"] = *layer.rotary_dim;
         if (layer.rope_theta) row["rope_theta"] = *layer.rope_theta;
+        if (!layer.rope_scaling.empty()) row["rope_scaling"] = valid_utf8(layer.rope_scaling);
+        if (!layer.rope_inv_freq.empty()) row["rope_inv_freq"] = layer.rope_inv_freq;
+        if (layer.rope_attention_factor)
+            row["rope_attention_factor"] = *layer.rope_attention_factor;
+        if (layer.own_sparse) row["own_attention"] = "sparse";
+        if (layer.own_block_size) row["own_block_size"] = *layer.own_block_size;
+        if (layer.own_top_k) row["own_top_k"] = *layer.own_top_k;
         for (const auto& [name, values] : layer.own_attention)
             row[name] = values.size() == 1 ? ordered_json(values[0]) : ordered_json(values);
         warn_of_own_attention(path, layer, err);
         if (stats) {
             int64_t fields = 0;
             for (io::Field field : kFields) fields += layer.has(field) ? 1 : 0;
-            Progress progress(err, text(path, " layer ", layer.layer), fields * info.tokens(),
-                              "tokens");
+            Progress progress(err, text(printable(path), " layer ", layer.layer),
+                              fields * info.tokens(), "tokens");
             for (io::Field field : kFields)
                 if (layer.has(field))
                     row["stats"][to_string(field)] = field_stats(file, layer, field, progress);
@@ -149,25 +158,78 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
     return about;
 }
 
+/// Blocks that the ids of /select/<s>/<layer> may name, by what the file says of the layer.
+int64_t blocks_of(const io::ResultsReader& file, const std::string& layer) {
+    const std::string group = "/layers/" + layer;
+    for (const char* size : {"blocks", "tokens"})  // no block is smaller than a token
+        if (file.has(group, size)) return static_cast<int64_t>(file.number(group, size));
+    return std::numeric_limits<int32_t>::max();
+}
+
+/// Refuses rows of ids [Nq, Hkv, k] that are not ascending blocks, filled up with kNoBlock.
+void check_ids(const io::ResultsReader& file, const std::string& path,
+               const io::DatasetInfo& dataset, int64_t blocks) {
+    require(dataset.shape.size() == 3 && dataset.type == "int32", path, ": ", dataset.path,
+            " must be int32 of rank 3");
+    const int64_t queries = dataset.shape[0];
+    for (int64_t begin = 0; begin < queries; begin += kWindowTokens) {
+        if (stop_requested()) throw Interrupted("interrupted");
+        const auto ids = file.read_rows<int32_t, 3>(dataset.path, begin,
+                                                    std::min(kWindowTokens, queries - begin));
+        for (int64_t i = 0; i < ids.extent(0); ++i)
+            for (int64_t r = 0; r < ids.extent(1); ++r) {
+                int64_t last = kNoBlock;
+                bool ended = false;
+                for (int64_t slot = 0; slot < ids.extent(2); ++slot) {
+                    const int64_t id = ids(i, r, slot);
+                    const bool padding = id == kNoBlock;
+                    require(padding || (!ended && last < id && id < blocks), path, ": ",
+                            dataset.path, "[", begin + i, ",", r, ",", slot, "] is ", id, " after ",
+                            ended ? int64_t{kNoBlock} : last, "; ids must ascend below ", blocks,
+                            " blocks, with ", kNoBlock, " at the end only");
+                    ended = padding;
+                    last = padding ? last : id;
+                }
+            }
+    }
+}
+
+std::vector<std::string> valid_texts(std::vector<std::string> list) {
+    for (std::string& words : list) words = valid_utf8(words);
+    return list;
+}
+
 ordered_json describe_results(const std::string& path, bool stats) {
     const io::ResultsReader file(path);
     const io::RunRecord& run = file.run();
-    ordered_json about{
-        {"file", path},         {"format", "msa-results"}, {"program", run.program},
-        {"argv", run.argv},     {"commit", run.commit},    {"host", run.host},
-        {"device", run.device}, {"started", run.started},  {"finished", run.finished},
-        {"seed", run.seed},     {"inputs", run.inputs},    {"done", file.done()}};
+    ordered_json about{{"file", valid_utf8(path)},
+                       {"format", "msa-results"},
+                       {"program", valid_utf8(run.program)},
+                       {"argv", run.argv},  // read from JSON, and so is `inputs`
+                       {"commit", valid_utf8(run.commit)},
+                       {"host", valid_utf8(run.host)},
+                       {"device", valid_utf8(run.device)},
+                       {"started", valid_utf8(run.started)},
+                       {"finished", valid_utf8(run.finished)},
+                       {"seed", run.seed},
+                       {"inputs", run.inputs},
+                       {"done", valid_texts(file.done())}};
     const auto list = [&](const char* group) {
-        return file.has(group) ? file.list(group) : std::vector<std::string>();
+        return file.has(group) ? valid_texts(file.list(group)) : std::vector<std::string>();
     };
     about["layers"] = list(file.has("/fit") ? "/fit" : "/layers");
     about["selectors"] = list("/select");
     about["datasets"] = ordered_json::array();
     for (const io::DatasetInfo& dataset : file.datasets("/")) {
-        ordered_json row{
-            {"path", dataset.path},          {"type", dataset.type},
-            {"shape", dataset.shape},        {"axes", dataset.describe.axes},
-            {"unit", dataset.describe.unit}, {"description", dataset.describe.description}};
+        const std::filesystem::path place = dataset.path;
+        if (place.filename() == "ids" && dataset.path.rfind("/select/", 0) == 0)
+            check_ids(file, path, dataset, blocks_of(file, place.parent_path().filename()));
+        ordered_json row{{"path", valid_utf8(dataset.path)},
+                         {"type", dataset.type},
+                         {"shape", dataset.shape},
+                         {"axes", valid_utf8(dataset.describe.axes)},
+                         {"unit", valid_utf8(dataset.describe.unit)},
+                         {"description", valid_utf8(dataset.describe.description)}};
         if (stats && dataset.numeric()) {
             Moments moments;
             file.visit(dataset, [&](std::span<const double> values) {
@@ -184,7 +246,7 @@ ordered_json describe_results(const std::string& path, bool stats) {
 /// A JSON value as a cell: numbers short, null as "-".
 std::string cell(const ordered_json& value) {
     if (value.is_null()) return "-";
-    if (value.is_string()) return value.get<std::string>();
+    if (value.is_string()) return printable(value.get<std::string>());
     if (value.is_number_float()) return number_text(value.get<double>());
     return value.dump();
 }
@@ -258,14 +320,13 @@ std::string pattern(const std::string& path, const ordered_json& about) {
 
 void print_results(const ordered_json& about, bool stats, std::ostream& out) {
     std::string arguments;
-    for (const ordered_json& argument : about["argv"])
-        arguments += " " + argument.get<std::string>();
+    for (const ordered_json& argument : about["argv"]) arguments += " " + cell(argument);
     out << "  run       " << cell(about["program"]) << arguments << '\n';
     for (const char* name : {"commit", "host", "device", "started", "finished", "seed"})
         out << "  " << name << std::string(10 - std::string(name).size(), ' ') << cell(about[name])
             << '\n';
     for (const auto& [name, digest] : about["inputs"].items())
-        out << "  input     " << name << " sha256 " << cell(digest) << '\n';
+        out << "  input     " << printable(name) << " sha256 " << cell(digest) << '\n';
     out << "  layers    " << joined(about["layers"]) << "\n  selectors "
         << joined(about["selectors"]) << "\n\n";
     std::vector<std::string> columns{"path", "type", "shape", "axes", "unit"};
@@ -302,16 +363,18 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 
     ordered_json all = ordered_json::array();
     for (const std::string& path : files) {
+        io::require_whole(path);
         const bool activations = io::file_format(path) == io::FileFormat::activations;
         ordered_json about =
             activations ? describe_activations(path, stats, err) : describe_results(path, stats);
         if (!json) {
-            out << path << ": valid " << cell(about["format"]) << " version 1\n";
+            out << printable(path) << ": valid " << cell(about["format"]) << " version 1\n";
             (activations ? print_activations : print_results)(about, stats, out);
         }
         all.push_back(std::move(about));
     }
-    if (json) out << all.dump(2) << '\n';
+    constexpr bool kOnlyAscii = true;  // a terminal obeys some characters beyond
+    if (json) out << all.dump(2, ' ', kOnlyAscii) << '\n';
     return 0;
 }
 

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "core/utf8.h"
 #include "experiments/driver/options.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
@@ -152,7 +153,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
             progress.advance(range.end - range.begin);
         }
     writer.finish();
-    out << o.out << ": " << o.info.tokens() << " tokens, " << o.info.layers.size()
+    out << printable(o.out) << ": " << o.info.tokens() << " tokens, " << o.info.layers.size()
         << (o.info.layers.size() == 1 ? " layer\n" : " layers\n");
     return 0;
 }

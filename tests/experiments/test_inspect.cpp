@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/io/h5.h"
+#include "core/io/results.h"
+#include "core/utf8.h"
 #include "tests/experiments/cli.h"
 
 namespace msa::test {
@@ -126,6 +128,92 @@ TEST_F(Inspect, RefusesWithTheReason) {
                   .find("/layers/3/v holds 1 values that are NaN or Inf, must hold none; the "
                         "first: token 7, head 1, channel 2 is nan"),
               std::string::npos);
+}
+
+TEST_F(Inspect, EscapesWhatATerminalObeysAndWhatIsNoUtf8) {
+    const std::string file = make("a\xff.h5");
+    {
+        const io::h5::Handle h5(H5Fopen(file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+        const io::h5::Handle root = io::h5::open_object(h5, {file, "/"});
+        io::h5::set_attribute(root, "model_id",
+                              std::string("red \x1b[31m \xff \xc2\x9b"
+                                          "1m"));
+    }
+    const Outcome shown = kInspect({file});
+    EXPECT_EQ(shown.code, 0) << shown.err;
+    EXPECT_NE(shown.out.find("a\\xff.h5: valid"), std::string::npos) << shown.out;
+    EXPECT_NE(shown.out.find("red \\x1b[31m \\xff \\xc2\\x9b1m"), std::string::npos) << shown.out;
+    const Outcome as_json = kInspect({file, "--json"});
+    EXPECT_EQ(as_json.code, 0) << as_json.err;
+    EXPECT_EQ(json::parse(as_json.out)[0]["model_id"],
+              "red \x1b[31m \\xff \xc2\x9b"
+              "1m");
+    EXPECT_EQ(as_json.out.find('\x1b'), std::string::npos);
+    EXPECT_EQ(as_json.out.find('\x9b'), std::string::npos);
+    {
+        const io::h5::Handle h5(H5Fopen(file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+        io::h5::set_attribute(io::h5::open_object(h5, {file, "/"}), "format",
+                              std::string("\x1b[2J"));
+    }
+    EXPECT_NE(kInspect({file}).err.find("format is '\\x1b[2J'"), std::string::npos);
+}
+
+TEST_F(Inspect, NamesOfAnyBytesAreRecorded) {
+    const std::string file = make("a\xff.h5"), out = path("o\xfe");
+    for (const Program* program : {&kAnalyze, &kCompare}) {
+        const Outcome outcome = (*program)({file, "--out", out, "--layers", "3", "--block-size",
+                                            "8", "--overwrite", "--sample-queries", "8"});
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+        const io::ResultsReader results(out + "/results.h5");
+        EXPECT_EQ(results.run().inputs.begin()->first, "a\\xff.h5");
+        EXPECT_EQ(results.run().argv[2], valid_utf8(out));
+        EXPECT_EQ(kInspect({out + "/results.h5", "--json"}).code, 0);
+    }
+    const Outcome made = kSynth({"--out", path("s\xff.h5"), "--tokens", "8"});
+    EXPECT_EQ(made.code, 0) << made.err;
+    EXPECT_NE(made.out.find("s\\xff.h5: 8 tokens"), std::string::npos);
+}
+
+TEST_F(Inspect, NamesWrongIds) {
+    ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
+                        "--backend", "reference", "--selector", "oracle"})
+                  .code,
+              0);
+    const std::string file = path("out/results.h5");
+    const auto after = [&](std::vector<int32_t> slots) {
+        {
+            const io::h5::Handle h5(H5Fopen(file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+            const io::h5::Handle ids = io::h5::open_object(h5, {file, "/select/oracle/3/ids"});
+            io::h5::write(ids, H5T_NATIVE_INT32, {{70, 1, 0}, {1, 1, 4}}, slots.data(), {});
+        }
+        return kInspect({file}).err;
+    };
+    const std::string place = "msa-inspect: " + file + ": /select/oracle/3/ids[70,1,";
+    const std::string rule = "; ids must ascend below 12 blocks, with -1 at the end only\n";
+    EXPECT_EQ(after({0, 3, 5, 8}), "");
+    EXPECT_EQ(after({0, 3, -1, -1}), "");
+    EXPECT_EQ(after({-5, 3, 5, 8}), place + "0] is -5 after -1" + rule);
+    EXPECT_EQ(after({0, 3, 5, 999}), place + "3] is 999 after 5" + rule);
+    EXPECT_EQ(after({0, 5, 3, 8}), place + "2] is 3 after 5" + rule);
+    EXPECT_EQ(after({0, 5, 5, 8}), place + "2] is 5 after 5" + rule);
+    EXPECT_EQ(after({0, -1, 5, 8}), place + "2] is 5 after -1" + rule);
+}
+
+TEST_F(Inspect, ADamagedFileOfResultsIsRefused) {
+    ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
+                        "--backend", "reference", "--selector", "oracle"})
+                  .code,
+              0);
+    const std::string file = path("out/results.h5");
+    const std::string whole = file_text(file);
+    for (size_t at = 0; at < whole.size() - 80; at += 1 + whole.size() / 50) {
+        std::string bytes = whole;
+        bytes[at] = static_cast<char>(bytes[at] ^ 1);
+        std::ofstream(file, std::ios::binary) << bytes;
+        const Outcome refused = kInspect({file});
+        ASSERT_EQ(refused.code, 2);
+        ASSERT_NE(refused.err.find("bytes do not match the checksum"), std::string::npos);
+    }
 }
 
 }  // namespace

@@ -53,10 +53,43 @@ private:
 
 class Builder {
 public:
-    Builder(const std::filesystem::path& path, const uint8_t* data, size_t size)
-        : decide_(data, size), file_(io::h5::create_file(path)) {}
+    Builder(const uint8_t* data, size_t size) : decide_(data, size), file_(in_memory()) {}
 
-    void build() {
+    std::vector<uint8_t> bytes() const {
+        H5Fflush(file_, H5F_SCOPE_GLOBAL);
+        std::vector<uint8_t> image(
+            static_cast<size_t>(std::max<ssize_t>(0, H5Fget_file_image(file_, nullptr, 0))));
+        H5Fget_file_image(file_, image.data(), image.size());
+        return image;
+    }
+
+    void build_results() {
+        const Handle root = group("/");
+        attribute(root, "format", "msa-results", false);
+        attribute(root, "format_version", "1", true);
+        const Handle run = group("/run");
+        for (const char* name : {"program", "options", "definitions", "commit", "host", "device",
+                                 "compiler", "started", "finished"})
+            attribute(run, name, "{}", false);
+        attribute(run, "argv", R"(["a"])", false);
+        attribute(run, "inputs", R"({"a": "b"})", false);
+        if (decide_.choose(8) != 1) io::h5::set_attribute(run, "seed", int64_t{1});
+        if (decide_.choose(8) == 1)
+            dataset("/done", {2}, decide_.choose(6));
+        else
+            io::h5::write_texts(file_, {"fuzz", "/done"}, {decide_.words("layer 3"), "layer 4"});
+        for (const char* name : {"/metrics/oracle/3", "/select/oracle/3/ids", "/curves/oracle/3"}) {
+            if (decide_.choose(4) == 1) continue;
+            std::vector<hsize_t> shape{decide_.next() % 8U, decide_.next() % 8U};
+            dataset(name, shape, decide_.choose(6));
+            const Handle made(H5Oopen(file_, name, H5P_DEFAULT), H5Oclose);
+            if (made) attribute(made, "axes", "a,b", false);
+        }
+        if (decide_.choose(8) == 1)
+            H5Lcreate_hard(file_, "/run", file_, "/run/again", H5P_DEFAULT, H5P_DEFAULT);
+    }
+
+    void build_activations() {
         const Handle root = group("/");
         attribute(root, "format", "msa-activations", false);
         attribute(root, "format_version", "1", true);
@@ -72,6 +105,23 @@ public:
     }
 
 private:
+    static Handle in_memory() {
+        const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+        constexpr size_t kGrowth = size_t{1} << 16;
+        H5Pset_fapl_core(access, kGrowth, false);
+        H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
+        return {H5Fcreate("msalab-fuzz", H5F_ACC_TRUNC, H5P_DEFAULT, access), H5Fclose};
+    }
+
+    static void variable_text(hid_t object, const char* name, const std::string& value) {
+        const Handle type(H5Tcopy(H5T_C_S1), H5Tclose), space(H5Screate(H5S_SCALAR), H5Sclose);
+        H5Tset_size(type, H5T_VARIABLE);
+        const Handle made(H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT),
+                          H5Aclose);
+        const char* raw = value.c_str();
+        if (made) H5Awrite(made, type, &raw);
+    }
+
     Handle group(const std::string& name) {
         if (name == "/") return Handle(H5Gopen2(file_, "/", H5P_DEFAULT), H5Gclose);
         return Handle(H5Gcreate2(file_, name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
@@ -108,7 +158,7 @@ private:
             if (made) H5Awrite(made, H5T_NATIVE_DOUBLE, values);
             return;
         }
-        io::h5::set_attribute(object, name, value);
+        variable_text(object, name, value);
     }
 
     void cu_seqlens() {
@@ -134,6 +184,9 @@ private:
         attribute(made, "k_state", "post_rope", false);
         attribute(made, "softmax_scale", "0.25", true);
         if (decide_.choose(4) == 1) attribute(made, "rotary_dim", "8", true);
+        for (const char* optional : {"rope_theta", "softcap", "sliding_window", "own_block_size",
+                                     "sinks", "rope_inv_freq", "rope_scaling", "own_attention"})
+            if (decide_.choose(8) == 1) attribute(made, optional, "4", true);
         const int type = decide_.choose(6);
         field(name + "/q", {4, 16}, type);
         field(name + "/k", {2, 16}, type);
@@ -193,11 +246,24 @@ private:
 
 }  // namespace
 
-void build_activations(const std::filesystem::path& path, const uint8_t* data, size_t size) {
+std::vector<uint8_t> build_activations(const uint8_t* data, size_t size) {
+    io::h5::be_quiet();
+    Builder builder(data, size);
     try {
-        Builder(path, data, size).build();
-    } catch (const SystemError&) {  // HDF5 refuses to write what was decided: read what there is
+        builder.build_activations();
+    } catch (const std::exception&) {  // HDF5 refuses to write what was decided: what there is
     }
+    return builder.bytes();
+}
+
+std::vector<uint8_t> build_results(const uint8_t* data, size_t size) {
+    io::h5::be_quiet();
+    Builder builder(data, size);
+    try {
+        builder.build_results();
+    } catch (const std::exception&) {
+    }
+    return builder.bytes();
 }
 
 }  // namespace msa::fuzz

@@ -3,12 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
+#include <vector>
 
 namespace msa::fuzz {
 
-/// Writes an HDF5 file that is near msa-activations where the bytes say so, and broken where they
-/// say otherwise. No bytes: a valid file.
-void build_activations(const std::filesystem::path& path, const uint8_t* data, size_t size);
+/// The bytes of an HDF5 file that is near msa-activations where the input says so, and broken where
+/// it says otherwise; its texts have variable length, as h5py's do. No input: a valid file.
+std::vector<uint8_t> build_activations(const uint8_t* data, size_t size);
+/// The same of msa-results.
+std::vector<uint8_t> build_results(const uint8_t* data, size_t size);
 
 }  // namespace msa::fuzz

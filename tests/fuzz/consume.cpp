@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <numeric>
 
 #include "core/error.h"
@@ -29,9 +30,9 @@ void consume_field(const io::ActivationsReader& reader, const io::LayerInfo& lay
 
 }  // namespace
 
-void consume_activations(const std::filesystem::path& path) {
+void consume_activations(std::span<const uint8_t> bytes) {
     try {
-        const io::ActivationsReader reader(path);
+        const io::ActivationsReader reader("fuzz", bytes);
         if (reader.info().has_tokens && reader.info().tokens() <= kMostTokens) reader.tokens();
         for (const io::LayerInfo& layer : reader.info().layers) {
             for (io::Field field : {io::Field::x, io::Field::q, io::Field::k, io::Field::v,
@@ -47,12 +48,81 @@ void consume_activations(const std::filesystem::path& path) {
     }
 }
 
-void consume_results(const std::filesystem::path& path) {
+void consume_results(std::span<const uint8_t> bytes) {
     try {
-        const io::ResultsReader reader(path);
-        for (const std::string& name : reader.list("/")) reader.has("/" + name);
+        const io::ResultsReader reader("fuzz", bytes);
         reader.done();
+        for (const io::DatasetInfo& dataset : reader.datasets("/")) {
+            try {
+                double sum = 0;
+                if (dataset.numeric())
+                    reader.visit(dataset, [&](std::span<const double> values) {
+                        sum = std::accumulate(values.begin(), values.end(), sum);
+                    });
+                reader.read<int32_t, 2>(dataset.path);
+            } catch (const InputError&) {
+            }
+        }
     } catch (const InputError&) {
+    }
+}
+
+namespace {
+
+io::RunRecord fuzzed_run() {
+    io::RunRecord record;
+    record.program = "fuzz";
+    record.options = record.definitions = "{}";
+    return record;
+}
+
+void write_unit(io::ResultsWriter& writer, const std::string& unit) {
+    if (writer.done(unit)) return;
+    Tensor<int32_t, 1> values({5});
+    values(3) = 7;
+    writer.begin_unit(unit);
+    writer.write<int32_t, 1>("/" + unit, values.view(), {"a", "b", "c"});
+    writer.end_unit();
+}
+
+}  // namespace
+
+void consume_run(const uint8_t* data, size_t size) {
+    const TemporaryFile file;
+    const std::filesystem::path folder = file.path().string() + ".partial";
+    {
+        io::ResultsWriter writer(file.path(), fuzzed_run(), io::IfExists::overwrite);
+        write_unit(writer, "one");
+    }
+    for (; size >= 4; data += 4, size -= 4) {  // which file, where (2 bytes), what
+        const std::filesystem::path damaged =
+            folder / (data[0] % 4 == 0 ? "run.json" : "unit-one.h5");
+        std::error_code gone;
+        const auto bytes = std::filesystem::file_size(damaged, gone);
+        if (gone || bytes == 0) continue;
+        const auto at = (data[1] + 256U * data[2]) % bytes;
+        if (data[0] % 16 == 7) {
+            std::filesystem::remove(damaged);
+        } else if (data[0] % 16 == 6) {
+            std::filesystem::resize_file(damaged, at);
+        } else {
+            std::fstream stream(damaged, std::ios::binary | std::ios::in | std::ios::out);
+            stream.seekp(static_cast<std::streamoff>(at)).put(static_cast<char>(data[3]));
+        }
+    }
+    try {
+        io::ResultsWriter writer(file.path(), fuzzed_run(), io::IfExists::resume);
+        write_unit(writer, "one");
+        write_unit(writer, "two");
+        writer.finish("now");
+    } catch (const InputError&) {
+        std::filesystem::remove_all(folder);
+        return;
+    }
+    const io::ResultsReader reader(file.path());
+    for (const char* name : {"/one", "/two"}) {
+        const Tensor<int32_t, 1> values = reader.read<int32_t, 1>(name);
+        MSA_CHECK(values.size() == 5 && values(2) == 0 && values(3) == 7);
     }
 }
 

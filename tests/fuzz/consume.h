@@ -2,12 +2,19 @@
 // Reads all that a file promises; only the errors of the contract may come out.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <span>
 
 namespace msa::fuzz {
 
-void consume_activations(const std::filesystem::path& path);
-void consume_results(const std::filesystem::path& path);
+/// Of the bytes of a file.
+void consume_activations(std::span<const uint8_t> bytes);
+void consume_results(std::span<const uint8_t> bytes);
+
+/// Takes up a run of which the input damaged a file: the run must go on to the results of an
+/// undamaged one, or be refused.
+void consume_run(const uint8_t* data, size_t size);
 
 /// A path of this process alone, in memory where the system has /dev/shm; removed at the end.
 class TemporaryFile {

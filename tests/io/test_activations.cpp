@@ -131,10 +131,68 @@ TEST_F(Activations, KeepWhatTheModelsOwnAttentionAdds) {
     info_.layers[0].own_attention = {{"sinks", {0.5, -1, 2, 0}}, {"sliding_window", {64}}};
     write();
     EXPECT_EQ(ActivationsReader(path_).layer(3).own_attention, info_.layers[0].own_attention);
-    EXPECT_NE(refusal_after([](hid_t file) {
-                  set(file, "/layers/3", "softcap", "much");
-              }).find("/layers/3 attribute softcap must be numbers"),
-              std::string::npos);
+}
+
+TEST_F(Activations, KeepRopeOfEveryKindAndOwnSelection) {
+    LayerInfo& layer = info_.layers[0];
+    layer.rope_theta.reset();
+    layer.rope_scaling = R"({"rope_type": "llama3", "factor": 8})";
+    layer.rope_inv_freq = {1, 0.1, 1e-3, 0};
+    layer.rope_attention_factor = 1.25;
+    layer.own_sparse = true;
+    layer.own_block_size = 128;
+    layer.own_top_k = 16;
+    write();
+    const LayerInfo read = ActivationsReader(path_).layer(3);
+    EXPECT_EQ(read.rope_theta, std::nullopt);
+    EXPECT_EQ(read.rope_scaling, layer.rope_scaling);
+    EXPECT_EQ(read.rope_inv_freq, layer.rope_inv_freq);
+    EXPECT_EQ(read.rope_attention_factor, 1.25);
+    EXPECT_TRUE(read.own_sparse);
+    EXPECT_EQ(read.own_block_size, 128);
+    EXPECT_EQ(read.own_top_k, 16);
+}
+
+TEST_F(Activations, OptionalAttributesAreValidWhereTheyArePresent) {
+    const auto with = [&](const char* name, const auto& value) {
+        return refusal_after([&](hid_t file) {
+            h5::set_attribute(h5::open_object(file, {"", "/layers/3"}), name, value);
+        });
+    };
+    using Numbers = std::vector<double>;
+    const std::string at = "/layers/3 attribute ";
+    EXPECT_EQ(with("sinks", Numbers{1, 2, 3}),
+              at + "sinks has 3 numbers, must have one for each of the 4 query heads");
+    EXPECT_EQ(with("sinks", Numbers{1, 2, 3, NAN}),
+              at + "sinks is nan in one place, must be finite");
+    EXPECT_EQ(with("sinks", Numbers{1, 2, 3, -4}), "");
+    for (const char* name : {"sliding_window", "attention_chunk", "own_block_size", "own_top_k"}) {
+        for (double value : {-64.0, 0.0, 1.5, HUGE_VAL})
+            EXPECT_EQ(with(name, value),
+                      at + text(name, " is ", value, ", must be an integer of at least 1"));
+        EXPECT_EQ(with(name, int64_t{64}), "");
+    }
+    for (const char* name : {"softcap", "rope_theta", "rope_attention_factor", "softmax_scale"}) {
+        for (double value : {-1.0, 0.0, std::nan(""), HUGE_VAL})
+            EXPECT_EQ(with(name, value),
+                      at + text(name, " is ", value, ", must be finite and positive"));
+        EXPECT_EQ(with(name, 50.0), "");
+    }
+    EXPECT_EQ(with("softcap", std::string("much")), at + "softcap is 'much', must be a number");
+    for (double value : {7.0, -2.0, 18.0, std::nan("")})
+        EXPECT_EQ(with("rotary_dim", value),
+                  at + text("rotary_dim is ", value, ", must be even, from 0 to the head dim 16"));
+    EXPECT_EQ(with("rope_inv_freq", Numbers{1, 2}),
+              at + "rope_inv_freq has 2 numbers, must have one for each of the 4 pairs of "
+                   "rotary_dim");
+    EXPECT_EQ(with("rope_inv_freq", Numbers{1, 2, 3, -1}),
+              at + "rope_inv_freq is -1 in one place, must not be negative");
+    EXPECT_EQ(with("rope_scaling", std::string("{")), at + "rope_scaling is not JSON");
+    EXPECT_EQ(with("own_attention", std::string("dense")),
+              at + "own_attention is 'dense', must be 'sparse'");
+    info_.layers[0].rotary_dim.reset();
+    EXPECT_EQ(with("rope_inv_freq", Numbers{1}),
+              "/layers/3 has an attribute rope_inv_freq and no rotary_dim; they come together");
 }
 
 TEST_F(Activations, RangesHeadsAndGatherAreRowsOfTheWhole) {
@@ -191,6 +249,10 @@ TEST_F(Activations, TokensAreOptional) {
     writer.write_tokens(tokens);
     writer.finish();
     EXPECT_EQ(ActivationsReader(path_).tokens(), tokens);
+    EXPECT_EQ(refusal_after([](hid_t file) {
+                  h5::create_dataset(file, {"", "/tokens"}, H5T_IEEE_F32LE, {50}, {});
+              }),
+              "/tokens must hold integers");
 }
 
 TEST_F(Activations, KAndVRepeatedToTheQueryHeadsAreRefused) {
@@ -284,7 +346,7 @@ TEST_F(Activations, WhatTheFileMustSay) {
               "/layers/3 attribute softmax_scale is -1, must be finite and positive");
     EXPECT_EQ(with("/layers/3", "softmax_scale", "0.125"), "");
     EXPECT_EQ(with("/layers/3", "rotary_dim", "1e300"),
-              "/layers/3 attribute rotary_dim is 1e+300, must be an integer from 0 to 256");
+              "/layers/3 attribute rotary_dim is 1e+300, must be even, from 0 to the head dim 16");
 }
 
 TEST_F(Activations, WhatTheFileMustHold) {
