@@ -33,10 +33,12 @@ std::vector<double> lorenz_curve(View<const int64_t, 1> counts);
 /// 1 - 2 * area under the Lorenz curve: 0 when all blocks are equally popular.
 double gini(View<const int64_t, 1> counts);
 
-/// Pieces of at most 2 k Bk queries that the scheduler cuts the blocks into.
+// The paper's tiling (sec:kernel:sparse_attn). What the kernels of gpu/ do is in selection_cost.h.
+
+/// Pieces of at most 2 k Bk queries that the paper's scheduler cuts the blocks into.
 int64_t chunks(View<const int64_t, 1> counts, int64_t top_k, int64_t block_size);
 
-/// ceil(128 / G): query positions that fill a 128-row MMA tile with their G heads.
+/// ceil(128 / G): query positions whose G heads fill the paper's 128-row MMA tile.
 int64_t queries_per_tile(int64_t group_size);
 /// MMA tiles when each block's queries are packed.
 int64_t mma_tiles(View<const int64_t, 1> counts, int64_t group_size);

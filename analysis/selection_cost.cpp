@@ -7,11 +7,14 @@
 #include "analysis/cost_model.h"
 #include "analysis/popularity.h"
 #include "core/selection.h"
+#include "gpu/kernels/sparse_sizes.h"
 
 namespace msa::analysis {
 namespace {
 
-constexpr int64_t kSmallestMmaRows = 16;
+constexpr double kIdBytes = 4, kLseBytes = 4;
+
+double real(int64_t number) { return static_cast<double>(number); }
 
 /// Which of `keys` entries the last `capacity` distinct reads left behind.
 class LruCache {
@@ -41,59 +44,138 @@ private:
     std::vector<std::list<int64_t>::iterator> at_;
 };
 
-/// Sizes that the bytes and operations of all three orders are made of.
+/// Counts the uses of blocks, one (group, chunk of slots) at a time.
+class UseCounter {
+public:
+    UseCounter(int64_t blocks, int64_t group_size)
+        : uses_(static_cast<size_t>(blocks), 0),
+          item_(cuda::sparse_item_queries(group_size)),
+          pass_(cuda::sparse_pass_queries(group_size)) {}
+
+    void add(int64_t block, int64_t uses) {
+        int64_t& sum = uses_[static_cast<size_t>(block)];
+        if (sum == 0) touched_.push_back(block);
+        sum += uses;
+    }
+    /// The chunk is complete: to work items and passes.
+    void flush(BlockWork& work) {
+        for (int64_t block : touched_) {
+            int64_t& uses = uses_[static_cast<size_t>(block)];
+            work.uses += uses;
+            work.items += ceil_div(uses, item_);
+            work.passes += uses / item_ * ceil_div(item_, pass_) + ceil_div(uses % item_, pass_);
+            ++work.blocks;
+            uses = 0;
+        }
+        touched_.clear();
+    }
+
+private:
+    std::vector<int64_t> uses_, touched_;
+    int64_t item_, pass_;
+};
+
+/// Sizes that the bytes and operations of all orders are made of.
 struct Units {
     Units(const Problem& p, Element element) {
-        const auto e = static_cast<double>(element_bytes(element));
-        const auto dh = static_cast<double>(p.head_dim), bk = static_cast<double>(p.block_size);
+        const double e = real(element_bytes(element)), dh = real(p.head_dim);
+        const double bk = real(p.block_size);
+        const int64_t heads = p.group_size(), tile = cuda::sparse_tile_queries(heads),
+                      pass = cuda::sparse_pass_queries(heads);
+        const auto padded = [](int64_t count, int64_t unit) {
+            return real(ceil_div(count, unit) * unit);
+        };
         kv_block = 2 * e * dh * bk;
-        group_row = e * static_cast<double>(p.group_size()) * dh;
-        q_and_out = 2 * e * static_cast<double>(p.queries() * p.query_heads) * dh;
+        group_row = e * real(heads) * dh;
+        group_lse = kLseBytes * real(heads);
         block_row_flops = 4 * dh * bk;
-        tile_rows = static_cast<double>(queries_per_tile(p.group_size()) * p.group_size());
-        query_rows =
-            static_cast<double>(ceil_div(p.group_size(), kSmallestMmaRows) * kSmallestMmaRows);
+        query_rows = padded(heads, cuda::kSparseFewRows);
+        tile_rows = padded(tile * heads, cuda::kSparseTileRows);
+        pass_rows = padded(pass * heads, cuda::kSparsePassRows);
+        paper_tile_rows = real(queries_per_tile(heads) * heads);
+        rows = real(p.queries() * p.kv_heads);
     }
     double kv_block;         // bytes of the keys and values of a block
     double group_row;        // bytes of one query's heads of one group
-    double q_and_out;        // bytes of all queries and outputs
+    double group_lse;        // bytes of their log-sum-exps
     double block_row_flops;  // Q K^T and P V of one head with a block
-    double tile_rows, query_rows;
+    double query_rows, tile_rows, pass_rows, paper_tile_rows;  // that are multiplied
+    double rows;                                               // (query, group)
 };
 
-double slowest(const OrderCost& order, Element element, const Hardware& on) {
-    const double main = roofline_seconds({order.executed_flops, order.memory_bytes}, element, on);
-    return on.cache_bytes_per_second
-               ? std::max(main, order.cache_bytes / *on.cache_bytes_per_second)
-               : main;
-}
+/// One phase: FLOPs, bytes from memory, bytes through the cache.
+struct PhaseWork {
+    double flops, memory_bytes, cache_bytes;
+};
 
-/// Orders whose outputs stay on chip: tiles of `rows` MMA rows.
-OrderCost on_chip_order(const char* name, const Units& unit, const TileReads& tiles, double rows,
-                        Element element, const Hardware& on) {
-    const auto reads = static_cast<double>(tiles.reads), misses = static_cast<double>(tiles.misses);
-    OrderCost order{name, reads * rows * unit.block_row_flops,
-                    unit.q_and_out + misses * unit.kv_block, unit.q_and_out + reads * unit.kv_block,
-                    0};
-    order.seconds = slowest(order, element, on);
+OrderCost order_of(const char* name, const std::vector<PhaseWork>& phases, Element element,
+                   const Hardware& on) {
+    OrderCost order{.name = name};
+    for (const PhaseWork& phase : phases) {
+        order.executed_flops += phase.flops;
+        order.memory_bytes += phase.memory_bytes;
+        order.cache_bytes += phase.cache_bytes;
+        const double main = roofline_seconds({phase.flops, phase.memory_bytes}, element, on);
+        order.seconds += on.cache_bytes_per_second
+                             ? std::max(main, phase.cache_bytes / *on.cache_bytes_per_second)
+                             : main;
+    }
     return order;
 }
 
-OrderCost kv_outer_order(const Units& unit, const SelectionCost& cost, double mma_tiles,
-                         Element element, const Hardware& on) {
-    const double partials = cost.gathered_q_bytes;
-    const double blocks = static_cast<double>(cost.used_blocks) * unit.kv_block;
-    const double chunk_loads = static_cast<double>(cost.chunks) * unit.kv_block;
-    const OrderCost attend{"", mma_tiles * unit.tile_rows * unit.block_row_flops,
-                           blocks + cost.gathered_q_bytes + partials,
-                           chunk_loads + cost.gathered_q_bytes + partials, 0};
-    const double combine = partials + unit.q_and_out / 2;
-    return {"kv_outer", attend.executed_flops, attend.memory_bytes + combine,
-            attend.cache_bytes + combine,
-            slowest(attend, element, on) + combine / on.bytes_per_second};
+/// A phase that also reads blocks, some of them from the cache.
+PhaseWork reading(const Units& unit, double flops, double bytes, const TileReads& blocks) {
+    return {flops, bytes + real(blocks.misses) * unit.kv_block,
+            bytes + real(blocks.reads) * unit.kv_block};
 }
 
-/// Fills in what the popularity of the blocks tells; returns the MMA tiles of the KV-outer order.
+PhaseWork q_outer_phase(const Units& unit, const TileReads& blocks, int64_t ids) {
+    const double bytes = unit.rows * (2 * unit.group_row + unit.group_lse) + kIdBytes * real(ids);
+    return reading(unit, real(blocks.reads) * unit.query_rows * unit.block_row_flops, bytes,
+                   blocks);
+}
+
+/// Union, kv_outer and automatic: the schedule, what goes block by block, what goes tile by tile.
+std::vector<PhaseWork> tiled_phases(const Units& unit, const SplitWork& work, int64_t ids) {
+    const BlockWork& blocks = work.blocks;
+    const double uses = real(blocks.uses),
+                 unions = cuda::kUnionBlockBytes * real(work.unions.reads),
+                 handles = cuda::kBlockUseBytes * uses, masks = cuda::kSlotMaskBytes * unit.rows,
+                 partials = (unit.group_row + unit.group_lse) * uses;
+    const bool slots = blocks.uses > 0;
+    const double listed = (slots ? 2 : 1) * kIdBytes * real(ids) + unions + handles + masks;
+    std::vector<PhaseWork> phases{{0, listed, listed}};
+    if (slots) {
+        const double bytes = handles + unit.group_row * uses + partials;
+        phases.push_back({real(blocks.passes) * unit.pass_rows * unit.block_row_flops,
+                          bytes + real(blocks.blocks) * unit.kv_block,
+                          bytes + real(blocks.items) * unit.kv_block});
+    }
+    const double q = work.unions.reads > 0 ? unit.rows * unit.group_row : 0;
+    const double bytes =
+        q + unit.rows * (unit.group_row + unit.group_lse) + unions + (slots ? masks + partials : 0);
+    phases.push_back(reading(unit, real(work.unions.reads) * unit.tile_rows * unit.block_row_flops,
+                             bytes, work.unions));
+    return phases;
+}
+
+std::vector<OrderCost> paper_orders(const Units& unit, const SelectionCost& cost, double mma_tiles,
+                                    Element element, const Hardware& on) {
+    const double pairs = real(cost.pairs), one_way = unit.rows * unit.group_row;
+    const double partials = cost.gathered_q_bytes;
+    const double q_bytes = 2 * one_way + pairs * unit.kv_block;
+    const double kv_bytes = real(cost.used_blocks) * unit.kv_block + 2 * partials;
+    const double combine = partials + one_way;
+    return {
+        order_of("q_outer", {{pairs * unit.query_rows * unit.block_row_flops, q_bytes, q_bytes}},
+                 element, on),
+        order_of("kv_outer",
+                 {{mma_tiles * unit.paper_tile_rows * unit.block_row_flops, kv_bytes, kv_bytes},
+                  {0, combine, combine}},
+                 element, on)};
+}
+
+/// Fills in what the popularity of the blocks tells; returns the MMA tiles of the paper's KV-outer.
 int64_t count_queries_per_block(const Problem& p, View<const int32_t, 3> ids, SelectionCost& cost) {
     Popularity popularity(p);
     popularity.add(p, ids);
@@ -105,40 +187,54 @@ int64_t count_queries_per_block(const Problem& p, View<const int32_t, 3> ids, Se
             cost.used_blocks += counts(b) > 0 ? 1 : 0;
             cost.most_queries = std::max(cost.most_queries, counts(b));
         }
-        cost.chunks += chunks(counts, ids.extent(2), p.block_size);
+        cost.paper_chunks += chunks(counts, ids.extent(2), p.block_size);
         tiles += mma_tiles(counts, p.group_size());
     }
-    const auto pairs = static_cast<double>(cost.pairs);
-    cost.used_slots = pairs / static_cast<double>(ids.size());
-    cost.mean_queries = pairs / static_cast<double>(cost.used_blocks);
-    cost.mma_fill = pairs / static_cast<double>(tiles * queries_per_tile(p.group_size()));
+    cost.used_slots = real(cost.pairs) / real(ids.size());
+    cost.mean_queries = real(cost.pairs) / real(cost.used_blocks);
+    cost.paper_mma_fill = real(cost.pairs) / real(tiles * queries_per_tile(p.group_size()));
     return tiles;
 }
 
 }  // namespace
 
-TileReads tile_reads(const Problem& p, View<const int32_t, 3> ids, int64_t tile_queries,
+SplitWork split_work(const Problem& p, View<const int32_t, 3> ids, const Split& split,
                      int64_t cache_blocks) {
     const std::vector<int64_t> first_block = block_starts(p), sequence = query_sequences(p);
-    const std::vector<QueryRange> tiles = query_tiles(p, tile_queries);
-    TileReads sum;
+    const std::vector<QueryRange> tiles = query_tiles(p, split.tile_queries);
+    SplitWork work;
+    UseCounter uses(first_block.back(), p.group_size());
     std::vector<int32_t> blocks;
     for (int64_t r = 0; r < p.kv_heads; ++r) {
         LruCache cache(first_block.back(), cache_blocks);
-        for (const QueryRange& tile : tiles) {
+        for (size_t t = 0; t < tiles.size(); ++t) {
             blocks.clear();
-            for (int64_t i = tile.begin; i < tile.end; ++i)
+            for (int64_t i = tiles[t].begin; i < tiles[t].end; ++i)
                 for (int32_t b : selected(ids, i, r)) blocks.push_back(b);
             std::sort(blocks.begin(), blocks.end());
-            blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
-            const int64_t s = sequence[static_cast<size_t>(tile.begin)];
+            const int64_t s = sequence[static_cast<size_t>(tiles[t].begin)];
             const int64_t first = first_block[static_cast<size_t>(s)];
-            for (int32_t b : blocks) sum.misses += cache.miss(first + b) ? 1 : 0;
-            sum.reads += static_cast<int64_t>(blocks.size());
+            for (auto at = blocks.begin(); at != blocks.end();) {
+                const auto end = std::upper_bound(at, blocks.end(), *at);
+                if (end - at >= split.least_sharing) {
+                    work.unions.misses += cache.miss(first + *at) ? 1 : 0;
+                    ++work.unions.reads;
+                } else {
+                    uses.add(first + *at, end - at);
+                }
+                at = end;
+            }
+            if ((static_cast<int64_t>(t) + 1) % split.chunk_tiles == 0) uses.flush(work.blocks);
         }
-        sum.tiles += static_cast<int64_t>(tiles.size());
+        uses.flush(work.blocks);
+        work.unions.tiles += std::ssize(tiles);
     }
-    return sum;
+    return work;
+}
+
+TileReads tile_reads(const Problem& p, View<const int32_t, 3> ids, int64_t tile_queries,
+                     int64_t cache_blocks) {
+    return split_work(p, ids, {.tile_queries = tile_queries}, cache_blocks).unions;
 }
 
 SelectionCost selection_cost(const Problem& p, View<const int32_t, 3> ids, Element element,
@@ -146,24 +242,37 @@ SelectionCost selection_cost(const Problem& p, View<const int32_t, 3> ids, Eleme
     const Units unit(p, element);
     const auto cache_blocks = static_cast<int64_t>(on.cache() / unit.kv_block);
     SelectionCost cost;
-    const auto mma_tiles = static_cast<double>(count_queries_per_block(p, ids, cost));
+    const int64_t mma_tiles = count_queries_per_block(p, ids, cost);
     cost.useful_flops = sparse_attention_flops(p, ids);
-    cost.gathered_q_bytes = static_cast<double>(cost.pairs) * unit.group_row;
-    const int64_t full = queries_per_tile(p.group_size());
+    cost.gathered_q_bytes = real(cost.pairs) * unit.group_row;
+
+    const int64_t full = cuda::sparse_tile_queries(p.group_size());
     for (int64_t queries = 1; queries < full; queries *= 2)
         cost.unions.emplace_back(queries, tile_reads(p, ids, queries, cache_blocks));
-    cost.unions.emplace_back(full, tile_reads(p, ids, full, cache_blocks));
-
-    const TileReads &single = cost.unions.front().second, &tiled = cost.unions.back().second;
-    cost.orders = {
-        on_chip_order("q_outer", unit, single, unit.query_rows, element, on),
-        kv_outer_order(unit, cost, mma_tiles, element, on),
-        on_chip_order("union", unit, tiled, unit.tile_rows, element, on),
+    const auto sharing = [&](int64_t least) {
+        const int64_t chunk_tiles = cuda::sparse_chunk_tiles(
+            p.query_heads, p.group_size(), p.head_dim, ids.extent(2), element_bytes(element));
+        return split_work(p, ids, {full, least, chunk_tiles}, cache_blocks);
     };
-    const double other = std::min(cost.orders[0].seconds, cost.orders[1].seconds);
-    cost.break_even_union =
-        other * on.peak(element) /
-        (static_cast<double>(tiled.tiles) * unit.tile_rows * unit.block_row_flops);
+    const SplitWork tiled = sharing(1), by_block = sharing(full + 1),
+                    mixed = sharing(cuda::sparse_least_sharing(p.group_size()));
+    cost.unions.emplace_back(full, tiled.unions);
+    cost.work_items = by_block.blocks.items;
+    cost.pass_fill =
+        real(cost.pairs * p.group_size()) / (real(by_block.blocks.passes) * unit.pass_rows);
+    cost.union_share = real(cost.pairs - mixed.blocks.uses) / real(cost.pairs);
+
+    const auto order = [&](const char* name, const SplitWork& work) {
+        return order_of(name, tiled_phases(unit, work, ids.size()), element, on);
+    };
+    cost.orders = {
+        order_of("q_outer", {q_outer_phase(unit, cost.unions.front().second, ids.size())}, element,
+                 on),
+        order("union", tiled), order("kv_outer", by_block), order("automatic", mixed)};
+    cost.paper_orders = paper_orders(unit, cost, real(mma_tiles), element, on);
+    const double other = std::min(cost.orders[0].seconds, cost.orders[2].seconds);
+    cost.break_even_union = other * on.peak(element) /
+                            (real(tiled.unions.tiles) * unit.tile_rows * unit.block_row_flops);
     return cost;
 }
 

@@ -1,15 +1,25 @@
 // SPDX-License-Identifier: MIT
-// What sparse attention costs on the blocks that were really selected, in three orders:
-//   q_outer   each query walks its own blocks
-//   kv_outer  each block gathers its queries, ceil(128 / G) of them and their G heads to an MMA
-//             tile; partial outputs go to slots and are combined (sec:kernel:sparse_attn)
-//   union     a tile of ceil(128 / G) consecutive queries walks the union of their blocks, masked;
-//             outputs stay on chip
+// What sparse attention costs on the blocks that were really selected. Orders, as the kernels of
+// gpu/ walk them (sizes in gpu/kernels/sparse_sizes.h):
+//   q_outer    each query walks its own blocks, one query at a time
+//   union      a tile of neighbouring queries, 128 rows, walks the union of their blocks, masked;
+//              outputs stay on chip
+//   kv_outer   each block gathers its queries, in passes of 64 rows; partial outputs go to slots,
+//              which the tiles combine; a chunk of queries at a time, as its slots must fit
+//   automatic  in each tile, blocks that enough of its queries share go by union, the rest by
+//              kv_outer
 // Work runs group by group, queries in order, one tile at a time: what a machine with many tiles in
-// flight makes of it is not modelled.
+// flight makes of it is not modelled, nor that `automatic` gives calls with few queries to q_outer.
+// Beside them the paper's q_outer and kv_outer (sec:kernel:sparse_attn): every block read comes
+// from memory, ceil(128 / G) gathered queries fill a 128-row tile, handles and log-sum-exps are
+// left out.
+//
+// Memory beside the ids: less than 64 bytes for a query and 128 for a (group, block); no table of
+// queries by blocks.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "analysis/hardware.h"
@@ -30,6 +40,27 @@ struct TileReads {
 TileReads tile_reads(const Problem&, View<const int32_t, 3> ids, int64_t tile_queries,
                      int64_t cache_blocks);
 
+/// What goes block by block (KV-outer).
+struct BlockWork {
+    int64_t uses = 0;    // (query, group, block) triples: handles, and partial outputs of G heads
+    int64_t items = 0;   // work items; each loads its block
+    int64_t passes = 0;  // of 64 rows
+    int64_t blocks = 0;  // (chunk of slots, group, block) with any use
+};
+
+/// How a call's ids are split between the walk over unions and the walk over blocks.
+struct Split {
+    int64_t tile_queries = 1;
+    int64_t least_sharing = 1;  // of a tile's queries select a block of its union; 1: all blocks
+    int64_t chunk_tiles = 1;    // tiles whose slots are held at once
+};
+struct SplitWork {
+    TileReads unions;
+    BlockWork blocks;
+};
+SplitWork split_work(const Problem&, View<const int32_t, 3> ids, const Split&,
+                     int64_t cache_blocks);
+
 /// One order of the loops: all its phases together.
 struct OrderCost {
     std::string name;
@@ -46,20 +77,25 @@ struct SelectionCost {
     int64_t used_blocks = 0;      // (group, block) pairs that any query selected
     double mean_queries = 0;      // pairs / used_blocks
     int64_t most_queries = 0;     // of one (group, block)
-    int64_t chunks = 0;           // pieces of at most 2 k Bk queries
-    double mma_fill = 0;          // used share of the rows of KV-outer's MMA tiles
-    double gathered_q_bytes = 0;  // e G dh per pair; as many again are partial outputs
-    std::vector<std::pair<int64_t, TileReads>> unions;  // by queries of a tile: 1, 2, 4, ..., 128/G
-    std::vector<OrderCost> orders;                      // q_outer, kv_outer, union
+    int64_t work_items = 0;       // of kv_outer
+    double pass_fill = 0;         // used share of the rows of kv_outer's passes
+    double union_share = 0;       // share of the pairs that `automatic` gives to unions
+    double gathered_q_bytes = 0;  // of kv_outer, e G dh per pair; as many again are partial outputs
+    std::vector<std::pair<int64_t, TileReads>> unions;  // by queries of a tile: 1, 2, 4, ..., T
+    std::vector<OrderCost> orders;                      // q_outer, union, kv_outer, automatic
     /// Mean union size at which the union order, were arithmetic its only limit, would take as long
-    /// as the better of the other two.
+    /// as the better of q_outer and kv_outer.
     double break_even_union = 0;
+    // The paper's accounting.
+    int64_t paper_chunks = 0;             // pieces of at most 2 k Bk queries
+    double paper_mma_fill = 0;            // used share of the rows of its 128-row tiles
+    std::vector<OrderCost> paper_orders;  // q_outer, kv_outer
 };
 
 /// For ids [Nq, Hkv, k] of queries that follow each other without gaps; q, k, v and outputs in
-/// `element`. An order's time is the largest of executed FLOPs over the peak, memory bytes over the
-/// bandwidth and, where the machine's is known, cache bytes over the cache's bandwidth; KV-outer's
-/// combine is added to it.
+/// `element`. A phase's time is the largest of executed FLOPs over the peak, memory bytes over the
+/// bandwidth and, where the machine's is known, cache bytes over the cache's bandwidth; the phases
+/// of an order (schedule, block by block, tile by tile with the combine) are added.
 SelectionCost selection_cost(const Problem&, View<const int32_t, 3> ids, Element element,
                              const Hardware&);
 

@@ -1,29 +1,179 @@
 // SPDX-License-Identifier: MIT
 #include "analysis/stage_cost.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/error.h"
+#include "core/problem.h"
+#include "gpu/kernels/sparse_sizes.h"
 
 namespace msa::analysis {
 namespace {
 
 constexpr double kScoreBytes = 4, kIdBytes = 4;
 
+double real(int64_t number) { return static_cast<double>(number); }
+
 /// The sizes as the formulas name them.
 struct Letters {
     explicit Letters(const LayerSizes& s)
-        : n(static_cast<double>(s.tokens)),
-          hq(static_cast<double>(s.query_heads)),
-          hkv(static_cast<double>(s.kv_heads)),
-          dh(static_cast<double>(s.head_dim)),
-          didx(static_cast<double>(s.index_dim)),
-          bk(static_cast<double>(s.block_size)),
-          k(static_cast<double>(s.top_k)),
-          e(static_cast<double>(element_bytes(s.element))),
-          ei(static_cast<double>(element_bytes(s.index_element))),
+        : n(real(s.tokens)),
+          hq(real(s.query_heads)),
+          hkv(real(s.kv_heads)),
+          dh(real(s.head_dim)),
+          didx(real(s.index_dim)),
+          bk(real(s.block_size)),
+          k(real(s.top_k)),
+          e(real(element_bytes(s.element))),
+          ei(real(element_bytes(s.index_element))),
           scores(hkv * n * n / bk / 2) {}
     double n, hq, hkv, dh, didx, bk, k, e, ei;
     double scores;  // (query, group, visible block)
 };
+
+// The kernels' stages.
+
+/// A phase, with the letters that the kernels add.
+struct Phase : Letters {
+    Phase(const LayerSizes& s, int64_t queries)
+        : Letters(s),
+          sizes(s),
+          nq(real(queries)),
+          pairs(queries == 1 ? n : n * n / 2),
+          in_tile(std::min(s.tile_queries(), queries)),
+          tiles(real(ceil_div(queries, in_tile))),
+          chunks(real(ceil_div(ceil_div(queries, s.tile_queries()),
+                               cuda::sparse_chunk_tiles(s.query_heads, s.group_size(), s.head_dim,
+                                                        s.top_k, element_bytes(s.element))))),
+          key_values(2 * e * n * dh) {}
+    const LayerSizes& sizes;
+    double nq, pairs;
+    int64_t in_tile;  // T
+    double tiles, chunks;
+    double key_values;  // bytes of one group's keys and values
+
+    /// Rows of `unit` that the heads of `queries` fill together.
+    double rows(int64_t queries, int64_t unit) const {
+        return real(ceil_div(queries * sizes.group_size(), unit) * unit);
+    }
+    /// A stage that reads `blocks` blocks of keys and values per group.
+    Stage reads_blocks(Stage stage, double blocks) const {
+        const double reads = 2 * e * bk * dh * blocks, once = std::min(reads, key_values);
+        stage.cost.bytes += hkv * once;
+        stage.repeated_bytes = hkv * (reads - once);
+        stage.working_set_bytes = key_values;
+        return stage;
+    }
+};
+
+Stage dense(const Phase& x) {
+    return {"dense attention",
+            {4 * x.hq * x.dh * x.pairs,
+             2 * x.e * (x.hq * x.nq + x.hkv * x.n) * x.dh + kScoreBytes * x.hq * x.nq},
+            x.sizes.element,
+            "4 Hq dh P",
+            "2 e (Hq Nq + Hkv N) dh + 4 Hq Nq"};
+}
+
+Stage index_select(const Phase& x) {
+    return {"index select",
+            {2 * x.hkv * x.didx * x.pairs,
+             x.ei * (x.hkv * x.nq + x.n) * x.didx + kIdBytes * x.hkv * x.nq * x.k},
+            x.sizes.index_element,
+            "2 Hkv didx P",
+            "e_i (Hkv Nq + N) didx + 4 Hkv Nq k"};
+}
+
+Stage one_query_at_a_time(const Phase& x) {
+    return x.reads_blocks(
+        {"sparse attention",
+         {4 * x.hkv * x.nq * x.rows(1, cuda::kSparseFewRows) * x.dh * x.k * x.bk,
+          2 * x.e * x.hq * x.nq * x.dh + kScoreBytes * x.hq * x.nq + kIdBytes * x.hkv * x.nq * x.k},
+         x.sizes.element,
+         "4 Hkv Nq R1 dh k Bk",
+         "2 e Hq Nq dh (q, out) + 4 Hq Nq (lse) + 4 Hkv Nq k (ids) + 2 e Hkv Nq "
+         "k Bk dh (k, v)"},
+        x.nq * x.k);
+}
+
+/// ids to unions of `blocks` blocks and to handles of `slots` blocks per query.
+Stage schedule(const Phase& x, double blocks, double slots) {
+    const double ids = kIdBytes * x.hkv * x.nq * x.k;
+    return {
+        "schedule",
+        {0, (slots > 0 ? 2 : 1) * ids + cuda::kUnionBlockBytes * x.hkv * x.tiles * blocks +
+                cuda::kBlockUseBytes * x.hkv * x.nq * slots + cuda::kSlotMaskBytes * x.hkv * x.nq},
+        x.sizes.element,
+        "0",
+        text(slots > 0 ? "8" : "4",
+             " Hkv Nq k (ids) + 8 Hkv Nq / T U (unions) + 16 Hkv Nq s (handles) + 4 Hkv Nq "
+             "(masks)")};
+}
+
+double slot_bytes(const Phase& x, double slots) {
+    return (x.e * x.dh + kScoreBytes) * x.hq * x.nq * slots;
+}
+
+/// The first phase: every chunk of slots reads the blocks that its queries see once, half of all on
+/// average.
+Stage block_by_block(const Phase& x, double slots) {
+    const auto in_pass =
+        std::min(cuda::sparse_pass_queries(x.sizes.group_size()), static_cast<int64_t>(x.nq));
+    const double rows = x.rows(in_pass, cuda::kSparsePassRows) / real(in_pass);
+    const double block_reads = std::min(x.nq * slots, x.n / x.bk * (x.chunks + 1) / 2);
+    return {"sparse attention, block by block",
+            {4 * x.hkv * x.nq * slots * rows * x.dh * x.bk,
+             cuda::kBlockUseBytes * x.hkv * x.nq * slots + x.e * x.hq * x.nq * slots * x.dh +
+                 slot_bytes(x, slots) + 2 * x.e * x.hkv * x.bk * x.dh * block_reads},
+            x.sizes.element,
+            "4 Hkv Nq s Rs dh Bk",
+            "16 Hkv Nq s (handles) + e Hq Nq s dh (gathered q) + (e dh + 4) Hq Nq s (partial out) "
+            "+ 2 e Hkv N dh (C + 1) / 2 (k, v)"};
+}
+
+/// The union of a tile, and at the end of it the slots of its queries.
+Stage tile_by_tile(const Phase& x, double blocks, double slots) {
+    const char* const name = slots == 0    ? "sparse attention, tile by tile"
+                             : blocks == 0 ? "combine"
+                                           : "sparse attention, tile by tile, and combine";
+    const double q = blocks > 0 ? x.e * x.hq * x.nq * x.dh : 0;
+    const double masks = slots > 0 ? cuda::kSlotMaskBytes * x.hkv * x.nq : 0;
+    return x.reads_blocks(
+        {name,
+         {4 * x.hkv * x.tiles * x.rows(x.in_tile, cuda::kSparseTileRows) * x.dh * blocks * x.bk,
+          q + (x.e * x.dh + kScoreBytes) * x.hq * x.nq +
+              cuda::kUnionBlockBytes * x.hkv * x.tiles * blocks + masks + slot_bytes(x, slots)},
+         x.sizes.element,
+         blocks > 0 ? "4 Hkv Nq / T R dh U Bk" : "0",
+         text(
+             blocks > 0 ? "e Hq Nq dh (q) + 2 e Hkv Nq / T U Bk dh (k, v) + 8 Hkv Nq / T U + " : "",
+             "(e dh + 4) Hq Nq (out, lse)",
+             slots > 0 ? " + (e dh + 4) Hq Nq s (partial out) + 4 Hkv Nq (masks)" : "")},
+        x.tiles * blocks);
+}
+
+/// MSA where a tile walks `blocks` blocks as a union and each query leaves `slots` to kv_outer.
+Pipeline tiled(const char* name, const Phase& x, double blocks, double slots) {
+    Pipeline made{name, {index_select(x), schedule(x, blocks, slots)}};
+    if (slots > 0) made.stages.push_back(block_by_block(x, slots));
+    made.stages.push_back(tile_by_tile(x, blocks, slots));
+    return made;
+}
+
+std::vector<Pipeline> pipelines(const Phase& x) {
+    const double in_union = x.in_tile == 1 ? x.k : x.sizes.union_blocks();
+    const LayerSizes::Sharing sharing = x.sizes.sharing();
+    const Pipeline q_outer{"q_outer", {index_select(x), one_query_at_a_time(x)}};
+    return {{"dense", {dense(x)}},
+            q_outer,
+            tiled("union", x, in_union, 0),
+            tiled("kv_outer", x, 0, x.k),
+            x.in_tile == 1 ? Pipeline{"automatic", q_outer.stages}
+                           : tiled("automatic", x, sharing.union_blocks, sharing.slot_blocks)};
+}
+
+// The paper's stages.
 
 Stage dense_attention(const LayerSizes& s) {
     const Letters x(s);
@@ -56,10 +206,10 @@ Stage select_blocks(const LayerSizes& s) {
 Stage reverse_index(const LayerSizes& s) {
     const Letters x(s);
     return {"reverse index",
-            {0, 3 * kIdBytes * x.hkv * x.n * x.k},
+            {0, 2 * kIdBytes * x.hkv * x.n * x.k},
             s.index_element,
             "0",
-            "4 Hkv N k (ids) + 8 Hkv N k (query, slot)"};
+            "4 Hkv N k (ids) + 4 Hkv N k (32-bit handles)"};
 }
 
 Stage sparse_q_outer(const LayerSizes& s) {
@@ -117,6 +267,47 @@ Stage decode_sparse(const LayerSizes& s) {
 
 }  // namespace
 
+int64_t LayerSizes::tile_queries() const { return cuda::sparse_tile_queries(group_size()); }
+
+namespace {
+
+/// P(first <= X <= last) of X binomial in `trials` and `chance`.
+double probability(int64_t first, int64_t last, int64_t trials, double chance) {
+    double sum = 0, ways = 1;  // trials over n
+    for (int64_t n = 0; n <= last; ++n) {
+        if (n >= first)
+            sum += ways * std::pow(chance, real(n)) * std::pow(1 - chance, real(trials - n));
+        ways *= real(trials - n) / real(n + 1);
+    }
+    return sum;
+}
+
+/// The chance p of a block to be chosen by a query where `queries` of them together choose `ratio`
+/// times as many distinct blocks as one: (1 - (1 - p)^T) / p, which falls from T to 1.
+double chance_of(double ratio, int64_t queries) {
+    double low = 0, high = 1;
+    for (int step = 0; step < 60; ++step) {
+        const double p = (low + high) / 2;
+        ((1 - std::pow(1 - p, real(queries))) / p > ratio ? low : high) = p;
+    }
+    return high;
+}
+
+}  // namespace
+
+double LayerSizes::union_blocks() const {
+    if (tile_union) return *tile_union;
+    const double blocks = real(tokens) / real(block_size);
+    return blocks * (1 - std::pow(1 - real(top_k) / blocks, real(tile_queries())));
+}
+
+LayerSizes::Sharing LayerSizes::sharing() const {
+    const int64_t queries = tile_queries(), least = cuda::sparse_least_sharing(group_size());
+    const double k = real(top_k), chance = chance_of(union_blocks() / k, queries);
+    return {k / chance * probability(least, queries, queries, chance),
+            k * probability(0, least - 2, queries - 1, chance)};
+}
+
 void LayerSizes::validate() const {
     for (const auto& [name, value] : {std::pair{"context", tokens},
                                       {"query heads", query_heads},
@@ -130,21 +321,47 @@ void LayerSizes::validate() const {
             ", must be a multiple of the ", kv_heads, " key-value heads");
     require(top_k <= tokens / block_size, "context is ", tokens, ", must hold the k Bk = ", top_k,
             " * ", block_size, " tokens that a query selects");
+    const double most = real(tile_queries() * top_k);
+    require(!tile_union || (*tile_union >= real(top_k) && *tile_union <= most),
+            "union of a tile is ", tile_union.value_or(0), ", must be from k = ", top_k, " to the ",
+            most, " blocks that the ", tile_queries(), " queries of a tile select at most");
 }
 
-Cost Pipeline::total() const {
+double Stage::memory_bytes(const Hardware& on) const {
+    if (repeated_bytes == 0) return cost.bytes;
+    const double held = std::min(1.0, on.cache_bytes.value_or(0) / working_set_bytes);
+    return cost.bytes + repeated_bytes * (1 - held);
+}
+
+double Stage::seconds(const Hardware& on) const {
+    const double main = roofline_seconds({cost.flops, memory_bytes(on)}, element, on);
+    return on.cache_bytes_per_second ? std::max(main, cache_bytes() / *on.cache_bytes_per_second)
+                                     : main;
+}
+
+const char* Stage::limit(const Hardware& on) const {
+    const Cost main{cost.flops, memory_bytes(on)};
+    if (seconds(on) > roofline_seconds(main, element, on)) return "cache";
+    return memory_bound(main, element, on) ? "memory" : "arithmetic";
+}
+
+Cost Pipeline::total(const Hardware& on) const {
     Cost sum;
-    for (const Stage& stage : stages) sum = sum + stage.cost;
+    for (const Stage& stage : stages) sum = sum + Cost{stage.cost.flops, stage.memory_bytes(on)};
     return sum;
 }
 
 double Pipeline::seconds(const Hardware& on) const {
     double sum = 0;
-    for (const Stage& stage : stages) sum += roofline_seconds(stage.cost, stage.element, on);
+    for (const Stage& stage : stages) sum += stage.seconds(on);
     return sum;
 }
 
-std::vector<Pipeline> prefill_pipelines(const LayerSizes& s) {
+std::vector<Pipeline> prefill_pipelines(const LayerSizes& s) { return pipelines({s, s.tokens}); }
+
+std::vector<Pipeline> decode_pipelines(const LayerSizes& s) { return pipelines({s, 1}); }
+
+std::vector<Pipeline> paper_prefill_pipelines(const LayerSizes& s) {
     return {
         {"dense", {dense_attention(s)}},
         {"q_outer", {index_scores(s), select_blocks(s), sparse_q_outer(s)}},
@@ -152,22 +369,22 @@ std::vector<Pipeline> prefill_pipelines(const LayerSizes& s) {
          {index_scores(s), select_blocks(s), reverse_index(s), sparse_kv_outer(s), combine(s)}}};
 }
 
-std::vector<Pipeline> decode_pipelines(const LayerSizes& s) {
+std::vector<Pipeline> paper_decode_pipelines(const LayerSizes& s) {
     return {{"dense", {decode_dense(s)}}, {"msa", {decode_index(s), decode_sparse(s)}}};
 }
 
-double flop_ratio(const LayerSizes& s) {
-    const std::vector<Pipeline> all = prefill_pipelines(s);
-    return all[0].total().flops / all[1].total().flops;
+double paper_flop_ratio(const LayerSizes& s) {
+    return dense_attention(s).cost.flops /
+           (index_scores(s).cost.flops + sparse_q_outer(s).cost.flops);
 }
 
-Cost q_outer_cost(const LayerSizes& s) { return sparse_q_outer(s).cost; }
+Cost paper_q_outer_cost(const LayerSizes& s) { return sparse_q_outer(s).cost; }
 
-Cost kv_outer_cost(const LayerSizes& s) { return sparse_kv_outer(s).cost + combine(s).cost; }
+Cost paper_kv_outer_cost(const LayerSizes& s) { return sparse_kv_outer(s).cost + combine(s).cost; }
 
-double slot_buffer_bytes(const LayerSizes& s) {
+double paper_slot_buffer_bytes(const LayerSizes& s) {
     const Letters x(s);
-    return x.k * x.n * x.hq * (x.e * x.dh + 4);
+    return x.k * x.n * x.hq * (x.e * x.dh + kScoreBytes);
 }
 
 }  // namespace msa::analysis

@@ -1,12 +1,22 @@
 // SPDX-License-Identifier: MIT
-// What each stage of one attention layer costs, from its sizes alone: FLOPs of sec:msa-flops, bytes
-// of sec:kernel:sparse_attn, with the formulas as text. As in the paper, causal halves are N^2 / 2,
-// a query selects k whole blocks, and the log-sum-exps (4 bytes per dh outputs) are left out.
-// In the formulas e and e_i are the bytes of an element of the Main and the Index Branch; scores
-// are 4-byte floats, ids 4-byte integers, B = N / Bk.
+// What each stage of one attention layer costs, from its sizes alone, with the formulas as text.
+// There are two accountings:
+//   kernels  what the tuned kernels of gpu/ do: padded rows and masked keys are executed, the
+//            handle of a (query, block) pair is 16 bytes, scores are never written
+//   paper    FLOPs of sec:msa-flops and bytes of sec:kernel:sparse_attn, whose closed forms leave
+//            out padding, log-sum-exps and the chip's cache; a handle is 4 bytes
+// Both take a causal half as N^2 / 2 and let every query select k whole blocks.
+//
+// Letters of the formulas: N tokens, Nq queries (N in prefill, 1 in decode), P visible (query, key)
+// pairs (N^2 / 2 or N), B = N / Bk blocks, e and e_i bytes of an element of the Main and the Index
+// Branch. Scores and log-sum-exps are 4-byte floats, ids 4-byte integers. Of the kernels
+// (gpu/kernels/sparse_sizes.h): T queries of a tile and R rows of it, U blocks of its union, s
+// blocks of a query that go to slots, R1 and Rs rows that a query takes in q_outer and in a pass of
+// kv_outer, C chunks of slots.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,41 +31,81 @@ struct LayerSizes {
     int64_t block_size = 128, top_k = 16;
     Element element = Element::bf16;        // of q, k, v, outputs and partial outputs
     Element index_element = Element::bf16;  // of index_q and index_k
+    /// Distinct blocks that the queries of a tile select, mean, from k (all alike) to T k (none
+    /// shared). Each query is taken to choose its k blocks by chance among b: as many as give this
+    /// union, b (1 - (1 - k / b)^T); unset, all B.
+    std::optional<double> tile_union = {};
 
     int64_t group_size() const { return query_heads / kv_heads; }
-    /// Throws InputError unless all are positive, Hkv divides Hq, and k Bk <= N, which the formulas
-    /// take for granted.
+    /// T: neighbouring queries of a tile.
+    int64_t tile_queries() const;
+    /// U of a tile of T queries.
+    double union_blocks() const;
+    /// What `automatic` makes of such a tile.
+    struct Sharing {
+        double union_blocks;  // b P(X >= L): selected by L = sparse_least_sharing() queries or more
+        double slot_blocks;   // of each query, k P(Y < L - 1): the others, where X and Y are how
+                              // many of T queries and of the T - 1 others select a block
+    };
+    Sharing sharing() const;
+    /// Throws InputError unless all are positive, Hkv divides Hq, k Bk <= N, which the formulas
+    /// take for granted, and tile_union is in its range.
     void validate() const;
 };
 
 struct Stage {
     std::string name;
-    Cost cost;
+    Cost cost;        // every operand crosses the memory bus once
     Element element;  // of its matrix products
     std::string flops_formula, bytes_formula;
+    /// Keys and values that are read again, and the bytes over which these reads are spread: a
+    /// cache that holds a share of them saves that share of the reads.
+    double repeated_bytes = 0, working_set_bytes = 0;
+
+    /// Bytes from memory: of the repeated ones what the cache, where its size is known, lacks.
+    double memory_bytes(const Hardware&) const;
+    /// Bytes through the cache.
+    double cache_bytes() const { return cost.bytes + repeated_bytes; }
+    /// The longest of arithmetic, memory and, where its bandwidth is known, cache.
+    double seconds(const Hardware&) const;
+    /// "arithmetic", "memory" or "cache": which of them that is.
+    const char* limit(const Hardware&) const;
 };
 
 /// Stages that run one after another and together answer the layer.
 struct Pipeline {
-    std::string name;  // "dense", "q_outer", "kv_outer"
+    std::string name;
     std::vector<Stage> stages;
 
-    Cost total() const;
-    /// Sum of the stages' roofline times.
+    /// FLOPs, and bytes from memory.
+    Cost total(const Hardware&) const;
+    /// Sum of the stages' times.
     double seconds(const Hardware&) const;
 };
 
-/// Dense attention, and MSA in both loop orders, over the whole sequence. Dense comes first.
+// The kernels' accounting. In this order: "dense", attention over all tokens; and MSA with sparse
+// attention as "q_outer", one query at a time; "union", a tile of neighbouring queries walks the
+// union of their blocks; "kv_outer", a block gathers its queries, partial outputs go to slots and
+// are combined; "automatic", union for the blocks that the tile shares, kv_outer for the rest; a
+// query alone goes by q_outer.
+
 std::vector<Pipeline> prefill_pipelines(const LayerSizes&);
-/// Dense attention, and MSA, for one new token. Dense comes first.
+/// For one new token.
 std::vector<Pipeline> decode_pipelines(const LayerSizes&);
 
+// The paper's accounting.
+
+/// "dense", "q_outer" and "kv_outer".
+std::vector<Pipeline> paper_prefill_pipelines(const LayerSizes&);
+/// "dense" and "msa", for one new token.
+std::vector<Pipeline> paper_decode_pipelines(const LayerSizes&);
 /// F_GQA / F_MSA of sec:msa-flops.
-double flop_ratio(const LayerSizes&);
+double paper_flop_ratio(const LayerSizes&);
 /// The Main Branch alone: Q-outer, and KV-outer with the combine.
-Cost q_outer_cost(const LayerSizes&);
-Cost kv_outer_cost(const LayerSizes&);
-/// O_buf and LSE_buf of the KV-outer order, all queries at once: k N Hq (e dh + 4).
-double slot_buffer_bytes(const LayerSizes&);
+Cost paper_q_outer_cost(const LayerSizes&);
+Cost paper_kv_outer_cost(const LayerSizes&);
+/// O_buf and LSE_buf of KV-outer, all queries at once: k N Hq (e dh + 4). The kernels' slots hold
+/// a chunk of queries at a time, kSparseSlotBytes of outputs.
+double paper_slot_buffer_bytes(const LayerSizes&);
 
 }  // namespace msa::analysis

@@ -155,9 +155,7 @@ bool block_mass_sm90(const Call& call, In<3> q, In<3> k, const BlockMassOutput& 
 
 namespace {
 
-/// Blocks that this many of a tile's queries share are walked as a union: about where a masked
-/// step of 128 rows costs as much as the slots of 48 rows that it saves. Measured for G = 16: 32 to
-/// 64 rows alike.
+/// Blocks that this many of a tile's queries share are walked as a union.
 int least_sharing(LoopOrder order, int heads) {
     const int never = SparseArgs::tile_queries_of(heads) + 1;
     switch (order) {
@@ -165,7 +163,7 @@ int least_sharing(LoopOrder order, int heads) {
         case LoopOrder::kv_outer: return never;
         case LoopOrder::automatic: break;
     }
-    return std::clamp(3 * kSparseTileRows / 8 / heads, 2, never);
+    return narrow(sparse_least_sharing(heads));
 }
 
 /// Scratch memory of `chunks` chunks of tiles, kept until their kernels are queued.
@@ -251,11 +249,11 @@ bool sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     const bool slots = sharing > 1;
     // Slots of at most two gigabytes at a time: four times as many are no faster. The schedule of
     // some chunks at once, which would be too little work alone.
-    constexpr int64_t kSlotBytes = int64_t{1} << 31;
     const int64_t most_chunks = std::min<int64_t>(16, 4 * heads);  // small groups have many uses
-    const int64_t query_bytes = p.query_heads * p.head_dim * top_k * element_bytes(Element::bf16);
-    const int64_t at_once = slots ? std::max(per_tile, kSlotBytes / query_bytes) : p.queries();
-    args.chunk_tiles = narrow(std::min(ceil_div(at_once, per_tile), tiles.device.size()));
+    const int64_t at_once = slots ? sparse_chunk_tiles(p.query_heads, heads, p.head_dim, top_k,
+                                                       element_bytes(Element::bf16))
+                                  : ceil_div(p.queries(), per_tile);
+    args.chunk_tiles = narrow(std::min(at_once, tiles.device.size()));
     args.all_blocks = narrow(block_starts(p).back());
     args.least_sharing = sharing;
     const int64_t chunks = std::min(most_chunks, ceil_div(tiles.device.size(), args.chunk_tiles));

@@ -18,6 +18,8 @@ namespace {
 using analysis::OrderCost, analysis::SelectionCost;
 using nlohmann::ordered_json;
 
+constexpr int64_t kMostTokens = int64_t{1} << 40;
+
 /// One selector on one layer.
 struct Arm {
     std::string selector, layer;
@@ -29,6 +31,16 @@ struct Arm {
             [](const OrderCost& a, const OrderCost& b) { return a.seconds < b.seconds; });
     }
 };
+
+/// A fault of a layer or dataset, with the file and the place in front.
+template <typename Read>
+auto naming(const std::string& file, const std::string& place, Read&& read) {
+    try {
+        return read();
+    } catch (const InputError& fault) {
+        throw InputError(text(file, ": ", place, ": ", fault.what()));
+    }
+}
 
 /// The analysed queries of a layer, against the keys that any of them sees.
 Problem read_problem(const io::ResultsReader& results, const std::string& layer) {
@@ -45,13 +57,28 @@ Problem read_problem(const io::ResultsReader& results, const std::string& layer)
     p.head_dim = size("head_dim");
     p.index_dim = size("index_dim");
     p.block_size = size("block_size");
+    const int64_t queries = token.size();
+    require(position.size() == queries && sequence.size() == queries,
+            "token, position and "
+            "sequence have ",
+            queries, ", ", position.size(), " and ", sequence.size(),
+            " entries, must have as many");
     std::vector<int64_t> cu_seqlens_q{0}, cu_seqlens_k{0}, positions;
-    for (int64_t i = 0; i < token.size(); ++i) {
-        require(i == 0 || token(i) == token(i - 1) + 1, "layer ", layer,
-                ": its analysed queries have gaps (token ", token(i), " follows token ",
-                token(std::max<int64_t>(i - 1, 0)),
-                "); the loop orders need neighbours, so run msa-analyze without --sample-queries");
-        while (std::ssize(cu_seqlens_q) - 1 <= sequence(i)) {
+    for (int64_t i = 0; i < queries; ++i) {
+        const bool first = i == 0 || sequence(i) != sequence(i - 1);
+        if (i > 0) {
+            require(token(i) == token(i - 1) + 1, "its analysed queries have gaps (token ",
+                    token(i), " follows token ", token(i - 1),
+                    "); the loop orders need neighbours, so run msa-analyze without "
+                    "--sample-queries");
+            require(sequence(i) >= sequence(i - 1), "sequence[", i, "] is ", sequence(i),
+                    ", must not be below the one before it");
+            require(first || position(i) > position(i - 1), "position[", i, "] is ", position(i),
+                    ", must be above the one before it in its sequence");
+        }
+        require(position(i) >= 0 && position(i) < kMostTokens, "position[", i, "] is ", position(i),
+                ", must be from 0 to ", kMostTokens - 1);
+        if (first) {
             cu_seqlens_q.push_back(i);
             cu_seqlens_k.push_back(cu_seqlens_k.back());
         }
@@ -62,6 +89,16 @@ Problem read_problem(const io::ResultsReader& results, const std::string& layer)
     p.batch = PackedBatch(std::move(cu_seqlens_q), std::move(cu_seqlens_k), std::move(positions));
     p.validate();
     return p;
+}
+
+Tensor<int32_t, 3> read_ids(const io::ResultsReader& results, const Problem& p,
+                            const std::string& dataset) {
+    Tensor<int32_t, 3> ids = results.read<int32_t, 3>(dataset);
+    require(ids.extent(0) == p.queries() && ids.extent(1) == p.kv_heads && ids.extent(2) > 0,
+            "shape is [", ids.extent(0), ", ", ids.extent(1), ", ", ids.extent(2),
+            "], must be [Nq, Hkv, k] = [", p.queries(), ", ", p.kv_heads, ", at least 1]");
+    check_selection(p, ids);
+    return ids;
 }
 
 std::vector<Arm> read_arms(const CostOptions& o, const analysis::Hardware& on) {
@@ -78,18 +115,30 @@ std::vector<Arm> read_arms(const CostOptions& o, const analysis::Hardware& on) {
     for (const std::string& selector : selectors) choice("selector", selector, all_selectors);
     std::vector<Arm> arms;
     for (const std::string& layer : layers) {
-        const Problem p = read_problem(results, layer);
+        const Problem p =
+            naming(o.results, "layer " + layer, [&] { return read_problem(results, layer); });
         for (const std::string& selector : selectors) {
             const std::string dataset = "/select/" + selector + "/" + layer + "/ids";
             if (!results.has(dataset)) continue;
-            const auto ids = results.read<int32_t, 3>(dataset);
-            check_selection(p, ids);
+            const Tensor<int32_t, 3> ids =
+                naming(o.results, dataset, [&] { return read_ids(results, p, dataset); });
             arms.push_back({selector, layer, p.queries(), p.group_size(), p.block_size,
                             ids.extent(2), selection_cost(p, ids, o.element, on)});
         }
     }
     require(!arms.empty(), o.results, ": holds no selected blocks of these layers and selectors");
     return arms;
+}
+
+ordered_json orders_json(const std::vector<OrderCost>& orders) {
+    ordered_json json = ordered_json::array();
+    for (const OrderCost& order : orders)
+        json.push_back({{"order", order.name},
+                        {"executed_flops", order.executed_flops},
+                        {"memory_bytes", order.memory_bytes},
+                        {"cache_bytes", order.cache_bytes},
+                        {"seconds", order.seconds}});
+    return json;
 }
 
 ordered_json arm_json(const Arm& arm) {
@@ -105,42 +154,52 @@ ordered_json arm_json(const Arm& arm) {
                       {"used_blocks", c.used_blocks},
                       {"mean_queries_per_block", c.mean_queries},
                       {"most_queries_per_block", c.most_queries},
-                      {"chunks", c.chunks},
-                      {"mma_fill", c.mma_fill},
+                      {"work_items", c.work_items},
+                      {"pass_fill", c.pass_fill},
+                      {"union_share", c.union_share},
                       {"useful_flops", c.useful_flops},
                       {"gathered_q_bytes", c.gathered_q_bytes},
                       {"partial_out_bytes", c.gathered_q_bytes},
                       {"break_even_union", c.break_even_union},
                       {"fastest", arm.fastest().name},
                       {"unions", ordered_json::array()},
-                      {"orders", ordered_json::array()}};
+                      {"orders", orders_json(c.orders)},
+                      {"paper",
+                       {{"chunks", c.paper_chunks},
+                        {"mma_fill", c.paper_mma_fill},
+                        {"orders", orders_json(c.paper_orders)}}}};
     for (const auto& [queries, reads] : c.unions)
         json["unions"].push_back({{"tile_queries", queries},
                                   {"mean_union", reads.mean_union()},
                                   {"reads", reads.reads},
                                   {"cache_misses", reads.misses}});
-    for (const OrderCost& order : c.orders)
-        json["orders"].push_back({{"order", order.name},
-                                  {"executed_flops", order.executed_flops},
-                                  {"memory_bytes", order.memory_bytes},
-                                  {"cache_bytes", order.cache_bytes},
-                                  {"seconds", order.seconds}});
     return json;
+}
+
+/// The orders of an arm with the accounting that they belong to.
+std::vector<std::pair<const char*, const OrderCost*>> all_orders(const Arm& arm) {
+    std::vector<std::pair<const char*, const OrderCost*>> orders;
+    for (const OrderCost& order : arm.cost.orders) orders.emplace_back("kernels", &order);
+    for (const OrderCost& order : arm.cost.paper_orders) orders.emplace_back("paper", &order);
+    return orders;
 }
 
 void print_csv(const std::vector<Arm>& arms, std::ostream& out) {
     out << std::setprecision(9)
-        << "layer,selector,order,useful_flops,executed_flops,memory_bytes,cache_bytes,seconds\n";
+        << "layer,selector,accounting,order,useful_flops,executed_flops,memory_bytes,cache_bytes,"
+           "seconds\n";
     for (const Arm& arm : arms)
-        for (const OrderCost& order : arm.cost.orders)
-            out << arm.layer << ',' << arm.selector << ',' << order.name << ','
-                << arm.cost.useful_flops << ',' << order.executed_flops << ',' << order.memory_bytes
-                << ',' << order.cache_bytes << ',' << order.seconds << '\n';
+        for (const auto& [accounting, order] : all_orders(arm))
+            out << arm.layer << ',' << arm.selector << ',' << accounting << ',' << order->name
+                << ',' << arm.cost.useful_flops << ',' << order->executed_flops << ','
+                << order->memory_bytes << ',' << order->cache_bytes << ',' << order->seconds
+                << '\n';
 }
 
 void print_selections(const std::vector<Arm>& arms, std::ostream& out) {
-    std::vector<std::string> header{"layer", "selector", "slots\nused", "queries\n/ block",
-                                    "most",  "chunks",   "MMA\nfill",   "gathered\nq MB"};
+    std::vector<std::string> header{"layer",      "selector",    "slots\nused", "queries\n/ block",
+                                    "most",       "work\nitems", "pass\nfill",  "gathered\nq MB",
+                                    "by union\n%"};
     for (const auto& [queries, reads] : arms.front().cost.unions)
         if (queries > 1) header.push_back("union\nof " + std::to_string(queries));
     Table table(header);
@@ -151,9 +210,10 @@ void print_selections(const std::vector<Arm>& arms, std::ostream& out) {
                                      fixed_text(c.used_slots, 3),
                                      number_text(c.mean_queries),
                                      std::to_string(c.most_queries),
-                                     std::to_string(c.chunks),
-                                     fixed_text(c.mma_fill, 3),
-                                     number_text(c.gathered_q_bytes / kMega)};
+                                     std::to_string(c.work_items),
+                                     fixed_text(c.pass_fill, 3),
+                                     number_text(c.gathered_q_bytes / kMega),
+                                     fixed_text(100 * c.union_share, 0)};
         for (const auto& [queries, reads] : c.unions)
             if (queries > 1) row.push_back(fixed_text(reads.mean_union(), 1));
         table.add(row);
@@ -162,17 +222,19 @@ void print_selections(const std::vector<Arm>& arms, std::ostream& out) {
 }
 
 void print_orders(const std::vector<Arm>& arms, std::ostream& out) {
-    Table table({"layer", "selector", "order", "useful\nGFLOP", "executed\nGFLOP", "memory\nMB",
-                 "cache\nMB", "us", "fastest", "break-even\nunion"});
+    Table table({"layer", "selector", "order", "accounting", "useful\nGFLOP", "executed\nGFLOP",
+                 "memory\nMB", "cache\nMB", "us", "fastest", "break-even\nunion"});
     for (const Arm& arm : arms)
-        for (const OrderCost& order : arm.cost.orders) {
-            const bool fastest = order.name == arm.fastest().name;
-            table.add(
-                {arm.layer, arm.selector, order.name, number_text(arm.cost.useful_flops / kGiga),
-                 number_text(order.executed_flops / kGiga), number_text(order.memory_bytes / kMega),
-                 number_text(order.cache_bytes / kMega), number_text(order.seconds / kMicro),
-                 fastest ? "yes" : "",
-                 order.name == "union" ? fixed_text(arm.cost.break_even_union, 1) : ""});
+        for (const auto& [accounting, order] : all_orders(arm)) {
+            const bool fastest = order == &arm.fastest();
+            const bool is_union = order == &arm.cost.orders[1];
+            table.add({arm.layer, arm.selector, order->name, accounting,
+                       number_text(arm.cost.useful_flops / kGiga),
+                       number_text(order->executed_flops / kGiga),
+                       number_text(order->memory_bytes / kMega),
+                       number_text(order->cache_bytes / kMega),
+                       number_text(order->seconds / kMicro), fastest ? "yes" : "",
+                       is_union ? fixed_text(arm.cost.break_even_union, 1) : ""});
         }
     table.print(out);
 }
@@ -189,21 +251,25 @@ void print_tables(const CostOptions& o, const std::vector<Arm>& arms, const anal
     out << '\n';
     print_paragraph(out,
                     "Slots used: selected blocks of all k per query and group. Queries / block: "
-                    "over the blocks that any query selected; most: of one block. Chunks: pieces "
-                    "of at most 2 k Bk queries. MMA fill: used rows of KV-outer's 128-row tiles. "
-                    "Gathered q: read once per selected block, and as much is written as partial "
-                    "outputs. Union of n: mean number of blocks that n neighbours select.");
+                    "over the blocks that any query selected; most: of one block. Work items: "
+                    "pieces of a block's queries that kv_outer gives to one thread block. Pass "
+                    "fill: used rows of kv_outer's passes of 64. Gathered q: read once per "
+                    "selected block, and as much is written as partial outputs. By union: share of "
+                    "the selected blocks that automatic walks as a union. Union of n: mean number "
+                    "of blocks that n neighbours select.");
     print_paragraph(
         out,
-        text("Orders: q_outer, each query walks its blocks; kv_outer, each block gathers its "
-             "queries; union, ",
+        text("Orders: q_outer, each query walks its blocks, one query at a time; union, the ",
              arm.cost.unions.back().first,
-             " neighbours walk their union. Useful: visible selected keys; executed: with padded "
-             "rows and masked keys. Memory: misses of a least-recently-used cache of the chip's "
-             "size; cache: all reads. Time: the slowest of arithmetic, memory",
+             " neighbours of a tile walk the union of their blocks; kv_outer, each block gathers "
+             "its queries; automatic, union for blocks that enough of a tile's queries share, "
+             "kv_outer for the rest. Accounting: what the kernels of gpu/ do, or the paper's "
+             "formulas, which have no cache and no handles. Useful: visible selected keys; "
+             "executed: with padded rows and masked keys. Memory: misses of a least-recently-used "
+             "cache of the chip's size; cache: all reads. Time: the slowest of arithmetic, memory",
              on.cache_bytes_per_second ? " and cache" : " (the cache's bandwidth is not known)",
-             ". Break-even union: up to this union the union order's arithmetic takes no longer "
-             "than the better of the other two orders."));
+             ", phase by phase. Break-even union: up to this union the union order's arithmetic "
+             "takes no longer than the better of q_outer and kv_outer."));
 }
 
 }  // namespace
@@ -214,7 +280,7 @@ void cost_from_results(const CostOptions& o, const analysis::Hardware& on, std::
     if (o.format == Format::table) print_tables(o, arms, on, out);
     if (o.format != Format::json) return;
     ordered_json json{{"format", "msa-cost-measured"},
-                      {"format_version", 1},
+                      {"format_version", 2},
                       {"results", o.results},
                       {"element", to_string(o.element)},
                       {"hardware", hardware_json(on, o.ceilings)},

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <iomanip>
-#include <map>
 #include <ostream>
+#include <span>
 
 #include "analysis/stage_cost.h"
 #include "experiments/cost/chip.h"
@@ -17,10 +17,15 @@ namespace {
 using analysis::LayerSizes, analysis::Pipeline, analysis::Stage;
 using nlohmann::ordered_json;
 
+struct PhaseCost {
+    std::string name;  // "prefill", "decode"
+    std::vector<Pipeline> kernels, paper;
+};
+
 /// One context: what there is to print of it.
 struct Context {
     LayerSizes sizes;
-    std::vector<std::pair<std::string, std::vector<Pipeline>>> phases;  // "prefill", "decode"
+    std::vector<PhaseCost> phases;
 };
 
 Context cost_context(const CostOptions& o, const Model& model, int64_t tokens) {
@@ -28,101 +33,148 @@ Context cost_context(const CostOptions& o, const Model& model, int64_t tokens) {
     sizes.tokens = tokens;
     sizes.element = o.element;
     sizes.index_element = o.index_element;
+    sizes.tile_union = o.tile_union;
     sizes.validate();
-    return {sizes, {{"prefill", prefill_pipelines(sizes)}, {"decode", decode_pipelines(sizes)}}};
+    return {sizes,
+            {{"prefill", prefill_pipelines(sizes), paper_prefill_pipelines(sizes)},
+             {"decode", decode_pipelines(sizes), paper_decode_pipelines(sizes)}}};
 }
 
-/// The pipeline of a phase that answers first, dense attention aside.
-const Pipeline& fastest(const std::vector<Pipeline>& pipelines, const analysis::Hardware& on) {
-    return *std::min_element(
-        pipelines.begin() + 1, pipelines.end(),
-        [&](const Pipeline& a, const Pipeline& b) { return a.seconds(on) < b.seconds(on); });
+/// Dense attention over the pipeline that answers first.
+double speedup(const std::vector<Pipeline>& pipelines, const analysis::Hardware& on) {
+    double fastest = pipelines[1].seconds(on);
+    for (const Pipeline& pipeline : std::span(pipelines).subspan(2))
+        fastest = std::min(fastest, pipeline.seconds(on));
+    return pipelines[0].seconds(on) / fastest;
 }
 
 ordered_json sizes_json(const LayerSizes& s) {
-    return {{"query_heads", s.query_heads},    {"kv_heads", s.kv_heads},
-            {"head_dim", s.head_dim},          {"index_dim", s.index_dim},
-            {"block_size", s.block_size},      {"top_k", s.top_k},
-            {"element", to_string(s.element)}, {"index_element", to_string(s.index_element)}};
+    ordered_json json{
+        {"query_heads", s.query_heads},     {"kv_heads", s.kv_heads},
+        {"head_dim", s.head_dim},           {"index_dim", s.index_dim},
+        {"block_size", s.block_size},       {"top_k", s.top_k},
+        {"element", to_string(s.element)},  {"index_element", to_string(s.index_element)},
+        {"tile_queries", s.tile_queries()}, {"tile_union", nullptr}};
+    if (s.tile_union) json["tile_union"] = *s.tile_union;
+    return json;
 }
 
-ordered_json pipeline_json(const Pipeline& pipeline, const analysis::Hardware& on) {
-    const analysis::Cost total = pipeline.total();
-    ordered_json json{{"pipeline", pipeline.name},
-                      {"flops", total.flops},
-                      {"bytes", total.bytes},
-                      {"seconds", pipeline.seconds(on)},
-                      {"stages", ordered_json::array()}};
-    for (const Stage& stage : pipeline.stages)
-        json["stages"].push_back(
-            {{"stage", stage.name},
-             {"flops", stage.cost.flops},
-             {"bytes", stage.cost.bytes},
-             {"seconds", roofline_seconds(stage.cost, stage.element, on)},
-             {"bound", memory_bound(stage.cost, stage.element, on) ? "memory" : "arithmetic"},
-             {"flops_formula", stage.flops_formula},
-             {"bytes_formula", stage.bytes_formula}});
+ordered_json pipelines_json(const std::vector<Pipeline>& pipelines, const analysis::Hardware& on) {
+    ordered_json all = ordered_json::array();
+    for (const Pipeline& pipeline : pipelines) {
+        const analysis::Cost total = pipeline.total(on);
+        ordered_json json{{"pipeline", pipeline.name},
+                          {"flops", total.flops},
+                          {"bytes", total.bytes},
+                          {"seconds", pipeline.seconds(on)},
+                          {"stages", ordered_json::array()}};
+        for (const Stage& stage : pipeline.stages)
+            json["stages"].push_back({{"stage", stage.name},
+                                      {"flops", stage.cost.flops},
+                                      {"bytes", stage.memory_bytes(on)},
+                                      {"cache_bytes", stage.cache_bytes()},
+                                      {"seconds", stage.seconds(on)},
+                                      {"bound", stage.limit(on)},
+                                      {"flops_formula", stage.flops_formula},
+                                      {"bytes_formula", stage.bytes_formula}});
+        all.push_back(json);
+    }
+    return all;
+}
+
+ordered_json context_json(const Context& context, const analysis::Hardware& on) {
+    const LayerSizes& sizes = context.sizes;
+    ordered_json json{{"tokens", sizes.tokens}, {"union_blocks", sizes.union_blocks()}};
+    ordered_json paper{{"flop_ratio", paper_flop_ratio(sizes)},
+                       {"q_outer_intensity", paper_q_outer_cost(sizes).intensity()},
+                       {"kv_outer_intensity", paper_kv_outer_cost(sizes).intensity()},
+                       {"slot_buffer_bytes", paper_slot_buffer_bytes(sizes)}};
+    for (const PhaseCost& phase : context.phases) {
+        json[phase.name + "_speedup"] = speedup(phase.kernels, on);
+        json[phase.name] = pipelines_json(phase.kernels, on);
+        paper[phase.name + "_speedup"] = speedup(phase.paper, on);
+        paper[phase.name] = pipelines_json(phase.paper, on);
+    }
+    json["paper"] = paper;
     return json;
 }
 
 void print_json(const CostOptions& o, const Model& model, const std::vector<Context>& contexts,
                 const analysis::Hardware& on, std::ostream& out) {
     ordered_json json{{"format", "msa-cost"},
-                      {"format_version", 1},
+                      {"format_version", 2},
                       {"model", model.name},
                       {"layers", model.layers},
                       {"sizes", sizes_json(contexts.front().sizes)},
+                      {"assumed", assumed_sizes(model)},
                       {"hardware", hardware_json(on, o.ceilings)},
                       {"contexts", ordered_json::array()}};
-    for (const Context& context : contexts) {
-        ordered_json entry{{"tokens", context.sizes.tokens},
-                           {"flop_ratio", flop_ratio(context.sizes)},
-                           {"q_outer_intensity", q_outer_cost(context.sizes).intensity()},
-                           {"kv_outer_intensity", kv_outer_cost(context.sizes).intensity()},
-                           {"slot_buffer_bytes", slot_buffer_bytes(context.sizes)}};
-        for (const auto& [phase, pipelines] : context.phases) {
-            entry[phase + "_speedup"] =
-                pipelines[0].seconds(on) / fastest(pipelines, on).seconds(on);
-            for (const Pipeline& pipeline : pipelines)
-                entry[phase].push_back(pipeline_json(pipeline, on));
-        }
-        json["contexts"].push_back(entry);
-    }
+    for (const Context& context : contexts) json["contexts"].push_back(context_json(context, on));
     out << json.dump(2) << '\n';
+}
+
+/// visit(phase, accounting, pipeline, stage)
+template <typename Visit>
+void for_each_stage(const Context& context, Visit&& visit) {
+    for (const char* accounting : {"kernels", "paper"})
+        for (const PhaseCost& phase : context.phases)
+            for (const Pipeline& pipeline :
+                 accounting == std::string("paper") ? phase.paper : phase.kernels)
+                for (const Stage& stage : pipeline.stages)
+                    visit(phase.name, accounting, pipeline.name, stage);
 }
 
 void print_csv(const std::vector<Context>& contexts, const analysis::Hardware& on,
                std::ostream& out) {
     out << std::setprecision(9)
-        << "context,phase,pipeline,stage,flops,bytes,seconds,bound,flops_formula,bytes_formula\n";
+        << "context,phase,accounting,pipeline,stage,flops,bytes,cache_bytes,seconds,bound,"
+           "flops_formula,bytes_formula\n";
     for (const Context& context : contexts)
-        for (const auto& [phase, pipelines] : context.phases)
-            for (const Pipeline& pipeline : pipelines)
-                for (const Stage& stage : pipeline.stages)
-                    out << context.sizes.tokens << ',' << phase << ',' << pipeline.name << ','
-                        << stage.name << ',' << stage.cost.flops << ',' << stage.cost.bytes << ','
-                        << roofline_seconds(stage.cost, stage.element, on) << ','
-                        << (memory_bound(stage.cost, stage.element, on) ? "memory" : "arithmetic")
-                        << ",\"" << stage.flops_formula << "\",\"" << stage.bytes_formula << "\"\n";
+        for_each_stage(context, [&](const std::string& phase, const char* accounting,
+                                    const std::string& pipeline, const Stage& stage) {
+            out << context.sizes.tokens << ',' << phase << ',' << accounting << ',' << pipeline
+                << ",\"" << stage.name << "\"," << stage.cost.flops << ',' << stage.memory_bytes(on)
+                << ',' << stage.cache_bytes() << ',' << stage.seconds(on) << ',' << stage.limit(on)
+                << ",\"" << stage.flops_formula << "\",\"" << stage.bytes_formula << "\"\n";
+        });
 }
 
-void print_overview(const std::vector<Context>& contexts, const analysis::Hardware& on,
-                    std::ostream& out) {
-    Table table({"context", "FLOPs\ndense /\nMSA", "prefill\ndense ms", "prefill\nQ-outer ms",
-                 "prefill\nKV-outer ms", "prefill\nspeed-up", "slot\nbuffers\nGB",
-                 "decode\ndense us", "decode\nMSA us", "decode\nspeed-up"});
+/// One row per context: seconds of every pipeline and the speed-up over dense.
+void print_times(const std::vector<Context>& contexts, size_t phase, const char* unit,
+                 double seconds, const analysis::Hardware& on, std::ostream& out) {
+    const PhaseCost& first = contexts.front().phases[phase];
+    std::vector<std::string> header{"context", "union of\na tile"};
+    for (const Pipeline& pipeline : first.kernels)
+        header.push_back(first.name + "\n" + pipeline.name + "\n" + unit);
+    header.push_back("speed-up");
+    Table table(header);
     for (const Context& context : contexts) {
-        const std::vector<Pipeline>&prefill = context.phases[0].second,
-              &decode = context.phases[1].second;
+        const std::vector<Pipeline>& pipelines = context.phases[phase].kernels;
         std::vector<std::string> row{count_text(context.sizes.tokens),
-                                     fixed_text(flop_ratio(context.sizes), 2)};
-        for (const Pipeline& pipeline : prefill)
+                                     fixed_text(context.sizes.union_blocks(), 1)};
+        for (const Pipeline& pipeline : pipelines)
+            row.push_back(number_text(pipeline.seconds(on) / seconds));
+        row.push_back(fixed_text(speedup(pipelines, on), 1));
+        table.add(row);
+    }
+    table.print(out);
+    out << '\n';
+}
+
+void print_paper(const std::vector<Context>& contexts, const analysis::Hardware& on,
+                 std::ostream& out) {
+    out << "The paper's accounting:\n\n";
+    Table table({"context", "FLOPs\ndense /\nMSA", "prefill\ndense ms", "prefill\nq_outer ms",
+                 "prefill\nkv_outer ms", "prefill\nspeed-up", "slot\nbuffers\nGB",
+                 "decode\nspeed-up"});
+    for (const Context& context : contexts) {
+        std::vector<std::string> row{count_text(context.sizes.tokens),
+                                     fixed_text(paper_flop_ratio(context.sizes), 2)};
+        for (const Pipeline& pipeline : context.phases[0].paper)
             row.push_back(number_text(pipeline.seconds(on) / kMilli));
-        row.push_back(fixed_text(prefill[0].seconds(on) / fastest(prefill, on).seconds(on), 1));
-        row.push_back(number_text(slot_buffer_bytes(context.sizes) / kGiga));
-        for (const Pipeline& pipeline : decode)
-            row.push_back(number_text(pipeline.seconds(on) / kMicro));
-        row.push_back(fixed_text(decode[0].seconds(on) / decode[1].seconds(on), 1));
+        row.push_back(fixed_text(speedup(context.phases[0].paper, on), 1));
+        row.push_back(number_text(paper_slot_buffer_bytes(context.sizes) / kGiga));
+        row.push_back(fixed_text(speedup(context.phases[1].paper, on), 1));
         table.add(row);
     }
     table.print(out);
@@ -131,18 +183,22 @@ void print_overview(const std::vector<Context>& contexts, const analysis::Hardwa
 void print_stages(const Context& context, const analysis::Hardware& on, std::ostream& out) {
     out << "\nStages at " << count_text(context.sizes.tokens)
         << " (--csv and --json have every context):\n\n";
-    Table table({"phase", "pipeline", "stage", "TFLOP", "GB", "FLOP/byte", "limit", "ms", "FLOPs",
-                 "bytes"});
-    for (const auto& [phase, pipelines] : context.phases)
-        for (const Pipeline& pipeline : pipelines)
-            for (const Stage& stage : pipeline.stages)
-                table.add({phase, pipeline.name, stage.name, number_text(stage.cost.flops / kTera),
-                           number_text(stage.cost.bytes / kGiga),
-                           number_text(stage.cost.intensity(), 3),
-                           memory_bound(stage.cost, stage.element, on) ? "memory" : "arithmetic",
-                           number_text(roofline_seconds(stage.cost, stage.element, on) / kMilli),
-                           stage.flops_formula, stage.bytes_formula});
+    Table table({"phase", "accounting", "pipeline", "stage", "TFLOP", "GB", "FLOP/byte", "limit",
+                 "ms", "FLOPs", "bytes"});
+    for_each_stage(context, [&](const std::string& phase, const char* accounting,
+                                const std::string& pipeline, const Stage& stage) {
+        const double bytes = stage.memory_bytes(on);
+        table.add({phase, accounting, pipeline, stage.name, number_text(stage.cost.flops / kTera),
+                   number_text(bytes / kGiga), number_text(stage.cost.flops / bytes, 3),
+                   stage.limit(on), number_text(stage.seconds(on) / kMilli), stage.flops_formula,
+                   stage.bytes_formula});
+    });
     table.print(out);
+}
+
+std::string assumed_text(const Model& model) {
+    const std::vector<std::string> assumed = assumed_sizes(model);
+    return assumed.empty() ? "" : "; assumed, not given by the source: " + join(assumed);
 }
 
 void print_tables(const CostOptions& o, const Model& model, const std::vector<Context>& contexts,
@@ -151,28 +207,50 @@ void print_tables(const CostOptions& o, const Model& model, const std::vector<Co
     out << model.name << ", one of " << model.layers << " layers: Hq " << s.query_heads << ", Hkv "
         << s.kv_heads << ", dh " << s.head_dim << ", didx " << s.index_dim << ", Bk "
         << s.block_size << ", k " << s.top_k << "; " << to_string(s.element) << ", index "
-        << to_string(s.index_element) << '\n'
+        << to_string(s.index_element) << assumed_text(model) << '\n'
         << hardware_text(on, o.ceilings, {s.element, s.index_element}) << "\n\n";
-    print_overview(contexts, on, out);
+    print_times(contexts, 0, "ms", kMilli, on, out);
+    print_times(contexts, 1, "us", kMicro, on, out);
+    print_paper(contexts, on, out);
     print_stages(contexts.back(), on, out);
     out << '\n';
     print_paragraph(
-        out, text("Times are the roofline's, one stage after the other: what no kernel can beat. "
-                  "Prefill is one causal sequence, decode one token of one sequence. Sparse "
-                  "attention alone: ",
-                  number_text(q_outer_cost(s).intensity(), 3), " FLOP/byte Q-outer, ",
-                  number_text(kv_outer_cost(s).intensity(), 3),
-                  " KV-outer; the chip's ridge is at ", number_text(on.ridge(s.element), 3),
-                  ". In the formulas e and e_i are the bytes of an element, B = N / Bk."));
+        out,
+        text("Times are the roofline's, one stage after the other. Prefill is one causal sequence, "
+             "decode one token of one sequence. q_outer: one query at a time walks its blocks; "
+             "union: the ",
+             s.tile_queries(),
+             " neighbouring queries of a tile walk the union of their blocks; kv_outer: each block "
+             "gathers its queries; automatic: union for the blocks that a tile shares, kv_outer "
+             "for the rest. Union of a tile: ",
+             o.tile_union ? "as given." : "as if each query chose by chance (--tile-union)."));
+    print_paragraph(
+        out,
+        text("The accounting 'kernels' describes the kernels of gpu/: padded rows, masked "
+             "keys, 16-byte handles, keys read again less the share that the cache holds. The "
+             "accounting 'paper' is the paper's formulas: sparse attention alone has ",
+             number_text(paper_q_outer_cost(s).intensity(), 3), " FLOP/byte in q_outer, ",
+             number_text(paper_kv_outer_cost(s).intensity(), 3),
+             " in kv_outer; the chip's ridge is at ", number_text(on.ridge(s.element), 3),
+             ". Letters: Nq queries, P visible (query, key) pairs, B = N / Bk, e and e_i bytes "
+             "of an element, T queries and R rows of a tile, U blocks of its union, s blocks "
+             "of a query that kv_outer takes, R1 and Rs rows of a query alone and in a pass, C "
+             "chunks of slots."));
 }
 
 }  // namespace
 
 void cost_from_sizes(const CostOptions& o, const analysis::Hardware& on, std::ostream& out) {
     Model model = read_model(o.preset);
-    if (o.index_dim) model.index_dim = o.index_dim;
-    if (o.block_size) model.block_size = o.block_size;
-    if (o.top_k) model.top_k = o.top_k;
+    const auto replace = [&](std::optional<int64_t>& size, const std::optional<int64_t>& given,
+                             const char* name) {
+        if (!given) return;
+        size = given;
+        std::erase(model.assumed, name);
+    };
+    replace(model.index_dim, o.index_dim, "index_dim");
+    replace(model.block_size, o.block_size, "block_size");
+    replace(model.top_k, o.top_k, "top_k");
     std::vector<Context> contexts;
     for (int64_t tokens : o.contexts) contexts.push_back(cost_context(o, model, tokens));
     if (o.format == Format::json) print_json(o, model, contexts, on, out);

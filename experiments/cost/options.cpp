@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/cost/options.h"
 
+#include <cmath>
+
 namespace msa::experiments::cost {
 namespace {
 
@@ -10,6 +12,7 @@ const About kAbout{
     .usage = "[--preset NAME|FILE] [--context N,...] | --results FILE [options]",
     .examples = {"msa-cost --preset paper --context 32K,128K,512K,1M --hardware h100",
                  "msa-cost --preset qwen3-235b-a22b --context 1M --index-element e4m3 --json",
+                 "msa-cost --context 128K --tile-union 21 --ceilings measured",
                  "msa-cost --results results/demo/results.h5 --hardware h100"},
     .writes = "",
 };
@@ -21,11 +24,12 @@ Element read_element(const std::string& option, const std::string& name) {
     return known[choice(option, name, names)];
 }
 
-/// What the command line says, word by word; empty and 0: not given.
+/// What the command line says, word by word.
 struct Words {
     std::string preset, context, element = "bf16", index_element, ceilings = "peak", layers;
     std::vector<std::string> selectors;
     Count block_size, top_k, index_dim;
+    double tile_union = 0;
     bool json = false, csv = false;
 };
 
@@ -43,6 +47,9 @@ po::options_description describe(CostOptions& o, Words& w) {
          "k; default: the model's, else 16")  //
         ("index-dim", po::value(&w.index_dim)->value_name("N"),
          "didx; default: the model's, else 128")  //
+        ("tile-union", po::value(&w.tile_union)->value_name("BLOCKS"),
+         "distinct blocks that neighbouring queries of a tile (128 / G, at most 32) select, mean; "
+         "default: as if each query chose by chance")  //
         ("element", po::value(&w.element)->default_value(w.element)->value_name("TYPE"),
          "of q, k, v and outputs: bf16, f16, e4m3 or f32")  //
         ("index-element", po::value(&w.index_element)->value_name("TYPE"),
@@ -62,29 +69,16 @@ po::options_description describe(CostOptions& o, Words& w) {
 }
 
 /// With --results, sizes come from the file; without, there is nothing to pick from.
-void check_exclusions(const CostOptions& o, const Words& w) {
-    const bool measured = !o.results.empty();
-    const auto sizes_only = [&](const char* name, bool given) {
-        require(!measured || !given, "--results brings its own sizes and excludes --", name);
-    };
-    const auto results_only = [&](const char* name, bool given) {
-        require(measured || !given, "--", name, " picks from --results, which is not given");
-    };
-    sizes_only("preset", !w.preset.empty());
-    sizes_only("context", !w.context.empty());
-    sizes_only("block-size", w.block_size.value != 0);
-    sizes_only("top-k", w.top_k.value != 0);
-    sizes_only("index-dim", w.index_dim.value != 0);
-    sizes_only("index-element", !w.index_element.empty());
-    results_only("layers", !w.layers.empty());
-    results_only("selector", !w.selectors.empty());
-    require(!(w.json && w.csv), "--json and --csv exclude each other");
-}
-
-std::optional<int64_t> given(const std::string& option, const Count& count) {
-    if (count.value == 0) return std::nullopt;
-    check_at_least(option, count.value, 1);
-    return count.value;
+void check_exclusions(std::span<const std::string> args) {
+    const bool measured = given(args, "results");
+    for (const char* name :
+         {"preset", "context", "block-size", "top-k", "index-dim", "tile-union", "index-element"})
+        require(!measured || !given(args, name), "--results brings its own sizes and excludes --",
+                name);
+    for (const char* name : {"layers", "selector"})
+        require(measured || !given(args, name), "--", name,
+                " picks from --results, which is not given");
+    require(!(given(args, "json") && given(args, "csv")), "--json and --csv exclude each other");
 }
 
 }  // namespace
@@ -94,19 +88,28 @@ std::optional<CostOptions> parse_cost_options(std::span<const std::string> args,
     CostOptions o;
     Words w;
     if (!parse_command_line(kAbout, describe(o, w), "", args, out)) return std::nullopt;
-    check_exclusions(o, w);
-    if (!w.preset.empty()) o.preset = w.preset;
-    if (!w.context.empty()) o.contexts = integer_list("context", w.context);
-    for (int64_t tokens : o.contexts) check_at_least("context", tokens, 1);
-    o.block_size = given("block-size", w.block_size);
-    o.top_k = given("top-k", w.top_k);
-    o.index_dim = given("index-dim", w.index_dim);
+    check_exclusions(args);
+    const auto size = [&](const char* option, const Count& count) -> std::optional<int64_t> {
+        if (!given(args, option)) return std::nullopt;
+        check_option(option, count.value, 1, int64_t{1} << 31);
+        return count.value;
+    };
+    if (given(args, "preset")) o.preset = w.preset;
+    if (given(args, "context")) o.contexts = integer_list("context", w.context);
+    for (int64_t tokens : o.contexts) check_option("context", tokens, 1, int64_t{1} << 40);
+    o.block_size = size("block-size", w.block_size);
+    o.top_k = size("top-k", w.top_k);
+    o.index_dim = size("index-dim", w.index_dim);
+    if (given(args, "tile-union")) o.tile_union = w.tile_union;
+    require(std::isfinite(w.tile_union), "--tile-union is ", w.tile_union, ", must be a number");
     o.element = read_element("element", w.element);
     o.index_element =
-        w.index_element.empty() ? o.element : read_element("index-element", w.index_element);
+        given(args, "index-element") ? read_element("index-element", w.index_element) : o.element;
     o.ceilings = choice("ceilings", w.ceilings, {"peak", "measured"}) == 1 ? Ceilings::measured
                                                                            : Ceilings::peak;
-    if (!w.layers.empty()) o.layers = integer_list("layers", w.layers);
+    require(!given(args, "results") || !o.results.empty(),
+            "--results is '', must be the path of a results file");
+    if (given(args, "layers")) o.layers = layer_list(w.layers);
     for (const std::string& list : w.selectors)
         for (const std::string& name : split_list("selector", list)) o.selectors.push_back(name);
     o.format = w.json ? Format::json : w.csv ? Format::csv : Format::table;

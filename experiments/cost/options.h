@@ -21,6 +21,7 @@ struct CostOptions {
     std::string preset = "paper";
     std::vector<int64_t> contexts{1 << 15, 1 << 17, 1 << 19, 1 << 20};
     std::optional<int64_t> block_size, top_k, index_dim;  // else the model's, else the paper's
+    std::optional<double> tile_union;                     // see analysis::LayerSizes
     Element element = Element::bf16, index_element = Element::bf16;
     std::string hardware = "h100";
     Ceilings ceilings = Ceilings::peak;

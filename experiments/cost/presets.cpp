@@ -17,6 +17,9 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kBlockSize = 128, kTopK = 16, kIndexDim = 128;  // the paper's
+constexpr int64_t kLargestSize = int64_t{1} << 31;
+const std::vector<std::string> kSparseSizes{"block_size", "top_k", "index_dim"};
+
 std::filesystem::path folder(const std::string& kind) { return data_directory() / kind; }
 
 std::vector<std::string> list_names(const std::string& kind) {
@@ -36,6 +39,7 @@ public:
     }
 
     const json& value() const { return value_; }
+    const std::string& name() const { return name_; }
     bool has(const std::string& key) const {
         return value_.contains(key) && !value_[key].is_null();
     }
@@ -46,20 +50,33 @@ public:
     double positive(const std::string& key) const {
         require(has(key), name_, ": has no ", key);
         const double number = value_[key].is_number() ? value_[key].get<double>() : NAN;
-        require(number > 0, name_, ": ", key, " is ", value_[key].dump(), ", must be positive");
+        require(number > 0, said(key), "must be a positive number");
         return number;
     }
     int64_t size(const std::string& key) const {
         const double number = positive(key);
-        require(value_[key].is_number_integer(), name_, ": ", key, " is ", number,
-                ", must be an integer");
+        require(value_[key].is_number_integer() && number <= kLargestSize, said(key),
+                "must be an integer of at most ", kLargestSize);
         return value_[key].get<int64_t>();
     }
     std::optional<int64_t> size_if_there(const std::string& key) const {
         return has(key) ? std::optional(size(key)) : std::nullopt;
     }
-
-    const std::string& name() const { return name_; }
+    std::string string_or(const std::string& key, const std::string& otherwise) const {
+        if (!has(key)) return otherwise;
+        require(value_[key].is_string(), said(key), "must be a string");
+        return value_[key].get<std::string>();
+    }
+    bool flag_or(const std::string& key, bool otherwise) const {
+        if (!has(key)) return otherwise;
+        require(value_[key].is_boolean(), said(key), "must be true or false");
+        return value_[key].get<bool>();
+    }
+    /// "file: key is value, "
+    std::string said(const std::string& key) const {
+        return text(name_, ": ", key, " is ",
+                    value_[key].dump(-1, ' ', true, json::error_handler_t::replace), ", ");
+    }
 
 private:
     std::string name_;
@@ -83,10 +100,78 @@ Object read_file(const std::string& kind, const std::string& name_or_path) {
     return {name, content};
 }
 
-Element element_of(const std::string& name) {
+Element element_of(const Object& rates, const std::string& name) {
     for (Element element : {Element::f32, Element::f16, Element::bf16, Element::e4m3})
         if (name == to_string(element)) return element;
-    throw InputError("teraflops_per_second has an unknown element '" + name + "'");
+    throw InputError(text(rates.name(), ": has an unknown element '", name, "'"));
+}
+
+/// The first of the keys that is there, in the first of the objects that has one.
+std::optional<int64_t> sparse_size(const std::vector<Object>& objects,
+                                   const std::vector<std::string>& keys) {
+    for (const Object& object : objects)
+        for (const std::string& key : keys)
+            if (object.has(key)) return object.size(key);
+    return std::nullopt;
+}
+
+const std::vector<std::string> kBlockSizeKeys{"sparse_block_size", "index_block_size"},
+    kTopKKeys{"sparse_topk_blocks", "index_topk_blocks"},
+    kIndexDimKeys{"sparse_index_dim", "index_head_dim"},
+    kIndexHeadsKeys{"sparse_num_index_heads", "index_n_heads"};
+
+/// Where a config says how blocks are selected, what counts first.
+std::vector<Object> sparse_objects(const Object& file, const Object& config) {
+    const std::string nested = "sparse_attention_config";
+    std::vector<Object> objects;
+    for (const Object* from : {&config, &file})
+        if (from->has(nested)) objects.push_back(from->object(nested));
+    for (const Object& object : objects)
+        require(sparse_size({object}, kBlockSizeKeys) || sparse_size({object}, kTopKKeys) ||
+                    sparse_size({object}, kIndexDimKeys),
+                object.name(), ": has no ", join(kBlockSizeKeys), ", ", join(kTopKKeys), ", ",
+                join(kIndexDimKeys), ": this kind of sparse attention is not known");
+    objects.push_back(config);
+    return objects;
+}
+
+void refuse_other_attention(const Object& config) {
+    for (const char* key : {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"})
+        require(!config.has(key), config.has(key) ? config.said(key) : "",
+                "but latent attention (MLA) is no GQA: its cost is not known");
+    require(!config.has("index_topk"), config.has("index_topk") ? config.said("index_topk") : "",
+            "but MSA selects blocks, not tokens");
+}
+
+/// As transformers reads Falcon: one head for all queries unless told otherwise.
+int64_t read_kv_heads(const Object& config, int64_t query_heads) {
+    if (config.has("num_key_value_heads")) return config.size("num_key_value_heads");
+    const bool falcon = config.string_or("model_type", "") == "falcon";
+    const bool one_head =
+        config.flag_or("multi_query", falcon) && !config.flag_or("new_decoder_architecture", false);
+    return one_head ? 1 : config.size_if_there("num_kv_heads").value_or(query_heads);
+}
+
+int64_t read_head_dim(const Object& config, int64_t query_heads) {
+    if (config.has("head_dim")) return config.size("head_dim");
+    require(config.size("hidden_size") % query_heads == 0, config.said("hidden_size"),
+            "must be a multiple of num_attention_heads = ", query_heads,
+            " where head_dim is absent");
+    return config.size("hidden_size") / query_heads;
+}
+
+std::vector<std::string> read_assumed(const Object& file) {
+    std::vector<std::string> names;
+    if (!file.has("assumed")) return names;
+    const json& list = file.value()["assumed"];
+    const auto known = [](const json& name) {
+        return name.is_string() && std::find(kSparseSizes.begin(), kSparseSizes.end(),
+                                             name.get<std::string>()) != kSparseSizes.end();
+    };
+    require(list.is_array() && std::all_of(list.begin(), list.end(), known), file.said("assumed"),
+            "must be a list of names out of: ", join(kSparseSizes));
+    for (const json& name : list) names.push_back(name.get<std::string>());
+    return names;
 }
 
 }  // namespace
@@ -95,10 +180,10 @@ analysis::Hardware read_hardware(const std::string& name_or_path, Ceilings ceili
     const Object file = read_file("hardware", name_or_path);
     const Object rates = ceilings == Ceilings::measured ? file.object("measured") : file;
     analysis::Hardware on;
-    on.name = file.value().value("name", name_or_path);
+    on.name = file.string_or("name", name_or_path);
     const Object flops = rates.object("teraflops_per_second");
     for (const auto& entry : flops.value().items())
-        on.flops_per_second[element_of(entry.key())] = flops.positive(entry.key()) * kTera;
+        on.flops_per_second[element_of(flops, entry.key())] = flops.positive(entry.key()) * kTera;
     on.bytes_per_second = rates.positive("terabytes_per_second") * kTera;
     if (file.has("cache_mebibytes")) on.cache_bytes = file.positive("cache_mebibytes") * kMebi;
     if (rates.has("cache_terabytes_per_second"))
@@ -111,21 +196,27 @@ std::vector<std::string> list_hardware() { return list_names("hardware"); }
 Model read_model(const std::string& name_or_path) {
     const Object file = read_file("models", name_or_path);
     const Object config = file.has("text_config") ? file.object("text_config") : file;
+    refuse_other_attention(config);
     Model model;
-    model.name = file.value().value("name", name_or_path);
+    model.name = file.string_or("name", name_or_path);
     model.layers = config.size("num_hidden_layers");
     model.query_heads = config.size("num_attention_heads");
-    model.kv_heads = config.size_if_there("num_key_value_heads").value_or(model.query_heads);
+    model.kv_heads = read_kv_heads(config, model.query_heads);
     require(model.query_heads % model.kv_heads == 0, config.name(), ": num_attention_heads is ",
-            model.query_heads, ", must be a multiple of num_key_value_heads = ", model.kv_heads);
-    model.head_dim = config.has("head_dim") ? config.size("head_dim")
-                                            : config.size("hidden_size") / model.query_heads;
-    if (config.has("sparse_attention_config")) {
-        const Object sparse = config.object("sparse_attention_config");
-        model.index_dim = sparse.size_if_there("sparse_index_dim");
-        model.block_size = sparse.size_if_there("sparse_block_size");
-        model.top_k = sparse.size_if_there("sparse_topk_blocks");
-    }
+            model.query_heads, ", must be a multiple of the ", model.kv_heads, " key-value heads");
+    model.head_dim = read_head_dim(config, model.query_heads);
+    require(config.size_if_there("v_head_dim").value_or(model.head_dim) == model.head_dim,
+            config.name(), ": v_head_dim is ", config.size_if_there("v_head_dim").value_or(0),
+            ", must be head_dim = ", model.head_dim, ": keys and values of one width");
+    const std::vector<Object> sparse = sparse_objects(file, config);
+    model.block_size = sparse_size(sparse, kBlockSizeKeys);
+    model.top_k = sparse_size(sparse, kTopKKeys);
+    model.index_dim = sparse_size(sparse, kIndexDimKeys);
+    const std::optional<int64_t> index_heads = sparse_size(sparse, kIndexHeadsKeys);
+    require(index_heads.value_or(model.kv_heads) == model.kv_heads, config.name(), ": has ",
+            index_heads.value_or(0), " index heads, must be one for each of the ", model.kv_heads,
+            " key-value heads");
+    model.assumed = read_assumed(file);
     return model;
 }
 
@@ -140,6 +231,17 @@ analysis::LayerSizes layer_sizes(const Model& model) {
     sizes.block_size = model.block_size.value_or(kBlockSize);
     sizes.top_k = model.top_k.value_or(kTopK);
     return sizes;
+}
+
+std::vector<std::string> assumed_sizes(const Model& model) {
+    const bool given[] = {model.block_size.has_value(), model.top_k.has_value(),
+                          model.index_dim.has_value()};
+    std::vector<std::string> names;
+    for (size_t i = 0; i < kSparseSizes.size(); ++i)
+        if (!given[i] || std::find(model.assumed.begin(), model.assumed.end(), kSparseSizes[i]) !=
+                             model.assumed.end())
+            names.push_back(kSparseSizes[i]);
+    return names;
 }
 
 }  // namespace msa::experiments::cost

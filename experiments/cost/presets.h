@@ -15,8 +15,8 @@ namespace msa::experiments::cost {
 /// Published peaks of a chip, or what was measured on one.
 enum class Ceilings : uint8_t { peak, measured };
 
-/// A known name ("h100") or the path of a JSON file. Throws InputError naming file and entry where
-/// one that every file has is missing or none of its kind, or lists the known names.
+/// A known name ("h100") or the path of a JSON file. Throws InputError naming file, entry, value
+/// and rule where one that every file has is missing or of another kind, or lists the known names.
 analysis::Hardware read_hardware(const std::string& name_or_path, Ceilings);
 std::vector<std::string> list_hardware();
 
@@ -25,14 +25,23 @@ struct Model {
     std::string name;
     int64_t layers = 0, query_heads = 0, kv_heads = 0, head_dim = 0;
     std::optional<int64_t> index_dim, block_size, top_k;
+    /// Sizes of the file that its source does not give: "block_size", "top_k", "index_dim".
+    std::vector<std::string> assumed;
 };
 
-/// A known name ("paper") or the path of a Hugging Face config.json, likewise. Of a multimodal one
-/// its text_config; of a sparse one its sparse_attention_config.
+/// A known name ("paper") or the path of a Hugging Face config.json, likewise. Of a multimodal
+/// model its text_config is read. The sparse sizes are those of sparse_attention_config where it
+/// has them, else of the keys index_block_size, index_topk_blocks and index_head_dim, as in
+/// transformers' MiniMax-M3. Key-value heads are num_key_value_heads or Falcon's num_kv_heads,
+/// multi_query and new_decoder_architecture. Throws InputError for what is no GQA with block
+/// selection: latent attention, values of another width than keys, selection of tokens, another
+/// number of index heads than key-value heads.
 Model read_model(const std::string& name_or_path);
 std::vector<std::string> list_models();
 
 /// Sizes of one of its layers, all but the tokens; what the model lacks is the paper's.
 analysis::LayerSizes layer_sizes(const Model&);
+/// Names of the sizes of layer_sizes() that nobody gave: the file's `assumed` and those it lacks.
+std::vector<std::string> assumed_sizes(const Model&);
 
 }  // namespace msa::experiments::cost

@@ -11,18 +11,15 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "gpu/device/query_tile.cuh"
+#include "gpu/kernels/sparse_sizes.h"
 
 namespace msa::cuda {
 
-constexpr int kSparseTileRows = 128;
-constexpr int kSparseTileQueries = 32;  // of a tile, at most: bits of UnionBlock::queries, lanes
-constexpr int kSparseMostHeads = 64;    // G, but for few queries
-constexpr int kSlotRun = 8;             // rows of a slot that are read at once
-constexpr int kSparseItemTiles = 32;    // tiles of queries of one work item, at most
+constexpr int kSparseMostHeads = 64;  // G, but for few queries
+constexpr int kSlotRun = 8;           // rows of a slot that are read at once
 
 /// A block of a tile's union, and which queries of the tile selected it (bit i: query i).
 struct __align__(8) UnionBlock {
@@ -37,6 +34,8 @@ struct __align__(16) BlockUse {
     int32_t seen;   // tokens of the block that the query sees
     int32_t key;    // first key row of the block
 };
+
+static_assert(sizeof(UnionBlock) == kUnionBlockBytes && sizeof(BlockUse) == kBlockUseBytes);
 
 /// Uses [begin, begin + count) of one block.
 struct __align__(16) KeyBlockItem {
@@ -57,6 +56,8 @@ struct SparseWorkspace {
     void* partial_out;   // [chunk_tiles, Hkv, k, slot_rows(), dh] bf16, dh as slot_chunk() has it
     float* partial_lse;  // [chunk_tiles, Hkv, k, slot_rows()], base 2
 };
+
+static_assert(sizeof(*SparseWorkspace::in_slots) == kSlotMaskBytes);
 
 struct SparseArgs {
     const void* q;           // [Nq, Hq, dh] bf16
@@ -80,9 +81,7 @@ struct SparseArgs {
     int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
 
     __host__ __device__ int group_size() const { return query_heads / groups; }
-    static int tile_queries_of(int heads) {
-        return std::min(kSparseTileRows / heads, kSparseTileQueries);
-    }
+    static int tile_queries_of(int heads) { return static_cast<int>(sparse_tile_queries(heads)); }
     __host__ __device__ int tile_rows() const { return tile_queries * group_size(); }
     __host__ __device__ bool any_slots() const { return least_sharing > 1; }
     /// Of a query of a tile of the chunk.

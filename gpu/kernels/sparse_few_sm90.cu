@@ -17,7 +17,7 @@ namespace {
 using namespace sm90;
 
 constexpr int kCluster = 8, kWarps = 4, kThreads = kWarps * kWarp;
-constexpr int kHeads = 16;     // rows of a matrix product
+constexpr int kHeads = kSparseFewRows;
 constexpr int kOneWave = 128;  // thread blocks that any chip holds at once
 constexpr int kStages = 2;
 static_assert(kHeads == 2 * kCluster);

@@ -15,7 +15,8 @@ using namespace sm90;
 
 constexpr int kConsumers = AttendRows::kConsumers;
 constexpr int kQueryStages = 4, kKeyStages = 2, kValueStages = 1;
-constexpr int kPassRows = 64, kMostPassQueries = kWarp;
+constexpr int kPassRows = kSparsePassRows, kMostPassQueries = kSparsePassQueries;
+static_assert(kMostPassQueries == kWarp);
 /// Place or head of a row that is not there: negative, also with another number of rows added.
 constexpr int kNowhere = INT_MIN / 2;
 

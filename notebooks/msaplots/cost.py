@@ -14,8 +14,7 @@ from .results import ResultsError
 from .table import Table
 
 PHASES = ("prefill", "decode")
-ORDERS = {"q_outer": "Q-outer", "kv_outer": "KV-outer", "union": "union"}
-PIPELINES = {**ORDERS, "msa": "MSA"}
+ORDERS = ("q_outer", "union", "kv_outer", "automatic")
 
 
 def read_json(path, *formats: str) -> dict:
@@ -36,32 +35,35 @@ def read_cost(path) -> dict:
 
 
 def _measured_names(measured: dict) -> list[str]:
-    """What a measurement of msa-bench counts towards, as <phase>/<pipeline>/<tokens>."""
+    """What a measurement of msa-bench counts towards, as names of read_bench()."""
     if measured["kind"] == "square":
-        phase, tokens = "prefill", measured["keys"]
+        phase = "prefill"
     elif measured["kind"] == "decode" and measured["sequences"] == measured["queries"] == 1:
-        phase, tokens = "decode", measured["keys"]
+        phase = "decode"
     else:
         return []
-    stage = measured["stage"]
+    stage, tokens = measured["stage"], measured["keys"]
     if stage == "dense_attention":
-        pipelines = ["dense"]
-    elif phase == "prefill" and measured.get("selection") != "structured":
-        pipelines = []
-    elif stage == "index_select":
-        pipelines = ["q_outer", "kv_outer"] if phase == "prefill" else []
-    elif stage == "sparse_attention" and phase == "prefill":
-        pipelines = [order for order in ("q_outer", "kv_outer") if measured["order"] == order]
+        return [f"{phase}/dense/{tokens}"]
+    if stage == "index_select":
+        pipelines = ["q_outer", "union", "kv_outer"]
+    elif stage == "layer":
+        pipelines = ["automatic"]
+    elif stage == "sparse_attention" and measured["order"] != "automatic":
+        # The tuned kernel called its walk over unions q_outer before that had a name of its own.
+        tuned = measured.get("answered_by") == "sparse_attention_sm90"
+        pipelines = ["union" if tuned and measured["order"] == "q_outer" else measured["order"]]
     else:
-        pipelines = ["layer"] if stage == "layer" else []
-    return [f"{phase}/{pipeline}/{tokens}" for pipeline in pipelines]
+        return []
+    return [f"{phase}/{pipeline}/{tokens}/{measured.get('selection')}" for pipeline in pipelines]
 
 
 def read_bench(*paths) -> dict[str, float]:
-    """Median seconds from records of msa-bench, of square prefill on structured selections and of
-    one decoded token: <phase>/dense/<tokens>, <phase>/layer/<tokens>, and the two loop orders
-    prefill/<order>/<tokens>, whose stages were timed apart and are added up. Of several index
-    elements, the one that was measured first. ResultsError when no record holds any of these."""
+    """Median seconds from records of msa-bench, of square prefill and of one decoded token:
+    <phase>/dense/<tokens>, and <phase>/<pipeline>/<tokens>/<selection> of MSA. Whole layers are of
+    the pipeline automatic; of the other loop orders the stages were timed apart and are added up. Of
+    several index elements, the one that was measured first. ResultsError when no record holds any
+    of these."""
     seconds: dict[str, float] = {}
     for path in paths:
         of_record: dict[str, dict[str, float]] = {}
@@ -72,23 +74,26 @@ def read_bench(*paths) -> dict[str, float]:
                 stages = of_record.setdefault(name, {})
                 stages.setdefault(measured["stage"], measured["median_us"] * 1e-6)
         for name, stages in of_record.items():
-            if name.split("/")[1] not in ORDERS or len(stages) == 2:
+            if name.split("/")[1] in ("dense", "automatic") or len(stages) == 2:
                 seconds[name] = sum(stages.values())
     if paths and not seconds:
-        raise ResultsError(f"{', '.join(map(str, paths))}: no square prefill on structured "
-                           "selections and no decode of one token was measured; one is needed")
+        raise ResultsError(f"{', '.join(map(str, paths))}: no square prefill and no decode of one "
+                           "token was measured; one is needed")
     return seconds
 
 
 def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
-    """Roofline over measured milliseconds, of what read_bench() found; without records an empty
-    table."""
+    """Roofline over measured milliseconds, of what read_bench() found: on random selections where
+    the costs take blocks to be chosen by chance, on structured ones where they were given the union
+    of a tile; without records an empty table."""
+    selection = "random" if cost["sizes"]["tile_union"] is None else "structured"
     rows = []
     for context in cost["contexts"]:
         for phase in PHASES:
             for pipeline in context[phase]:
-                measured = "layer" if pipeline["pipeline"] == "msa" else pipeline["pipeline"]
-                name = f"{phase}/{measured}/{context['tokens']}"
+                name = f"{phase}/{pipeline['pipeline']}/{context['tokens']}"
+                if pipeline["pipeline"] != "dense":
+                    name += f"/{selection}"
                 if name in bench:
                     rows.append((phase, pipeline["pipeline"], context["tokens"],
                                  pipeline["seconds"] * 1e3, bench[name] * 1e3,
@@ -98,9 +103,10 @@ def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
 
 
 def _speedups(bench: dict[str, float], phase: str) -> list[tuple[int, float]]:
-    """(tokens, dense over the layer) where both were measured."""
-    tokens = sorted(int(name.split("/")[2]) for name in bench if name.startswith(f"{phase}/layer/"))
-    return [(n, bench[f"{phase}/dense/{n}"] / bench[f"{phase}/layer/{n}"]) for n in tokens
+    """(tokens, dense over the layer on structured selections) where both were measured."""
+    names = {int(name.split("/")[2]): name for name in bench
+             if name.startswith(f"{phase}/automatic/") and name.endswith("/structured")}
+    return [(n, bench[f"{phase}/dense/{n}"] / bench[names[n]]) for n in sorted(names)
             if f"{phase}/dense/{n}" in bench]
 
 
@@ -126,7 +132,7 @@ def predicted_over_measured_bars(cost: dict, bench: dict[str, float]):
         axes.annotate(f"{ratio:.2f}", (ratio, place), (4 * side, 0), textcoords="offset points",
                       va="center", ha="left" if side > 0 else "right", fontsize=9)
     axes.axvline(1, color=style.REFERENCE, linewidth=1.2)
-    axes.set_yticks(places, [f"{phase}, {PIPELINES.get(pipeline, pipeline)}, {_tokens_text(tokens)}"
+    axes.set_yticks(places, [f"{phase}, {pipeline}, {_tokens_text(tokens)}"
                              for phase, pipeline, tokens, *_ in measured.rows()])
     axes.set_xlim(0.6 * min([1, *ratios]), 1.7 * max([1, *ratios]))
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -140,19 +146,22 @@ def predicted_over_measured_bars(cost: dict, bench: dict[str, float]):
 
 @style.styled
 def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
-    """FLOPs of dense attention over MSA, and the speed-ups of prefill and decode against the
-    context (fig:efficiency): dashed what the roofline allows when no two queries share the
-    read of a block, solid what was measured, on selections whose neighbours do share."""
+    """FLOPs of dense attention over MSA by the paper's count, and the speed-ups of prefill and
+    decode against the context (fig:efficiency): dashed what the roofline allows with the kernels'
+    accounting, solid what was measured on structured selections, whose neighbours choose alike."""
+    united = cost["sizes"]["tile_union"]
+    allowed_label = "roofline, " + ("blocks chosen by chance" if united is None
+                                    else f"unions of {united:g} blocks")
     tokens = [context["tokens"] for context in cost["contexts"]]
     figure = style.new_figure(6.4)
     panels = figure.subplots(3, 1, sharex=True)
-    rows = [("flops", "sizes", n, context["flop_ratio"])
+    rows = [("flops", "sizes", n, context["paper"]["flop_ratio"])
             for n, context in zip(tokens, cost["contexts"])]
     panels[0].plot(tokens, [row[3] for row in rows], color=style.REFERENCE, marker="o")
     panels[0].set_title("FLOPs, dense over MSA", loc="left")
     for panel, phase, colour in zip(panels[1:], PHASES, style.PAIR):
         allowed = [context[f"{phase}_speedup"] for context in cost["contexts"]]
-        panel.plot(tokens, allowed, color=colour, linestyle="--", label="roofline, no block shared")
+        panel.plot(tokens, allowed, color=colour, linestyle="--", label=allowed_label)
         rows += [(phase, "roofline", *point) for point in zip(tokens, allowed)]
         points = _speedups(bench or {}, phase)
         if points:
@@ -180,11 +189,11 @@ def _roofline_points(context: dict) -> list[tuple[str, float, float, float]]:
                         for key in ("flops", "bytes", "seconds")))
 
     return [together("dense", pipelines["prefill", "dense"]),
-            together("index scores", pipelines["prefill", "q_outer"][:1]),
-            together("Q-outer", pipelines["prefill", "q_outer"][-1:]),
-            together("KV-outer", pipelines["prefill", "kv_outer"][-2:]),
+            together("index select", pipelines["prefill", "q_outer"][:1]),
+            *(together(order, pipelines["prefill", order][1:])
+              for order in ("q_outer", "union", "kv_outer")),
             together("dense decode", pipelines["decode", "dense"]),
-            together("MSA decode", pipelines["decode", "msa"])]
+            together("MSA decode", pipelines["decode", "automatic"])]
 
 
 def _short(value: float) -> str:
@@ -194,7 +203,7 @@ def _short(value: float) -> str:
 @style.styled
 def roofline(cost: dict):
     """The chip's roof over FLOP/byte, and where the parts of a layer stand under it at the longest
-    context: Q-outer and KV-outer sparse attention, index scores, dense attention, decode."""
+    context: sparse attention in its loop orders, index select, dense attention, decode."""
     chip, element = cost["hardware"], cost["sizes"]["element"]
     peak, bandwidth = chip["flops_per_second"][element], chip["bytes_per_second"]
     points = _roofline_points(cost["contexts"][-1])
@@ -237,12 +246,12 @@ def loop_orders(cost: dict, layer: int):
     figure = style.new_figure(1.2 + 0.62 * len(found))
     axes = figure.subplots()
     rows = []
-    for place, (name, label) in enumerate(ORDERS.items()):
+    for place, name in enumerate(ORDERS):
         orders = [next(order for order in row["orders"] if order["order"] == name)
                   for row in found]
-        where = np.arange(len(found)) + 0.27 * (place - 1)
-        axes.barh(where, [order["seconds"] * 1e6 for order in orders], 0.25,
-                  color=style.series_style(place)["color"], label=label)
+        where = np.arange(len(found)) + 0.2 * (place - 1.5)
+        axes.barh(where, [order["seconds"] * 1e6 for order in orders], 0.19,
+                  color=style.series_style(place)["color"], label=name)
         rows += [(layer, row["selector"], name, row["useful_flops"], order["executed_flops"],
                   order["memory_bytes"], order["cache_bytes"], order["seconds"])
                  for row, order in zip(found, orders)]

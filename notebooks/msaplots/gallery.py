@@ -213,14 +213,14 @@ def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = 
         yield Picture("roofline", *roofline(cost))
 
     found = (f"Solid lines were measured ({', '.join(Path(path).name for path in records)}), "
-             "prefill on structured selections, in which neighbouring queries share most of their "
-             "blocks; the dashed roofline lets every query read its own, so a measured time may "
-             "beat it."
+             "on structured selections, in which neighbouring queries share most of their blocks; "
+             "the dashed roofline takes blocks to be chosen by chance unless msa-cost was given "
+             "--tile-union, so a measured time may beat it."
              if len(measured) else "Nothing has been measured for these sizes yet.")
     bars = (("The bars and the table hold prediction against measurement: the roofline's time over "
-             "the measured one. Bars to the left of 1 say what a kernel leaves unused; Q-outer's, "
-             "far to the right, how much its neighbouring queries share, which that prediction "
-             "leaves out.",) if len(measured) else ())
+             "the measured one, on random selections where blocks are taken to be chosen by chance "
+             "and on structured ones where the union of a tile was given. Bars to the left of 1 say "
+             "what a kernel leaves unused.",) if len(measured) else ())
     return Section(
         "efficiency",
         "What does it save at length?",
@@ -228,8 +228,9 @@ def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = 
          f"prefill and decode could run on {cost['hardware']['name']} if every stage ran at the "
          f"roofline. {found}",
          *bars,
-         "The roofline picture says why: Q-outer reads so many keys per FLOP that memory is its "
-         "limit, KV-outer less so, index scores and dense attention are bound by arithmetic. "
+         "The roofline picture says why: q_outer, one query at a time, reads so many keys per FLOP "
+         "that memory is its limit, kv_outer less so; a tile that walks the union of its blocks, "
+         "index select and dense attention are bound by arithmetic. "
          "Decode reads what it needs once and is bound by memory in either case."),
         pictures, measured if len(measured) else None, "predicted_over_measured")
 
@@ -247,12 +248,14 @@ def orders_section(cost: dict) -> Section:
         "loop-orders",
         "In which order should a kernel walk?",
         ("Predicted time of sparse attention on the blocks really chosen, for "
-         f"{cost['hardware']['name']}: Q-outer, each query walks its blocks; KV-outer, each block "
-         "gathers its queries; union, a tile of neighbouring queries walks all their blocks.",
+         f"{cost['hardware']['name']}: q_outer, each query walks its blocks, one at a time; union, a "
+         "tile of neighbouring queries walks all their blocks; kv_outer, each block gathers its "
+         "queries; automatic, union for the blocks that enough of a tile's queries share, kv_outer "
+         "for the rest.",
          "The second picture says why: where neighbours choose alike, the union of their blocks "
          "grows slowly and a tile shares what it reads. Random choices have no such neighbours."
          + ("" if cost["hardware"]["cache_bytes_per_second"] else
-            " The cache's bandwidth is not known for this chip; Q-outer lives on it, so its bar "
+            " The cache's bandwidth is not known for this chip; q_outer lives on it, so its bar "
             "is a lower bound.")),
         pictures)
 

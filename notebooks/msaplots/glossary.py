@@ -26,12 +26,12 @@ GLOSSARY = {
     "attention_MFLOP": "Arithmetic of attention over the chosen tokens per query.",
     "index_kB": "Bytes that the selector reads per query to choose.",
     "attention_kB": "Bytes that attention over the chosen tokens reads per query.",
-    "pipeline": "dense: attention over all tokens; q_outer, kv_outer: MSA's stages with sparse "
-                "attention in that loop order; msa: MSA's stages in decode.",
+    "pipeline": "dense: attention over all tokens; q_outer, union, kv_outer, automatic: MSA's stages "
+                "with sparse attention in that loop order.",
     "predicted_ms": "The roofline's time of all stages, in milliseconds.",
     "measured_ms": "Median time of the benchmark record, its stages added up, in milliseconds.",
-    "predicted_over_measured": "The roofline's time over the measured one; 1 is as fast as the "
-                               "chip allows where no two queries share the read of a block.",
+    "predicted_over_measured": "The roofline's time over the measured one; 1 is as fast as the cost "
+                               "model says the chip allows.",
     "P_b": "Mass of a block: attention probability summed over its tokens, mean over the query "
            "heads of the group.",
     "oracle": "The k blocks of highest mass P_b, the local block among them (I* in the paper).",
@@ -41,11 +41,11 @@ GLOSSARY = {
     "layer": "Layer of the model, numbered as in the input file.",
     "GQA group": "The query heads that share one key-value head, and here one selection.",
     "IoU": "Overlap of two selections: blocks in both over blocks in either.",
-    "Q-outer": "Loop order in which each query walks its selected blocks.",
-    "KV-outer": "Loop order in which each key block gathers the queries that selected it; partial "
+    "q_outer": "Loop order in which one query at a time walks its selected blocks.",
+    "union": "Loop order in which a tile of neighbouring queries walks the union of their blocks.",
+    "kv_outer": "Loop order in which each key block gathers the queries that selected it; partial "
                 "outputs are combined afterwards.",
-    "union order": "Loop order in which a tile of neighbouring queries walks the union of their "
-                   "blocks.",
+    "automatic": "Union for the blocks that enough of a tile's queries share, kv_outer for the rest.",
     "roofline": "The time that no kernel can beat: the larger of FLOPs over the chip's peak and "
                 "bytes over its bandwidth.",
     "gini": "Unevenness of queries per block: 0 all blocks alike, 1 all queries on one block.",

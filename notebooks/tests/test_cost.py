@@ -29,7 +29,7 @@ def test_efficiency_triple_without_records_shows_the_roofline_alone(files):
     assert set(table["source"]) == {"sizes", "roofline"}
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_xydata(),
                                   [(32768, 6.4), (131072, 25.6)])
-    np.testing.assert_array_equal(lines(figure.axes[1])["roofline, no block shared"],
+    np.testing.assert_array_equal(lines(figure.axes[1])["roofline, unions of 20 blocks"],
                                   [(32768, 2), (131072, 8)])
 
 
@@ -37,8 +37,12 @@ def test_measured_speedups_stand_beside_the_roofline(files):
     cost, bench = read_cost(files["cost"]), read_bench(files["bench"])
     compared = predicted_over_measured(cost, bench)
     assert list(zip(compared["pipeline"], compared["tokens"])) == [
-        (name, tokens) for tokens in make_cost.TOKENS for name in ("dense", "kv_outer")]
-    np.testing.assert_allclose(compared["predicted_over_measured"], [1 / 2, 1 / 3] * 2)
+        (name, tokens) for tokens in make_cost.TOKENS for name in ("dense", "kv_outer", "automatic")]
+    np.testing.assert_allclose(compared["predicted_over_measured"][[0, 1, 3, 4]], [1 / 2, 1 / 3] * 2)
+    by_chance = {**cost, "sizes": {**cost["sizes"], "tile_union": None}}
+    chance = predicted_over_measured(by_chance, bench)  # beside random selections
+    assert list(zip(chance["pipeline"], chance["tokens"])) == [
+        ("dense", 32768), ("automatic", 32768), ("dense", 131072)]
     figure, table = efficiency_triple(cost, bench)
     measured = table.where(quantity="prefill", source="measured")
     np.testing.assert_allclose(measured["ratio"], [5, 5])
@@ -48,17 +52,23 @@ def test_measured_speedups_stand_beside_the_roofline(files):
 
 def test_what_records_hold(tmp_path):
     record = tmp_path / "bench.json"
-    structured = {"selection": "structured"}
+    structured, tuned = {"selection": "structured"}, {"answered_by": "sparse_attention_sm90"}
     record.write_text(json.dumps({"format": "msa-bench", "measurements": [
         make_cost.measurement("square", "index_select", 64, 1, **structured),
         make_cost.measurement("square", "sparse_attention", 64, 2, order="q_outer", **structured),
+        make_cost.measurement("square", "sparse_attention", 64, 3, order="union", **structured),
         make_cost.measurement("square", "sparse_attention", 64, 9, order="automatic", **structured),
         make_cost.measurement("square", "index_select", 128, 9, **structured),  # without the other
+        make_cost.measurement("square", "index_select", 256, 1, **structured),
+        make_cost.measurement("square", "sparse_attention", 256, 4, order="q_outer", **structured,
+                              **tuned),
         make_cost.measurement("decode", "layer", 64, 3, index_element="bf16", selection="random"),
-        make_cost.measurement("decode", "layer", 64, 9, index_element="e4m3", **structured),
+        make_cost.measurement("decode", "layer", 64, 9, index_element="e4m3", selection="random"),
         make_cost.measurement("decode", "dense_attention", 64, 4)]}), encoding="utf-8")
     assert read_bench(record) == pytest.approx(
-        {"prefill/q_outer/64": 3, "decode/layer/64": 3, "decode/dense/64": 4})
+        {"prefill/q_outer/64/structured": 3, "prefill/union/64/structured": 4,
+         "prefill/union/256/structured": 5, "decode/automatic/64/random": 3,
+         "decode/dense/64": 4})
     record.write_text(json.dumps({"format": "msalab-bench", "cases": {}}), encoding="utf-8")
     with pytest.raises(ResultsError, match='format is "msalab-bench", must be "msa-bench"'):
         read_bench(record)
@@ -74,7 +84,7 @@ def test_records_that_would_show_nothing_are_refused(files, results_path, tmp_pa
             (["--bench", files["bench"]], f"{files['bench']}: --bench needs --cost from sizes"),
             (["--bench", files["bench"], "--cost", files["orders"]], "--bench needs --cost"),
             (["--bench", str(chunks), "--cost", files["cost"]],
-             f"{chunks}: no square prefill on structured selections and no decode of one token")):
+             f"{chunks}: no square prefill and no decode of one token")):
         assert main([*report, *arguments]) == 2
         assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -87,19 +97,19 @@ def test_no_record_no_comparison(files):
 def test_roofline_stands_the_parts_under_the_roof(files):
     figure, table = roofline(read_cost(files["cost"]))
     by_name = {row[0]: row[1:] for row in table.rows()}
-    assert by_name["Q-outer"][3] == 16  # FLOP/byte
-    assert by_name["KV-outer"][3] == 80  # with the bytes of the combine
-    assert by_name["KV-outer"][2] == pytest.approx(0.016 + 0.01)
+    assert by_name["q_outer"][3] == 16  # FLOP/byte
+    assert by_name["kv_outer"][3] == pytest.approx(80)  # with the schedule and the combine
+    assert by_name["kv_outer"][2] == pytest.approx(0.016 + 0.01 + 1e-5)
     for flops, moved, seconds, intensity, rate in by_name.values():
         assert rate <= min(1e15, intensity * 1e13) * (1 + 1e-12)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert "KV-outer, 80 FLOP/byte" in labels
+    assert "kv_outer, 80 FLOP/byte" in labels
 
 
 def test_loop_orders_show_every_selector_the_oracle_first(files):
     figure, table = loop_orders(read_cost(files["orders"]), 3)
     widths = [bar.get_width() for bar in figure.axes[0].patches]
-    np.testing.assert_allclose(widths, [3, 9, 2, 6, 1, 3])  # microseconds; order, then selector
+    np.testing.assert_allclose(widths, [3, 9, 1, 3, 2, 6, 1, 3])  # microseconds; order, then selector
     assert list(table["selector"][:2]) == ["oracle", "random"]
     with pytest.raises(ResultsError, match="no layer 4"):
         loop_orders(read_cost(files["orders"]), 4)

@@ -119,7 +119,7 @@ def test_costs_and_comparisons_come_as_sections(full_report):
         assert (full_report / f"{name}.csv").is_file()
     assert "Solid lines were measured (bench.json)" in page
     rows = (full_report / "predicted_over_measured.csv").read_text().splitlines()
-    assert rows[0].endswith(",predicted_over_measured") and len(rows) == 5
+    assert rows[0].endswith(",predicted_over_measured") and len(rows) == 7
     headers = [attributes["title"] for tag, attributes in Elements(page).found if tag == "th"]
     assert GLOSSARY["predicted_over_measured"] in headers and GLOSSARY["index_MFLOP"] in headers
     assert "Averages over 40 queries in the prefill phase" in page

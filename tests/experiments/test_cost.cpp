@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -29,12 +31,14 @@ TEST_F(Cost, ThePapersNumbers) {
     const json& contexts = cost["contexts"];
     ASSERT_EQ(contexts.size(), 4U);
     EXPECT_EQ(contexts[1]["tokens"], 131072);
-    EXPECT_NEAR(contexts[1]["flop_ratio"], 16.0, 1e-9);
-    EXPECT_NEAR(contexts[2]["flop_ratio"], 25.6, 1e-9);
-    EXPECT_NEAR(contexts[3]["flop_ratio"], 28.44, 0.005);
-    EXPECT_NEAR(contexts[3]["q_outer_intensity"], 15.9, 0.05);
-    EXPECT_NEAR(contexts[3]["kv_outer_intensity"], 83.4, 0.05);
-    EXPECT_NEAR(contexts[3]["decode_speedup"], 7.9, 0.05);  // all of it is memory
+    EXPECT_NEAR(contexts[1]["paper"]["flop_ratio"], 16.0, 1e-9);
+    EXPECT_NEAR(contexts[2]["paper"]["flop_ratio"], 25.6, 1e-9);
+    EXPECT_NEAR(contexts[3]["paper"]["flop_ratio"], 28.44, 0.005);
+    EXPECT_NEAR(contexts[3]["paper"]["q_outer_intensity"], 15.9, 0.05);
+    EXPECT_NEAR(contexts[3]["paper"]["kv_outer_intensity"], 83.4, 0.05);
+    EXPECT_NEAR(contexts[3]["paper"]["decode_speedup"], 7.9, 0.05);  // all of it is memory
+    EXPECT_NEAR(contexts[3]["decode_speedup"], 7.9, 0.05);
+    EXPECT_EQ(cost["assumed"], json::array());
 }
 
 TEST_F(Cost, SecondsFollowTheHardware) {
@@ -53,9 +57,10 @@ TEST_F(Cost, TablesAndCsvSayTheSame) {
     EXPECT_EQ(table.code, 0) << table.err;
     EXPECT_NE(table.out.find("2 e Hkv N dh (k, v) + 2 e Hq N k dh"), std::string::npos);
     EXPECT_NE(table.out.find("16.00"), std::string::npos);
+    EXPECT_NE(table.out.find("16 Hkv Nq s (handles) + e Hq Nq s dh"), std::string::npos);
     const Outcome csv = kCost({"--context", "32K,128K", "--csv"});
     EXPECT_EQ(csv.code, 0) << csv.err;
-    EXPECT_EQ(lines(csv.out), 1 + 2 * (1 + 3 + 5 + 1 + 2));
+    EXPECT_EQ(lines(csv.out), 1 + 2 * (2 * (1 + 2 + 3 + 4) + 4 + 2 + (1 + 3 + 5 + 1 + 2)));
 }
 
 TEST_F(Cost, EveryPresetAndEveryChipIsComplete) {
@@ -109,19 +114,164 @@ TEST_F(Cost, FindsItsDataWhereTheEnvironmentSays) {
     EXPECT_NE(mine.err.find("none of the known models"), std::string::npos) << mine.err;
 }
 
-TEST_F(Cost, RefusesWhatIsMissing) {
-    const auto refused = [](const std::vector<std::string>& args, const std::string& why) {
-        const Outcome outcome = kCost(args);
-        EXPECT_EQ(outcome.code, 2);
-        EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
-        EXPECT_EQ(outcome.out, "");
+void refused(const std::vector<std::string>& args, const std::string& why) {
+    const Outcome outcome = kCost(args);
+    EXPECT_EQ(outcome.code, 2) << why;
+    EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+}
+
+/// Predictions within a third of what was measured, on the records' own unions; what is known to be
+/// further off stands here by name.
+TEST_F(Cost, PredictsWhatWasMeasuredOnAnH100) {
+    const json record =
+        json::parse(file_text(std::string(MSA_SOURCE_DIR) + "/data/bench/cuda-h100.json"));
+    int compared = 0;
+    for (const json& measured : record["measurements"]) {
+        if (measured["stage"] != "sparse_attention" || measured["kind"] != "square" ||
+            measured.contains("skipped"))
+            continue;
+        const double united = std::max(16.0, measured["union_of_8"].get<double>());
+        const json cost = run_json({"--context", measured["keys"].dump(), "--tile-union",
+                                    text(united), "--ceilings", "measured"});
+        // Records from before the walk over unions had a name of its own call it q_outer.
+        const bool tiles = measured["order"] == "q_outer";
+        const std::string order = tiles ? "union" : measured["order"].get<std::string>();
+        double seconds = 0;
+        for (const json& pipeline : cost["contexts"][0]["prefill"])
+            for (const json& stage : pipeline["stages"])
+                if (pipeline["pipeline"] == order && stage["stage"] != "index select")
+                    seconds += stage["seconds"].get<double>();
+        const double ratio = seconds / (measured["median_us"].get<double>() * 1e-6);
+        // Of structured selections at 1M tokens other tiles read the same blocks soon after, which
+        // sizes alone do not tell.
+        const bool far = measured["keys"] == 1048576 && measured["selection"] == "structured";
+        EXPECT_GT(ratio, 2.0 / 3) << measured["case"] << ' ' << order;
+        EXPECT_LT(ratio, far ? 1.6 : 4.0 / 3) << measured["case"] << ' ' << order;
+        ++compared;
+    }
+    EXPECT_EQ(compared, 24);
+}
+
+TEST_F(Cost, ReadsTheSparseSizesOfMiniMaxM3) {
+    const std::string common = R"("num_hidden_layers": 2, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 64)";
+    const auto sizes = [&](const std::string& config) {
+        std::ofstream(path("config.json")) << config;
+        return run_json({"--preset", path("config.json"), "--context", "4K"});
     };
+    const std::string flat = R"(, "index_n_heads": 2, "index_head_dim": 32, "index_block_size": 64,
+        "index_topk_blocks": 4)";
+    for (const std::string& config :
+         {"{" + common + flat + "}", "{\"text_config\": {" + common + flat + "}}",
+          "{" + common + flat + R"(, "sparse_attention_config": null})",
+          "{" + common + R"(, "index_block_size": 32, "sparse_attention_config": {
+              "sparse_block_size": 64, "sparse_topk_blocks": 4, "sparse_index_dim": 32}})",
+          R"({"sparse_attention_config": {"index_block_size": 64, "index_topk_blocks": 4,
+              "index_head_dim": 32}, "text_config": {)" +
+              common + "}}"}) {
+        const json cost = sizes(config);
+        EXPECT_EQ(cost["sizes"]["block_size"], 64) << config;
+        EXPECT_EQ(cost["sizes"]["top_k"], 4) << config;
+        EXPECT_EQ(cost["sizes"]["index_dim"], 32) << config;
+        EXPECT_EQ(cost["assumed"], json::array()) << config;
+    }
+    const auto bad = [&](const std::string& more, const std::string& why) {
+        std::ofstream(path("config.json")) << "{" + common + more + "}";
+        refused({"--preset", path("config.json")}, why);
+    };
+    bad(R"(, "index_n_heads": 8)",
+        "config.json: has 8 index heads, must be one for each of the 2 key-value heads");
+    bad(R"(, "index_topk_blocks": 0)", "config.json: index_topk_blocks is 0, must be a positive");
+    bad(R"(, "index_block_size": 1.5)", "index_block_size is 1.5, must be an integer");
+    bad(R"(, "index_topk": 2048)", "index_topk is 2048, but MSA selects blocks, not tokens");
+    bad(R"(, "sparse_attention_config": {"kernel_size": 32})",
+        "config.json: sparse_attention_config: has no sparse_block_size, index_block_size");
+}
+
+TEST_F(Cost, ReadsFalconsHeadsAndRefusesLatentAttention) {
+    const auto kv_heads = [&](const std::string& more) {
+        std::ofstream(path("config.json")) << R"({"model_type": "falcon", "num_hidden_layers": 2,
+            "num_attention_heads": 8, "hidden_size": 512)" +
+                                                  more + "}";
+        return run_json({"--preset", path("config.json")})["sizes"]["kv_heads"].get<int>();
+    };
+    EXPECT_EQ(kv_heads(""), 1);
+    EXPECT_EQ(kv_heads(R"(, "num_kv_heads": 8, "multi_query": true)"), 1);
+    EXPECT_EQ(kv_heads(R"(, "num_kv_heads": 8, "multi_query": false)"), 8);
+    EXPECT_EQ(kv_heads(R"(, "multi_query": false)"), 8);
+    EXPECT_EQ(kv_heads(R"(, "num_kv_heads": 2, "new_decoder_architecture": true)"), 2);
+    const auto bad = [&](const std::string& more, const std::string& why) {
+        std::ofstream(path("config.json")) << R"({"num_hidden_layers": 2,
+            "num_attention_heads": 8, "hidden_size": 512)" +
+                                                  more + "}";
+        refused({"--preset", path("config.json")}, why);
+    };
+    bad(R"(, "multi_query": 1)", "config.json: multi_query is 1, must be true or false");
+    bad(R"(, "kv_lora_rank": 512, "num_key_value_heads": 8)",
+        "config.json: kv_lora_rank is 512, but latent attention (MLA) is no GQA");
+    bad(R"(, "qk_rope_head_dim": 64)", "qk_rope_head_dim is 64, but latent attention");
+    bad(R"(, "head_dim": 192, "v_head_dim": 128)", "v_head_dim is 128, must be head_dim = 192");
+    bad(R"(, "num_key_value_heads": 3)", "num_attention_heads is 8, must be a multiple of the 3");
+}
+
+TEST_F(Cost, SaysWhichSizesTheSourceDoesNotGive) {
+    const json pilot = run_json({"--preset", "paper-pilot"});
+    EXPECT_EQ(pilot["assumed"], (json{"block_size", "top_k", "index_dim"}));
+    EXPECT_EQ(run_json({"--preset", "paper-pilot", "--top-k", "8"})["assumed"],
+              (json{"block_size", "index_dim"}));
+    EXPECT_EQ(run_json({"--preset", "qwen3-8b"})["assumed"],
+              (json{"block_size", "top_k", "index_dim"}));
+    EXPECT_NE(kCost({"--preset", "paper-pilot"})
+                  .out.find("assumed, not given by the source: block_size, top_k, index_dim"),
+              std::string::npos);
+    std::ofstream(path("bad.json")) << R"({"num_hidden_layers": 2, "num_attention_heads": 8,
+        "hidden_size": 512, "assumed": ["blocks"]})";
+    refused({"--preset", path("bad.json")},
+            "bad.json: assumed is [\"blocks\"], must be a list of names out of: block_size");
+}
+
+TEST_F(Cost, AUnionOfATileIsAskedForOrByChance) {
+    const json chance = run_json({"--context", "8K"});
+    EXPECT_TRUE(chance["sizes"]["tile_union"].is_null());
+    EXPECT_NEAR(chance["contexts"][0]["union_blocks"], 64 * (1 - std::pow(0.75, 8)), 1e-9);
+    const json given = run_json({"--context", "8K", "--tile-union", "20.5"});
+    EXPECT_EQ(given["sizes"]["tile_union"], 20.5);
+    EXPECT_EQ(given["contexts"][0]["union_blocks"], 20.5);
+    refused({"--tile-union", "15"}, "union of a tile is 15, must be from k = 16 to the 128 blocks");
+    refused({"--tile-union", "nan"}, "--tile-union is nan, must be a number");
+}
+
+TEST_F(Cost, NoSizeMeansItsDefault) {
+    for (const char* option : {"--block-size", "--top-k", "--index-dim"})
+        for (const char* value : {"0", "-1"})
+            refused({option, value}, std::string(option) + " is " + value + ", must be from 1");
+    refused({"--context", ""}, "context");
+    refused({"--context", "-1"}, "--context is -1, must be from 1");
+    refused({"--context=1K,"}, "--context is '1K,', it has an empty item");
+    refused({"--preset", ""}, "'' is no file and none of the known models");
+    refused({"--results", ""}, "results");
+    refused({"--results", "x.h5", "--layers", ""}, "layers");
+    refused({"--results", "x.h5", "--index-dim", "0"}, "excludes --index-dim");
+}
+
+TEST_F(Cost, ANameIsAString) {
+    std::ofstream(path("chip.json")) << R"({"name": 5, "terabytes_per_second": 1,
+        "teraflops_per_second": {"bf16": 1}})";
+    refused({"--hardware", path("chip.json")}, "chip.json: name is 5, must be a string");
+    std::ofstream(path("model.json")) << R"({"name": [1]})";
+    refused({"--preset", path("model.json")}, "model.json: name is [1], must be a string");
+    std::ofstream(path("model.json")) << R"({"text_config": 3})";
+    refused({"--preset", path("model.json")}, "model.json: text_config: is no JSON object");
+}
+
+TEST_F(Cost, RefusesWhatIsMissing) {
     refused({"--preset", "gpt"}, "'gpt' is no file and none of the known models: ");
     refused({"--hardware", "abacus"}, "none of the known hardware: a100, b200");
     refused({"--hardware", "a100", "--element", "e4m3"}, "has no flops_per_second for e4m3");
     refused({"--hardware", "a100", "--ceilings", "measured"}, "a100.json: has no measured");
     refused({"--context", "1K"}, "context is 1024, must hold the k Bk = 16 * 128 tokens");
-    refused({"--context", "0"}, "--context is 0, must be at least 1");
+    refused({"--context", "0"}, "--context is 0, must be from 1 to ");
     refused({"--element", "int4"}, "--element is 'int4', must be one of: bf16");
     refused({"--top-k", "-1"}, "--top-k is -1");
     refused({"--json", "--csv"}, "exclude each other");
@@ -131,9 +281,11 @@ TEST_F(Cost, RefusesWhatIsMissing) {
     std::ofstream(path("bad.json")) << "{";
     refused({"--preset", path("bad.json")}, "is no valid JSON");
     std::ofstream(path("bad.json")) << R"({"num_hidden_layers": "two"})";
-    refused({"--preset", path("bad.json")}, "num_hidden_layers is \"two\", must be positive");
+    refused({"--preset", path("bad.json")},
+            "num_hidden_layers is \"two\", must be a positive number");
     std::ofstream(path("bad.json")) << R"({"teraflops_per_second": {"bf17": 1}})";
-    refused({"--hardware", path("bad.json")}, "unknown element 'bf17'");
+    refused({"--hardware", path("bad.json")},
+            "bad.json: teraflops_per_second: has an unknown element 'bf17'");
     std::ofstream(path("bad.json")) << R"({"teraflops_per_second": {"bf16": 1}})";
     refused({"--hardware", path("bad.json")}, "bad.json: has no terabytes_per_second");
 }
@@ -150,19 +302,47 @@ TEST_F(Cost, MeasuredSelectionsOfTwoSequences) {
     const int64_t pairs = int64_t{2} * (2 * 8 * (1 + 2 + 3) + (90 - 24 + 60 - 24) * 4);
     EXPECT_EQ(row["pairs"], pairs);
     EXPECT_DOUBLE_EQ(row["used_slots"], static_cast<double>(pairs) / (150 * 2 * 4));
-    EXPECT_EQ(row["unions"].size(), 7U);  // 1 to 64 queries, G = 2
+    EXPECT_EQ(row["unions"].size(), 6U);  // 1 to 32 queries, G = 2
     EXPECT_EQ(row["unions"][0]["reads"], pairs);
-    EXPECT_EQ(row["orders"].size(), 3U);
+    std::vector<std::string> orders;
+    for (const json& order : row["orders"]) orders.push_back(order["order"]);
+    EXPECT_EQ(orders, (std::vector<std::string>{"q_outer", "union", "kv_outer", "automatic"}));
+    EXPECT_EQ(row["paper"]["orders"].size(), 2U);
     EXPECT_EQ(kCost({"--results", path("out/results.h5")}).code, 0);
     const Outcome csv = kCost(
         {"--results", path("out/results.h5"), "--csv", "--layers", "3", "--selector", "random"});
-    EXPECT_EQ(lines(csv.out), 1 + 3);
+    EXPECT_EQ(lines(csv.out), 1 + 4 + 2);
     const Outcome none = kCost({"--results", path("out/results.h5"), "--selector", "window"});
     EXPECT_EQ(none.code, 2);
     EXPECT_NE(none.err.find("--selector is 'window', must be one of: oracle, random"),
               std::string::npos);
     const Outcome chip = kCost({"--results", path("out/results.h5"), "--hardware", "gb300"});
     EXPECT_NE(chip.err.find("has no cache_bytes"), std::string::npos) << chip.err;
+}
+
+TEST_F(Cost, BrokenResultsAreNamedWithFileDatasetValueAndRule) {
+    ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
+                        "--selector", "random"})
+                  .code,
+              0);
+    const std::string whole = path("out/results.h5"), broken = path("broken.h5");
+    const auto refused_with = [&](const std::string& dataset, const Shape<3>& at, float value,
+                                  const std::string& why) {
+        std::filesystem::copy_file(whole, broken,
+                                   std::filesystem::copy_options::overwrite_existing);
+        poke(broken, dataset, at, value);
+        refused({"--results", broken}, why);
+    };
+    const std::string ids = "/select/random/3/ids";
+    refused_with(ids, {80, 1, 0}, -5, broken + ": " + ids + ": ids[80, 1, 0] is -5, must be a");
+    refused_with(ids, {80, 1, 3}, 999, broken + ": " + ids + ": ids[80, 1, 3] is 999, must be a");
+    refused_with(ids, {89, 0, 0}, 11, broken + ": " + ids + ": ids[89, 0, 1] is ");
+    refused_with(ids, {0, 0, 3}, 0, "ids[0, 0, 3] is 0, but -1 may only be followed by -1");
+    const std::string layer = broken + ": layer 3: ";
+    refused_with("/queries/3/position", {4, 0, 0}, -1, layer + "position[4] is -1, must be");
+    refused_with("/queries/3/position", {4, 0, 0}, 3, layer + "position[4] is 3, must be above");
+    refused_with("/queries/3/sequence", {149, 0, 0}, 0, layer + "sequence[149] is 0, must not be");
+    refused_with("/queries/3/token", {4, 0, 0}, 77, layer + "its analysed queries have gaps");
 }
 
 TEST_F(Cost, QueriesWithGapsAreRefusedARangeIsNot) {

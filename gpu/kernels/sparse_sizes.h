@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+// Sizes of the tuned sparse attention, stated once for its kernels and for the cost model in
+// analysis/. No CUDA is needed to read them.
+//   tile       neighbouring queries of one key-value head that walk the union of their blocks
+//   pass       queries of one block that a warpgroup multiplies at once, KV-outer
+//   work item  queries of one block that a thread block takes, KV-outer
+//   chunk      consecutive tiles whose partial outputs fit into the slots together
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace msa::cuda {
+
+constexpr int kSparseFewRows = 16;  // heads that are multiplied at once, one query at a time
+constexpr int kSparseTileRows = 128;
+constexpr int kSparseTileQueries = 32;  // of a tile, at most: bits of UnionBlock::queries, lanes
+constexpr int kSparsePassRows = 64;
+constexpr int kSparsePassQueries = 32;  // of a pass, at most: the producer warp has a lane for each
+constexpr int kSparseItemTiles = 32;    // tiles of queries of one work item, at most
+constexpr int64_t kSparseSlotBytes = int64_t{1} << 31;  // partial outputs of a chunk, at most
+
+// Bytes of a UnionBlock, of a BlockUse (the handle of a (query, block) pair), and of the mask that
+// says which blocks of a (query, group) went to slots.
+constexpr int kUnionBlockBytes = 8, kBlockUseBytes = 16, kSlotMaskBytes = 4;
+
+// Of groups of `heads` query heads. The kernels take at most 64 heads; the cost model goes on with
+// a single query.
+
+constexpr int64_t sparse_tile_queries(int64_t heads) {
+    return std::clamp<int64_t>(kSparseTileRows / heads, 1, kSparseTileQueries);
+}
+constexpr int64_t sparse_pass_queries(int64_t heads) {
+    return std::clamp<int64_t>(kSparsePassRows / heads, 1, kSparsePassQueries);
+}
+constexpr int64_t sparse_item_queries(int64_t heads) {
+    return kSparseItemTiles * sparse_tile_queries(heads);
+}
+/// With LoopOrder::automatic a tile walks the blocks that this many of its queries share as a
+/// union: about where a masked step of 128 rows costs as much as the slots of 48 rows that it
+/// saves. Measured for G = 16: 32 to 64 rows alike.
+constexpr int64_t sparse_least_sharing(int64_t heads) {
+    return std::clamp<int64_t>(3 * kSparseTileRows / 8 / heads, 2, sparse_tile_queries(heads) + 1);
+}
+/// Tiles of a chunk, where a query's partial outputs take k Hq dh elements of `element_bytes`.
+constexpr int64_t sparse_chunk_tiles(int64_t query_heads, int64_t heads, int64_t head_dim,
+                                     int64_t top_k, int64_t element_bytes) {
+    const int64_t tile = sparse_tile_queries(heads);
+    const int64_t queries =
+        std::max(tile, kSparseSlotBytes / (query_heads * head_dim * top_k * element_bytes));
+    return (queries + tile - 1) / tile;
+}
+
+}  // namespace msa::cuda
