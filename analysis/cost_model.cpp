@@ -5,19 +5,18 @@
 #include <numeric>
 #include <vector>
 
+#include "analysis/bytes.h"
 #include "core/selection.h"
 
 namespace msa::analysis {
 namespace {
 
-constexpr double kWord = 4;  // bytes of a score, a mass, an lse, an id
-
-double real(int64_t number) { return static_cast<double>(number); }
 double bytes_of(Element element) { return real(element_bytes(element)); }
 
 /// q in, out and lse out.
 double query_bytes(const Problem& p, Element element) {
-    return real(p.queries() * p.query_heads) * (2 * bytes_of(element) * real(p.head_dim) + kWord);
+    return real(p.queries() * p.query_heads) *
+           (2 * bytes_of(element) * real(p.head_dim) + kLseBytes);
 }
 
 /// (token, group) pairs that any query selected.
@@ -76,30 +75,31 @@ double index_kl_flops(const Problem& p, double pairs) {
 }
 
 double select_blocks_bytes(const Problem& p, int64_t top_k) {
-    return kWord * real(p.queries() * p.kv_heads) * real(p.blocks() + top_k);
+    return real(p.queries() * p.kv_heads) *
+           (kScoreBytes * real(p.blocks()) + kIdBytes * real(top_k));
 }
 
 double index_scores_bytes(const Problem& p, Element element) {
     return bytes_of(element) * real((p.queries() * p.kv_heads + p.keys()) * p.index_dim) +
-           kWord * real(p.queries() * p.kv_heads) * real(p.blocks());
+           kScoreBytes * real(p.queries() * p.kv_heads) * real(p.blocks());
 }
 
 double index_select_bytes(const Problem& p, Element element, int64_t top_k) {
     return bytes_of(element) * real((p.queries() * p.kv_heads + p.keys()) * p.index_dim) +
-           kWord * real(p.queries() * p.kv_heads * top_k);
+           kIdBytes * real(p.queries() * p.kv_heads * top_k);
 }
 
 double index_kl_bytes(const Problem& p, Element element) {
     const double index = real((p.queries() * p.kv_heads + p.keys()) * p.index_dim);
     const double main = real((p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim);
-    return bytes_of(element) * (index + main) + kWord * index +
-           2 * kWord * real(p.queries() * p.kv_heads);
+    return bytes_of(element) * (index + main) + kGradientBytes * index +
+           kLossBytes * real(p.queries() * p.kv_heads);
 }
 
 double sparse_attention_bytes(const Problem& p, View<const int32_t, 3> ids, Element element) {
     return query_bytes(p, element) +
            2 * bytes_of(element) * real(selected_tokens(p, ids) * p.head_dim) +
-           kWord * real(ids.size());
+           kIdBytes * real(ids.size());
 }
 
 double dense_attention_bytes(const Problem& p, Element element) {
@@ -110,7 +110,7 @@ double dense_attention_bytes(const Problem& p, Element element) {
 double block_mass_bytes(const Problem& p, Element element) {
     return bytes_of(element) *
                real((p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim) +
-           kWord * real(p.queries() * p.kv_heads * p.blocks());
+           kMassBytes * real(p.queries() * p.kv_heads * p.blocks());
 }
 
 }  // namespace msa::analysis

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <list>
 
+#include "analysis/bytes.h"
 #include "analysis/cost_model.h"
 #include "analysis/popularity.h"
 #include "core/selection.h"
@@ -11,10 +12,6 @@
 
 namespace msa::analysis {
 namespace {
-
-constexpr double kIdBytes = 4, kLseBytes = 4;
-
-double real(int64_t number) { return static_cast<double>(number); }
 
 /// Which of `keys` entries the last `capacity` distinct reads left behind.
 class LruCache {

@@ -4,16 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "analysis/bytes.h"
 #include "core/error.h"
 #include "core/problem.h"
 #include "gpu/kernels/sparse_sizes.h"
 
 namespace msa::analysis {
 namespace {
-
-constexpr double kScoreBytes = 4, kIdBytes = 4;
-
-double real(int64_t number) { return static_cast<double>(number); }
 
 /// The sizes as the formulas name them.
 struct Letters {
