@@ -38,11 +38,11 @@ Handle half_type() {
     return half;
 }
 
-/// `size` bytes filled up with NUL, or H5T_VARIABLE.
+/// `size` bytes filled up with NUL, or H5T_VARIABLE ones that end with it.
 Handle text_type(size_t size) {
     Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
     H5Tset_size(type, size);
-    H5Tset_strpad(type, H5T_STR_NULLPAD);
+    if (size != H5T_VARIABLE) H5Tset_strpad(type, H5T_STR_NULLPAD);
     H5Tset_cset(type, H5T_CSET_UTF8);
     return type;
 }
@@ -146,9 +146,16 @@ std::string advice(std::filesystem::path path) {
 }  // namespace
 
 // At exit HDF5 1.10 would crash on what a full disk kept open. Handles close all else; each thread
-// has its own setting of what is printed.
+// has its own setting of what is printed. HDF5_USE_FILE_LOCKING would go before what open_file()
+// and create_file() say of locks, and TRUE would lock a file against the lock of its own writer.
 void be_quiet() {
-    static const bool left_open = H5dont_atexit() >= 0;
+    static const bool left_open = [] {
+        constexpr const char* kLocking = "HDF5_USE_FILE_LOCKING";
+        const char* asked = std::getenv(kLocking);
+        if (asked != nullptr && asked != std::string("FALSE") && asked != std::string("0"))
+            unsetenv(kLocking);
+        return H5dont_atexit() >= 0;
+    }();
     thread_local const bool quiet = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
     static_cast<void>(left_open && quiet);
 }
@@ -193,6 +200,7 @@ Handle open_file(const std::filesystem::path& path) {
     require(H5Fis_hdf5(name.c_str()) > 0, name, ": is not an HDF5 file", advice(path));
     const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
+    H5Pset_file_locking(access, true, true);  // where the file system has locks
     Handle file(H5Fopen(name.c_str(), H5F_ACC_RDONLY, access), H5Fclose);
     require(static_cast<bool>(file), name, ": is damaged or truncated: ", take_error());
     return file;

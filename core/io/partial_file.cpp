@@ -15,7 +15,8 @@ namespace msa::io {
 namespace {
 
 [[noreturn]] void refused(const std::filesystem::path& path) {
-    throw SystemError(text("cannot write ", path.string(), ": ", std::strerror(errno)));
+    const int reason = errno;
+    throw SystemError(text("cannot write ", path.string(), ": ", std::strerror(reason)));
 }
 
 /// Is `descriptor` still what the name stands for? Its writer may have renamed or removed it.

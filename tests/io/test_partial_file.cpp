@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -262,6 +263,18 @@ TEST_F(OneWriter, AtAnyDelayOneOfTwoFilesIsThereAndWhole) {
         const float end = ResultsReader(file()).read<float, 3>("/outputs/1")(4095, 0, 31);
         expect_results(end - 4096 * 32 + 1);
         EXPECT_EQ(left(), Names{"a.h5"});
+    }
+}
+
+TEST_F(OneWriter, WhateverHdf5IsToldOfLocks) {
+    // HDF5 reads the variable when a process begins with it: of this very program.
+    for (const char* value : {"TRUE", "BEST_EFFORT", "FALSE"}) {
+        const std::string command =
+            text("HDF5_USE_FILE_LOCKING=", value, " '",
+                 std::filesystem::read_symlink("/proc/self/exe").string(),
+                 "' --gtest_filter=OneWriter.OfActivations:OneWriter.OfResultsAtEveryStep >'",
+                 (folder_ / "log").string(), "'");
+        EXPECT_EQ(std::system(command.c_str()), 0) << value << bytes_of(folder_ / "log");
     }
 }
 
