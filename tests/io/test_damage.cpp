@@ -13,10 +13,12 @@
 #include "tests/fuzz/builder.h"
 #include "tests/fuzz/consume.h"
 #include "tests/fuzz/heap.h"
+#include "tests/support/refusal.h"
 
 namespace msa::io {
 namespace {
 
+using test::refusal;
 using Bytes = std::vector<uint8_t>;
 
 Bytes bytes_of(const std::filesystem::path& path) {
@@ -29,16 +31,6 @@ void put(const std::filesystem::path& path, const Bytes& bytes) {
     std::ofstream(path, std::ios::binary)
         .write(reinterpret_cast<const char*>(bytes.data()),
                static_cast<std::streamsize>(bytes.size()));
-}
-
-template <typename Call>
-std::string refusal(const Call& call) {
-    try {
-        call();
-    } catch (const InputError& error) {
-        return error.what();
-    }
-    return "";
 }
 
 class Damage : public testing::Test {

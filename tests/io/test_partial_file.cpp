@@ -22,9 +22,7 @@
 namespace msa::io {
 namespace {
 
-using Bytes = std::string;
-
-Bytes bytes_of(const std::filesystem::path& path) {
+std::string content_of(const std::filesystem::path& path) {
     std::ifstream stream(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(stream), {}};
 }
@@ -210,7 +208,7 @@ TEST_F(OneWriter, OfSmallFiles) {
     EXPECT_EQ(refusal([&] { PartialFile(file(), true); }), busy());
     first.go_on();
     EXPECT_EQ(first.end(), 0);
-    EXPECT_EQ(bytes_of(file()), "the first one's");
+    EXPECT_EQ(content_of(file()), "the first one's");
     EXPECT_EQ(refusal([&] { PartialFile(file(), false); }),
               file().string() + ": exists; --overwrite replaces it");
     EXPECT_EQ(left(), Names{"a.h5"});
@@ -274,7 +272,7 @@ TEST_F(OneWriter, WhateverHdf5IsToldOfLocks) {
                  std::filesystem::read_symlink("/proc/self/exe").string(),
                  "' --gtest_filter=OneWriter.OfActivations:OneWriter.OfResultsAtEveryStep >'",
                  (folder_ / "log").string(), "'");
-        EXPECT_EQ(std::system(command.c_str()), 0) << value << bytes_of(folder_ / "log");
+        EXPECT_EQ(std::system(command.c_str()), 0) << value << content_of(folder_ / "log");
     }
 }
 
