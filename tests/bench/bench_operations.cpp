@@ -253,8 +253,8 @@ BENCHMARK(index_select)->UseManualTime();
 BENCHMARK(select_blocks)->UseManualTime();
 BENCHMARK(dense_attention)->UseManualTime();
 BENCHMARK(block_mass)->UseManualTime();
-BENCHMARK_CAPTURE(sparse_attention, q_outer_structured, LoopOrder::q_outer, true)->UseManualTime();
-BENCHMARK_CAPTURE(sparse_attention, q_outer_random, LoopOrder::q_outer, false)->UseManualTime();
+BENCHMARK_CAPTURE(sparse_attention, union_structured, LoopOrder::tile_union, true)->UseManualTime();
+BENCHMARK_CAPTURE(sparse_attention, union_random, LoopOrder::tile_union, false)->UseManualTime();
 BENCHMARK_CAPTURE(sparse_attention, kv_outer_structured, LoopOrder::kv_outer, true)
     ->UseManualTime();
 BENCHMARK_CAPTURE(sparse_attention, kv_outer_random, LoopOrder::kv_outer, false)->UseManualTime();

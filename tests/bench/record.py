@@ -22,8 +22,8 @@ TARGETS = {  # share of sgemm, all cores
     "index_scores": 0.70,
     "dense_attention": 0.55,
     "block_mass": 0.50,
-    "sparse_attention/q_outer_structured": 0.45,
-    "sparse_attention/q_outer_random": 0.45,
+    "sparse_attention/union_structured": 0.45,
+    "sparse_attention/union_random": 0.45,
 }
 
 
