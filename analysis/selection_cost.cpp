@@ -8,7 +8,7 @@
 #include "analysis/cost_model.h"
 #include "analysis/popularity.h"
 #include "core/selection.h"
-#include "gpu/kernels/sparse_sizes.h"
+#include "core/kernel_sizes.h"
 
 namespace msa::analysis {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What sparse attention costs on the blocks that were really selected. Orders, as the kernels of
-// gpu/ walk them (sizes in gpu/kernels/sparse_sizes.h):
+// gpu/ walk them (sizes in core/kernel_sizes.h):
 //   q_outer    each query walks its own blocks, one query at a time
 //   union      a tile of neighbouring queries, 128 rows, walks the union of their blocks, masked;
 //              outputs stay on chip

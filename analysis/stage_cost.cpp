@@ -7,7 +7,7 @@
 #include "analysis/bytes.h"
 #include "core/error.h"
 #include "core/problem.h"
-#include "gpu/kernels/sparse_sizes.h"
+#include "core/kernel_sizes.h"
 
 namespace msa::analysis {
 namespace {

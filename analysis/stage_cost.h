@@ -10,7 +10,7 @@
 // Letters of the formulas: N tokens, Nq queries (N in prefill, 1 in decode), P visible (query, key)
 // pairs (N^2 / 2 or N), B = N / Bk blocks, e and e_i bytes of an element of the Main and the Index
 // Branch. Scores and log-sum-exps are 4-byte floats, ids 4-byte integers. Of the kernels
-// (gpu/kernels/sparse_sizes.h): T queries of a tile and R rows of it, U blocks of its union, s
+// (core/kernel_sizes.h): T queries of a tile and R rows of it, U blocks of its union, s
 // blocks of a query that go to slots, R1 and Rs rows that a query takes in q_outer and in a pass of
 // kv_outer, C chunks of slots.
 #pragma once

@@ -118,6 +118,7 @@ const char* to_string(LoopOrder order) {
     switch (order) {
         case LoopOrder::automatic: return "automatic";
         case LoopOrder::q_outer: return "q_outer";
+        case LoopOrder::tile_union: return "union";
         case LoopOrder::kv_outer: return "kv_outer";
     }
     return "?";
@@ -183,8 +184,10 @@ void Backend::sparse_attention(const Problem& p, const AttentionInput& in,
     check.input(in);
     check.given_ids(ids);
     check.output(to, in.q.element());
-    check_support(p, SparseAttentionRequest{
-                         .element = in.q.element(), .top_k = ids.extent(2), .order = order});
+    check_support(p, SparseAttentionRequest{.element = in.q.element(),
+                                            .top_k = ids.extent(2),
+                                            .order = order,
+                                            .out = to.out.element()});
     do_sparse_attention(p, in, ids, to, order);
 }
 

@@ -25,10 +25,15 @@
 
 namespace msa {
 
-/// Loop order of sparse_attention. q_outer: each query walks its blocks. kv_outer: each block
-/// gathers its queries; partial outputs go to slots and are combined in a second phase
-/// (sec:kernel:sparse_attn). automatic: the backend's fastest.
-enum class LoopOrder : uint8_t { automatic, q_outer, kv_outer };
+/// Loop order of sparse_attention. supports() says which orders a backend has for a problem.
+enum class LoopOrder : uint8_t {
+    automatic,   // the backend's fastest; it may mix the others
+    q_outer,     // one query of one group at a time walks its own blocks
+    tile_union,  // a tile of neighbouring queries walks the union of their blocks, masked
+    kv_outer,    // each block gathers its queries; partial outputs go to slots, which a second
+                 // phase combines (sec:kernel:sparse_attn)
+};
+/// "automatic", "q_outer", "union", "kv_outer"
 const char* to_string(LoopOrder);
 
 /// What the group's heads, each a softmax on the support, teach by index_kl: their mean
@@ -58,6 +63,7 @@ struct SparseAttentionRequest {
     Element element = Element::f32;
     int64_t top_k = 0;
     LoopOrder order = LoopOrder::automatic;
+    Element out = Element::f32;  // of the result
 };
 struct SparseAttentionGradRequest {
     Element element = Element::f32;
@@ -148,7 +154,10 @@ public:
 
     /// Memory of this backend's space, zero-filled.
     virtual std::shared_ptr<void> allocate(int64_t bytes) = 0;
-    /// Copies between the host and this backend's space, in either direction, or within either.
+    /// Copies between the host and this backend's space, in either direction, or within either. It
+    /// takes its turn among the calls. Host memory is the caller's own again on return: a host
+    /// source may be changed, and what went to the host is there. Within the backend's space, and
+    /// for a host source, the copy itself may happen later, like a call.
     virtual void copy(void* to, Space to_space, const void* from, Space from_space,
                       int64_t bytes) = 0;
     /// Waits until all calls so far are done.
@@ -174,11 +183,10 @@ public:
         copy(here.data(), space(), host.data(), host.space(), host.size() * int64_t{sizeof(T)});
         return here;
     }
-    /// Waits for pending calls first.
+    /// Waits for the calls so far, as copy() does.
     template <typename T, int Rank>
     void download(View<T, Rank> here, View<std::remove_const_t<T>, Rank> to) {
         MSA_CHECK(to.shape() == here.shape());
-        finish();
         copy(to.data(), to.space(), here.data(), here.space(), here.size() * int64_t{sizeof(T)});
     }
     template <typename T, int Rank>

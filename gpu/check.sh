@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Everything that the cuda backend must pass on a machine with a GPU, and a short table of it:
-# the backend tests, and compute-sanitizer's memcheck, racecheck and initcheck over every operation.
-#   gpu/check.sh [DIR]    DIR holds test_backends and test_experiments made before; without it,
-#                         they are built for the GPU that is present
+# Everything that the cuda backend must pass on a machine with a GPU, and a short table of it last.
+#   gpu/check.sh [--sanitizers] [DIR]
+# DIR holds test_backends, test_goldens and test_experiments made before; without it, they are built
+# for the GPU that is present. --sanitizers: compute-sanitizer's memcheck, racecheck and initcheck
+# over every operation as well, which takes several minutes more.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+sanitizers=0
+if [[ ${1-} == --sanitizers ]]; then
+    sanitizers=1
+    shift
+fi
 if (($#)); then
     bin=$1
 else
     capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
     [[ $capability == 90 ]] && capability=90a
     cmake --preset release -DMSA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$capability-real"
-    cmake --build --preset release --parallel "$(nproc)" --target test_backends test_experiments
+    cmake --build --preset release --parallel "$(nproc)" \
+        --target test_backends test_goldens test_experiments
     bin=build/release/bin
 fi
 logs=$(mktemp -d)
@@ -37,34 +44,49 @@ stage() {
     echo "${rows[-1]}"
 }
 
+# shards COUNT COMMAND...: a test program in COUNT processes side by side.
 # shellcheck disable=SC2317  # the following are called by stage
-tests() { MSA_REQUIRE=cuda "$bin/test_backends" --gtest_brief=1 --gtest_filter="$1"; }
-
-# shellcheck disable=SC2317
-fit() { MSA_REQUIRE=cuda "$bin/test_experiments" --gtest_brief=1 --gtest_filter='*FitBackend*'; }
-
-# sanitizer TOOL FILTER [OPTIONS]: in shards, side by side.
-# shellcheck disable=SC2317
-sanitizer() {
-    local shard pid pids=() outcome=0
-    for ((shard = 0; shard < shards; ++shard)); do
-        MSA_REQUIRE=cuda OMP_NUM_THREADS=1 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
-            compute-sanitizer --tool "$1" --error-exitcode 9 "${@:3}" \
-            "$bin/test_backends" --gtest_brief=1 --gtest_filter="$2" &
+shards() {
+    local shard pid pids=() outcome=0 count=$1
+    shift
+    for ((shard = 0; shard < count; ++shard)); do
+        MSA_REQUIRE=cuda GTEST_TOTAL_SHARDS=$count GTEST_SHARD_INDEX=$shard \
+            OMP_NUM_THREADS=$(((cores + count - 1) / count)) "$@" &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid" || outcome=1; done
     return "$outcome"
 }
 
+# tests PROGRAM FILTER
+# shellcheck disable=SC2317
+tests() {
+    shards $((cores < 4 ? 1 : 4)) "$bin/$1" --gtest_brief=1 --gtest_filter="$2"
+}
+
+# sanitizer TOOL FILTER [OPTIONS]
+# shellcheck disable=SC2317
+sanitizer() {
+    shards $((cores < 8 ? cores : 8)) compute-sanitizer --tool "$1" --error-exitcode 9 "${@:3}" \
+        "$bin/test_backends" --gtest_brief=1 --gtest_filter="$2"
+}
+
+# A libcudnn without the functions that are called.
+# shellcheck disable=SC2317
+stub_cudnn() {
+    LD_LIBRARY_PATH=$bin/stub_cudnn MSA_STUB_CUDNN=1 MSA_REQUIRE=cuda "$bin/test_backends" \
+        --gtest_brief=1 --gtest_filter='Cuda.DenseAttentionSaysWhyCudnnDoesNotAnswer'
+}
+
 # Without a device the tests must skip, and fail where the device is required.
 # shellcheck disable=SC2317
 no_device() {
     CUDA_VISIBLE_DEVICES='' "$bin/test_backends" --gtest_filter='*CanStart*/cuda:Cuda.*' &&
-        ! CUDA_VISIBLE_DEVICES='' tests '*CanStart*/cuda'
+        ! CUDA_VISIBLE_DEVICES='' MSA_REQUIRE=cuda "$bin/test_backends" --gtest_brief=1 \
+            --gtest_filter='*CanStart*/cuda'
 }
 
-shards=$(($(nproc) < 8 ? $(nproc) : 8))
+cores=$(nproc)
 every=""
 small=""
 for test in DenseAttention.MatchesReference IndexScores.MatchesReference \
@@ -85,12 +107,17 @@ for case in g1_ragged g4_square g5_packed g40_packed; do
     small+="Tuned/GroupSizes.MatchReferenceInEveryOrder/cuda_bf16_$case:"
 done
 
-stage "tests" '[0-9]+ tests?\.|[0-9]+ FAILED TEST' tests '*cuda*:Cuda.*:*Tuned.*'
-stage "fit" '[0-9]+ tests?\.|[0-9]+ FAILED TEST' fit
+counted='[0-9]+ tests?\.|[0-9]+ FAILED TEST'
+stage "backends" "$counted" tests test_backends '*cuda*:*Cuda*:*Tuned*'
+stage "goldens" "$counted" tests test_goldens '*cuda*'
+stage "programs" "$counted" tests test_experiments '*FitBackend*:*Cuda*:*cuda*:*EveryBackend*'
+[[ -d $bin/stub_cudnn ]] && stage "stub of cuDNN" "$counted" stub_cudnn
 stage "no device" 'there is no NVIDIA .*' no_device
-stage "memcheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer memcheck "$every" --leak-check full
-stage "racecheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer racecheck "$small"
-stage "initcheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer initcheck "$every"
+if ((sanitizers)); then
+    stage "memcheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer memcheck "$every" --leak-check full
+    stage "racecheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer racecheck "$small"
+    stage "initcheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer initcheck "$every"
+fi
 echo
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || true
 printf '%s\n' "${rows[@]}"

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: MIT
 #include "gpu/cuda_backend.h"
 
-#include <limits>
+#include <cstring>
 #include <string>
 #include <utility>
 
 #include "core/error.h"
-#include "gpu/kernels/dense_attention_cudnn.h"
 #include "gpu/kernels/fill_caches.h"
 #include "gpu/kernels/kernels.h"
+#include "gpu/kernels/kernels_run_here.h"
 #include "gpu/layout.h"
+#include "gpu/plan/dense_attention_cudnn.h"
+#include "gpu/plan/tuned.h"
 #include "gpu/runtime.h"
-#include "gpu/tuned_sm90.h"
 
 namespace msa {
 namespace cuda {
 namespace {
 
-constexpr int kOldestDevice = 80, kHopper = 90;  // compute capability, 10 major + minor
+constexpr int kOldestDevice = 80;  // compute capability, 10 major + minor
 
 std::string version(int number) { return text(number / 1000, '.', number % 1000 / 10); }
 
@@ -36,17 +37,18 @@ Support usable() {
     return {};
 }
 
-/// Compute capability, 10 major + minor, of device `ordinal`, which must be able to run the kernels
-/// of this build.
-int require_device(int ordinal) {
-    int devices = 0, major = 0, minor = 0;
+/// Device `ordinal`, which must be able to run the kernels of this build.
+Device require_device(int ordinal) {
+    int devices = 0, major = 0, minor = 0, sms = 0;
+    const auto ask = [&](int& value, cudaDeviceAttr what) {
+        check(cudaDeviceGetAttribute(&value, what, ordinal), "asking for the device's attributes");
+    };
     check(cudaGetDeviceCount(&devices), "counting the devices");
     require(0 <= ordinal && ordinal < devices, "device is ", ordinal, ", must be from 0 to ",
             devices - 1);
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
-          "asking for the compute capability");
-    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
-          "asking for the compute capability");
+    ask(major, cudaDevAttrComputeCapabilityMajor);
+    ask(minor, cudaDevAttrComputeCapabilityMinor);
+    ask(sms, cudaDevAttrMultiProcessorCount);
     const auto refuse = [&](const char* rule) {
         throw UnsupportedError(text("backend cuda cannot start on device ", ordinal,
                                     ": its compute capability is ", major, '.', minor, ", ", rule));
@@ -54,28 +56,33 @@ int require_device(int ordinal) {
     if (10 * major + minor < kOldestDevice) refuse("must be 8.0 or later");
     check(cudaSetDevice(ordinal), "choosing the device");
     if (!kernels_run_here()) refuse("this build has no kernels for it (CMAKE_CUDA_ARCHITECTURES)");
-    return 10 * major + minor;
+    return {ordinal, 10 * major + minor, sms};
+}
+
+/// Pinned or managed host memory, which a copy reads after it has returned.
+bool is_read_later(const void* host) {
+    cudaPointerAttributes attributes{};
+    check(cudaPointerGetAttributes(&attributes, host), "asking for the kind of host memory");
+    return attributes.type != cudaMemoryTypeUnregistered;
 }
 
 class CudaBackend final : public Backend {
 public:
-    explicit CudaBackend(int device) : device_(device) {
-        hopper_ = require_device(device) == kHopper;
-        stream_ = std::make_shared<Stream>();
-        scratch_ = std::make_shared<Scratch>(stream_);
-        // Freed memory stays with us, so that scratch memory costs nothing from the second call.
-        cudaMemPool_t pool = nullptr;
-        check(cudaDeviceGetDefaultMemPool(&pool, device), "asking for the memory pool");
-        uint64_t keep = std::numeric_limits<uint64_t>::max();
-        check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
-              "setting up the memory pool");
+    explicit CudaBackend(const CudaOptions& options)
+        : device_(require_device(options.device)),
+          stream_(std::make_shared<Stream>(options)),
+          scratch_(std::make_shared<Scratch>(stream_)),
+          layouts_(stream_) {
+        // Somebody else's kernels may be ahead on a borrowed stream.
+        foreign_.add_everything();
     }
 
     std::string_view name() const override { return "cuda"; }
     std::string device() const override {
         cudaDeviceProp properties{};
         int driver = 0;
-        check(cudaGetDeviceProperties(&properties, device_), "asking for the device's name");
+        check(cudaGetDeviceProperties(&properties, device_.ordinal),
+              "asking for the device's name");
         check(cudaDriverGetVersion(&driver), "asking for the driver's version");
         return text(properties.name, ", ", properties.multiProcessorCount, " SMs, CUDA ",
                     version(CUDART_VERSION), ", driver for CUDA ", version(driver),
@@ -83,18 +90,21 @@ public:
     }
     Space space() const override { return Space::device; }
 
-    Support supports(const Problem&, const Request& request) const override {
+    Support supports(const Problem& p, const Request& request) const override {
         if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
             std::holds_alternative<SparseAttentionGradRequest>(request))
             return Support::no("the gradient is not written yet");
         const bool scores = std::holds_alternative<IndexScoresRequest>(request) ||
                             std::holds_alternative<IndexSelectRequest>(request);
         const Element element = operand_element(request);
-        if (element == Element::f32 || element == Element::bf16 ||
-            (scores && element == Element::e4m3))
-            return {};
-        return Support::no(text("it takes f32", scores ? ", bf16 and e4m3" : " and bf16", ", not ",
-                                to_string(element)));
+        if (element != Element::f32 && element != Element::bf16 &&
+            !(scores && element == Element::e4m3))
+            return Support::no(text("it takes f32", scores ? ", bf16 and e4m3" : " and bf16",
+                                    ", not ", to_string(element)));
+        const auto* sparse = std::get_if<SparseAttentionRequest>(&request);
+        if (sparse != nullptr && sparse->order == LoopOrder::tile_union)
+            return takes_sparse_attention_sm90(device_, p, *sparse);
+        return {};
     }
 
     std::shared_ptr<void> allocate(int64_t bytes) override {
@@ -102,15 +112,25 @@ public:
         std::shared_ptr<void> memory = cuda::allocate(stream_, bytes);
         check(cudaMemsetAsync(memory.get(), 0, static_cast<size_t>(bytes), stream_->get()),
               "clearing memory");
+        written_.add(memory.get(), bytes);
         return memory;
     }
-    void copy(void* to, Space, const void* from, Space, int64_t bytes) override {
+    void copy(void* to, Space to_space, const void* from, Space from_space,
+              int64_t bytes) override {
         use_device();
-        // The direction follows from the addresses. Host memory is free to change on return.
+        if (bytes == 0) return;
+        const bool to_host = to_space == Space::host, from_host = from_space == Space::host;
+        if (to_host && from_host) {
+            std::memcpy(to, from, static_cast<size_t>(bytes));
+            return;
+        }
+        if (to_host || from_host) require_host_copies(*stream_);
         check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault,
                               stream_->get()),
               "copying");
-        finish();
+        if (!to_host) written_.add(to, bytes);
+        // The driver has its own copy of pageable memory when it returns, of pinned memory none.
+        if (to_host || (from_host && is_read_later(from))) finish();
     }
     void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
     /// See cuda_cold_seconds. What the host does for the first calls is hidden behind the reading
@@ -130,8 +150,9 @@ public:
     std::string answered_by() const override { return answered_by_; }
     std::function<void()> capture(const std::function<void()>& calls) override {
         use_device();
-        calls();  // loads the kernels and prepares the layout, which a graph cannot
+        calls();  // loads the kernels and prepares the layouts, which a graph cannot
         finish();
+        GraphResources others = std::exchange(captured_, {});
         check(cudaStreamBeginCapture(stream_->get(), cudaStreamCaptureModeThreadLocal),
               "capturing calls");
         const auto end = [&] {
@@ -147,93 +168,146 @@ public:
         } catch (...) {
             end();
             cudaGetLastError();
+            captured_ = std::move(others);
             throw;
         }
         const auto [graph, status] = end();
+        GraphResources resources = std::exchange(captured_, std::move(others));
         check(status, "capturing calls");
         cudaGraphExec_t made = nullptr;
         check(cudaGraphInstantiate(&made, graph.get(), 0), "making a graph");
-        const std::shared_ptr<CUgraphExec_st> run(made, [device = device_](cudaGraphExec_t old) {
-            cudaGraphExecDestroy(old);
-            cudaDeviceGraphMemTrim(device);
-        });
-        return [run, device = device_, stream = stream_, memory = scratch_, layout = layout_,
-                cudnn = cudnn_] {
+        const std::shared_ptr<CUgraphExec_st> run(made,
+                                                  [device = device_.ordinal](cudaGraphExec_t old) {
+                                                      cudaGraphExecDestroy(old);
+                                                      cudaDeviceGraphMemTrim(device);
+                                                  });
+        return [run, device = device_.ordinal, stream = stream_, memory = scratch_,
+                resources = std::move(resources)] {
             check(cudaSetDevice(device), "choosing the device");
             check(cudaGraphLaunch(run.get(), stream->get()), "launching a graph");
         };
     }
 
 protected:
-    // Which kernel answers: the tuned one where there is one that fits, or else the plain one.
+    // Which kernel answers: the tuned one where it takes the call, else the plain one, and
+    // answered_by() says why.
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
         if (p.queries() == 0) return;
-        const Call here = call(p, Written(to.out, to.lse));
-        if (cudnn_->run(here, in, to)) return answered(cudnn_->version());
-        dense_attention_any(here, in, to);
-        answered("dense_attention_any; cuDNN: " + cudnn_->why_not());
+        answer(p, Written(to.out, to.lse), [&](const Call& call) -> std::string {
+            if (cudnn_->run(call, in, to)) return cudnn_->version();
+            dense_attention_any(call, in, to);
+            return "dense_attention_any; cuDNN: " + cudnn_->why_not();
+        });
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
-        index_scores_any(call(p), in, scores);
-        answered("index_scores_any");
+        answer(p, Written(scores), [&](const Call& call) -> std::string {
+            index_scores_any(call, in, scores);
+            return "index_scores_any";
+        });
     }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
-        const Call here = call(p);
-        if (hopper_ && select_blocks_sm90(here, rule, scores, ids))
-            return answered("select_blocks_sm90");
-        select_blocks_any(here, rule, scores, ids);
-        answered("select_blocks_any");
+        answer(p, Written(ids), [&](const Call& call) {
+            const Support tuned = takes_select_blocks_sm90(device_, {.top_k = rule.top_k});
+            (tuned.yes ? select_blocks_sm90 : select_blocks_any)(call, rule, scores, ids);
+            return kernel_name("select_blocks", tuned);
+        });
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids) override {
-        const Call here = call(p, Written(ids));
-        if (hopper_ && index_select_sm90(here, rule, in, ids)) return answered("index_select_sm90");
-        index_select_any(here, rule, in, ids);
-        answered("index_select_any");
+        answer(p, Written(ids), [&](const Call& call) {
+            const Support tuned = takes_index_select_sm90(
+                device_, p, {.element = in.index_q.element(), .top_k = rule.top_k},
+                are_aligned(in.index_q, in.index_k));
+            (tuned.yes ? index_select_sm90 : index_select_any)(call, rule, in, ids);
+            return kernel_name("index_select", tuned);
+        });
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
-        const Call here = call(p, Written(to.out, to.lse));
-        if (hopper_ && sparse_attention_sm90(here, in, ids, to, order))
-            return answered("sparse_attention_sm90");
-        const bool kv_outer = order == LoopOrder::kv_outer;
-        (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(here, in, ids,
-                                                                                  to);
-        answered(kv_outer ? "sparse_attention_kv_outer_any" : "sparse_attention_q_outer_any");
+        const Support tuned = takes_sparse_attention_sm90(device_, p,
+                                                          {.element = in.q.element(),
+                                                           .top_k = ids.extent(2),
+                                                           .order = order,
+                                                           .out = to.out.element()},
+                                                          are_aligned(in.q, in.k, in.v, to.out));
+        if (!tuned.yes && order == LoopOrder::tile_union)
+            throw UnsupportedError(
+                text("backend cuda does not support sparse_attention in the order ",
+                     to_string(order), " here: ", tuned.why_not));
+        answer(p, Written(to.out, to.lse), [&](const Call& call) -> std::string {
+            if (tuned.yes) {
+                sparse_attention_sm90(call, in, ids, to, order);
+                return kernel_name("sparse_attention", tuned);
+            }
+            const bool kv_outer = order == LoopOrder::kv_outer;
+            (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(call, in, ids,
+                                                                                      to);
+            return kernel_name(kv_outer ? "sparse_attention_kv_outer" : "sparse_attention_q_outer",
+                               tuned);
+        });
     }
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
-        const Call here = call(p);
-        if (hopper_ && block_mass_sm90(here, q, k, to)) return answered("block_mass_sm90");
-        block_mass_any(here, q, k, to);
-        answered("block_mass_any");
+        answer(p, Written(to.mass), [&](const Call& call) {
+            const Support tuned =
+                takes_block_mass_sm90(device_, p, {.element = q.element()},
+                                      static_cast<bool>(to.max_logit), are_aligned(q, k));
+            (tuned.yes ? block_mass_sm90 : block_mass_any)(call, q, k, to);
+            return kernel_name("block_mass", tuned);
+        });
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
-        index_kl_any(call(p), in.index, in.q, in.k, in.ids, to, in.teacher);
-        answered("index_kl_any");
+        answer(p, Written(to.kl, to.d_index_q, to.d_index_k), [&](const Call& call) -> std::string {
+            index_kl_any(call, in, to);
+            return "index_kl_any";
+        });
     }
 
 private:
-    void answered(std::string by) { answered_by_ = std::move(by); }
-    void use_device() const { check(cudaSetDevice(device_), "choosing the device"); }
-
-    /// `writes`: what a kernel of the next call may take as an operand. One that starts early sees
-    /// it after its wait alone, even where no kernel here lets it start before the end.
-    Call call(const Problem& p, Written writes = Written()) {
-        use_device();
-        if (!layout_ || !layout_->fits(p)) layout_ = std::make_shared<Layout>(p, stream_);
-        scratch_->begin_call();
-        if (p.queries() > 0) ahead_ = std::exchange(writes_, std::move(writes));
-        return {p, stream_, scratch_.get(), layout_->visible(), layout_.get(), ahead_};
+    /// "block_mass_sm90", or "block_mass_any; block_mass_sm90: why not".
+    static std::string kernel_name(const std::string& stem, const Support& tuned) {
+        return tuned.yes ? stem + "_sm90" : text(stem, "_any; sm90: ", tuned.why_not);
     }
 
-    int device_;
+    void use_device() const { check(cudaSetDevice(device_.ordinal), "choosing the device"); }
+
+    /// Runs `body`, one call of an operation, which returns what answered it. `writes`: memory that
+    /// the kernels of the next call must not read before this one is done.
+    template <typename Body>
+    void answer(const Problem& p, Written writes, Body body) {
+        use_device();
+        GraphResources* const resources = stream_->is_capturing() ? &captured_ : nullptr;
+        const std::shared_ptr<const Layout> layout = layouts_.of(p);
+        scratch_->begin_call();
+        const Call call{p,
+                        device_,
+                        stream_,
+                        scratch_.get(),
+                        layout->visible(),
+                        layout.get(),
+                        stream_->is_own() ? written_ : foreign_,
+                        resources};
+        call.keep_for_graph(layout);
+        try {
+            answered_by_ = body(call);
+        } catch (...) {
+            written_.add(writes);  // some of its kernels may be in the stream, or none
+            throw;
+        }
+        if (p.queries() > 0)
+            written_ = std::move(writes);
+        else
+            written_.add(writes);
+    }
+
+    Device device_;
     std::shared_ptr<Stream> stream_;
     std::shared_ptr<Scratch> scratch_;
-    bool hopper_ = false;
-    std::shared_ptr<const Layout> layout_;  // of the last call
-    Written writes_, ahead_;                // of the last call and the one before
+    LayoutCache layouts_;
+    Written written_;          // by what was queued last
+    Written foreign_;          // everything
+    GraphResources captured_;  // of a graph under way, or of graphs that others captured
     std::shared_ptr<DenseAttentionCudnn> cudnn_ = std::make_shared<DenseAttentionCudnn>();
     std::string answered_by_;
     std::shared_ptr<void> zeros_;  // of cold_seconds
@@ -248,9 +322,17 @@ std::optional<double> cuda_cold_seconds(Backend& backend, const std::function<vo
     return cuda_backend->cold_seconds(work);
 }
 
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+    require(static_cast<bool>(options.allocate) == static_cast<bool>(options.free),
+            "only one of allocate and free is present, must be both or none");
+    if (const Support here = cuda::usable(); !here.yes)
+        throw UnsupportedError("backend cuda cannot start: " + here.why_not);
+    return std::make_unique<cuda::CudaBackend>(options);
+}
+
 void register_cuda_backend() {
     register_backend({"cuda", cuda::usable()}, [](const BackendOptions& options) {
-        return std::make_unique<cuda::CudaBackend>(options.device);
+        return make_cuda_backend({.device = options.device});
     });
 }
 

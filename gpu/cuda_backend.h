@@ -1,15 +1,40 @@
 // SPDX-License-Identifier: MIT
 // The CUDA backend: the operations of core/backend.h on one NVIDIA GPU of compute capability 8.0 or
-// later. Operands float or bfloat16, of index_scores and index_select also e4m3 (a scale
-// of the whole tensor goes into index_scale), sums in float, outputs float or like the operands.
+// later. Operands float or bfloat16, of index_scores and index_select also e4m3 (a scale of the
+// whole tensor goes into index_scale), sums in float, outputs float or like the operands.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 
 #include "core/registry.h"
 
 namespace msa {
+
+/// Where a cuda backend works. A library that has a stream and an allocator of its own (PyTorch)
+/// hands them in, and the backend's calls take their turn among that library's.
+struct CudaOptions {
+    int device = 0;  // ordinal
+
+    /// A cudaStream_t of that device, which outlives the backend and all memory that it gave out;
+    /// null: a stream that the backend makes. The legacy default stream is cudaStreamLegacy. While
+    /// somebody captures the stream, calls go into that graph: call once before, so that layouts
+    /// are there and kernels loaded. The backend and the views must outlive the graph, and nothing
+    /// else may run on the backend while the graph runs.
+    void* stream = nullptr;
+
+    /// Device memory for use in the stream's order, at addresses that are multiples of 256; null
+    /// where there is not enough. `free` is called with the same bytes and stream, possibly after
+    /// the backend is gone, and must not throw. Both, or neither: then CUDA's stream-ordered pool.
+    std::function<void*(int64_t bytes, void* stream)> allocate = {};
+    std::function<void(void* memory, int64_t bytes, void* stream)> free = {};
+};
+
+/// Throws InputError where the options contradict themselves or name no device, UnsupportedError
+/// where the backend cannot start.
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&);
 
 /// Announces "cuda" to make_backend and list_backends, usable or with the reason why not: no CUDA
 /// in this build, no driver or too old a one, no device, too old a device. Repeating is harmless.

@@ -33,8 +33,7 @@ void sort_longest_first(std::vector<QueryTile>& tiles) {
 Layout::Layout(const Problem& problem, std::shared_ptr<Stream> stream)
     : problem_(problem),
       stream_(std::move(stream)),
-      visible_host_(visible_keys(problem)),
-      visible_(upload(stream_, visible_host_)) {}
+      visible_(upload(stream_, visible_keys(problem_))) {}
 
 bool Layout::fits(const Problem& p) const {
     // The blocks of all sequences are numbered through in the tiles.
@@ -44,7 +43,7 @@ bool Layout::fits(const Problem& p) const {
 const Tiles& Layout::tiles(int64_t rows, TileOrder order) const {
     const auto known = tiles_.find({rows, order});
     if (known != tiles_.end()) return known->second;
-    Tiles tiles{make_tiles(problem_, visible_host_, rows), {}};
+    Tiles tiles{make_tiles(problem_, visible_host(), rows), {}};
     if (order == TileOrder::longest_first) sort_longest_first(tiles.host);
     tiles.device = upload(stream_, tiles.host);
     return tiles_.emplace(std::pair(rows, order), std::move(tiles)).first->second;

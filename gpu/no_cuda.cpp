@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: MIT
 // Stands for the backend in builds without a CUDA compiler.
+#include "core/error.h"
 #include "gpu/cuda_backend.h"
 
 namespace msa {
+namespace {
+
+constexpr const char* kReason = "this build has no CUDA (CMake option MSA_CUDA)";
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&) {
+    throw UnsupportedError(text("backend cuda cannot start: ", kReason));
+}
 
 void register_cuda_backend() {
-    register_backend({"cuda", Support::no("this build has no CUDA (CMake option MSA_CUDA)")},
+    register_backend({"cuda", Support::no(kReason)},
                      [](const BackendOptions&) { return std::unique_ptr<Backend>(); });
 }
 

@@ -2,6 +2,7 @@
 #include "gpu/runtime.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/error.h"
 #include "core/problem.h"
@@ -15,35 +16,68 @@ void check(cudaError_t status, std::string_view what) {
                            cudaGetErrorName(status), ")"));
 }
 
-Stream::Stream() {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
+Stream::Stream(const CudaOptions& options)
+    : stream_(static_cast<cudaStream_t>(options.stream)),
+      own_(options.stream == nullptr),
+      options_(options) {
+    if (own_) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
+    if (options_.allocate) return;
+    // Memory given back stays with the pool, so that scratch memory costs nothing from the second
+    // call on.
+    cudaMemPool_t pool = nullptr;
+    check(cudaDeviceGetDefaultMemPool(&pool, options.device), "asking for the memory pool");
+    uint64_t keep = std::numeric_limits<uint64_t>::max();
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+          "setting up the memory pool");
 }
 
-Stream::~Stream() { cudaStreamDestroy(stream_); }
+Stream::~Stream() {
+    if (own_) cudaStreamDestroy(stream_);
+}
 
-std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes) {
+bool Stream::is_capturing() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(stream_, &status), "asking the stream");
+    return status != cudaStreamCaptureStatusNone;
+}
+
+void* Stream::take(int64_t bytes) const {
+    if (options_.allocate) return options_.allocate(bytes, stream_);
     void* memory = nullptr;
-    // At least one byte, so that an empty tensor is present (non-null) all the same.
-    const auto asked = static_cast<size_t>(std::max<int64_t>(1, bytes));
-    const cudaError_t status = cudaMallocAsync(&memory, asked, stream->get());
+    const cudaError_t status = cudaMallocAsync(&memory, static_cast<size_t>(bytes), stream_);
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError();
+        return nullptr;
+    }
+    check(status, "allocating memory");
+    return memory;
+}
+
+void Stream::give_back(void* memory, int64_t bytes) const noexcept {
+    if (options_.free)
+        options_.free(memory, bytes, stream_);
+    else
+        cudaFreeAsync(memory, stream_);
+}
+
+std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes) {
+    // At least one byte, so that an empty tensor is present (non-null) all the same.
+    const int64_t asked = std::max<int64_t>(1, bytes);
+    void* const memory = stream->take(asked);
+    if (memory == nullptr) {
         size_t free = 0, total = 0;
         check(cudaMemGetInfo(&free, &total), "asking for the free memory");
         throw MemoryError(text("cuda: not enough device memory: ", bytes, " bytes asked, ", free,
                                " of ", total, " free"));
     }
-    check(status, "allocating memory");
-    return {memory, [stream](void* p) { cudaFreeAsync(p, stream->get()); }};
+    return {memory, [stream, asked](void* p) { stream->give_back(p, asked); }};
 }
 
 void require_host_copies(const Stream& stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream.get(), &status), "asking the stream");
-    if (status != cudaStreamCaptureStatusNone)
+    if (stream.is_capturing())
         throw UnsupportedError(
-            "cuda: these calls cannot be captured: they copy from the host as they go, as many "
-            "plain kernels, block_mass and calls on more than one problem do");
+            "cuda: these calls cannot be captured: they copy from or to the host as they go, as "
+            "many plain kernels, block_mass and the first call on a layout do");
 }
 
 namespace {

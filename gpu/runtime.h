@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the backend and its kernels share on the host side: errors, memory in stream order, and the
-// arguments that every kernel needs.
+// What the backend and its kernels share on the host side: errors, the stream and the memory that
+// is taken in its order, and what every launcher is given beside the operands.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,6 +12,7 @@
 
 #include "core/problem.h"
 #include "core/tensor.h"
+#include "gpu/cuda_backend.h"
 
 namespace msa::cuda {
 
@@ -20,17 +21,38 @@ void check(cudaError_t status, std::string_view what);
 /// After a kernel launch: throws SystemError naming the kernel.
 inline void check_launch(std::string_view kernel) { check(cudaGetLastError(), kernel); }
 
-/// A stream of its own; memory allocated on it keeps it alive.
+/// The device of a backend, asked once.
+struct Device {
+    int ordinal = 0;
+    int capability = 0;  // compute capability, 10 major + minor
+    int sms = 0;         // streaming multiprocessors
+
+    bool is_hopper() const { return capability == 90; }
+};
+
+/// The stream of a backend, its own or a borrowed one, and where its memory comes from. Memory that
+/// was taken keeps it alive.
 class Stream {
 public:
-    Stream();
+    explicit Stream(const CudaOptions&);
     ~Stream();
     Stream(const Stream&) = delete;
     Stream& operator=(const Stream&) = delete;
+
     cudaStream_t get() const { return stream_; }
+    /// Does this backend alone queue work on it?
+    bool is_own() const { return own_; }
+    /// Do calls go into a graph instead of being run?
+    bool is_capturing() const;
+
+    // Memory in stream order, null where there is not enough.
+    void* take(int64_t bytes) const;
+    void give_back(void* memory, int64_t bytes) const noexcept;
 
 private:
     cudaStream_t stream_ = nullptr;
+    bool own_ = false;
+    CudaOptions options_;
 };
 
 /// A point in a stream's work, with the time at which the device passes it.
@@ -54,11 +76,11 @@ private:
     cudaEvent_t event_ = nullptr;
 };
 
-/// Device memory in stream order, not initialised, freed in stream order. Never null. Throws
+/// Device memory in stream order, not initialised, given back in stream order. Never null. Throws
 /// MemoryError with the bytes asked, free and in all when there is not enough.
 std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes);
 
-/// Throws UnsupportedError while the stream's calls are captured: a graph would keep the address.
+/// Throws UnsupportedError while the stream is captured: a graph would keep the host's address.
 void require_host_copies(const Stream&);
 
 /// A copy of host data in device memory.
@@ -74,7 +96,7 @@ Tensor<T, 1> upload(const std::shared_ptr<Stream>& stream, const std::vector<T>&
 }
 
 /// Scratch memory of calls that run one after the other on a stream. A block of it is kept, so that
-/// small calls in a row allocate nothing.
+/// small calls in a row allocate nothing; what does not fit is taken for the call.
 class Scratch {
 public:
     explicit Scratch(std::shared_ptr<Stream>);
@@ -90,18 +112,34 @@ private:
     int64_t used_ = 0;
 };
 
-/// Memory that a call writes. A kernel may start before the call ahead of it is done.
+/// Memory that work ahead in the stream writes. A kernel that starts before that work is done (see
+/// launch_early) may read early only what is not in it.
 class Written {
 public:
     template <typename... Views>
     explicit Written(const Views&... views) : ranges_{range_of(views)...} {}
 
+    void add(const void* data, int64_t bytes) {
+        constexpr size_t kMostRanges = 64;
+        if (ranges_.size() >= kMostRanges) return add_everything();
+        ranges_.push_back({data, static_cast<const char*>(data) + bytes});
+    }
+    void add(const Written& more) {
+        ranges_.insert(ranges_.end(), more.ranges_.begin(), more.ranges_.end());
+        everything_ |= more.everything_;
+    }
+    /// From now on, every view counts as written.
+    void add_everything() {
+        everything_ = true;
+        ranges_.clear();
+    }
+
     template <typename View>
     bool writes(const View& view) const {
         const Range r = range_of(view);
-        return std::any_of(ranges_.begin(), ranges_.end(), [&](const Range& written) {
-            return written.begin < r.end && r.begin < written.end;
-        });
+        return everything_ || std::any_of(ranges_.begin(), ranges_.end(), [&](const Range& w) {
+                   return w.begin < r.end && r.begin < w.end;
+               });
     }
 
 private:
@@ -118,20 +156,30 @@ private:
         return {begin, begin + element_count(view.shape()) * element_bytes(view.element())};
     }
     std::vector<Range> ranges_;
+    bool everything_ = false;
 };
 
 class Layout;
 
+/// Whatever graphs refer to that were captured: a call adds to it while its stream is captured.
+using GraphResources = std::vector<std::shared_ptr<const void>>;
+
 /// One call of an operation: what a kernel's launcher is given beside the operands.
 struct Call {
     const Problem& problem;
+    const Device& device;
     std::shared_ptr<Stream> owner;
     Scratch* memory;
-    const KeyRange* visible;  // [Nq] on the device: visible_keys(problem)
-    const Layout* layout;     // of the whole problem; absent for a piece of it
-    const Written& ahead;     // by the call before
+    const KeyRange* visible;    // [Nq] on the device: visible_keys(problem)
+    const Layout* layout;       // of the whole problem; absent for a piece of it
+    const Written& ahead;       // by the work before it in the stream
+    GraphResources* resources;  // absent where nothing is captured
 
     cudaStream_t stream() const { return owner->get(); }
+    /// The same call for `piece`, the queries from `first` on.
+    Call with_queries(const Problem& piece, int64_t first) const {
+        return {piece, device, owner, memory, visible + first, nullptr, ahead, resources};
+    }
     /// Scratch memory, not initialised, for this call.
     template <typename T, int Rank>
     Tensor<T, Rank> scratch(Shape<Rank> shape) const {
@@ -141,6 +189,10 @@ struct Call {
     template <typename T>
     Tensor<T, 1> upload(const std::vector<T>& host) const {
         return cuda::upload(owner, host);
+    }
+    /// A graph that is being captured may refer to what `resource` owns.
+    void keep_for_graph(std::shared_ptr<const void> resource) const {
+        if (resources != nullptr) resources->push_back(std::move(resource));
     }
 };
 

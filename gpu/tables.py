@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The tables of README.md and gpu/README.md, from the records in data/bench.
+"""The tables of README.md and docs/kernels.md, from the records in data/bench.
 
 usage: tables.py [--write]    without --write, says which tables differ
 
@@ -16,7 +16,7 @@ import sys
 import baselines
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "gpu/README.md")
+PAGES = ("README.md", "docs/kernels.md")
 KINDS = ("square", "chunk", "short", "pack", "decode")
 MARKED = re.compile(r"(<!-- table (\w+) from data/bench -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tensor maps: how the copy engine of compute capability 9.0 sees an operand.
+// Tensor maps: how the TMA unit of compute capability 9.0 sees an operand.
 #pragma once
 
 #include <cuda.h>

@@ -73,8 +73,15 @@ protected:
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
-        const auto run = order == LoopOrder::kv_outer ? cpu::sparse_attention_kv_outer
-                                                      : cpu::sparse_attention_q_outer;
+        const auto run = [order] {
+            switch (order) {
+                case LoopOrder::q_outer: return cpu::sparse_attention_q_outer;
+                case LoopOrder::kv_outer: return cpu::sparse_attention_kv_outer;
+                case LoopOrder::automatic:
+                case LoopOrder::tile_union: break;
+            }
+            return cpu::sparse_attention_union;
+        }();
         run(p, in.q.as<const float>(), in.k.as<const float>(), in.v.as<const float>(), ids,
             to.out.as<float>(), to.lse, threads_);
     }

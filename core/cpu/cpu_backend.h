@@ -24,6 +24,9 @@ void index_select(const Problem&, const SelectionRule&, View<const float, 3> ind
 void sparse_attention_q_outer(const Problem&, View<const float, 3> q, View<const float, 3> k,
                               View<const float, 3> v, View<const int32_t, 3> ids,
                               View<float, 3> out, View<float, 2> lse, int threads);
+void sparse_attention_union(const Problem&, View<const float, 3> q, View<const float, 3> k,
+                            View<const float, 3> v, View<const int32_t, 3> ids, View<float, 3> out,
+                            View<float, 2> lse, int threads);
 void sparse_attention_kv_outer(const Problem&, View<const float, 3> q, View<const float, 3> k,
                                View<const float, 3> v, View<const int32_t, 3> ids,
                                View<float, 3> out, View<float, 2> lse, int threads);

@@ -1,66 +1,54 @@
 // SPDX-License-Identifier: MIT
-// eq:msa-sparse-attn, q_outer: a tile of queries walks the union of its blocks with its outputs in
-// cache; each row takes in the blocks of its own query only.
+// eq:msa-sparse-attn, q_outer: one query of one group at a time walks its own blocks. A block's
+// keys are read, and packed, once for every query that selected it: the order to compare others
+// with.
+#include <omp.h>
+
 #include <algorithm>
+#include <vector>
 
 #include "core/cpu/block_attention.h"
 #include "core/cpu/cpu_backend.h"
-#include "core/cpu/support_loop.h"
+#include "core/selection.h"
 
 namespace msa::cpu {
-namespace {
-
-constexpr int64_t kTileRows = 1024;  // rows enough to pay for the packing of a block
-
-}  // namespace
 
 void sparse_attention_q_outer(const Problem& p, View<const float, 3> q, View<const float, 3> k,
                               View<const float, 3> v, View<const int32_t, 3> ids,
                               View<float, 3> out, View<float, 2> lse, int threads) {
     const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
-    const int64_t tile_queries = std::max<int64_t>(1, kTileRows / heads);
-    const int64_t tile_rows = tile_queries * heads, width = padded(dims);
+    const int64_t width = padded(dims);
     const auto factor = static_cast<float>(p.softmax_scale() * kLog2E);
-    Tensor<float, 2> q_rows({threads, tile_rows * dims}), sums({threads, tile_rows * width});
+    const std::vector<KeyRange>& visible = visible_keys(p);
+    Tensor<float, 2> q_rows({threads, heads * dims}), sums({threads, heads * width});
     Tensor<float, 2> key_panels({threads, panel_floats(dims, p.block_size)});
     Tensor<float, 2> value_panels({threads, panel_floats(p.block_size, dims)});
     Tensor<float, 2> logits({threads, kStrip * padded(p.block_size) + kLanes});
-    Tensor<OnlineSum, 2> states({threads, tile_rows});
-    for_each_support_tile(p, ids, tile_queries, threads, [&](const SupportTile& tile, int thread) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t row = 0; row < p.queries() * p.kv_heads; ++row) {
+        const int64_t i = row / p.kv_heads, group = row % p.kv_heads;
+        const int thread = omp_get_thread_num();
+        const KeyRange range = visible[static_cast<size_t>(i)];
         float* rows = q_rows.view()[thread].data();
         float* sum = sums.view()[thread].data();
-        OnlineSum* softmax = states.view()[thread].data();
-        pack_queries(q, tile.queries, tile.group * heads, heads, factor, rows);
-        std::fill_n(sum, tile.size() * heads * width, 0.0F);
-        std::fill_n(softmax, tile.size() * heads, OnlineSum{});
-        Panels keys{}, values{};
-        std::vector<int64_t> seen;
-        for_each_run(
-            tile.uses,
-            [&](int64_t block) {
-                const int64_t at =
-                    ((tile.first_key() + block * p.block_size) * p.kv_heads + tile.group) * dims;
-                const int64_t count = tile.keys(block, p.block_size);
-                keys =
-                    pack_keys(k.data() + at, token, count, dims, key_panels.view()[thread].data());
-                values = pack_values(v.data() + at, token, count, dims,
-                                     value_panels.view()[thread].data());
-            },
-            [&](const UseRun& run) {
-                seen.clear();
-                for (int64_t i = run.first; i < run.first + run.count; ++i)
-                    seen.push_back(tile.seen(i, run.block, p.block_size));
-                const int64_t row = run.first * heads;
-                add_block({rows + row * dims, run.count * heads, heads, seen.data(), softmax + row,
-                           sum + row * width},
-                          keys, values, logits.view()[thread].data());
-            });
-        for (int64_t row = 0; row < tile.size() * heads; ++row) {
-            const int64_t i = tile.queries.begin + row / heads,
-                          h = tile.group * heads + row % heads;
-            finish_row(sum + row * width, softmax[row], out[i][h], lse(i, h));
+        std::vector<OnlineSum> softmax(static_cast<size_t>(heads));
+        pack_queries(q, {i, i + 1}, group * heads, heads, factor, rows);
+        std::fill_n(sum, heads * width, 0.0F);
+        for (int64_t block : selected(ids, i, group)) {
+            const int64_t first = block * p.block_size;
+            const int64_t seen = std::min(p.block_size, range.count - first);
+            const int64_t at = ((range.first + first) * p.kv_heads + group) * dims;
+            const Panels keys =
+                pack_keys(k.data() + at, token, seen, dims, key_panels.view()[thread].data());
+            const Panels values =
+                pack_values(v.data() + at, token, seen, dims, value_panels.view()[thread].data());
+            add_block({rows, heads, heads, &seen, softmax.data(), sum}, keys, values,
+                      logits.view()[thread].data());
         }
-    });
+        for (int64_t h = 0; h < heads; ++h)
+            finish_row(sum + h * width, softmax[static_cast<size_t>(h)], out[i][group * heads + h],
+                       lse(i, group * heads + h));
+    }
 }
 
 }  // namespace msa::cpu

@@ -72,7 +72,8 @@ public:
         if (const Element element = operand_element(request); element != Element::f32)
             return Support::no(text("it takes f32, not ", to_string(element)));
         const auto* sparse = std::get_if<SparseAttentionRequest>(&request);
-        if (sparse != nullptr && sparse->order == LoopOrder::kv_outer)
+        if (sparse != nullptr && sparse->order != LoopOrder::q_outer &&
+            sparse->order != LoopOrder::automatic)
             return Support::no("it has the q_outer order only");
         return {};
     }

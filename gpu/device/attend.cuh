@@ -14,33 +14,28 @@ struct Attended {
     float sums[kRowsPerWarp][kDimsPerLane] = {};
 };
 
-/// Shared memory of attend() with `warps` warps.
-constexpr int attend_bytes(int warps, int width) {
-    return tile_bytes(warps * kRowsPerWarp + kTileKeys, width);
-}
-
 /// Attends with the block's rows, row_of(0...), to the keys of span_of(0 ... spans - 1), KeyRanges
-/// of packed tokens. `shared` holds attend_bytes.
+/// of packed tokens. `shared` holds RowsAndKeys.
 template <typename T, typename RowOf, typename SpanOf>
 __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t spans,
                        SpanOf span_of, float* shared, Attended& state) {
     const int stride = tile_stride(in.width), first_row = warp_id() * kRowsPerWarp;
-    const int rows = static_cast<int>(blockDim.x) / kWarp * kRowsPerWarp;
-    float* keys = shared + rows * stride;
-    stage_rows(in, row_of, shared);
+    const RowsAndKeys tiles(static_cast<int>(blockDim.x) / kWarp * kRowsPerWarp, in.width);
+    float *const staged = shared + tiles.rows, *const keys = shared + tiles.keys;
+    stage_rows(in, row_of, staged);
     int64_t end[kRowsPerWarp];
     for (int r = 0; r < kRowsPerWarp; ++r) end[r] = row_of(first_row + r).end;
 
     for (int64_t s = 0; s < spans; ++s) {
         const KeyRange span = span_of(s);
         const int64_t span_end = span.first + span.count;
-        for (int64_t first = span.first; first < span_end; first += kTileKeys) {
+        for (int64_t first = span.first; first < span_end; first += kPlainTileKeys) {
             __syncthreads();
-            stage(keys, kTileKeys, in.width,
+            stage(keys, kPlainTileKeys, in.width,
                   [&](int j) { return first + j < span_end ? in.key(first + j, group) : nullptr; });
             __syncthreads();
             float weight[kRowsPerWarp];
-            dot_products(shared + first_row * stride, keys, in.width, weight);
+            dot_products(staged + first_row * stride, keys, in.width, weight);
             int seen[kRowsPerWarp];
 #pragma unroll
             for (int r = 0; r < kRowsPerWarp; ++r) {
@@ -53,11 +48,11 @@ __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t 
             }
             if (in.v == nullptr) continue;
             __syncthreads();
-            stage(keys, kTileKeys, in.width, [&](int j) {
+            stage(keys, kPlainTileKeys, in.width, [&](int j) {
                 return first + j < span_end ? in.value(first + j, group) : nullptr;
             });
             __syncthreads();
-            for (int j = 0; j < kTileKeys; ++j) {
+            for (int j = 0; j < kPlainTileKeys; ++j) {
                 float value[kDimsPerLane];
 #pragma unroll
                 for (int i = 0; i < kDimsPerLane; ++i) {
@@ -100,7 +95,7 @@ template <typename... Parameters, typename... Arguments>
 void launch_attend(const Call& call, void (*kernel)(Parameters...), dim3 grid, int warps, int width,
                    Arguments... arguments) {
     if (grid.x == 0) return;
-    const int bytes = attend_bytes(warps, width);
+    const int bytes = RowsAndKeys(warps * kRowsPerWarp, width).stack.bytes();
     allow_shared(kernel, bytes);
     kernel<<<grid, warps * kWarp, bytes, call.stream()>>>(arguments...);
 }

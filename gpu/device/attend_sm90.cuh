@@ -3,6 +3,7 @@
 // one key block, two consumer warpgroups of 64 rows each.
 #pragma once
 
+#include "gpu/device/exp2.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
 #include "gpu/device/warp.cuh"
 
@@ -10,13 +11,6 @@ namespace msa::cuda::sm90 {
 
 constexpr int kAttendRows = 128;
 using AttendRows = TileRows<2, 1>;
-constexpr float kLog2E = 1.44269504F, kLn2 = 0.693147181F;
-
-__device__ inline float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 template <int Dim, int BlockSize>
 struct AttendShape {
@@ -54,19 +48,20 @@ __device__ void start_values(float (&out)[Dim / 2], const uint32_t (&p)[BlockSiz
 
 /// Running softmax of this thread's two rows.
 struct Softmax {
-    float best[2] = {-INFINITY, -INFINITY};
-    float total[2] = {0, 0};  // of this thread's columns
+    float running_max[2] = {-INFINITY, -INFINITY};  // of the scores so far, not scaled
+    float sum[2] = {0, 0};                          // of this thread's columns
 
-    /// sum becomes 2^(scale (sum - best)), 0 where masked; returns the factors of earlier results.
-    /// A row with `seen` <= 0 is not touched by the block; `seen` keys of it are visible.
+    /// Scores become 2^(scale (score - running_max)), 0 where masked; `factor` is what results made
+    /// before must be multiplied with. `seen` keys of the block are visible to the row; with none,
+    /// the row stays as it is.
     template <int Sums>
-    __device__ void step(float (&sum)[Sums], const int (&seen)[2], float scale,
+    __device__ void step(float (&score)[Sums], const int (&seen)[2], float scale,
                          float (&factor)[2]) {
         constexpr int kColumns = 2 * Sums;
-        if (__all_sync(0xFFFFFFFF, seen[0] <= 0 && seen[1] <= 0)) {
+        if (__all_sync(kAllLanes, seen[0] <= 0 && seen[1] <= 0)) {
             factor[0] = factor[1] = 1;
 #pragma unroll
-            for (float& x : sum) x = 0;
+            for (float& x : score) x = 0;
             return;
         }
         const int first_column = 2 * (threadIdx.x % 4);
@@ -78,29 +73,30 @@ struct Softmax {
 #pragma unroll
                     for (int i = 0; i < 2; ++i)
                         if (8 * j + first_column + i >= seen[side])
-                            sum[4 * j + 2 * side + i] = -INFINITY;
+                            score[4 * j + 2 * side + i] = -INFINITY;
             }
-            float m[2] = {best[side], best[side]};
+            float m[2] = {running_max[side], running_max[side]};
 #pragma unroll
             for (int j = 0; j < Sums / 4; ++j)
 #pragma unroll
-                for (int i = 0; i < 2; ++i) m[i] = fmaxf(m[i], sum[4 * j + 2 * side + i]);
+                for (int i = 0; i < 2; ++i) m[i] = fmaxf(m[i], score[4 * j + 2 * side + i]);
             float now = fmaxf(m[0], m[1]);
-            now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFF, now, 1));
-            now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFF, now, 2));
+            now = fmaxf(now, __shfl_xor_sync(kAllLanes, now, 1));
+            now = fmaxf(now, __shfl_xor_sync(kAllLanes, now, 2));
             const float shift = now == -INFINITY ? 0 : now * scale;
-            factor[side] = now == best[side] ? 1 : exp2_fast(fmaf(best[side], scale, -shift));
-            best[side] = now;
+            factor[side] =
+                now == running_max[side] ? 1 : exp2_fast(fmaf(running_max[side], scale, -shift));
+            running_max[side] = now;
             float t[2] = {0, 0};
 #pragma unroll
             for (int j = 0; j < Sums / 4; ++j)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    float& x = sum[4 * j + 2 * side + i];
+                    float& x = score[4 * j + 2 * side + i];
                     x = exp2_fast(fmaf(x, scale, -shift));
                     t[i] += x;
                 }
-            total[side] = fmaf(total[side], factor[side], t[0] + t[1]);
+            sum[side] = fmaf(sum[side], factor[side], t[0] + t[1]);
         }
     }
 };
@@ -176,7 +172,7 @@ __device__ void store_row(const float (&out)[Outs], int side, float factor, bool
                 if (n & step) continue;
                 const bool upper = (quad & step) != 0;
                 const uint32_t got =
-                    __shfl_xor_sync(0xFFFFFFFF, upper ? word[n] : word[n + step], step);
+                    __shfl_xor_sync(kAllLanes, upper ? word[n] : word[n + step], step);
                 word[n] = upper ? got : word[n];
                 word[n + step] = upper ? word[n + step] : got;
             }

@@ -97,8 +97,8 @@ struct HeadTiling {
 
 /// For groups of `group_heads` and a problem of `max_queries`.
 inline HeadTiling tile_heads(int64_t group_heads, int64_t max_queries) {
-    const int64_t heads = std::min<int64_t>(group_heads, kTileRows);
-    const int64_t queries = std::clamp<int64_t>(max_queries, 1, kTileRows / heads);
+    const int64_t heads = std::min<int64_t>(group_heads, kPlainTileRows);
+    const int64_t queries = std::clamp<int64_t>(max_queries, 1, kPlainTileRows / heads);
     return {static_cast<int>(heads), static_cast<int>(ceil_div(group_heads, heads)),
             static_cast<int>(queries)};
 }

@@ -12,8 +12,8 @@ inline constexpr uint32_t kNoCandidate = 0;
 /// Larger key, better score; -0 and +0 share one key.
 __device__ inline uint32_t ordered_key(float score) {
     if (!(score > -INFINITY)) return kNoCandidate;  // or NaN
-    const uint32_t bits = __float_as_uint(score == 0 ? 0.0F : score);
-    return bits & 0x80000000U ? ~bits : bits | 0x80000000U;
+    const auto bits = static_cast<int32_t>(__float_as_int(score + 0.0F));
+    return static_cast<uint32_t>(bits < 0 ? ~bits : bits | INT32_MIN);
 }
 
 }  // namespace msa::cuda

@@ -7,8 +7,8 @@
 // innermost. L2 traffic: one key tile per thread block.
 #pragma once
 
-#include "gpu/device/query_tile.cuh"
 #include "gpu/device/sm90.cuh"
+#include "gpu/device/warp.cuh"
 #include "gpu/device/wgmma.cuh"
 
 namespace msa::cuda::sm90 {
@@ -23,11 +23,11 @@ struct TileRows {
     static constexpr int kHalves = Halves;
     static constexpr int kRows = Consumers * Halves * kHalfRows;
     static constexpr int kThreads = (Consumers + 1) * kWarpgroup;
-    static constexpr int kBlocksPerProcessor = Consumers == 1 ? 2 : 1;
+    static constexpr int kBlocksPerSm = Consumers == 1 ? 2 : 1;
     static constexpr int kConsumerRegisters = Consumers == 1 ? 232 : 240;
 };
-using ManyRows = TileRows<2, 2>;
-using FewRows = TileRows<1, 1>;  // two thread blocks share a processor
+using PrefillRows = TileRows<2, 2>;  // 256
+using DecodeRows = TileRows<1, 1>;   // 64; two thread blocks share an SM
 
 constexpr int kSums = kHalfRows * kTileKeys / kWarpgroup;  // accumulators per thread and half
 constexpr int kSwizzle = 128;                              // bytes of a row in one box
@@ -163,7 +163,8 @@ __device__ void consume(const RowOperand<Shape> (&rows)[1], int count, const cha
     }
 }
 
-__device__ inline float max_nan(float a, float b) {
+/// The larger one; NaN beats everything.
+__device__ inline float max_or_nan(float a, float b) {
     float m;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
     return m;
@@ -176,10 +177,10 @@ __device__ float row_max(const float (&sum)[kSums], int side) {
 #pragma unroll
     for (int j = First + 1; j < Last; ++j)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) m[i] = max_nan(m[i], sum[4 * j + 2 * side + i]);
-    float best = max_nan(m[0], m[1]);
-    best = max_nan(best, __shfl_xor_sync(0xFFFFFFFF, best, 1));
-    return max_nan(best, __shfl_xor_sync(0xFFFFFFFF, best, 2));
+        for (int i = 0; i < 2; ++i) m[i] = max_or_nan(m[i], sum[4 * j + 2 * side + i]);
+    float best = max_or_nan(m[0], m[1]);
+    best = max_or_nan(best, __shfl_xor_sync(kAllLanes, best, 1));
+    return max_or_nan(best, __shfl_xor_sync(kAllLanes, best, 2));
 }
 
 /// Per-warp buffer of 32 values for each of the tile's rows, written by accumulator layout and read

@@ -50,7 +50,7 @@ struct Barrier {
     }
 };
 
-/// Makes initialised barriers visible to the copy engine.
+/// Makes initialised barriers visible to the TMA unit.
 __device__ inline void fence_barriers() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -64,14 +64,14 @@ __device__ inline void wait_for_previous_kernel() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 /// Lets a kernel started by launch_early behind this one begin.
-__device__ inline void let_next_kernel_start() {
+__device__ inline void launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 /// Launches a kernel that may begin before the one ahead of it in the stream is done (programmatic
 /// dependent launch); it must call wait_for_previous_kernel().
 template <typename... Args>
-cudaError_t launch_early(void (*kernel)(Args...), dim3 grid, int threads, int shared_bytes,
+cudaError_t launch_early(void (*kernel)(Args...), dim3 grid, int threads, size_t shared_bytes,
                          cudaStream_t stream, const Args&... args) {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -79,7 +79,7 @@ cudaError_t launch_early(void (*kernel)(Args...), dim3 grid, int threads, int sh
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = 1;
@@ -156,11 +156,11 @@ __device__ inline void send(uint32_t to, float2 x, uint32_t barrier) {
 }
 
 template <int Registers>
-__device__ inline void more_registers() {
+__device__ inline void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 template <int Registers>
-__device__ inline void fewer_registers() {
+__device__ inline void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 

@@ -15,13 +15,13 @@
 namespace msa::cuda {
 
 inline constexpr int kRowsPerWarp = 4;
-inline constexpr int kTileRows = 32;
-inline constexpr int kTileKeys = kWarp;
+inline constexpr int kPlainTileRows = 32;
+inline constexpr int kPlainTileKeys = kWarp;
 inline constexpr int kDimsPerLane = kMaxHeadDim / kWarp;
 
 /// Most threads of a block of the plain kernels, and how many such blocks should share a
 /// multiprocessor: __launch_bounds__.
-inline constexpr int kTileThreads = kTileRows / kRowsPerWarp * kWarp, kTileBlocks = 2;
+inline constexpr int kTileThreads = kPlainTileRows / kRowsPerWarp * kWarp, kTileBlocks = 2;
 
 /// Warps that hold `rows` rows.
 constexpr int tile_warps(int rows) { return (rows + kRowsPerWarp - 1) / kRowsPerWarp; }
@@ -30,10 +30,28 @@ constexpr int tile_warps(int rows) { return (rows + kRowsPerWarp - 1) / kRowsPer
 /// lanes' rows lie in different banks.
 constexpr int tile_stride(int width) { return ((width + 3) / 4 | 1) * 4; }
 
-/// Shared memory of `rows` rows of a tile.
-constexpr int tile_bytes(int rows, int width) {
-    return rows * tile_stride(width) * static_cast<int>(sizeof(float));
-}
+/// Tiles one behind the other in shared memory: the same pushes give a kernel the places and the
+/// host the size.
+struct TileStack {
+    int floats = 0;
+
+    /// Where a tile begins, in floats.
+    constexpr int push(int rows, int width) {
+        const int at = floats;
+        floats += rows * tile_stride(width);
+        return at;
+    }
+    constexpr int bytes() const { return floats * static_cast<int>(sizeof(float)); }
+};
+
+/// Rows, and 32 keys at a time.
+struct RowsAndKeys {
+    TileStack stack;
+    int rows, keys;
+
+    constexpr RowsAndKeys(int row_count, int width)
+        : rows(stack.push(row_count, width)), keys(stack.push(kPlainTileKeys, width)) {}
+};
 
 /// Fills `rows` rows of a tile; source(row) points to `width` values, or is null for a row of
 /// zeros. Zeros behind the width.
@@ -64,33 +82,33 @@ __device__ void dot_products(const float* rows, const float* keys, int width, fl
     }
 }
 
-/// Sum of exp(logit - top) over the keys so far; the same in all lanes.
+/// Sum of exp(logit - running_max) over the keys so far; the same in all lanes.
 struct OnlineSum {
-    float top = -INFINITY;
+    float running_max = -INFINITY;
     float sum = 0;
 
-    __device__ float lse() const { return sum == 0 ? -INFINITY : top + logf(sum); }
+    __device__ float lse() const { return sum == 0 ? -INFINITY : running_max + logf(sum); }
 };
 
 struct SoftmaxStep {
-    float weight;  // exp(the lane's logit - top), 0 for a lane that is not seen
+    float weight;  // exp(the lane's logit - the running maximum), 0 for a lane that is not seen
     float factor;  // what sums made before must be multiplied with
 };
 
 /// Takes in one logit of every lane below `seen` >= 1. A NaN stays a NaN.
 __device__ inline SoftmaxStep softmax_step(float logit, int seen, OnlineSum& state) {
     const bool mine = lane_id() < seen;
-    const float top = fmaxf(state.top, warp_max(mine ? logit : -INFINITY));
-    const SoftmaxStep step{mine ? expf(logit - top) : 0.0F,
-                           state.top == top ? 1.0F : expf(state.top - top)};
-    state.top = top;
+    const float now = fmaxf(state.running_max, warp_max(mine ? logit : -INFINITY));
+    const SoftmaxStep step{mine ? expf(logit - now) : 0.0F,
+                           state.running_max == now ? 1.0F : expf(state.running_max - now)};
+    state.running_max = now;
     state.sum = state.sum * step.factor + warp_sum(step.weight);
     return step;
 }
 
 /// How many of the keys [first, first + 32) lie before `end`.
 __device__ inline int keys_before(int64_t end, int64_t first) {
-    return static_cast<int>(max(int64_t{0}, min(end - first, int64_t{kTileKeys})));
+    return static_cast<int>(max(int64_t{0}, min(end - first, int64_t{kPlainTileKeys})));
 }
 
 /// Raises the limit on a kernel's dynamic shared memory to `bytes` where that is needed.

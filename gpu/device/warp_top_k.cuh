@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "gpu/device/ordered.cuh"
 #include "gpu/device/warp.cuh"
 
 namespace msa::cuda {
@@ -12,9 +13,7 @@ namespace msa::cuda {
 /// candidate, which is what -inf and NaN give; -0 equals +0.
 __device__ inline uint64_t candidate_key(float score, int32_t block) {
     if (!(score > -INFINITY)) return 0;
-    const auto bits = static_cast<int32_t>(__float_as_int(score + 0.0F));
-    const auto ordered = static_cast<uint32_t>(bits < 0 ? ~bits : bits | INT32_MIN);
-    return (uint64_t{ordered} << 32) | static_cast<uint32_t>(~block);
+    return (uint64_t{ordered_key(score)} << 32) | static_cast<uint32_t>(~block);
 }
 __device__ inline int32_t block_of(uint64_t key) {
     return static_cast<int32_t>(~static_cast<uint32_t>(key));

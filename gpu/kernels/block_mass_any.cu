@@ -8,7 +8,7 @@
 namespace msa::cuda {
 namespace {
 
-constexpr int kWarps = kTileRows / kRowsPerWarp;
+constexpr int kWarps = kPlainTileRows / kRowsPerWarp;
 
 /// What a block is to some of a group's heads: probability, summed over keys and heads, and the
 /// largest logit.
@@ -23,10 +23,10 @@ __device__ BlockSum sum_block(const Heads<T>& in, int64_t group, int64_t first_h
                               const float* lse, const float* rows, float* tile) {
     const int first_row = warp_id() * kRowsPerWarp;
     BlockSum sum{0, -INFINITY};
-    for (int64_t at = 0; at < keys.count; at += kTileKeys) {
+    for (int64_t at = 0; at < keys.count; at += kPlainTileKeys) {
         const int seen = keys_before(keys.count, at);
         __syncthreads();
-        stage(tile, kTileKeys, in.width,
+        stage(tile, kPlainTileKeys, in.width,
               [&](int j) { return j < seen ? in.key(keys.first + at + j, group) : nullptr; });
         __syncthreads();
         float dots[kRowsPerWarp];
@@ -51,8 +51,8 @@ __global__ void block_mass_kernel(Heads<T> in, const KeyRange* visible, const fl
     __shared__ BlockSum of_warp[kWarps];
     const int64_t query = blockIdx.x, group = blockIdx.y;
     const KeyRange seen = visible[query];
-    float* rows = &shared[0].x;
-    float* tile = rows + kTileRows * tile_stride(in.width);
+    const RowsAndKeys tiles(kPlainTileRows, in.width);
+    float *const rows = &shared[0].x + tiles.rows, *const tile = &shared[0].x + tiles.keys;
     mass += (query * gridDim.y + group) * blocks;
     if (max_logit != nullptr) max_logit += (query * gridDim.y + group) * blocks;
     const int64_t seen_blocks = visible_blocks(seen.count, block_size);
@@ -60,9 +60,9 @@ __global__ void block_mass_kernel(Heads<T> in, const KeyRange* visible, const fl
         mass[b] = 0;
         if (max_logit != nullptr) max_logit[b] = -INFINITY;
     }
-    for (int64_t first_head = 0; first_head < in.heads; first_head += kTileRows) {
+    for (int64_t first_head = 0; first_head < in.heads; first_head += kPlainTileRows) {
         __syncthreads();
-        stage(rows, kTileRows, in.width, [&](int r) {
+        stage(rows, kPlainTileRows, in.width, [&](int r) {
             const int64_t head = first_head + r;
             return head < in.heads ? in.query(query, group * in.heads + head) : nullptr;
         });

@@ -1,8 +1,16 @@
 // SPDX-License-Identifier: MIT
-// First kernel: rows are the (query, head) pairs of one group; each tile of scores becomes one
-// log-sum of exponentials per row and block. Second kernel: one warp per (query, group) turns them
-// into probabilities, normalised over all blocks.
+// block_mass in two kernels.
+//
+//   block_log_sums   rows are the (query, head) pairs of one group, held in registers; keys stream
+//   by
+//                    (TMA, wgmma). Each tile of scores becomes one log-sum of exponentials per row
+//                    and block, base 2, in the workspace.
+//   normalise        a thread block per (query, group): the log-sum of a row over all its blocks,
+//                    then each block's probability, mean over the group's heads.
+#include "gpu/device/exp2.cuh"
+#include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
+#include "gpu/device/seen_keys.cuh"
 #include "gpu/kernels/block_mass_sm90.h"
 
 namespace msa::cuda {
@@ -10,23 +18,16 @@ namespace {
 
 using namespace sm90;
 
+static_assert(kMassTileRows == PrefillRows::kRows && kMassTileKeys == kTileKeys);
 constexpr int kStages = 4;
-constexpr int kWarp = 32;
-constexpr float kLog2E = 1.44269504F;
 
 template <typename Shape>
 struct Shared {
     char tiles[kStages][Shape::kTileBytes];
-    RowBuffer<ManyRows> lse;
-    int visible[ManyRows::kRows];
+    RowBuffer<PrefillRows> lse;
+    int visible[PrefillRows::kRows];
     Ring<kStages> ring;
 };
-
-__device__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 /// Base-2 log of the sum of 2^(scale x) over columns [8 First, 8 Last) of this thread's row, over
 /// the four threads that share it; -inf where all are.
@@ -41,13 +42,13 @@ __device__ float row_log_sum(const float (&sum)[kSums], int side, float scale) {
         for (int i = 0; i < 2; ++i)
             total[i] += exp2_fast(fmaf(sum[4 * j + 2 * side + i], scale, -shift));
     float all = total[0] + total[1];
-    all += __shfl_xor_sync(0xFFFFFFFF, all, 1);
-    all += __shfl_xor_sync(0xFFFFFFFF, all, 2);
+    all += __shfl_xor_sync(kAllLanes, all, 1);
+    all += __shfl_xor_sync(kAllLanes, all, 2);
     return shift + log2f(all);
 }
 
 template <typename Shape, int BlockSize>
-__global__ void __launch_bounds__(ManyRows::kThreads, 1)
+__global__ void __launch_bounds__(PrefillRows::kThreads, 1)
     block_log_sums(const __grid_constant__ BlockMassArgs args) {
     extern __shared__ __align__(1024) char memory[];
     auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
@@ -59,32 +60,32 @@ __global__ void __launch_bounds__(ManyRows::kThreads, 1)
     const int heads = args.query_heads / args.groups;
     const int rows = tile.queries * heads;
     const int count = (tile.most_visible + kTileKeys - 1) / kTileKeys;
-    if (threadIdx.x == 0) shared.ring.init(ManyRows::kConsumers);
-    for (int row = threadIdx.x; row < ManyRows::kRows; row += ManyRows::kThreads)
+    if (threadIdx.x == 0) shared.ring.init(PrefillRows::kConsumers);
+    for (int row = threadIdx.x; row < PrefillRows::kRows; row += PrefillRows::kThreads)
         shared.visible[row] = row < rows ? seen_keys(args.visible, tile.query + row / heads) : 0;
     __syncthreads();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     constexpr int kDim = Shape::kRowBytes / Shape::kBytes;
-    if (warpgroup == ManyRows::kConsumers) {
-        fewer_registers<24>();
+    if (warpgroup == PrefillRows::kConsumers) {
+        setmaxnreg_dec<24>();
         if (threadIdx.x % kWarpgroup == 0)
             produce<Shape>(&args.k, group * kDim, tile.key, count, shared.tiles[0], shared.ring);
         return;
     }
-    more_registers<ManyRows::kConsumerRegisters>();
+    setmaxnreg_inc<PrefillRows::kConsumerRegisters>();
     RowOperand<Shape> operand[2];
     const int64_t query_bytes = int64_t{args.query_heads} * Shape::kRowBytes;
     for (int half = 0; half < 2; ++half) {
-        const int row = first_row<ManyRows>(warpgroup, half);
+        const int row = first_row<PrefillRows>(warpgroup, half);
         operand[half].load(static_cast<const char*>(args.q) + tile.query * query_bytes +
                                int64_t{group} * heads * Shape::kRowBytes,
                            query_bytes, heads, rows, {row, row + 8});
     }
 
     const int lane = threadIdx.x % kWarp;
-    const int warp_rows[2] = {first_row<ManyRows>(warpgroup, 0) - lane / 4,
-                              first_row<ManyRows>(warpgroup, 1) - lane / 4};
+    const int warp_rows[2] = {first_row<PrefillRows>(warpgroup, 0) - lane / 4,
+                              first_row<PrefillRows>(warpgroup, 1) - lane / 4};
     auto store = [&](int half, int t) {  // the columns of the current round up to tile t
         const int in_round = t % kTilesPerRound;
         const int block = (t - in_round) * kBlocksPerTile + lane;
@@ -127,16 +128,6 @@ __global__ void __launch_bounds__(ManyRows::kThreads, 1)
     });
 }
 
-__device__ float warp_max(float x) {
-    for (int step = kWarp / 2; step > 0; step /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, step));
-    return x;
-}
-__device__ float warp_sum(float x) {
-    for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, step);
-    return x;
-}
-
 /// mass[b] = mean over the heads of 2^(lse of b - lse of the row).
 __global__ void normalise(const BlockMassArgs args) {
     extern __shared__ float row_lse[];  // [G]
@@ -169,32 +160,22 @@ __global__ void normalise(const BlockMassArgs args) {
     }
 }
 
-template <typename Shape, int BlockSize>
-cudaError_t launch(const BlockMassArgs& args, cudaStream_t stream) {
-    constexpr int kBytes = sizeof(Shared<Shape>);
-    auto* const kernel = block_log_sums<Shape, BlockSize>;
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-    if (error != cudaSuccess) return error;
-    const auto groups = static_cast<unsigned>(args.groups);
-    kernel<<<dim3(groups, static_cast<unsigned>(args.tile_count)), ManyRows::kThreads, kBytes,
-             stream>>>(args);
-    const auto heads = static_cast<unsigned>(args.query_heads / args.groups);
-    normalise<<<dim3(static_cast<unsigned>(args.queries), groups), 256, heads * sizeof(float),
-                stream>>>(args);
-    return cudaGetLastError();
-}
-
 }  // namespace
 
 cudaError_t launch_block_mass_sm90(const BlockMassArgs& args, cudaStream_t stream) {
-    using Wide = ScoreShape<128, 2>;
-    using Narrow = ScoreShape<64, 2>;
-    if (args.head_dim == 128)
-        return args.block_size == 128 ? launch<Wide, 128>(args, stream)
-                                      : launch<Wide, 64>(args, stream);
-    return args.block_size == 128 ? launch<Narrow, 128>(args, stream)
-                                  : launch<Narrow, 64>(args, stream);
+    return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+        using S = Shared<ScoreShape<Dim, 2>>;
+        auto* const kernel = block_log_sums<ScoreShape<Dim, 2>, BlockSize>;
+        const cudaError_t error = allow_shared<S>(kernel);
+        if (error != cudaSuccess) return error;
+        const auto groups = static_cast<unsigned>(args.groups);
+        kernel<<<dim3(groups, static_cast<unsigned>(args.tile_count)), PrefillRows::kThreads,
+                 sizeof(S), stream>>>(args);
+        const auto heads = static_cast<unsigned>(args.query_heads / args.groups);
+        normalise<<<dim3(static_cast<unsigned>(args.queries), groups), 256, heads * sizeof(float),
+                    stream>>>(args);
+        return cudaGetLastError();
+    });
 }
 
 }  // namespace msa::cuda

@@ -8,24 +8,30 @@
 
 #include <cstdint>
 
-#include "gpu/device/query_tile.cuh"
+#include "core/problem.h"
+#include "gpu/query_tile.h"
 
 namespace msa::cuda {
 
+constexpr int kMassTileRows = 256;  // (query, head) rows of a tile
+constexpr int kMassTileKeys = 128;
+
 struct BlockMassArgs {
-    const void* q;           // [Nq, Hq, dh] bf16
-    CUtensorMap k;           // [Nk, Hkv * dh], boxes of 128 keys x 128 bytes
-    int head_dim;            // 64 or 128
-    const QueryTile* tiles;  // of at most 256 / G queries each, the most work first
-    int tile_count;
-    const KeyRange* visible;                      // [Nq]
-    int64_t first_query;                          // row 0 of the workspace and the outputs
-    int64_t queries;                              // rows of them
+    const void* q;            // [Nq, Hq, dh] bf16
+    CUtensorMap k;            // [Nk, Hkv * dh], boxes of 128 keys x 128 bytes
+    int head_dim;             // 64 or 128
+    const QueryTile* tiles;   // of at most kMassTileRows / G queries, the most work first
+    int tile_count;           // at most kMassMostTiles
+    const KeyRange* visible;  // [Nq]
+    int64_t first_query;      // row 0 of the workspace and the outputs
+    int64_t queries;          // rows of them
     int query_heads, groups, blocks, block_size;  // Hq, Hkv, B, Bk (64 or 128)
     float scale;                                  // on q . k, above 0
     float* block_lse;                             // workspace [queries, Hq, B], base 2
     float* mass;                                  // [queries, Hkv, B]
 };
+
+constexpr int64_t kMassMostTiles = 65535;  // of a launch
 
 cudaError_t launch_block_mass_sm90(const BlockMassArgs&, cudaStream_t);
 

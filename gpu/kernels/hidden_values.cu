@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kThreads = 256, kPerLoad = 8;
 constexpr int64_t kMostBlocks = 1024;  // of a span
+constexpr int64_t kMostSpans = 65535;  // at once: the limit of a grid
 
 __device__ bool has_not_finite(uint4 eight) {
     constexpr uint32_t kExponent = 0x7F80;
@@ -18,15 +19,18 @@ __device__ bool has_not_finite(uint4 eight) {
     return found;
 }
 
-/// A row of thread blocks per span; `row` loads hold a key's values.
+/// A row of thread blocks per span and kMostSpans spans further; `row` loads hold a key's values.
 __global__ void __launch_bounds__(kThreads)
-    look_at_spans(const uint4* values, int64_t row, const KeyRange* spans, int32_t* found) {
-    const KeyRange span = spans[blockIdx.y];
-    const int64_t end = (span.first + span.count) * row;
+    look_at_spans(const uint4* values, int64_t row, const KeyRange* spans, int64_t span_count,
+                  int32_t* found) {
     bool bad = false;
-    for (int64_t i = span.first * row + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < end;
-         i += int64_t{gridDim.x} * kThreads)
-        bad |= has_not_finite(__ldcs(values + i));
+    for (int64_t s = blockIdx.y; s < span_count; s += gridDim.y) {
+        const KeyRange span = spans[s];
+        const int64_t end = (span.first + span.count) * row;
+        for (int64_t i = span.first * row + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < end;
+             i += int64_t{gridDim.x} * kThreads)
+            bad |= has_not_finite(__ldcs(values + i));
+    }
     if (bad) *found = 1;
 }
 
@@ -38,9 +42,10 @@ void look_for_not_finite(const Call& call, In<3> values, View<const KeyRange, 1>
     const int64_t row = values.shape()[1] * values.shape()[2] / kPerLoad;
     const int64_t blocks = std::min(kMostBlocks, (most * row + kThreads - 1) / kThreads);
     if (blocks == 0 || spans.size() == 0) return;
-    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(spans.size()));
+    const dim3 grid(static_cast<unsigned>(blocks),
+                    static_cast<unsigned>(std::min(kMostSpans, spans.size())));
     look_at_spans<<<grid, kThreads, 0, call.stream()>>>(static_cast<const uint4*>(values.data()),
-                                                        row, spans.data(), found);
+                                                        row, spans.data(), spans.size(), found);
     check_launch("look_for_not_finite");
 }
 

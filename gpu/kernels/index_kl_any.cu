@@ -12,7 +12,7 @@
 namespace msa::cuda {
 namespace {
 
-constexpr int kWarps = kTileRows / kRowsPerWarp;
+constexpr int kWarps = kPlainTileRows / kRowsPerWarp;
 constexpr int kThreads = kWarps * kWarp;
 static_assert(kThreads >= kMaxHeadDim, "a thread owns a dimension");
 
@@ -28,11 +28,17 @@ struct RowArguments {
     int64_t slot_keys;
 };
 
-/// Shared memory of index_kl_rows_kernel: main rows and keys, index keys and row.
-int rows_bytes(const Problem& p) {
-    return tile_bytes(kTileRows + kTileKeys, static_cast<int>(p.head_dim)) +
-           tile_bytes(kTileKeys + 1, static_cast<int>(p.index_dim));
-}
+/// Shared memory of index_kl_rows_kernel.
+struct KlTiles {
+    TileStack stack;
+    int main_rows, main_keys, index_row, index_keys;
+
+    __host__ __device__ KlTiles(int head_dim, int index_dim)
+        : main_rows(stack.push(kPlainTileRows, head_dim)),
+          main_keys(stack.push(kPlainTileKeys, head_dim)),
+          index_row(stack.push(1, index_dim)),
+          index_keys(stack.push(kPlainTileKeys, index_dim)) {}
+};
 
 /// The group's heads of 32 keys as one, in `teacher` [32]: the mean of their probabilities, in
 /// order, or the largest. The keys are staged; the rows too where `parts` is 1.
@@ -44,14 +50,14 @@ __device__ void join_heads(const Heads<T>& in, const float* lse, int64_t query, 
         return By == Teacher::mean ? so_far + next : max_or_nan(so_far, next);
     };
     const float divisor = By == Teacher::mean ? static_cast<float>(in.heads) : 1.0F;
-    __shared__ float warp_teacher[kWarps][kTileKeys];
+    __shared__ float warp_teacher[kWarps][kPlainTileKeys];
     const int first_row = warp_id() * kRowsPerWarp;
-    const int parts = static_cast<int>(ceil_div(in.heads, kTileRows));
+    const int parts = static_cast<int>(ceil_div(in.heads, kPlainTileRows));
     for (int part = 0; part < parts; ++part) {
-        const auto head_of = [&](int r) { return int64_t{part} * kTileRows + r; };
+        const auto head_of = [&](int r) { return int64_t{part} * kPlainTileRows + r; };
         if (first_step || parts > 1) {
             __syncthreads();
-            stage(rows, kTileRows, in.width, [&](int r) {
+            stage(rows, kPlainTileRows, in.width, [&](int r) {
                 return head_of(r) < in.heads ? in.query(query, group * in.heads + head_of(r))
                                              : nullptr;
             });
@@ -85,11 +91,11 @@ __device__ void for_each_step(const RowArguments<T>& a, int64_t query, int64_t g
                               float* main_keys, Visit visit) {
     for (int64_t slot = 0; slot < a.support.spans(); ++slot) {
         const KeyRange span = a.support.span(query, group, slot);
-        for (int64_t at = 0; at < span.count; at += kTileKeys) {
+        for (int64_t at = 0; at < span.count; at += kPlainTileKeys) {
             const int seen = keys_before(span.count, at);
             const int64_t first = span.first + at;
             __syncthreads();
-            stage(main_keys, kTileKeys, a.main.width,
+            stage(main_keys, kPlainTileKeys, a.main.width,
                   [&](int j) { return j < seen ? a.main.key(first + j, group) : nullptr; });
             visit(first, seen, slot * a.support.block_size + at);
         }
@@ -99,14 +105,15 @@ __device__ void for_each_step(const RowArguments<T>& a, int64_t query, int64_t g
 template <typename T, Teacher By>
 __global__ void index_kl_rows_kernel(RowArguments<T> a) {
     extern __shared__ float4 shared[];
-    __shared__ float teacher[kTileKeys], d_score[kTileKeys];
+    __shared__ float teacher[kPlainTileKeys], d_score[kPlainTileKeys];
     const int64_t query = blockIdx.x, group = blockIdx.y, row = query * gridDim.y + group;
     const int d = static_cast<int>(threadIdx.x);
     const int index_stride = tile_stride(a.index.width);
-    float* main_rows = &shared[0].x;
-    float* main_keys = main_rows + kTileRows * tile_stride(a.main.width);
-    float* index_row = main_keys + kTileKeys * tile_stride(a.main.width);
-    float* index_keys = index_row + index_stride;
+    const KlTiles tiles(a.main.width, a.index.width);
+    float *const main_rows = &shared[0].x + tiles.main_rows,
+                 *const main_keys = &shared[0].x + tiles.main_keys,
+                 *const index_row = &shared[0].x + tiles.index_row,
+                 *const index_keys = &shared[0].x + tiles.index_keys;
     stage(index_row, 1, a.index.width, [&](int) { return a.index.query(query, group); });
     bool first_step = true;
     const auto teach = [&](int seen) {  // into `teacher`, for warp 0
@@ -126,7 +133,7 @@ __global__ void index_kl_rows_kernel(RowArguments<T> a) {
     double kl = 0;      // of the lane's keys, in warp 0
     float d_query = 0;  // dimension d
     for_each_step(a, query, group, main_keys, [&](int64_t first, int seen, int64_t place) {
-        stage(index_keys, kTileKeys, a.index.width,
+        stage(index_keys, kPlainTileKeys, a.index.width,
               [&](int j) { return j < seen ? a.index.key(first + j, group) : nullptr; });
         teach(seen);
         if (warp_id() == 0) {
@@ -190,12 +197,12 @@ __global__ void index_kl_keys_kernel(Heads<T> index, KeySupport support, const K
                                      float* d_index_k) {
     __shared__ int64_t place[kThreads];  // of the block in each of the next rows
     const KeyBlock block = blocks[blockIdx.x];
-    const int64_t at = int64_t{blockIdx.y} * kTileKeys;  // in the block
+    const int64_t at = int64_t{blockIdx.y} * kPlainTileKeys;  // in the block
     if (at >= block.keys.count) return;
     const int d = static_cast<int>(threadIdx.x);
     const int64_t begin = block.queries.begin * support.kv_heads;
     const int64_t end = block.queries.end * support.kv_heads;
-    float sums[kTileKeys] = {};
+    float sums[kPlainTileKeys] = {};
     for (int64_t row = begin; row < end; row += kThreads) {
         __syncthreads();
         place[d] = row + d < end ? place_of_block(support, row + d, block.block) : -1;
@@ -210,7 +217,7 @@ __global__ void index_kl_keys_kernel(Heads<T> index, KeySupport support, const K
             const float of_query =
                 d < index.width ? load(index.q + (row + n) * index.width + d) : 0.0F;
 #pragma unroll
-            for (int j = 0; j < kTileKeys; ++j) {
+            for (int j = 0; j < kPlainTileKeys; ++j) {
                 const float d_score = __shfl_sync(kAllLanes, mine, j);
                 if (j < seen) sums[j] += d_score * of_query;  // the query may be NaN
             }
@@ -218,7 +225,7 @@ __global__ void index_kl_keys_kernel(Heads<T> index, KeySupport support, const K
     }
     if (d >= index.width) return;
 #pragma unroll
-    for (int j = 0; j < kTileKeys; ++j)
+    for (int j = 0; j < kPlainTileKeys; ++j)
         if (at + j < block.keys.count)
             d_index_k[(block.keys.first + at + j) * index.width + d] += gradient * sums[j];
 }
@@ -229,7 +236,7 @@ void run_piece(const Call& call, const RowArguments<T>& a, Teacher by, float* ma
     const Problem& p = call.problem;
     attend_to_support(call, a.main, a.support, {}, main_lse);
     attend_to_support(call, a.index, a.support, {}, index_lse);
-    const int bytes = rows_bytes(p);
+    const int bytes = KlTiles(a.main.width, a.index.width).stack.bytes();
     const dim3 rows(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads));
     const auto rows_kernel = by == Teacher::mean ? index_kl_rows_kernel<T, Teacher::mean>
                                                  : index_kl_rows_kernel<T, Teacher::max>;
@@ -240,7 +247,7 @@ void run_piece(const Call& call, const RowArguments<T>& a, Teacher by, float* ma
     if (!to.d_index_k || blocks.empty()) return;
     const Tensor<KeyBlock, 1> here = call.upload(blocks);
     const dim3 keys(static_cast<unsigned>(blocks.size()),
-                    static_cast<unsigned>(ceil_div(p.block_size, kTileKeys)));
+                    static_cast<unsigned>(ceil_div(p.block_size, kPlainTileKeys)));
     index_kl_keys_kernel<<<keys, kThreads, 0, call.stream()>>>(
         a.index, a.support, here.data(), a.d_scores, a.slot_keys, a.gradient, to.d_index_k.data());
     check_launch("index_kl_any, keys");
@@ -248,9 +255,9 @@ void run_piece(const Call& call, const RowArguments<T>& a, Teacher by, float* ma
 
 }  // namespace
 
-void index_kl_any(const Call& call, const IndexInput& in, In<3> q, In<3> k,
-                  View<const int32_t, 3> ids, const IndexKlOutput& to, Teacher by) {
+void index_kl_any(const Call& call, const IndexKlInput& in, const IndexKlOutput& to) {
     const Problem& whole = call.problem;
+    const View<const int32_t, 3>& ids = in.ids;
     if (to.d_index_k)
         check(cudaMemsetAsync(to.d_index_k.data(), 0,
                               static_cast<size_t>(to.d_index_k.size()) * sizeof(float),
@@ -266,10 +273,10 @@ void index_kl_any(const Call& call, const IndexInput& in, In<3> q, In<3> k,
         Tensor<float, 3> d_scores;
         if (to.d_index_q) d_scores = piece.scratch<float, 3>({count, p.kv_heads, slot_keys});
         const View<const int32_t, 3> ids_here = ids ? ids.slice(queries.begin, count) : ids;
-        by_element(q.element(), [&]<typename T>() {
+        by_element(in.q.element(), [&]<typename T>() {
             const RowArguments<T> arguments{
-                main_heads<T>(p, slice(q, queries), k, {}),
-                index_heads<T>(p, {slice(in.index_q, queries), in.index_k}),
+                main_heads<T>(p, slice(in.q, queries), in.k, {}),
+                index_heads<T>(p, {slice(in.index.index_q, queries), in.index.index_k}),
                 key_support(piece, ids_here),
                 main_lse.data(),
                 index_lse.data(),
@@ -279,7 +286,7 @@ void index_kl_any(const Call& call, const IndexInput& in, In<3> q, In<3> k,
                 to.d_index_q ? to.d_index_q.slice(queries.begin, count).data() : nullptr,
                 d_scores.data(),
                 slot_keys};
-            run_piece(piece, arguments, by, main_lse.data(), index_lse.data(), to);
+            run_piece(piece, arguments, in.teacher, main_lse.data(), index_lse.data(), to);
         });
     });
 }

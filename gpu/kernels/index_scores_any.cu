@@ -16,8 +16,8 @@ __global__ void index_scores_kernel(Heads<T> in, HeadTiling tiling, const QueryR
     const QueryRange queries = tiles[blockIdx.x];
     const KeyRange span = visible[queries.end - 1];
     const int stride = tile_stride(in.width), first_row = warp_id() * kRowsPerWarp;
-    float* rows = &shared[0].x;
-    float* keys = rows + static_cast<int>(blockDim.x) / kWarp * kRowsPerWarp * stride;
+    const RowsAndKeys tiles_at(static_cast<int>(blockDim.x) / kWarp * kRowsPerWarp, in.width);
+    float *const rows = &shared[0].x + tiles_at.rows, *const keys = &shared[0].x + tiles_at.keys;
     const auto row_of = [&](int r) {
         return tiling.row(r, queries, 0, blockIdx.z, in.row_heads, visible);
     };
@@ -28,9 +28,9 @@ __global__ void index_scores_kernel(Heads<T> in, HeadTiling tiling, const QueryR
         float best[kRowsPerWarp];
         for (float& score : best) score = -INFINITY;
         const int64_t end = span.first + min((b + 1) * block_size, span.count);
-        for (int64_t first = span.first + b * block_size; first < end; first += kTileKeys) {
+        for (int64_t first = span.first + b * block_size; first < end; first += kPlainTileKeys) {
             __syncthreads();
-            stage(keys, kTileKeys, in.width,
+            stage(keys, kPlainTileKeys, in.width,
                   [&](int j) { return first + j < end ? in.key(first + j, 0) : nullptr; });
             __syncthreads();
             float dots[kRowsPerWarp];

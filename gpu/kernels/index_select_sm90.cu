@@ -1,8 +1,25 @@
 // SPDX-License-Identifier: MIT
-// Every 32 blocks, each warp merges the block maxima of its rows into lists of the best k, which
-// stay in shared memory. The local block needs no score, so every scored block is wholly visible
-// and nothing is masked.
+// index_select fused: scores of blocks, and the best k of each row, in one pass over the keys.
+//
+//   producer    one thread streams tiles of 128 keys through a ring in shared memory (TMA)
+//   consumers   hold their rows (query, group) as an operand in registers, multiply them with a
+//   tile
+//               (wgmma) and reduce the products of each block to their maximum, per row
+//   merge       every 32 blocks, a warp merges the maxima of its rows into their lists of the best
+//   k,
+//               which stay in shared memory
+//   write_ids   at the end, a list and the forced blocks become ascending ids
+//
+// The local block needs no score, so every scored block is wholly visible and nothing is masked.
+//
+// Where few queries share their keys (decode), tiles have 64 rows, and the keys are split over the
+// chip: each part writes its list, and merge_splits, a second kernel, makes one list of a row's.
+//
+// The producer may start before the kernel ahead has ended, where nothing ahead writes the keys
+// (IndexSelectArgs::keys_settled). The queries are always waited for.
+#include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
+#include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp_top_k.cuh"
 #include "gpu/kernels/index_select_sm90.h"
 
@@ -10,7 +27,8 @@ namespace msa::cuda {
 namespace {
 
 using namespace sm90;
-static_assert(kIndexTileRows == ManyRows::kRows && kIndexFewRows == FewRows::kRows);
+static_assert(kIndexPrefillRows == PrefillRows::kRows && kIndexDecodeRows == DecodeRows::kRows &&
+              kIndexTileKeys == kTileKeys);
 
 template <typename Shape, typename Rows, int Kept>
 struct Shared {
@@ -81,7 +99,7 @@ __device__ void merge_rows(S& shared, const DeviceRule& rule, float scale, int p
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
-__global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
+__global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     index_select(const __grid_constant__ IndexSelectArgs args) {
     extern __shared__ __align__(1024) char memory[];
     using S = Shared<Shape, Rows, Kept>;
@@ -115,7 +133,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == Rows::kConsumers) {
-        fewer_registers<24>();
+        setmaxnreg_dec<24>();
         if (threadIdx.x % kWarpgroup == 0) {
             if (!args.keys_settled) wait_for_previous_kernel();
             // Keys of few rows are read once: what else L2 has, as instructions, may stay.
@@ -125,8 +143,8 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerProcessor)
         return;
     }
     wait_for_previous_kernel();
-    let_next_kernel_start();
-    more_registers<Rows::kConsumerRegisters>();
+    launch_dependents();
+    setmaxnreg_inc<Rows::kConsumerRegisters>();
     RowOperand<Shape> operand[Rows::kHalves];
     const int64_t query_bytes = int64_t{args.groups} * Shape::kRowBytes;
     for (int half = 0; half < Rows::kHalves; ++half) {
@@ -201,7 +219,7 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     const int lane = threadIdx.x % kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
     const int split = static_cast<int>(threadIdx.x);
     const int64_t row = blockIdx.x;
-    let_next_kernel_start();
+    launch_dependents();
     const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
     const int kept = max(own.kept, 1);  // of none kept, the list is not read
     const SplitLists<Kept> from(args, row);
@@ -272,13 +290,12 @@ __global__ void __launch_bounds__(kMostIndexSplits)
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
 cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
-    constexpr int kBytes = sizeof(Shared<Shape, Rows, Kept>);
+    using S = Shared<Shape, Rows, Kept>;
     auto* const kernel = index_select<Shape, Rows, BlockSize, Kept>;
-    cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    cudaError_t error = allow_shared<S>(kernel);
     if (error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
-    error = launch_early(kernel, grid, Rows::kThreads, kBytes, stream, args);
+    error = launch_early(kernel, grid, Rows::kThreads, sizeof(S), stream, args);
     if (args.splits == 1 || error != cudaSuccess) return error;
     // Two threads per list, so that those that matter are read in fewer rounds.
     const int threads =
@@ -298,8 +315,8 @@ cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream) {
 
 template <typename Shape>
 cudaError_t launch_shape(const IndexSelectArgs& args, cudaStream_t stream) {
-    return args.few ? launch_rows<Shape, FewRows>(args, stream)
-                    : launch_rows<Shape, ManyRows>(args, stream);
+    return args.decode ? launch_rows<Shape, DecodeRows>(args, stream)
+                       : launch_rows<Shape, PrefillRows>(args, stream);
 }
 
 }  // namespace

@@ -7,24 +7,26 @@
 
 #include <cstdint>
 
-#include "gpu/device/query_tile.cuh"
+#include "core/problem.h"
+#include "gpu/kernels/device_rule.h"
+#include "gpu/query_tile.h"
 
 namespace msa::cuda {
 
-constexpr int kIndexTileRows = 256;  // (query, head) rows of a tile
+constexpr int kIndexPrefillRows = 256;  // (query, group) rows of a tile
+constexpr int kIndexDecodeRows = 64;    // where few queries share their keys
 constexpr int kIndexTileKeys = 128;
-constexpr int kIndexFewRows = 64;  // where few queries share their keys: decode
 constexpr int kMostIndexSplits = 512;
 
 struct IndexSelectArgs {
     const void* index_q;     // [Nq, Hkv, didx]
     CUtensorMap index_k;     // [Nk, didx], boxes of 128 keys x 128 bytes
-    bool keys_settled;       // the call before does not write index_k: it may be read ahead
+    bool keys_settled;       // nothing ahead in the stream writes index_k: it may be read early
     int element_bytes;       // 2: bf16, 1: e4m3
     int index_dim;           // 64 or 128
     const QueryTile* tiles;  // the most work first
     int tile_count;
-    bool few;  // at most kIndexFewRows / Hkv queries a tile, else kIndexTileRows / Hkv
+    bool decode;  // at most kIndexDecodeRows / Hkv queries a tile, else kIndexPrefillRows / Hkv
     const KeyRange* visible;  // [Nq]
     int64_t queries;          // Nq
     int groups;               // Hkv

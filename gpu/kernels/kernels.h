@@ -9,9 +9,6 @@
 
 namespace msa::cuda {
 
-/// Was this build made for the current device?
-bool kernels_run_here();
-
 /// With `only_if`, which lies on the device, nothing is done where it is 0.
 void dense_attention_any(const Call&, const AttentionInput&, const AttentionOutput&,
                          const int32_t* only_if = nullptr);
@@ -27,7 +24,6 @@ void sparse_attention_kv_outer_any(const Call&, const AttentionInput&, View<cons
 void sparse_attention_repair_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                                  const AttentionOutput&, const int32_t* marked);
 void block_mass_any(const Call&, In<3> q, In<3> k, const BlockMassOutput&);
-void index_kl_any(const Call&, const IndexInput&, In<3> q, In<3> k, View<const int32_t, 3> ids,
-                  const IndexKlOutput&, Teacher);
+void index_kl_any(const Call&, const IndexKlInput&, const IndexKlOutput&);
 
 }  // namespace msa::cuda

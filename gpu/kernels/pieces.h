@@ -18,7 +18,7 @@ void for_each_piece(const Call& call, int64_t bytes_per_query, Body body) {
     for (int64_t begin = 0; begin < queries; begin += piece) {
         const QueryRange range{begin, std::min(begin + piece, queries)};
         const Problem part = call.problem.with_queries(range);
-        body(Call{part, call.owner, call.memory, call.visible + begin, nullptr, call.ahead}, range);
+        body(call.with_queries(part, begin), range);
     }
 }
 

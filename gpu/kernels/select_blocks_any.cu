@@ -65,13 +65,6 @@ __global__ void select_blocks_kernel(SelectionRule rule, const KeyRange* visible
 
 }  // namespace
 
-bool kernels_run_here() {
-    cudaFuncAttributes attributes;
-    const bool runs = cudaFuncGetAttributes(&attributes, select_blocks_kernel) == cudaSuccess;
-    cudaGetLastError();
-    return runs;
-}
-
 void select_blocks_any(const Call& call, const SelectionRule& rule, View<const float, 3> scores,
                        View<int32_t, 3> ids) {
     const int64_t rows = ids.extent(0) * ids.extent(1);

@@ -2,6 +2,7 @@
 // One warp per row, k <= 32. 1024 scores at a time sit in registers, each read once. The k-th
 // largest of the warp's 64 half-lane maxima bounds the k-th best score of the first 1024 from
 // below; later the list itself gives the bound. The few scores above it are merged into the list.
+#include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp_top_k.cuh"
 #include "gpu/kernels/select_blocks_sm90.h"
 
@@ -12,10 +13,6 @@ constexpr int kWarpsPerBlock = 8;
 constexpr int kVectors = 8;  // float4 per lane
 constexpr int kChunk = kWarp * kVectors * 4;
 constexpr uint32_t kLowest = 0x00800000;  // ordered value of the lowest finite score
-
-__device__ uint32_t ordered(float score) {
-    return static_cast<uint32_t>(candidate_key(score, 0) >> 32);
-}
 
 /// The score of an ordered value.
 __device__ float value_of(uint32_t ordered_score) {
@@ -30,10 +27,11 @@ __device__ uint32_t lower_bound_of_kth(const float (&score)[4 * kVectors], int k
 #pragma unroll
     for (int j = 0; j < 4 * kVectors; ++j) half[j % 2] = fmaxf(half[j % 2], score[j]);
     if (k <= kWarp / 2) {
-        const uint32_t best = sort_descending(ordered(fmaxf(half[0], half[1])));
+        const uint32_t best = sort_descending(ordered_key(fmaxf(half[0], half[1])));
         return __shfl_sync(kAllLanes, best, k - 1);
     }
-    const uint32_t a = sort_descending(ordered(half[0])), b = sort_descending(ordered(half[1]));
+    const uint32_t a = sort_descending(ordered_key(half[0]));
+    const uint32_t b = sort_descending(ordered_key(half[1]));
     const uint32_t b_rising = __shfl_sync(kAllLanes, b, kWarp - 1 - threadIdx.x % kWarp);
     const uint32_t best = sort_descending<true>(max(a, b_rising));
     return __shfl_sync(kAllLanes, best, k - 1);

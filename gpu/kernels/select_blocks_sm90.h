@@ -6,7 +6,8 @@
 
 #include <cstdint>
 
-#include "gpu/device/query_tile.cuh"
+#include "core/problem.h"
+#include "gpu/kernels/device_rule.h"
 
 namespace msa::cuda {
 

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: MIT
-// sparse_attention (eq:msa-sparse-attn) on Hopper, both loop orders at once. A tile is 128 rows:
-// the G heads of 128 / G, at most 32, consecutive queries of one group; rows left over are empty,
-// their results never stored. Blocks that at least `least_sharing` queries of a tile selected are
-// walked by the tile as a union, output in registers. The other (query, block) pairs go KV-outer
-// (sec:kernel:sparse_attn), first: each block gathers its queries, partial outputs go to slots; the
-// tiles add them to what their unions give. least_sharing 1 is Q-outer throughout, tile_queries + 1
-// KV-outer.
+// sparse_attention (eq:msa-sparse-attn) on Hopper. Two ways; gpu/plan/sparse_attention.cpp chooses.
+//
+// Split-K decode, for few queries: a cluster of thread blocks answers one (query, group), each a
+// part of its blocks. One launch.
+//
+// Tiles, for many queries. A tile is 128 rows: the G heads of 128 / G, at most 32, consecutive
+// queries of one group; rows left over are empty, their results never stored. Blocks that at least
+// `least_sharing` queries of a tile selected are walked by the tile as a union, output in
+// registers. The other (query, block) pairs go KV-outer (sec:kernel:sparse_attn) before it: each
+// block gathers its queries, and partial outputs go to slots, which the tiles add to what their
+// unions give. least_sharing 1 is the order `union` throughout, tile_queries + 1 is KV-outer
+// throughout.
 #pragma once
 
 #include <cuda.h>
@@ -13,12 +18,13 @@
 
 #include <cstdint>
 
-#include "gpu/device/query_tile.cuh"
-#include "gpu/kernels/sparse_sizes.h"
+#include "core/kernel_sizes.h"
+#include "core/problem.h"
+#include "gpu/query_tile.h"
 
 namespace msa::cuda {
 
-constexpr int kSparseMostHeads = 64;  // G, but for few queries
+constexpr int kSparseMostHeads = 64;  // G, but for decode
 constexpr int kSlotRun = 8;           // rows of a slot that are read at once
 
 /// A block of a tile's union, and which queries of the tile selected it (bit i: query i).
@@ -42,8 +48,18 @@ struct __align__(16) KeyBlockItem {
     int32_t group, begin, count, padding;
 };
 
-/// Device memory that the kernels share, for one chunk of tiles; R rows of it, see
-/// SparseArgs::row. That of more chunks lies behind, but for the slots, which they share.
+/// What every kernel here needs to know of a call.
+struct SparseCall {
+    const int32_t* ids;                                    // [Nq, Hkv, top_k]
+    const KeyRange* visible;                               // [Nq]
+    int64_t queries;                                       // Nq
+    int query_heads, groups, head_dim, block_size, top_k;  // Hq, Hkv, dh, Bk; k <= 32
+
+    __host__ __device__ int group_size() const { return query_heads / groups; }
+};
+
+/// Device memory that the kernels of tiles share, for one chunk of tiles; R rows of it, see
+/// SparseSchedule::row. That of more chunks lies behind, but for the slots, which they share.
 struct SparseWorkspace {
     UnionBlock* blocks;     // [Hkv, chunk_tiles, k * tile_queries]
     int32_t* block_counts;  // [Hkv, chunk_tiles]
@@ -59,28 +75,15 @@ struct SparseWorkspace {
 
 static_assert(sizeof(*SparseWorkspace::in_slots) == kSlotMaskBytes);
 
-struct SparseArgs {
-    const void* q;           // [Nq, Hq, dh] bf16
-    bool q_settled;          // the call before does not write q: it may be read ahead
-    CUtensorMap q_tile;      // [Nq, Hq, dh] bf16, boxes of a tile's queries x G heads x 64 channels
-    CUtensorMap q_one;       // boxes of one query
-    CUtensorMap k, v;        // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
-    const int32_t* ids;      // [Nq, Hkv, top_k]
-    const QueryTile* tiles;  // at most tile_queries queries each
-    int tile_queries;        // tile_queries_of(G)
-    int tile_count, chunk_tiles;                           // of all chunks, of each but the last
-    int64_t queries;                                       // of the call
-    int all_blocks;                                        // of all sequences
-    const KeyRange* visible;                               // [Nq]
-    int query_heads, groups, head_dim, block_size, top_k;  // k <= 32
-    float scale;                                           // on q . k, above 0
+/// How the tiles of a call are cut, and what goes where.
+struct SparseSchedule : SparseCall {
+    const QueryTile* tiles;       // at most tile_queries queries each
+    int tile_queries;             // tile_queries_of(G)
+    int tile_count, chunk_tiles;  // of all chunks, of each but the last
+    int all_blocks;               // of all sequences
     int least_sharing;
     SparseWorkspace workspace;
-    void* out;        // [Nq, Hq, dh] bf16
-    float* lse;       // [Nq, Hq]
-    int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
 
-    __host__ __device__ int group_size() const { return query_heads / groups; }
     static int tile_queries_of(int heads) { return static_cast<int>(sparse_tile_queries(heads)); }
     __host__ __device__ int tile_rows() const { return tile_queries * group_size(); }
     __host__ __device__ bool any_slots() const { return least_sharing > 1; }
@@ -96,22 +99,22 @@ struct SparseArgs {
         return ((tile * groups + group) * top_k + n) * slot_rows();
     }
     __host__ __device__ int chunks() const { return (tile_count + chunk_tiles - 1) / chunk_tiles; }
-    __host__ __device__ int64_t chunk_rows() const { return row(chunk_tiles, 0, 0); }
+    __host__ __device__ int64_t tile_groups() const { return int64_t{chunk_tiles} * groups; }
+    __host__ __device__ int64_t chunk_rows() const { return tile_groups() * tile_queries; }
+    __host__ __device__ int64_t lists() const { return int64_t{groups} * all_blocks; }
     __host__ __device__ int64_t most_items() const {
-        return int64_t{groups} * all_blocks +
-               chunk_rows() * top_k / (kSparseItemTiles * tile_queries);
+        return lists() + chunk_rows() * top_k / (kSparseItemTiles * tile_queries);
     }
     /// One chunk alone.
-    __host__ __device__ SparseArgs chunk(int index) const {
-        SparseArgs one = *this;
+    __host__ __device__ SparseSchedule chunk(int index) const {
+        SparseSchedule one = *this;
         one.tiles += int64_t{index} * chunk_tiles;
         one.tile_count = index + 1 < chunks() ? chunk_tiles : tile_count - index * chunk_tiles;
         SparseWorkspace& work = one.workspace;
-        const int64_t lists = int64_t{groups} * all_blocks, tile_groups = chunk_tiles * groups;
-        work.blocks += index * tile_groups * top_k * tile_queries;
-        work.block_counts += index * tile_groups;
-        work.use_counts += index * lists;
-        work.use_ends += index * lists;
+        work.blocks += index * tile_groups() * top_k * tile_queries;
+        work.block_counts += index * tile_groups();
+        work.use_counts += index * lists();
+        work.use_ends += index * lists();
         work.uses += index * chunk_rows() * top_k;
         work.items += index * most_items();
         work.item_count += index;
@@ -120,17 +123,38 @@ struct SparseArgs {
     }
 };
 
-/// Few queries, all in one kernel: needs q, k, v, ids, visible, sizes, out and lse alone. Best
-/// while its thread blocks fill the chip a few times over at most.
-int64_t few_blocks(const SparseArgs&);
-cudaError_t launch_sparse_few_sm90(const SparseArgs&, cudaStream_t);
+struct SparseDecodeArgs : SparseCall {
+    const void* q;     // [Nq, Hq, dh] bf16
+    bool q_settled;    // nothing ahead in the stream writes q: it may be read early
+    CUtensorMap k, v;  // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
+    float scale;       // on q . k, above 0
+    void* out;         // [Nq, Hq, dh] bf16
+    float* lse;        // [Nq, Hq]
+};
 
-/// The kernels in order: the schedule of all chunks, then one chunk after the other.
-cudaError_t launch_sparse_attention_sm90(const SparseArgs&, int processors, cudaStream_t);
+struct SparseKvOuterArgs : SparseSchedule {
+    CUtensorMap q;     // [Nq, Hq, dh] bf16, boxes of one query x G heads x 64 channels
+    CUtensorMap k, v;  // as above
+    float scale;
+};
 
-// The stages of it, the last two for one chunk.
-cudaError_t launch_sparse_schedule(const SparseArgs&, cudaStream_t);
-cudaError_t launch_sparse_kv_outer_sm90(const SparseArgs&, int processors, cudaStream_t);
-cudaError_t launch_sparse_union_sm90(const SparseArgs&, int processors, cudaStream_t);
+struct SparseUnionArgs : SparseSchedule {
+    CUtensorMap q;     // [Nq, Hq, dh] bf16, boxes of a tile's queries x G heads x 64 channels
+    CUtensorMap k, v;  // as above
+    float scale;
+    void* out;        // [Nq, Hq, dh] bf16
+    float* lse;       // [Nq, Hq]
+    int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
+};
+
+/// Thread blocks of the decode kernel, which is best while they fill the chip a few times at most.
+int64_t sparse_decode_blocks(int64_t queries, int64_t groups, int64_t group_size);
+cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs&, cudaStream_t);
+
+/// The workspace of all chunks.
+cudaError_t launch_sparse_schedule_sm90(const SparseSchedule&, cudaStream_t);
+// One chunk, in this order; the first where any_slots().
+cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs&, int sms, cudaStream_t);
+cudaError_t launch_sparse_union_sm90(const SparseUnionArgs&, int sms, cudaStream_t);
 
 }  // namespace msa::cuda

@@ -9,7 +9,7 @@
 #include "analysis/stage_cost.h"
 #include "core/random.h"
 #include "core/selection.h"
-#include "gpu/kernels/sparse_sizes.h"
+#include "core/kernel_sizes.h"
 
 namespace msa::analysis {
 namespace {

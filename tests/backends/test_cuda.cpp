@@ -3,6 +3,7 @@
 // tensors of more than 2^31 elements.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "core/error.h"
 #include "core/half.h"
@@ -61,7 +62,8 @@ TEST_F(Cuda, Bf16OutputsAreTheFloatOnesRounded) {
     Tensor<float, 3> out = backend->make<float, 3>(o.q.shape());
     Tensor<bf16, 3> rounded = backend->make<bf16, 3>(o.q.shape());
     Tensor<float, 2> lse = backend->make<float, 2>({90, 8});
-    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+    for (LoopOrder order :
+         orders_of(*backend, c.problem, {.element = Element::bf16, .top_k = c.rule.top_k})) {
         backend->sparse_attention(c.problem, {q, k, v}, ids, {out, lse}, order);
         backend->sparse_attention(c.problem, {q, k, v}, ids, {rounded, lse}, order);
         const Tensor<float, 3> want = backend->download(out.view());
@@ -74,13 +76,92 @@ TEST_F(Cuda, Bf16OutputsAreTheFloatOnesRounded) {
 
 TEST_F(Cuda, OtherElementsAreRefusedWithAReason) {
     const std::unique_ptr<Backend> backend = make_backend("cuda");
-    const auto support = [&](const Request& request) {
-        return backend->supports(square_problem(8, 1, 1, 16, 16, 8), request);
+    const auto why_not = [&](const Request& request) {
+        return backend->supports(square_problem(8, 1, 1, 16, 16, 8), request).why_not;
     };
-    EXPECT_EQ(support(BlockMassRequest{Element::e4m3}).why_not, "it takes f32 and bf16, not e4m3");
-    EXPECT_EQ(support(IndexScoresRequest{Element::f16}).why_not,
-              "it takes f32, bf16 and e4m3, not f16");
-    EXPECT_TRUE(support(IndexScoresRequest{Element::e4m3}).yes);
+    EXPECT_EQ(why_not(BlockMassRequest{Element::e4m3}), "it takes f32 and bf16, not e4m3");
+    EXPECT_EQ(why_not(IndexScoresRequest{Element::e4m3}), "");
+    // Programs compute f16 as f32.
+    for (const Request& request :
+         {Request(DenseAttentionRequest{Element::f16}), Request(BlockMassRequest{Element::f16}),
+          Request(SparseAttentionRequest{.element = Element::f16, .top_k = 1}),
+          Request(IndexKlRequest{.element = Element::f16})})
+        EXPECT_EQ(why_not(request), "it takes f32 and bf16, not f16") << operation_name(request);
+    for (const Request& request :
+         {Request(IndexScoresRequest{Element::f16}),
+          Request(IndexSelectRequest{.element = Element::f16, .top_k = 1})})
+        EXPECT_EQ(why_not(request), "it takes f32, bf16 and e4m3, not f16")
+            << operation_name(request);
+}
+
+TEST_F(Cuda, OrdersThatAreMissingAreRefusedWithAReason) {
+    const std::unique_ptr<Backend> backend = make_backend("cuda");
+    const Case c{"orders", square_problem(90, 8, 2, 40, 16, 16), {.top_k = 3}};
+    SparseAttentionRequest request{
+        .element = Element::f32, .top_k = 3, .order = LoopOrder::tile_union};
+    EXPECT_NE(backend->supports(c.problem, request).why_not, "");
+    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+        request.order = order;
+        EXPECT_TRUE(backend->supports(c.problem, request).yes) << to_string(order);
+    }
+    Runner runner({"cuda", Element::f32});
+    const Operands o = make_operands(c, Element::f32);
+    const Tensor<int32_t, 3> ids = reference().index_select(c.problem, c.rule, o);
+    EXPECT_THROW(runner.sparse_attention(c.problem, o, ids, LoopOrder::tile_union),
+                 UnsupportedError);
+    // One query at a time is the plain kernel, wherever it runs.
+    runner.sparse_attention(c.problem, o, ids, LoopOrder::q_outer);
+    EXPECT_TRUE(runner.backend().answered_by().starts_with("sparse_attention_q_outer_any; sm90: "))
+        << runner.backend().answered_by();
+}
+
+TEST_F(Cuda, DenseAttentionSaysWhyCudnnDoesNotAnswer) {
+    // tests/CMakeLists.txt runs it once more with a libcudnn that lacks what is called.
+    const Case c{"dense", square_problem(200, 4, 2, 64, 64, 64), {.top_k = 2}};
+    const Operands o = make_operands(c, Element::bf16);
+    Runner runner({"cuda", Element::bf16, Element::bf16});
+    for (int call = 0; call < 2; ++call) {
+        EXPECT_TRUE(matches(runner.dense_attention(c.problem, o),
+                            reference().dense_attention(c.problem, o), bf16_bounds(c.problem, o)));
+        const std::string by = runner.backend().answered_by(),
+                          plain = "dense_attention_any; cuDNN: ";
+        if (std::getenv("MSA_STUB_CUDNN") != nullptr || !by.starts_with("cuDNN ")) {
+            EXPECT_TRUE(by.starts_with(plain) && by.size() > plain.size()) << by;
+        }
+    }
+}
+
+TEST_F(Cuda, MoreSequencesThanAGridHasRows) {
+    constexpr int64_t kSequences = 70000;
+    std::vector<int64_t> queries{0}, keys{0};
+    for (int64_t s = 0; s < kSequences; ++s) {
+        queries.push_back(queries.back() + 1 + s % 2);
+        keys.push_back(keys.back() + 2 + s % 3);
+    }
+    Case c{"many", square_problem(0, 2, 1, 64, 64, 64), {.top_k = 1}};
+    c.problem.batch = PackedBatch(queries, keys);
+    const Problem& p = c.problem;
+    Operands o = make_operands(c, Element::bf16);
+    const Bounds b = bf16_bounds(p, o);
+    // Values of a late sequence that only its own queries see.
+    const int64_t late = kSequences - 3;
+    for (int64_t j = keys[late]; j < keys[late + 1]; ++j) o.v(j, 0, 5) = std::nanf("");
+    Runner runner({"cuda", Element::bf16, Element::bf16});
+    EXPECT_TRUE(matches(runner.dense_attention(p, o), reference().dense_attention(p, o), b))
+        << runner.backend().answered_by();
+    const Tensor<int32_t, 3> ids = reference().index_select(p, c.rule, o);
+    EXPECT_TRUE(identical(runner.index_select(p, c.rule, o), ids));
+    for (LoopOrder order : orders_of(runner, p, 1))
+        EXPECT_TRUE(matches(runner.sparse_attention(p, o, ids, order),
+                            reference().sparse_attention(p, o, ids), b))
+            << to_string(order);
+    Backend& backend = runner.backend();
+    const Tensor<bf16, 3> q = narrowed(backend, o.q), k = narrowed(backend, o.k);
+    Tensor<float, 3> mass = backend.make<float, 3>({p.queries(), 1, p.blocks()});
+    backend.block_mass(p, q, k, {mass, {}});
+    EXPECT_TRUE(close(backend.download(std::as_const(mass).view()),
+                      reference().block_mass(p, o).mass, b.mass))
+        << backend.answered_by();
 }
 
 TEST_F(Cuda, OutOfMemoryNamesTheBytesAndLeavesTheBackendUsable) {
@@ -149,7 +230,9 @@ TEST_F(Cuda, CallsInARowReadWhatThoseBeforeWrote) {
         attend(out[2], own_ids, 3, LoopOrder::automatic);
         return std::pair(get(*backend, own_ids, 0, ids.size()), get(*backend, out[3], 0, q.size()));
     };
-    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+    for (LoopOrder order :
+         orders_of(*backend, p,
+                   {.element = Element::bf16, .top_k = c.rule.top_k, .out = Element::bf16})) {
         const auto want = results(q, order, true), other = results(other_q, order, true);
         EXPECT_NE(want.first, other.first);  // what a call that does not wait would read
         EXPECT_FALSE(want.second == other.second);
@@ -224,7 +307,8 @@ TEST_F(Cuda, LongAttentionPast2To31Elements) {
     };
     backend->dense_attention(p, {q, k, v}, {out, lse});
     check("dense_attention");
-    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+    for (LoopOrder order :
+         orders_of(*backend, p, {.element = Element::bf16, .top_k = 2, .out = Element::bf16})) {
         backend->sparse_attention(p, {q, k, v}, ids, {out, lse}, order);
         check(to_string(order));
     }
@@ -272,7 +356,8 @@ void compare_in_chunks(int64_t heads, const std::vector<int64_t>& some) {
     o.v = wide(v);
     o.index_q = Tensor<float, 3>({1, 4, 128});
     o.index_k = Tensor<float, 2>({kKeys, 128});
-    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+    for (LoopOrder order :
+         orders_of(*backend, p, {.element = Element::bf16, .top_k = kTopK, .out = Element::bf16})) {
         backend->sparse_attention(p, {q_here, k_here, v_here}, ids, {out, lse}, order);
         for (int64_t i : some) {
             const Problem one = p.with_queries({i, i + 1});

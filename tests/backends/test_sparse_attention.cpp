@@ -10,21 +10,6 @@
 namespace msa::test {
 namespace {
 
-constexpr LoopOrder kOrders[] = {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer};
-
-/// The orders that the runner's backend supports.
-std::vector<LoopOrder> orders_of(Runner& runner, const Problem& p, int64_t top_k) {
-    std::vector<LoopOrder> orders;
-    for (LoopOrder order : kOrders)
-        if (runner.backend()
-                .supports(p,
-                          SparseAttentionRequest{
-                              .element = runner.element(), .top_k = top_k, .order = order})
-                .yes)
-            orders.push_back(order);
-    return orders;
-}
-
 /// The same queries behind a prefix, `keys` keys in all.
 Problem with_prefix(Problem p, int64_t keys) {
     p.batch = PackedBatch(p.batch.cu_seqlens_q(), {0, keys});

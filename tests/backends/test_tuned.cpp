@@ -78,6 +78,7 @@ protected:
     Attention sparse_attention(const Operands& o, LoopOrder order) {
         return runner_->sparse_attention(problem(), o, ids_, order);
     }
+    std::vector<LoopOrder> orders() { return orders_of(*runner_, problem(), ids_.extent(2)); }
     Attention dense_attention(const Operands& o) { return runner_->dense_attention(problem(), o); }
     template <typename T = bf16>
     Tensor<int32_t, 3> index_select(const Operands& o) {
@@ -123,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(All, Tuned, testing::ValuesIn(tuned_cases()),
 
 TEST_P(Tuned, SparseAttentionMatchesReferenceInEveryOrder) {
     const Attention want = reference().sparse_attention(problem(), operands_, ids_);
-    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+    for (LoopOrder order : orders()) {
         const Attention got = sparse_attention(operands_, order);
         EXPECT_TRUE(matches(got, want, bounds_here())) << to_string(order);
         const Attention again = sparse_attention(operands_, order);
@@ -249,7 +250,7 @@ TEST_P(Tuned, UnseenNanChangesNothing) {
     EXPECT_TRUE(identical(index_select(spoilt), index_select(operands_)));
     EXPECT_TRUE(identical(block_mass(spoilt), block_mass(operands_)));
     const Attention want = reference().sparse_attention(problem(), operands_, ids_);
-    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer})
+    for (LoopOrder order : orders())
         EXPECT_TRUE(matches(sparse_attention(spoilt, order), want, bounds_here()))
             << to_string(order);
     EXPECT_TRUE(matches(dense_attention(spoilt), reference().dense_attention(problem(), operands_),
@@ -262,7 +263,7 @@ TEST_P(Tuned, NanQueriesGiveNan) {
     for (int64_t d = 0; d < problem().head_dim; ++d)
         o.q(query, 1, d) = std::numeric_limits<float>::quiet_NaN();
     const Attention want = reference().sparse_attention(problem(), o, ids_);
-    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer})
+    for (LoopOrder order : orders())
         EXPECT_TRUE(matches(sparse_attention(o, order), want, bounds_here())) << to_string(order);
 }
 
@@ -276,7 +277,7 @@ TEST_P(Tuned, ForeignBlocksOfNanChangeNothing) {
         for (int64_t d = 0; d < problem().head_dim; ++d)
             o.v(n, 0, d) = std::numeric_limits<float>::quiet_NaN();
     const Attention want = reference().sparse_attention(problem(), o, ids_);
-    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+    for (LoopOrder order : orders()) {
         const Attention got = sparse_attention(o, order);
         EXPECT_TRUE(matches(got, want, bounds_here())) << to_string(order);
         EXPECT_TRUE(close(got.lse, clean.lse, bounds_here().lse)) << to_string(order);

@@ -256,6 +256,21 @@ IndexKl Runner::index_kl(const Problem& p, const Operands& o, View<const int32_t
     return {kl.take(), d_index_q.take(), d_index_k.take()};
 }
 
+std::vector<LoopOrder> orders_of(const Backend& backend, const Problem& p,
+                                 SparseAttentionRequest request) {
+    std::vector<LoopOrder> orders;
+    for (LoopOrder order : kLoopOrders) {
+        request.order = order;
+        if (backend.supports(p, request).yes) orders.push_back(order);
+    }
+    return orders;
+}
+
+std::vector<LoopOrder> orders_of(Runner& runner, const Problem& p, int64_t top_k) {
+    return orders_of(runner.backend(), p,
+                     {.element = runner.element(), .top_k = top_k, .out = runner.stored()});
+}
+
 std::string param_name(const testing::TestParamInfo<OperationParam>& info) {
     return text(std::get<0>(info.param), '_', std::get<1>(info.param));
 }

@@ -88,6 +88,7 @@ public:
 
     Backend& backend() { return *backend_; }
     Element element() const { return subject_.element; }
+    Element stored() const { return subject_.stored; }
 
 private:
     template <typename Call>
@@ -96,6 +97,13 @@ private:
     Subject subject_;
     std::unique_ptr<Backend> backend_;
 };
+
+inline constexpr LoopOrder kLoopOrders[] = {LoopOrder::automatic, LoopOrder::q_outer,
+                                            LoopOrder::tile_union, LoopOrder::kv_outer};
+/// The loop orders that a backend has for this problem; request.order does not matter.
+std::vector<LoopOrder> orders_of(const Backend&, const Problem&, SparseAttentionRequest request);
+/// Those of the runner's backend.
+std::vector<LoopOrder> orders_of(Runner&, const Problem&, int64_t top_k);
 
 /// The truth to compare with.
 inline Runner reference() { return Runner({"reference", Element::f32}); }

@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Splits ids into unions and uses, and sorts the uses by block: count, prefix sum, fill. A warp
-// gathers the ids of a tile in a hash table. The order of a block's uses does not matter to any
-// result, so the fill may be in any order; that of a union does, and is ascending.
+// Says what goes where: the union of each tile, and the (query, block) pairs that go KV-outer,
+// sorted by block.
+//
+//   split_ids   a warp gathers the ids of a tile in a hash table. Blocks that enough queries share
+//               become the tile's union, ascending; the others are counted per block.
+//   schedule    one thread block per chunk: a prefix sum of the counts, and the work items
+//   fill_uses   a thread per id puts its pair where its block's pairs are
+//
+// The order of a block's pairs does not matter to any result, so fill_uses may take any. That of a
+// union does.
 #include <cub/block/block_scan.cuh>
 
+#include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
@@ -12,25 +20,29 @@ namespace {
 
 constexpr int kSplitWarps = 2;  // of a thread block
 
-/// A warp's shared memory: blocks of a tile and which of its queries selected them.
+/// A warp's hash table in shared memory: blocks of a tile and which of its queries selected them.
 struct SplitTable {
     UnionBlock *entries, *shared;  // [1 << bits], [half of it]
     uint32_t* in_slots;            // [kWarp]
-    int bits;
+    int bits, bytes;
 
-    static __host__ __device__ int bits_for(int ids) {  // at most half full; a warp's width
+    /// Bits of a table that `ids` entries fill half at most; a warp's width at least.
+    static __host__ __device__ int bits_for(int ids) {
         int bits = 5;
         while (1 << bits < 2 * ids) ++bits;
         return bits;
     }
-    static __host__ __device__ int bytes(int bits) {
-        return static_cast<int>((sizeof(UnionBlock) * 3 << bits) / 2 + kWarp * sizeof(uint32_t));
+    __host__ __device__ SplitTable(char* memory, int ids) : bits(bits_for(ids)) {
+        entries = reinterpret_cast<UnionBlock*>(memory);
+        shared = entries + (1 << bits);
+        in_slots = reinterpret_cast<uint32_t*>(shared + (1 << bits) / 2);
+        bytes = static_cast<int>(reinterpret_cast<char*>(in_slots + kWarp) - memory);
     }
-    __device__ SplitTable(char* memory, int bits_)
-        : entries(reinterpret_cast<UnionBlock*>(memory)),
-          shared(entries + (1 << bits_)),
-          in_slots(reinterpret_cast<uint32_t*>(shared + (1 << bits_) / 2)),
-          bits(bits_) {}
+    /// Bytes of one, on the host.
+    static int bytes_for(int ids) {
+        char origin[1];
+        return SplitTable(origin, ids).bytes;
+    }
 
     /// The entry of a block, made if there is none.
     __device__ UnionBlock& at(int block) {
@@ -43,15 +55,17 @@ struct SplitTable {
 };
 
 __global__ void __launch_bounds__(kSplitWarps* kWarp)
-    split_ids(const __grid_constant__ SparseArgs all) {
+    split_ids(const __grid_constant__ SparseSchedule all) {
     extern __shared__ __align__(16) char memory[];
-    const SparseArgs args = all.chunk(static_cast<int>(blockIdx.y));
+    const SparseSchedule args = all.chunk(static_cast<int>(blockIdx.y));
     const int item = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
     if (item >= args.tile_count * args.groups) return;
     const SparseWorkspace& work = args.workspace;
     const int lane = threadIdx.x % kWarp;
-    const int bits = SplitTable::bits_for(args.tile_queries * args.top_k);
-    SplitTable table(memory + threadIdx.x / kWarp * SplitTable::bytes(bits), bits);
+    const int ids = args.tile_queries * args.top_k;
+    SplitTable table(memory, ids);
+    table = SplitTable(memory + threadIdx.x / kWarp * table.bytes, ids);
+    const int bits = table.bits;
     // Group major, so that tiles that run together share keys.
     const int group = item / args.tile_count, tile_index = item % args.tile_count;
     const QueryTile tile = args.tiles[tile_index];
@@ -104,8 +118,8 @@ __global__ void __launch_bounds__(kSplitWarps* kWarp)
 }
 
 /// A thread per id.
-__global__ void fill_uses(const __grid_constant__ SparseArgs all) {
-    const SparseArgs args = all.chunk(static_cast<int>(blockIdx.y));
+__global__ void fill_uses(const __grid_constant__ SparseSchedule all) {
+    const SparseSchedule args = all.chunk(static_cast<int>(blockIdx.y));
     const SparseWorkspace& work = args.workspace;
     const auto i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     const int at = i % args.top_k, row = i / args.top_k, group = row % args.groups;
@@ -130,8 +144,9 @@ __global__ void fill_uses(const __grid_constant__ SparseArgs all) {
 
 /// A thread block per chunk: ends of the blocks' uses, and their work items.
 constexpr int kScanThreads = 1024;
-__global__ void __launch_bounds__(kScanThreads) schedule(const __grid_constant__ SparseArgs all) {
-    const SparseArgs args = all.chunk(static_cast<int>(blockIdx.x));
+__global__ void __launch_bounds__(kScanThreads)
+    schedule(const __grid_constant__ SparseSchedule all) {
+    const SparseSchedule args = all.chunk(static_cast<int>(blockIdx.x));
     using Scan = cub::BlockScan<int2, kScanThreads>;
     __shared__ typename Scan::TempStorage storage;
     const SparseWorkspace& work = args.workspace;
@@ -159,39 +174,26 @@ __global__ void __launch_bounds__(kScanThreads) schedule(const __grid_constant__
 
 }  // namespace
 
-cudaError_t launch_sparse_schedule(const SparseArgs& args, cudaStream_t stream) {
+cudaError_t launch_sparse_schedule_sm90(const SparseSchedule& args, cudaStream_t stream) {
     constexpr int kThreads = 128;
     const auto grid = [&](int64_t work, int of_block) {
         return dim3(static_cast<unsigned>((work + of_block - 1) / of_block),
                     static_cast<unsigned>(args.chunks()));
     };
-    const size_t lists = static_cast<size_t>(args.groups) * static_cast<size_t>(args.all_blocks);
-    cudaError_t error =
-        cudaMemsetAsync(args.workspace.use_counts, 0,
-                        sizeof(int32_t) * lists * static_cast<size_t>(args.chunks()), stream);
+    cudaError_t error = cudaMemsetAsync(
+        args.workspace.use_counts, 0,
+        sizeof(int32_t) * static_cast<size_t>(args.lists() * args.chunks()), stream);
     if (error != cudaSuccess) return error;
-    const int tables =
-        kSplitWarps * SplitTable::bytes(SplitTable::bits_for(args.tile_queries * args.top_k));
+    const int tables = kSplitWarps * SplitTable::bytes_for(args.tile_queries * args.top_k);
     error = cudaFuncSetAttribute(split_ids, cudaFuncAttributeMaxDynamicSharedMemorySize, tables);
     if (error != cudaSuccess) return error;
-    split_ids<<<grid(int64_t{args.chunk_tiles} * args.groups, kSplitWarps), kSplitWarps * kWarp,
+    split_ids<<<grid(args.tile_groups(), kSplitWarps), kSplitWarps * kWarp,
                 static_cast<size_t>(tables), stream>>>(args);
     if (args.any_slots()) {
         schedule<<<static_cast<unsigned>(args.chunks()), kScanThreads, 0, stream>>>(args);
         fill_uses<<<grid(args.chunk_rows() * args.top_k, kThreads), kThreads, 0, stream>>>(args);
     }
     return cudaGetLastError();
-}
-
-cudaError_t launch_sparse_attention_sm90(const SparseArgs& args, int processors,
-                                         cudaStream_t stream) {
-    cudaError_t error = launch_sparse_schedule(args, stream);
-    for (int c = 0; c < args.chunks() && error == cudaSuccess; ++c) {
-        const SparseArgs chunk = args.chunk(c);
-        if (args.any_slots()) error = launch_sparse_kv_outer_sm90(chunk, processors, stream);
-        if (error == cudaSuccess) error = launch_sparse_union_sm90(chunk, processors, stream);
-    }
-    return error;
 }
 
 }  // namespace msa::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Stands in where the build found no headers of cuDNN.
-#include "gpu/kernels/dense_attention_cudnn.h"
+#include "gpu/plan/dense_attention_cudnn.h"
 
 namespace msa::cuda {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "gpu/kernels/dense_attention_cudnn.h"
+#include "gpu/plan/dense_attention_cudnn.h"
 
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
@@ -14,6 +14,7 @@
 #include "gpu/kernels/hidden_values.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
+#include "gpu/recent.h"
 
 void* cudnn_frontend::cudnn_dlhandle = nullptr;  // where the frontend looks for the library
 
@@ -224,44 +225,59 @@ private:
     }
 };
 
-/// Plans and placements are kept: calls that were captured refer to them.
+/// Runs `call` of the frontend, which returns what is wrong, or nothing. Where the library lacks a
+/// function, the frontend throws.
+template <typename Body>
+std::string guarded(Body call) {
+    try {
+        return call();
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+}
+
+// Outside a graph, decoding makes a plan for every number of keys.
+constexpr size_t kMostPlans = 32, kMostPlacements = 8;
+
 struct Plan {
     Sizes sizes;
     fe::graph::Graph graph;
     std::string refusal;  // empty: it can be run
     int64_t workspace = 0;
-    std::vector<std::unique_ptr<Placement>> placements;
+    Recent<Placement, kMostPlacements> placements;
 
     Plan(const Sizes& of, cudnnHandle_t handle) : sizes(of) {
-        try {
+        refusal = guarded([&]() -> std::string {
             Builder(sizes, graph).describe();
             fe::error_t error = graph.build(handle, {fe::HeurMode_t::A});
             if (error.is_good()) error = graph.get_workspace_size(workspace);
-            if (error.is_bad()) refusal = error.get_message();
-        } catch (const std::exception& error) {  // the frontend's, of a library it cannot open
-            refusal = error.what();
-        }
+            return error.is_bad() ? error.get_message() : "";
+        });
     }
 
-    Placement& place(const Call& call, std::vector<Span> spans) {
-        for (const auto& placement : placements)
-            if (placement->spans == spans && placement->all_keys == call.problem.keys())
-                return *placement;
-        return *placements.emplace_back(std::make_unique<Placement>(call, sizes, std::move(spans)));
+    std::shared_ptr<Placement> place(const Call& call, const std::vector<Span>& spans) {
+        return placements.get(
+            [&](const Placement& known) {
+                return known.all_keys == call.problem.keys() && known.spans == spans;
+            },
+            [&] { return std::make_shared<Placement>(call, sizes, spans); });
     }
 };
 
-/// Why cuDNN cannot answer, whatever the layout; empty: it can.
-std::string misfit(const Problem& p, const AttentionInput& in, const AttentionOutput& to) {
+/// Can cuDNN answer, as far as that does not depend on the plan? `spans`: those of spans_of.
+Support takes(const Problem& p, const AttentionInput& in, const AttentionOutput& to,
+              const std::vector<Span>& spans) {
     const auto fits = [](const auto& view) {
         return view.element() == Element::bf16 &&
                reinterpret_cast<uintptr_t>(view.data()) % 16 == 0;
     };
     if (!fits(in.q) || !fits(in.k) || !fits(in.v) || !fits(to.out))
-        return "it takes bf16 operands and outputs at multiples of 16 bytes";
+        return Support::no("it takes bf16 operands and outputs at multiples of 16 bytes");
     if (p.softmax_scale() <= 0 || p.head_dim % 8 != 0)
-        return "it takes a positive scale and a head dim of multiples of 8";
-    return "";
+        return Support::no("it takes a positive scale and a head dim of multiples of 8");
+    if (spans.empty())
+        return Support::no("it takes queries at consecutive positions that all see a key");
+    return {};
 }
 
 /// Opens the library, or says why that cannot be. Before 9.12 it writes the lse of plain tensors
@@ -290,29 +306,33 @@ void* row(const View& view, int64_t i) {
 
 struct DenseAttentionCudnn::Library {
     cudnnHandle_t handle = nullptr;
-    std::vector<std::unique_ptr<Plan>> plans;
+    std::string failure;  // empty: it has started
+    Recent<Plan, kMostPlans> plans;
 
     Library() {
-        if (fe::detail::create_handle(&handle) != CUDNN_STATUS_SUCCESS)
-            throw SystemError("cuDNN: it does not start");
+        failure = guarded([&]() -> std::string {
+            if (fe::detail::create_handle(&handle) != CUDNN_STATUS_SUCCESS)
+                return "it does not start";
+            return "";
+        });
     }
     ~Library() {
-        try {
-            fe::detail::destroy_handle(handle);
-        } catch (const std::exception&) {  // the library has no such function
-        }
+        guarded([&]() -> std::string {
+            if (handle != nullptr) fe::detail::destroy_handle(handle);
+            return "";
+        });
     }
     Library(const Library&) = delete;
     Library& operator=(const Library&) = delete;
 
-    Plan& plan_of(const Sizes& sizes) {
-        for (const auto& plan : plans)
-            if (plan->sizes == sizes) return *plan;
-        return *plans.emplace_back(std::make_unique<Plan>(sizes, handle));
+    std::shared_ptr<Plan> plan_of(const Sizes& sizes) {
+        return plans.get([&](const Plan& plan) { return plan.sizes == sizes; },
+                         [&] { return std::make_shared<Plan>(sizes, handle); });
     }
 
-    void execute(const Call& call, Plan& plan, Placement& at, const AttentionInput& in,
-                 const AttentionOutput& to) const {
+    /// What is wrong; empty: it is queued.
+    std::string execute(const Call& call, const Plan& plan, Placement& at, const AttentionInput& in,
+                        const AttentionOutput& to) const {
         // Ragged sequences have their own offsets, from the start.
         const bool ragged = plan.sizes.ragged;
         const Span first = ragged ? Span{} : at.spans.front();
@@ -328,11 +348,12 @@ struct DenseAttentionCudnn::Library {
                              {kKvAt, at.kv_at.data()},
                              {kLseAt, at.lse_at.data()}});
         auto workspace = call.scratch<char, 1>({plan.workspace});
-        if (fe::detail::set_stream(handle, call.stream()) != CUDNN_STATUS_SUCCESS)
-            throw SystemError("cuDNN: choosing the stream");
-        fe::error_t error = plan.graph.execute(handle, pointers, workspace.data());
-        if (error.is_bad())
-            throw SystemError(text("cuDNN: dense_attention: ", error.get_message()));
+        return guarded([&]() -> std::string {
+            if (fe::detail::set_stream(handle, call.stream()) != CUDNN_STATUS_SUCCESS)
+                return "it does not take the stream";
+            fe::error_t error = plan.graph.execute(handle, pointers, workspace.data());
+            return error.is_bad() ? error.get_message() : "";
+        });
     }
 };
 
@@ -352,23 +373,27 @@ bool DenseAttentionCudnn::run(const Call& call, const AttentionInput& in,
                               const AttentionOutput& to) {
     if (fe::cudnn_dlhandle == nullptr) return false;  // why_not_ is what the constructor found
     const Problem& p = call.problem;
-    why_not_ = misfit(p, in, to);
+    const std::vector<Span> spans = spans_of(p, call.layout->visible_host());
+    why_not_ = takes(p, in, to, spans).why_not;
     if (!why_not_.empty()) return false;
-    std::vector<Span> spans = spans_of(p, call.layout->visible_host());
-    if (spans.empty()) {
-        why_not_ = "it takes queries at consecutive positions that all see a key";
+    if (!library_) library_ = std::make_unique<Library>();
+    why_not_ = library_->failure;
+    if (!why_not_.empty()) return false;
+    const std::shared_ptr<Plan> plan = library_->plan_of(Sizes(p, spans));
+    why_not_ = plan->refusal;
+    if (!why_not_.empty()) return false;
+    const std::shared_ptr<Placement> at = plan->place(call, spans);
+    auto found = call.scratch<int32_t, 1>({1});
+    if (at->most_hidden > 0)
+        look_for_not_finite(call, in.v, at->hidden, at->most_hidden, found.data());
+    why_not_ = library_->execute(call, *plan, *at, in, to);
+    if (!why_not_.empty()) {
+        cudaGetLastError();  // of a launch that failed
         return false;
     }
-    if (!library_) library_ = std::make_unique<Library>();
-    Plan& plan = library_->plan_of(Sizes(p, spans));
-    why_not_ = plan.refusal;
-    if (!why_not_.empty()) return false;
-    Placement& at = plan.place(call, std::move(spans));
-    auto found = call.scratch<int32_t, 1>({1});
-    if (at.most_hidden > 0)
-        look_for_not_finite(call, in.v, at.hidden, at.most_hidden, found.data());
-    library_->execute(call, plan, at, in, to);
-    if (at.most_hidden > 0) dense_attention_any(call, in, to, found.data());
+    call.keep_for_graph(plan);
+    call.keep_for_graph(at);
+    if (at->most_hidden > 0) dense_attention_any(call, in, to, found.data());
     return true;
 }
 

@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: MIT
-// One producer warp streams queries, keys and values (TMA); two consumer warpgroups hold 64 rows
-// each. The product Q K^T of the next block runs beside P V of the last one and the softmax
-// between them. Persistent: the producer runs ahead into the next tile. A tile then adds what
-// KV-outer left in its queries' slots, each weighted by its share of the softmax denominator, and
-// writes the result: the second phase of KV-outer, beside what needs none.
+// A tile of 128 rows walks the union of its blocks, adds what KV-outer left for its rows, and
+// writes the result.
+//
+//   producer    one warp streams the tile's queries, then keys and values of the union's blocks
+//   (TMA) consumers   two warpgroups of 64 rows each. The product Q K^T of the next block runs
+//   beside P V
+//               of the last one (wgmma), with the online softmax between them. Rows of queries that
+//               did not select a block are masked.
+//   slots       meanwhile each warp has the first slots of its rows on their way. At the end it
+//   adds
+//               them, each weighted by its share of the softmax denominator: the second phase of
+//               KV-outer.
+//
+// Thread blocks are persistent, one per SM: the producer runs ahead into the next tile.
 #include <algorithm>
 
 #include "gpu/device/attend_sm90.cuh"
+#include "gpu/device/launch_sm90.cuh"
+#include "gpu/device/seen_keys.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
 namespace msa::cuda {
@@ -64,7 +75,7 @@ struct WarpSlots {
     }
 
     /// By one lane: starts with the n-th slot of both runs, if there is one; `stage` is free.
-    __device__ void fetch(const SparseArgs& args, Run run, Run next, int n, int stage) {
+    __device__ void fetch(const SparseUnionArgs& args, Run run, Run next, int n, int stage) {
         if (n >= run.count) n -= run.count, run = next;
         if (n >= run.count) return;
         const int row = run.first + n * args.slot_rows();
@@ -77,7 +88,7 @@ struct WarpSlots {
     }
 
     /// By one lane: the first slots of a tile.
-    __device__ void start(const SparseArgs& args, Run run, Run next) {
+    __device__ void start(const SparseUnionArgs& args, Run run, Run next) {
         runs[0] = run, runs[1] = next;
         if (run.count + next.count == 0) return;
         for (int n = 0; n < kSlotStages; ++n) fetch(args, run, next, n, (added + n) % kSlotStages);
@@ -86,7 +97,7 @@ struct WarpSlots {
     /// By the warp: adds the slots of a run to a row of the softmax state (best, total), base 2.
     /// What a run holds behind the slots of a row is not its own and may be anything.
     template <bool Mixed>
-    __device__ void add(const SparseArgs& args, int side, float (&sums)[Dim / 2], float& best,
+    __device__ void add(const SparseUnionArgs& args, int side, float (&sums)[Dim / 2], float& best,
                         float& total) {
         const Run run = runs[0], next = runs[1];
         const int count = side == 0 ? run.count : next.count, begin = added;
@@ -142,7 +153,7 @@ struct Shared {
 
 /// The producer warp; its first lane issues the copies.
 template <int Dim, int BlockSize>
-__device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& shared) {
+__device__ void produce_blocks(const SparseUnionArgs& args, Shared<Dim, BlockSize>& shared) {
     using S = AttendShape<Dim, BlockSize>;
     Cursor<kStages> at;
     uint32_t q_parity = 1;
@@ -184,7 +195,7 @@ __device__ void produce_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& s
             shared.task.blocks = count;
             shared.q_full.expect(count > 0 ? query_bytes : 0);
             for (int box = 0; count > 0 && box < S::kBoxes; ++box)
-                copy_box(shared.q + box * S::kQueryBox, &args.q_tile, 64 * box, group * heads,
+                copy_box(shared.q + box * S::kQueryBox, &args.q, 64 * box, group * heads,
                          static_cast<int>(tile.query), &shared.q_full);
         }
         for (int n = 0; n < count; ++n, at.advance()) {
@@ -221,17 +232,17 @@ __device__ int opaque_thread() {
 
 /// The two rows of a thread after the union: their slots, and the result.
 template <int Dim, int BlockSize, Slots Kind>
-__device__ void finish(const SparseArgs& args, Shared<Dim, BlockSize>& shared,
+__device__ void finish(const SparseUnionArgs& args, Shared<Dim, BlockSize>& shared,
                        float (&out)[Dim / 2], const Softmax& softmax, int thread) {
     const int warp = thread / kWarp, lane = thread % kWarp, row = warp * 16 + lane / 4;
     const int heads = args.group_size();
     const Kept kept = shared.kept[warp];
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
-        float total = softmax.total[side];
+        float total = softmax.sum[side];
         total += __shfl_xor_sync(kAllLanes, total, 1);
         total += __shfl_xor_sync(kAllLanes, total, 2);
-        float best = softmax.best[side] * (args.scale * kLog2E);
+        float best = softmax.running_max[side] * (args.scale * kLog2E);
         if constexpr (Kind != Slots::none)
             shared.slots[warp].template add<Kind == Slots::mixed>(args, side, out, best, total);
         const int query = (row + kRun * side) / heads;
@@ -250,7 +261,7 @@ __device__ void finish(const SparseArgs& args, Shared<Dim, BlockSize>& shared,
 
 template <int Dim, int BlockSize, Slots Kind>
 __global__ void __launch_bounds__(AttendRows::kThreads, 1)
-    union_attention(const __grid_constant__ SparseArgs args) {
+    union_attention(const __grid_constant__ SparseUnionArgs args) {
     extern __shared__ __align__(1024) char memory[];
     auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
     using S = AttendShape<Dim, BlockSize>;
@@ -266,11 +277,11 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     wait_for_previous_kernel();
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == AttendRows::kConsumers) {
-        fewer_registers<24>();
+        setmaxnreg_dec<24>();
         if (threadIdx.x % kWarpgroup < kWarp) produce_blocks(args, shared);
         return;
     }
-    more_registers<AttendRows::kConsumerRegisters>();
+    setmaxnreg_inc<AttendRows::kConsumerRegisters>();
 
     const bool leader = threadIdx.x % kWarp == 0;  // releases for its warp
     const int lane = threadIdx.x % kWarp;
@@ -361,30 +372,21 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     }
 }
 
-template <int Dim, int BlockSize>
-cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) {
-    constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
-    static_assert(kBytes <= kMostSharedBytes);
-    auto* const kernel = !args.any_slots() ? union_attention<Dim, BlockSize, Slots::none>
-                         : args.group_size() % kRun == 0
-                             ? union_attention<Dim, BlockSize, Slots::alike>
-                             : union_attention<Dim, BlockSize, Slots::mixed>;
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-    if (error != cudaSuccess) return error;
-    const int64_t items = int64_t{args.tile_count} * args.groups;
-    return launch_early(kernel, dim3(static_cast<unsigned>(std::min<int64_t>(items, processors))),
-                        AttendRows::kThreads, kBytes, stream, args);
-}
-
 }  // namespace
 
-cudaError_t launch_sparse_union_sm90(const SparseArgs& args, int processors, cudaStream_t stream) {
-    if (args.head_dim == 128)
-        return args.block_size == 128 ? launch<128, 128>(args, processors, stream)
-                                      : launch<128, 64>(args, processors, stream);
-    return args.block_size == 128 ? launch<64, 128>(args, processors, stream)
-                                  : launch<64, 64>(args, processors, stream);
+cudaError_t launch_sparse_union_sm90(const SparseUnionArgs& args, int sms, cudaStream_t stream) {
+    return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+        using S = Shared<Dim, BlockSize>;
+        auto* const kernel = !args.any_slots() ? union_attention<Dim, BlockSize, Slots::none>
+                             : args.group_size() % kRun == 0
+                                 ? union_attention<Dim, BlockSize, Slots::alike>
+                                 : union_attention<Dim, BlockSize, Slots::mixed>;
+        const cudaError_t error = allow_shared<S>(kernel);
+        if (error != cudaSuccess) return error;
+        const int64_t items = int64_t{args.tile_count} * args.groups;
+        return launch_early(kernel, dim3(static_cast<unsigned>(std::min<int64_t>(items, sms))),
+                            AttendRows::kThreads, sizeof(S), stream, args);
+    });
 }
 
 }  // namespace msa::cuda

@@ -18,7 +18,8 @@ constexpr int kSparseTileQueries = 32;  // of a tile, at most: bits of UnionBloc
 constexpr int kSparsePassRows = 64;
 constexpr int kSparsePassQueries = 32;  // of a pass, at most: the producer warp has a lane for each
 constexpr int kSparseItemTiles = 32;    // tiles of queries of one work item, at most
-constexpr int64_t kSparseSlotBytes = int64_t{1} << 31;  // partial outputs of a chunk, at most
+constexpr int64_t kSparseSlotBytes = int64_t{1} << 31;  // partial outputs of a chunk, at most; four
+                                                        // times as many are no faster
 
 // Bytes of a UnionBlock, of a BlockUse (the handle of a (query, block) pair), and of the mask that
 // says which blocks of a (query, group) went to slots.

@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: MIT
-// A block's keys and values stay in shared memory while its queries pass. Two consumer warpgroups
-// take 64 rows at a time, each from a ring of its own, so that one multiplies while the other
-// exponentiates: a producer warp for each gathers the queries, a lane per query. One softmax per
-// row and block, no running maximum; each output is normalised and goes to its query's slot.
+// KV-outer, first phase. A block's keys and values stay in shared memory while the queries that
+// selected it pass by.
+//
+//   stream_blocks   one thread copies the keys and values of the next block (TMA)
+//   gather          one warp per consumer copies queries, a lane per query, into that consumer's
+//   ring consumers       two warpgroups take 64 rows at a time, each from its own ring, so that one
+//                   multiplies while the other exponentiates
+//
+// A row has one softmax per block, so there is no running maximum over blocks. Its output is
+// normalised and goes to a slot with the log of the denominator; gpu/kernels/
+// sparse_attention_union_sm90.cu adds the slots of a row.
 #include <climits>
 
 #include "gpu/device/attend_sm90.cuh"
+#include "gpu/device/launch_sm90.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
 namespace msa::cuda {
@@ -42,7 +50,7 @@ struct Shared {
 struct Passes {
     int first, step, queries;
 
-    __device__ Passes(const SparseArgs& args, int consumer)
+    __device__ Passes(const SparseKvOuterArgs& args, int consumer)
         : queries(min(kPassRows / args.group_size(), kMostPassQueries)) {
         first = consumer * queries;
         step = kConsumers * queries;
@@ -54,7 +62,8 @@ struct Passes {
 
 /// The producer warp of one consumer's queries.
 template <int Dim, int BlockSize>
-__device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared, int consumer) {
+__device__ void gather(const SparseKvOuterArgs& args, Shared<Dim, BlockSize>& shared,
+                       int consumer) {
     using S = AttendShape<Dim, BlockSize>;
     const int lane = threadIdx.x % kWarp, heads = args.group_size();
     const int items = *args.workspace.item_count;
@@ -81,16 +90,15 @@ __device__ void gather(const SparseArgs& args, Shared<Dim, BlockSize>& shared, i
             __syncwarp();
             if (lane < count)
                 for (int box = 0; box < S::kBoxes; ++box)
-                    copy_box(shared.q[consumer][at.stage][box] + lane * heads * kSwizzle,
-                             &args.q_one, 64 * box, item.group * heads, use.query, &full,
-                             Keep::longest);
+                    copy_box(shared.q[consumer][at.stage][box] + lane * heads * kSwizzle, &args.q,
+                             64 * box, item.group * heads, use.query, &full, Keep::longest);
         }
     }
 }
 
 /// The producer thread of keys and values.
 template <int Dim, int BlockSize>
-__device__ void stream_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& shared) {
+__device__ void stream_blocks(const SparseKvOuterArgs& args, Shared<Dim, BlockSize>& shared) {
     using S = AttendShape<Dim, BlockSize>;
     Cursor<kKeyStages> k_at;
     Cursor<kValueStages> v_at;
@@ -113,7 +121,7 @@ __device__ void stream_blocks(const SparseArgs& args, Shared<Dim, BlockSize>& sh
 
 template <int Dim, int BlockSize>
 __global__ void __launch_bounds__(AttendRows::kThreads, 1)
-    kv_outer(const __grid_constant__ SparseArgs args) {
+    kv_outer(const __grid_constant__ SparseKvOuterArgs args) {
     extern __shared__ __align__(1024) char memory[];
     auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
     if (threadIdx.x == 0) {
@@ -124,13 +132,13 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     __syncthreads();
     const int consumer = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
     if (consumer == kConsumers) {
-        fewer_registers<24>();
+        setmaxnreg_dec<24>();
         const int warp = threadIdx.x % kWarpgroup / kWarp;
         if (warp < kConsumers) gather(args, shared, warp);
         if (threadIdx.x % kWarpgroup == kConsumers * kWarp) stream_blocks(args, shared);
         return;
     }
-    more_registers<AttendRows::kConsumerRegisters>();
+    setmaxnreg_inc<AttendRows::kConsumerRegisters>();
 
     const int heads = args.group_size(), lane = threadIdx.x % kWarp;
     const bool leader = lane == 0;  // releases for its warp
@@ -193,11 +201,11 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         auto normalise = [&] {
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
-                float total = softmax.total[side];
+                float total = softmax.sum[side];
                 total += __shfl_xor_sync(kAllLanes, total, 1);
                 total += __shfl_xor_sync(kAllLanes, total, 2);
                 inverse[side] = __fdividef(1, total);
-                lse[side] = fmaf(softmax.best[side], scale, __log2f(total));
+                lse[side] = fmaf(softmax.running_max[side], scale, __log2f(total));
             }
         };
         auto store = [&] {
@@ -234,30 +242,21 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         if (leader) shared.v_ring.empty[v_at.stage].arrive();
         store();
     }
-    let_next_kernel_start();
-}
-
-template <int Dim, int BlockSize>
-cudaError_t launch(const SparseArgs& args, int processors, cudaStream_t stream) {
-    constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
-    static_assert(kBytes <= kMostSharedBytes);
-    auto* const kernel = kv_outer<Dim, BlockSize>;
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-    if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(processors), AttendRows::kThreads, kBytes, stream>>>(args);
-    return cudaGetLastError();
+    launch_dependents();
 }
 
 }  // namespace
 
-cudaError_t launch_sparse_kv_outer_sm90(const SparseArgs& args, int processors,
+cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs& args, int sms,
                                         cudaStream_t stream) {
-    if (args.head_dim == 128)
-        return args.block_size == 128 ? launch<128, 128>(args, processors, stream)
-                                      : launch<128, 64>(args, processors, stream);
-    return args.block_size == 128 ? launch<64, 128>(args, processors, stream)
-                                  : launch<64, 64>(args, processors, stream);
+    return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+        using S = Shared<Dim, BlockSize>;
+        auto* const kernel = kv_outer<Dim, BlockSize>;
+        const cudaError_t error = allow_shared<S>(kernel);
+        if (error != cudaSuccess) return error;
+        kernel<<<static_cast<unsigned>(sms), AttendRows::kThreads, sizeof(S), stream>>>(args);
+        return cudaGetLastError();
+    });
 }
 
 }  // namespace msa::cuda

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+// Exponentials in base 2, as the hardware has them.
+#pragma once
+
+namespace msa::cuda {
+
+constexpr float kLog2E = 1.44269504F, kLn2 = 0.693147181F;
+
+/// 2^x, about 2 units in the last place; results below the normal range become 0.
+__device__ inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+}  // namespace msa::cuda

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+#include <cuda_runtime.h>
+
+#include "gpu/kernels/kernels_run_here.h"
+
+namespace msa::cuda {
+namespace {
+
+__global__ void any_kernel() {}
+
+}  // namespace
+
+bool kernels_run_here() {
+    cudaFuncAttributes attributes;
+    const bool runs = cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess;
+    cudaGetLastError();
+    return runs;
+}
+
+}  // namespace msa::cuda

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: MIT
+// Split-K decode: too few queries to fill the chip with tiles. A cluster of 8 thread blocks answers
+// 16 heads of one (query, group). Each thread block takes every 8th of the selected blocks, and
+// each of its 4 warps a quarter of a block's keys.
+//
+//   read_queries     the 16 heads as operands of the matrix product, the same in every warp
+//   attend           two blocks are on their way (TMA) while one is multiplied; an online softmax
+//   put_warp_part    a warp's outputs, running maxima and sums, in shared memory
+//   send_to_owners   the warps' parts become one, which goes to the thread block that owns the head
+//   write_heads      an owner joins 8 parts for each of its two heads, and writes out and lse
+//
+// One launch, no workspace. What the query does not see is never multiplied.
+//
+// Warm-up: the keys that index_select streams drive these instructions out of L2. So the kernel
+// goes through all of it twice: the first pass, on nothing, runs while the kernel ahead ends and
+// brings the instructions back; the second waits for that kernel and is live. Where the chip holds
+// more thread blocks than one wave, there is the live pass alone. What the kernel ahead writes is
+// read past L1 (__ldcg), where the warm-up may have left what was there before.
+#include <cooperative_groups.h>
+
+#include <utility>
+
+#include "gpu/device/attend_sm90.cuh"
+#include "gpu/device/launch_sm90.cuh"
+#include "gpu/device/mma.cuh"
+#include "gpu/kernels/sparse_attention_sm90.h"
+
+namespace msa::cuda {
+namespace {
+
+using namespace sm90;
+
+constexpr int kCluster = 8, kWarps = 4, kThreads = kWarps * kWarp;
+constexpr int kHeads = kSparseFewRows;
+constexpr int kOneWave = 128;  // thread blocks that any chip holds at once
+constexpr int kStages = 2;
+static_assert(kHeads == 2 * kCluster);
+
+template <int Dim, int BlockSize>
+struct Shared {
+    using S = AttendShape<Dim, BlockSize>;
+    struct Tiles {
+        char k[kStages][S::kKeyBytes], v[kStages][S::kKeyBytes];
+    };
+    union {
+        Tiles tiles;
+        float out[kWarps][kHeads][Dim];  // after the last tile
+    };
+    float best[kWarps][kHeads], total[kWarps][kHeads];
+    // Of this thread block's two heads, from every one of the cluster; not over the tiles, which it
+    // may still need.
+    struct alignas(16) {
+        float out[kCluster][2][Dim];
+        float2 sums[kCluster][2];  // best, total
+    } parts;
+    Barrier all_parts, k_full[kStages], v_full[kStages];
+};
+
+/// Address of 16 bytes of a swizzled tile: channels from 8 chunk on of one key.
+template <int KeyBox>
+__device__ char* chunk_of(char* tile, int key, int chunk) {
+    return tile + chunk / 8 * KeyBox + key * kSwizzle + ((chunk % 8 ^ key % 8) << 4);
+}
+
+/// sum [16, keys] of this warp = rows x its keys, `first` on.
+template <int Dim, int BlockSize>
+__device__ void scores_of(float (&sum)[BlockSize / kWarps / 2], const uint32_t (&rows)[Dim / 4],
+                          char* k, int first) {
+    constexpr int kKeyBox = AttendShape<Dim, BlockSize>::kKeyBox;
+    const int lane = threadIdx.x % kWarp;
+    for (float& x : sum) x = 0;
+#pragma unroll
+    for (int tile = 0; tile < BlockSize / kWarps / 8; ++tile)
+#pragma unroll
+        for (int s = 0; s < Dim / 16; s += 2) {
+            uint32_t keys[4];  // of steps s and s + 1
+            load_matrices(keys,
+                          chunk_of<kKeyBox>(k, first + 8 * tile + lane % 8, 2 * s + lane / 8));
+            multiply_16x8(sum + 4 * tile, rows + 4 * s, keys);
+            multiply_16x8(sum + 4 * tile, rows + 4 * s + 4, keys + 2);
+        }
+}
+
+/// out [16, Dim] += P x this warp's values.
+template <int Dim, int BlockSize>
+__device__ void add_values(float (&out)[Dim / 2], const float (&p)[BlockSize / kWarps / 2], char* v,
+                           int first) {
+    constexpr int kKeyBox = AttendShape<Dim, BlockSize>::kKeyBox;
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int step = 0; step < BlockSize / kWarps / 16; ++step) {
+        uint32_t weights[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[i] = pack(p[8 * step + 2 * i], p[8 * step + 2 * i + 1]);
+        const int key = first + 16 * step + lane % 16;
+#pragma unroll
+        for (int tile = 0; tile < Dim / 8; tile += 2) {
+            uint32_t values[4];
+            load_transposed(values, chunk_of<kKeyBox>(v, key, tile + lane / 16));
+            multiply_16x8(out + 4 * tile, weights, values);
+            multiply_16x8(out + 4 * tile + 4, weights, values + 2);
+        }
+    }
+}
+
+/// Values of the keys [seen, ...) of this warp become 0: they may hold anything.
+template <int Dim, int BlockSize>
+__device__ void clear_unseen(char* v, int first, int seen) {
+    constexpr int kKeys = BlockSize / kWarps, kChunks = Dim / 8;
+    if (seen >= first + kKeys) return;
+    const int from = max(seen, first);
+    for (int i = threadIdx.x % kWarp; i < (first + kKeys - from) * kChunks; i += kWarp)
+        *reinterpret_cast<uint4*>(chunk_of<AttendShape<Dim, BlockSize>::kKeyBox>(
+            v, from + i / kChunks, i % kChunks)) = {};
+    __syncwarp();
+}
+
+/// Weight of a part whose largest score is `own` beside one of `best`. A part without a score,
+/// whose sums are 0 or (of NaN scores) NaN, keeps them.
+__device__ float weight_of(float own, float best, float scale) {
+    return own == -INFINITY ? 1 : exp2f((own - best) * scale);
+}
+
+/// What a cluster answers, and this thread block's place in it.
+struct Part {
+    int rank;  // in the cluster
+    int heads, first_head, group;
+    int64_t row;        // (query, group)
+    int64_t first_row;  // (query, head) of the first head
+    KeyRange visible;
+
+    __device__ explicit Part(const SparseDecodeArgs& args)
+        : rank(static_cast<int>(blockIdx.x) % kCluster), heads(args.group_size()) {
+        const int parts = (heads + kHeads - 1) / kHeads;
+        const int item = static_cast<int>(blockIdx.x) / kCluster;
+        first_head = item % parts * kHeads;
+        row = item / parts;
+        const int64_t query = row / args.groups;
+        group = static_cast<int>(row % args.groups);
+        first_row = query * args.query_heads + group * heads + first_head;
+        visible = args.visible[query];
+    }
+    /// The n-th block of this thread block; -1: none, as in the warm-up.
+    __device__ int32_t block(const SparseDecodeArgs& args, int n, bool live) const {
+        const int slot = rank + n * kCluster;
+        const int32_t id = slot < args.top_k ? __ldcg(args.ids + row * args.top_k + slot) : -1;
+        return live ? id : -1;
+    }
+};
+
+/// Starts the copies of block `id`, the n-th of this thread block; none where it is -1.
+template <int Dim, int BlockSize>
+__device__ void fetch(const SparseDecodeArgs& args, const Part& part,
+                      Shared<Dim, BlockSize>& shared, int n, int id) {
+    using S = AttendShape<Dim, BlockSize>;
+    if (threadIdx.x != 0 || id < 0) return;
+    const int stage = n % kStages;
+    const int key = static_cast<int>(part.visible.first) + id * BlockSize;
+    const auto copy = [&](char* to, const CUtensorMap* map, Barrier& full) {
+        full.expect(S::kKeyBytes);
+        for (int box = 0; box < S::kBoxes; ++box)
+            copy_box(to + box * S::kKeyBox, map, part.group * Dim + 64 * box, key, &full);
+    };
+    copy(shared.tiles.k[stage], &args.k, shared.k_full[stage]);
+    copy(shared.tiles.v[stage], &args.v, shared.v_full[stage]);
+}
+
+/// The heads of the part as an operand; heads that are not there are 0.
+template <int Dim>
+__device__ void read_queries(const SparseDecodeArgs& args, const Part& part,
+                             uint32_t (&rows)[Dim / 4]) {
+    const auto* const q = static_cast<const uint32_t*>(args.q) + part.first_row * (Dim / 2);
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int s = 0; s < Dim / 16; ++s)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int head = lane / 4 + 8 * (i % 2);
+            rows[4 * s + i] = part.first_head + head < part.heads
+                                  ? __ldcg(q + head * (Dim / 2) + 8 * s + 4 * (i / 2) + lane % 4)
+                                  : 0;
+        }
+}
+
+/// Attends to the blocks of this thread block. `ahead`: those under way, by stage. In the warm-up
+/// one step is made on whatever the stage holds.
+template <int Dim, int BlockSize>
+__device__ void attend(const SparseDecodeArgs& args, const Part& part,
+                       Shared<Dim, BlockSize>& shared, const uint32_t (&rows)[Dim / 4], bool live,
+                       int32_t (&ahead)[kStages], float (&out)[Dim / 2], Softmax& softmax) {
+    const int first = static_cast<int>(threadIdx.x) / kWarp * (BlockSize / kWarps);  // key
+    for (int n = 0; ahead[n % kStages] >= 0; ++n) {
+        const int stage = n % kStages;
+        const uint32_t parity = n / kStages % 2;
+        const int64_t seen = part.visible.count - int64_t{ahead[stage]} * BlockSize;
+        const int seen_here = static_cast<int>(min(seen, int64_t{BlockSize})) - first;
+        float score[BlockSize / kWarps / 2], factor[2];
+        if (live) shared.k_full[stage].wait(parity);
+        scores_of<Dim, BlockSize>(score, rows, shared.tiles.k[stage], first);
+        const int both[2] = {seen_here, seen_here};
+        softmax.step(score, both, args.scale * kLog2E, factor);
+#pragma unroll
+        for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
+        if (live) shared.v_full[stage].wait(parity);
+        clear_unseen<Dim, BlockSize>(shared.tiles.v[stage], first, first + seen_here);
+        if (seen_here > 0) add_values<Dim, BlockSize>(out, score, shared.tiles.v[stage], first);
+        fence_shared();
+        __syncthreads();
+        ahead[stage] = part.block(args, n + kStages, live);
+        fetch(args, part, shared, n + kStages, ahead[stage]);
+    }
+}
+
+/// A warp's part, where the tiles were.
+template <int Dim, int BlockSize>
+__device__ void put_warp_part(Shared<Dim, BlockSize>& shared, const float (&out)[Dim / 2],
+                              const Softmax& softmax) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+        const int head = lane / 4 + 8 * side;
+        float total = softmax.sum[side];
+        total += __shfl_xor_sync(kAllLanes, total, 1);
+        total += __shfl_xor_sync(kAllLanes, total, 2);
+        if (lane % 4 == 0)
+            shared.best[warp][head] = softmax.running_max[side], shared.total[warp][head] = total;
+#pragma unroll
+        for (int j = 0; j < Dim / 8; ++j)
+            *reinterpret_cast<float2*>(&shared.out[warp][head][8 * j + 2 * (lane % 4)]) = {
+                out[4 * j + 2 * side], out[4 * j + 2 * side + 1]};
+    }
+}
+
+/// Joins the warps' parts and sends each head to its owner, two heads to a thread block.
+template <int Dim, int BlockSize>
+__device__ void send_to_owners(Shared<Dim, BlockSize>& shared, int rank, float scale) {
+    constexpr int kQuads = Dim / 4;  // of a head
+#pragma unroll
+    for (int i = threadIdx.x; i < kHeads * kQuads; i += kThreads) {
+        const int head = i / kQuads, quad = i % kQuads;
+        float best = -INFINITY;
+        for (int w = 0; w < kWarps; ++w) best = fmaxf(best, shared.best[w][head]);
+        float4 sum{};
+        float total = 0;
+        for (int w = 0; w < kWarps; ++w) {
+            const float weight = weight_of(shared.best[w][head], best, scale);
+            const float4 more = reinterpret_cast<const float4*>(shared.out[w][head])[quad];
+            sum.x = fmaf(weight, more.x, sum.x), sum.y = fmaf(weight, more.y, sum.y);
+            sum.z = fmaf(weight, more.z, sum.z), sum.w = fmaf(weight, more.w, sum.w);
+            total = fmaf(weight, shared.total[w][head], total);
+        }
+        const int owner = head / 2, own_head = head % 2;
+        const uint32_t barrier = address_in_cluster(&shared.all_parts, owner);
+        send(address_in_cluster(&shared.parts.out[rank][own_head][4 * quad], owner), sum, barrier);
+        if (quad == 0)
+            send(address_in_cluster(&shared.parts.sums[rank][own_head], owner),
+                 make_float2(best, total), barrier);
+    }
+}
+
+/// Joins the parts of this thread block's two heads, half of a head's channels per warp, and writes
+/// the result; lanes 0 to 7 weigh a part each. The warm-up writes nothing.
+template <int Dim, int BlockSize>
+__device__ void write_heads(const SparseDecodeArgs& args, const Part& part,
+                            const Shared<Dim, BlockSize>& shared, float scale, bool live) {
+    constexpr int kPerLane = Dim / 2 / kWarp;
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
+    const int own_head = warp / 2, head = 2 * part.rank + own_head;
+    const int channel = warp % 2 * (Dim / 2) + lane * kPerLane;
+    float of_part[kCluster][kPerLane];
+#pragma unroll
+    for (int n = 0; n < kCluster; ++n)
+        for (int i = 0; i < kPerLane; ++i)
+            of_part[n][i] = shared.parts.out[n][own_head][channel + i];
+    const auto [own, share] = shared.parts.sums[lane % kCluster][own_head];
+    float best = own;
+    for (int step = kCluster / 2; step > 0; step /= 2)
+        best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, step));
+    const float weight = weight_of(own, best, scale);
+    float all = weight * share, mine[kPerLane] = {};
+    for (int step = kCluster / 2; step > 0; step /= 2) all += __shfl_xor_sync(kAllLanes, all, step);
+#pragma unroll
+    for (int n = 0; n < kCluster; ++n) {
+        const float w = __shfl_sync(kAllLanes, weight, n);
+        for (int i = 0; i < kPerLane; ++i) mine[i] = fmaf(w, of_part[n][i], mine[i]);
+    }
+    if (!live || part.first_head + head >= part.heads) return;
+    const bool any = all != 0;
+    auto* const to = static_cast<__nv_bfloat16*>(args.out) + (part.first_row + head) * Dim;
+    for (int i = 0; i < kPerLane; ++i)
+        to[channel + i] = __float2bfloat16_rn(any ? mine[i] / all : 0);
+    if (warp % 2 == 0 && lane == 0)
+        args.lse[part.first_row + head] = any ? fmaf(best, args.scale, logf(all)) : -INFINITY;
+}
+
+template <int Dim, int BlockSize>
+__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
+    decode(const __grid_constant__ SparseDecodeArgs args) {
+    extern __shared__ __align__(1024) char memory[];
+    auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
+    const auto cluster = cooperative_groups::this_cluster();
+    if (threadIdx.x == 0) {
+        prefetch_map(&args.k), prefetch_map(&args.v);
+        shared.all_parts.init(1);
+        for (int s = 0; s < kStages; ++s) shared.k_full[s].init(1), shared.v_full[s].init(1);
+        fence_barriers();
+    }
+    const Part part(args);
+    __syncthreads();
+
+    uint32_t rows[Dim / 4];
+    const int first_pass = gridDim.x > kOneWave ? 1 : 0;
+#pragma unroll 1
+    for (int pass = first_pass; pass < 2; ++pass) {
+        const bool live = pass == 1;
+        if (threadIdx.x == 0) shared.all_parts.expect(sizeof(shared.parts));
+        auto all_here = cluster.barrier_arrive();
+        if (live) wait_for_previous_kernel();
+        int32_t ahead[kStages];
+#pragma unroll
+        for (int n = 0; n < kStages; ++n) ahead[n] = part.block(args, n, live);
+        for (int n = 0; n < kStages; ++n) fetch(args, part, shared, n, ahead[n]);
+        if (live) launch_dependents();
+        if (pass == first_pass || !args.q_settled) read_queries<Dim>(args, part, rows);
+        if (!live) ahead[0] = 0;
+
+        float out[Dim / 2] = {};
+        Softmax softmax;
+        attend(args, part, shared, rows, live, ahead, out, softmax);
+        put_warp_part(shared, out, softmax);
+        __syncthreads();
+        cluster.barrier_wait(std::move(all_here));  // the others' memory may be written
+        const float scale = args.scale * kLog2E;
+        send_to_owners(shared, part.rank, scale);
+        shared.all_parts.wait(pass != first_pass);
+        write_heads(args, part, shared, scale, live);
+        fence_shared();
+        __syncthreads();  // before the tiles, where the warps' parts were, are copied anew
+    }
+}
+
+}  // namespace
+
+int64_t sparse_decode_blocks(int64_t queries, int64_t groups, int64_t group_size) {
+    return queries * groups * ceil_div(group_size, kHeads) * kCluster;
+}
+
+cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t stream) {
+    return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+        using S = Shared<Dim, BlockSize>;
+        auto* const kernel = decode<Dim, BlockSize>;
+        const cudaError_t error = allow_shared<S>(kernel);
+        if (error != cudaSuccess) return error;
+        const int64_t blocks = sparse_decode_blocks(args.queries, args.groups, args.group_size());
+        return launch_early(kernel, static_cast<unsigned>(blocks), kThreads, sizeof(S), stream,
+                            args);
+    });
+}
+
+}  // namespace msa::cuda

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// block_mass on Hopper: pieces of the queries, so that the log-sums of a piece fit the workspace.
+#include <algorithm>
+#include <vector>
+
+#include "gpu/kernels/block_mass_sm90.h"
+#include "gpu/layout.h"
+#include "gpu/plan/limits.h"
+#include "gpu/plan/tuned.h"
+#include "gpu/tensor_map.h"
+
+namespace msa::cuda {
+namespace {
+
+/// Tiles of a piece: whole waves of thread blocks, whose workspace is about half a gigabyte.
+int64_t tiles_of_piece(const Device& device, const Problem& p, int64_t tile_queries) {
+    constexpr int64_t kWorkspaceFloats = int64_t{1} << 27;
+    const int64_t fitting = kWorkspaceFloats / (p.query_heads * p.blocks() * tile_queries);
+    const int64_t waves = std::max<int64_t>(1, fitting * p.kv_heads / device.sms);
+    return std::clamp<int64_t>(waves * device.sms / p.kv_heads, 1, kMassMostTiles);
+}
+
+}  // namespace
+
+Support takes_block_mass_sm90(const Device& device, const Problem& p,
+                              const BlockMassRequest& request, bool max_logit, bool aligned) {
+    if (!device.is_hopper()) return not_hopper();
+    if (max_logit) return Support::no("max_logit is asked for");
+    if (request.element != Element::bf16) return not_element(request.element, "bf16");
+    if (!aligned) return not_aligned();
+    if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
+    if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if (p.group_size() > kMassTileRows) return above("G", p.group_size(), kMassTileRows);
+    if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
+    return {};
+}
+
+void block_mass_sm90(const Call& call, In<3> q, In<3> k, const BlockMassOutput& to) {
+    if (to.mass.size() == 0) return;
+    const Problem& p = call.problem;
+    const int64_t tile_queries = kMassTileRows / p.group_size();
+    const std::vector<QueryTile>& tiles =
+        call.layout->tiles(tile_queries, TileOrder::by_query).host;
+    const int64_t step = tiles_of_piece(call.device, p, tile_queries), all = std::ssize(tiles);
+    auto block_lse = call.scratch<float, 1>(
+        {std::min(step * tile_queries, p.queries()) * p.query_heads * p.blocks()});
+    const CUtensorMap k_map =
+        tensor_map(k.data(), Element::bf16, p.keys(), p.kv_heads * p.head_dim, kMassTileKeys);
+    for (int64_t begin = 0; begin < all; begin += step) {
+        std::vector<QueryTile> piece(tiles.begin() + begin,
+                                     tiles.begin() + std::min(begin + step, all));
+        const int64_t first = piece.front().query;
+        const int64_t queries = piece.back().query + piece.back().queries - first;
+        sort_longest_first(piece);
+        const Tensor<QueryTile, 1> here = call.upload(piece);
+        const BlockMassArgs args{.q = q.data(),
+                                 .k = k_map,
+                                 .head_dim = narrow(p.head_dim),
+                                 .tiles = here.data(),
+                                 .tile_count = narrow(here.size()),
+                                 .visible = call.visible,
+                                 .first_query = first,
+                                 .queries = queries,
+                                 .query_heads = narrow(p.query_heads),
+                                 .groups = narrow(p.kv_heads),
+                                 .blocks = narrow(p.blocks()),
+                                 .block_size = narrow(p.block_size),
+                                 .scale = static_cast<float>(p.softmax_scale()),
+                                 .block_lse = block_lse.data(),
+                                 .mass = to.mass[first].data()};
+        check(launch_block_mass_sm90(args, call.stream()), "block_mass_sm90");
+    }
+}
+
+}  // namespace msa::cuda

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// index_select on Hopper: tiles of queries, and how many parts the keys are split into, so that few
+// queries fill the chip.
+#include <algorithm>
+
+#include "gpu/kernels/index_select_sm90.h"
+#include "gpu/layout.h"
+#include "gpu/plan/limits.h"
+#include "gpu/plan/tuned.h"
+#include "gpu/tensor_map.h"
+
+namespace msa::cuda {
+namespace {
+
+/// Enough thread blocks to fill the chip, of at least a few tiles of keys each and alike.
+int64_t key_splits(const Device& device, const Tiles& tiles, bool decode) {
+    constexpr int64_t kLeastTiles = 2048 / kIndexTileKeys;
+    const int64_t thread_blocks = (decode ? 2 : 1) * device.sms;
+    const int64_t wanted =
+        std::min<int64_t>(ceil_div(thread_blocks, tiles.device.size()), kMostIndexSplits);
+    const int64_t key_tiles = ceil_div(tiles.host.front().most_visible, kIndexTileKeys);
+    return std::max<int64_t>(
+        1, ceil_div(key_tiles, std::max(ceil_div(key_tiles, wanted), kLeastTiles)));
+}
+
+}  // namespace
+
+Support takes_index_select_sm90(const Device& device, const Problem& p,
+                                const IndexSelectRequest& request, bool aligned) {
+    if (!device.is_hopper()) return not_hopper();
+    if (request.element != Element::bf16 && request.element != Element::e4m3)
+        return not_element(request.element, "bf16 or e4m3");
+    if (!aligned) return not_aligned();
+    if (!is_tuned_width(p.index_dim)) return not_tuned("the index dim", p.index_dim);
+    if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
+    if (p.kv_heads > kIndexDecodeRows) return above("Hkv", p.kv_heads, kIndexDecodeRows);
+    if (p.index_scale() <= 0) return Support::no("the index scale is not positive");
+    if (p.keys() == 0 && p.queries() > 0) return Support::no("there are no keys");
+    return {};
+}
+
+void index_select_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
+                       View<int32_t, 3> ids) {
+    if (ids.size() == 0) return;
+    const Problem& p = call.problem;
+    const Element element = in.index_q.element();
+    const bool decode = p.batch.longest_queries() * p.kv_heads <= kIndexDecodeRows;
+    const Tiles& tiles = call.layout->tiles(
+        (decode ? kIndexDecodeRows : kIndexPrefillRows) / p.kv_heads, TileOrder::longest_first);
+    const int64_t splits = key_splits(call.device, tiles, decode);
+    auto partial = call.scratch<int64_t, 1>(
+        {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * (kMostSelected + 1) : 0});
+    const IndexSelectArgs args{
+        .index_q = in.index_q.data(),
+        .index_k = tensor_map(in.index_k.data(), element, p.keys(), p.index_dim, kIndexTileKeys),
+        .keys_settled = !call.ahead.writes(in.index_k),
+        .element_bytes = narrow(element_bytes(element)),
+        .index_dim = narrow(p.index_dim),
+        .tiles = tiles.device.data(),
+        .tile_count = narrow(tiles.device.size()),
+        .decode = decode,
+        .visible = call.visible,
+        .queries = p.queries(),
+        .groups = narrow(p.kv_heads),
+        .block_size = narrow(p.block_size),
+        .scale = static_cast<float>(p.index_scale()),
+        .rule = DeviceRule(rule),
+        .splits = narrow(splits),
+        .partial = reinterpret_cast<uint64_t*>(partial.data()),
+        .ids = ids.data()};
+    check(launch_index_select_sm90(args, call.stream()), "index_select_sm90");
+}
+
+}  // namespace msa::cuda

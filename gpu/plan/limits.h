@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// What the predicates of the tuned kernels have in common.
+#pragma once
+
+#include <cstdint>
+
+#include "core/backend.h"
+#include "core/error.h"
+
+namespace msa::cuda {
+
+inline constexpr int64_t kMostSelected = 32;  // k: a row's list is one value per lane of a warp
+
+inline bool is_tuned_width(int64_t width) { return width == 64 || width == 128; }
+
+inline Support not_hopper() { return Support::no("the device is not of compute capability 9.0"); }
+inline Support not_aligned() {
+    return Support::no("operands and outputs must begin at multiples of 16 bytes");
+}
+inline Support not_tuned(const char* size, int64_t value) {
+    return Support::no(text(size, " is ", value, ", must be 64 or 128"));
+}
+inline Support above(const char* size, int64_t value, int64_t most) {
+    return Support::no(text(size, " is ", value, ", must be at most ", most));
+}
+inline Support not_element(Element element, const char* must_be) {
+    return Support::no(text("an operand or output is ", to_string(element), ", must be ", must_be));
+}
+
+inline int narrow(int64_t x) { return static_cast<int>(x); }
+
+}  // namespace msa::cuda

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: MIT
+#include "gpu/plan/sparse_attention.h"
+
+#include <algorithm>
+
+#include "gpu/kernels/kernels.h"
+#include "gpu/layout.h"
+#include "gpu/plan/limits.h"
+#include "gpu/plan/tuned.h"
+#include "gpu/tensor_map.h"
+
+namespace msa::cuda {
+namespace {
+
+/// Few queries of few heads: a query alone in its sequence would leave most rows of a tile empty.
+bool is_decode(const Problem& p, LoopOrder order, int sms) {
+    const int waves = p.batch.longest_queries() == 1 ? 16 : 4;
+    return order == LoopOrder::automatic &&
+           sparse_decode_blocks(p.queries(), p.kv_heads, p.group_size()) <= int64_t{waves} * sms;
+}
+
+/// Blocks that this many of a tile's queries share are walked as a union.
+int least_sharing(const Problem& p, LoopOrder order, int tile_queries) {
+    const int never = tile_queries + 1;
+    if (order == LoopOrder::tile_union) return 1;
+    if (order == LoopOrder::kv_outer) return never;
+    // Where a tile holds all queries of a sequence, no other tile reads its blocks.
+    if (p.batch.longest_queries() <= tile_queries) return 1;
+    return narrow(sparse_least_sharing(p.group_size()));
+}
+
+int64_t count_tiles(const Problem& p, int64_t tile_queries) {
+    int64_t tiles = 0;
+    const std::vector<int64_t>& ends = p.batch.cu_seqlens_q();
+    for (size_t s = 0; s + 1 < ends.size(); ++s)
+        tiles += ceil_div(ends[s + 1] - ends[s], tile_queries);
+    return tiles;
+}
+
+SparseCall sizes_of(const Problem& p, int64_t top_k) {
+    return {.ids = nullptr,
+            .visible = nullptr,
+            .queries = p.queries(),
+            .query_heads = narrow(p.query_heads),
+            .groups = narrow(p.kv_heads),
+            .head_dim = narrow(p.head_dim),
+            .block_size = narrow(p.block_size),
+            .top_k = narrow(top_k)};
+}
+
+/// Scratch memory of a SparseWorkspace, kept until its kernels are queued.
+struct Workspace {
+    Tensor<UnionBlock, 1> blocks;
+    Tensor<int32_t, 1> block_counts, use_counts, use_ends, item_count;
+    Tensor<BlockUse, 1> uses;
+    Tensor<KeyBlockItem, 1> items;
+    Tensor<uint32_t, 1> in_slots;
+    Tensor<char, 1> partial_out;
+    Tensor<float, 1> partial_lse;
+
+    Workspace(const Call& call, const SparseWorkspaceSize& size, int64_t head_dim)
+        : blocks(call.scratch<UnionBlock, 1>({size.blocks})),
+          block_counts(call.scratch<int32_t, 1>({size.block_counts})),
+          use_counts(call.scratch<int32_t, 1>({size.lists})),
+          use_ends(call.scratch<int32_t, 1>({size.lists})),
+          item_count(call.scratch<int32_t, 1>({size.item_counts})),
+          uses(call.scratch<BlockUse, 1>({size.uses})),
+          items(call.scratch<KeyBlockItem, 1>({size.items})),
+          in_slots(call.scratch<uint32_t, 1>({size.rows})),
+          partial_out(
+              call.scratch<char, 1>({size.slot_rows * head_dim * element_bytes(Element::bf16)})),
+          partial_lse(call.scratch<float, 1>({size.slot_rows})) {}
+
+    SparseWorkspace view() {
+        return {.blocks = blocks.data(),
+                .block_counts = block_counts.data(),
+                .use_counts = use_counts.data(),
+                .use_ends = use_ends.data(),
+                .uses = uses.data(),
+                .items = items.data(),
+                .item_count = item_count.data(),
+                .in_slots = in_slots.data(),
+                .partial_out = partial_out.data(),
+                .partial_lse = partial_lse.data()};
+    }
+};
+
+/// What both kinds of kernels are given of keys and values.
+struct KeyMaps {
+    CUtensorMap k, v;
+    KeyMaps(const Problem& p, const AttentionInput& in)
+        : k(tensor_map(in.k.data(), Element::bf16, p.keys(), p.kv_heads * p.head_dim,
+                       p.block_size)),
+          v(tensor_map(in.v.data(), Element::bf16, p.keys(), p.kv_heads * p.head_dim,
+                       p.block_size)) {}
+};
+
+void run_decode(const Call& call, const SparseCall& sizes, const AttentionInput& in,
+                const AttentionOutput& to) {
+    const KeyMaps maps(call.problem, in);
+    SparseDecodeArgs args{};
+    static_cast<SparseCall&>(args) = sizes;
+    args.q = in.q.data();
+    args.q_settled = !call.ahead.writes(in.q);
+    args.k = maps.k;
+    args.v = maps.v;
+    args.scale = static_cast<float>(call.problem.softmax_scale());
+    args.out = to.out.data();
+    args.lse = to.lse.data();
+    check(launch_sparse_decode_sm90(args, call.stream()), "sparse_attention_sm90");
+}
+
+/// The chunks that one schedule covers, one after the other.
+void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
+                   SparseUnionArgs& tiles, int sms, cudaStream_t stream) {
+    check(launch_sparse_schedule_sm90(schedule, stream), "sparse_attention_sm90, schedule");
+    for (int c = 0; c < schedule.chunks(); ++c) {
+        static_cast<SparseSchedule&>(kv_outer) = schedule.chunk(c);
+        static_cast<SparseSchedule&>(tiles) = schedule.chunk(c);
+        if (schedule.any_slots())
+            check(launch_sparse_kv_outer_sm90(kv_outer, sms, stream),
+                  "sparse_attention_sm90, KV-outer");
+        check(launch_sparse_union_sm90(tiles, sms, stream), "sparse_attention_sm90, unions");
+    }
+}
+
+void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& in,
+               View<const int32_t, 3> ids, const AttentionOutput& to) {
+    const Problem& p = call.problem;
+    SparseSchedule schedule = plan.schedule;
+    const Tiles& tiles = call.layout->tiles(schedule.tile_queries, TileOrder::by_query);
+    MSA_CHECK(tiles.device.size() == plan.tiles);
+    Workspace work(call, SparseWorkspaceSize(schedule, plan.chunks_at_once), p.head_dim);
+    schedule.workspace = work.view();
+    schedule.ids = ids.data();
+    schedule.visible = call.visible;
+    auto marked = call.scratch<int32_t, 1>({p.queries() * p.kv_heads});
+    check(cudaMemsetAsync(marked.data(), 0, sizeof(int32_t) * static_cast<size_t>(marked.size()),
+                          call.stream()),
+          "clearing memory");
+
+    const KeyMaps maps(p, in);
+    const auto q_map = [&](int64_t queries) {
+        return tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
+                          queries, p.group_size());
+    };
+    SparseKvOuterArgs kv_outer{};
+    kv_outer.q = q_map(1);
+    kv_outer.k = maps.k;
+    kv_outer.v = maps.v;
+    kv_outer.scale = static_cast<float>(p.softmax_scale());
+    SparseUnionArgs by_tile{};
+    by_tile.q = q_map(schedule.tile_queries);
+    by_tile.k = maps.k;
+    by_tile.v = maps.v;
+    by_tile.scale = kv_outer.scale;
+    by_tile.out = to.out.data();
+    by_tile.lse = to.lse.data();
+    by_tile.marked = marked.data();
+    const int64_t step = plan.chunks_at_once * schedule.chunk_tiles;
+    for (int64_t begin = 0; begin < plan.tiles; begin += step) {
+        schedule.tiles = tiles.device.data() + begin;
+        schedule.tile_count = narrow(std::min(step, plan.tiles - begin));
+        run_scheduled(schedule, kv_outer, by_tile, call.device.sms, call.stream());
+    }
+    sparse_attention_repair_any(call, in, ids, to, marked.data());
+}
+
+}  // namespace
+
+Support takes_sparse_attention_sm90(const Device& device, const Problem& p,
+                                    const SparseAttentionRequest& request, bool aligned) {
+    if (!device.is_hopper()) return not_hopper();
+    if (request.order == LoopOrder::q_outer)
+        return Support::no("it has no kernel for one query at a time");
+    if (request.element != Element::bf16) return not_element(request.element, "bf16");
+    if (request.out != Element::bf16) return not_element(request.out, "bf16");
+    if (!aligned) return not_aligned();
+    if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
+    if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
+    if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
+    if (p.keys() == 0 && p.queries() > 0) return Support::no("there are no keys");
+    if (p.group_size() > kSparseMostHeads && !is_decode(p, request.order, device.sms))
+        return above("G", p.group_size(), kSparseMostHeads);
+    return {};
+}
+
+SparseWorkspaceSize::SparseWorkspaceSize(const SparseSchedule& s, int64_t chunks)
+    : blocks(chunks * s.chunk_rows() * s.top_k),
+      block_counts(chunks * s.tile_groups()),
+      lists(chunks * s.lists()),
+      uses(s.any_slots() ? chunks * s.chunk_rows() * s.top_k : 0),
+      items(s.any_slots() ? chunks * s.most_items() : 0),
+      item_counts(chunks),
+      rows(chunks * s.chunk_rows()),
+      slot_rows(s.any_slots() ? s.tile_groups() * s.top_k * s.slot_rows() : 0) {}
+
+int64_t SparseWorkspaceSize::list_bytes() const {
+    const auto bytes = [](int64_t count, size_t each) {
+        return count * static_cast<int64_t>(each);
+    };
+    return bytes(blocks, sizeof(UnionBlock)) +
+           bytes(block_counts + 2 * lists + item_counts, sizeof(int32_t)) +
+           bytes(uses, sizeof(BlockUse)) + bytes(items, sizeof(KeyBlockItem)) +
+           bytes(rows, sizeof(uint32_t));
+}
+
+int64_t SparseWorkspaceSize::slot_bytes(int64_t head_dim) const {
+    return slot_rows * (head_dim * element_bytes(Element::bf16) + int64_t{sizeof(float)});
+}
+
+SparsePlan::SparsePlan(const Problem& p, int64_t top_k, LoopOrder order, int sms)
+    : decode(is_decode(p, order, sms)) {
+    static_cast<SparseCall&>(schedule) = sizes_of(p, top_k);
+    if (decode) return;
+    schedule.tile_queries = SparseSchedule::tile_queries_of(narrow(p.group_size()));
+    schedule.least_sharing = least_sharing(p, order, schedule.tile_queries);
+    schedule.all_blocks = narrow(block_starts(p).back());
+    tiles = count_tiles(p, schedule.tile_queries);
+
+    int64_t chunk_tiles = tiles;
+    if (schedule.any_slots())
+        chunk_tiles = std::min(tiles, sparse_chunk_tiles(p.query_heads, p.group_size(), p.head_dim,
+                                                         top_k, element_bytes(Element::bf16)));
+    const auto list_bytes = [&](int64_t chunks) {
+        schedule.chunk_tiles = narrow(chunk_tiles);
+        return SparseWorkspaceSize(schedule, chunks).list_bytes();
+    };
+    while (list_bytes(1) > kMostListBytes && chunk_tiles > 1)
+        chunk_tiles = ceil_div(chunk_tiles, 2);
+    // Small groups have many uses.
+    chunks_at_once = std::min({int64_t{16}, 4 * p.group_size(), ceil_div(tiles, chunk_tiles)});
+    while (list_bytes(chunks_at_once) > kMostListBytes && chunks_at_once > 1) --chunks_at_once;
+}
+
+void sparse_attention_sm90(const Call& call, const AttentionInput& in, View<const int32_t, 3> ids,
+                           const AttentionOutput& to, LoopOrder order) {
+    if (ids.size() == 0) return;
+    const SparsePlan plan(call.problem, ids.extent(2), order, call.device.sms);
+    if (!plan.decode) return run_tiles(call, plan, in, ids, to);
+    SparseCall sizes = plan.schedule;
+    sizes.ids = ids.data();
+    sizes.visible = call.visible;
+    run_decode(call, sizes, in, to);
+}
+
+}  // namespace msa::cuda

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// How the tuned kernels of sparse_attention take a call: pure arithmetic on its sizes.
+#pragma once
+
+#include "core/backend.h"
+#include "gpu/kernels/sparse_attention_sm90.h"
+
+namespace msa::cuda {
+
+/// Bound of the lists of one call that say what goes where. A call whose lists, or whose slots
+/// (kSparseSlotBytes), would be larger is taken in chunks of tiles.
+inline constexpr int64_t kMostListBytes = int64_t{1} << 30;
+
+/// Entries of each array of a SparseWorkspace.
+struct SparseWorkspaceSize {
+    int64_t blocks, block_counts, lists, uses, items, item_counts, rows, slot_rows;
+
+    /// Of `chunks` chunks that are scheduled at once.
+    SparseWorkspaceSize(const SparseSchedule&, int64_t chunks);
+    int64_t list_bytes() const;
+    int64_t slot_bytes(int64_t head_dim) const;
+};
+
+struct SparsePlan {
+    bool decode = false;         // the one kernel for few queries; nothing below counts
+    SparseSchedule schedule{};   // sizes alone, no addresses
+    int64_t tiles = 0;           // of the call
+    int64_t chunks_at_once = 1;  // that one schedule covers: one chunk is too little work for it
+
+    /// Of a call of `order`, which is not q_outer.
+    SparsePlan(const Problem&, int64_t top_k, LoopOrder order, int sms);
+};
+
+}  // namespace msa::cuda

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+// The host side of the kernels tuned for Hopper (compute capability 9.0), one file per operation.
+//
+// takes_<kernel>() is the one place that says what a kernel takes; a no comes with the reason,
+// which supports() and answered_by() pass on. `aligned`: operands and outputs begin at multiples of
+// 16 bytes, as the TMA unit needs. <kernel>() plans, takes its workspace and launches; it may be
+// called where the kernel takes the call.
+#pragma once
+
+#include "core/backend.h"
+#include "gpu/runtime.h"
+
+namespace msa::cuda {
+
+Support takes_select_blocks_sm90(const Device&, const SelectBlocksRequest&);
+void select_blocks_sm90(const Call&, const SelectionRule&, View<const float, 3> scores,
+                        View<int32_t, 3> ids);
+
+Support takes_index_select_sm90(const Device&, const Problem&, const IndexSelectRequest&,
+                                bool aligned);
+void index_select_sm90(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
+
+/// Every order but q_outer.
+Support takes_sparse_attention_sm90(const Device&, const Problem&, const SparseAttentionRequest&,
+                                    bool aligned = true);
+void sparse_attention_sm90(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
+                           const AttentionOutput&, LoopOrder);
+
+/// `max_logit`: is it asked for?
+Support takes_block_mass_sm90(const Device&, const Problem&, const BlockMassRequest&,
+                              bool max_logit, bool aligned);
+void block_mass_sm90(const Call&, In<3> q, In<3> k, const BlockMassOutput&);
+
+template <typename... Views>
+bool are_aligned(const Views&... views) {
+    return ((reinterpret_cast<uintptr_t>(views.data()) % 16 == 0) && ...);
+}
+
+}  // namespace msa::cuda

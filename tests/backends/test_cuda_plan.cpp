@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+// How the tuned kernels of the cuda backend cut their work: arithmetic, on any machine.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "gpu/plan/sparse_attention.h"
+#include "gpu/plan/tuned.h"
+#include "gpu/recent.h"
+#include "gpu/runtime.h"
+
+namespace msa::test {
+namespace {
+
+using cuda::SparsePlan;
+using cuda::SparseWorkspaceSize;
+
+constexpr int kSms = 132;
+
+Problem layer(int64_t tokens, int64_t query_heads, int64_t kv_heads) {
+    return square_problem(tokens, query_heads, kv_heads, 128, 128, 128);
+}
+
+SparseWorkspaceSize size_of(const SparsePlan& plan) { return {plan.schedule, plan.chunks_at_once}; }
+
+TEST(CudaPlan, WorkspacesStayWithinTheirBounds) {
+    for (const auto& [query_heads, kv_heads] :
+         {std::pair{64, 4}, {16, 16}, {32, 16}, {64, 16}, {64, 1}})
+        for (int64_t top_k : {16, 32})
+            for (LoopOrder order :
+                 {LoopOrder::automatic, LoopOrder::tile_union, LoopOrder::kv_outer}) {
+                const SparsePlan plan(layer(1 << 20, query_heads, kv_heads), top_k, order, kSms);
+                ASSERT_FALSE(plan.decode);
+                EXPECT_LE(size_of(plan).list_bytes(), cuda::kMostListBytes)
+                    << query_heads << '/' << kv_heads << ", k " << top_k << ' ' << to_string(order);
+                // Each slot has its log-sum beside its 128 channels, and a tile is taken whole.
+                EXPECT_LE(size_of(plan).slot_bytes(128), cuda::kSparseSlotBytes / 64 * 66)
+                    << query_heads << '/' << kv_heads << ", k " << top_k << ' ' << to_string(order);
+            }
+}
+
+TEST(CudaPlan, WhatHasRoomIsNotCut) {
+    // The paper's layer at 128K: unions in one chunk; slots of 8192 queries, 16 chunks a schedule.
+    const SparsePlan unions(layer(1 << 17, 64, 4), 16, LoopOrder::tile_union, kSms);
+    EXPECT_EQ(unions.schedule.tile_queries, 8);
+    EXPECT_EQ(unions.schedule.least_sharing, 1);
+    EXPECT_EQ(unions.schedule.chunk_tiles, unions.tiles);
+    EXPECT_EQ(size_of(unions).slot_bytes(128), 0);
+    const SparsePlan automatic(layer(1 << 17, 64, 4), 16, LoopOrder::automatic, kSms);
+    EXPECT_EQ(automatic.schedule.least_sharing, 3);
+    EXPECT_EQ(automatic.schedule.chunk_tiles, 1024);
+    EXPECT_EQ(automatic.chunks_at_once, 16);
+    const SparsePlan kv_outer(layer(1 << 17, 64, 4), 16, LoopOrder::kv_outer, kSms);
+    EXPECT_EQ(kv_outer.schedule.least_sharing, 9);
+}
+
+TEST(CudaPlan, FewQueriesAreDecodedInTheAutomaticOrderAlone) {
+    Problem p = layer(0, 64, 4);
+    p.batch = PackedBatch({0, 1}, {0, 1 << 20});
+    EXPECT_TRUE(SparsePlan(p, 16, LoopOrder::automatic, kSms).decode);
+    EXPECT_FALSE(SparsePlan(p, 16, LoopOrder::tile_union, kSms).decode);
+    EXPECT_FALSE(SparsePlan(layer(4096, 64, 4), 16, LoopOrder::automatic, kSms).decode);
+}
+
+TEST(CudaPlan, PredicatesSayWhy) {
+    const cuda::Device hopper{0, 90, kSms}, older{0, 80, 108};
+    const Problem p = layer(4096, 64, 4);
+    const SparseAttentionRequest request{.element = Element::bf16,
+                                         .top_k = 16,
+                                         .order = LoopOrder::tile_union,
+                                         .out = Element::bf16};
+    const auto why_not = [&](auto change, const Problem& of, const cuda::Device& on) {
+        SparseAttentionRequest changed = request;
+        change(changed);
+        return cuda::takes_sparse_attention_sm90(on, of, changed).why_not;
+    };
+    const auto as_is = [](SparseAttentionRequest&) {};
+    EXPECT_EQ(why_not(as_is, p, hopper), "");
+    EXPECT_EQ(why_not(as_is, p, older), "the device is not of compute capability 9.0");
+    EXPECT_EQ(why_not([](auto& r) { r.order = LoopOrder::q_outer; }, p, hopper),
+              "it has no kernel for one query at a time");
+    EXPECT_EQ(why_not([](auto& r) { r.out = Element::f32; }, p, hopper),
+              "an operand or output is f32, must be bf16");
+    EXPECT_EQ(why_not([](auto& r) { r.top_k = 33; }, p, hopper), "k is 33, must be at most 32");
+    EXPECT_EQ(why_not(as_is, layer(4096, 65, 1), hopper), "G is 65, must be at most 64");
+    Problem narrow = p;
+    narrow.head_dim = 96;
+    EXPECT_EQ(why_not(as_is, narrow, hopper), "the head dim is 96, must be 64 or 128");
+    EXPECT_EQ(
+        cuda::takes_index_select_sm90(hopper, p, {.element = Element::bf16, .top_k = 16}, false)
+            .why_not,
+        "operands and outputs must begin at multiples of 16 bytes");
+    EXPECT_EQ(cuda::takes_block_mass_sm90(hopper, p, {Element::bf16}, true, true).why_not,
+              "max_logit is asked for");
+    EXPECT_EQ(cuda::takes_select_blocks_sm90(hopper, {.top_k = 40}).why_not,
+              "k is 40, must be at most 32");
+}
+
+TEST(CudaPlan, WhatIsWrittenMustNotBeReadEarly) {
+    std::vector<float> memory(300);
+    const auto part = [&](int64_t first, int64_t count) {
+        return View<const float, 1>(memory.data() + first, {count}, Space::device);
+    };
+    cuda::Written written(part(0, 100));
+    EXPECT_TRUE(written.writes(part(0, 1)));
+    EXPECT_TRUE(written.writes(part(99, 100)));
+    EXPECT_FALSE(written.writes(part(100, 200)));
+    // A call that throws may have queued kernels or not: what was written before stays written.
+    written.add(cuda::Written(part(200, 50)));
+    EXPECT_TRUE(written.writes(part(50, 1)));
+    EXPECT_TRUE(written.writes(part(249, 1)));
+    EXPECT_FALSE(written.writes(part(100, 100)));
+    EXPECT_FALSE(written.writes(part(250, 50)));
+    for (int copy = 0; copy < 100; ++copy) written.add(memory.data(), 4);
+    EXPECT_TRUE(written.writes(part(250, 50)));  // so many ranges are not told apart
+}
+
+TEST(CudaPlan, TheObjectsUsedLastAreKept) {
+    cuda::Recent<const int, 3> recent;
+    int made = 0;
+    const auto get = [&](int wanted) {
+        return recent.get([&](int known) { return known == wanted; },
+                          [&] {
+                              ++made;
+                              return std::make_shared<const int>(wanted);
+                          });
+    };
+    const std::shared_ptr<const int> one = get(1);
+    get(2), get(3);
+    EXPECT_EQ(get(1), one);
+    EXPECT_EQ(made, 3);
+    get(4);  // in the place of 2
+    EXPECT_EQ(get(1), one);
+    EXPECT_EQ(*get(3), 3);
+    EXPECT_EQ(made, 4);
+    get(2);
+    EXPECT_EQ(made, 5);
+    get(5), get(6), get(7);
+    EXPECT_NE(get(1), one);
+    EXPECT_EQ(*one, 1);  // who shares it has it still
+}
+
+}  // namespace
+}  // namespace msa::test
