@@ -22,6 +22,11 @@ public:
     Mirror(Backend& backend, In<Rank> tensor) : state_(std::make_shared<State>(backend)) {
         (tensor.space() == backend.space() ? state_->there : state_->here) = tensor;
     }
+    /// The same tensor in both places, which the caller keeps.
+    Mirror(Backend& backend, In<Rank> there, View<const float, Rank> here)
+        : Mirror(backend, there) {
+        state_->here = here;
+    }
     /// Floats in either place.
     Mirror(Backend& backend, Tensor<float, Rank> tensor) : Mirror(backend, In<Rank>(tensor)) {
         state_->made = std::move(tensor);
