@@ -5,8 +5,8 @@
 #include <iostream>
 #include <sstream>
 
+#include "core/select/token_selector.h"
 #include "experiments/compare/layer.h"
-#include "experiments/compare/policies.h"
 #include "experiments/compare/summary.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run_record.h"

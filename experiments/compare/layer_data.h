@@ -25,6 +25,9 @@ struct LayerData {
     Problem problem(const io::ActivationsInfo&, int64_t block_size) const;
 };
 
+/// Of q [n, Hq, dh]: what the view `view` of a layer that is shared by head sees, [n, Hkv, dh].
+Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, int64_t view);
+
 /// Rows of `all` [N, heads, channels].
 Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> rows);
 

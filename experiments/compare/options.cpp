@@ -6,7 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "experiments/compare/policies.h"
+#include "core/select/token_selector.h"
 
 namespace msa::experiments::compare {
 namespace {
@@ -51,7 +51,7 @@ std::vector<std::string> parse_selectors(const std::string& list) {
     std::vector<std::string> chosen;
     if (list == kAll) return chosen;
     for (const std::string& item : split_list("selectors", list)) {
-        const std::string name = policy_name(item);
+        const std::string name(make_policy(item)->name());
         require(std::find(chosen.begin(), chosen.end(), name) == chosen.end(),
                 "--selectors names '", name, "' twice");
         chosen.push_back(name);
@@ -91,7 +91,7 @@ std::optional<CompareOptions> parse_compare_options(std::span<const std::string>
          "the longest sequence")  //
         ("ablation", po::value(&ablation)->default_value("none")->value_name("WHAT"),
          "one table of the paper's appendix: block-size (32, 64, 128 at equal budget), forced "
-         "(first and newest blocks), window (against a window of equal budget and of equal "
+         "(first and newest blocks), window (against window-tokens of equal budget, and of equal "
          "FLOPs); none: the plain comparison")  //
         ("block-size", po::value(&block_size)->default_value(block_size)->value_name("TOKENS"),
          "Bk, tokens of a key block")  //
