@@ -2,7 +2,7 @@
 // What comes before and after the products, all of it bound by memory: delta = <out, d_out> per
 // (query, head); a query's slots added to d_q; the parts of split blocks added in order; d_k and d_v
 // from float to bf16.
-#include "gpu/device/attend_sm90.cuh"
+#include "gpu/device/grad_slots_sm90.cuh"
 #include "gpu/kernels/sparse_attention_grad_sm90.h"
 
 namespace msa::cuda {
@@ -46,59 +46,19 @@ __global__ void __launch_bounds__(kThreads)
     to_delta[row] = sum;
 }
 
-/// A thread per 16 bytes of d_q: all slots of a (query, group) pair lie together.
+/// A thread per 16 bytes of d_q.
 template <int Dim>
-__global__ void __launch_bounds__(kThreads) add_slots(const __grid_constant__ SparseGradArgs args) {
-    constexpr int kRowChunks = Dim / 8;
-    const int pair_chunks = args.group_size() * kRowChunks;
+__global__ void __launch_bounds__(kThreads)
+    add_all_slots(const __grid_constant__ SparseGradArgs args) {
+    const int pair_chunks = args.group_size * (Dim / 8);
     const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    const int64_t pair = thread / pair_chunks;
-    const int chunk = static_cast<int>(thread % pair_chunks);
+    const auto pair = static_cast<int>(thread / pair_chunks);
+    const auto chunk = static_cast<int>(thread % pair_chunks);
     const QueryTile last = args.tiles[args.tile_count - 1];
-    const int64_t first = args.tiles[0].query, end = last.query + last.queries;
-    const int64_t query = first + pair / args.groups;
-    const int group = static_cast<int>(pair % args.groups);
-    const bool wanted = query < end;  // else: takes part in the exchange alone
-    float sum[8] = {};
-    if (wanted) {
-        const int32_t* const ids = args.ids + (query * args.groups + group) * args.top_k;
-        const auto* from = static_cast<const uint4*>(args.workspace.slots) +
-                           int64_t{args.slot(static_cast<int>(query - first), group, 0)} *
-                               pair_chunks +
-                           chunk;
-        int count = 0;
-        for (int n = 0; n < args.top_k; ++n) count += ids[n] >= 0;  // the others are at the end
-#pragma unroll 8
-        for (int n = 0; n < count; ++n) {
-            const uint4 part = __ldcs(from + int64_t{n} * pair_chunks);
-            const uint32_t word[4] = {part.x, part.y, part.z, part.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 x = two(word[i]);
-                sum[2 * i] += x.x, sum[2 * i + 1] += x.y;
-            }
-        }
-    }
-    uint32_t word[4];  // of chunk columns 8 n + 2 quad; becomes those of 8 quad + 2 n
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-        word[n] = pack(sum[2 * n] * args.scale, sum[2 * n + 1] * args.scale);
-    const int quad = threadIdx.x % 4;
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2)
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            if (n & step) continue;
-            const bool upper = (quad & step) != 0;
-            const uint32_t got =
-                __shfl_xor_sync(kAllLanes, upper ? word[n] : word[n + step], step);
-            word[n] = upper ? got : word[n];
-            word[n + step] = upper ? word[n + step] : got;
-        }
-    if (!wanted) return;
-    auto* const to = static_cast<uint4*>(args.d_q) +
-                     (query * args.groups + group) * pair_chunks + chunk / 4 * 4 + quad;
-    __stcs(to, make_uint4(word[0], word[1], word[2], word[3]));
+    const FullSlots full{args.tiles[0].query, last.query + last.queries,
+                         static_cast<const uint4*>(args.workspace.slots)};
+    const bool wanted = full.first + pair / args.groups < full.end;
+    add_slots<Dim>(args, full, pair, wanted ? slots_of(args, full, pair) : 0, chunk, wanted);
 }
 
 /// A thread per 4 floats of a split block, thread blocks in turn.
@@ -164,17 +124,17 @@ cudaError_t launch_grad_prepare(const SparseGradArgs& args, cudaStream_t stream)
     return error == cudaSuccess ? cudaGetLastError() : error;
 }
 
-cudaError_t launch_grad_slots(const SparseGradArgs& args, int processors, cudaStream_t stream) {
+cudaError_t launch_grad_slots(const SparseGradArgs& args, cudaStream_t stream) {
     const int64_t chunks = int64_t{args.tile_count} * kGradTileQueries * args.query_heads *
                            args.head_dim / 8;
-    const auto many = static_cast<unsigned>(4 * processors);
-    if (args.head_dim == 128) {
-        add_slots<128><<<blocks_for(chunks), kThreads, 0, stream>>>(args);
-        add_parts<128><<<many, kThreads, 0, stream>>>(args);
-    } else {
-        add_slots<64><<<blocks_for(chunks), kThreads, 0, stream>>>(args);
-        add_parts<64><<<many, kThreads, 0, stream>>>(args);
-    }
+    auto* const kernel = args.head_dim == 128 ? add_all_slots<128> : add_all_slots<64>;
+    kernel<<<blocks_for(chunks), kThreads, 0, stream>>>(args);
+    return cudaGetLastError();
+}
+
+cudaError_t launch_grad_parts(const SparseGradArgs& args, int processors, cudaStream_t stream) {
+    auto* const kernel = args.head_dim == 128 ? add_parts<128> : add_parts<64>;
+    kernel<<<static_cast<unsigned>(4 * processors), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
 

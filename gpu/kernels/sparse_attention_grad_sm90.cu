@@ -17,7 +17,7 @@
 // 34 GB written and read.
 #include <algorithm>
 
-#include "gpu/device/attend_sm90.cuh"
+#include "gpu/device/grad_slots_sm90.cuh"
 #include "gpu/kernels/sparse_attention_grad_sm90.h"
 
 namespace msa::cuda {
@@ -53,7 +53,7 @@ struct Shared {
     char d_scores[S::kSoftStages][S::kMain][kRowsBox];  // [rows][64 keys]
     float lse[S::kStages][kRows], delta[S::kStages][kRows];
     uint8_t seen[S::kStages][kRows];  // keys of the block that a row sees
-    int slot[S::kStages][kGradMostStepQueries];  // of the queries; negative: not there
+    int slot[S::kStages][kGradMostStepQueries];  // of the queries, in 16 bytes; negative: none
     int least_seen[S::kStages];
     GradItem items[kItemStages];
     Barrier item_full[kItemStages], item_empty[kItemStages];
@@ -67,6 +67,16 @@ template <int N>
 __device__ void settle(float (&x)[N]) {
 #pragma unroll
     for (float& one : x) asm volatile("" : "+f"(one)::"memory");
+}
+
+/// swizzled_operand() of shared memory by its address, as a low word that steps of bytes / 16 are added
+/// to; warps agree on it, so that it is kept in uniform registers.
+__device__ inline uint32_t operand_low(uint32_t address, uint32_t box_bytes = 16) {
+    return __shfl_sync(kAllLanes, (box_bytes >> 4 << 16) | (address >> 4), 0);
+}
+__device__ inline uint64_t operand(uint32_t low, int bytes) {
+    constexpr uint64_t kHigh = (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32);
+    return kHigh | (low + static_cast<uint32_t>(bytes >> 4));
 }
 
 __device__ inline void copy_float(float* to, const float* from) {
@@ -112,97 +122,122 @@ __device__ void give_item_back(Memory& shared, uint32_t n) {
     if (threadIdx.x % kWarp == 0) shared.item_empty[stage_of<kItemStages>(n)].arrive();
 }
 
-/// The producer warp of items and queries, a lane per query.
+/// The producer warp of items, q and d_out, a lane per query.
 template <int Dim, int BlockSize>
 __device__ void gather(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared) {
     using S = GradShape<Dim, BlockSize>;
-    const int lane = threadIdx.x % kWarp, heads = args.group_size();
-    const int queries = args.step_queries(), found = args.workspace.counts[0];
+    const int lane = threadIdx.x % kWarp, heads = args.group_size;
+    const int queries = args.step_queries, found = args.workspace.counts[0];
     const uint32_t bytes = static_cast<uint32_t>(2 * queries * heads * Dim * 2);
+    const int row = min(lane, queries - 1) * heads * kSwizzle;
     const auto take = [&] {
         int taken = 0;
         if (lane == 0) taken = atomicAdd(args.workspace.counts + 2, 1);
         taken = __shfl_sync(kAllLanes, taken, 0);
         return taken < found ? args.workspace.items[taken] : GradItem{};
     };
-    Cursor<S::kStages> at;
-    Cursor<kItemStages> item_at;
-    for (GradItem item = take();;) {
-        shared.item_empty[item_at.stage].wait(item_at.parity ^ 1);
+    uint32_t at = 0;
+    GradItem item = take();
+    for (uint32_t taken = 0;; ++taken) {
+        const int item_stage = stage_of<kItemStages>(taken);
+        shared.item_empty[item_stage].wait(parity_of<kItemStages>(taken) ^ 1);
         if (lane == 0) {
-            shared.items[item_at.stage] = item;
-            shared.item_full[item_at.stage].arrive();
+            shared.items[item_stage] = item;
+            shared.item_full[item_stage].arrive();
         }
-        item_at.advance();
         if (item.count == 0) return;
-        const GradItem after = take();
+        const int group = item.group, count = item.count;
         const GradUse* const uses = args.workspace.uses + item.begin;
-        // Places that are left over repeat the last query, with rows that leave no probability.
-        const auto use_of = [&](int first) { return uses[min(first + lane, item.count - 1)]; };
-        GradUse next = use_of(0);
-        for (int first = 0; first < item.count; first += queries, at.advance()) {
-            const GradUse use = next;
-            next = use_of(first + queries);
-            const bool there = lane < queries && first + lane < item.count;
-            const int stage = at.stage;
+        item = take();
+        // Places that are left over repeat the last query.
+        const auto query_of = [&](int first) { return uses[min(first + lane, count - 1)].query; };
+        int next = query_of(0);
+        for (int first = 0; first < count; first += queries, ++at) {
+            const int query = next, stage = stage_of<S::kStages>(at);
+            next = query_of(first + queries);
             Barrier& full = shared.full[stage];
-            const int least =
-                __reduce_min_sync(kAllLanes, there ? use.seen : BlockSize);
-            shared.empty[stage].wait(at.parity ^ 1);
-            if (lane == 0) shared.least_seen[stage] = least;
-            if (lane < kGradMostStepQueries) shared.slot[stage][lane] = there ? use.slot : -1;
-#pragma unroll
-            for (int row = lane; row < kRows; row += kWarp) {
-                const int seen = __shfl_sync(kAllLanes, use.seen, row / heads);
-                shared.seen[stage][row] = static_cast<uint8_t>(min(max(seen, 0), BlockSize));
-            }
-            __syncwarp();
+            shared.empty[stage].wait(parity_of<S::kStages>(at) ^ 1);
             if (lane == 0) full.expect(bytes);
             __syncwarp();
             if (lane < queries)
-                for (int box = 0; box < S::kBoxes; ++box) {
-                    const int row = lane * heads * kSwizzle;
-                    copy_box(shared.q[stage][box] + row, &args.q_one, 64 * box, item.group * heads,
-                             use.query, &full, Keep::longest);
-                    copy_box(shared.d_out[stage][box] + row, &args.d_out_one, 64 * box,
-                             item.group * heads, use.query, &full, Keep::longest);
-                }
 #pragma unroll
-            for (int row = lane; row < kRows; row += kWarp) {
-                const int mine = row / heads;
-                const int64_t query = __shfl_sync(kAllLanes, use.query, mine);
-                const bool real = mine < queries && first + mine < item.count;
-                const int64_t from = real ? query * args.query_heads + item.group * heads +
-                                                row % heads
-                                          : args.queries * args.query_heads;
-                copy_float(shared.lse[stage] + row, args.workspace.lse + from);
-                copy_float(shared.delta[stage] + row, args.workspace.delta + from);
-            }
-            arrive_after_copies(full);
+                for (int box = 0; box < S::kBoxes; ++box) {
+                    copy_box(shared.q[stage][box] + row, &args.q_one, 64 * box, group * heads,
+                             query, &full, Keep::longest);
+                    copy_box(shared.d_out[stage][box] + row, &args.d_out_one, 64 * box,
+                             group * heads, query, &full, Keep::longest);
+                }
         }
-        item = after;
     }
 }
 
-/// The producer warp of keys and values.
+/// The producer warp of keys and values, and of what a step's rows need, two rows a lane: rows that no
+/// query fills leave no probability.
 template <int Dim, int BlockSize>
-__device__ void stream_keys(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared) {
+__device__ void gather_rows(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared) {
     using S = GradShape<Dim, BlockSize>;
+    const int lane = threadIdx.x % kWarp, heads = args.group_size;
+    const int queries = args.step_queries;
+    int use[2], head[2];
+    for (int half = 0; half < 2; ++half) {
+        use[half] = args.query_of_row(lane + kWarp * half);
+        head[half] = lane + kWarp * half - use[half] * heads;
+        if (use[half] >= queries) use[half] = 1 << 30;
+    }
+    const int none = static_cast<int>(args.queries * args.query_heads);
+    uint32_t at = 0;
     for (uint32_t taken = 0;; ++taken) {
-        const GradItem item = wait_item(shared, taken);
+        const GradItem& item = wait_item(shared, taken);
+        const int count = item.count, group = item.group, block = item.block;
+        const GradUse* const uses = args.workspace.uses + item.begin;
         give_item_back(shared, taken);
-        if (item.count == 0) return;
-        const int key = args.key_blocks[item.block].key;
+        if (count == 0) return;
+        const int first_head = group * heads;
+        int4 next[2];  // query, slot, seen
+        const auto fetch = [&](int first) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                next[half] = first + use[half] < count
+                                 ? reinterpret_cast<const int4*>(uses)[first + use[half]]
+                                 : make_int4(-1, -1, BlockSize, 0);
+        };
+        fetch(0);
         shared.keys_empty.wait(parity_of<1>(taken) ^ 1);
-        if (threadIdx.x % kWarp == 0) {
+        if (lane == 0) {
+            const int key = args.key_blocks[block].key;
             shared.keys_full.expect(2 * S::kKeyBytes);
             for (int box = 0; box < S::kBoxes; ++box) {
-                const int column = item.group * Dim + 64 * box;
+                const int column = group * Dim + 64 * box;
                 copy_box(shared.k + box * S::kKeyBox, &args.k, column, key, &shared.keys_full);
                 copy_box(shared.v + box * S::kKeyBox, &args.v, column, key, &shared.keys_full);
             }
         }
         __syncwarp();
+        for (int first = 0; first < count; first += queries, ++at) {
+            const int stage = stage_of<S::kStages>(at);
+            const int4 mine[2] = {next[0], next[1]};
+            fetch(first + queries);
+            const int least = __reduce_min_sync(kAllLanes, min(mine[0].z, mine[1].z));
+            shared.empty[stage].wait(parity_of<S::kStages>(at) ^ 1);
+            if (lane == 0) shared.least_seen[stage] = least;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = lane + kWarp * half;
+                const int from = mine[half].x < 0
+                                     ? none
+                                     : mine[half].x * args.query_heads + first_head + head[half];
+                copy_float(shared.lse[stage] + row, args.workspace.lse + from);
+                copy_float(shared.delta[stage] + row, args.workspace.delta + from);
+                shared.seen[stage][row] =
+                    static_cast<uint8_t>(min(max(mine[half].z, 0), BlockSize));
+                if (head[half] == 0 && use[half] < kGradMostStepQueries)
+                    shared.slot[stage][use[half]] =
+                        mine[half].y < 0 ? -1 : mine[half].y * heads * (Dim / 8);
+            }
+            arrive_after_copies(shared.full[stage]);
+            __syncwarp();
+            if (lane == 0) shared.full[stage].arrive();
+        }
     }
 }
 
@@ -211,6 +246,7 @@ template <int Dim, int BlockSize>
 __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared,
                               int part) {
     using S = GradShape<Dim, BlockSize>;
+    using SharedHere = Shared<Dim, BlockSize>;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kWarpgroup / kWarp, quad = lane % 4;
     const bool leader = lane == 0;
     const float scale = args.scale * kLog2E;
@@ -219,45 +255,52 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
     // stmatrix: this lane's row, and its 16 bytes in the swizzle.
     const uint32_t soft_row = (lane / 16 * 8 + lane % 8) * kSwizzle +
                               (((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16);
-    const char* const k = shared.k + part * kWide * kSwizzle;
-    const char* const v = shared.v + part * kWide * kSwizzle;
-    const int heads = args.group_size();
-    int use[2], offset[2];  // of the two rows of dQ: 16-byte chunk within the slot
+    // Operands of the first stage; stages are a constant number of bytes apart.
+    const uint32_t k_rows = operand_low(shared_address(shared.k + part * kWide * kSwizzle));
+    const uint32_t v_rows = operand_low(shared_address(shared.v + part * kWide * kSwizzle));
+    const int box = min(part, S::kBoxes - 1);  // 64 channels of dQ
+    const uint32_t k_columns = operand_low(shared_address(shared.k + box * S::kKeyBox));
+    const uint32_t q_rows = operand_low(shared_address(shared.q), kRowsBox);
+    const uint32_t soft_rows = operand_low(shared_address(shared.d_scores));
+    constexpr int kStage = sizeof shared.q / S::kStages;
+    constexpr int kToOut = offsetof(SharedHere, d_out) - offsetof(SharedHere, q);
+    int in_slot[2], use[2];  // of the two rows of dQ: 16 bytes within the slot, query of the step
     for (int side = 0; side < 2; ++side) {
-        use[side] = (row + 8 * side) / heads;
-        offset[side] = (row + 8 * side) % heads * (Dim / 8) + quad;
-        if (use[side] >= args.step_queries() || part >= S::kBoxes) use[side] = -1;
+        use[side] = args.query_of_row(row + 8 * side);
+        in_slot[side] =
+            (row + 8 * side - use[side] * args.group_size) * (Dim / 8) + 8 * box + quad;
+        if (use[side] >= args.step_queries || part >= S::kBoxes) use[side] = -1;
     }
-    int slot[2];  // of the step before
+    int slot[2];      // of the step before; where its 16-byte pieces begin
     uint32_t at = 0;  // steps so far
     float s[kRows / 2], ds[kRows / 2];
-    const auto start = [&](float(&sum)[kRows / 2], const char* keys,
-                           const char(&rows)[S::kBoxes][kRowsBox]) {
+    const auto start = [&](float(&sum)[kRows / 2], uint32_t keys, uint32_t rows) {
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Dim / 16; ++step)
-            multiply_bf16(sum, swizzled_operand(keys + step / 4 * S::kKeyBox + step % 4 * 32),
-                          swizzled_operand(rows[step / 4] + step % 4 * 32), step > 0);
+            multiply_bf16(sum, operand(keys, step / 4 * S::kKeyBox + step % 4 * 32),
+                          operand(rows, step / 4 * kRowsBox + step % 4 * 32), step > 0);
         wgmma_commit();
     };
-    // dQ of the step before, 64 channels of it, in s.
-    const auto start_queries = [&](int box) {
-        const auto& soft = shared.d_scores[stage_of<S::kSoftStages>(at - 1)];
+    // dQ of the step before in s, `more` boxes behind this warpgroup's first.
+    const auto start_queries = [&](int more) {
+        const uint32_t soft =
+            soft_rows + stage_of<S::kSoftStages>(at - 1) * (S::kMain * kRowsBox >> 4);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BlockSize / 16; ++step)
             multiply_bf16<true>(
-                s, swizzled_operand(soft[step / 4] + step % 4 * 32),
-                swizzled_operand(shared.k + box * S::kKeyBox + step * 16 * kSwizzle), step > 0);
+                s, operand(soft, step / 4 * kRowsBox + step % 4 * 32),
+                operand(k_columns, more * S::kKeyBox + step * 16 * kSwizzle), step > 0);
         wgmma_commit();
     };
-    const auto store_queries = [&](int box) {
+    const auto store_queries = [&](int more) {
         settle(s);
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
             if (slot[side] < 0) continue;
-            auto* const to = static_cast<uint4*>(args.workspace.slots) +
-                             (int64_t{slot[side]} * (heads * (Dim / 8)) + offset[side]) + 8 * box;
+            auto* const to =
+                static_cast<uint4*>(args.workspace.slots) + (slot[side] + in_slot[side] + 8 * more);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 uint32_t word[4];
@@ -270,26 +313,29 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
             }
         }
     };
-    const int first_box = part < S::kBoxes ? part : 0;
     for (uint32_t taken = 0;; ++taken) {
         const GradItem& item = wait_item(shared, taken);
-        int left = item.count;
+        int left = __shfl_sync(kAllLanes, item.count, 0);
         if (left == 0) return;
         float d_k[Dim / 2] = {}, d_v[Dim / 2] = {};
         slot[0] = slot[1] = -1;
         shared.keys_full.wait(parity_of<1>(taken));
-        for (; left > 0; left -= args.step_queries(), ++at) {
+        for (; left > 0; left -= args.step_queries, ++at) {
             const int stage = stage_of<S::kStages>(at), soft = stage_of<S::kSoftStages>(at);
             uint32_t p_word[kRows / 4], ds_word[kRows / 4];
             shared.full[stage].wait(parity_of<S::kStages>(at));
-            start(s, k, shared.q[stage]);
-            start(ds, v, shared.d_out[stage]);
+            const uint32_t q = q_rows + stage * (kStage >> 4), d_out = q + (kToOut >> 4);
+            start(s, k_rows, q);
+            start(ds, v_rows, d_out);
+            float2 lse_of[kRows / 8];
+#pragma unroll
+            for (int j = 0; j < kRows / 8; ++j)
+                lse_of[j] = *reinterpret_cast<const float2*>(shared.lse[stage] + 8 * j + 2 * quad);
             wgmma_wait<1>();
             settle(s);
 #pragma unroll
             for (int j = 0; j < kRows / 8; ++j) {
-                const float2 lse =
-                    *reinterpret_cast<const float2*>(shared.lse[stage] + 8 * j + 2 * quad);
+                const float2 lse = lse_of[j];
 #pragma unroll
                 for (int side = 0; side < 2; ++side) {
                     float* const x = s + 4 * j + 2 * side;
@@ -335,22 +381,22 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
             if (leader) shared.soft_full[soft].arrive();
             shared.soft_full[stage_of<S::kSoftStages>(at - 1)].wait(
                 parity_of<S::kSoftStages>(at - 1));
-            start_queries(first_box);
+            start_queries(0);
             wgmma_fence();
 #pragma unroll
             for (int step = 0; step < kRows / 16; ++step)
                 multiply_bf16<true>(
                     d_v, p_word + 4 * step,
-                    swizzled_operand(shared.d_out[stage][0] + step * 16 * kSwizzle, kRowsBox),
+                    operand(d_out, step * 16 * kSwizzle),
                     true);
 #pragma unroll
             for (int step = 0; step < kRows / 16; ++step)
                 multiply_bf16<true>(
                     d_k, ds_word + 4 * step,
-                    swizzled_operand(shared.q[stage][0] + step * 16 * kSwizzle, kRowsBox), true);
+                    operand(q, step * 16 * kSwizzle), true);
             wgmma_commit();
             wgmma_wait<1>();
-            store_queries(first_box);
+            store_queries(0);
             if constexpr (S::kMain < S::kBoxes) {
                 start_queries(1);
                 wgmma_wait<0>();
@@ -366,9 +412,9 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
         settle(d_k);
         settle(d_v);
         shared.soft_full[stage_of<S::kSoftStages>(at - 1)].wait(parity_of<S::kSoftStages>(at - 1));
-        start_queries(first_box);
+        start_queries(0);
         wgmma_wait<0>();
-        store_queries(first_box);
+        store_queries(0);
         if constexpr (S::kMain < S::kBoxes) {
             start_queries(1);
             wgmma_wait<0>();
@@ -407,6 +453,38 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
     }
 }
 
+/// A warp that has nothing else to do: d_q of the chunk before, a (query, group) pair at a time.
+template <int Dim>
+__device__ void add_full_slots(const SparseGradArgs& args) {
+    if (args.full_slots == nullptr) return;
+    const int lane = threadIdx.x % kWarp;
+    const FullSlots full{(args.tiles - args.chunk_tiles)->query, args.tiles->query,
+                         static_cast<const uint4*>(args.full_slots)};
+    const int pairs = static_cast<int>(full.end - full.first) * args.groups;
+    const auto take = [&] {
+        int pair = 0;
+        if (lane == 0) pair = atomicAdd(args.workspace.counts + 3, 1);
+        return __shfl_sync(kAllLanes, pair, 0);
+    };
+    constexpr int kAhead = 2 * kWarp;  // chunks that are fetched to L2
+    const int chunks = args.group_size * (Dim / 8);
+    for (int pair = take(); pair < pairs;) {
+        const int next = take();
+        const int32_t* const ids = args.ids + (full.first * args.groups + pair) * args.top_k;
+        const bool filled = lane < args.top_k && ids[lane] >= 0;
+        const int count = __popc(__ballot_sync(kAllLanes, filled));
+#pragma unroll 1
+        for (int first = 0; first < chunks; first += kWarp) {
+            if (first + kAhead < chunks)
+                prefetch_slots<Dim>(args, full, pair, first + kAhead);
+            else if (next < pairs && first + kAhead - chunks < chunks)
+                prefetch_slots<Dim>(args, full, next, first + kAhead - chunks);
+            add_slots<Dim>(args, full, pair, count, first + lane, first + lane < chunks);
+        }
+        pair = next;
+    }
+}
+
 template <int Dim, int BlockSize>
 __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
                                   GradShape<Dim, BlockSize>::kBlocksPerProcessor)
@@ -422,7 +500,7 @@ __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
     if (threadIdx.x == 0) {
         for (Barrier& b : shared.item_full) b.init(1);
         for (Barrier& b : shared.item_empty) b.init(4 * S::kMain + 1);
-        for (Barrier& b : shared.full) b.init(1 + kWarp);
+        for (Barrier& b : shared.full) b.init(2 + kWarp);
         for (Barrier& b : shared.empty) b.init(4 * S::kMain);
         for (Barrier& b : shared.soft_full) b.init(4 * S::kMain);
         for (Barrier& b : shared.soft_empty) b.init(4 * S::kMain);
@@ -435,11 +513,13 @@ __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
     if (warpgroup < S::kMain) {
         more_registers<S::kMainRegisters>();
         form_products(args, shared, warpgroup);
+        add_full_slots<Dim>(args);
     } else {
         fewer_registers<40>();
         const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
         if (warp == 0) gather(args, shared);
-        if (warp == 1) stream_keys(args, shared);
+        if (warp == 1) gather_rows(args, shared);
+        add_full_slots<Dim>(args);
     }
 }
 
@@ -475,8 +555,9 @@ cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs& args, int pr
         if (scheduled == 0) error = launch_grad_schedule(args, c, stream);
         const SparseGradArgs chunk = args.chunk(c, scheduled);
         if (error == cudaSuccess) error = launch_grad_products(chunk, processors, stream);
-        if (error == cudaSuccess) error = launch_grad_slots(chunk, processors, stream);
+        if (error == cudaSuccess) error = launch_grad_parts(chunk, processors, stream);
     }
+    if (error == cudaSuccess) error = launch_grad_slots(args.chunk(args.chunks() - 1, 0), stream);
     return error == cudaSuccess ? launch_grad_finish(args, stream) : error;
 }
 

@@ -5,9 +5,9 @@
 // second kernel adds a query's slots. No float atomics decide an order: the same call gives bitwise
 // the same results.
 //
-// In order: prepare (delta), schedule of all chunks of queries, then for each chunk the products,
-// the sum of slots, and the sums of blocks that were split over work items; at the end d_k and d_v
-// leave their float accumulators.
+// In order: prepare (delta), schedule of some chunks of queries, then for each chunk the products,
+// beside which the slots of the chunk before are added, and the sums of blocks that were split over
+// work items; at the end the last slots, and d_k and d_v leave their float accumulators.
 #pragma once
 
 #include <cuda.h>
@@ -57,9 +57,9 @@ struct GradWorkspace {
     int32_t* bins;         // [C Hkv chunk_tiles]: items by GradItem::order, then their places
     GradUse* uses;         // [C most_uses()]
     GradItem *found, *items;     // [C most_items()]; as found, and in order
-    int32_t* counts;       // [C 4]: items, splits, items taken
+    int32_t* counts;       // [C 4]: items, splits, items taken, pairs whose slots are taken
     GradSplit* splits;     // [C most_splits()]
-    void* slots;           // [most_uses(), G, dh] bf16, channels as grad_channel() has them
+    void* slots;           // [slot_buffers()][most_uses(), G, dh] bf16, channels: grad_channel()
     float* parts;          // [most_parts(), 2, Bk, dh]: d_k, d_v
     float *d_k, *d_v;      // [Nk, Hkv, dh]
 };
@@ -82,11 +82,19 @@ struct SparseGradArgs {
     GradWorkspace workspace;
     void *d_q, *d_k, *d_v;  // bf16
 
-    __host__ __device__ int group_size() const { return query_heads / groups; }
-    __host__ __device__ int step_queries() const {
-        const int fitting = kGradStepRows / group_size();
-        return fitting < kGradMostStepQueries ? fitting : kGradMostStepQueries;
+    // Made by derive() from the sizes: divisions that kernels need not repeat.
+    int group_size;    // G
+    int step_queries;  // queries of a step
+    int row_factor;    // ceil(2^16 / G)
+
+    void derive() {
+        group_size = query_heads / groups;
+        step_queries = kGradStepRows / group_size;
+        if (step_queries > kGradMostStepQueries) step_queries = kGradMostStepQueries;
+        row_factor = (0xFFFF + group_size) / group_size;
     }
+    /// row / G, of a row of a step.
+    __device__ int query_of_row(int row) const { return row * row_factor >> 16; }
     __host__ __device__ int lists() const { return groups * all_blocks; }
     __host__ __device__ int chunks() const { return (tile_count + chunk_tiles - 1) / chunk_tiles; }
     __host__ __device__ int64_t most_uses() const {
@@ -101,15 +109,24 @@ struct SparseGradArgs {
         return uses == 0 ? 0 : rounded > 1 ? rounded : 1;
     }
     __host__ __device__ int uses_each(int uses) const {
-        const int items = items_of(uses), step = step_queries();
+        const int items = items_of(uses), step = step_queries;
         return ((uses + items - 1) / items + step - 1) / step * step;
     }
     __host__ __device__ int slot(int query_of_chunk, int group, int n) const {
         return (query_of_chunk * groups + group) * top_k + n;
     }
+    /// While the products of a chunk fill slots, those of the chunk before are added.
+    __host__ __device__ int slot_buffers() const { return chunks() > 1 ? 2 : 1; }
+    __host__ __device__ int64_t slot_bytes() const { return most_uses() * group_size * head_dim * 2; }
+    const void* full_slots;  // of one chunk: those of the chunk before it; null of the first
     /// One chunk alone; `scheduled` is its place among those scheduled at once.
     __host__ __device__ SparseGradArgs chunk(int index, int scheduled) const {
         SparseGradArgs one = *this;
+        const auto buffer = [&](int n) {
+            return static_cast<char*>(workspace.slots) + n % 2 * slot_bytes();
+        };
+        one.workspace.slots = buffer(index);
+        one.full_slots = index > 0 ? buffer(index - 1) : nullptr;
         one.tiles += int64_t{index} * chunk_tiles;
         const int left = tile_count - index * chunk_tiles;
         one.tile_count = left < chunk_tiles ? left : chunk_tiles;
@@ -140,11 +157,12 @@ inline bool fits_sparse_attention_grad_sm90(int head_dim, int block_size, int gr
 
 cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs&, int processors, cudaStream_t);
 
-// The stages of it; the last three for one chunk.
+// The stages of it; products, parts and slots of one chunk.
 cudaError_t launch_grad_prepare(const SparseGradArgs&, cudaStream_t);
 cudaError_t launch_grad_schedule(const SparseGradArgs&, int first_chunk, cudaStream_t);
 cudaError_t launch_grad_products(const SparseGradArgs&, int processors, cudaStream_t);
-cudaError_t launch_grad_slots(const SparseGradArgs&, int processors, cudaStream_t);
+cudaError_t launch_grad_parts(const SparseGradArgs&, int processors, cudaStream_t);
+cudaError_t launch_grad_slots(const SparseGradArgs&, cudaStream_t);
 cudaError_t launch_grad_finish(const SparseGradArgs&, cudaStream_t);
 
 }  // namespace msa::cuda

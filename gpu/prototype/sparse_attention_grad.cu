@@ -100,6 +100,7 @@ void* grad_plan(const int64_t* cu_q, const int64_t* cu_k, int sequences, int que
     args.queries = cu_q[sequences], args.keys = cu_k[sequences];
     args.query_heads = query_heads, args.groups = groups, args.head_dim = head_dim;
     args.block_size = block_size, args.top_k = top_k;
+    args.derive();
     args.all_blocks = static_cast<int>(blocks.size());
     args.tile_count = static_cast<int>(tiles.size());
     args.chunk_tiles = std::min(args.tile_count, chunk_queries / kGradTileQueries);
@@ -121,7 +122,7 @@ void* grad_plan(const int64_t* cu_q, const int64_t* cu_k, int sequences, int que
     work.items = plan->make<GradItem>(c * args.most_items());
     work.counts = plan->make<int32_t>(c * 4);
     work.splits = plan->make<GradSplit>(c * args.most_splits());
-    work.slots = plan->make<char>(args.most_uses() * args.group_size() * head_dim * 2);
+    work.slots = plan->make<char>(args.slot_buffers() * args.slot_bytes());
     work.parts = plan->make<float>(args.most_parts() * 2 * block_size * head_dim);
     work.d_k = plan->make<float>(args.keys * groups * head_dim);
     work.d_v = plan->make<float>(args.keys * groups * head_dim);
@@ -138,8 +139,8 @@ void grad_bind(void* plan, const void* q, const void* k, const void* v, const in
                void* d_v, double scale) {
     SparseGradArgs& args = static_cast<Plan*>(plan)->args;
     const int64_t dim = args.head_dim, heads = args.query_heads, width = args.groups * dim;
-    args.q_one = encode(q, {dim, heads, args.queries}, {64, args.group_size(), 1});
-    args.d_out_one = encode(d_out, {dim, heads, args.queries}, {64, args.group_size(), 1});
+    args.q_one = encode(q, {dim, heads, args.queries}, {64, args.group_size, 1});
+    args.d_out_one = encode(d_out, {dim, heads, args.queries}, {64, args.group_size, 1});
     args.k = encode(k, {width, args.keys}, {64, args.block_size});
     args.v = encode(v, {width, args.keys}, {64, args.block_size});
     args.ids = ids, args.out = out, args.lse = lse, args.d_out = d_out;
@@ -152,7 +153,8 @@ void grad_run(void* plan) {
     check(launch_sparse_attention_grad_sm90(p.args, p.processors, nullptr), "launch");
 }
 
-/// The same with times in ms: prepare, schedule, products, slots, finish.
+/// The same with times in ms: prepare, schedule, products (with all slots but the last chunk's), parts and
+/// last slots, finish.
 void grad_stages(void* plan, float* ms) {
     Plan& p = *static_cast<Plan*>(plan);
     const SparseGradArgs& args = p.args;
@@ -175,8 +177,9 @@ void grad_stages(void* plan, float* ms) {
         if (scheduled == 0) timed(1, [&] { return launch_grad_schedule(args, c, nullptr); });
         const SparseGradArgs chunk = args.chunk(c, scheduled);
         timed(2, [&] { return launch_grad_products(chunk, p.processors, nullptr); });
-        timed(3, [&] { return launch_grad_slots(chunk, p.processors, nullptr); });
+        timed(3, [&] { return launch_grad_parts(chunk, p.processors, nullptr); });
     }
+    timed(3, [&] { return launch_grad_slots(args.chunk(args.chunks() - 1, 0), nullptr); });
     timed(4, [&] { return launch_grad_finish(args, nullptr); });
     cudaEventDestroy(from);
     cudaEventDestroy(to);

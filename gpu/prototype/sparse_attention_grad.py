@@ -324,6 +324,19 @@ if __name__ == '__main__':
             check()
         elif what == 'small':
             time([(8192, 64, 4, 128, 128, 16, kind, [(16384, 384)]) for kind in ('structured', 'random')])
+        elif what == 'mid':
+            paper = (64, 4, 128, 128, 16)
+            time([(131072, *paper, 'structured', [(16384, 128), (16384, 192), (16384, 256), (16384, 384)]),
+                  (131072, *paper, 'random', [(16384, 128), (16384, 256), (16384, 384)]),
+                  (32768, *paper, 'structured', [(16384, 192), (8192, 192)])])
+        elif what == 'once':  # for a profiler
+            n = 32768
+            ids = structured_ids(n, 4, 128, 16, 3)
+            q, k, v, d_out = operands(n, n, 64, 4, 128, 5)
+            plan = Plan([0, n], [0, n], 64, 4, 128, 128, 16, 16384, 192)
+            plan.bind(q, k, v, ids, *forward(q, k, v, ids, 128), d_out)
+            plan.run()
+            torch.cuda.synchronize()
         elif what == 'time':
             paper = (64, 4, 128, 128, 16)
             time([(131072, *paper, kind, [(16384, 384), (32768, 384)]) for kind in ('structured', 'random')] +
