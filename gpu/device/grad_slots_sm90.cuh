@@ -45,9 +45,7 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
     float sum[8] = {};
     if (wanted) {
         const uint4* from = full.slots + int64_t{pair} * args.top_k * pair_chunks + chunk;
-#pragma unroll 4
-        for (int n = 0; n < count; ++n, from += pair_chunks) {
-            const uint4 part = __ldcs(from);
+        const auto add = [&](uint4 part) {
             const uint32_t word[4] = {part.x, part.y, part.z, part.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -55,7 +53,19 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
                     __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(word[i]));
                 sum[2 * i] += x.x, sum[2 * i + 1] += x.y;
             }
+        };
+        constexpr int kAtOnce = 8;
+        int n = 0;
+#pragma unroll 1
+        for (; n + kAtOnce <= count; n += kAtOnce) {
+            uint4 part[kAtOnce];
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i, from += pair_chunks) part[i] = __ldcs(from);
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) add(part[i]);
         }
+#pragma unroll 1
+        for (; n < count; ++n, from += pair_chunks) add(__ldcs(from));
     }
     uint32_t word[4];  // of channels 8 n + 2 quad; becomes those of 8 quad + 2 n
 #pragma unroll

@@ -40,7 +40,7 @@ struct GradShape {
     static constexpr int kThreads = (kMain + 1) * kWarpgroup;
     static constexpr bool kSmall = Dim == 64 && BlockSize == 64;
     static constexpr int kBlocksPerProcessor = kSmall ? 2 : 1;
-    static constexpr int kMainRegisters = kSmall ? 216 : 232;
+    static constexpr int kMainRegisters = kSmall ? 200 : 224;
 };
 
 template <int Dim, int BlockSize>
@@ -454,7 +454,8 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
 }
 
 /// A warp that has nothing else to do: d_q of the chunk before, a (query, group) pair at a time.
-template <int Dim>
+/// Before its loads it fetches `Ahead` times 512 bytes of each slot to L2.
+template <int Dim, int Ahead>
 __device__ void add_full_slots(const SparseGradArgs& args) {
     if (args.full_slots == nullptr) return;
     const int lane = threadIdx.x % kWarp;
@@ -466,7 +467,7 @@ __device__ void add_full_slots(const SparseGradArgs& args) {
         if (lane == 0) pair = atomicAdd(args.workspace.counts + 3, 1);
         return __shfl_sync(kAllLanes, pair, 0);
     };
-    constexpr int kAhead = 2 * kWarp;  // chunks that are fetched to L2
+    constexpr int kAhead = Ahead * kWarp;
     const int chunks = args.group_size * (Dim / 8);
     for (int pair = take(); pair < pairs;) {
         const int next = take();
@@ -475,9 +476,9 @@ __device__ void add_full_slots(const SparseGradArgs& args) {
         const int count = __popc(__ballot_sync(kAllLanes, filled));
 #pragma unroll 1
         for (int first = 0; first < chunks; first += kWarp) {
-            if (first + kAhead < chunks)
+            if (Ahead > 0 && first + kAhead < chunks)
                 prefetch_slots<Dim>(args, full, pair, first + kAhead);
-            else if (next < pairs && first + kAhead - chunks < chunks)
+            else if (Ahead > 0 && next < pairs && first + kAhead - chunks < chunks)
                 prefetch_slots<Dim>(args, full, next, first + kAhead - chunks);
             add_slots<Dim>(args, full, pair, count, first + lane, first + lane < chunks);
         }
@@ -513,13 +514,13 @@ __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
     if (warpgroup < S::kMain) {
         more_registers<S::kMainRegisters>();
         form_products(args, shared, warpgroup);
-        add_full_slots<Dim>(args);
+        add_full_slots<Dim, 0>(args);
     } else {
-        fewer_registers<40>();
+        fewer_registers<56>();
         const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
         if (warp == 0) gather(args, shared);
         if (warp == 1) gather_rows(args, shared);
-        add_full_slots<Dim>(args);
+        add_full_slots<Dim, 2>(args);
     }
 }
 

@@ -326,14 +326,16 @@ if __name__ == '__main__':
             time([(8192, 64, 4, 128, 128, 16, kind, [(16384, 384)]) for kind in ('structured', 'random')])
         elif what == 'mid':
             paper = (64, 4, 128, 128, 16)
-            time([(131072, *paper, 'structured', [(16384, 128), (16384, 192), (16384, 256), (16384, 384)]),
-                  (131072, *paper, 'random', [(16384, 128), (16384, 256), (16384, 384)]),
-                  (32768, *paper, 'structured', [(16384, 192), (8192, 192)])])
+            pilot = (16, 4, 64, 64, 16)
+            time([(131072, *paper, 'structured', [(16384, 256)]),
+                  (131072, *paper, 'random', [(16384, 384)]),
+                  (32768, *paper, 'structured', [(16384, 256), (8192, 256)]),
+                  (32768, *pilot, 'structured', [(16384, 384), (16384, 1024), (32768, 1024)])])
         elif what == 'once':  # for a profiler
             n = 32768
             ids = structured_ids(n, 4, 128, 16, 3)
             q, k, v, d_out = operands(n, n, 64, 4, 128, 5)
-            plan = Plan([0, n], [0, n], 64, 4, 128, 128, 16, 16384, 192)
+            plan = Plan([0, n], [0, n], 64, 4, 128, 128, 16, 16384, 256)
             plan.bind(q, k, v, ids, *forward(q, k, v, ids, 128), d_out)
             plan.run()
             torch.cuda.synchronize()
