@@ -19,7 +19,8 @@ __device__ void prefetch_slots(const SparseGradArgs& args, const FullSlots& full
                                int chunk) {
     const int lane = threadIdx.x % kWarp, pair_chunks = args.group_size * (Dim / 8);
     if (lane >= args.top_k) return;
-    const uint4* const from = full.slots + (int64_t{pair} * args.top_k + lane) * pair_chunks + chunk;
+    const uint4* const from =
+        full.slots + (int64_t{pair} * args.top_k + lane) * pair_chunks + chunk;
     const auto bytes = static_cast<uint32_t>(16 * min(kWarp, pair_chunks - chunk));
     asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(from),
                  "r"(bytes), "l"(static_cast<uint64_t>(Keep::shortest))
@@ -28,8 +29,7 @@ __device__ void prefetch_slots(const SparseGradArgs& args, const FullSlots& full
 
 /// How many slots a pair has; pairs count (query, group) from the first of the chunk of queries on.
 __device__ inline int slots_of(const SparseGradArgs& args, const FullSlots& full, int pair) {
-    const int32_t* const ids =
-        args.ids + (full.first * args.groups + pair) * args.top_k;
+    const int32_t* const ids = args.ids + (full.first * args.groups + pair) * args.top_k;
     int count = 0;
     for (int n = 0; n < args.top_k; ++n) count += ids[n] >= 0;  // the others are at the end
     return count;
@@ -78,8 +78,7 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
         for (int n = 0; n < 4; ++n) {
             if (n & step) continue;
             const bool upper = (quad & step) != 0;
-            const uint32_t got =
-                __shfl_xor_sync(kAllLanes, upper ? word[n] : word[n + step], step);
+            const uint32_t got = __shfl_xor_sync(kAllLanes, upper ? word[n] : word[n + step], step);
             word[n] = upper ? got : word[n];
             word[n + step] = upper ? word[n + step] : got;
         }

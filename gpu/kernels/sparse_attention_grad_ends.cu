@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What comes before and after the products, all of it bound by memory: delta = <out, d_out> per
-// (query, head); a query's slots added to d_q; the parts of split blocks added in order; d_k and d_v
-// from float to bf16.
+// (query, head); a query's slots added to d_q; the parts of split blocks added in order; d_k and
+// d_v from float to bf16.
 #include "gpu/device/grad_slots_sm90.cuh"
 #include "gpu/kernels/sparse_attention_grad_sm90.h"
 
@@ -38,8 +38,7 @@ __global__ void __launch_bounds__(kThreads)
         }
     }
 #pragma unroll
-    for (int step = kEach / 2; step > 0; step /= 2)
-        sum += __shfl_xor_sync(kAllLanes, sum, step);
+    for (int step = kEach / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
     if (at % kEach != 0 || row > rows) return;
     const float known = row < rows ? lse[row] : -INFINITY;
     to_lse[row] = known == -INFINITY ? INFINITY : known * kLog2E;
@@ -92,8 +91,8 @@ __global__ void __launch_bounds__(kThreads) add_parts(const __grid_constant__ Sp
 }
 
 /// A thread per 8 elements of d_k and of d_v.
-__global__ void __launch_bounds__(kThreads) round_keys(const __grid_constant__ SparseGradArgs args,
-                                                       int64_t each) {
+__global__ void __launch_bounds__(kThreads)
+    round_keys(const __grid_constant__ SparseGradArgs args, int64_t each) {
     const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (thread >= 2 * each) return;
     const bool is_k = thread < each;
@@ -125,8 +124,8 @@ cudaError_t launch_grad_prepare(const SparseGradArgs& args, cudaStream_t stream)
 }
 
 cudaError_t launch_grad_slots(const SparseGradArgs& args, cudaStream_t stream) {
-    const int64_t chunks = int64_t{args.tile_count} * kGradTileQueries * args.query_heads *
-                           args.head_dim / 8;
+    const int64_t chunks =
+        int64_t{args.tile_count} * kGradTileQueries * args.query_heads * args.head_dim / 8;
     auto* const kernel = args.head_dim == 128 ? add_all_slots<128> : add_all_slots<64>;
     kernel<<<blocks_for(chunks), kThreads, 0, stream>>>(args);
     return cudaGetLastError();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Reverse index of ids: the uses of each (group, block), ascending by query, and work items over
 // them. Counting sort: a warp counts the ids of a (tile, group); a thread block per chunk turns the
-// counts into starts and lists the items; a warp per (tile, group) fills, one query after the other,
-// so that the order is fixed. Items go by the tile of their first query: those that run at the same
-// time read the same queries, which L2 then holds.
+// counts into starts and lists the items; a warp per (tile, group) fills, one query after the
+// other, so that the order is fixed. Items go by the tile of their first query: those that run at
+// the same time read the same queries, which L2 then holds.
 #include <cub/block/block_scan.cuh>
 
 #include "gpu/device/warp.cuh"
@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kThreads)
                             int64_t{at.group} * args.all_blocks + tile.first_block;
     for (int i = lane_id(); i < tile.queries * args.top_k; i += kWarp) {
         const int query = i / args.top_k;
-        const int id = args.ids[((tile.query + query) * args.groups + at.group) * args.top_k +
-                                i % args.top_k];
+        const int id =
+            args.ids[((tile.query + query) * args.groups + at.group) * args.top_k + i % args.top_k];
         if (id >= 0) atomicAdd(counts + id, 1);
     }
 }
@@ -68,14 +68,14 @@ __global__ void __launch_bounds__(kListThreads)
         int uses = 0;
         if (i < lists)
 #pragma unroll 8
-            for (int t = 0; t < args.tile_count; ++t)
-                uses += work.starts[int64_t{t} * lists + i];
+            for (int t = 0; t < args.tile_count; ++t) uses += work.starts[int64_t{t} * lists + i];
         const int items = args.items_of(uses);
         Sums start{}, sum{};
         __syncthreads();
         Scan(storage.sums)
-            .ExclusiveScan(Sums{uses, items > 1 ? items : 0, items > 1}, start, Sums{},
-                           [](Sums a, Sums b) { return a + b; }, sum);
+            .ExclusiveScan(
+                Sums{uses, items > 1 ? items : 0, items > 1}, start, Sums{},
+                [](Sums a, Sums b) { return a + b; }, sum);
         start = before + start;
         before = before + sum;
         if (i >= lists || uses == 0) continue;
@@ -88,14 +88,13 @@ __global__ void __launch_bounds__(kListThreads)
             here = start.uses + done;
             for (; parts * each < done + count; ++parts) {  // an item begins in this tile
                 const int order = group * args.chunk_tiles + t;
-                work.found[atomicAdd(&found, 1)] = {
-                    group,
-                    block,
-                    start.uses + parts * each,
-                    min(each, uses - parts * each),
-                    items > 1 ? start.parts + parts : -1,
-                    order,
-                    {0, 0}};
+                work.found[atomicAdd(&found, 1)] = {group,
+                                                    block,
+                                                    start.uses + parts * each,
+                                                    min(each, uses - parts * each),
+                                                    items > 1 ? start.parts + parts : -1,
+                                                    order,
+                                                    {0, 0}};
                 atomicAdd(work.bins + order, 1);
             }
             done += count;
@@ -155,8 +154,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t launch_grad_schedule(const SparseGradArgs& args, int first_chunk,
-                                 cudaStream_t stream) {
+cudaError_t launch_grad_schedule(const SparseGradArgs& args, int first_chunk, cudaStream_t stream) {
     const int left = args.chunks() - first_chunk;
     const auto chunks = static_cast<size_t>(left < args.batch_chunks ? left : args.batch_chunks);
     const auto tiles = static_cast<size_t>(args.chunk_tiles);
@@ -164,8 +162,7 @@ cudaError_t launch_grad_schedule(const SparseGradArgs& args, int first_chunk,
     const auto clear = [&](int32_t* what, size_t count) {
         return cudaMemsetAsync(what, 0, sizeof(int32_t) * count, stream);
     };
-    cudaError_t error =
-        clear(work.starts, chunks * tiles * static_cast<size_t>(args.lists()));
+    cudaError_t error = clear(work.starts, chunks * tiles * static_cast<size_t>(args.lists()));
     if (error == cudaSuccess)
         error = clear(work.bins, chunks * tiles * static_cast<size_t>(args.groups));
     if (error == cudaSuccess) error = clear(work.counts, chunks * 4);

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: MIT
-// The five products of the gradient, KV-outer: a block's keys and values stay in shared memory while
-// its queries pass, 64 rows (queries x G heads) a step.
+// The five products of the gradient, KV-outer: a block's keys and values stay in shared memory
+// while its queries pass, 64 rows (queries x G heads) a step.
 //
 //   S' = K Q'     P' = 2^(scale S' - lse)     dP' = V dO'     dS' = P' (dP' - delta)
 //   dV += P' dO   dK += dS' Q                 dQ part = dS K, to the use's slot
 //
 // A warpgroup for each 64 keys holds its rows of dK and dV in registers; transposed scores are then
-// the register operand of both sums. dS' goes through shared memory (stmatrix transposes it) to one
-// more warpgroup, which forms dQ of the step for all keys and writes it out, so that the others wait
-// neither for each other nor for stores. Two producer warps: queries and d_out with their lse and
-// delta through a ring; items, keys and values. Persistent, work items taken in turn by a counter.
+// the register operand of both sums. dS' goes through shared memory (stmatrix transposes it), where
+// both warpgroups' keys meet: each forms 64 channels of dQ, of the step before, so that neither
+// waits for the other. One producer warp takes work items in turn from a counter and gathers q and
+// d_out by TMA through a ring, a second brings keys, values, and lse, delta, slot and visible keys
+// of the rows. The two warps left over add the slots of the chunk before (d_q), and all warps do
+// once their own work is done: memory is idle beside products.
 //
-// Floors at Hq 64, Hkv 4, dh 128, Bk 128, k 16, N 128K: 22 TFLOP. Shared memory is as busy as the
-// tensor cores: of a step's 2560 cycles of products, S' and dP' read 512 each (64 columns wide),
-// dQ 512, dV and dK 256 each, copies in 256, dS 128. L2: 32 KB in and 16 KB out per step. Slots:
-// 34 GB written and read.
-#include <algorithm>
+// Bounds at Hq 64, Hkv 4, dh 128, Bk 128, k 16, N 128K: 21.1 useful TFLOP. Shared memory is as busy
+// as the tensor cores: of a step's 2560 cycles of products, S' and dP' read 512 each (64 columns
+// wide), dQ 512, dV and dK 256 each, copies in 256, dS 128. L2: 32 KB in and 16 KB out per step.
+// Slots: 34 GB written and read.
+#include <cstddef>
 
 #include "gpu/device/grad_slots_sm90.cuh"
 #include "gpu/kernels/sparse_attention_grad_sm90.h"
@@ -52,12 +54,12 @@ struct Shared {
     char v[S::kKeyBytes];
     char d_scores[S::kSoftStages][S::kMain][kRowsBox];  // [rows][64 keys]
     float lse[S::kStages][kRows], delta[S::kStages][kRows];
-    uint8_t seen[S::kStages][kRows];  // keys of the block that a row sees
+    uint8_t seen[S::kStages][kRows];             // keys of the block that a row sees
     int slot[S::kStages][kGradMostStepQueries];  // of the queries, in 16 bytes; negative: none
     int least_seen[S::kStages];
     GradItem items[kItemStages];
     Barrier item_full[kItemStages], item_empty[kItemStages];
-    Barrier full[S::kStages], empty[S::kStages];                  // q, d_out and what they need
+    Barrier full[S::kStages], empty[S::kStages];                    // q, d_out and what they need
     Barrier soft_full[S::kSoftStages], soft_empty[S::kSoftStages];  // d_scores
     Barrier keys_full, keys_empty;
 };
@@ -69,8 +71,8 @@ __device__ void settle(float (&x)[N]) {
     for (float& one : x) asm volatile("" : "+f"(one)::"memory");
 }
 
-/// swizzled_operand() of shared memory by its address, as a low word that steps of bytes / 16 are added
-/// to; warps agree on it, so that it is kept in uniform registers.
+/// swizzled_operand() of shared memory by its address, as a low word that steps of bytes / 16 are
+/// added to; warps agree on it, so that it is kept in uniform registers.
 __device__ inline uint32_t operand_low(uint32_t address, uint32_t box_bytes = 16) {
     return __shfl_sync(kAllLanes, (box_bytes >> 4 << 16) | (address >> 4), 0);
 }
@@ -85,9 +87,9 @@ __device__ inline void copy_float(float* to, const float* from) {
 }
 /// Arrives at the barrier once this thread's copies so far are there.
 __device__ inline void arrive_after_copies(Barrier& barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                     shared_address(&barrier))
-                 : "memory");
+    asm volatile(
+        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier))
+        : "memory");
 }
 /// Four 8 x 8 matrices of bf16, transposed: lane l names the row l % 8 of matrix l / 8.
 __device__ inline void store_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c,
@@ -171,8 +173,8 @@ __device__ void gather(const SparseGradArgs& args, Shared<Dim, BlockSize>& share
     }
 }
 
-/// The producer warp of keys and values, and of what a step's rows need, two rows a lane: rows that no
-/// query fills leave no probability.
+/// The producer warp of keys and values, and of what a step's rows need, two rows a lane: rows that
+/// no query fills leave no probability.
 template <int Dim, int BlockSize>
 __device__ void gather_rows(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared) {
     using S = GradShape<Dim, BlockSize>;
@@ -250,11 +252,11 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kWarpgroup / kWarp, quad = lane % 4;
     const bool leader = lane == 0;
     const float scale = args.scale * kLog2E;
-    const int row = 16 * warp + lane / 4;   // of dQ; the other: + 8
-    const int key = kWide * part + row;     // of the block; the other: + 8
+    const int row = 16 * warp + lane / 4;  // of dQ; the other: + 8
+    const int key = kWide * part + row;    // of the block; the other: + 8
     // stmatrix: this lane's row, and its 16 bytes in the swizzle.
-    const uint32_t soft_row = (lane / 16 * 8 + lane % 8) * kSwizzle +
-                              (((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16);
+    const uint32_t soft_row =
+        (lane / 16 * 8 + lane % 8) * kSwizzle + (((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16);
     // Operands of the first stage; stages are a constant number of bytes apart.
     const uint32_t k_rows = operand_low(shared_address(shared.k + part * kWide * kSwizzle));
     const uint32_t v_rows = operand_low(shared_address(shared.v + part * kWide * kSwizzle));
@@ -267,8 +269,7 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
     int in_slot[2], use[2];  // of the two rows of dQ: 16 bytes within the slot, query of the step
     for (int side = 0; side < 2; ++side) {
         use[side] = args.query_of_row(row + 8 * side);
-        in_slot[side] =
-            (row + 8 * side - use[side] * args.group_size) * (Dim / 8) + 8 * box + quad;
+        in_slot[side] = (row + 8 * side - use[side] * args.group_size) * (Dim / 8) + 8 * box + quad;
         if (use[side] >= args.step_queries || part >= S::kBoxes) use[side] = -1;
     }
     int slot[2];      // of the step before; where its 16-byte pieces begin
@@ -289,9 +290,9 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BlockSize / 16; ++step)
-            multiply_bf16<true>(
-                s, operand(soft, step / 4 * kRowsBox + step % 4 * 32),
-                operand(k_columns, more * S::kKeyBox + step * 16 * kSwizzle), step > 0);
+            multiply_bf16<true>(s, operand(soft, step / 4 * kRowsBox + step % 4 * 32),
+                                operand(k_columns, more * S::kKeyBox + step * 16 * kSwizzle),
+                                step > 0);
         wgmma_commit();
     };
     const auto store_queries = [&](int more) {
@@ -385,15 +386,12 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
             wgmma_fence();
 #pragma unroll
             for (int step = 0; step < kRows / 16; ++step)
-                multiply_bf16<true>(
-                    d_v, p_word + 4 * step,
-                    operand(d_out, step * 16 * kSwizzle),
-                    true);
+                multiply_bf16<true>(d_v, p_word + 4 * step, operand(d_out, step * 16 * kSwizzle),
+                                    true);
 #pragma unroll
             for (int step = 0; step < kRows / 16; ++step)
-                multiply_bf16<true>(
-                    d_k, ds_word + 4 * step,
-                    operand(q, step * 16 * kSwizzle), true);
+                multiply_bf16<true>(d_k, ds_word + 4 * step, operand(q, step * 16 * kSwizzle),
+                                    true);
             wgmma_commit();
             wgmma_wait<1>();
             store_queries(0);

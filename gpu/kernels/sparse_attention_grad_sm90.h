@@ -19,9 +19,9 @@
 
 namespace msa::cuda {
 
-constexpr int kGradStepRows = 64;        // (query, head) rows of one step
-constexpr int kGradMostStepQueries = 16; // of them
-constexpr int kGradTileQueries = 64;     // of a tile of the schedule, at most
+constexpr int kGradStepRows = 64;         // (query, head) rows of one step
+constexpr int kGradMostStepQueries = 16;  // of them
+constexpr int kGradTileQueries = 64;      // of a tile of the schedule, at most
 
 /// A block of a sequence; the blocks of all sequences are numbered through.
 struct __align__(8) KeyBlock {
@@ -40,8 +40,8 @@ struct __align__(16) GradUse {
 /// Uses [begin, begin + count) of one block, ascending by query.
 struct __align__(16) GradItem {
     int32_t group, block, begin, count;
-    int32_t part;     // where d_k and d_v go, of a block that is split; else negative
-    int32_t order;    // (group, tile of the first query): items that run together share queries
+    int32_t part;   // where d_k and d_v go, of a block that is split; else negative
+    int32_t order;  // (group, tile of the first query): items that run together share queries
     int32_t padding[2];
 };
 
@@ -52,16 +52,16 @@ struct __align__(16) GradSplit {
 
 /// Device memory that the kernels share. [C ...] holds that of C chunks one behind the other.
 struct GradWorkspace {
-    float *lse, *delta;    // [Nq Hq + 1]: base 2; one more row that leaves no probability
-    int32_t* starts;       // [C chunk_tiles, lists()]: uses of a tile, then where they go
-    int32_t* bins;         // [C Hkv chunk_tiles]: items by GradItem::order, then their places
-    GradUse* uses;         // [C most_uses()]
-    GradItem *found, *items;     // [C most_items()]; as found, and in order
-    int32_t* counts;       // [C 4]: items, splits, items taken, pairs whose slots are taken
-    GradSplit* splits;     // [C most_splits()]
-    void* slots;           // [slot_buffers()][most_uses(), G, dh] bf16, channels: grad_channel()
-    float* parts;          // [most_parts(), 2, Bk, dh]: d_k, d_v
-    float *d_k, *d_v;      // [Nk, Hkv, dh]
+    float *lse, *delta;       // [Nq Hq + 1]: base 2; one more row that leaves no probability
+    int32_t* starts;          // [C chunk_tiles, lists()]: uses of a tile, then where they go
+    int32_t* bins;            // [C Hkv chunk_tiles]: items by GradItem::order, then their places
+    GradUse* uses;            // [C most_uses()]
+    GradItem *found, *items;  // [C most_items()]; as found, and in order
+    int32_t* counts;          // [C 4]: items, splits, items taken, pairs whose slots are taken
+    GradSplit* splits;        // [C most_splits()]
+    void* slots;              // [slot_buffers()][most_uses(), G, dh] bf16, channels: grad_channel()
+    float* parts;             // [most_parts(), 2, Bk, dh]: d_k, d_v
+    float *d_k, *d_v;         // [Nk, Hkv, dh]
 };
 
 struct SparseGradArgs {
@@ -117,7 +117,9 @@ struct SparseGradArgs {
     }
     /// While the products of a chunk fill slots, those of the chunk before are added.
     __host__ __device__ int slot_buffers() const { return chunks() > 1 ? 2 : 1; }
-    __host__ __device__ int64_t slot_bytes() const { return most_uses() * group_size * head_dim * 2; }
+    __host__ __device__ int64_t slot_bytes() const {
+        return most_uses() * group_size * head_dim * 2;
+    }
     const void* full_slots;  // of one chunk: those of the chunk before it; null of the first
     /// One chunk alone; `scheduled` is its place among those scheduled at once.
     __host__ __device__ SparseGradArgs chunk(int index, int scheduled) const {
@@ -142,13 +144,15 @@ struct SparseGradArgs {
     }
 };
 
-/// Slots hold rows as the products leave them: the n-th word (two channels) of a row's 16-byte chunk
-/// c. Which channel the first of the two is.
+/// Slots hold rows as the products leave them: the n-th word (two channels) of a row's 16-byte
+/// chunk c. Which channel the first of the two is.
 __host__ __device__ inline int grad_channel(int c, int n) {
     return c / 8 * 64 + 8 * (c % 8 / 4 * 4 + n) + 2 * (c % 4);
 }
 
-/// q, k, v, out, d_out bf16 and aligned to 16 bytes, dh and Bk 64 or 128, G and k up to what is here.
+/// q, k, v, out, d_out, d_q, d_k, d_v bf16 and aligned to 16 bytes, dh and Bk 64 or 128, G and k up
+/// to what is here; Nq Hq, and the 16-byte pieces of a chunk's slots, below 2^31. A step holds at
+/// most kGradMostStepQueries queries: groups of fewer than 4 heads leave rows empty.
 inline bool fits_sparse_attention_grad_sm90(int head_dim, int block_size, int group_size,
                                             int top_k) {
     return (head_dim == 64 || head_dim == 128) && (block_size == 64 || block_size == 128) &&

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A C interface to sparse_attention_grad alone, for gpu/prototype/sparse_attention_grad.py: what the
-// backend's host side will do (tiles, blocks, tensor maps, scratch memory), and times by stage.
+// A C interface to sparse_attention_grad alone, for gpu/prototype/sparse_attention_grad.py: what
+// the backend's host side will do (tiles, blocks, tensor maps, scratch memory), and times by stage.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -153,8 +153,8 @@ void grad_run(void* plan) {
     check(launch_sparse_attention_grad_sm90(p.args, p.processors, nullptr), "launch");
 }
 
-/// The same with times in ms: prepare, schedule, products (with all slots but the last chunk's), parts and
-/// last slots, finish.
+/// The same with times in ms: prepare, schedule, products (with all slots but the last chunk's),
+/// parts and last slots, finish.
 void grad_stages(void* plan, float* ms) {
     Plan& p = *static_cast<Plan*>(plan);
     const SparseGradArgs& args = p.args;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks and times sparse_attention_grad alone: python3 sparse_attention_grad.py LIBRARY [check|time]...
+"""Checks and times sparse_attention_grad alone: python3 sparse_attention_grad.py LIBRARY [check|few|once|time]...
 
 check: small cases against autograd in double, poisoned outputs, bitwise reruns. time: structured
 and random selections, sampled rows and blocks checked in double first."""
@@ -16,7 +16,7 @@ library.grad_plan.restype = ctypes.c_void_p
 
 
 class Plan:
-    def __init__(self, cu_q, cu_k, heads, groups, dim, block, top_k, chunk=16384, item=384):
+    def __init__(self, cu_q, cu_k, heads, groups, dim, block, top_k, chunk=8192, item=256):
         self.sizes = (cu_q[-1], cu_k[-1], heads, groups, dim)
         as_array = lambda x: (ctypes.c_int64 * len(x))(*x)
         self.plan = ctypes.c_void_p(library.grad_plan(
@@ -165,7 +165,7 @@ def error(got, want):
     return ((got - want).norm() / want.norm().clamp(min=1e-30)).item()
 
 
-def check():
+def check(chosen=None):
     one = lambda n: ([0, n], [0, n])
     packed = ([0, 100, 101, 138, 438], [0, 228, 358, 395, 895])
     cases = [  # (cu_q, cu_k), Hq, Hkv, dh, Bk, k, chunk, item
@@ -186,6 +186,8 @@ def check():
     ]
     print('case: error of d_q, d_k, d_v; bitwise rerun')
     for i, ((cu_q, cu_k), heads, groups, dim, block, top_k, chunk, item) in enumerate(cases):
+        if chosen and i not in chosen:
+            continue
         generator = torch.Generator(device).manual_seed(i)
         q, k, v, d_out = operands(cu_q[-1], cu_k[-1], heads, groups, dim, i)
         ids = random_ids(cu_q, cu_k, groups, block, top_k, generator)
@@ -322,27 +324,21 @@ if __name__ == '__main__':
     for what in sys.argv[2:]:
         if what == 'check':
             check()
-        elif what == 'small':
-            time([(8192, 64, 4, 128, 128, 16, kind, [(16384, 384)]) for kind in ('structured', 'random')])
-        elif what == 'mid':
-            paper = (64, 4, 128, 128, 16)
-            pilot = (16, 4, 64, 64, 16)
-            time([(131072, *paper, 'structured', [(16384, 256)]),
-                  (131072, *paper, 'random', [(16384, 384)]),
-                  (32768, *paper, 'structured', [(16384, 256), (8192, 256)]),
-                  (32768, *pilot, 'structured', [(16384, 384), (16384, 1024), (32768, 1024)])])
+        elif what == 'few':  # for compute-sanitizer
+            check([2, 4, 7])
         elif what == 'once':  # for a profiler
             n = 32768
             ids = structured_ids(n, 4, 128, 16, 3)
             q, k, v, d_out = operands(n, n, 64, 4, 128, 5)
-            plan = Plan([0, n], [0, n], 64, 4, 128, 128, 16, 16384, 256)
+            plan = Plan([0, n], [0, n], 64, 4, 128, 128, 16)
             plan.bind(q, k, v, ids, *forward(q, k, v, ids, 128), d_out)
             plan.run()
             torch.cuda.synchronize()
         elif what == 'time':
-            paper = (64, 4, 128, 128, 16)
-            time([(131072, *paper, kind, [(16384, 384), (32768, 384)]) for kind in ('structured', 'random')] +
-                 [(32768, *paper, kind, [(16384, 384)]) for kind in ('structured', 'random')] +
-                 [(8192, *paper, kind, [(16384, 384)]) for kind in ('structured', 'random')] +
-                 [(n, 16, 4, 64, 64, 16, kind, [(16384, 384)]) for n in (8192, 32768)
-                  for kind in ('structured', 'random')])
+            paper, pilot = (64, 4, 128, 128, 16), (16, 4, 64, 64, 16)
+            kinds = ('structured', 'random')
+            time([(131072, *paper, kind, [(16384, 256), (8192, 256)]) for kind in kinds] +
+                 [(32768, *paper, kind, [(8192, 256)]) for kind in kinds] +
+                 [(8192, *paper, kind, [(8192, 256), (4096, 256), (2048, 256)]) for kind in kinds] +
+                 [(n, *pilot, kind, [(8192, 256), (4096, 256)]) for n in (8192, 32768)
+                  for kind in kinds])
