@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+// d_q from slots: all slots of a (query, group) pair lie together, in the order of its ids.
+#pragma once
+
+#include "gpu/device/attend_sm90.cuh"
+#include "gpu/kernels/sparse_attention_grad_sm90.h"
+
+namespace msa::cuda::sm90 {
+
+/// The queries of a chunk whose slots are full, and where those lie.
+struct FullSlots {
+    int64_t first, end;
+    const uint4* slots;
+};
+
+/// By a warp: fetches 32 chunks of 16 bytes of every slot of a pair to L2, from `chunk` on.
+template <int Dim>
+__device__ void prefetch_slots(const SparseGradArgs& args, const FullSlots& full, int pair,
+                               int chunk) {
+    const int lane = threadIdx.x % kWarp, pair_chunks = args.group_size * (Dim / 8);
+    if (lane >= args.top_k) return;
+    const uint4* const from =
+        full.slots + (int64_t{pair} * args.top_k + lane) * pair_chunks + chunk;
+    const auto bytes = static_cast<uint32_t>(16 * min(kWarp, pair_chunks - chunk));
+    asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(from),
+                 "r"(bytes), "l"(static_cast<uint64_t>(Keep::shortest))
+                 : "memory");
+}
+
+/// How many slots a pair has; pairs count (query, group) from the first of the chunk of queries on.
+__device__ inline int slots_of(const SparseGradArgs& args, const FullSlots& full, int pair) {
+    const int32_t* const ids = args.ids + (full.first * args.groups + pair) * args.top_k;
+    int count = 0;
+    for (int n = 0; n < args.top_k; ++n) count += ids[n] >= 0;  // the others are at the end
+    return count;
+}
+
+/// By whole warps: chunk `chunk` (16 bytes) of the pair's d_q from its `count` slots. With `wanted`
+/// false a thread takes part in the exchange alone.
+template <int Dim>
+__device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int pair, int count,
+                          int chunk, bool wanted) {
+    const int pair_chunks = args.group_size * (Dim / 8);
+    const int64_t at = full.first * args.groups + pair;  // row of ids
+    float sum[8] = {};
+    if (wanted) {
+        const uint4* from = full.slots + int64_t{pair} * args.top_k * pair_chunks + chunk;
+        const auto add = [&](uint4 part) {
+            const uint32_t word[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 x =
+                    __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(word[i]));
+                sum[2 * i] += x.x, sum[2 * i + 1] += x.y;
+            }
+        };
+        constexpr int kAtOnce = 8;
+        int n = 0;
+#pragma unroll 1
+        for (; n + kAtOnce <= count; n += kAtOnce) {
+            uint4 part[kAtOnce];
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i, from += pair_chunks) part[i] = __ldcs(from);
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) add(part[i]);
+        }
+#pragma unroll 1
+        for (; n < count; ++n, from += pair_chunks) add(__ldcs(from));
+    }
+    uint32_t word[4];  // of channels 8 n + 2 quad; becomes those of 8 quad + 2 n
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+        word[n] = pack(sum[2 * n] * args.scale, sum[2 * n + 1] * args.scale);
+    const int quad = threadIdx.x % 4;
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            if (n & step) continue;
+            const bool upper = (quad & step) != 0;
+            const uint32_t got = __shfl_xor_sync(kAllLanes, upper ? word[n] : word[n + step], step);
+            word[n] = upper ? got : word[n];
+            word[n + step] = upper ? word[n + step] : got;
+        }
+    if (wanted)
+        __stcs(static_cast<uint4*>(args.d_q) + at * pair_chunks + chunk / 4 * 4 + quad,
+               make_uint4(word[0], word[1], word[2], word[3]));
+}
+
+}  // namespace msa::cuda::sm90

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+// Gradient of sparse_attention (eq:msa-sparse-attn) on Hopper, KV-outer: a key block gathers the
+// queries that selected it and forms all five products once. d_k and d_v grow in registers. d_q is
+// a sum over the query's blocks: each (query, block) pair writes its part to a slot (bf16), and a
+// second kernel adds a query's slots. No float atomics decide an order: the same call gives bitwise
+// the same results.
+//
+// In order: prepare (delta), schedule of some chunks of queries, then for each chunk the products,
+// beside which the slots of the chunk before are added, and the sums of blocks that were split over
+// work items; at the end the last slots, and d_k and d_v leave their float accumulators.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "gpu/device/query_tile.cuh"
+
+namespace msa::cuda {
+
+constexpr int kGradStepRows = 64;         // (query, head) rows of one step
+constexpr int kGradMostStepQueries = 16;  // of them
+constexpr int kGradTileQueries = 64;      // of a tile of the schedule, at most
+
+/// A block of a sequence; the blocks of all sequences are numbered through.
+struct __align__(8) KeyBlock {
+    int32_t key;   // first key row
+    int32_t keys;  // Bk but for the last of a sequence
+};
+
+/// A (query, block) pair.
+struct __align__(16) GradUse {
+    int32_t query;
+    int32_t slot;  // in the chunk
+    int32_t seen;  // keys of the block that the query sees
+    int32_t padding;
+};
+
+/// Uses [begin, begin + count) of one block, ascending by query.
+struct __align__(16) GradItem {
+    int32_t group, block, begin, count;
+    int32_t part;   // where d_k and d_v go, of a block that is split; else negative
+    int32_t order;  // (group, tile of the first query): items that run together share queries
+    int32_t padding[2];
+};
+
+/// The parts of a block that is split, in order.
+struct __align__(16) GradSplit {
+    int32_t group, block, part, parts;
+};
+
+/// Device memory that the kernels share. [C ...] holds that of C chunks one behind the other.
+struct GradWorkspace {
+    float *lse, *delta;       // [Nq Hq + 1]: base 2; one more row that leaves no probability
+    int32_t* starts;          // [C chunk_tiles, lists()]: uses of a tile, then where they go
+    int32_t* bins;            // [C Hkv chunk_tiles]: items by GradItem::order, then their places
+    GradUse* uses;            // [C most_uses()]
+    GradItem *found, *items;  // [C most_items()]; as found, and in order
+    int32_t* counts;          // [C 4]: items, splits, items taken, pairs whose slots are taken
+    GradSplit* splits;        // [C most_splits()]
+    void* slots;              // [slot_buffers()][most_uses(), G, dh] bf16, channels: grad_channel()
+    float* parts;             // [most_parts(), 2, Bk, dh]: d_k, d_v
+    float *d_k, *d_v;         // [Nk, Hkv, dh]
+};
+
+struct SparseGradArgs {
+    const void *out, *d_out;       // [Nq, Hq, dh] bf16
+    const float* lse;              // [Nq, Hq]
+    CUtensorMap q_one, d_out_one;  // [Nq, Hq, dh] bf16, boxes of one query's G heads x 64 channels
+    CUtensorMap k, v;              // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
+    const int32_t* ids;            // [Nq, Hkv, top_k]
+    const QueryTile* tiles;        // all, at most kGradTileQueries queries each
+    int tile_count, chunk_tiles, batch_chunks;  // of all; of a chunk; chunks scheduled at once
+    const KeyRange* visible;                    // [Nq]
+    const KeyBlock* key_blocks;                 // [all_blocks]
+    int all_blocks;                             // of all sequences
+    int64_t queries, keys;                      // of the call
+    int query_heads, groups, head_dim, block_size, top_k;  // k <= 32
+    float scale;                                           // on q . k, above 0
+    int item_uses;                                         // of a work item, about
+    GradWorkspace workspace;
+    void *d_q, *d_k, *d_v;  // bf16
+
+    // Made by derive() from the sizes: divisions that kernels need not repeat.
+    int group_size;    // G
+    int step_queries;  // queries of a step
+    int row_factor;    // ceil(2^16 / G)
+
+    void derive() {
+        group_size = query_heads / groups;
+        step_queries = kGradStepRows / group_size;
+        if (step_queries > kGradMostStepQueries) step_queries = kGradMostStepQueries;
+        row_factor = (0xFFFF + group_size) / group_size;
+    }
+    /// row / G, of a row of a step.
+    __device__ int query_of_row(int row) const { return row * row_factor >> 16; }
+    __host__ __device__ int lists() const { return groups * all_blocks; }
+    __host__ __device__ int chunks() const { return (tile_count + chunk_tiles - 1) / chunk_tiles; }
+    __host__ __device__ int64_t most_uses() const {
+        return int64_t{chunk_tiles} * kGradTileQueries * groups * top_k;
+    }
+    __host__ __device__ int64_t most_items() const { return lists() + most_parts(); }
+    __host__ __device__ int64_t most_parts() const { return most_uses() * 4 / 3 / item_uses + 1; }
+    __host__ __device__ int64_t most_splits() const { return most_uses() / item_uses + 1; }
+    /// Work items that `uses` of a block make, and how many of them each takes.
+    __host__ __device__ int items_of(int uses) const {
+        const int rounded = (uses + item_uses / 2) / item_uses;
+        return uses == 0 ? 0 : rounded > 1 ? rounded : 1;
+    }
+    __host__ __device__ int uses_each(int uses) const {
+        const int items = items_of(uses), step = step_queries;
+        return ((uses + items - 1) / items + step - 1) / step * step;
+    }
+    __host__ __device__ int slot(int query_of_chunk, int group, int n) const {
+        return (query_of_chunk * groups + group) * top_k + n;
+    }
+    /// While the products of a chunk fill slots, those of the chunk before are added.
+    __host__ __device__ int slot_buffers() const { return chunks() > 1 ? 2 : 1; }
+    __host__ __device__ int64_t slot_bytes() const {
+        return most_uses() * group_size * head_dim * 2;
+    }
+    const void* full_slots;  // of one chunk: those of the chunk before it; null of the first
+    /// One chunk alone; `scheduled` is its place among those scheduled at once.
+    __host__ __device__ SparseGradArgs chunk(int index, int scheduled) const {
+        SparseGradArgs one = *this;
+        const auto buffer = [&](int n) {
+            return static_cast<char*>(workspace.slots) + n % 2 * slot_bytes();
+        };
+        one.workspace.slots = buffer(index);
+        one.full_slots = index > 0 ? buffer(index - 1) : nullptr;
+        one.tiles += int64_t{index} * chunk_tiles;
+        const int left = tile_count - index * chunk_tiles;
+        one.tile_count = left < chunk_tiles ? left : chunk_tiles;
+        GradWorkspace& work = one.workspace;
+        work.starts += int64_t{scheduled} * chunk_tiles * lists();
+        work.bins += int64_t{scheduled} * groups * chunk_tiles;
+        work.uses += scheduled * most_uses();
+        work.found += scheduled * most_items();
+        work.items += scheduled * most_items();
+        work.counts += 4 * scheduled;
+        work.splits += scheduled * most_splits();
+        return one;
+    }
+};
+
+/// Slots hold rows as the products leave them: the n-th word (two channels) of a row's 16-byte
+/// chunk c. Which channel the first of the two is.
+__host__ __device__ inline int grad_channel(int c, int n) {
+    return c / 8 * 64 + 8 * (c % 8 / 4 * 4 + n) + 2 * (c % 4);
+}
+
+/// q, k, v, out, d_out, d_q, d_k, d_v bf16 and aligned to 16 bytes, dh and Bk 64 or 128, G and k up
+/// to what is here; Nq Hq, and the 16-byte pieces of a chunk's slots, below 2^31. A step holds at
+/// most kGradMostStepQueries queries: groups of fewer than 4 heads leave rows empty.
+inline bool fits_sparse_attention_grad_sm90(int head_dim, int block_size, int group_size,
+                                            int top_k) {
+    return (head_dim == 64 || head_dim == 128) && (block_size == 64 || block_size == 128) &&
+           group_size >= 1 && group_size <= kGradStepRows && top_k >= 1 && top_k <= 32;
+}
+
+cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs&, int processors, cudaStream_t);
+
+// The stages of it; products, parts and slots of one chunk.
+cudaError_t launch_grad_prepare(const SparseGradArgs&, cudaStream_t);
+cudaError_t launch_grad_schedule(const SparseGradArgs&, int first_chunk, cudaStream_t);
+cudaError_t launch_grad_products(const SparseGradArgs&, int processors, cudaStream_t);
+cudaError_t launch_grad_parts(const SparseGradArgs&, int processors, cudaStream_t);
+cudaError_t launch_grad_slots(const SparseGradArgs&, cudaStream_t);
+cudaError_t launch_grad_finish(const SparseGradArgs&, cudaStream_t);
+
+}  // namespace msa::cuda
