@@ -110,10 +110,14 @@ TEST_F(Compare, EqualBudgetsAreEqual) {
         const int budget = row["budget"];
         const bool of_tokens = find_token_selector(selector) != nullptr;
         EXPECT_EQ(row["kind"], of_tokens ? "tokens" : "blocks");
-        if (!of_tokens) EXPECT_LE(row["blocks_kept"].get<double>(), budget / 8) << selector;
+        if (!of_tokens) {
+            EXPECT_LE(row["blocks_kept"].get<double>(), budget / 8) << selector;
+        }
         const bool uneven =
             !of_tokens && make_selector(selector)->adjust({}, 0).top_k == kUneven;
-        if (!uneven) EXPECT_DOUBLE_EQ(row["tokens_read"], read[budget]) << selector;
+        if (!uneven) {
+            EXPECT_DOUBLE_EQ(row["tokens_read"], read[budget]) << selector;
+        }
     }
     EXPECT_LT(read[16], 16);
     EXPECT_GT(read[16], 16 - 8);
