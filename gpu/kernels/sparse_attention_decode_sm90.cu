@@ -23,7 +23,7 @@
 #include "gpu/device/attend_sm90.cuh"
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/mma.cuh"
-#include "gpu/kernels/sparse_attention_sm90.h"
+#include "gpu/kernels/sparse_attention_decode_sm90.h"
 
 namespace msa::cuda {
 namespace {
