@@ -26,6 +26,9 @@ public:
         return objects_.front();
     }
 
+    /// Does the next one that is made push one out?
+    bool is_full() const { return objects_.size() == Most; }
+
 private:
     std::list<std::shared_ptr<T>> objects_;  // the latest first
 };

@@ -13,9 +13,9 @@
 //
 // Warm-up: the keys that index_select streams drive these instructions out of L2. So the kernel
 // goes through all of it twice: the first pass, on nothing, runs while the kernel ahead ends and
-// brings the instructions back; the second waits for that kernel and is live. Where the chip holds
-// more thread blocks than one wave, there is the live pass alone. What the kernel ahead writes is
-// read past L1 (__ldcg), where the warm-up may have left what was there before.
+// brings the instructions back; the second waits for that kernel and is live. Where there are more
+// thread blocks than the chip holds at once, there is the live pass alone. What the kernel ahead
+// writes is read past L1 (__ldcg), where the warm-up may have left what was there before.
 #include <cooperative_groups.h>
 
 #include <utility>
@@ -23,7 +23,7 @@
 #include "gpu/device/attend_sm90.cuh"
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/mma.cuh"
-#include "gpu/kernels/sparse_attention_sm90.h"
+#include "gpu/kernels/sparse_attention_decode_sm90.h"
 
 namespace msa::cuda {
 namespace {

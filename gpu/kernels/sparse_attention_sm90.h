@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // sparse_attention (eq:msa-sparse-attn) on Hopper. Two ways; gpu/plan/sparse_attention.cpp chooses.
 //
-// Split-K decode, for few queries: a cluster of thread blocks answers one (query, group), each a
-// part of its blocks. One launch.
+// Split-K decode, for few queries: sparse_attention_decode_sm90.h.
 //
 // Tiles, for many queries. A tile is 128 rows: the G heads of 128 / G, at most 32, consecutive
 // queries of one group; rows left over are empty, their results never stored. Blocks that at least
@@ -123,19 +122,10 @@ struct SparseSchedule : SparseCall {
     }
 };
 
-struct SparseDecodeArgs : SparseCall {
-    const void* q;     // [Nq, Hq, dh] bf16
-    bool q_settled;    // nothing ahead in the stream writes q: it may be read early
-    CUtensorMap k, v;  // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
-    float scale;       // on q . k, above 0
-    void* out;         // [Nq, Hq, dh] bf16
-    float* lse;        // [Nq, Hq]
-};
-
 struct SparseKvOuterArgs : SparseSchedule {
     CUtensorMap q;     // [Nq, Hq, dh] bf16, boxes of one query x G heads x 64 channels
-    CUtensorMap k, v;  // as above
-    float scale;
+    CUtensorMap k, v;  // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
+    float scale;       // on q . k, above 0
 };
 
 struct SparseUnionArgs : SparseSchedule {
@@ -146,10 +136,6 @@ struct SparseUnionArgs : SparseSchedule {
     float* lse;       // [Nq, Hq]
     int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
 };
-
-/// Thread blocks of the decode kernel, which is best while they fill the chip a few times at most.
-int64_t sparse_decode_blocks(int64_t queries, int64_t groups, int64_t group_size);
-cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs&, cudaStream_t);
 
 /// The workspace of all chunks.
 cudaError_t launch_sparse_schedule_sm90(const SparseSchedule&, cudaStream_t);

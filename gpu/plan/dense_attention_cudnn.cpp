@@ -325,9 +325,15 @@ struct DenseAttentionCudnn::Library {
     Library(const Library&) = delete;
     Library& operator=(const Library&) = delete;
 
-    std::shared_ptr<Plan> plan_of(const Sizes& sizes) {
+    std::shared_ptr<Plan> plan_of(const Call& call, const Sizes& sizes) {
         return plans.get([&](const Plan& plan) { return plan.sizes == sizes; },
-                         [&] { return std::make_shared<Plan>(sizes, handle); });
+                         [&] {
+                             require_host_copies(*call.owner);
+                             // The kernels of the plan that goes may be running.
+                             if (plans.is_full())
+                                 check(cudaStreamSynchronize(call.stream()), "dense_attention");
+                             return std::make_shared<Plan>(sizes, handle);
+                         });
     }
 
     /// What is wrong; empty: it is queued.
@@ -379,7 +385,7 @@ bool DenseAttentionCudnn::run(const Call& call, const AttentionInput& in,
     if (!library_) library_ = std::make_unique<Library>();
     why_not_ = library_->failure;
     if (!why_not_.empty()) return false;
-    const std::shared_ptr<Plan> plan = library_->plan_of(Sizes(p, spans));
+    const std::shared_ptr<Plan> plan = library_->plan_of(call, Sizes(p, spans));
     why_not_ = plan->refusal;
     if (!why_not_.empty()) return false;
     const std::shared_ptr<Placement> at = plan->place(call, spans);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "gpu/kernels/kernels.h"
+#include "gpu/kernels/sparse_attention_decode_sm90.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
 #include "gpu/plan/tuned.h"

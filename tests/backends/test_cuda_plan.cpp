@@ -130,6 +130,7 @@ TEST(CudaPlan, TheObjectsUsedLastAreKept) {
     get(2), get(3);
     EXPECT_EQ(get(1), one);
     EXPECT_EQ(made, 3);
+    EXPECT_TRUE(recent.is_full());
     get(4);  // in the place of 2
     EXPECT_EQ(get(1), one);
     EXPECT_EQ(*get(3), 3);

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace msa::cuda {
+
+/// Memory that work ahead in the stream writes. A kernel that starts before that work is done (see
+/// launch_early) may read early only what is not in it.
+class Written {
+public:
+    template <typename... Views>
+    explicit Written(const Views&... views) : ranges_{range_of(views)...} {}
+
+    void add(const void* data, int64_t bytes) {
+        constexpr size_t kMostRanges = 64;
+        if (ranges_.size() >= kMostRanges) return add_everything();
+        ranges_.push_back({data, static_cast<const char*>(data) + bytes});
+    }
+    void add(const Written& more) {
+        ranges_.insert(ranges_.end(), more.ranges_.begin(), more.ranges_.end());
+        everything_ |= more.everything_;
+    }
+    /// From now on, every view counts as written.
+    void add_everything() {
+        everything_ = true;
+        ranges_.clear();
+    }
+
+    template <typename View>
+    bool writes(const View& view) const {
+        const Range r = range_of(view);
+        return everything_ || std::any_of(ranges_.begin(), ranges_.end(), [&](const Range& w) {
+                   return w.begin < r.end && r.begin < w.end;
+               });
+    }
+
+private:
+    struct Range {
+        const void *begin, *end;
+    };
+    template <typename T, int Rank>
+    static Range range_of(const View<T, Rank>& view) {
+        return {view.data(), view.data() + view.size()};
+    }
+    template <typename Void, int Rank>
+    static Range range_of(const AnyView<Void, Rank>& view) {
+        const auto* const begin = static_cast<const char*>(view.data());
+        return {begin, begin + element_count(view.shape()) * element_bytes(view.element())};
+    }
+    std::vector<Range> ranges_;
+    bool everything_ = false;
+};
+
+}  // namespace msa::cuda
