@@ -6,6 +6,7 @@
 // the same time read the same queries, which L2 then holds.
 #include <cub/block/block_scan.cuh>
 
+#include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp.cuh"
 #include "gpu/kernels/sparse_attention_grad_sm90.h"
 

@@ -510,11 +510,11 @@ __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
     __syncthreads();
     const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
     if (warpgroup < S::kMain) {
-        more_registers<S::kMainRegisters>();
+        setmaxnreg_inc<S::kMainRegisters>();
         form_products(args, shared, warpgroup);
         add_full_slots<Dim, 0>(args);
     } else {
-        fewer_registers<56>();
+        setmaxnreg_dec<56>();
         const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
         if (warp == 0) gather(args, shared);
         if (warp == 1) gather_rows(args, shared);

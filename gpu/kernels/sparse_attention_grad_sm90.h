@@ -15,7 +15,8 @@
 
 #include <cstdint>
 
-#include "gpu/device/query_tile.cuh"
+#include "core/packed_batch.h"
+#include "gpu/query_tile.h"
 
 namespace msa::cuda {
 
