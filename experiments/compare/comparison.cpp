@@ -14,6 +14,18 @@ namespace {
 constexpr int64_t kChunkBytes = int64_t{1} << 28;
 constexpr int64_t kFullRows = 64;  // queries that are given all their blocks, as a check
 
+/// Tokens that k blocks hold, on average over the queries that see more than `beyond` keys: their
+/// own block as far as they see it. Rounded down.
+int64_t mean_tokens(const Problem& queries, int64_t top_k, int64_t beyond) {
+    int64_t tokens = 0, rows = 0;
+    for (const KeyRange& seen : visible_keys(queries)) {
+        if (seen.count <= beyond) continue;
+        tokens += readable_tokens(top_k, queries.block_size, seen.count);
+        ++rows;
+    }
+    return rows > 0 ? std::max<int64_t>(1, tokens / rows) : top_k * queries.block_size;
+}
+
 /// Every group gets the mean of their scores: one choice for all.
 Mirror<3> share_scores(Backend& backend, View<const float, 3> scores) {
     Tensor<float, 3> shared(scores.shape());
@@ -51,7 +63,10 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
         if (kinds[i] == analysis::RowKind::counted) counted_.push_back(task.tokens[i]);
     std::erase_if(plan_.configs, [&](const Config& config) {
         const bool of_tokens = find_token_selector(config.selector) != nullptr;
-        if (of_tokens) token_configs_.emplace_back(config, sizes_, views);
+        if (of_tokens)
+            token_configs_.emplace_back(
+                config, mean_tokens(phase_, config.rule.top_k, largest_budget(task.options, sizes_)),
+                sizes_, views);
         return of_tokens;
     });
     for (const Config& config : plan_.configs) {

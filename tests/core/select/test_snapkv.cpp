@@ -65,7 +65,9 @@ TEST_F(SnapKv, DecodeAddsNewTokensToWhatWasKeptOfThePrompt) {
                 } else {
                     (kept ? least : most) =
                         kept ? std::min(least, want) : std::max(most, want);
-                    if (kept) EXPECT_NEAR(got(i, r, b), want, votes_bound(16 * 32));
+                    if (kept) {
+                        EXPECT_NEAR(got(i, r, b), want, votes_bound(16 * 32));
+                    }
                 }
             }
             EXPECT_EQ(of_prompt, 5) << i;
