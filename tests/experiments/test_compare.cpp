@@ -132,7 +132,8 @@ TEST_F(Compare, EqualBudgetsAreEqual) {
 
 TEST_F(Compare, CostsAreThePhasesWhicheverQueriesAreSampled) {
     std::map<std::pair<std::string, int>, json> whole;
-    for (const json& row : summary("all")["rows"])
+    const json all = summary("all");
+    for (const json& row : all["rows"])
         if (row["layer"] == 3) whole[{row["selector"], row["budget"]}] = row;
     const json some = summary("some", {"--sample-queries", "30"});
     for (const json& row : some["rows"]) {
