@@ -65,7 +65,8 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
         const bool of_tokens = find_token_selector(config.selector) != nullptr;
         if (of_tokens)
             token_configs_.emplace_back(
-                config, mean_tokens(phase_, config.rule.top_k, largest_budget(task.options, sizes_)),
+                config,
+                mean_tokens(phase_, config.rule.top_k, largest_budget(task.options, sizes_)),
                 sizes_, views);
         return of_tokens;
     });
@@ -92,11 +93,10 @@ const Tensor<int32_t, 3>& LayerComparison::oracle(const SelectionRule& rule) con
 void LayerComparison::create_ids() {
     if (task_.options.sharing == Sharing::head) return;  // several choices for a row
     for (const Config& config : plan_.configs)
-        task_.to.create<int32_t, 3>(
-            "/select/" + config.key() + "/" + task_.name() + "/ids",
-            {std::ssize(task_.stored), sizes_.kv_heads, config.used.top_k},
-            {"query,group,slot", "block of the sequence",
-             std::string(make_selector(config.selector)->rule())});
+        task_.to.create<int32_t, 3>("/select/" + config.key() + "/" + task_.name() + "/ids",
+                                    {std::ssize(task_.stored), sizes_.kv_heads, config.used.top_k},
+                                    {"query,group,slot", "block of the sequence",
+                                     std::string(make_selector(config.selector)->rule())});
 }
 
 void LayerComparison::store_ids(const Config& config, QueryRange range,
@@ -173,8 +173,7 @@ void LayerComparison::run(Progress& progress) {
 double LayerComparison::mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
                                    View<const float, 2> lse) const {
     const auto keys = static_cast<double>(view.whole.batch.longest_keys());
-    const double logit =
-        logit_bound(p.softmax_scale(), largest_norm<3>(q), k_norm_, p.head_dim);
+    const double logit = logit_bound(p.softmax_scale(), largest_norm<3>(q), k_norm_, p.head_dim);
     double magnitude = 0;
     for (int64_t at = 0; at < lse.size(); ++at)
         if (std::isfinite(lse.data()[at]))
@@ -245,8 +244,8 @@ void LayerComparison::add_scorer(Scorer& scorer, Work work) {
         Tensor<int32_t, 3> ids;
         {
             const Stopwatch watch(time.select);
-            ids = direct ? fetch(backend, scorer.selector->select(scorer.layer, work.chunk,
-                                                                  config.used))
+            ids = direct ? fetch(backend,
+                                 scorer.selector->select(scorer.layer, work.chunk, config.used))
                          : pick(backend, work.chunk.problem, config.used, scores.floats());
         }
         const Stopwatch watch(time.evaluate);

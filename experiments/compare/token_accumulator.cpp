@@ -70,10 +70,10 @@ void TokenAccumulator::add(const SelectorLayer& layer, const SelectorChunk& chun
         const auto row = static_cast<size_t>(i);
         for (int64_t h = 0; h < p.query_heads; ++h) {
             const int64_t r = h / p.group_size(), at = visible[row].first * stride + r * p.head_dim;
-            mass(i, r) += attend_tokens(q[i][h], k.data() + at, v.data() + at, stride, kept[row],
-                                        p.softmax_scale(), double{measured.lse(i, h)},
-                                        sparse.view()[i][h]) /
-                          static_cast<double>(p.group_size());
+            mass(i, r) +=
+                attend_tokens(q[i][h], k.data() + at, v.data() + at, stride, kept[row],
+                              p.softmax_scale(), double{measured.lse(i, h)}, sparse.view()[i][h]) /
+                static_cast<double>(p.group_size());
         }
     }
     output_error_.add(measured.kinds, by_group(sparse, p.kv_heads),

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // A config of msa-compare that keeps single tokens: for every query as many as policies of blocks
-// read on average, whose own block is seen in part. Measured from dense attention: with its lse, the probability of each kept token is known,
-// and their sum is what attention over them divides by.
+// read on average, whose own block is seen in part. Measured from dense attention: with its lse,
+// the probability of each kept token is known, and their sum is what attention over them divides
+// by.
 #pragma once
 
 #include <memory>

@@ -90,8 +90,10 @@ TEST_F(Compare, MoreBudgetKeepsMoreAndTheOracleMost) {
         if (uneven) continue;
         EXPECT_LE(row["mass_kept"], mass(all, "oracle", budget, layer)) << selector;
         EXPECT_EQ(row["blocks_kept"], budget / 8) << selector;
-        EXPECT_GE(mass(all, "minference", budget, layer), mass(all, "minference-vs", budget, layer));
-        EXPECT_GE(mass(all, "minference", budget, layer), mass(all, "minference-bs", budget, layer));
+        EXPECT_GE(mass(all, "minference", budget, layer),
+                  mass(all, "minference-vs", budget, layer));
+        EXPECT_GE(mass(all, "minference", budget, layer),
+                  mass(all, "minference-bs", budget, layer));
         EXPECT_GE(mass(all, "minference", budget, layer), mass(all, "window", budget, layer));
     }
 }
@@ -111,8 +113,7 @@ TEST_F(Compare, EqualBudgetsAreEqual) {
         if (!of_tokens) {
             EXPECT_LE(row["blocks_kept"].get<double>(), budget / 8) << selector;
         }
-        const bool uneven =
-            !of_tokens && make_selector(selector)->adjust({}, 0).top_k == kUneven;
+        const bool uneven = !of_tokens && make_selector(selector)->adjust({}, 0).top_k == kUneven;
         const double tokens = row["tokens_read"];
         if (of_tokens) {
             EXPECT_EQ(tokens, std::floor(read[budget])) << selector;
@@ -185,8 +186,8 @@ TEST_F(Compare, UndefinedAttentionIsNamedAndStaysUndefined) {
     const std::string huge = make("huge.h5", sizes);
     for (int64_t h = 0; h < 4; ++h) poke(huge, "/layers/0/q", {140, h, 0}, 1e30F);
     for (int64_t r = 0; r < 2; ++r) poke(huge, "/layers/0/k", {100, r, 0}, 1e30F);
-    const Outcome outcome = kCompare({huge, "--out", path("out"), "--budgets", "16",
-                                      "--block-size", "8", "--threads", "2"});
+    const Outcome outcome = kCompare(
+        {huge, "--out", path("out"), "--budgets", "16", "--block-size", "8", "--threads", "2"});
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_NE(outcome.err.find("warning: layer 0: attention is undefined, NaN or an overflow in "
                                "its logits, in 2 rows; the first is token 140, group 0"),
@@ -289,9 +290,8 @@ TEST_F(Compare, ForcedConfigsAreNamedByWhatRan) {
         if (row["layer"] == 0 && row["budget"] == 32)
             settings.insert(row["selector"].get<std::string>() + "@" +
                             row["setting"].get<std::string>());
-    EXPECT_EQ(settings,
-              (std::multiset<std::string>{"streaming-llm@32", "window@32,first=1,local=1",
-                                          "window@32,first=1,local=2"}));
+    EXPECT_EQ(settings, (std::multiset<std::string>{"streaming-llm@32", "window@32,first=1,local=1",
+                                                    "window@32,first=1,local=2"}));
 }
 
 TEST_F(Compare, WindowsMatchBudgetAndFlops) {
