@@ -14,8 +14,7 @@ namespace {
 /// The checks that every public call makes of its operands.
 class Checker {
 public:
-    Checker(const Backend& backend, const Problem& problem,
-            int64_t min_block_size = kMinBlockSize)
+    Checker(const Backend& backend, const Problem& problem, int64_t min_block_size = kMinBlockSize)
         : backend_(backend), p_(problem) {
         problem.validate(min_block_size);
     }

@@ -21,17 +21,16 @@ Mirror<3> mass_at(const SelectorLayer& layer, std::span<const int64_t> tokens, i
     return {layer.backend, std::move(mass)};
 }
 
-void for_each_mass(
-    const SelectorLayer& layer, std::span<const int64_t> tokens, int64_t block_size,
-    const std::function<void(int64_t first, View<const float, 3> mass)>& visit) {
+void for_each_mass(const SelectorLayer& layer, std::span<const int64_t> tokens, int64_t block_size,
+                   const std::function<void(int64_t first, View<const float, 3> mass)>& visit) {
     const Problem& p = layer.problem;
     const int64_t row = 4 * p.kv_heads * ceil_div(p.batch.longest_keys(), block_size);
     const int64_t step = std::clamp<int64_t>(kMassBytes / std::max<int64_t>(1, row), 1, kMostRows);
     for (int64_t first = 0; first < std::ssize(tokens); first += step) {
         const int64_t count = std::min(step, std::ssize(tokens) - first);
-        const Mirror<3> mass = mass_at(
-            layer, tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
-            block_size);
+        const Mirror<3> mass =
+            mass_at(layer, tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+                    block_size);
         visit(first, mass.host());
     }
 }

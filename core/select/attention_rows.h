@@ -19,9 +19,8 @@ Mirror<3> mass_at(const SelectorLayer&, std::span<const int64_t> tokens, int64_t
 
 /// Calls visit(first, mass) with the mass_at of tokens[first], tokens[first + 1], ...: as many at a
 /// time as memory allows.
-void for_each_mass(
-    const SelectorLayer&, std::span<const int64_t> tokens, int64_t block_size,
-    const std::function<void(int64_t first, View<const float, 3> mass)>& visit);
+void for_each_mass(const SelectorLayer&, std::span<const int64_t> tokens, int64_t block_size,
+                   const std::function<void(int64_t first, View<const float, 3> mass)>& visit);
 
 /// Sum of P_b [Hkv, B] over all queries of a sequence's prompt; 0 in the prefill phase, where the
 /// queries come one after the other.

@@ -31,7 +31,8 @@ public:
                ". index_k), one choice for all groups (DeepSeek-V3.2-Exp)";
     }
     std::string_view note() const override {
-        return "index heads weighted alike, on index_q and index_k that were trained for MSA's rule";
+        return "index heads weighted alike, on index_q and index_k that were trained for MSA's "
+               "rule";
     }
     Family family() const override { return Family::index_branch; }
     Needs needs() const override { return {.index = true}; }

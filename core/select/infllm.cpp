@@ -101,8 +101,8 @@ private:
         const int64_t start = sequence_start(p, sequence);
         for (int64_t n = 0; n < count; ++n)
             for (int64_t d = 0; d < mean.size(); ++d)
-                mean(d) += k(start + tokens[static_cast<size_t>(n)], group, d) /
-                           static_cast<float>(count);
+                mean(d) +=
+                    k(start + tokens[static_cast<size_t>(n)], group, d) / static_cast<float>(count);
     }
 
     std::optional<VectorScores> vectors_;

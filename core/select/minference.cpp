@@ -31,10 +31,9 @@ public:
     PolicyCost cost(const Problem& phase, int64_t prompt) const override {
         PolicyCost most;
         for (const char* pattern : kPatterns)
-            most = std::max(most, make_selector(pattern)->cost(phase, prompt),
-                            [](const PolicyCost& a, const PolicyCost& b) {
-                                return a.flops < b.flops;
-                            });
+            most = std::max(
+                most, make_selector(pattern)->cost(phase, prompt),
+                [](const PolicyCost& a, const PolicyCost& b) { return a.flops < b.flops; });
         return most;
     }
 

@@ -63,10 +63,8 @@ SelectionRule Selector::adjust(SelectionRule asked, int64_t /*prompt*/) const { 
 
 SelectionRule force(SelectionRule asked, int64_t first, int64_t local) {
     const int64_t room = std::max<int64_t>(1, asked.top_k - 1);
-    asked.forced_first =
-        std::max(asked.forced_first, std::min(first, room - asked.forced_local));
-    asked.forced_local =
-        std::max(asked.forced_local, std::min(local, room - asked.forced_first));
+    asked.forced_first = std::max(asked.forced_first, std::min(first, room - asked.forced_local));
+    asked.forced_local = std::max(asked.forced_local, std::min(local, room - asked.forced_first));
     return asked;
 }
 

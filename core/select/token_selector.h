@@ -23,7 +23,7 @@ public:
 };
 
 /// Tokens that k = `top_k` blocks hold for a query that sees `visible` keys: its own block as far
-/// as it sees it. What a token policy is given, so that both read the same number.
+/// as it sees it. Token policies are given the mean of it, so that both kinds read the same number.
 int64_t readable_tokens(int64_t top_k, int64_t block_size, int64_t visible);
 
 /// Nothing where no token policy has that name.

@@ -61,8 +61,7 @@ public:
 #pragma omp parallel for num_threads(layer.backend.host_threads())
             for (int64_t r = 0; r < p.kv_heads; ++r)
                 for (int64_t n = 0; n < mass.extent(0); ++n) {
-                    const int64_t seen =
-                        position_of(p, tokens[static_cast<size_t>(first + n)]) + 1;
+                    const int64_t seen = position_of(p, tokens[static_cast<size_t>(first + n)]) + 1;
                     const int64_t blocks = visible_blocks(seen, p.block_size);
                     int64_t& room = budget[static_cast<size_t>(r)];
                     room += std::min(blocks, layer.rule.top_k);

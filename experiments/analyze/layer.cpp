@@ -231,9 +231,8 @@ void LayerAnalysis::add(QueryRange range) {
     }
     if (o_.dump_mass) to_.write_rows<float, 3>("/mass/" + name_, range.begin, mass);
 
-    const Tensor<int32_t, 3> oracle_ids =
-        pick(backend_, p, o_.rule,
-             (o_.oracle_by_logit ? chunk.max_logit() : chunk.mass()).floats());
+    const Tensor<int32_t, 3> oracle_ids = pick(
+        backend_, p, o_.rule, (o_.oracle_by_logit ? chunk.max_logit() : chunk.mass()).floats());
     oracle_curve_.add(backend_, p, o_.rule, kinds, chunk.mass().floats(), mass);
 
     for (Arm& arm : arms_) add_arm(arm, chunk, q, range, kinds, dense, oracle_ids);

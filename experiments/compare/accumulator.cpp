@@ -71,8 +71,8 @@ void Reading::write(io::ResultsWriter& to, const std::string& group, const Polic
                                       {"rows_counted", counted_ / views_}})
         to.attribute(group, name, value);
     // The queries came once for each view; the layer is all of them together.
-    const double queries = static_cast<double>(std::max<int64_t>(1, queries_)) /
-                           static_cast<double>(views_);
+    const double queries =
+        static_cast<double>(std::max<int64_t>(1, queries_)) / static_cast<double>(views_);
     for (const auto& [name, value] : {std::pair{"index_flops", index_.flops},
                                       {"index_bytes", index_.bytes},
                                       {"attention_flops", attention_.flops / queries},
@@ -107,8 +107,8 @@ void Accumulator::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
             if (counted) reading_.add_counted(r, std::ssize(kept), tokens);
         }
         const double products = pairs * static_cast<double>(p.head_dim);
-        reading_.add_query({4 * static_cast<double>(p.group_size()) * products,
-                            2 * kElementBytes * products});
+        reading_.add_query(
+            {4 * static_cast<double>(p.group_size()) * products, 2 * kElementBytes * products});
     }
 }
 

@@ -14,6 +14,18 @@ namespace {
 constexpr int64_t kChunkBytes = int64_t{1} << 28;
 constexpr int64_t kFullRows = 64;  // queries that are given all their blocks, as a check
 
+/// Tokens that k blocks hold, on average over the queries that see more than `beyond` keys: their
+/// own block as far as they see it. Rounded down.
+int64_t mean_tokens(const Problem& queries, int64_t top_k, int64_t beyond) {
+    int64_t tokens = 0, rows = 0;
+    for (const KeyRange& seen : visible_keys(queries)) {
+        if (seen.count <= beyond) continue;
+        tokens += readable_tokens(top_k, queries.block_size, seen.count);
+        ++rows;
+    }
+    return rows > 0 ? std::max<int64_t>(1, tokens / rows) : top_k * queries.block_size;
+}
+
 /// Every group gets the mean of their scores: one choice for all.
 Mirror<3> share_scores(Backend& backend, View<const float, 3> scores) {
     Tensor<float, 3> shared(scores.shape());
@@ -51,7 +63,11 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
         if (kinds[i] == analysis::RowKind::counted) counted_.push_back(task.tokens[i]);
     std::erase_if(plan_.configs, [&](const Config& config) {
         const bool of_tokens = find_token_selector(config.selector) != nullptr;
-        if (of_tokens) token_configs_.emplace_back(config, sizes_, views);
+        if (of_tokens)
+            token_configs_.emplace_back(
+                config,
+                mean_tokens(phase_, config.rule.top_k, largest_budget(task.options, sizes_)),
+                sizes_, views);
         return of_tokens;
     });
     for (const Config& config : plan_.configs) {
@@ -77,11 +93,10 @@ const Tensor<int32_t, 3>& LayerComparison::oracle(const SelectionRule& rule) con
 void LayerComparison::create_ids() {
     if (task_.options.sharing == Sharing::head) return;  // several choices for a row
     for (const Config& config : plan_.configs)
-        task_.to.create<int32_t, 3>(
-            "/select/" + config.key() + "/" + task_.name() + "/ids",
-            {std::ssize(task_.stored), sizes_.kv_heads, config.used.top_k},
-            {"query,group,slot", "block of the sequence",
-             std::string(make_selector(config.selector)->rule())});
+        task_.to.create<int32_t, 3>("/select/" + config.key() + "/" + task_.name() + "/ids",
+                                    {std::ssize(task_.stored), sizes_.kv_heads, config.used.top_k},
+                                    {"query,group,slot", "block of the sequence",
+                                     std::string(make_selector(config.selector)->rule())});
 }
 
 void LayerComparison::store_ids(const Config& config, QueryRange range,
@@ -158,8 +173,7 @@ void LayerComparison::run(Progress& progress) {
 double LayerComparison::mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
                                    View<const float, 2> lse) const {
     const auto keys = static_cast<double>(view.whole.batch.longest_keys());
-    const double logit =
-        logit_bound(p.softmax_scale(), largest_norm<3>(q), k_norm_, p.head_dim);
+    const double logit = logit_bound(p.softmax_scale(), largest_norm<3>(q), k_norm_, p.head_dim);
     double magnitude = 0;
     for (int64_t at = 0; at < lse.size(); ++at)
         if (std::isfinite(lse.data()[at]))
@@ -230,8 +244,8 @@ void LayerComparison::add_scorer(Scorer& scorer, Work work) {
         Tensor<int32_t, 3> ids;
         {
             const Stopwatch watch(time.select);
-            ids = direct ? fetch(backend, scorer.selector->select(scorer.layer, work.chunk,
-                                                                  config.used))
+            ids = direct ? fetch(backend,
+                                 scorer.selector->select(scorer.layer, work.chunk, config.used))
                          : pick(backend, work.chunk.problem, config.used, scores.floats());
         }
         const Stopwatch watch(time.evaluate);

@@ -72,16 +72,16 @@ private:
     int64_t chunk_queries() const;
 
     LayerTask& task_;
-    Plan plan_;             // its configs that keep blocks
-    Problem sizes_, all_;   // all tokens as queries; the compared ones
-    Problem phase_;         // the phase's queries, whichever are compared
+    Plan plan_;            // its configs that keep blocks
+    Problem sizes_, all_;  // all tokens as queries; the compared ones
+    Problem phase_;        // the phase's queries, whichever are compared
     bool needs_logits_ = false;
-    double k_norm_;                                  // longest key
-    std::vector<int64_t> counted_;                   // packed tokens that averages count
-    std::vector<Accumulator> accumulators_;          // of the plan's configs
-    std::vector<TokenAccumulator> token_configs_;    // those that keep tokens
-    std::vector<SelectionRule> rules_;               // of the oracles, distinct
-    std::vector<Tensor<int32_t, 3>> oracles_;        // of the chunk at hand, one of each rule
+    double k_norm_;                                // longest key
+    std::vector<int64_t> counted_;                 // packed tokens that averages count
+    std::vector<Accumulator> accumulators_;        // of the plan's configs
+    std::vector<TokenAccumulator> token_configs_;  // those that keep tokens
+    std::vector<SelectionRule> rules_;             // of the oracles, distinct
+    std::vector<Tensor<int32_t, 3>> oracles_;      // of the chunk at hand, one of each rule
 };
 
 }  // namespace msa::experiments::compare

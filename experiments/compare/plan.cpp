@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kBlockSizes[] = {32, 64, 128};  // of tab:block-ablation
 constexpr int64_t kForcedLocal = 2;               // of the ablation; the paper does not say
-const char* const kWindow = "window-tokens";  // app:prelim-swa
+const char* const kWindow = "window-tokens";      // app:prelim-swa
 
 int64_t context(const Problem& p) {
     int64_t longest = 0;
@@ -106,12 +106,11 @@ Plan window_plan(const CompareOptions& o, const std::vector<std::string>& select
     for (const std::string& selector : selectors) {
         if (selector == kWindow) continue;
         for (int64_t tokens : budgets(o, p)) {
-            matched.push_back(p.block_size *
-                              ceil_div(tokens + tokens_for_scores(selector, phase, o.prompt),
-                                       p.block_size));
-            plan.configs.push_back(make_config(o, selector, p, tokens,
-                                               rule_of(o, tokens, p.block_size),
-                                               std::to_string(tokens)));
+            matched.push_back(
+                p.block_size *
+                ceil_div(tokens + tokens_for_scores(selector, phase, o.prompt), p.block_size));
+            plan.configs.push_back(make_config(
+                o, selector, p, tokens, rule_of(o, tokens, p.block_size), std::to_string(tokens)));
             plan.configs.back().matched_budget = matched.back();
         }
     }

@@ -15,11 +15,11 @@ namespace msa::experiments::compare {
 /// One policy at one setting.
 struct Config {
     std::string selector;
-    std::string setting;  // "1024", "1024,block=32": the budget, and what an ablation varies
-    int64_t budget = 0;   // tokens
-    SelectionRule rule;   // asked for
-    SelectionRule used;   // what the policy makes of it; no more slots than there are blocks
-    bool uneven = false;  // it spends the budget unevenly
+    std::string setting;         // "1024", "1024,block=32": the budget, and what an ablation varies
+    int64_t budget = 0;          // tokens
+    SelectionRule rule;          // asked for
+    SelectionRule used;          // what the policy makes of it; no more slots than there are blocks
+    bool uneven = false;         // it spends the budget unevenly
     int64_t matched_budget = 0;  // window ablation: of the window with the same FLOPs, in tokens
     std::string key() const { return selector + "@" + setting; }
 };

@@ -45,8 +45,8 @@ std::vector<std::string> read_notes(const io::ResultsReader& results,
             static_cast<int64_t>(results.number("/layers/" + row.layer, "previous_layer"));
         const int64_t before = std::stoll(row.layer) - 1;
         if (previous != before)
-            notes.push_back(text(row.selector, ": layer ", before,
-                                 " is not in the file, layer ", previous, " stands in for it"));
+            notes.push_back(text(row.selector, ": layer ", before, " is not in the file, layer ",
+                                 previous, " stands in for it"));
     }
     return notes;
 }

@@ -25,7 +25,8 @@ inline constexpr Measure kMeasures[] = {
      "|o_sparse - o_dense| / |o_dense| over the counted queries and a group's heads, mean over "
      "groups"},
     {"blocks_kept", "chosen blocks per counted query and group"},
-    {"tokens_read", "keys that a counted query reads per group: its own block as far as it sees it"},
+    {"tokens_read",
+     "keys that a counted query reads per group: its own block as far as it sees it"},
     {"index_flops",
      "FLOPs of the selector's scores per query of the phase, all heads (a multiply-add is 2)"},
     {"index_bytes",

@@ -25,8 +25,8 @@ void print_configs(const io::ResultsReader& results, const std::vector<Row>& row
                    const std::string& ablation, std::ostream& out) {
     std::vector<std::string> header{"selector", "budget"};
     if (ablation != "none") header.push_back("setting");
-    header.insert(header.end(), {"blocks\nkept", "tokens\nread", "mass", "error", "index\nkFLOP",
-                                 "index\nKiB"});
+    header.insert(header.end(),
+                  {"blocks\nkept", "tokens\nread", "mass", "error", "index\nkFLOP", "index\nKiB"});
     Table table(header);
     for (const Row& row : rows) {
         const auto number = [&](const char* measure, double unit, int decimals) {

@@ -44,8 +44,10 @@ int64_t blocks_touched(const std::vector<int64_t>& tokens, int64_t block_size) {
 
 }  // namespace
 
-TokenAccumulator::TokenAccumulator(Config config, const Problem& layer, size_t views)
+TokenAccumulator::TokenAccumulator(Config config, int64_t tokens, const Problem& layer,
+                                   size_t views)
     : reading_(std::move(config), views, layer.kv_heads),
+      tokens_(tokens),
       selector_(find_token_selector(reading_.config().selector)),
       output_error_(layer.kv_heads),
       mass_(static_cast<size_t>(layer.kv_heads)) {}
@@ -57,9 +59,7 @@ void TokenAccumulator::add(const SelectorLayer& layer, const SelectorChunk& chun
                            SelfChecks& checks) {
     const Problem& p = chunk.problem;
     const std::vector<KeyRange>& visible = visible_keys(p);
-    std::vector<int64_t> budgets;
-    for (const KeyRange& seen : visible)
-        budgets.push_back(readable_tokens(config().rule.top_k, p.block_size, seen.count));
+    const std::vector<int64_t> budgets(visible.size(), tokens_);
     const std::vector<std::vector<int64_t>> kept = selector_->select(layer, chunk, budgets);
     const View<const float, 3> q = chunk.q.host(), k = layer.k.host();
     Tensor<float, 3> sparse({p.queries(), p.query_heads, p.head_dim});
@@ -70,10 +70,10 @@ void TokenAccumulator::add(const SelectorLayer& layer, const SelectorChunk& chun
         const auto row = static_cast<size_t>(i);
         for (int64_t h = 0; h < p.query_heads; ++h) {
             const int64_t r = h / p.group_size(), at = visible[row].first * stride + r * p.head_dim;
-            mass(i, r) += attend_tokens(q[i][h], k.data() + at, v.data() + at, stride, kept[row],
-                                        p.softmax_scale(), double{measured.lse(i, h)},
-                                        sparse.view()[i][h]) /
-                          static_cast<double>(p.group_size());
+            mass(i, r) +=
+                attend_tokens(q[i][h], k.data() + at, v.data() + at, stride, kept[row],
+                              p.softmax_scale(), double{measured.lse(i, h)}, sparse.view()[i][h]) /
+                static_cast<double>(p.group_size());
         }
     }
     output_error_.add(measured.kinds, by_group(sparse, p.kv_heads),

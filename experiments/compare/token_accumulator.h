@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A config of msa-compare that keeps single tokens: for each query as many as its blocks would
-// hold. Measured from dense attention: with its lse, the probability of each kept token is known,
-// and their sum is what attention over them divides by.
+// A config of msa-compare that keeps single tokens: for every query as many as policies of blocks
+// read on average, whose own block is seen in part. Measured from dense attention: with its lse,
+// the probability of each kept token is known, and their sum is what attention over them divides
+// by.
 #pragma once
 
 #include <memory>
@@ -16,8 +17,8 @@ namespace msa::experiments::compare {
 
 class TokenAccumulator {
 public:
-    /// `layer`: sizes of the whole layer.
-    TokenAccumulator(Config config, const Problem& layer, size_t views);
+    /// `layer`: sizes of the whole layer. `tokens`: how many a query keeps.
+    TokenAccumulator(Config config, int64_t tokens, const Problem& layer, size_t views);
 
     /// Before the chunks of each view of the layer.
     void prepare(const SelectorLayer&);
@@ -34,6 +35,7 @@ public:
 
 private:
     Reading reading_;
+    int64_t tokens_;
     std::unique_ptr<TokenSelector> selector_;
     analysis::OutputError output_error_;
     std::vector<analysis::Mean> mass_;  // [Hkv]

@@ -78,7 +78,8 @@ public:
                            uint64_t seed = kSeed) const {
         const Tensor<float, 3> by = scores(name, range, seed);
         Tensor<int32_t, 3> ids({by.extent(0), p_.kv_heads, rule.top_k});
-        backend_->select_blocks(p_.with_queries(range), make_selector(name)->adjust(rule, 0), by, ids);
+        backend_->select_blocks(p_.with_queries(range), make_selector(name)->adjust(rule, 0), by,
+                                ids);
         return ids;
     }
     Tensor<int32_t, 3> ids(std::string_view name, const SelectionRule& rule) const {

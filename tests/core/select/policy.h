@@ -77,7 +77,8 @@ protected:
         return all;
     }
 
-    SelectorLayer selector_layer(int64_t prompt = 0, const SelectionRule& rule = {.top_k = 4}) const {
+    SelectorLayer selector_layer(int64_t prompt = 0,
+                                 const SelectionRule& rule = {.top_k = 4}) const {
         const auto read_q = [this](std::span<const int64_t> tokens) {
             return Mirror<3>(*backend_, rows_of(q_.view(), tokens));
         };
@@ -98,8 +99,7 @@ protected:
         const Mirror<3> q(*backend_, rows_of(q_.view(), tokens));
         const Mirror<3> index_q(*backend_, rows_of(index_q_.view(), tokens));
         const auto previous = [=, this] {
-            auto mass =
-                backend_->make<float, 3>({chunk.queries(), chunk.kv_heads, chunk.blocks()});
+            auto mass = backend_->make<float, 3>({chunk.queries(), chunk.kv_heads, chunk.blocks()});
             backend_->block_mass(chunk, q.operand(), layer.k.operand(), {mass, {}});
             backend_->finish();
             return Mirror<3>(*backend_, std::move(mass));

@@ -41,8 +41,7 @@ TEST(PolicyCosts, OfThePromptInDecode) {
     const PolicyCost cost = make_policy("snapkv")->cost(two_queries(), 200);
     EXPECT_EQ(cost.flops, 32 * 2 * 4 * 16 * 200);
     EXPECT_EQ(cost.bytes, 2 * 2 * 16 * 200);
-    EXPECT_EQ(make_policy("minference-vs")->cost(two_queries(), 1000).flops,
-              64 * 2 * 4 * 16 * 320);
+    EXPECT_EQ(make_policy("minference-vs")->cost(two_queries(), 1000).flops, 64 * 2 * 4 * 16 * 320);
     EXPECT_EQ(make_policy("minference-bs")->cost(two_queries(), 200).flops, 2 * 2 * 16 * (4 + 10));
 }
 

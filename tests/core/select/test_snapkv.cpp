@@ -63,8 +63,7 @@ TEST_F(SnapKv, DecodeAddsNewTokensToWhatWasKeptOfThePrompt) {
                 if (want < 0) {
                     EXPECT_TRUE(kept) << "the voters' blocks and all newer ones";
                 } else {
-                    (kept ? least : most) =
-                        kept ? std::min(least, want) : std::max(most, want);
+                    (kept ? least : most) = kept ? std::min(least, want) : std::max(most, want);
                     if (kept) {
                         EXPECT_NEAR(got(i, r, b), want, votes_bound(16 * 32));
                     }
