@@ -41,7 +41,7 @@ stage() {
 tests() { MSA_REQUIRE=cuda "$bin/test_backends" --gtest_brief=1 --gtest_filter="$1"; }
 
 # shellcheck disable=SC2317
-fit() { MSA_REQUIRE=cuda "$bin/test_experiments" --gtest_brief=1 --gtest_filter='*FitBackend*'; }
+fit() { MSA_REQUIRE=cuda "$bin/test_experiments" --gtest_brief=1 --gtest_filter='*FitBackend*:*EveryBackend*'; }
 
 # sanitizer TOOL FILTER [OPTIONS]: in shards, side by side.
 # shellcheck disable=SC2317

@@ -53,6 +53,10 @@ ResultsReader::ResultsReader(std::filesystem::path path) : impl_(new Impl) {
     r.compiler = words("compiler");
     r.started = words("started");
     r.finished = words("finished");
+    for (const auto& [name, value] :
+         {std::pair{"element", &r.element}, std::pair{"index_element", &r.index_element},
+          std::pair{"computed_in", &r.computed_in}})
+        if (h5::has_attribute(run, name)) *value = words(name);
     r.seed = static_cast<uint64_t>(h5::integer_attribute(run, "seed", impl_->at("/run")));
     impl_->done = h5::read_texts(impl_->file, impl_->at("/done"));
 }

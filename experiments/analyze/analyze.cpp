@@ -56,8 +56,10 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     record.options = o.identity();
     record.definitions = metric_definitions();
     record.device = backend->device();
-    if (backend->space() != Space::host)
-        record.device += text("; operands in ", to_string(kOnDevice));
+    std::vector<LayerElements> elements;
+    for (int64_t number : o.layers)
+        elements.push_back(layer_elements(*backend, file.layer(number), o.element));
+    record_elements(elements, record);
     record.seed = o.seed;
     const std::filesystem::path results_path = o.out / "results.h5";
     io::ResultsWriter writer(results_path, record,

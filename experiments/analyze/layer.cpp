@@ -86,7 +86,6 @@ public:
                   const io::LayerInfo& info, const std::vector<int64_t>& tokens, Backend& backend,
                   io::ResultsWriter& to)
         : o_(options),
-          file_(file),
           info_(info),
           tokens_(tokens),
           backend_(backend),
@@ -94,14 +93,14 @@ public:
           name_(std::to_string(info.layer)),
           whole_(io::layer_problem(file.info(), info, options.block_size)),
           all_(whole_.with_query_rows(tokens)),
-          host_k_(read_all(Field::k)),
-          host_v_(read_all(Field::v)),
-          host_index_k_(info.has(Field::index_k) ? read_all(Field::index_k) : Tensor<float, 3>()),
-          k_(backend, host_view(host_k_), kOnDevice),
-          v_(backend, host_view(host_v_), kOnDevice),
-          index_k_(backend,
-                   {host_index_k_.data(), {host_index_k_.extent(0), host_index_k_.extent(2)}},
-                   kOnDevice),
+          elements_(layer_elements(backend, info, options.element)),
+          reader_(file, info, elements_),
+          host_k_(reader_.all(Field::k)),
+          host_v_(reader_.all(Field::v)),
+          host_index_k_(reader_.all(Field::index_k)),
+          k_(backend, host_view(host_k_), elements_.main.computed),
+          v_(backend, host_view(host_v_), elements_.main.computed),
+          index_k_(backend, rows_of(host_index_k_), elements_.index.computed),
           layer_{whole_, host_k_.view(), backend, index_k_, options.seed},
           oracle_curve_(whole_, options.rule),
           dense_sink_(whole_.query_heads, options.sink_tokens),
@@ -135,22 +134,20 @@ public:
     void write() const;
 
 private:
-    Tensor<float, 3> read_all(Field field) const {
-        return file_.read(info_.layer, field, {0, file_.info().tokens()});
-    }
     void create_datasets();
     void add_arm(Arm& arm, const SelectorChunk& chunk, In<3> q, QueryRange range,
                  const std::vector<RowKind>& kinds, const Attention& dense,
                  View<const int32_t, 3> oracle_ids);
 
     const AnalyzeOptions& o_;
-    const io::ActivationsReader& file_;
     const io::LayerInfo& info_;
     const std::vector<int64_t>& tokens_;
     Backend& backend_;
     io::ResultsWriter& to_;
     std::string name_;
     Problem whole_, all_;  // all tokens as queries; the analysed queries
+    LayerElements elements_;
+    LayerReader reader_;
     Tensor<float, 3> host_k_, host_v_, host_index_k_;
     Operand<3> k_, v_;
     Operand<2> index_k_;
@@ -196,8 +193,8 @@ void LayerAnalysis::create_datasets() {
 void LayerAnalysis::add(QueryRange range) {
     const Problem p = all_.with_queries(range);
     const std::span<const int64_t> tokens(tokens_.data() + range.begin, tokens_.data() + range.end);
-    const Tensor<float, 3> host_q = file_.gather(info_.layer, Field::q, tokens);
-    const Operand<3> q(backend_, host_view(host_q), kOnDevice);
+    const Tensor<float, 3> host_q = reader_.rows(Field::q, tokens);
+    const Operand<3> q(backend_, host_view(host_q), elements_.main.computed);
     const std::vector<RowKind> kinds = analysis::row_kinds(p, o_.rule.top_k, o_.all_rows);
     counted_ += std::count(kinds.begin(), kinds.end(), RowKind::counted);
     trivial_ += std::count(kinds.begin(), kinds.end(), RowKind::trivial);
@@ -224,10 +221,8 @@ void LayerAnalysis::add(QueryRange range) {
         pick(backend_, p, o_.rule, o_.oracle_by_logit ? there.max_logit : there.mass);
     oracle_curve_.add(backend_, p, o_.rule, kinds, there.mass, mass);
 
-    Tensor<float, 3> host_index_q;
-    if (host_index_k_.data() != nullptr)
-        host_index_q = file_.gather(info_.layer, Field::index_q, tokens);
-    const Operand<3> index_q(backend_, host_view(host_index_q), kOnDevice);
+    const Tensor<float, 3> host_index_q = reader_.rows(Field::index_q, tokens);
+    const Operand<3> index_q(backend_, host_view(host_index_q), elements_.index.computed);
     const SelectorChunk chunk{p, tokens, host_q.view(), index_q, mass, logits.view()};
     for (Arm& arm : arms_) add_arm(arm, chunk, q, range, kinds, dense, oracle_ids);
 }

@@ -11,9 +11,6 @@
 
 namespace msa::experiments::analyze {
 
-/// What operands and outputs are rounded to where the backend works on a device.
-inline constexpr Element kOnDevice = Element::bf16;
-
 /// Packed tokens of the analysed queries, ascending: the range, or a stratified sample of it, one
 /// draw in each of sample_queries equal parts.
 std::vector<int64_t> choose_queries(const AnalyzeOptions&, int64_t tokens);

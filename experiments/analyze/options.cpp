@@ -29,7 +29,7 @@ const About kAbout{
 std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string> args,
                                                     std::ostream& out) {
     AnalyzeOptions o;
-    std::string file, directory, layers, dump, oracle, oracle_local;
+    std::string file, directory, layers, element, index_element, dump, oracle, oracle_local;
     std::vector<std::string> selectors;
     Count block_size{o.block_size}, top_k{o.rule.top_k}, sample, seed;
     po::options_description d;
@@ -68,8 +68,14 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
          "of sampling and of random")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
          "reference, cpu, cuda")  //
+        ("device", po::value(&o.backend_options.device)->default_value(0)->value_name("N"),
+         "ordinal of the GPU that cuda uses")  //
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),
          "CPU threads; 0: all")  //
+        ("element", po::value(&element)->value_name("TYPE"),
+         "round q, k and v to f32, bf16 or f16; default: as the file stores them")  //
+        ("index-element", po::value(&index_element)->value_name("TYPE"),
+         "round index_q and index_k to f32, bf16, f16 or e4m3; default: as the file stores them")  //
         ("dump", po::value(&dump)->value_name("WHAT,..."),
          "also store ids (always stored), outputs, mass, scores")                                //
         ("resume", po::bool_switch(&o.resume), "continue an unfinished run with these options")  //
@@ -101,6 +107,11 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
     check_at_least("sample-queries", o.sample_queries, 0);
     check_at_least("seed", seed.value, 0);
     o.seed = static_cast<uint64_t>(seed.value);
+    o.element.main =
+        element_option("element", element, {Element::f32, Element::bf16, Element::f16});
+    o.element.index = element_option("index-element", index_element,
+                                     {Element::f32, Element::bf16, Element::f16, Element::e4m3});
+    check_at_least("device", o.backend_options.device, 0);
     check_option("threads", o.backend_options.threads, 0, 4096);
     if (!dump.empty())
         for (const std::string& what : split_list("dump", dump)) {
@@ -130,6 +141,8 @@ std::string AnalyzeOptions::identity() const {
         {"queries", range.str()},
         {"sample_queries", sample_queries},
         {"backend", backend},
+        {"element", element.main ? to_string(*element.main) : "as stored"},
+        {"index_element", element.index ? to_string(*element.index) : "as stored"},
         {"dump_outputs", dump_outputs},
         {"dump_mass", dump_mass},
         {"dump_scores", dump_scores},

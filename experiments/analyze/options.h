@@ -12,6 +12,7 @@
 
 #include "core/registry.h"
 #include "core/selection.h"
+#include "experiments/driver/operands.h"
 #include "experiments/driver/options.h"
 
 namespace msa::experiments::analyze {
@@ -24,6 +25,7 @@ struct AnalyzeOptions {
     SelectionRule rule;
     std::string backend = "cpu";
     BackendOptions backend_options;
+    ElementChoice element;
     Range queries;               // packed tokens
     int64_t sample_queries = 0;  // 0: all
     int64_t sink_tokens = 4;

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "experiments/driver/operands.h"
 #include "experiments/driver/table.h"
 
 namespace msa::experiments::analyze {
@@ -90,7 +91,8 @@ void print_choices(const io::ResultsReader& results, std::ostream& out) {
         << o["forced_local"] << " and the oldest " << o["forced_first"]
         << " forced. I*: the blocks of highest "
         << (o["oracle"] == "mass" ? "mass" : "maximum logit") << ", the query's own block "
-        << o["oracle_local"].get<std::string>() << ".\n";
+        << o["oracle_local"].get<std::string>() << ".\n"
+        << elements_text(results.run()) << '\n';
 }
 
 }  // namespace

@@ -80,6 +80,10 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     record.options = o.identity();
     record.definitions = compare_definitions();
     record.device = backend->device();
+    std::vector<LayerElements> elements;
+    for (int64_t number : o.layers)
+        elements.push_back(layer_elements(*backend, file.layer(number), o.element));
+    record_elements(elements, record);
     record.seed = o.seed;
     const std::filesystem::path results_path = o.out / "results.h5";
     io::ResultsWriter writer(results_path, record,
@@ -104,6 +108,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     check_compare_order(results);
     std::ostringstream tables;
     print_compare_tables(results, tables);
+    tables << '\n' << elements_text(results.run()) << '\n';
     write_text(o.out / "summary.json", compare_summary(results));
     write_text(o.out / "metrics.csv", compare_csv(results));
     write_text(o.out / "tables.txt", tables.str());

@@ -152,7 +152,8 @@ Tensor<float, 3> LayerComparison::mass_before(size_t view, QueryRange range) con
         gather_rows(data.q[view], std::span(task_.tokens)
                                       .subspan(static_cast<size_t>(range.begin),
                                                static_cast<size_t>(range.end - range.begin)));
-    const Operand<3> there(task_.backend, host_view(q)), k(task_.backend, host_view(data.k));
+    const Operand<3> there(task_.backend, host_view(q), data.elements.main.computed),
+        k(task_.backend, host_view(data.k), data.elements.main.computed);
     return fetch(task_.backend, Mass(task_.backend, p, there, k, false).mass);
 }
 
@@ -162,14 +163,14 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
                                           task_.tokens.data() + range.end);
     Backend& backend = task_.backend;
     const Tensor<float, 3> host_q = gather_rows(view.host_q, tokens);
-    const Operand<3> q(backend, host_view(host_q));
+    const Operand<3> q(backend, host_view(host_q), task_.data.elements.main.computed);
     const Attention dense = attend(backend, p, {q, view.k, view.v}, {});
     const Mass there(backend, p, q, view.k, needs_logits_);
     const OnHost<3> mass(backend, there.mass), max_logit(backend, there.max_logit);
     const Tensor<float, 3> previous = mass_before(view.index, range);
     Tensor<float, 3> index_q;
     if (task_.data.index_q.data() != nullptr) index_q = gather_rows(task_.data.index_q, tokens);
-    const Operand<3> index_q_there(backend, host_view(index_q));
+    const Operand<3> index_q_there(backend, host_view(index_q), task_.data.elements.index.computed);
 
     const std::vector<analysis::RowKind> kinds =
         analysis::rows_beyond(p, largest_budget(task_.options, sizes_));
@@ -202,7 +203,7 @@ void LayerComparison::add_scorer(const LayerView& view, Scorer& scorer, const Se
                                  MeasuredChunk measured, QueryRange range) {
     const Problem& p = chunk.problem;
     Timing& time = task_.timing[std::string(scorer.selector->name())];
-    const Operand<3> q(task_.backend, chunk.q);
+    const Operand<3> q(task_.backend, chunk.q, task_.data.elements.main.computed);
     Tensor<float, 3> scores(chunk.mass.shape());
     {
         const Stopwatch watch(time.select);
@@ -237,7 +238,7 @@ void LayerComparison::check_full_budget(const LayerView& view, View<const float,
     const int64_t n = chunk.problem.queries(), rows = std::min(kFullRows, n), first = n - rows;
     const Problem p = chunk.problem.with_queries({first, n});
     const Tensor<int32_t, 3> ids = all_visible_blocks(p);
-    const Operand<3> last(task_.backend, q.slice(first, rows));
+    const Operand<3> last(task_.backend, q.slice(first, rows), task_.data.elements.main.computed);
     const Tensor<float, 3> sparse =
         attend_selected(task_.backend, p, {last, view.k, view.v}, ids).out;
     const MeasuredChunk part{

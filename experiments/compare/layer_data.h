@@ -9,13 +9,15 @@
 
 #include "core/io/activations.h"
 #include "experiments/compare/options.h"
+#include "experiments/driver/operands.h"
 
 namespace msa::experiments::compare {
 
 struct LayerData {
-    LayerData(const io::ActivationsReader&, const io::LayerInfo&, Sharing);
+    LayerData(const io::ActivationsReader&, const io::LayerInfo&, const LayerElements&, Sharing);
 
     io::LayerInfo info;
+    LayerElements elements;
     /// q [N, Hkv * heads, dh] of each view. Sharing by head makes G views of one head a group, and
     /// so of every operation that works by group one that works by head; else there is one view.
     std::vector<Tensor<float, 3>> q;
@@ -24,8 +26,5 @@ struct LayerData {
     /// The whole layer as a view has it.
     Problem problem(const io::ActivationsInfo&, int64_t block_size) const;
 };
-
-/// Rows of `all` [N, heads, channels].
-Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> rows);
 
 }  // namespace msa::experiments::compare

@@ -14,10 +14,9 @@ struct LayerView {
         : index(view),
           whole(std::move(problem)),
           host_q(data.q[view].view()),
-          k(backend, host_view(data.k)),
-          v(backend, host_view(data.v)),
-          index_k(backend,
-                  {data.index_k.data(), {data.index_k.extent(0), data.index_k.extent(2)}}) {}
+          k(backend, host_view(data.k), data.elements.main.computed),
+          v(backend, host_view(data.v), data.elements.main.computed),
+          index_k(backend, rows_of(data.index_k), data.elements.index.computed) {}
     size_t index;
     Problem whole;
     View<const float, 3> host_q;

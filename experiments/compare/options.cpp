@@ -75,7 +75,8 @@ const char* to_string(Ablation ablation) {
 std::optional<CompareOptions> parse_compare_options(std::span<const std::string> args,
                                                     std::ostream& out) {
     CompareOptions o;
-    std::string file, directory, layers, selectors, budgets, ablation, sharing, forced, phase;
+    std::string file, directory, layers, element, index_element, selectors, budgets, ablation,
+        sharing, forced, phase;
     Count block_size{o.block_size}, sample, seed, prompt;
     po::options_description d;
     d.add_options()                                                                          //
@@ -115,8 +116,14 @@ std::optional<CompareOptions> parse_compare_options(std::span<const std::string>
          "of sampling and of random")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
          "reference, cpu, cuda")  //
+        ("device", po::value(&o.backend_options.device)->default_value(0)->value_name("N"),
+         "ordinal of the GPU that cuda uses")  //
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),
-         "CPU threads; 0: all")                                                                  //
+         "CPU threads; 0: all")  //
+        ("element", po::value(&element)->value_name("TYPE"),
+         "round q, k and v to f32, bf16 or f16; default: as the file stores them")  //
+        ("index-element", po::value(&index_element)->value_name("TYPE"),
+         "round index_q and index_k to f32, bf16, f16 or e4m3; default: as the file stores them")  //
         ("resume", po::bool_switch(&o.resume), "continue an unfinished run with these options")  //
         ("overwrite", po::bool_switch(&o.overwrite), "replace results that exist")               //
         ("json", po::bool_switch(&o.json), "print summary.json instead of the tables");
@@ -148,6 +155,11 @@ std::optional<CompareOptions> parse_compare_options(std::span<const std::string>
     check_at_least("sample-queries", o.sample_queries, 0);
     check_at_least("seed", seed.value, 0);
     o.seed = static_cast<uint64_t>(seed.value);
+    o.element.main =
+        element_option("element", element, {Element::f32, Element::bf16, Element::f16});
+    o.element.index = element_option("index-element", index_element,
+                                     {Element::f32, Element::bf16, Element::f16, Element::e4m3});
+    check_at_least("device", o.backend_options.device, 0);
     check_option("threads", o.backend_options.threads, 0, 4096);
     require(!(o.resume && o.overwrite), "--resume and --overwrite exclude each other");
     return o;
@@ -170,6 +182,8 @@ std::string CompareOptions::identity() const {
         {"prompt", prompt},
         {"sample_queries", sample_queries},
         {"backend", backend},
+        {"element", element.main ? to_string(*element.main) : "as stored"},
+        {"index_element", element.index ? to_string(*element.index) : "as stored"},
     }
         .dump();
 }

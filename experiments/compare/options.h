@@ -12,6 +12,7 @@
 
 #include "core/registry.h"
 #include "core/selection.h"
+#include "experiments/driver/operands.h"
 #include "experiments/driver/options.h"
 
 namespace msa::experiments::compare {
@@ -42,6 +43,7 @@ struct CompareOptions {
     int64_t prompt = 0;  // decode phase behind so many tokens; 0: prefill phase
     std::string backend = "cpu";
     BackendOptions backend_options;
+    ElementChoice element;
     int64_t sample_queries = 0;  // 0: all
     bool resume = false, overwrite = false, json = false;
     uint64_t seed = 0;

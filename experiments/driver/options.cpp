@@ -133,6 +133,14 @@ size_t choice(const std::string& option, const std::string& value,
     return static_cast<size_t>(at - known.begin());
 }
 
+std::optional<Element> element_option(const std::string& option, const std::string& value,
+                                      const std::vector<Element>& known) {
+    if (value.empty()) return std::nullopt;
+    std::vector<std::string> names;
+    for (Element element : known) names.emplace_back(to_string(element));
+    return known[choice(option, value, names)];
+}
+
 void check_option(const std::string& option, int64_t value, int64_t low, int64_t high) {
     require(low <= value && value <= high, "--", option, " is ", value, ", must be from ", low,
             " to ", high);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/tensor.h"
 
 namespace msa::experiments {
 
@@ -53,6 +54,9 @@ std::string join(const std::vector<std::string>& words);
 /// The index of `value` among `known`; InputError naming them all when it is none.
 size_t choice(const std::string& option, const std::string& value,
               const std::vector<std::string>& known);
+/// The element type of that name among `known`; nothing for an absent option (empty).
+std::optional<Element> element_option(const std::string& option, const std::string& value,
+                                      const std::vector<Element>& known);
 /// InputError "--option is V, must be from L to H" unless low <= value <= high.
 void check_option(const std::string& option, int64_t value, int64_t low, int64_t high);
 /// InputError "--option is V, must be at least L".

@@ -11,13 +11,16 @@ namespace {
 using io::Field;
 
 Tensor<float, 3> read_field(std::span<const io::ActivationsReader> files, int64_t layer,
-                            Field field, int64_t tokens) {
+                            Field field, std::optional<Element> asked, int64_t tokens) {
     const io::LayerInfo& info = files.front().layer(layer);
     Tensor<float, 3> all({tokens, info.heads(field), info.channels(field)});
     int64_t first = 0;
     for (const io::ActivationsReader& file : files) {
         const int64_t n = file.info().tokens();
-        file.read(layer, field, {0, n}, 0, all.view().slice(first, n));
+        const View<float, 3> part = all.view().slice(first, n);
+        file.read(layer, field, {0, n}, 0, part);
+        if (asked && *asked != file.layer(layer).element)
+            round_field(file, layer, field, *asked, part);
         first += n;
     }
     return all;
@@ -83,10 +86,10 @@ TrainingLayer read_layer(std::span<const io::ActivationsReader> files, int64_t l
     for (const KeyRange& seen : visible_keys(data.problem))
         data.positions.push_back(seen.count - 1);
     const int64_t tokens = all.tokens();
-    data.x = read_field(files, layer, Field::x, tokens);
-    data.q = read_field(files, layer, Field::q, tokens);
-    data.k = read_field(files, layer, Field::k, tokens);
-    data.v = read_field(files, layer, Field::v, tokens);
+    data.x = read_field(files, layer, Field::x, o.element.main, tokens);
+    data.q = read_field(files, layer, Field::q, o.element.main, tokens);
+    data.k = read_field(files, layer, Field::k, o.element.main, tokens);
+    data.v = read_field(files, layer, Field::v, o.element.main, tokens);
     return data;
 }
 
@@ -117,14 +120,6 @@ Split split_queries(const FitOptions& o, const std::vector<int64_t>& cu) {
             if (held_out.begin <= at && at < held_out.end) split.held_out.push_back(i);
         }
     return split;
-}
-
-Tensor<float, 3> take_rows(View<const float, 3> from, std::span<const int64_t> tokens) {
-    Tensor<float, 3> rows({static_cast<int64_t>(tokens.size()), from.extent(1), from.extent(2)});
-    for (int64_t i = 0; i < rows.extent(0); ++i)
-        std::copy_n(from[tokens[static_cast<size_t>(i)]].data(), rows.extent(1) * rows.extent(2),
-                    rows.view()[i].data());
-    return rows;
 }
 
 }  // namespace msa::experiments::fit

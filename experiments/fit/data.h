@@ -45,7 +45,4 @@ struct Split {
 /// shares a query with the other.
 Split split_queries(const FitOptions&, const std::vector<int64_t>& cu_seqlens);
 
-/// The rows [tokens] of the first axis.
-Tensor<float, 3> take_rows(View<const float, 3> from, std::span<const int64_t> tokens);
-
 }  // namespace msa::experiments::fit

@@ -139,6 +139,11 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     record.options = o.identity();
     record.definitions = fit_definitions();
     record.device = backend->device();
+    std::vector<LayerElements> elements;
+    for (const io::ActivationsReader& file : files)
+        for (int64_t layer : o.layers)
+            elements.push_back(float_elements(file.layer(layer), o.element));
+    record_elements(elements, record);
     record.seed = o.seed;
     const auto checkpoint_of = [&](int64_t layer) {
         return Checkpoint(o.out / text("checkpoint-", layer, ".h5"), layer, record);

@@ -60,7 +60,7 @@ void check(const FitOptions& o) {
 std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, std::ostream& out) {
     FitOptions o;
     std::vector<std::string> files;
-    std::string directory, layers, norm, split, start, teacher;
+    std::string directory, layers, element, norm, split, start, teacher;
     Count block_size{o.block_size}, top_k{o.rule.top_k}, steps{o.steps}, warmup{o.warmup_steps},
         queries{o.queries_per_step}, eval_queries{o.eval_queries}, seed;
     int64_t rotary_dim = 0;
@@ -121,8 +121,12 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
          "per key the max of them, scaled to sum to 1")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
          "reference, cpu, cuda")  //
+        ("device", po::value(&o.backend_options.device)->default_value(0)->value_name("N"),
+         "ordinal of the GPU that cuda uses")  //
         ("threads", po::value(&o.backend_options.threads)->default_value(0)->value_name("N"),
          "CPU threads; 0: all")  //
+        ("element", po::value(&element)->value_name("TYPE"),
+         "round q, k and v to f32, bf16 or f16; default: as the file stores them")  //
         ("jobs", po::value(&o.jobs)->default_value(o.jobs)->value_name("N"),
          "layers trained at once, each in memory and with its share of the threads")  //
         ("seed", po::value(&seed)->default_value(seed)->value_name("N"),
@@ -146,6 +150,9 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
     o.warmup_steps = given(args, "warmup-steps") ? warmup.value : std::min(warmup.value, o.steps);
     o.queries_per_step = queries.value;
     o.split = static_cast<SplitBy>(choice("split", split, kSplits));
+    o.element.main =
+        element_option("element", element, {Element::f32, Element::bf16, Element::f16});
+    check_at_least("device", o.backend_options.device, 0);
     o.start = static_cast<Start>(choice("init", start, kStarts));
     o.teacher = static_cast<Teacher>(choice("teacher", teacher, kTeachers));
     o.eval_queries = eval_queries.value;
@@ -187,6 +194,7 @@ std::string FitOptions::identity() const {
         {"init", kStarts[static_cast<size_t>(start)]},
         {"teacher", teacher_name()},
         {"backend", backend},
+        {"element", element.main ? to_string(*element.main) : "as stored"},
     }
         .dump();
 }

@@ -12,6 +12,7 @@
 
 #include "core/registry.h"
 #include "core/selection.h"
+#include "experiments/driver/operands.h"
 #include "experiments/driver/options.h"
 
 namespace msa::experiments::fit {
@@ -44,6 +45,7 @@ struct FitOptions {
     int64_t eval_queries = 2048;
     std::string backend = "cpu";
     BackendOptions backend_options;
+    ElementChoice element;  // of q, k and v; the Index Branch is trained in float
     int64_t jobs = 1;  // layers at once
     bool resume = false, overwrite = false, json = false;
     uint64_t seed = 0;

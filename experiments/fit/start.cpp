@@ -76,7 +76,7 @@ private:
 /// Rows `tokens` of a field before RoPE, the group's heads averaged: [n, Hkv * dh].
 MatrixXd group_means(const TrainingLayer& data, View<const float, 3> field, int64_t rotary,
                      double theta, std::span<const int64_t> tokens) {
-    Tensor<float, 3> rows = take_rows(field, tokens);
+    Tensor<float, 3> rows = gather_rows(field, tokens);
     std::vector<int64_t> back;
     for (int64_t token : tokens) back.push_back(-data.positions[static_cast<size_t>(token)]);
     if (rotary > 0) apply_rope(rows, back, rotary, theta);
@@ -99,7 +99,7 @@ ClosedForm::ClosedForm(const IndexForm& form, const TrainingLayer& data,
       passes_(head_dim_ - rotary_),
       weighted_(weighted),
       scale_(data.problem.softmax_scale() / data.problem.index_scale()) {
-    const Tensor<float, 3> x = take_rows(data.x, tokens);
+    const Tensor<float, 3> x = gather_rows(data.x, tokens);
     const auto n = static_cast<double>(tokens.size());
     const MatrixXd hidden =
         Eigen::Map<const Rows>(x.data(), x.extent(0), x.extent(2)).cast<double>();

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "experiments/driver/operands.h"
 #include "experiments/driver/table.h"
 #include "experiments/fit/state.h"
 
@@ -89,8 +90,8 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
     table.print(out);
     out << '\n';
     definitions.print(out);
-    out << "\nHeld-out queries counted, those with more visible blocks than k: " << counted
-        << ".\n";
+    out << "\nHeld-out queries counted, those with more visible blocks than k: " << counted << ".\n"
+        << elements_text(results.run()) << '\n';
 }
 
 }  // namespace msa::experiments::fit
