@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "analysis/output_error.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -11,6 +12,7 @@ OutputError::OutputError(int64_t query_heads)
 
 void OutputError::add(std::span<const RowKind> kinds, View<const float, 3> sparse,
                       View<const float, 3> dense) {
+    counted_ |= std::find(kinds.begin(), kinds.end(), RowKind::counted) != kinds.end();
 #pragma omp parallel for
     for (int64_t h = 0; h < dense.extent(1); ++h) {
         const auto head = static_cast<size_t>(h);
@@ -34,6 +36,17 @@ std::vector<double> OutputError::relative() const {
         errors.push_back(norm_[h] > 0 ? std::sqrt(difference_[h] / norm_[h])
                                       : std::numeric_limits<double>::quiet_NaN());
     return errors;
+}
+
+double OutputError::mean() const {
+    Mean mean;
+    for (double error : relative())
+        if (!std::isnan(error)) mean.add(error);
+    return mean.value();
+}
+
+int64_t OutputError::dead_heads() const {
+    return counted_ ? std::count(norm_.begin(), norm_.end(), 0.0) : 0;
 }
 
 }  // namespace msa::analysis

@@ -20,11 +20,16 @@ public:
     void add(std::span<const RowKind> kinds, View<const float, 3> sparse,
              View<const float, 3> dense);
 
-    /// [Hq]; NaN where no row was counted or the dense output is 0.
+    /// [Hq]; NaN where no row was counted or the dense output is 0: a dead head.
     std::vector<double> relative() const;
+    /// Mean over the heads that are not dead; NaN where all are.
+    double mean() const;
+    /// Heads whose dense output is 0 in all counted rows; 0 where no row was counted.
+    int64_t dead_heads() const;
 
 private:
     std::vector<double> difference_, norm_;  // sums of squares
+    bool counted_ = false;
 };
 
 }  // namespace msa::analysis

@@ -170,7 +170,8 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     const Tensor<float, 3> previous = mass_before(view.index, range);
     Tensor<float, 3> index_q;
     if (task_.data.index_q.data() != nullptr) index_q = gather_rows(task_.data.index_q, tokens);
-    const Operand<3> index_q_there(backend, host_view(index_q), task_.data.elements.index.computed);
+    const Operand<3> index_q_there(backend, host_view(index_q),
+                                   task_.data.elements.index.computed);
 
     const std::vector<analysis::RowKind> kinds =
         analysis::rows_beyond(p, largest_budget(task_.options, sizes_));
@@ -238,7 +239,8 @@ void LayerComparison::check_full_budget(const LayerView& view, View<const float,
     const int64_t n = chunk.problem.queries(), rows = std::min(kFullRows, n), first = n - rows;
     const Problem p = chunk.problem.with_queries({first, n});
     const Tensor<int32_t, 3> ids = all_visible_blocks(p);
-    const Operand<3> last(task_.backend, q.slice(first, rows), task_.data.elements.main.computed);
+    const Operand<3> last(task_.backend, q.slice(first, rows),
+                          task_.data.elements.main.computed);
     const Tensor<float, 3> sparse =
         attend_selected(task_.backend, p, {last, view.k, view.v}, ids).out;
     const MeasuredChunk part{

@@ -60,7 +60,7 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
                    Backend& backend, io::ResultsWriter& to, std::ostream& err) {
     const LayerData data(file, layer, layer_elements(backend, layer, o.element), o.sharing);
     std::optional<LayerData> before;
-    if (previous != nullptr)
+    if (previous != nullptr) 
         before.emplace(file, *previous, layer_elements(backend, *previous, o.element), o.sharing);
     LayerTask task{.options = o,
                    .file = file.info(),

@@ -106,6 +106,12 @@ std::vector<int64_t> integer_list(const std::string& option, const std::string& 
     return numbers;
 }
 
+std::string ranges_text(const std::vector<Range>& ranges) {
+    std::string all;
+    for (const Range& range : ranges) all += (all.empty() ? "" : ",") + text(range);
+    return all;
+}
+
 std::vector<int64_t> layer_list(const std::string& list) {
     std::vector<int64_t> layers = integer_list("layers", list);
     std::sort(layers.begin(), layers.end());

@@ -41,6 +41,9 @@ struct Range {
 std::istream& operator>>(std::istream&, Range&);
 std::ostream& operator<<(std::ostream&, const Range&);
 
+/// "0:100,200:300"
+std::string ranges_text(const std::vector<Range>&);
+
 /// "3,6" -> {"3", "6"}; empty items are an InputError naming `option`.
 std::vector<std::string> split_list(const std::string& option, const std::string& list);
 /// A list of integers; InputError naming `option` and the item that is none.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "analysis/metrics.h"
+
 namespace msa::experiments::fit {
 namespace {
 
@@ -67,10 +69,11 @@ void write_fit(io::ResultsWriter& to, int64_t layer, const FitState& state,
     to.write<int64_t, 1>(held_out + "step", line<int64_t>(steps),
                          {"evaluation", "steps", "steps done before each evaluation"});
     for (const Figure& figure : kFigures) {
+        const analysis::Metric& of = analysis::metric(figure.metric);
         std::vector<double> values;
         for (const Evaluation& e : state.evaluations) values.push_back(e.*figure.value);
-        to.write<double, 1>(held_out + figure.key, line<double>(values),
-                            {"evaluation", "1", figure.definition});
+        to.write<double, 1>(held_out + figure.metric, line<double>(values),
+                            {"evaluation", of.unit, of.definition});
     }
 }
 
@@ -98,7 +101,7 @@ std::vector<Evaluation> read_evaluations(const io::ResultsReader& from, int64_t 
     std::vector<Evaluation> all(static_cast<size_t>(steps.size()));
     for (size_t n = 0; n < all.size(); ++n) all[n].step = steps(n);
     for (const Figure& figure : kFigures) {
-        const Tensor<double, 1> values = from.read<double, 1>(held_out + figure.key);
+        const Tensor<double, 1> values = from.read<double, 1>(held_out + figure.metric);
         for (size_t n = 0; n < all.size(); ++n) all[n].*figure.value = values(n);
     }
     return all;

@@ -131,8 +131,8 @@ TEST_F(Elements, ARoundedRunIsTheRunOfARoundedFile) {
     }
     register_far_backend();
     for (const std::string backend : {"cpu", "far"}) {
-        const std::vector<std::string> sizes{"--block-size", "8",    "--top-k", "4",
-                                             "--backend",    backend};
+        const std::vector<std::string> sizes{"--block-size", "8", "--top-k", "4", "--backend",
+                                             backend};
         std::vector<std::string> asked = sizes;
         asked.insert(asked.end(), {"--element", "bf16", "--index-element", "bf16"});
         ASSERT_EQ(run(kAnalyze, exact, backend + "-asked", asked).code, 0);
@@ -180,10 +180,9 @@ TEST_F(Elements, AValueBeyondTheTypeIsRefused) {
 
 TEST(Convert, RoundsToTheNearestOfEveryElement) {
     const std::vector<float> values{1.0F, 1.0F + 0x1p-8F, -3.14159F, 0x1p-20F, 300.0F};
-    for (const auto& [element, unit] : {std::pair{Element::f32, 0.0},
-                                        {Element::f16, 0x1p-11},
-                                        {Element::bf16, 0x1p-8},
-                                        {Element::e4m3, 0x1p-4}}) {
+    for (const auto& [element, unit] :
+         {std::pair{Element::f32, 0.0}, {Element::f16, 0x1p-11}, {Element::bf16, 0x1p-8},
+          {Element::e4m3, 0x1p-4}}) {
         std::vector<float> rounded = values, back(values.size());
         round_to(element, rounded);
         std::vector<char> stored(values.size() * static_cast<size_t>(element_bytes(element)));

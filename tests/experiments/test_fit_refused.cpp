@@ -34,7 +34,7 @@ const Refusal kRefusals[] = {
     {{"--norm", "layer"}, "--norm is 'layer', must be one of: none, rms"},
     {{"--init", "zero"}, "--init is 'zero', must be one of: normal, from-qk, pca"},
     {{"--teacher", "min"}, "--teacher is 'min', must be one of: mean, max"},
-    {{"--split", "luck"}, "--split is 'luck', must be one of: position, sequence"},
+    {{"--split", "luck"}, "--split is 'luck', must be one of: position, sequence, token"},
     {{"--split", "sequence"}, "--split is sequence, must be position: there is one sequence"},
     {{"--rope-dim", "5"}, "--rope-dim is 5, must be even"},
     {{"--rope-dim", "18"}, "--rope-dim is 18, must be from 0 to 16"},
