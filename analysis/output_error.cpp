@@ -12,7 +12,7 @@ OutputError::OutputError(int64_t query_heads)
 
 void OutputError::add(std::span<const RowKind> kinds, View<const float, 3> sparse,
                       View<const float, 3> dense) {
-    counted_ |= std::find(kinds.begin(), kinds.end(), RowKind::counted) != kinds.end();
+    counted_ += std::count(kinds.begin(), kinds.end(), RowKind::counted);
 #pragma omp parallel for
     for (int64_t h = 0; h < dense.extent(1); ++h) {
         const auto head = static_cast<size_t>(h);
@@ -38,15 +38,16 @@ std::vector<double> OutputError::relative() const {
     return errors;
 }
 
-double OutputError::mean() const {
-    Mean mean;
-    for (double error : relative())
-        if (!std::isnan(error)) mean.add(error);
-    return mean.value();
+int64_t OutputError::dead_heads() const {
+    return counted_ == 0 ? 0 : std::count(norm_.begin(), norm_.end(), 0.0);
 }
 
-int64_t OutputError::dead_heads() const {
-    return counted_ ? std::count(norm_.begin(), norm_.end(), 0.0) : 0;
+double OutputError::mean() const {
+    const std::vector<double> errors = relative();
+    std::vector<double> living;
+    for (size_t h = 0; h < errors.size(); ++h)
+        if (norm_[h] != 0) living.push_back(errors[h]);
+    return average(living);
 }
 
 }  // namespace msa::analysis

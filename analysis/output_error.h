@@ -22,14 +22,15 @@ public:
 
     /// [Hq]; NaN where no row was counted or the dense output is 0: a dead head.
     std::vector<double> relative() const;
-    /// Mean over the heads that are not dead; NaN where all are.
-    double mean() const;
-    /// Heads whose dense output is 0 in all counted rows; 0 where no row was counted.
+    /// Heads whose dense output is 0 on all counted rows, of which there are some: they have no
+    /// relative error.
     int64_t dead_heads() const;
+    /// Mean of relative() over all heads but the dead ones; NaN where none is left.
+    double mean() const;
 
 private:
     std::vector<double> difference_, norm_;  // sums of squares
-    bool counted_ = false;
+    int64_t counted_ = 0;                    // rows
 };
 
 }  // namespace msa::analysis

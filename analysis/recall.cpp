@@ -2,6 +2,7 @@
 #include "analysis/recall.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace msa::analysis {
 
@@ -40,7 +41,8 @@ void Recall::add(const Problem& p, std::span<const RowKind> kinds, View<const in
             };
             value(kBlockRecall) =
                 wanted == 0 ? 1 : static_cast<double>(hits) / static_cast<double>(wanted);
-            value(kScoreRecall) = wanted_mass > 0 ? hit_mass / wanted_mass : 1;
+            if (std::isnan(wanted_mass)) value(kBlockRecall) = wanted_mass;  // I* is undefined
+            value(kScoreRecall) = wanted_mass == 0 ? 1 : hit_mass / wanted_mass;
             value(kMassKept) = mass_of(row_mass, kept);
             value(kOracleMass) = mass_of(row_mass, oracle);
         }

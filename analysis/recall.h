@@ -29,6 +29,7 @@ public:
 
     /// A chunk of queries, in order. ids, oracle_ids [Nq, Hkv, k]; mass [Nq, Hkv, B]; kinds [Nq].
     /// A row whose I* is empty or has no mass counts with recall 1: nothing was lost.
+    /// A row whose mass is NaN has recalls of NaN: what I* is, is undefined.
     void add(const Problem&, std::span<const RowKind> kinds, View<const int32_t, 3> ids,
              View<const int32_t, 3> oracle_ids, View<const float, 3> mass);
 

@@ -3,11 +3,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/error.h"
 #include "core/selection.h"
+#include "core/tolerance.h"
 
 namespace msa::analysis {
+
+namespace {
+
+// sink_bound of it is 1 %.
+constexpr double kLargestLse = 0.01 / (2 * kRoundoff);
+
+}  // namespace
 
 SinkMass::SinkMass(int64_t query_heads, int64_t tokens)
     : tokens_(tokens), means_(static_cast<size_t>(2 * query_heads)) {
@@ -31,7 +40,10 @@ void SinkMass::add(const Problem& p, View<const float, 3> q, View<const float, 3
                 double dot = 0;
                 for (int64_t d = 0; d < p.head_dim; ++d)
                     dot += double{q(i, h, d)} * double{k(seen.first + j, group, d)};
-                const double probability = std::exp(p.softmax_scale() * dot - double{lse(i, h)});
+                const double probability =
+                    std::abs(double{lse(i, h)}) > kLargestLse
+                        ? std::numeric_limits<double>::quiet_NaN()
+                        : std::exp(p.softmax_scale() * dot - double{lse(i, h)});
                 if (j == 0) first = probability;
                 sum += probability;
             }

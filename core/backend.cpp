@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "core/backend.h"
 
+#include <algorithm>
 #include <array>
+#include <thread>
 #include <type_traits>
 
 #include "core/error.h"
@@ -12,8 +14,10 @@ namespace {
 /// The checks that every public call makes of its operands.
 class Checker {
 public:
-    Checker(const Backend& backend, const Problem& problem) : backend_(backend), p_(problem) {
-        problem.validate();
+    Checker(const Backend& backend, const Problem& problem,
+            int64_t min_block_size = kMinBlockSize)
+        : backend_(backend), p_(problem) {
+        problem.validate(min_block_size);
     }
 
     template <typename AnyViewOrView, size_t Rank>
@@ -123,6 +127,10 @@ const char* to_string(LoopOrder order) {
     return "?";
 }
 
+int Backend::host_threads() const {
+    return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+}
+
 void Backend::check_support(const Problem& problem, const Request& request) const {
     const Support support = supports(problem, request);
     if (!support.yes)
@@ -149,7 +157,7 @@ void Backend::dense_attention_grad(const Problem& p, const AttentionInput& in,
 }
 
 void Backend::index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) {
-    const Checker check(*this, p);
+    const Checker check(*this, p, kMinScoredBlockSize);
     check.index(in);
     check.per_block("scores", scores);
     check_support(p, IndexScoresRequest{.element = in.index_q.element()});
@@ -200,7 +208,7 @@ void Backend::sparse_attention_grad(const Problem& p, const AttentionInput& in,
 }
 
 void Backend::block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) {
-    const Checker check(*this, p);
+    const Checker check(*this, p, kMinScoredBlockSize);
     check.q(q);
     check.k(k);
     check.same_element("k", k.element(), q.element());

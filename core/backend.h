@@ -146,6 +146,9 @@ public:
     virtual Space space() const = 0;            // where views must live
     virtual Support supports(const Problem&, const Request&) const = 0;
 
+    /// Threads for work on the host beside this backend's operations.
+    virtual int host_threads() const;
+
     /// Memory of this backend's space, zero-filled.
     virtual std::shared_ptr<void> allocate(int64_t bytes) = 0;
     /// Copies between the host and this backend's space, in either direction, or within either.
@@ -196,7 +199,7 @@ public:
 
     /// scores [Nq, Hkv, B]: max over the visible tokens of the block of
     /// index_scale * index_q . index_k (eq:msa-index-score); no visible token: -inf. A NaN product
-    /// makes the block's score NaN.
+    /// makes the block's score NaN. Blocks may be as small as one token.
     void index_scores(const Problem&, const IndexInput&, View<float, 3> scores);
 
     /// ids [Nq, Hkv, k] from scores [Nq, Hkv, B] (eq:msa-topk with SelectionRule). Candidates are
@@ -220,8 +223,8 @@ public:
 
     /// mass [Nq, Hkv, B]: probability of dense attention summed over the block's visible tokens,
     /// mean over the G heads of the group (P_b). max_logit: maximum of softmax_scale * q . k over
-    /// the block's visible tokens and the group's heads. To stream, cut the queries:
-    /// Problem::with_queries.
+    /// the block's visible tokens and the group's heads. Blocks may be as small as one token. To
+    /// stream, cut the queries: Problem::with_queries.
     void block_mass(const Problem&, In<3> q, In<3> k, const BlockMassOutput&);
 
     /// KL divergence of the index distribution from the teacher, per row (eq:msa-kl), and the

@@ -25,13 +25,13 @@ int64_t Problem::blocks() const { return ceil_div(batch.longest_keys(), block_si
 double Problem::softmax_scale() const { return scale_of(own_softmax_scale, head_dim); }
 double Problem::index_scale() const { return scale_of(own_index_scale, index_dim); }
 
-void Problem::validate() const {
+void Problem::validate(int64_t min_block_size) const {
     require(kv_heads >= 1, "kv_heads is ", kv_heads, ", must be at least 1");
     require(query_heads >= 1 && query_heads % kv_heads == 0, "query_heads is ", query_heads,
             ", must be a positive multiple of kv_heads = ", kv_heads);
     check_in(head_dim, kMinHeadDim, kMaxHeadDim, "head_dim");
     if (index_dim != 0) check_in(index_dim, kMinHeadDim, kMaxHeadDim, "index_dim");
-    check_in(block_size, kMinBlockSize, kMaxBlockSize, "block_size");
+    check_in(block_size, min_block_size, kMaxBlockSize, "block_size");
     for (double scale : {own_softmax_scale.value_or(1.0), own_index_scale.value_or(1.0)})
         require(std::isfinite(scale) && scale > 0, "a scale is ", scale,
                 ", must be finite and positive");

@@ -22,6 +22,9 @@ namespace msa {
 
 inline constexpr int64_t kMinHeadDim = 16, kMaxHeadDim = 256;     // dh and didx
 inline constexpr int64_t kMinBlockSize = 8, kMaxBlockSize = 256;  // Bk
+/// Bk of block_mass and index_scores alone: blocks of one token give probabilities and products
+/// token by token.
+inline constexpr int64_t kMinScoredBlockSize = 1;
 
 struct Problem {
     PackedBatch batch;         // sequences and query positions
@@ -45,7 +48,7 @@ struct Problem {
     double index_scale() const;
 
     /// Throws InputError naming the value and the rule it breaks.
-    void validate() const;
+    void validate(int64_t min_block_size = kMinBlockSize) const;
 
     /// The same keys, and the given query rows alone (not decreasing), at their positions: row i of
     /// its operands is row rows[i] of this one's. How queries are sampled.

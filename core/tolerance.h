@@ -88,6 +88,12 @@ inline double mass_bound(double logit, double keys) {
     return weight_bound(logit, keys) + gamma(keys + 2);
 }
 
+/// Error of a sum of at most `keys` probabilities exp(logit - lse), at most 1 in all, where logits
+/// are off by `logit` and lse by its own bound.
+inline double token_mass_bound(double logit, double keys, double lse_magnitude) {
+    return std::expm1(logit + lse_bound(logit, keys, lse_magnitude)) + gamma(keys + 2);
+}
+
 /// Error of a probability exp(logit - lse), at most 1, where only lse is rounded to float; twice
 /// that, for the double arithmetic around it.
 inline double sink_bound(double lse_magnitude) { return std::expm1(2 * kRoundoff * lse_magnitude); }

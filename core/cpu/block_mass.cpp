@@ -2,6 +2,7 @@
 // P_b in one pass: the sums of all blocks share the row's reference point, which moves rarely.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/cpu/block_scores.h"
 #include "core/cpu/cpu_backend.h"
@@ -11,9 +12,21 @@ namespace {
 
 constexpr int64_t kMaxSums = int64_t{1} << 18;  // floats of one thread's block sums
 
+/// add_blocks for blocks that are shorter than a vector: one softmax step for all of them.
+void add_small_blocks(float* logits, int64_t seen, int64_t first_block, int64_t block_size,
+                      OnlineSum& softmax, float* sums) {
+    const SoftmaxStep step = softmax_step(logits, seen, softmax);
+    if (step.factor != 1)
+        for (int64_t before = 0; before < first_block; ++before) sums[before] *= step.factor;
+    for (int64_t j = 0, b = first_block; j < seen; j += block_size, ++b)
+        sums[b] = std::accumulate(logits + j, logits + std::min(j + block_size, seen), 0.0F);
+}
+
 /// `sums` [B] takes in the blocks of one step: sums[b] is the sum of exp2(logit - top).
 void add_blocks(float* logits, int64_t seen, int64_t first_block, int64_t block_size,
                 OnlineSum& softmax, float* sums) {
+    if (block_size < kMinBlockSize)
+        return add_small_blocks(logits, seen, first_block, block_size, softmax, sums);
     for (int64_t j = 0, b = first_block; j < seen; j += block_size, ++b) {
         const SoftmaxStep step = softmax_step(logits + j, std::min(block_size, seen - j), softmax);
         if (step.factor != 1)

@@ -26,7 +26,9 @@ void for_each_block_score(const Problem& p, View<const float, 2> index_k, const 
                 const int64_t seen = strip.seen[static_cast<size_t>(r)];
                 for (int64_t j = 0; j < seen; j += p.block_size)
                     on_score(strip.first_row + r, (strip.first_key + j) / p.block_size,
-                             max_or_nan(strip.row(r) + j, std::min(p.block_size, seen - j)));
+                             p.block_size == 1
+                                 ? strip.row(r)[j]
+                                 : max_or_nan(strip.row(r) + j, std::min(p.block_size, seen - j)));
             }
         });
 }

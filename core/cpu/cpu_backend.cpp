@@ -43,6 +43,8 @@ public:
                     instruction_set());
     }
 
+    int host_threads() const override { return threads_; }
+
     Support supports(const Problem&, const Request& request) const override {
         if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
             std::holds_alternative<SparseAttentionGradRequest>(request))

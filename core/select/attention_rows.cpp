@@ -4,59 +4,73 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/cpu/tile.h"
-
 namespace msa {
 namespace {
 
-int64_t sequence_of(const Problem& p, int64_t token) {
-    const auto& starts = p.batch.cu_seqlens_k();
-    return std::upper_bound(starts.begin(), starts.end(), token) - starts.begin() - 1;
-}
-
-/// A strip of queries of one head, and the keys packed for their group.
-struct RowStrip {
-    int64_t first, count, head;
-    QueryRange packed;  // positions of the keys in the panels
-    const float* panels;
-};
-
-void visit_strip(const Problem& p, View<const float, 3> q, std::span<const int64_t> positions,
-                 int64_t window, const RowStrip& strip,
-                 const std::function<void(const AttentionRow&)>& visit) {
-    const auto factor = static_cast<float>(p.softmax_scale() * cpu::kLog2E);
-    const int64_t keys = strip.packed.end - strip.packed.begin;
-    Tensor<float, 2> rows({strip.count, p.head_dim});
-    Tensor<float, 2> logits({strip.count, cpu::padded(keys) + cpu::kLanes});
-    for (int64_t n = 0; n < strip.count; ++n)
-        for (int64_t d = 0; d < p.head_dim; ++d)
-            rows(n, d) = factor * q(strip.first + n, strip.head, d);
-    cpu::multiply({rows.data(), p.head_dim, strip.count}, {strip.panels, p.head_dim, keys},
-                  logits.data(), logits.extent(1));
-    for (int64_t n = 0; n < strip.count; ++n) {
-        const int64_t end = positions[static_cast<size_t>(strip.first + n)] + 1;
-        const QueryRange seen{std::max<int64_t>(0, end - std::min(window, end)), end};
-        float* weights = &logits(n, seen.begin - strip.packed.begin);
-        cpu::OnlineSum sum;
-        cpu::softmax_step(weights, seen.end - seen.begin, sum);
-        const auto share = static_cast<float>(1 / sum.sum);
-        for (int64_t j = 0; j < seen.end - seen.begin; ++j) weights[j] *= share;
-        visit({strip.first + n, strip.head, seen, weights});
-    }
-}
+constexpr int64_t kMassBytes = int64_t{1} << 26, kMostRows = 256;  // held at a time
 
 }  // namespace
 
+Mirror<3> mass_at(const SelectorLayer& layer, std::span<const int64_t> tokens, int64_t block_size) {
+    Problem p = layer.problem.with_query_rows(tokens);
+    p.block_size = block_size;
+    auto mass = layer.backend.make<float, 3>({p.queries(), p.kv_heads, p.blocks()});
+    const Mirror<3> q = layer.read_q(tokens);
+    layer.backend.block_mass(p, q.operand(), layer.k.operand(), {mass, {}});
+    layer.backend.finish();
+    return {layer.backend, std::move(mass)};
+}
+
+void for_each_mass(
+    const SelectorLayer& layer, std::span<const int64_t> tokens, int64_t block_size,
+    const std::function<void(int64_t first, View<const float, 3> mass)>& visit) {
+    const Problem& p = layer.problem;
+    const int64_t row = 4 * p.kv_heads * ceil_div(p.batch.longest_keys(), block_size);
+    const int64_t step = std::clamp<int64_t>(kMassBytes / std::max<int64_t>(1, row), 1, kMostRows);
+    for (int64_t first = 0; first < std::ssize(tokens); first += step) {
+        const int64_t count = std::min(step, std::ssize(tokens) - first);
+        const Mirror<3> mass = mass_at(
+            layer, tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+            block_size);
+        visit(first, mass.host());
+    }
+}
+
+Tensor<float, 2> prompt_mass(const SelectorLayer& layer, int64_t sequence) {
+    const Problem& p = layer.problem;
+    Tensor<float, 2> received({p.kv_heads, p.blocks()});
+    if (layer.prompt == 0) return received;
+    const std::vector<int64_t> tokens =
+        sequence_tokens(p, sequence, {0, prompt_length(layer, sequence)});
+    for_each_mass(layer, tokens, p.block_size, [&](int64_t, View<const float, 3> mass) {
+        for (int64_t n = 0; n < mass.extent(0); ++n)
+            for (int64_t at = 0; at < received.size(); ++at)
+                received.data()[at] += mass[n].data()[at];
+    });
+    return received;
+}
+
 std::vector<int64_t> sequence_tokens(const Problem& p, int64_t sequence, QueryRange positions) {
     std::vector<int64_t> tokens(static_cast<size_t>(positions.end - positions.begin));
-    std::iota(tokens.begin(), tokens.end(),
-              p.batch.cu_seqlens_k()[static_cast<size_t>(sequence)] + positions.begin);
+    std::iota(tokens.begin(), tokens.end(), sequence_start(p, sequence) + positions.begin);
     return tokens;
 }
 
+int64_t sequence_start(const Problem& p, int64_t sequence) {
+    return p.batch.cu_seqlens_k()[static_cast<size_t>(sequence)];
+}
+
 int64_t sequence_length(const Problem& p, int64_t sequence) {
-    const auto s = static_cast<size_t>(sequence);
-    return p.batch.cu_seqlens_k()[s + 1] - p.batch.cu_seqlens_k()[s];
+    return sequence_start(p, sequence + 1) - sequence_start(p, sequence);
+}
+
+int64_t sequence_of(const Problem& p, int64_t token) {
+    const std::vector<int64_t>& starts = p.batch.cu_seqlens_k();
+    return std::upper_bound(starts.begin(), starts.end(), token) - starts.begin() - 1;
+}
+
+int64_t position_of(const Problem& p, int64_t token) {
+    return token - sequence_start(p, sequence_of(p, token));
 }
 
 int64_t prompt_length(const SelectorLayer& layer, int64_t sequence) {
@@ -64,30 +78,14 @@ int64_t prompt_length(const SelectorLayer& layer, int64_t sequence) {
     return layer.prompt > 0 ? std::min(layer.prompt, length) : length;
 }
 
-void for_each_attention_row(const SelectorLayer& layer, std::span<const int64_t> tokens,
-                            int64_t window, const std::function<void(const AttentionRow&)>& visit) {
-    if (tokens.empty()) return;
-    const Problem& p = layer.problem;
-    const Tensor<float, 3> q = layer.read_q(tokens);
-    const int64_t start =
-        p.batch.cu_seqlens_k()[static_cast<size_t>(sequence_of(p, tokens.front()))];
-    std::vector<int64_t> positions;
-    for (int64_t token : tokens) positions.push_back(token - start);
-    const int64_t oldest = positions.front() + 1;
-    const QueryRange packed{std::max<int64_t>(0, oldest - std::min(window, oldest)),
-                            positions.back() + 1};
-    const int64_t count = packed.end - packed.begin, n = q.extent(0);
-#pragma omp parallel for schedule(dynamic)
-    for (int64_t r = 0; r < p.kv_heads; ++r) {
-        Tensor<float, 1> panels({cpu::panel_floats(p.head_dim, count)});
-        const float* keys = layer.k.data() + ((start + packed.begin) * p.kv_heads + r) * p.head_dim;
-        cpu::pack_keys(keys, p.kv_heads * p.head_dim, count, p.head_dim, panels.data());
-        for (int64_t first = 0; first < n; first += cpu::kStrip)
-            for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h)
-                visit_strip(p, q, positions, window,
-                            {first, std::min(cpu::kStrip, n - first), h, packed, panels.data()},
-                            visit);
-    }
+std::vector<int64_t> counted_tokens(const SelectorLayer& layer) {
+    if (!layer.counted.empty()) return {layer.counted.begin(), layer.counted.end()};
+    std::vector<int64_t> tokens;
+    for (int64_t s = 0; s < layer.problem.sequences(); ++s)
+        for (int64_t token = sequence_start(layer.problem, s) + layer.prompt;
+             token < sequence_start(layer.problem, s + 1); ++token)
+            tokens.push_back(token);
+    return tokens;
 }
 
 }  // namespace msa

@@ -1,41 +1,44 @@
 // SPDX-License-Identifier: MIT
-// Main Branch attention of chosen queries, token by token: what selectors look at whose rule counts
-// attention that other queries have paid.
+// Main Branch attention of chosen queries: what selectors look at whose rule counts attention that
+// other queries have paid.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <span>
 #include <vector>
 
-#include "core/select/selector.h"
+#include "core/select/policy.h"
 
 namespace msa {
 
-/// The softmax of one query and head: weights[j] of the keys [keys.begin, keys.end) of its
-/// sequence, the last of them its own.
-struct AttentionRow {
-    int64_t query;  // of the tokens asked for, from 0
-    int64_t head;
-    QueryRange keys;
-    const float* weights;
-};
+/// P_b [n, Hkv, B] of the queries `tokens` (packed, ascending), read through SelectorLayer::read_q,
+/// for blocks of `block_size` tokens. Blocks of one token: the probability of each key, mean over
+/// the group's heads.
+Mirror<3> mass_at(const SelectorLayer&, std::span<const int64_t> tokens, int64_t block_size);
 
-inline constexpr int64_t kAllKeys = std::numeric_limits<int64_t>::max();
+/// Calls visit(first, mass) with the mass_at of tokens[first], tokens[first + 1], ...: as many at a
+/// time as memory allows.
+void for_each_mass(
+    const SelectorLayer&, std::span<const int64_t> tokens, int64_t block_size,
+    const std::function<void(int64_t first, View<const float, 3> mass)>& visit);
 
-/// Calls visit(row) for every head of the queries `tokens` (packed, ascending, of one sequence),
-/// over the newest `window` keys that each sees. In parallel over groups: visit must keep groups
-/// apart. Within one, queries come in order. Reads q through SelectorLayer::read_q.
-void for_each_attention_row(const SelectorLayer&, std::span<const int64_t> tokens, int64_t window,
-                            const std::function<void(const AttentionRow&)>& visit);
+/// Sum of P_b [Hkv, B] over all queries of a sequence's prompt; 0 in the prefill phase, where the
+/// queries come one after the other.
+Tensor<float, 2> prompt_mass(const SelectorLayer&, int64_t sequence);
 
 /// The packed tokens [begin, end) of a sequence, by position.
 std::vector<int64_t> sequence_tokens(const Problem&, int64_t sequence, QueryRange positions);
-/// Key tokens of a sequence.
+/// First packed token of a sequence, and its key tokens.
+int64_t sequence_start(const Problem&, int64_t sequence);
 int64_t sequence_length(const Problem&, int64_t sequence);
+/// The sequence and the position of a packed token.
+int64_t sequence_of(const Problem&, int64_t token);
+int64_t position_of(const Problem&, int64_t token);
 /// Tokens of a sequence whose queries a policy has seen before it decides: the prompt of the decode
 /// phase, all in the prefill phase.
 int64_t prompt_length(const SelectorLayer&, int64_t sequence);
+/// SelectorLayer::counted; all queries of the phase where it is empty.
+std::vector<int64_t> counted_tokens(const SelectorLayer&);
 
 }  // namespace msa

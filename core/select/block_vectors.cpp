@@ -3,9 +3,28 @@
 
 #include <algorithm>
 
-#include "core/cpu/tile.h"
-
 namespace msa {
+namespace {
+
+Tensor<float, 3> vectors_of_blocks(const SelectorLayer& layer, int64_t width,
+                                   BlockVectors::OfKeys of_keys) {
+    const Problem& p = layer.problem;
+    const std::vector<int64_t> starts = block_starts(p);
+    const View<const float, 3> k = layer.k.host();
+    Tensor<float, 3> vectors({p.kv_heads, starts.back(), width});
+    for (size_t s = 0; s + 1 < starts.size(); ++s) {
+        const int64_t token = p.batch.cu_seqlens_k()[s], end = p.batch.cu_seqlens_k()[s + 1];
+        for (int64_t r = 0; r < p.kv_heads; ++r)
+            for (int64_t b = 0; b < starts[s + 1] - starts[s]; ++b) {
+                const int64_t first = token + b * p.block_size;
+                of_keys(key_rows(k, r, first, std::min(p.block_size, end - first)),
+                        vectors.view()[r][starts[s] + b]);
+            }
+    }
+    return vectors;
+}
+
+}  // namespace
 
 KeyRows key_rows(View<const float, 3> k, int64_t group, int64_t first, int64_t count) {
     const int64_t dims = k.extent(2), stride = k.extent(1) * dims;
@@ -23,64 +42,94 @@ void add_query(View<const float, 1> q, View<float, 1> sum) {
     for (int64_t d = 0; d < q.size(); ++d) sum(d) += q(d);
 }
 
-void BlockVectors::prepare(const SelectorLayer& layer) {
-    const Problem& p = layer.problem;
-    panels_.clear();
-    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s) {
-        const int64_t first = p.batch.cu_seqlens_k()[s],
-                      tokens = p.batch.cu_seqlens_k()[s + 1] - first;
-        const int64_t blocks = ceil_div(tokens, p.block_size);
-        Tensor<float, 2> vectors({blocks, width_});
-        for (int64_t r = 0; r < p.kv_heads; ++r) {
+Tensor<float, 3> group_vectors(const SelectorLayer& layer, const Problem& p, View<const float, 3> q,
+                               int64_t width, BlockVectors::OfQuery of_query) {
+    Tensor<float, 3> vectors({p.queries(), p.kv_heads, width});
+#pragma omp parallel for num_threads(layer.backend.host_threads())
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t h = 0; h < p.query_heads; ++h)
+            of_query(q[i][h], vectors.view()[i][h / p.group_size()]);
+    return vectors;
+}
+
+VectorScores::VectorScores(const SelectorLayer& layer, View<const float, 3> vectors)
+    : starts_(block_starts(layer.problem)) {
+    const int64_t groups = vectors.extent(0), blocks = vectors.extent(1), all = vectors.extent(2);
+    for (int64_t first = 0; first < all; first += kMaxHeadDim) {
+        Part part{first, std::min(kMaxHeadDim, all - first), {}};
+        for (int64_t r = 0; r < groups; ++r) {
+            Tensor<float, 2> keys({blocks, part.width});
             for (int64_t b = 0; b < blocks; ++b)
-                of_keys_(key_rows(layer.k, r, first + b * p.block_size,
-                                  std::min(p.block_size, tokens - b * p.block_size)),
-                         vectors.view()[b]);
-            panels_.emplace_back(Shape<1>{cpu::panel_floats(width_, blocks)});
-            cpu::pack_keys(vectors.data(), width_, blocks, width_, panels_.back().data());
+                std::copy_n(&vectors(r, b, first), part.width, &keys(b, 0));
+            part.keys.emplace_back(layer.backend, std::move(keys));
         }
+        parts_.push_back(std::move(part));
     }
 }
 
-void BlockVectors::score(const SelectorLayer& layer, const Problem& p, View<const float, 3> q,
-                         View<float, 3> scores) const {
-    const std::vector<KeyRange> visible = visible_keys(p);
-    const std::vector<int64_t> sequence = query_sequences(p);
-    for (const QueryRange& queries : query_tiles(p, cpu::kStrip))
-        for (int64_t r = 0; r < p.kv_heads; ++r) {
-            const int64_t s = sequence[static_cast<size_t>(queries.begin)];
-            const float* panels = panels_[static_cast<size_t>(s * p.kv_heads + r)].data();
-            score_strip(layer, p, q, visible, {queries, r, panels}, scores);
-        }
+Tensor<float, 3> VectorScores::score(Backend& backend, const Problem& p,
+                                     View<const float, 3> queries) const {
+    Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
+    if (starts_.back() == 0) return scores;
+    for (const Part& part : parts_) add_part(backend, p, queries, part, scores);
+    return scores;
 }
 
-void BlockVectors::score_strip(const SelectorLayer& layer, const Problem& p, View<const float, 3> q,
-                               const std::vector<KeyRange>& visible, const Strip& strip,
-                               View<float, 3> scores) const {
-    const auto [queries, group, panels] = strip;
-    const int64_t blocks =
-        visible_blocks(visible[static_cast<size_t>(queries.end - 1)].count, p.block_size);
-    if (blocks == 0) return;
-    const int64_t rows = queries.end - queries.begin, stride = cpu::padded(blocks);
-    Tensor<float, 2> vectors({rows, width_}), products({rows, stride});
-    for (int64_t row = 0; row < rows; ++row)
-        for (int64_t h = group * p.group_size(); h < (group + 1) * p.group_size(); ++h)
-            of_query_(q[queries.begin + row][h], vectors.view()[row]);
-    cpu::multiply({vectors.data(), width_, rows}, {panels, width_, blocks}, products.data(),
-                  stride);
-    Tensor<float, 1> local({width_});
-    for (int64_t row = 0; row < rows; ++row) {
-        const int64_t i = queries.begin + row;
+void VectorScores::add_part(Backend& backend, const Problem& p, View<const float, 3> queries,
+                            const Part& part, View<float, 3> scores) const {
+    std::vector<int64_t> newest;  // block that each query sees
+    for (const KeyRange& seen : visible_keys(p))
+        newest.push_back(visible_blocks(seen.count, p.block_size) - 1);
+    Problem one;
+    one.batch = PackedBatch(p.batch.cu_seqlens_q(), starts_, newest);
+    one.query_heads = one.kv_heads = 1;
+    one.head_dim = one.index_dim = part.width;
+    one.block_size = 1;
+    one.own_index_scale = 1.0;
+    for (int64_t r = 0; r < p.kv_heads; ++r) {
+        Tensor<float, 3> rows({p.queries(), 1, part.width}, Fill::nothing);
+        for (int64_t i = 0; i < p.queries(); ++i)
+            std::copy_n(&queries(i, r, part.first), part.width, &rows(i, 0, 0));
+        const Mirror<3> q(backend, std::move(rows));
+        auto there = backend.make<float, 3>({one.queries(), 1, one.blocks()});
+        backend.index_scores(one, {q.operand(), part.keys[static_cast<size_t>(r)].operand()},
+                             there);
+        const Mirror<3> products(backend, std::move(there));
+        const View<const float, 3> from = products.host();
+#pragma omp parallel for num_threads(backend.host_threads())
+        for (int64_t i = 0; i < p.queries(); ++i)
+            for (int64_t b = 0; b <= newest[static_cast<size_t>(i)]; ++b)
+                scores(i, r, b) += from(i, 0, b);
+    }
+}
+
+BlockVectors::BlockVectors(const SelectorLayer& layer, int64_t width, OfKeys of_keys,
+                           OfQuery of_query)
+    : width_(width),
+      of_keys_(of_keys),
+      of_query_(of_query),
+      products_(layer, vectors_of_blocks(layer, width, of_keys).view()) {}
+
+Tensor<float, 3> BlockVectors::score(const SelectorLayer& layer, const Problem& p,
+                                     View<const float, 3> q) const {
+    const Tensor<float, 3> queries = group_vectors(layer, p, q, width_, of_query_);
+    Tensor<float, 3> scores = products_.score(layer.backend, p, queries);
+    const std::vector<KeyRange>& visible = visible_keys(p);
+    const View<const float, 3> k = layer.k.host();
+#pragma omp parallel for num_threads(layer.backend.host_threads())
+    for (int64_t i = 0; i < p.queries(); ++i) {
         const KeyRange seen = visible[static_cast<size_t>(i)];
-        std::copy_n(&products(row, 0), visible_blocks(seen.count, p.block_size),
-                    scores[i][group].data());
         const int64_t partial = seen.count % p.block_size, begin = seen.count - partial;
         if (partial == 0) continue;
-        of_keys_(key_rows(layer.k, group, seen.first + begin, partial), local);
-        float& score = scores(i, group, begin / p.block_size);
-        score = 0;
-        for (int64_t d = 0; d < width_; ++d) score += vectors(row, d) * local(d);
+        Tensor<float, 1> local({width_});
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            of_keys_(key_rows(k, r, seen.first + begin, partial), local);
+            float sum = 0;
+            for (int64_t d = 0; d < width_; ++d) sum += queries(i, r, d) * local(d);
+            scores(i, r, begin / p.block_size) = sum;
+        }
     }
+    return scores;
 }
 
 }  // namespace msa

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What selectors share whose score is a product of one vector per query and one per key block.
+// What selectors share whose score is a product of one vector per query and one per key block: the
+// backend's index_scores with the blocks' vectors as keys, one call per group.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "core/select/selector.h"
+#include "core/select/policy.h"
 
 namespace msa {
 
@@ -17,6 +18,32 @@ struct KeyRows {
     const float* operator[](int64_t j) const { return data + j * stride; }
 };
 
+/// The keys [first, first + count) of a group, packed tokens on the host.
+KeyRows key_rows(View<const float, 3> k, int64_t group, int64_t first, int64_t count);
+
+/// Vectors of all blocks, sequence after sequence, and their products with queries.
+class VectorScores {
+public:
+    /// vectors [Hkv, blocks of all sequences, width] on the host.
+    VectorScores(const SelectorLayer&, View<const float, 3> vectors);
+    /// Scores [Nq, Hkv, B] on the host of the query vectors [Nq, Hkv, width]; 0 where a block is
+    /// not seen.
+    Tensor<float, 3> score(Backend&, const Problem& chunk, View<const float, 3> queries) const;
+
+private:
+    struct Part {  // of the channels: an index head is no wider than kMaxHeadDim
+        int64_t first, width;
+        std::vector<Mirror<2>> keys;  // [Hkv] of [blocks, width]
+    };
+    void add_part(Backend&, const Problem& chunk, View<const float, 3> queries, const Part&,
+                  View<float, 3> scores) const;
+
+    std::vector<int64_t> starts_;  // [S+1] first block of each sequence
+    std::vector<Part> parts_;
+};
+
+/// VectorScores of keys: a block's vector is a function of its keys; of the local block, which may
+/// be seen in part, of those that the query sees.
 class BlockVectors {
 public:
     /// Block's vector [width] from its keys.
@@ -24,37 +51,25 @@ public:
     /// Query's vector [width] from one head's q [dh], added to those of the group's other heads.
     using OfQuery = void (*)(View<const float, 1> q, View<float, 1> vector);
 
-    BlockVectors(int64_t width, OfKeys of_keys, OfQuery of_query)
-        : width_(width), of_keys_(of_keys), of_query_(of_query) {}
+    BlockVectors(const SelectorLayer&, int64_t width, OfKeys of_keys, OfQuery of_query);
 
-    /// Makes the vectors of all whole blocks.
-    void prepare(const SelectorLayer&);
-    /// scores [Nq, Hkv, B]: query's vector times block's vector; of the local block, which may be
-    /// seen in part, from the keys that the query sees.
-    void score(const SelectorLayer&, const Problem& chunk, View<const float, 3> q,
-               View<float, 3> scores) const;
+    /// Scores [Nq, Hkv, B] on the host for q [Nq, Hq, dh] on the host.
+    Tensor<float, 3> score(const SelectorLayer&, const Problem& chunk,
+                           View<const float, 3> q) const;
 
 private:
-    struct Strip {
-        QueryRange queries;
-        int64_t group;
-        const float* panels;
-    };
-    void score_strip(const SelectorLayer&, const Problem& chunk, View<const float, 3> q,
-                     const std::vector<KeyRange>& visible, const Strip& strip,
-                     View<float, 3> scores) const;
-
     int64_t width_;
     OfKeys of_keys_;
     OfQuery of_query_;
-    std::vector<Tensor<float, 1>> panels_;  // [S * Hkv] packed for cpu::multiply
+    VectorScores products_;
 };
 
-/// The keys [first, first + count) of a group, packed tokens.
-KeyRows key_rows(View<const float, 3> k, int64_t group, int64_t first, int64_t count);
 /// An OfKeys: the mean.
 void mean_of_keys(const KeyRows& keys, View<float, 1> mean);
 /// An OfQuery: q itself.
 void add_query(View<const float, 1> q, View<float, 1> sum);
+/// [Nq, Hkv, width]: the vectors of the groups' heads, added up.
+Tensor<float, 3> group_vectors(const SelectorLayer&, const Problem& chunk, View<const float, 3> q,
+                               int64_t width, BlockVectors::OfQuery of_query);
 
 }  // namespace msa

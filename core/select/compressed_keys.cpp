@@ -1,62 +1,76 @@
 // SPDX-License-Identifier: MIT
 #include "core/select/compressed_keys.h"
 
-#include "core/cpu/tile.h"
 #include "core/select/block_vectors.h"
+#include "core/select/cost.h"
 
 namespace msa {
 namespace {
 
-constexpr int64_t kSmall = 64;  // queries that are not worth a team of threads
-
-/// Adds the softmax of one head of query i over its `pieces` pieces.
-void add_attention(const Problem& p, View<const float, 1> q, cpu::Panels keys, float* attention) {
-    const auto factor = static_cast<float>(p.softmax_scale() * cpu::kLog2E);
-    Tensor<float, 1> scaled(q.shape()), logits({cpu::padded(keys.columns) + cpu::kLanes});
-    for (int64_t d = 0; d < q.size(); ++d) scaled(d) = factor * q(d);
-    cpu::multiply({scaled.data(), q.size(), 1}, keys, logits.data(), logits.size());
-    cpu::OnlineSum sum;
-    cpu::softmax_step(logits.data(), keys.columns, sum);
-    const auto all = static_cast<float>(sum.sum);
-    for (int64_t n = 0; n < keys.columns; ++n) attention[n] += logits(n) / all;
-}
+constexpr int64_t kMassBytes = int64_t{1} << 26;  // held at a time
 
 }  // namespace
 
-CompressedKeys::CompressedKeys(const SelectorLayer& layer) {
+CompressedKeys::CompressedKeys(const SelectorLayer& layer) : starts_{0} {
     const Problem& p = layer.problem;
-    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s) {
-        const int64_t first = p.batch.cu_seqlens_k()[s];
-        const int64_t pieces = whole_pieces(p.batch.cu_seqlens_k()[s + 1] - first);
-        Tensor<float, 2> means({pieces, p.head_dim});
-        for (int64_t r = 0; r < p.kv_heads; ++r) {
-            for (int64_t n = 0; n < pieces; ++n)
-                mean_of_keys(key_rows(layer.k, r, first + n * kPieceStride, kPieceTokens),
-                             means.view()[n]);
-            panels_.emplace_back(Shape<1>{cpu::panel_floats(p.head_dim, pieces)});
-            cpu::pack_keys(means.data(), p.head_dim, pieces, p.head_dim, panels_.back().data());
-        }
-    }
+    const std::vector<int64_t>& tokens = p.batch.cu_seqlens_k();
+    for (size_t s = 0; s + 1 < tokens.size(); ++s)
+        starts_.push_back(starts_.back() + whole_pieces(tokens[s + 1] - tokens[s]));
+    if (starts_.back() == 0) return;
+    const View<const float, 3> k = layer.k.host();
+    Tensor<float, 3> pieces({starts_.back(), p.kv_heads, p.head_dim});
+    for (size_t s = 0; s + 1 < tokens.size(); ++s)
+        for (int64_t n = 0; n < starts_[s + 1] - starts_[s]; ++n)
+            for (int64_t r = 0; r < p.kv_heads; ++r)
+                mean_of_keys(key_rows(k, r, tokens[s] + n * kPieceStride, kPieceTokens),
+                             pieces.view()[starts_[s] + n][r]);
+    pieces_ = {layer.backend, std::move(pieces)};
 }
 
-void CompressedKeys::score(const SelectorChunk& chunk, Fold fold, View<float, 3> scores) const {
+Mirror<3> CompressedKeys::score(const SelectorLayer& layer, const SelectorChunk& chunk,
+                                Fold fold) const {
     const Problem& p = chunk.problem;
-    const std::vector<KeyRange> visible = visible_keys(p);
-    const std::vector<int64_t> sequence = query_sequences(p);
-#pragma omp parallel for schedule(dynamic, 16) if (p.queries() > kSmall)
-    for (int64_t i = 0; i < p.queries(); ++i) {
-        const auto row = static_cast<size_t>(i);
-        const int64_t tokens = visible[row].count, pieces = whole_pieces(tokens);
-        for (int64_t r = 0; r < p.kv_heads; ++r) {
-            std::vector<float> attention(static_cast<size_t>(pieces), 0.0F);
-            const float* panels =
-                panels_[static_cast<size_t>(sequence[row] * p.kv_heads + r)].data();
-            for (int64_t h = r * p.group_size(); pieces > 0 && h < (r + 1) * p.group_size(); ++h)
-                add_attention(p, chunk.q[i][h], {panels, p.head_dim, pieces}, attention.data());
-            for (int64_t b = 0; b < visible_blocks(tokens, p.block_size); ++b)
-                scores(i, r, b) = fold(attention, b * p.block_size, (b + 1) * p.block_size);
+    Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
+    if (pieces_) {
+        const int64_t row = 4 * p.kv_heads * pieces_.shape()[0];
+        const int64_t step = std::max<int64_t>(1, kMassBytes / row);
+        for (int64_t begin = 0; begin < p.queries(); begin += step) {
+            const QueryRange range{begin, std::min(begin + step, p.queries())};
+            const int64_t count = range.end - begin;
+            score_part(layer.backend, p.with_queries(range), chunk.q.floats().slice(begin, count),
+                       fold, scores.view().slice(begin, count));
         }
     }
+    return {layer.backend, std::move(scores)};
+}
+
+void CompressedKeys::score_part(Backend& backend, const Problem& p, View<const float, 3> q,
+                                Fold fold, View<float, 3> scores) const {
+    const std::vector<KeyRange>& visible = visible_keys(p);
+    std::vector<int64_t> newest;  // piece that each query sees as a whole
+    for (const KeyRange& seen : visible) newest.push_back(whole_pieces(seen.count) - 1);
+    Problem pieces = p;
+    pieces.batch = PackedBatch(p.batch.cu_seqlens_q(), starts_, newest);
+    pieces.block_size = 1;
+    pieces.own_softmax_scale = p.softmax_scale();
+    auto there = backend.make<float, 3>({p.queries(), p.kv_heads, pieces.blocks()});
+    backend.block_mass(pieces, q, pieces_.floats(), {there, {}});
+    const Mirror<3> mass(backend, std::move(there));
+    const View<const float, 3> attention = mass.host();
+    const auto heads = static_cast<float>(p.group_size());
+#pragma omp parallel for num_threads(backend.host_threads())
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            const auto row = static_cast<size_t>(i);
+            const std::span<const float> seen(attention[i][r].data(),
+                                              static_cast<size_t>(newest[row] + 1));
+            for (int64_t b = 0; b < visible_blocks(visible[row].count, p.block_size); ++b)
+                scores(i, r, b) = heads * fold(seen, b * p.block_size, (b + 1) * p.block_size);
+        }
+}
+
+PolicyCost compressed_keys_cost(const Problem& p) {
+    return per_head(p, over_queries(p, whole_pieces));
 }
 
 }  // namespace msa

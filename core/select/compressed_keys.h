@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Attention to pieces of the keys: means of 32 tokens, every 16 tokens. What NSA and InfLLM-V2 rank
-// blocks by.
+// blocks by: the backend's block_mass with the pieces as keys.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "core/select/selector.h"
+#include "core/select/policy.h"
 
 namespace msa {
 
@@ -27,16 +27,24 @@ constexpr int64_t shared_tokens(int64_t piece, int64_t begin, int64_t end) {
 
 class CompressedKeys {
 public:
-    /// From (attention to each piece, summed over the group's heads; first token of the block; its
-    /// end): the block's score.
+    /// From (attention to each piece, mean over the group's heads; first token of the block; its
+    /// end): the block's score over G.
     using Fold = float (*)(std::span<const float> attention, int64_t begin, int64_t end);
 
     explicit CompressedKeys(const SelectorLayer&);
-    /// scores [Nq, Hkv, B]: each head's softmax over the pieces that its query sees as a whole.
-    void score(const SelectorChunk&, Fold fold, View<float, 3> scores) const;
+    /// Scores [Nq, Hkv, B] on the host: each head's softmax over the pieces that its query sees as
+    /// a whole.
+    Mirror<3> score(const SelectorLayer&, const SelectorChunk&, Fold fold) const;
 
 private:
-    std::vector<Tensor<float, 1>> panels_;  // [S * Hkv] packed for cpu::multiply
+    void score_part(Backend&, const Problem& part, View<const float, 3> q, Fold fold,
+                    View<float, 3> scores) const;
+
+    std::vector<int64_t> starts_;  // [S+1] first piece of each sequence
+    Mirror<3> pieces_;             // [pieces, Hkv, dh]
 };
+
+/// q . each piece, and the softmax's bytes, for all queries.
+PolicyCost compressed_keys_cost(const Problem&);
 
 }  // namespace msa

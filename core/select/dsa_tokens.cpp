@@ -1,13 +1,27 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
-#include "core/select/dsa.h"
+#include "core/select/cost.h"
+#include "core/select/lightning.h"
 #include "core/select/token_selector.h"
 
 namespace msa {
 namespace {
+
+/// The `budget` tokens of highest score, ascending; ties go to the older one.
+std::vector<int64_t> highest(View<const float, 1> scores, int64_t budget) {
+    std::vector<int64_t> tokens(static_cast<size_t>(scores.size()));
+    std::iota(tokens.begin(), tokens.end(), 0);
+    if (scores.size() <= budget) return tokens;
+    std::nth_element(tokens.begin(), tokens.begin() + budget, tokens.end(),
+                     [&](int64_t a, int64_t b) {
+                         return scores(a) != scores(b) ? scores(a) > scores(b) : a < b;
+                     });
+    tokens.resize(static_cast<size_t>(budget));
+    std::sort(tokens.begin(), tokens.end());
+    return tokens;
+}
 
 class DsaTokensSelector final : public TokenSelector {
 public:
@@ -16,28 +30,23 @@ public:
         return "the lightning indexer: the tokens of highest sum over index heads of ReLU(index_q "
                ". index_k), one choice for all groups (DeepSeek-V3.2-Exp)";
     }
-    Selector::Needs needs() const override { return {.index = true}; }
-    void prepare(const SelectorLayer& layer) override { keys_.emplace(layer); }
-    std::vector<int64_t> select(const SelectorChunk& chunk, int64_t row, int64_t sequence,
-                                int64_t visible, int64_t budget) const override {
-        const std::vector<float> scores =
-            keys_->scores(chunk.index_q.as<const float>()[row], sequence, visible);
-        std::vector<int64_t> tokens(static_cast<size_t>(visible));
-        std::iota(tokens.begin(), tokens.end(), 0);
-        if (visible > budget) {
-            const auto score = [&](int64_t j) { return scores[static_cast<size_t>(j)]; };
-            std::nth_element(tokens.begin(), tokens.begin() + budget, tokens.end(),
-                             [&](int64_t a, int64_t b) {
-                                 return score(a) != score(b) ? score(a) > score(b) : a < b;
-                             });
-            tokens.resize(static_cast<size_t>(budget));
-            std::sort(tokens.begin(), tokens.end());
-        }
-        return tokens;
+    std::string_view note() const override {
+        return "index heads weighted alike, on index_q and index_k that were trained for MSA's rule";
     }
-
-private:
-    std::optional<LightningKeys> keys_;
+    Family family() const override { return Family::index_branch; }
+    Needs needs() const override { return {.index = true}; }
+    PolicyCost cost(const Problem& phase, int64_t) const override {
+        return index_branch_cost(phase);
+    }
+    std::vector<std::vector<int64_t>> select(const SelectorLayer& layer, const SelectorChunk& chunk,
+                                             std::span<const int64_t> budgets) const override {
+        std::vector<std::vector<int64_t>> kept(budgets.size());
+        for_each_lightning_row(layer, chunk, [&](int64_t i, View<const float, 1> scores) {
+            const auto row = static_cast<size_t>(i);
+            kept[row] = highest(scores, budgets[row]);
+        });
+        return kept;
+    }
 };
 
 }  // namespace

@@ -6,8 +6,9 @@
 
 #include "core/select/attention_rows.h"
 #include "core/select/block_vectors.h"
+#include "core/select/cost.h"
 #include "core/select/query_blocks.h"
-#include "core/select/received_mass.h"
+#include "core/select/selector.h"
 #include "core/select/vertical_slash.h"
 
 namespace msa {
@@ -35,10 +36,54 @@ double distance(const std::vector<double>& p, const std::vector<double>& q) {
     return std::sqrt(std::max(0.0, divergence));
 }
 
-/// One sequence and group that chooses by blocks of queries: the kept blocks of each.
-struct QueryAware {
-    std::vector<std::vector<double>> kept;  // [query block][key block] estimate, 0: left out
-};
+using Estimates = std::vector<std::vector<double>>;  // [row][block] distributions
+
+/// Sets the free blocks of one query block to 0 but for the best `room` ones.
+void keep_best_of_row(const SelectionRule& rule, std::vector<double>& row) {
+    const auto blocks = std::ssize(row);
+    std::vector<int64_t> free;
+    for (int64_t b = 0; b < blocks; ++b)
+        if (!is_forced(rule, b, blocks)) free.push_back(b);
+    const int64_t room = std::max<int64_t>(0, rule.top_k - (blocks - std::ssize(free)));
+    if (room >= std::ssize(free)) return;
+    const auto estimate = [&](int64_t b) { return row[static_cast<size_t>(b)]; };
+    std::nth_element(free.begin(), free.begin() + room, free.end(), [&](int64_t a, int64_t b) {
+        return estimate(a) != estimate(b) ? estimate(a) > estimate(b) : a < b;
+    });
+    for (auto b = free.begin() + room; b != free.end(); ++b) row[static_cast<size_t>(*b)] = 0;
+}
+
+/// Sets to 0 the estimates of all but the best cells of the map. Of query block y, queries[y]
+/// queries count: the cells of those with any compete for the budget of all that count. The others
+/// keep the budget row by row. Forced blocks are kept, and are paid from the budget.
+void keep_best_cells(const SelectionRule& rule, const std::vector<int64_t>& queries,
+                     Estimates& map) {
+    struct Cell {
+        double* estimate;
+        int64_t price;
+    };
+    std::vector<Cell> cells;
+    int64_t room = 0;
+    for (size_t y = 0; y < map.size(); ++y) {
+        if (queries[y] == 0) {
+            keep_best_of_row(rule, map[y]);
+            continue;
+        }
+        const auto blocks = std::ssize(map[y]);
+        room += queries[y] * std::min(blocks, rule.top_k);
+        for (int64_t b = 0; b < blocks; ++b)
+            if (is_forced(rule, b, blocks))
+                room -= queries[y];
+            else
+                cells.push_back({&map[y][static_cast<size_t>(b)], queries[y]});
+    }
+    std::stable_sort(cells.begin(), cells.end(),
+                     [](const Cell& a, const Cell& b) { return *a.estimate > *b.estimate; });
+    for (const Cell& cell : cells) {
+        room -= cell.price;
+        if (room < 0) *cell.estimate = 0;
+    }
+}
 
 class FlexPrefillSelector final : public Selector {
 public:
@@ -47,9 +92,22 @@ public:
         return "per group: where mean-pooled queries and keys predict the attention of the last "
                "query block (Jensen-Shannon distance below 0.1), the best blocks of that estimate "
                "over all query blocks together; vertical-slash elsewhere; first and local block "
-               "forced, the mean query keeps the budget (FlexPrefill, arXiv 2502.20766)";
+               "forced, the queries that averages count keep the budget on average (FlexPrefill, "
+               "arXiv 2502.20766)";
     }
-    Needs needs() const override { return {.queries = true, .rule = true, .prefill = true}; }
+    std::string_view note() const override {
+        return "a fixed budget in place of the source's share gamma; query-aware groups have no "
+               "further vertical-slash blocks, which the source adds";
+    }
+    Family family() const override { return Family::queries; }
+    Needs needs() const override {
+        return {.queries = true, .rule = true, .phases = Phases::prefill};
+    }
+    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
+        const PolicyCost probe = probe_cost(phase, phase.block_size, prompt),
+                         map = per_head(phase, block_pairs(phase));
+        return {probe.flops + map.flops, probe.bytes + map.bytes};
+    }
 
     void prepare(const SelectorLayer& layer) override {
         const Problem& p = layer.problem;
@@ -61,12 +119,12 @@ public:
         }
     }
 
-    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
-               View<float, 3> scores) override {
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
-        const std::vector<KeyRange> visible = visible_keys(p);
+        const std::vector<KeyRange>& visible = visible_keys(p);
         const std::vector<int64_t> sequence = query_sequences(p);
         const SelectionRule rule = force(layer.rule, 1, 1);
+        Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
         for (int64_t i = 0; i < p.queries(); ++i) {
             const auto row = static_cast<size_t>(i);
             const int64_t blocks = visible_blocks(visible[row].count, p.block_size);
@@ -76,19 +134,20 @@ public:
                     scores(i, r, b) =
                         map ? estimate(*map, blocks - 1, b)
                             : lines_->score(sequence[row], r, visible[row].count - 1, b);
-                if (!map) keep_best(rule, blocks, scores[i][r]);
+                if (!map) keep_best(rule, blocks, scores.view()[i][r]);
             }
         }
+        return {layer.backend, std::move(scores)};
     }
-    SelectionRule adjust(SelectionRule asked) const override {
+    SelectionRule adjust(SelectionRule asked, int64_t) const override {
         asked = force(asked, 1, 1);
         asked.top_k = kUneven;
         return asked;
     }
 
 private:
-    static float estimate(const QueryAware& map, int64_t query_block, int64_t b) {
-        const double kept = map.kept[static_cast<size_t>(query_block)][static_cast<size_t>(b)];
+    static float estimate(const Estimates& map, int64_t query_block, int64_t b) {
+        const double kept = map[static_cast<size_t>(query_block)][static_cast<size_t>(b)];
         return kept > 0 ? static_cast<float>(kept) : kLeft;
     }
 
@@ -107,13 +166,13 @@ private:
 
     void prepare_sequence(const SelectorLayer& layer, int64_t s, int64_t blocks) {
         const Problem& p = layer.problem;
+        const View<const float, 3> k = layer.k.host();
         // Means of keys; the estimate of query block y is a softmax over key blocks 0..y.
         Tensor<float, 3> means({p.kv_heads, blocks, p.head_dim});
-        const int64_t start = p.batch.cu_seqlens_k()[static_cast<size_t>(s)],
-                      length = sequence_length(p, s);
+        const int64_t start = sequence_start(p, s), length = sequence_length(p, s);
         for (int64_t r = 0; r < p.kv_heads; ++r)
             for (int64_t b = 0; b < blocks; ++b)
-                mean_of_keys(key_rows(layer.k, r, start + b * p.block_size,
+                mean_of_keys(key_rows(k, r, start + b * p.block_size,
                                       std::min(p.block_size, length - b * p.block_size)),
                              means.view()[r][b]);
         std::vector<Estimates> maps(static_cast<size_t>(p.kv_heads));
@@ -123,15 +182,25 @@ private:
                 maps[static_cast<size_t>(r)].push_back(estimate_row(p, q, means.view()[r], r, y));
         }
         const Estimates truth = last_block(layer, s, length);
+        const std::vector<int64_t> counted = counted_queries(layer, s, blocks);
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             Estimates& map = maps[static_cast<size_t>(r)];
-            if (distance(map.back(), truth[static_cast<size_t>(r)]) >= kThreshold) continue;
-            keep_best_cells(layer.rule, map);
-            maps_[static_cast<size_t>(s * p.kv_heads + r)] = QueryAware{std::move(map)};
+            if (!(distance(map.back(), truth[static_cast<size_t>(r)]) < kThreshold)) continue;
+            keep_best_cells(force(layer.rule, 1, 1), counted, map);
+            maps_[static_cast<size_t>(s * p.kv_heads + r)] = std::move(map);
         }
     }
 
-    using Estimates = std::vector<std::vector<double>>;  // [row][block] distributions
+    /// [block]: how many queries of each query block averages count.
+    static std::vector<int64_t> counted_queries(const SelectorLayer& layer, int64_t s,
+                                                int64_t blocks) {
+        const Problem& p = layer.problem;
+        std::vector<int64_t> counts(static_cast<size_t>(blocks), 0);
+        for (int64_t token : counted_tokens(layer))
+            if (sequence_of(p, token) == s)
+                ++counts[static_cast<size_t>(position_of(p, token) / p.block_size)];
+        return counts;
+    }
 
     /// Mean over the group's heads of softmax(scale mean(q) . mean(k)) over key blocks 0..y.
     static std::vector<double> estimate_row(const Problem& p, View<const float, 2> q,
@@ -152,10 +221,10 @@ private:
     /// [Hkv][block]: mean attention of the last query block's queries.
     static Estimates last_block(const SelectorLayer& layer, int64_t s, int64_t length) {
         const Problem& p = layer.problem;
-        std::vector<int64_t> positions;
-        for (int64_t i = (length - 1) / p.block_size * p.block_size; i < length; ++i)
-            positions.push_back(i);
-        const Tensor<float, 3> mass = mass_at(layer, s, positions);
+        const int64_t begin = (length - 1) / p.block_size * p.block_size;
+        const Mirror<3> of_queries =
+            mass_at(layer, sequence_tokens(p, s, {begin, length}), p.block_size);
+        const View<const float, 3> mass = of_queries.host();
         const auto blocks = static_cast<size_t>(ceil_div(length, p.block_size));
         Estimates means(static_cast<size_t>(p.kv_heads), std::vector<double>(blocks, 0.0));
         for (int64_t i = 0; i < mass.extent(0); ++i)
@@ -167,29 +236,8 @@ private:
         return means;
     }
 
-    /// Sets to 0 the estimates of all but the best cells of the map, as many as the budget has
-    /// beside the forced ones, which stay.
-    static void keep_best_cells(const SelectionRule& asked, Estimates& map) {
-        const SelectionRule rule = force(asked, 1, 1);
-        std::vector<double*> free;
-        int64_t room = 0;
-        for (std::vector<double>& row : map) {
-            const auto blocks = std::ssize(row);
-            room += std::min(blocks, rule.top_k);
-            for (int64_t b = 0; b < blocks; ++b)
-                if (is_forced(rule, b, blocks))
-                    --room;
-                else
-                    free.push_back(&row[static_cast<size_t>(b)]);
-        }
-        if (room >= std::ssize(free)) return;
-        std::nth_element(free.begin(), free.begin() + room, free.end(),
-                         [](const double* a, const double* b) { return *a > *b; });
-        for (auto cell = free.begin() + room; cell != free.end(); ++cell) **cell = 0;
-    }
-
     std::optional<VerticalSlash> lines_;
-    std::vector<std::optional<QueryAware>> maps_;  // [S * Hkv], absent: vertical-slash
+    std::vector<std::optional<Estimates>> maps_;  // [S * Hkv], absent: vertical-slash
 };
 
 }  // namespace

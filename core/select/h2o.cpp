@@ -1,44 +1,83 @@
 // SPDX-License-Identifier: MIT
+// Eviction goes block by block and query by query: plain host code over the fetched P_b.
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
-#include "core/cpu/top_blocks.h"
-#include "core/select/received_mass.h"
+#include "core/select/attention_rows.h"
+#include "core/select/selector.h"
 
 namespace msa {
 namespace {
 
 constexpr float kEvicted = -std::numeric_limits<float>::infinity();
 
+/// The blocks that the rule keeps of those that have not been evicted, ascending.
+std::vector<int64_t> survivors(const SelectionRule& rule, int64_t blocks,
+                               View<const float, 1> received) {
+    std::vector<int64_t> kept, free;
+    for (int64_t b = 0; b < blocks; ++b) {
+        if (is_forced(rule, b, blocks))
+            kept.push_back(b);
+        else if (received(b) > kEvicted)
+            free.push_back(b);
+    }
+    const int64_t room = std::clamp<int64_t>(rule.top_k - std::ssize(kept), 0, std::ssize(free));
+    std::partial_sort(free.begin(), free.begin() + room, free.end(), [&](int64_t a, int64_t b) {
+        return received(a) != received(b) ? received(a) > received(b) : a < b;
+    });
+    kept.insert(kept.end(), free.begin(), free.begin() + room);
+    std::sort(kept.begin(), kept.end());
+    return kept;
+}
+
 class H2oSelector final : public Selector {
 public:
-    std::string_view name() const override { return "h2o"; }
-    std::string_view rule() const override {
-        return "attention that all queries before have paid to the block among the blocks that "
-               "were kept for them, mean over the group's heads; a block once evicted is lost; "
-               "half "
-               "the budget is the newest blocks (H2O, sequential, arXiv 2306.14048)";
+    explicit H2oSelector(Phases phase) : phase_(phase) {}
+
+    std::string_view name() const override {
+        return phase_ == Phases::decode ? "h2o" : "h2o-streamed";
     }
-    Needs needs() const override { return {.mass = true, .queries = true, .rule = true}; }
+    std::string_view rule() const override {
+        return phase_ == Phases::decode
+                   ? "attention that all queries before have paid to the block among the blocks "
+                     "that were kept for them, mean over the group's heads; a block once evicted "
+                     "is lost, the prompt is dense; half the budget is the newest blocks (H2O, "
+                     "sequential, arXiv 2306.14048)"
+                   : "h2o with eviction from the first token of the prompt on, which the source "
+                     "attends to densely (H2O, sequential, arXiv 2306.14048)";
+    }
+    std::string_view note() const override {
+        return phase_ == Phases::decode
+                   ? "whole blocks are evicted, the source's unit is a token"
+                   : "evicts during prefill, where the source is dense; whole blocks";
+    }
+    Family family() const override { return Family::queries; }
+    Needs needs() const override { return {.queries = true, .rule = true, .phases = phase_}; }
+    /// The attention that it adds up is paid anyway.
+    PolicyCost cost(const Problem&, int64_t) const override { return {}; }
     void prepare(const SelectorLayer&) override { sequence_ = -1; }
-    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
-               View<float, 3> scores) override {
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
-        const std::vector<KeyRange> visible = visible_keys(p);
+        const std::vector<KeyRange>& visible = visible_keys(p);
         const std::vector<int64_t> sequence = query_sequences(p);
+        const View<const float, 3> mass = chunk.mass().host();
+        const SelectionRule rule = adjust(layer.rule, layer.prompt);
+        Tensor<float, 3> scores(mass.shape());
         for (int64_t i = 0; i < p.queries(); ++i) {
             if (sequence[static_cast<size_t>(i)] != sequence_) {
                 sequence_ = sequence[static_cast<size_t>(i)];
                 received_ = prompt_mass(layer, sequence_);
             }
-            std::copy_n(received_.data(), received_.size(), scores[i].data());
+            std::copy_n(received_.data(), received_.size(), &scores(i, 0, 0));
             const int64_t blocks =
                 visible_blocks(visible[static_cast<size_t>(i)].count, p.block_size);
             for (int64_t r = 0; r < p.kv_heads; ++r)
-                step(adjust(layer.rule), blocks, chunk.mass[i][r], received_.view()[r]);
+                step(rule, blocks, mass[i][r], received_.view()[r]);
         }
+        return {layer.backend, std::move(scores)};
     }
-    SelectionRule adjust(SelectionRule asked) const override {
+    SelectionRule adjust(SelectionRule asked, int64_t) const override {
         return force(asked, 0, asked.top_k / 2);
     }
 
@@ -47,26 +86,28 @@ private:
     /// over them; the others are evicted.
     static void step(const SelectionRule& rule, int64_t blocks, View<const float, 1> mass,
                      View<float, 1> received) {
-        cpu::TopBlocks top(rule);
-        Tensor<int32_t, 1> ids({rule.top_k});
-        top.start(blocks);
-        for (int64_t b = 0; b < blocks; ++b) top.offer(b, received(b));
-        top.finish(ids);
-        const int32_t *begin = ids.data(), *end = std::find(begin, begin + ids.size(), kNoBlock);
-        float kept = 0;
-        for (const int32_t* id = begin; id != end; ++id) kept += mass(*id);
+        const std::vector<int64_t> kept = survivors(rule, blocks, received);
+        float sum = 0;
+        for (int64_t b : kept) sum += mass(b);
         for (int64_t b = 0; b < blocks; ++b) {
-            const bool survives = std::binary_search(begin, end, static_cast<int32_t>(b));
-            received(b) = survives ? received(b) + (kept > 0 ? mass(b) / kept : 0) : kEvicted;
+            const bool survives = std::binary_search(kept.begin(), kept.end(), b);
+            received(b) = survives ? received(b) + (sum > 0 ? mass(b) / sum : 0) : kEvicted;
         }
     }
 
+    Phases phase_;
     int64_t sequence_ = -1;
     Tensor<float, 2> received_;  // [Hkv, B], kEvicted where the block is gone
 };
 
 }  // namespace
 
-std::unique_ptr<Selector> make_h2o_selector() { return std::make_unique<H2oSelector>(); }
+std::unique_ptr<Selector> make_h2o_selector() {
+    return std::make_unique<H2oSelector>(Phases::decode);
+}
+
+std::unique_ptr<Selector> make_h2o_streamed_selector() {
+    return std::make_unique<H2oSelector>(Phases::prefill);
+}
 
 }  // namespace msa

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 
-#include "core/select/received_mass.h"
+#include "core/select/attention_rows.h"
+#include "core/select/cost.h"
+#include "core/select/selector.h"
 
 namespace msa {
 namespace {
@@ -14,22 +16,26 @@ public:
                "group's heads; half the budget is the newest blocks (H2O without eviction, arXiv "
                "2306.14048)";
     }
-    Needs needs() const override { return {.mass = true, .queries = true}; }
+    Family family() const override { return Family::queries; }
+    Needs needs() const override { return {.queries = true}; }
+    PolicyCost cost(const Problem& phase, int64_t) const override { return oracle_cost(phase); }
     void prepare(const SelectorLayer&) override { sequence_ = -1; }
-    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
-               View<float, 3> scores) override {
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const std::vector<int64_t> sequence = query_sequences(chunk.problem);
+        const View<const float, 3> mass = chunk.mass().host();
+        Tensor<float, 3> scores(mass.shape());
         for (int64_t i = 0; i < scores.extent(0); ++i) {
             if (sequence[static_cast<size_t>(i)] != sequence_) {
                 sequence_ = sequence[static_cast<size_t>(i)];
                 received_ = prompt_mass(layer, sequence_);
             }
-            std::copy_n(received_.data(), received_.size(), scores[i].data());
+            std::copy_n(received_.data(), received_.size(), &scores(i, 0, 0));
             for (int64_t at = 0; at < received_.size(); ++at)
-                received_.data()[at] += chunk.mass[i].data()[at];
+                received_.data()[at] += mass[i].data()[at];
         }
+        return {layer.backend, std::move(scores)};
     }
-    SelectionRule adjust(SelectionRule asked) const override {
+    SelectionRule adjust(SelectionRule asked, int64_t) const override {
         return force(asked, 0, asked.top_k / 2);
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "core/error.h"
+#include "core/select/cost.h"
 #include "core/select/selector.h"
 
 namespace msa {
@@ -12,19 +12,25 @@ public:
         return "the Index Branch: maximum over the block of index_q . index_k / sqrt(didx) "
                "(eq:msa-index-score)";
     }
+    Family family() const override { return Family::index_branch; }
     Needs needs() const override { return {.index = true}; }
+    PolicyCost cost(const Problem& phase, int64_t) const override {
+        return index_branch_cost(phase);
+    }
 
-    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
-               View<float, 3> scores) override {
-        Backend& backend = layer.backend;
-        if (backend.space() == Space::host) {
-            backend.index_scores(chunk.problem, {chunk.index_q, layer.index_k}, scores);
-            backend.finish();
-            return;
-        }
-        Tensor<float, 3> there = backend.make<float, 3>(scores.shape());
-        backend.index_scores(chunk.problem, {chunk.index_q, layer.index_k}, there);
-        backend.download(there.view(), scores);
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
+        const Problem& p = chunk.problem;
+        auto scores = layer.backend.make<float, 3>({p.queries(), p.kv_heads, p.blocks()});
+        layer.backend.index_scores(p, {chunk.index_q.operand(), layer.index_k.operand()}, scores);
+        return {layer.backend, std::move(scores)};
+    }
+    Tensor<int32_t, 3> select(const SelectorLayer& layer, const SelectorChunk& chunk,
+                              const SelectionRule& rule) override {
+        const Problem& p = chunk.problem;
+        auto ids = layer.backend.make<int32_t, 3>({p.queries(), p.kv_heads, rule.top_k});
+        layer.backend.index_select(p, rule, {chunk.index_q.operand(), layer.index_k.operand()},
+                                   ids);
+        return ids;
     }
 };
 

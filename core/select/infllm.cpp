@@ -1,92 +1,86 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "core/select/attention_rows.h"
 #include "core/select/block_vectors.h"
+#include "core/select/cost.h"
+#include "core/select/selector.h"
 
 namespace msa {
 namespace {
 
-constexpr int64_t kSmall = 64;  // queries that are not worth a team of threads
-
 constexpr int64_t kRepresentatives = 4;  // tokens of a block
-constexpr int64_t kTile = 256;           // queries looked at together
-// Of the source's 128 first, 4096 newest and 2048 chosen tokens.
-constexpr int64_t kNewestParts = 4096, kAllParts = 6272;
+// In blocks of 128, of the source's 128 first, 4096 newest and 2048 chosen tokens.
+constexpr int64_t kFirst = 1, kNewest = 32, kAll = 49;
 
 class InfLlmSelector final : public Selector {
 public:
     std::string_view name() const override { return "infllm"; }
     std::string_view rule() const override {
         return "q . mean of the block's 4 keys that received most attention while they were in the "
-               "local window, summed over the group's heads; the first block and two thirds of the "
-               "budget, the newest, forced (InfLLM, arXiv 2402.04617)";
+               "local window, summed over the group's heads; the first block and the newest "
+               "forced, 33 of 49 blocks (InfLLM, arXiv 2402.04617)";
     }
+    std::string_view note() const override {
+        return "keys after RoPE, and attention normalised over all keys; the source's over the "
+               "local window and the blocks that it has fetched";
+    }
+    Family family() const override { return Family::keys; }
     Needs needs() const override { return {.queries = true, .rule = true}; }
+    PolicyCost cost(const Problem& phase, int64_t) const override {
+        return per_group(phase, blocks_seen(phase));
+    }
 
     void prepare(const SelectorLayer& layer) override {
         const Problem& p = layer.problem;
-        vectors_.clear();
+        const std::vector<int64_t> starts = block_starts(p);
+        Tensor<float, 3> vectors({p.kv_heads, starts.back(), p.head_dim});
         for (int64_t s = 0; s < p.sequences(); ++s) {
             const Tensor<float, 2> received = attention_received(layer, s);
-            const int64_t blocks = ceil_div(sequence_length(p, s), p.block_size);
-            Tensor<float, 3> vectors({p.kv_heads, blocks, p.head_dim});
+            const int64_t first = starts[static_cast<size_t>(s)];
             for (int64_t r = 0; r < p.kv_heads; ++r)
-                for (int64_t b = 0; b < blocks; ++b)
-                    represent(layer, s, r, b, received.view()[r], vectors.view()[r][b]);
-            vectors_.push_back(std::move(vectors));
+                for (int64_t b = 0; b < starts[static_cast<size_t>(s) + 1] - first; ++b)
+                    represent(layer, s, r, b, received.view()[r], vectors.view()[r][first + b]);
         }
+        vectors_.emplace(layer, std::as_const(vectors).view());
     }
 
-    void score(const SelectorLayer&, const SelectorChunk& chunk, View<float, 3> scores) override {
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
-        const std::vector<KeyRange> visible = visible_keys(p);
-        const std::vector<int64_t> sequence = query_sequences(p);
-#pragma omp parallel for schedule(dynamic, 16) if (p.queries() > kSmall)
-        for (int64_t i = 0; i < p.queries(); ++i) {
-            const auto row = static_cast<size_t>(i);
-            const Tensor<float, 3>& vectors = vectors_[static_cast<size_t>(sequence[row])];
-            for (int64_t r = 0; r < p.kv_heads; ++r) {
-                Tensor<float, 1> q({p.head_dim});
-                for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h)
-                    add_query(chunk.q[i][h], q);
-                for (int64_t b = 0; b < visible_blocks(visible[row].count, p.block_size); ++b) {
-                    const float* vector = &vectors(r, b, 0);
-                    float sum = 0;
-                    for (int64_t d = 0; d < p.head_dim; ++d) sum += q(d) * vector[d];
-                    scores(i, r, b) = sum;
-                }
-            }
-        }
+        const Tensor<float, 3> queries =
+            group_vectors(layer, p, chunk.q.host(), p.head_dim, add_query);
+        return {layer.backend, vectors_->score(layer.backend, p, queries)};
     }
 
-    SelectionRule adjust(SelectionRule asked) const override {
-        return force(asked, 1, asked.top_k * kNewestParts / kAllParts);
+    SelectionRule adjust(SelectionRule asked, int64_t) const override {
+        return force_share(asked, kFirst, kNewest, kAll);
     }
 
 private:
     /// Tokens of the local window before the query's own block: a block that is left behind has
     /// been seen by no query after this one.
     int64_t window(const SelectorLayer& layer) const {
-        return std::max<int64_t>(1,
-                                 (adjust(layer.rule).forced_local - 1) * layer.problem.block_size);
+        return std::max<int64_t>(
+            1, (adjust(layer.rule, layer.prompt).forced_local - 1) * layer.problem.block_size);
     }
 
     /// [Hkv, tokens]: attention that each key of a sequence received from the queries whose local
     /// window it was in.
     Tensor<float, 2> attention_received(const SelectorLayer& layer, int64_t sequence) const {
         const Problem& p = layer.problem;
-        const int64_t length = sequence_length(p, sequence);
+        const int64_t length = sequence_length(p, sequence), reach = window(layer);
         Tensor<float, 2> received({p.kv_heads, length});
-        for (int64_t begin = 0; begin < length; begin += kTile)
-            for_each_attention_row(
-                layer, sequence_tokens(p, sequence, {begin, std::min(begin + kTile, length)}),
-                window(layer), [&](const AttentionRow& row) {
-                    float* to = &received(row.head / p.group_size(), row.keys.begin);
-                    for (int64_t j = 0; j < row.keys.end - row.keys.begin; ++j)
-                        to[j] += row.weights[j];
-                });
+        for_each_mass(layer, sequence_tokens(p, sequence, {0, length}), 1,
+                      [&](int64_t first, View<const float, 3> mass) {
+                          for (int64_t n = 0; n < mass.extent(0); ++n) {
+                              const int64_t end = first + n + 1;
+                              for (int64_t r = 0; r < p.kv_heads; ++r)
+                                  for (int64_t j = std::max<int64_t>(0, end - reach); j < end; ++j)
+                                      received(r, j) += mass(n, r, j);
+                          }
+                      });
         return received;
     }
 
@@ -103,14 +97,15 @@ private:
                           [&](int64_t a, int64_t b) {
                               return received(a) != received(b) ? received(a) > received(b) : a < b;
                           });
-        const int64_t start = p.batch.cu_seqlens_k()[static_cast<size_t>(sequence)];
+        const View<const float, 3> k = layer.k.host();
+        const int64_t start = sequence_start(p, sequence);
         for (int64_t n = 0; n < count; ++n)
             for (int64_t d = 0; d < mean.size(); ++d)
-                mean(d) += layer.k(start + tokens[static_cast<size_t>(n)], group, d) /
+                mean(d) += k(start + tokens[static_cast<size_t>(n)], group, d) /
                            static_cast<float>(count);
     }
 
-    std::vector<Tensor<float, 3>> vectors_;  // [S] of [Hkv, blocks, dh]
+    std::optional<VectorScores> vectors_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "core/select/compressed_keys.h"
+#include "core/select/selector.h"
 
 namespace msa {
 namespace {
@@ -22,15 +23,19 @@ public:
     std::string_view rule() const override {
         return "softmax over mean-pooled pieces of 32 keys every 16, summed over the group's "
                "heads, "
-               "maximum over the pieces that overlap the block; the first block and a third of the "
-               "budget, the newest, forced (InfLLM-V2, arXiv 2509.24663)";
+               "maximum over the pieces that overlap the block; the first block and the newest "
+               "forced, 33 of 96 blocks (InfLLM-V2, arXiv 2509.24663)";
     }
     void prepare(const SelectorLayer& layer) override { pieces_.emplace(layer); }
-    void score(const SelectorLayer&, const SelectorChunk& chunk, View<float, 3> scores) override {
-        pieces_->score(chunk, largest, scores);
+    Family family() const override { return Family::keys; }
+    PolicyCost cost(const Problem& phase, int64_t) const override {
+        return compressed_keys_cost(phase);
     }
-    SelectionRule adjust(SelectionRule asked) const override {
-        return force(asked, 1, asked.top_k / 3);  // 32 of the source's 96 blocks
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
+        return pieces_->score(layer, chunk, largest);
+    }
+    SelectionRule adjust(SelectionRule asked, int64_t) const override {
+        return force_share(asked, 1, 32, 96);
     }
 
 private:

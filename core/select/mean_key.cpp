@@ -2,6 +2,8 @@
 #include <optional>
 
 #include "core/select/block_vectors.h"
+#include "core/select/cost.h"
+#include "core/select/selector.h"
 
 namespace msa {
 namespace {
@@ -9,17 +11,20 @@ namespace {
 class MeanKeySelector final : public Selector {
 public:
     std::string_view name() const override { return "mean-key"; }
+    std::vector<std::string_view> other_names() const override { return {"moba"}; }
     std::string_view rule() const override {
         return "q . mean(k) of the block's visible tokens, summed over the group's heads (the "
                "gate of MoBA at GQA-group granularity)";
     }
-    void prepare(const SelectorLayer& layer) override {
-        vectors_.emplace(layer.problem.head_dim, mean_of_keys, add_query);
-        vectors_->prepare(layer);
+    Family family() const override { return Family::keys; }
+    PolicyCost cost(const Problem& phase, int64_t) const override {
+        return per_group(phase, blocks_seen(phase));
     }
-    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
-               View<float, 3> scores) override {
-        vectors_->score(layer, chunk.problem, chunk.q, scores);
+    void prepare(const SelectorLayer& layer) override {
+        vectors_.emplace(layer, layer.problem.head_dim, mean_of_keys, add_query);
+    }
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
+        return {layer.backend, vectors_->score(layer, chunk.problem, chunk.q.host())};
     }
 
 private:

@@ -1,71 +1,97 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "core/select/attention_rows.h"
-#include "core/select/received_mass.h"
+#include "core/select/selector.h"
 
 namespace msa {
 namespace {
 
-constexpr int64_t kSample = 64;  // queries of the first sequence that decide on the patterns
+constexpr int64_t kSample = 64;  // queries that decide on the patterns
+constexpr float kForced = std::numeric_limits<float>::infinity();
 
-using Pattern = std::unique_ptr<Selector> (*)();
-constexpr std::array<Pattern, 3> kPatterns{make_minference_vertical_slash_selector,
-                                           make_window_selector,
-                                           make_minference_block_sparse_selector};
+constexpr std::array kPatterns{"minference-vs", "window", "minference-bs"};
 
 class MInferenceSelector final : public Selector {
 public:
     std::string_view name() const override { return "minference"; }
     std::string_view rule() const override {
         return "for each group the pattern that keeps most mass at the budget on 64 queries of the "
-               "layer: vertical-slash, A-shape (the window) or block-sparse; first and local block "
-               "forced (MInference with its pattern search, arXiv 2407.02490)";
+               "layer: vertical-slash, A-shape (the window) or block-sparse, each with the forced "
+               "blocks of its own (MInference with its pattern search, arXiv 2407.02490)";
     }
+    std::string_view note() const override {
+        return "charged as the dearest of its patterns, its search is offline as the source's; "
+               "groups with vertical-slash or A-shape keep the first block too";
+    }
+    Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true, .rule = true}; }
+    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
+        PolicyCost most;
+        for (const char* pattern : kPatterns)
+            most = std::max(most, make_selector(pattern)->cost(phase, prompt),
+                            [](const PolicyCost& a, const PolicyCost& b) {
+                                return a.flops < b.flops;
+                            });
+        return most;
+    }
 
     void prepare(const SelectorLayer& layer) override {
         for (size_t n = 0; n < kPatterns.size(); ++n) {
-            patterns_[n] = kPatterns[n]();
+            patterns_[n] = make_selector(kPatterns[n]);
             patterns_[n]->prepare(layer);
         }
         search(layer);
     }
-    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
-               View<float, 3> scores) override {
-        Tensor<float, 3> all(scores.shape());
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
+        const Problem& p = chunk.problem;
+        Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
         for (size_t n = 0; n < kPatterns.size(); ++n) {
             if (std::find(best_.begin(), best_.end(), n) == best_.end()) continue;
-            patterns_[n]->score(layer, chunk, all);
+            const Mirror<3> all = patterns_[n]->score(layer, chunk);
+            const View<const float, 3> from = all.host();
+            const int64_t first = rule_of(layer, n).forced_first;
             for (int64_t i = 0; i < scores.extent(0); ++i)
-                for (int64_t r = 0; r < scores.extent(1); ++r)
-                    if (best_[static_cast<size_t>(r)] == n)
-                        std::copy_n(all.view()[i][r].data(), scores.extent(2), scores[i][r].data());
+                for (int64_t r = 0; r < scores.extent(1); ++r) {
+                    if (best_[static_cast<size_t>(r)] != n) continue;
+                    std::copy_n(from[i][r].data(), scores.extent(2), &scores(i, r, 0));
+                    std::fill_n(&scores(i, r, 0), std::min(first, scores.extent(2)), kForced);
+                }
         }
+        return {layer.backend, std::move(scores)};
     }
-    SelectionRule adjust(SelectionRule asked) const override { return force(asked, 1, 1); }
 
 private:
+    SelectionRule rule_of(const SelectorLayer& layer, size_t pattern) const {
+        return patterns_[pattern]->adjust(layer.rule, layer.prompt);
+    }
+
+    /// Evenly spread queries: of those that count; in the decode phase of the prompt's later half.
+    static std::vector<int64_t> sample(const SelectorLayer& layer) {
+        std::vector<int64_t> all = counted_tokens(layer);
+        if (layer.prompt > 0 || layer.counted.empty()) {
+            const int64_t length = prompt_length(layer, 0);
+            all = sequence_tokens(layer.problem, 0, {length / 2, length});
+        }
+        const int64_t n = std::min(kSample, std::ssize(all));
+        std::vector<int64_t> some;
+        for (int64_t i = 1; i <= n; ++i)
+            some.push_back(all[static_cast<size_t>(std::ssize(all) * i / n - 1)]);
+        return some;
+    }
+
     /// Sets best_ from the mass that each pattern keeps on the sample.
     void search(const SelectorLayer& layer) {
-        const Problem& p = layer.problem;
-        best_.assign(static_cast<size_t>(p.kv_heads), 0);
-        const int64_t length = prompt_length(layer, 0), n = std::min(kSample, length / 2);
-        if (n == 0) return;
-        std::vector<int64_t> positions;  // in the later half, where patterns matter
-        for (int64_t i = 0; i < n; ++i)
-            positions.push_back(length - 1 - (n - 1 - i) * length / (2 * n));
-        const Tensor<float, 3> mass = mass_at(layer, 0, positions);
-        const Tensor<float, 3> q = layer.read_q(positions);
-        Problem some = p;
-        std::vector<int64_t> cu_seqlens_q(p.batch.cu_seqlens_k().size(), n);
-        cu_seqlens_q.front() = 0;
-        some.batch = PackedBatch(std::move(cu_seqlens_q), p.batch.cu_seqlens_k(), positions);
-        const SelectorChunk chunk{some, positions, q, {}, mass, {}};
+        best_.assign(static_cast<size_t>(layer.problem.kv_heads), 0);
+        const std::vector<int64_t> tokens = sample(layer);
+        if (tokens.empty()) return;
+        const Problem some = layer.problem.with_query_rows(tokens);
+        const SelectorChunk chunk(layer, some, tokens, layer.read_q(tokens));
         std::vector<double> most(best_.size(), -1);
         for (size_t at = 0; at < kPatterns.size(); ++at) {
-            const std::vector<double> kept = mass_kept(layer, chunk, *patterns_[at]);
+            const std::vector<double> kept = mass_kept(layer, chunk, at);
             for (size_t r = 0; r < best_.size(); ++r)
                 if (kept[r] > most[r]) {
                     most[r] = kept[r];
@@ -76,32 +102,17 @@ private:
 
     /// [Hkv]: mass that a pattern keeps on the sample.
     std::vector<double> mass_kept(const SelectorLayer& layer, const SelectorChunk& chunk,
-                                  Selector& pattern) const {
-        const SelectionRule rule = adjust(layer.rule);
-        Tensor<float, 3> scores(chunk.mass.shape());
-        pattern.score(layer, chunk, scores);
-        const Tensor<int32_t, 3> ids = select_on_host(layer, chunk.problem, rule, scores);
+                                  size_t pattern) const {
+        const Tensor<int32_t, 3> there =
+            patterns_[pattern]->select(layer, chunk, rule_of(layer, pattern));
+        const Tensor<int32_t, 3> ids = layer.backend.download(there.view());
+        const View<const float, 3> mass = chunk.mass().host();
         std::vector<double> kept(best_.size(), 0.0);
         for (int64_t i = 0; i < ids.extent(0); ++i)
             for (int64_t r = 0; r < ids.extent(1); ++r)
                 for (int32_t b : selected(ids, i, r))
-                    kept[static_cast<size_t>(r)] += double{chunk.mass(i, r, b)};
+                    kept[static_cast<size_t>(r)] += double{mass(i, r, b)};
         return kept;
-    }
-
-    static Tensor<int32_t, 3> select_on_host(const SelectorLayer& layer, const Problem& p,
-                                             const SelectionRule& rule,
-                                             View<const float, 3> scores) {
-        Backend& backend = layer.backend;
-        auto ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, rule.top_k});
-        if (backend.space() == Space::host) {
-            backend.select_blocks(p, rule, scores, ids);
-            backend.finish();
-            return ids;
-        }
-        const Tensor<float, 3> there = backend.upload(scores);
-        backend.select_blocks(p, rule, there, ids);
-        return backend.download(ids.view());
     }
 
     std::array<std::unique_ptr<Selector>, kPatterns.size()> patterns_;

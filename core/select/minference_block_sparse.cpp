@@ -2,7 +2,9 @@
 #include <optional>
 
 #include "core/select/block_vectors.h"
+#include "core/select/cost.h"
 #include "core/select/query_blocks.h"
+#include "core/select/selector.h"
 
 namespace msa {
 namespace {
@@ -14,15 +16,17 @@ public:
         return "block-sparse: mean(q) of the query's block . mean(k), summed over the group's "
                "heads, one choice for the whole query block (MInference, arXiv 2407.02490)";
     }
+    Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true}; }
-    void prepare(const SelectorLayer& layer) override {
-        vectors_.emplace(layer.problem.head_dim, mean_of_keys, add_query);
-        vectors_->prepare(layer);
+    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
+        return per_group(phase, prompt > 0 ? blocks_seen(phase) : block_pairs(phase));
     }
-    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
-               View<float, 3> scores) override {
+    void prepare(const SelectorLayer& layer) override {
+        vectors_.emplace(layer, layer.problem.head_dim, mean_of_keys, add_query);
+    }
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Tensor<float, 3> means = query_block_means(layer, chunk);
-        vectors_->score(layer, chunk.problem, means, scores);
+        return {layer.backend, vectors_->score(layer, chunk.problem, means)};
     }
 
 private:

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <optional>
 
+#include "core/select/cost.h"
+#include "core/select/selector.h"
 #include "core/select/vertical_slash.h"
 
 namespace msa {
@@ -16,20 +18,30 @@ public:
                "on the distances at which the query sees them, summed over the group's heads; "
                "first and local block forced (MInference, arXiv 2407.02490)";
     }
+    std::string_view note() const override {
+        return "keys and distances share one budget, the source fixes a size for each; the source "
+               "decodes densely";
+    }
+    Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true}; }
+    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
+        return probe_cost(phase, kProbe, prompt);
+    }
     void prepare(const SelectorLayer& layer) override { lines_.emplace(layer, kProbe); }
-    void score(const SelectorLayer&, const SelectorChunk& chunk, View<float, 3> scores) override {
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
-        const std::vector<KeyRange> visible = visible_keys(p);
+        const std::vector<KeyRange>& visible = visible_keys(p);
         const std::vector<int64_t> sequence = query_sequences(p);
+        Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
         for (int64_t i = 0; i < p.queries(); ++i) {
             const auto row = static_cast<size_t>(i);
             for (int64_t r = 0; r < p.kv_heads; ++r)
                 for (int64_t b = 0; b < visible_blocks(visible[row].count, p.block_size); ++b)
                     scores(i, r, b) = lines_->score(sequence[row], r, visible[row].count - 1, b);
         }
+        return {layer.backend, std::move(scores)};
     }
-    SelectionRule adjust(SelectionRule asked) const override { return force(asked, 1, 1); }
+    SelectionRule adjust(SelectionRule asked, int64_t) const override { return force(asked, 1, 1); }
 
 private:
     std::optional<VerticalSlash> lines_;

@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "core/select/compressed_keys.h"
+#include "core/select/selector.h"
 
 namespace msa {
 namespace {
@@ -23,14 +24,21 @@ public:
     std::string_view name() const override { return "nsa"; }
     std::string_view rule() const override {
         return "softmax over mean-pooled pieces of 32 keys every 16, summed over the pieces in the "
-               "block and the group's heads; the first and the two newest blocks forced (NSA's "
-               "compressed importance, arXiv 2502.11089)";
+               "block and the group's heads; the first and the two newest blocks forced, of "
+               "smaller budgets than 16 blocks the same share (NSA's compressed importance, arXiv "
+               "2502.11089)";
     }
     void prepare(const SelectorLayer& layer) override { pieces_.emplace(layer); }
-    void score(const SelectorLayer&, const SelectorChunk& chunk, View<float, 3> scores) override {
-        pieces_->score(chunk, importance, scores);
+    Family family() const override { return Family::keys; }
+    PolicyCost cost(const Problem& phase, int64_t) const override {
+        return compressed_keys_cost(phase);
     }
-    SelectionRule adjust(SelectionRule asked) const override { return force(asked, 1, 2); }
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
+        return pieces_->score(layer, chunk, importance);
+    }
+    SelectionRule adjust(SelectionRule asked, int64_t) const override {
+        return force_share(asked, 1, 2, 16);
+    }
 
 private:
     std::optional<CompressedKeys> pieces_;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
-
+#include "core/select/cost.h"
 #include "core/select/selector.h"
 
 namespace msa {
@@ -13,9 +12,10 @@ public:
         return "the blocks of highest Main Branch probability, mean over the group's heads (I* of "
                "the recall definitions): the best any selector can keep";
     }
-    Needs needs() const override { return {.mass = true}; }
-    void score(const SelectorLayer&, const SelectorChunk& chunk, View<float, 3> scores) override {
-        std::copy_n(chunk.mass.data(), scores.size(), scores.data());
+    Family family() const override { return Family::oracle; }
+    PolicyCost cost(const Problem& phase, int64_t) const override { return oracle_cost(phase); }
+    Mirror<3> score(const SelectorLayer&, const SelectorChunk& chunk) override {
+        return chunk.mass();
     }
 };
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
-
+#include "core/select/cost.h"
 #include "core/select/selector.h"
 
 namespace msa {
@@ -13,9 +12,11 @@ public:
         return "the blocks of highest Main Branch logit, maximum over the block's tokens and the "
                "group's heads";
     }
+    Family family() const override { return Family::oracle; }
     Needs needs() const override { return {.max_logit = true}; }
-    void score(const SelectorLayer&, const SelectorChunk& chunk, View<float, 3> scores) override {
-        std::copy_n(chunk.max_logit.data(), scores.size(), scores.data());
+    PolicyCost cost(const Problem& phase, int64_t) const override { return oracle_cost(phase); }
+    Mirror<3> score(const SelectorLayer&, const SelectorChunk& chunk) override {
+        return chunk.max_logit();
     }
 };
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
-
+#include "core/select/cost.h"
 #include "core/select/selector.h"
 
 namespace msa {
@@ -10,11 +9,17 @@ class PreviousLayerSelector final : public Selector {
 public:
     std::string_view name() const override { return "previous-layer"; }
     std::string_view rule() const override {
-        return "the oracle's choice in the layer before it in the file, taken over";
+        return "the oracle's choice in the layer before it, taken over (cf. TidalDecode, arXiv "
+               "2410.05076)";
     }
-    Needs needs() const override { return {.previous_mass = true}; }
-    void score(const SelectorLayer&, const SelectorChunk& chunk, View<float, 3> scores) override {
-        std::copy_n(chunk.previous_mass.data(), scores.size(), scores.data());
+    std::string_view note() const override {
+        return "charged with the dense products of the layer before, which must attend densely";
+    }
+    Family family() const override { return Family::oracle; }
+    Needs needs() const override { return {.previous_layer = true}; }
+    PolicyCost cost(const Problem& phase, int64_t) const override { return oracle_cost(phase); }
+    Mirror<3> score(const SelectorLayer&, const SelectorChunk& chunk) override {
+        return chunk.previous_mass();
     }
 };
 

@@ -11,19 +11,21 @@ Tensor<float, 2> mean_query(const SelectorLayer& layer, int64_t sequence, int64_
     const Problem& p = layer.problem;
     const int64_t begin = block * p.block_size;
     const int64_t end = std::min(begin + p.block_size, sequence_length(p, sequence));
-    const Tensor<float, 3> q = layer.read_q(sequence_tokens(p, sequence, {begin, end}));
+    const Mirror<3> rows = layer.read_q(sequence_tokens(p, sequence, {begin, end}));
+    const View<const float, 3> q = rows.host();
     Tensor<float, 2> mean({p.query_heads, p.head_dim});
     for (int64_t i = 0; i < q.extent(0); ++i)
-        for (int64_t at = 0; at < mean.size(); ++at) mean.data()[at] += q.view()[i].data()[at];
+        for (int64_t at = 0; at < mean.size(); ++at) mean.data()[at] += q[i].data()[at];
     for (int64_t at = 0; at < mean.size(); ++at) mean.data()[at] /= static_cast<float>(q.extent(0));
     return mean;
 }
 
 Tensor<float, 3> query_block_means(const SelectorLayer& layer, const SelectorChunk& chunk) {
     const Problem& p = chunk.problem;
-    Tensor<float, 3> means(chunk.q.shape());
+    const View<const float, 3> q = chunk.q.host();
+    Tensor<float, 3> means(q.shape());
     if (layer.prompt > 0) {
-        std::copy_n(chunk.q.data(), chunk.q.size(), means.data());
+        std::copy_n(q.data(), q.size(), means.data());
         return means;
     }
     const std::vector<KeyRange> visible = visible_keys(p);

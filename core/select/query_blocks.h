@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/select/selector.h"
+#include "core/select/policy.h"
 
 namespace msa {
 

@@ -4,6 +4,8 @@
 #include <optional>
 
 #include "core/select/block_vectors.h"
+#include "core/select/cost.h"
+#include "core/select/selector.h"
 
 namespace msa {
 namespace {
@@ -34,13 +36,18 @@ public:
         return "upper bound of q . k in the block, sum over channels of max(q_d min k_d, q_d max "
                "k_d), summed over the group's heads (Quest, arXiv 2406.10774)";
     }
-    void prepare(const SelectorLayer& layer) override {
-        vectors_.emplace(2 * layer.problem.head_dim, bounds_of_keys, add_parts_of_query);
-        vectors_->prepare(layer);
+    std::string_view note() const override {
+        return "one bound per block, the source's pages are 16 tokens";
     }
-    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
-               View<float, 3> scores) override {
-        vectors_->score(layer, chunk.problem, chunk.q, scores);
+    Family family() const override { return Family::keys; }
+    PolicyCost cost(const Problem& phase, int64_t) const override {
+        return per_group(phase, 2 * blocks_seen(phase));
+    }
+    void prepare(const SelectorLayer& layer) override {
+        vectors_.emplace(layer, 2 * layer.problem.head_dim, bounds_of_keys, add_parts_of_query);
+    }
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
+        return {layer.backend, vectors_->score(layer, chunk.problem, chunk.q.host())};
     }
 
 private:

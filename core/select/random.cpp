@@ -12,8 +12,12 @@ public:
     std::string_view rule() const override {
         return "uniformly random visible blocks, a function of seed, token, group and block alone";
     }
-    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
-               View<float, 3> scores) override {
+    Family family() const override { return Family::position; }
+    PolicyCost cost(const Problem&, int64_t) const override { return {}; }
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
+        Tensor<float, 3> scores(
+            {chunk.problem.queries(), chunk.problem.kv_heads, chunk.problem.blocks()});
+#pragma omp parallel for num_threads(layer.backend.host_threads())
         for (int64_t i = 0; i < scores.extent(0); ++i) {
             const int64_t token = chunk.tokens[static_cast<size_t>(i)];
             for (int64_t r = 0; r < scores.extent(1); ++r)
@@ -21,6 +25,7 @@ public:
                     scores(i, r, b) =
                         static_cast<float>(random_uniform(mix(layer.seed, token, r, b)));
         }
+        return {layer.backend, std::move(scores)};
     }
 };
 

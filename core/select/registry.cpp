@@ -5,90 +5,106 @@
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
 
+// The policies, in the order of the documentation. <name>.cpp defines make_<name>_selector(). One
+// more policy is one more line here.
+#define MSA_SELECTORS(X)         \
+    X(index)                     \
+    X(oracle)                    \
+    X(oracle_logit)              \
+    X(top_p)                     \
+    X(mean_key)                  \
+    X(quest)                     \
+    X(nsa)                       \
+    X(infllm_v2)                 \
+    X(infllm)                    \
+    X(dsa)                       \
+    X(minference)                \
+    X(minference_vertical_slash) \
+    X(minference_block_sparse)   \
+    X(flexprefill)               \
+    X(snapkv)                    \
+    X(h2o)                       \
+    X(h2o_streamed)              \
+    X(h2o_oracle)                \
+    X(previous_layer)            \
+    X(window)                    \
+    X(random)
+#define MSA_TOKEN_SELECTORS(X) \
+    X(window_tokens)           \
+    X(streaming_llm)           \
+    X(dsa_tokens)
+
 namespace msa {
+
+#define MSA_DECLARE(name) std::unique_ptr<Selector> make_##name##_selector();
+#define MSA_DECLARE_TOKENS(name) std::unique_ptr<TokenSelector> make_##name##_selector();
+MSA_SELECTORS(MSA_DECLARE)
+MSA_TOKEN_SELECTORS(MSA_DECLARE_TOKENS)
+
 namespace {
 
-using Maker = std::unique_ptr<Selector> (*)();
-constexpr Maker kMakers[] = {
-    make_index_selector,
-    make_oracle_selector,
-    make_oracle_logit_selector,
-    make_top_p_selector,
-    make_mean_key_selector,
-    make_quest_selector,
-    make_nsa_selector,
-    make_infllm_v2_selector,
-    make_infllm_selector,
-    make_dsa_selector,
-    make_minference_selector,
-    make_minference_vertical_slash_selector,
-    make_minference_block_sparse_selector,
-    make_flexprefill_selector,
-    make_snapkv_selector,
-    make_h2o_selector,
-    make_h2o_oracle_selector,
-    make_previous_layer_selector,
-    make_window_selector,
-    make_random_selector,
-};
+#define MSA_MAKER(name) make_##name##_selector,
+constexpr std::unique_ptr<Selector> (*kMakers[])() = {MSA_SELECTORS(MSA_MAKER)};
+constexpr std::unique_ptr<TokenSelector> (*kTokenMakers[])() = {MSA_TOKEN_SELECTORS(MSA_MAKER)};
 
-using TokenMaker = std::unique_ptr<TokenSelector> (*)();
-constexpr TokenMaker kTokenMakers[] = {make_streaming_llm_selector, make_dsa_tokens_selector};
+/// The policy of `makers` that has the name; nothing where none has.
+template <typename Makers>
+auto find(const Makers& makers, std::string_view name) -> decltype(makers[0]()) {
+    for (const auto make : makers) {
+        auto policy = make();
+        const std::vector<std::string_view> others = policy->other_names();
+        if (policy->name() == name || std::find(others.begin(), others.end(), name) != others.end())
+            return policy;
+    }
+    return nullptr;
+}
 
-/// Names under which a policy is known elsewhere.
-struct Alias {
-    std::string_view name, selector;
-};
-constexpr Alias kAliases[] = {{"moba", "mean-key"}, {"a-shape", "window"}};
+template <typename Makers>
+std::vector<std::string> names_of(const Makers& makers) {
+    std::vector<std::string> names;
+    for (const auto make : makers) names.emplace_back(make()->name());
+    return names;
+}
+
+[[noreturn]] void refuse(std::string_view name, const std::vector<std::string>& names) {
+    std::string known;
+    for (const std::string& one : names) known += (known.empty() ? "" : ", ") + one;
+    throw InputError(text("no selector is called '", name, "'; there are: ", known));
+}
 
 }  // namespace
 
-SelectionRule force(SelectionRule asked, int64_t first, int64_t local) {
-    asked.forced_first =
-        std::max(asked.forced_first, std::min(first, asked.top_k - asked.forced_local));
-    asked.forced_local =
-        std::max(asked.forced_local, std::min(local, asked.top_k - asked.forced_first));
-    return asked;
-}
+std::vector<std::string> list_selectors() { return names_of(kMakers); }
+std::vector<std::string> list_token_selectors() { return names_of(kTokenMakers); }
 
-std::vector<std::string> list_selectors() {
-    std::vector<std::string> names;
-    for (Maker make : kMakers) names.emplace_back(make()->name());
+std::vector<std::string> list_policies() {
+    std::vector<std::string> names = list_selectors();
+    for (std::string& name : list_token_selectors()) names.push_back(std::move(name));
     return names;
 }
 
 std::vector<std::string> list_pointwise_selectors() {
     std::vector<std::string> names = list_selectors();
     std::erase_if(names, [](const std::string& name) {
-        const Selector::Needs needs = make_selector(name)->needs();
-        return needs.queries || needs.previous_mass || needs.rule;
+        const Policy::Needs needs = make_selector(name)->needs();
+        return needs.queries || needs.previous_layer || needs.rule;
     });
     return names;
 }
 
 std::unique_ptr<Selector> make_selector(std::string_view name) {
-    for (const Alias& alias : kAliases)
-        if (alias.name == name) return make_selector(alias.selector);
-    std::string known;
-    for (Maker make : kMakers) {
-        std::unique_ptr<Selector> selector = make();
-        if (selector->name() == name) return selector;
-        known += (known.empty() ? "" : ", ") + std::string(selector->name());
-    }
-    throw InputError(text("no selector is called '", name, "'; there are: ", known));
+    if (std::unique_ptr<Selector> selector = find(kMakers, name)) return selector;
+    refuse(name, list_selectors());
 }
 
 std::unique_ptr<TokenSelector> find_token_selector(std::string_view name) {
-    for (TokenMaker make : kTokenMakers)
-        if (std::unique_ptr<TokenSelector> selector = make(); selector->name() == name)
-            return selector;
-    return nullptr;
+    return find(kTokenMakers, name);
 }
 
-std::vector<std::string> list_token_selectors() {
-    std::vector<std::string> names;
-    for (TokenMaker make : kTokenMakers) names.emplace_back(make()->name());
-    return names;
+std::unique_ptr<Policy> make_policy(std::string_view name) {
+    if (std::unique_ptr<Selector> selector = find(kMakers, name)) return selector;
+    if (std::unique_ptr<TokenSelector> selector = find(kTokenMakers, name)) return selector;
+    refuse(name, list_policies());
 }
 
 }  // namespace msa

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <limits>
 
 #include "core/select/attention_rows.h"
+#include "core/select/cost.h"
+#include "core/select/selector.h"
 
 namespace msa {
 namespace {
@@ -9,6 +12,7 @@ namespace {
 constexpr int64_t kWindow = 32;       // observing queries, and keys always kept
 constexpr int64_t kPoolReach = 3;     // of the maximum over 7 neighbours
 constexpr float kInWindow = 0x1p20F;  // above any vote
+constexpr float kLeft = -std::numeric_limits<float>::infinity();
 constexpr int64_t kUnset = -1;
 
 class SnapKvSelector final : public Selector {
@@ -17,36 +21,55 @@ public:
     std::string_view rule() const override {
         return "attention that the last 32 queries of the prompt paid to each key, mean over the "
                "group's heads, maximum over 7 neighbours, summed over the block; their own blocks "
-               "and newer ones first (SnapKV, arXiv 2404.14469). Prefill phase: observed anew "
-               "every 32 queries";
+               "first, and all newer ones beside the budget (SnapKV, arXiv 2404.14469). Prefill "
+               "phase: observed anew every 32 queries, newer blocks inside the budget";
     }
-    Needs needs() const override { return {.queries = true}; }
+    std::string_view note() const override {
+        return "in the decode phase new tokens come on top of the budget, as in the source; the "
+               "source leaves prefill dense";
+    }
+    Family family() const override { return Family::queries; }
+    Needs needs() const override { return {.queries = true, .decode_rule = true}; }
+    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
+        if (prompt > 0) return probe_cost(phase, kWindow, prompt);
+        const PolicyCost all = oracle_cost(phase);  // every query is of some window
+        return {all.flops, all.bytes / kWindow};
+    }
 
     void prepare(const SelectorLayer& layer) override {
         end_ = kUnset;
         votes_ = Tensor<float, 2>({layer.problem.kv_heads, layer.problem.blocks()});
     }
 
-    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
-               View<float, 3> scores) override {
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
-        const std::vector<KeyRange> visible = visible_keys(p);
+        const std::vector<KeyRange>& visible = visible_keys(p);
         const std::vector<int64_t> sequence = query_sequences(p);
+        Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
         for (int64_t i = 0; i < p.queries(); ++i) {
             const int64_t position = visible[static_cast<size_t>(i)].count - 1;
             if (position < 0) continue;
-            const bool decoded = layer.prompt > 0 && position >= layer.prompt;
+            const bool decoded = layer.prompt > 0;
             observe(layer, sequence[static_cast<size_t>(i)],
                     decoded ? layer.prompt : position / kWindow * kWindow);
             for (int64_t r = 0; r < p.kv_heads; ++r)
-                for (int64_t b = 0; b <= position / p.block_size; ++b) {
-                    const bool voted = (b + 1) * p.block_size <= end_ - kWindow;
-                    scores(i, r, b) = voted ? votes_(r, b) : kInWindow + static_cast<float>(b);
-                }
+                for (int64_t b = 0; b <= position / p.block_size; ++b)
+                    scores(i, r, b) =
+                        in_window(p, b) ? kInWindow + static_cast<float>(b) : votes_(r, b);
         }
+        return {layer.backend, std::move(scores)};
+    }
+    SelectionRule adjust(SelectionRule asked, int64_t prompt) const override {
+        if (prompt > 0) asked.top_k = kUneven;
+        return asked;
     }
 
 private:
+    /// Is the block the observing queries', or a newer one?
+    bool in_window(const Problem& p, int64_t b) const {
+        return (b + 1) * p.block_size > end_ - kWindow;
+    }
+
     /// Votes of the queries [end - kWindow, end) for the keys before them.
     void observe(const SelectorLayer& layer, int64_t sequence, int64_t end) {
         if (sequence == sequence_ && end == end_) return;
@@ -56,20 +79,42 @@ private:
         const int64_t voted = end - kWindow;
         if (voted <= 0) return;
         Tensor<float, 2> received({p.kv_heads, voted});
-        for_each_attention_row(layer, sequence_tokens(p, sequence, {voted, end}), kAllKeys,
-                               [&](const AttentionRow& row) {
-                                   const int64_t r = row.head / p.group_size();
-                                   for (int64_t j = 0; j < voted; ++j)
-                                       received(r, j) += row.weights[j];
-                               });
+        for_each_mass(layer, sequence_tokens(p, sequence, {voted, end}), 1,
+                      [&](int64_t, View<const float, 3> mass) {
+                          for (int64_t n = 0; n < mass.extent(0); ++n)
+                              for (int64_t r = 0; r < p.kv_heads; ++r)
+                                  for (int64_t j = 0; j < voted; ++j)
+                                      received(r, j) += mass(n, r, j);
+                      });
         std::fill_n(votes_.data(), votes_.size(), 0.0F);
         for (int64_t r = 0; r < p.kv_heads; ++r)
             for (int64_t j = 0; j < voted; ++j) {
                 const float* from = &received(r, std::max<int64_t>(0, j - kPoolReach));
                 const float* to = &received(r, 0) + std::min(voted, j + kPoolReach + 1);
-                votes_(r, j / p.block_size) +=
-                    *std::max_element(from, to) / static_cast<float>(p.group_size());
+                votes_(r, j / p.block_size) += *std::max_element(from, to);
             }
+        if (layer.prompt > 0)
+            for (int64_t r = 0; r < p.kv_heads; ++r) compress(layer, votes_.view()[r]);
+    }
+
+    /// The prompt's blocks that the budget has no room for are gone.
+    void compress(const SelectorLayer& layer, View<float, 1> votes) const {
+        const Problem& p = layer.problem;
+        const int64_t blocks = visible_blocks(layer.prompt, p.block_size);
+        int64_t room = layer.rule.top_k;
+        std::vector<int64_t> voted;
+        for (int64_t b = 0; b < blocks; ++b) {
+            if (in_window(p, b) || b < layer.rule.forced_first)
+                --room;
+            else
+                voted.push_back(b);
+        }
+        room = std::clamp<int64_t>(room, 0, std::ssize(voted));
+        std::partial_sort(voted.begin(), voted.begin() + room, voted.end(),
+                          [&](int64_t a, int64_t b) {
+                              return votes(a) != votes(b) ? votes(a) > votes(b) : a < b;
+                          });
+        for (auto b = voted.begin() + room; b != voted.end(); ++b) votes(*b) = kLeft;
     }
 
     int64_t sequence_ = kUnset, end_ = kUnset;

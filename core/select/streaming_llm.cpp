@@ -15,13 +15,20 @@ public:
     std::string_view rule() const override {
         return "the first 4 tokens and the newest ones (StreamingLLM, arXiv 2309.17453)";
     }
-    std::vector<int64_t> select(const SelectorChunk&, int64_t, int64_t, int64_t visible,
-                                int64_t budget) const override {
-        std::vector<int64_t> tokens(static_cast<size_t>(std::min(visible, budget)));
-        std::iota(tokens.begin(), tokens.end(), visible - std::ssize(tokens));
-        if (budget > kSinks)
-            std::iota(tokens.begin(), tokens.begin() + std::min(kSinks, std::ssize(tokens)), 0);
-        return tokens;
+    Family family() const override { return Family::position; }
+    PolicyCost cost(const Problem&, int64_t) const override { return {}; }
+    std::vector<std::vector<int64_t>> select(const SelectorLayer&, const SelectorChunk& chunk,
+                                             std::span<const int64_t> budgets) const override {
+        std::vector<std::vector<int64_t>> kept;
+        for (const KeyRange& seen : visible_keys(chunk.problem)) {
+            const int64_t budget = budgets[kept.size()];
+            std::vector<int64_t> tokens(static_cast<size_t>(std::min(seen.count, budget)));
+            std::iota(tokens.begin(), tokens.end(), seen.count - std::ssize(tokens));
+            if (budget > kSinks)
+                std::iota(tokens.begin(), tokens.begin() + std::min(kSinks, std::ssize(tokens)), 0);
+            kept.push_back(std::move(tokens));
+        }
+        return kept;
     }
 };
 

@@ -10,30 +10,29 @@
 #include <string_view>
 #include <vector>
 
-#include "core/select/selector.h"
+#include "core/select/policy.h"
 
 namespace msa {
 
-class TokenSelector {
+class TokenSelector : public Policy {
 public:
-    virtual ~TokenSelector() = default;
-    virtual std::string_view name() const = 0;
-    /// The rule in one sentence, with its source.
-    virtual std::string_view rule() const = 0;
-    virtual Selector::Needs needs() const { return {}; }
-    /// Called once per layer, before its chunks.
-    virtual void prepare(const SelectorLayer&) {}
-    /// Positions that query `row` of the chunk keeps, ascending, one choice for all heads: of the
-    /// `visible` it sees, at most `budget`. Called by many threads.
-    virtual std::vector<int64_t> select(const SelectorChunk&, int64_t row, int64_t sequence,
-                                        int64_t visible, int64_t budget) const = 0;
+    /// Positions that each query of the chunk keeps, ascending, one choice for all heads: at most
+    /// budgets[row] of those that it sees.
+    virtual std::vector<std::vector<int64_t>> select(const SelectorLayer&, const SelectorChunk&,
+                                                     std::span<const int64_t> budgets) const = 0;
 };
+
+/// Tokens that k = `top_k` blocks hold for a query that sees `visible` keys: its own block as far
+/// as it sees it. What a token policy is given, so that both read the same number.
+int64_t readable_tokens(int64_t top_k, int64_t block_size, int64_t visible);
 
 /// Nothing where no token policy has that name.
 std::unique_ptr<TokenSelector> find_token_selector(std::string_view name);
 std::vector<std::string> list_token_selectors();
 
-std::unique_ptr<TokenSelector> make_streaming_llm_selector();
-std::unique_ptr<TokenSelector> make_dsa_tokens_selector();
+/// A policy of either kind. Throws InputError naming all.
+std::unique_ptr<Policy> make_policy(std::string_view name);
+/// Selectors of blocks, then of tokens, in the order of the documentation.
+std::vector<std::string> list_policies();
 
 }  // namespace msa

@@ -4,13 +4,13 @@
 #include <numeric>
 
 #include "core/select/attention_rows.h"
-#include "core/select/received_mass.h"
+#include "core/select/cost.h"
+#include "core/select/selector.h"
 
 namespace msa {
 namespace {
 
-constexpr int64_t kSample = 256;  // queries of a sequence that decide on p
-constexpr int kHalvings = 40;     // of [0, 1] in search of p
+constexpr int64_t kShares = int64_t{1} << 16;  // p is a multiple of 1 / kShares
 constexpr float kLeft = -std::numeric_limits<float>::infinity();
 
 /// A row's blocks in the order in which top-p takes them: forced ones, then by mass.
@@ -26,15 +26,16 @@ std::vector<int32_t> order_of(View<const float, 1> mass, int64_t blocks,
     return order;
 }
 
-/// Blocks of `order` that it takes to cover the share p of the mass, forced ones at least.
-int64_t taken(View<const float, 1> mass, const std::vector<int32_t>& order,
-              const SelectionRule& rule, double p) {
+/// Calls visit(block, before) for the blocks of a row in that order; `before`: the share that those
+/// before it cover, -1 for a forced block. A block is taken where before < p.
+template <typename Visit>
+void for_each_taken(View<const float, 1> mass, int64_t blocks, const SelectionRule& rule,
+                    Visit visit) {
     double sum = 0;
-    int64_t n = 0;
-    const auto blocks = std::ssize(order);
-    while (n < blocks && (sum < p || is_forced(rule, order[static_cast<size_t>(n)], blocks)))
-        sum += double{mass(order[static_cast<size_t>(n++)])};
-    return n;
+    for (int32_t b : order_of(mass, blocks, rule)) {
+        visit(b, is_forced(rule, b, blocks) ? -1.0 : sum);
+        sum += double{mass(b)};
+    }
 }
 
 class TopPSelector final : public Selector {
@@ -42,88 +43,72 @@ public:
     std::string_view name() const override { return "top-p"; }
     std::string_view rule() const override {
         return "the fewest blocks that cover a share p of the Main Branch probability, mean over "
-               "the group's heads; p of each group so that the mean query keeps the budget: the "
-               "oracle with an uneven budget";
+               "the group's heads; p of each group so that the queries that averages count keep "
+               "the budget on average: the oracle with an uneven budget (cf. Twilight, arXiv "
+               "2502.02770)";
     }
-    Needs needs() const override { return {.mass = true, .queries = true, .rule = true}; }
+    Family family() const override { return Family::oracle; }
+    Needs needs() const override { return {.queries = true, .rule = true}; }
+    PolicyCost cost(const Problem& phase, int64_t) const override { return oracle_cost(phase); }
 
     void prepare(const SelectorLayer& layer) override {
-        rows_.clear();
+        const Problem& p = layer.problem;
+        const std::vector<int64_t> tokens = counted_tokens(layer);
+        // How many blocks ask for each share of p to be passed before they are taken.
+        Tensor<int64_t, 2> asks({p.kv_heads, kShares + 1});
+        std::vector<int64_t> budget(static_cast<size_t>(p.kv_heads), 0);
+        for_each_mass(layer, tokens, p.block_size, [&](int64_t first, View<const float, 3> mass) {
+#pragma omp parallel for num_threads(layer.backend.host_threads())
+            for (int64_t r = 0; r < p.kv_heads; ++r)
+                for (int64_t n = 0; n < mass.extent(0); ++n) {
+                    const int64_t seen =
+                        position_of(p, tokens[static_cast<size_t>(first + n)]) + 1;
+                    const int64_t blocks = visible_blocks(seen, p.block_size);
+                    int64_t& room = budget[static_cast<size_t>(r)];
+                    room += std::min(blocks, layer.rule.top_k);
+                    for_each_taken(mass[n][r], blocks, layer.rule, [&](int32_t, double before) {
+                        if (before < 0)
+                            --room;
+                        else if (before < 1)
+                            ++asks(r, static_cast<int64_t>(before * kShares));
+                    });
+                }
+        });
         share_.clear();
-        for (int64_t s = 0; s < layer.problem.sequences(); ++s) sample(layer, s);
-        for (int64_t r = 0; r < layer.problem.kv_heads; ++r) share_.push_back(find_share(layer, r));
+        for (int64_t r = 0; r < p.kv_heads; ++r)
+            share_.push_back(largest_share(asks.view()[r], budget[static_cast<size_t>(r)]));
     }
 
-    void score(const SelectorLayer& layer, const SelectorChunk& chunk,
-               View<float, 3> scores) override {
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
-        const std::vector<KeyRange> visible = visible_keys(p);
+        const std::vector<KeyRange>& visible = visible_keys(p);
+        const View<const float, 3> mass = chunk.mass().host();
+        Tensor<float, 3> scores(mass.shape());
+#pragma omp parallel for num_threads(layer.backend.host_threads())
         for (int64_t i = 0; i < p.queries(); ++i) {
             const int64_t blocks =
                 visible_blocks(visible[static_cast<size_t>(i)].count, p.block_size);
-            for (int64_t r = 0; r < p.kv_heads; ++r) {
-                const View<const float, 1> mass = chunk.mass[i][r];
-                const std::vector<int32_t> order = order_of(mass, blocks, layer.rule);
-                const int64_t n = taken(mass, order, layer.rule, share_[static_cast<size_t>(r)]);
-                for (int64_t at = 0; at < blocks; ++at) {
-                    const int32_t b = order[static_cast<size_t>(at)];
-                    scores(i, r, b) = at < n ? mass(b) : kLeft;
-                }
-            }
+            for (int64_t r = 0; r < p.kv_heads; ++r)
+                for_each_taken(mass[i][r], blocks, layer.rule, [&](int32_t b, double before) {
+                    const bool taken = before < share_[static_cast<size_t>(r)];
+                    scores(i, r, b) = taken ? mass(i, r, b) : kLeft;
+                });
         }
+        return {layer.backend, std::move(scores)};
     }
-    SelectionRule adjust(SelectionRule asked) const override {
+    SelectionRule adjust(SelectionRule asked, int64_t) const override {
         asked.top_k = kUneven;
         return asked;
     }
 
 private:
-    /// Queries of one sequence, their mass and the number of blocks that each sees.
-    struct Rows {
-        Tensor<float, 3> mass;  // [n, Hkv, B]
-        std::vector<int64_t> blocks;
-    };
-
-    void sample(const SelectorLayer& layer, int64_t sequence) {
-        const int64_t length = sequence_length(layer.problem, sequence);
-        const int64_t available = std::max<int64_t>(0, length - layer.prompt);
-        const int64_t n = std::min(kSample, available);
-        std::vector<int64_t> positions;
-        Rows rows;
-        for (int64_t i = 0; i < n; ++i) {
-            positions.push_back(layer.prompt + (2 * i + 1) * available / (2 * n));
-            rows.blocks.push_back(visible_blocks(positions.back() + 1, layer.problem.block_size));
-        }
-        rows.mass = mass_at(layer, sequence, positions);
-        rows_.push_back(std::move(rows));
+    /// The largest p at which no more than `room` blocks are taken.
+    static double largest_share(View<const int64_t, 1> asks, int64_t room) {
+        int64_t share = 0;
+        while (share < kShares && asks(share) <= room) room -= asks(share++);
+        return static_cast<double>(share) / static_cast<double>(kShares);
     }
 
-    /// The p at which the sample keeps as many blocks as with top_k of each row.
-    double find_share(const SelectorLayer& layer, int64_t group) const {
-        struct Row {
-            View<const float, 1> mass;
-            std::vector<int32_t> order;
-        };
-        std::vector<Row> all;
-        int64_t budget = 0;
-        for (const Rows& rows : rows_)
-            for (int64_t i = 0; i < rows.mass.extent(0); ++i) {
-                const int64_t blocks = rows.blocks[static_cast<size_t>(i)];
-                const View<const float, 1> mass = rows.mass.view()[i][group];
-                all.push_back({mass, order_of(mass, blocks, layer.rule)});
-                budget += std::min(blocks, layer.rule.top_k);
-            }
-        double low = 0, high = 1;
-        for (int step = 0; step < kHalvings; ++step) {
-            const double p = (low + high) / 2;
-            int64_t kept = 0;
-            for (const Row& row : all) kept += taken(row.mass, row.order, layer.rule, p);
-            (kept <= budget ? low : high) = p;
-        }
-        return low;
-    }
-
-    std::vector<Rows> rows_;     // [S]
     std::vector<double> share_;  // [Hkv] p
 };
 

@@ -27,20 +27,27 @@ VerticalSlash::VerticalSlash(const SelectorLayer& layer, int64_t probe)
         for (std::vector<std::vector<double>>* sums : {&vertical_, &slash_})
             sums->resize(static_cast<size_t>(base + groups_),
                          std::vector<double>(static_cast<size_t>(end + 1), 0.0));
-        for_each_attention_row(
-            layer, sequence_tokens(p, s, {std::max<int64_t>(0, end - probe), end}), kAllKeys,
-            [&](const AttentionRow& row) {
-                const auto at = static_cast<size_t>(base + row.head / p.group_size());
-                for (int64_t j = 0; j < row.keys.end; ++j) {
-                    vertical_[at][static_cast<size_t>(j + 1)] += double{row.weights[j]};
-                    slash_[at][static_cast<size_t>(row.keys.end - j)] += double{row.weights[j]};
-                }
-            });
+        const int64_t begin = std::max<int64_t>(0, end - probe);
+        const auto add = [&](int64_t first, View<const float, 3> mass) {
+            for (int64_t n = 0; n < mass.extent(0); ++n)
+                for (int64_t r = 0; r < groups_; ++r)
+                    add_row(static_cast<size_t>(base + r), begin + first + n + 1, p.group_size(),
+                            mass[n][r]);
+        };
+        for_each_mass(layer, sequence_tokens(p, s, {begin, end}), 1, add);
         for (int64_t r = 0; r < groups_; ++r)
             for (std::vector<std::vector<double>>* sums : {&vertical_, &slash_}) {
                 std::vector<double>& line = (*sums)[static_cast<size_t>(base + r)];
                 std::partial_sum(line.begin(), line.end(), line.begin());
             }
+    }
+}
+
+void VerticalSlash::add_row(size_t at, int64_t seen, int64_t heads, View<const float, 1> mean) {
+    for (int64_t j = 0; j < seen; ++j) {
+        const double weight = static_cast<double>(heads) * double{mean(j)};
+        vertical_[at][static_cast<size_t>(j + 1)] += weight;
+        slash_[at][static_cast<size_t>(seen - j)] += weight;
     }
 }
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/select/selector.h"
+#include "core/select/policy.h"
 
 namespace msa {
 
@@ -20,6 +20,8 @@ public:
     float score(int64_t sequence, int64_t group, int64_t position, int64_t block) const;
 
 private:
+    /// One query's weights, the mean over `heads` heads, on the `seen` keys that it sees.
+    void add_row(size_t at, int64_t seen, int64_t heads, View<const float, 1> mean);
     const std::vector<double>& of(const std::vector<std::vector<double>>& sums, int64_t sequence,
                                   int64_t group) const {
         return sums[static_cast<size_t>(sequence * groups_ + group)];

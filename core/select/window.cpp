@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+
 #include "core/select/selector.h"
 
 namespace msa {
@@ -7,18 +9,26 @@ namespace {
 class WindowSelector final : public Selector {
 public:
     std::string_view name() const override { return "window"; }
+    std::vector<std::string_view> other_names() const override { return {"a-shape"}; }
     std::string_view rule() const override {
         return "the first block and the newest blocks, k in all (the sliding-window baseline of "
-               "app:prelim-swa)";
+               "app:prelim-swa in whole blocks; window-tokens counts tokens)";
     }
-    void score(const SelectorLayer&, const SelectorChunk&, View<float, 3> scores) override {
+    Family family() const override { return Family::position; }
+    PolicyCost cost(const Problem&, int64_t) const override { return {}; }
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
+        Tensor<float, 3> scores(
+            {chunk.problem.queries(), chunk.problem.kv_heads, chunk.problem.blocks()});
         for (int64_t i = 0; i < scores.extent(0); ++i)
             for (int64_t r = 0; r < scores.extent(1); ++r)
                 for (int64_t b = 0; b < scores.extent(2); ++b)
                     scores(i, r, b) = static_cast<float>(b);
+        return {layer.backend, std::move(scores)};
     }
-    SelectionRule adjust(SelectionRule asked) const override {
-        return force(asked, 1, asked.forced_local);
+    SelectionRule adjust(SelectionRule asked, int64_t) const override {
+        asked.forced_first =
+            std::max(asked.forced_first, std::min<int64_t>(1, asked.top_k - asked.forced_local));
+        return asked;
     }
 };
 

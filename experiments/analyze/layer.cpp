@@ -102,14 +102,19 @@ public:
           k_(backend, host_view(host_k_), elements_.main.computed),
           v_(backend, host_view(host_v_), elements_.main.computed),
           index_k_(backend, rows_of(host_index_k_), elements_.index.computed),
-          layer_{whole_, host_k_.view(), backend, index_k_, options.seed},
+          layer_{.problem = whole_,
+                 .backend = backend,
+                 .k = {backend, k_.view(), host_view(host_k_)},
+                 .index_k = host_index_k_.data() == nullptr ? Mirror<2>()
+                                                            : Mirror<2>(backend, index_k_.view()),
+                 .seed = options.seed},
           oracle_curve_(whole_, options.rule),
           dense_sink_(whole_.query_heads, options.sink_tokens),
           dense_entropy_(whole_.query_heads),
           first_block_(static_cast<size_t>(whole_.kv_heads)) {
         for (const std::string& selector : options.selectors) {
             std::unique_ptr<Selector> made = make_selector(selector);
-            const SelectionRule rule = made->adjust(options.rule);
+            const SelectionRule rule = made->adjust(options.rule, 0);
             needs_logits_ |= made->needs().max_logit;
             made->prepare(layer_);
             arms_.push_back({std::move(made), rule, Curve(whole_, rule),
@@ -207,9 +212,13 @@ void LayerAnalysis::add(QueryRange range) {
     const Attention mean_key = attend(backend_, p, {q, k_, k_}, {});
     dense_sink_.add(p, host_q, host_k_, dense.lse, {});
     dense_entropy_.add(p, host_q, mean_key.out, dense.lse);
-    const Mass there(backend_, p, q, k_, needs_logits_);
-    const OnHost<3> host_mass(backend_, there.mass), logits(backend_, there.max_logit);
-    const View<const float, 3> mass = host_mass.view();
+    const Tensor<float, 3> host_index_q = reader_.rows(Field::index_q, tokens);
+    const Operand<3> index_q(backend_, host_view(host_index_q), elements_.index.computed);
+    const SelectorChunk chunk(
+        layer_, p, tokens, {backend_, q.view(), host_view(host_q)},
+        host_index_k_.data() == nullptr ? Mirror<3>() : Mirror<3>(backend_, index_q.view()),
+        needs_logits_);
+    const View<const float, 3> mass = chunk.mass().host();
     for (int64_t i = 0; i < p.queries(); ++i)
         if (kinds[static_cast<size_t>(i)] != RowKind::blind)
             for (int64_t r = 0; r < p.kv_heads; ++r)
@@ -220,13 +229,10 @@ void LayerAnalysis::add(QueryRange range) {
     }
     if (o_.dumps("mass")) to_.write_rows<float, 3>("/mass/" + name_, range.begin, mass);
 
-    const Tensor<int32_t, 3> oracle_ids =
-        pick(backend_, p, o_.rule, o_.oracle_by_logit ? there.max_logit : there.mass);
-    oracle_curve_.add(backend_, p, o_.rule, kinds, there.mass, mass);
+    const Tensor<int32_t, 3> oracle_ids = pick(
+        backend_, p, o_.rule, (o_.oracle_by_logit ? chunk.max_logit() : chunk.mass()).floats());
+    oracle_curve_.add(backend_, p, o_.rule, kinds, chunk.mass().floats(), mass);
 
-    const Tensor<float, 3> host_index_q = reader_.rows(Field::index_q, tokens);
-    const Operand<3> index_q(backend_, host_view(host_index_q), elements_.index.computed);
-    const SelectorChunk chunk{p, tokens, host_q.view(), index_q, mass, logits.view()};
     for (Arm& arm : arms_) add_arm(arm, chunk, q, range, kinds, dense, oracle_ids);
 }
 
@@ -235,10 +241,9 @@ void LayerAnalysis::add_arm(Arm& arm, const SelectorChunk& chunk, In<3> q, Query
                             View<const int32_t, 3> oracle_ids) {
     const Problem& p = chunk.problem;
     const std::string at = "/" + std::string(arm.selector->name()) + "/" + name_;
-    Tensor<float, 3> scores(chunk.mass.shape());
-    arm.selector->score(layer_, chunk, scores);
-    const Operand<3> there(backend_, host_view(scores));
-    const Tensor<int32_t, 3> ids = pick(backend_, p, arm.rule, there);
+    const Mirror<3> scores = arm.selector->score(layer_, chunk);
+    const Tensor<int32_t, 3> ids = pick(backend_, p, arm.rule, scores.floats());
+    const View<const float, 3> mass = chunk.mass().host(), host_q = chunk.q.host();
 
     Tensor<int32_t, 3> copy;
     if (backend_.space() != Space::host) copy = backend_.upload(ids.view());
@@ -246,16 +251,15 @@ void LayerAnalysis::add_arm(Arm& arm, const SelectorChunk& chunk, In<3> q, Query
     const Attention sparse = attend(backend_, p, {q, k_, v_}, backend_ids);
     const Attention mean_key = attend(backend_, p, {q, k_, k_}, backend_ids);
 
-    arm.recall.add(p, kinds, ids, oracle_ids, chunk.mass);
+    arm.recall.add(p, kinds, ids, oracle_ids, mass);
     arm.output_error.add(kinds, sparse.out, dense.out);
-    arm.sink.add(p, chunk.q, host_k_, sparse.lse, ids);
-    arm.entropy.add(p, chunk.q, mean_key.out, sparse.lse);
+    arm.sink.add(p, host_q, host_k_, sparse.lse, ids);
+    arm.entropy.add(p, host_q, mean_key.out, sparse.lse);
     arm.popularity.add(p, ids);
-    arm.curve.add(backend_, p, arm.rule, kinds, there, chunk.mass);
+    arm.curve.add(backend_, p, arm.rule, kinds, scores.floats(), mass);
 
     to_.write_rows<int32_t, 3>("/select" + at + "/ids", range.begin, ids);
-    if (o_.dumps("scores"))
-        to_.write_rows<float, 3>("/scores" + at, range.begin, host_view(scores));
+    if (o_.dumps("scores")) to_.write_rows<float, 3>("/scores" + at, range.begin, scores.host());
     if (o_.dumps("outputs")) {
         to_.write_rows<float, 3>("/outputs" + at + "/out", range.begin, sparse.out);
         to_.write_rows<float, 2>("/outputs" + at + "/lse", range.begin, sparse.lse);

@@ -4,18 +4,21 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
+#include <ostream>
 #include <stdexcept>
 
 namespace msa::experiments::compare {
 namespace {
 
-constexpr double kMassRounding = 1e-5;    // of sums of float masses that add up to 1
 constexpr double kOutputRounding = 1e-3;  // relative; outputs may be rounded to bfloat16
 
 }  // namespace
 
 void SelfChecks::begin(const MeasuredChunk& chunk) {
     const Problem& p = chunk.problem;
+    bound_ = chunk.mass_bound;
+    largest_bound_ = std::max(largest_bound_, bound_);
     best_ = Tensor<double, 3>({p.queries(), p.kv_heads, p.blocks() + 1});
 #pragma omp parallel for
     for (int64_t i = 0; i < p.queries(); ++i)
@@ -27,17 +30,37 @@ void SelfChecks::begin(const MeasuredChunk& chunk) {
         }
 }
 
-void SelfChecks::check_mass(const std::string& arm, int64_t query, int64_t group, int64_t blocks,
+void SelfChecks::look_for_undefined(const MeasuredChunk& chunk, std::span<const int64_t> tokens) {
+    const Problem& p = chunk.problem;
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            const View<const float, 1> mass = chunk.mass[i][r];
+            if (std::isfinite(std::accumulate(mass.data(), mass.data() + mass.size(), 0.0)))
+                continue;
+            if (undefined_++ > 0) continue;
+            first_token_ = tokens[static_cast<size_t>(i)];
+            first_group_ = r;
+        }
+}
+
+void SelfChecks::warn(const std::string& layer, std::ostream& err) const {
+    if (undefined_ == 0) return;
+    err << "warning: layer " << layer << ": attention is undefined, NaN or an overflow in its "
+        << "logits, in " << undefined_ << " rows; the first is token " << first_token_ << ", group "
+        << first_group_ << ". Averages over them are undefined too\n";
+}
+
+void SelfChecks::check_mass(const std::string& config, int64_t query, int64_t group, int64_t blocks,
                             double mass) {
     const double most = best_(query, group, blocks);
-    if (mass > most + kMassRounding || mass > 1 + kMassRounding)
-        throw std::logic_error(text(arm, " keeps ", mass, " of the mass of query ", query,
+    if (mass > most + bound_ || mass > 1 + bound_)
+        throw std::logic_error(text(config, " keeps ", mass, " of the mass of query ", query,
                                     ", group ", group, "; the best ", blocks, " blocks keep ",
                                     most));
     ++rows_;
 }
 
-void SelfChecks::check(const std::string& arm, const MeasuredChunk& chunk,
+void SelfChecks::check(const std::string& config, const MeasuredChunk& chunk,
                        View<const int32_t, 3> ids, View<const float, 3> sparse) {
     const Problem& p = chunk.problem;
     const std::vector<KeyRange> visible = visible_keys(p);
@@ -45,7 +68,7 @@ void SelfChecks::check(const std::string& arm, const MeasuredChunk& chunk,
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             const std::span<const int32_t> kept = selected(ids, i, r);
-            check_mass(arm, i, r, std::ssize(kept), analysis::mass_of(chunk.mass[i][r], kept));
+            check_mass(config, i, r, std::ssize(kept), analysis::mass_of(chunk.mass[i][r], kept));
             const int64_t count = visible[static_cast<size_t>(i)].count;
             if (std::ssize(kept) != visible_blocks(count, p.block_size)) continue;
             ++full_rows_;
@@ -59,7 +82,7 @@ void SelfChecks::check(const std::string& arm, const MeasuredChunk& chunk,
             const double difference = norm > 0 ? std::sqrt(off / norm) : std::sqrt(off);
             difference_ = std::max(difference_, difference);
             if (difference > kOutputRounding)
-                throw std::logic_error(text(arm, " keeps all blocks of query ", i, ", group ", r,
+                throw std::logic_error(text(config, " keeps all blocks of query ", i, ", group ", r,
                                             ", but its output differs from dense by ", difference));
         }
 }
@@ -67,6 +90,8 @@ void SelfChecks::check(const std::string& arm, const MeasuredChunk& chunk,
 void SelfChecks::write(io::ResultsWriter& to, const std::string& layer) const {
     const std::string group = "/checks/" + layer;
     to.attribute(group, "rows", rows_);
+    to.attribute(group, "rows_undefined", undefined_);
+    to.attribute(group, "largest_mass_bound", largest_bound_);
     to.attribute(group, "rows_with_all_blocks", full_rows_);
     to.attribute(group, "largest_difference_from_dense", difference_);
 }

@@ -2,10 +2,12 @@
 // What must hold in every comparison, whatever the data: a failure is a bug, not a finding.
 #pragma once
 
+#include <iosfwd>
+#include <span>
 #include <string>
 
 #include "core/io/results.h"
-#include "experiments/compare/tally.h"
+#include "experiments/compare/accumulator.h"
 
 namespace msa::experiments::compare {
 
@@ -13,23 +15,31 @@ class SelfChecks {
 public:
     /// A new chunk: the most mass that any choice of n blocks can keep, for every row and n.
     void begin(const MeasuredChunk&);
+    /// Looks for rows whose dense attention is undefined: NaN, or an overflow in their logits.
+    void look_for_undefined(const MeasuredChunk&, std::span<const int64_t> tokens);
+    /// One line on `err` that names the first of them; nothing where there is none.
+    void warn(const std::string& layer, std::ostream& err) const;
 
     /// Every row of a choice keeps at most that, and at most 1. Rows that keep every visible block
-    /// give dense attention. Throws std::logic_error naming arm and row.
-    void check(const std::string& arm, const MeasuredChunk&, View<const int32_t, 3> ids,
+    /// give dense attention. Throws std::logic_error naming config and row. A sum of probabilities
+    /// is judged within what rounding explains (MeasuredChunk::mass_bound).
+    void check(const std::string& config, const MeasuredChunk&, View<const int32_t, 3> ids,
                View<const float, 3> sparse);
 
     /// The first of these alone, for one row whose choice touches `blocks` blocks.
-    void check_mass(const std::string& arm, int64_t query, int64_t group, int64_t blocks,
+    void check_mass(const std::string& config, int64_t query, int64_t group, int64_t blocks,
                     double mass);
 
-    /// Group /checks/<layer>: how many rows were checked, and the largest difference from dense.
+    /// Group /checks/<layer>: how many rows were checked and how many undefined, the largest
+    /// difference from dense, and the largest bound on a mass.
     void write(io::ResultsWriter& to, const std::string& layer) const;
 
 private:
     Tensor<double, 3> best_;  // [Nq, Hkv, B + 1]
+    double bound_ = 0, largest_bound_ = 0;
     int64_t rows_ = 0, full_rows_ = 0;
     double difference_ = 0;
+    int64_t undefined_ = 0, first_token_ = 0, first_group_ = 0;  // rows without an answer
 };
 
 }  // namespace msa::experiments::compare

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/select/token_selector.h"
 #include "experiments/compare/layer.h"
-#include "experiments/compare/policies.h"
 #include "experiments/compare/summary.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"

@@ -2,7 +2,9 @@
 #include "experiments/compare/comparison.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "core/tolerance.h"
 #include "experiments/compare/stopwatch.h"
 #include "experiments/driver/program.h"
 
@@ -12,50 +14,51 @@ namespace {
 constexpr int64_t kChunkBytes = int64_t{1} << 28;
 constexpr int64_t kFullRows = 64;  // queries that are given all their blocks, as a check
 
-/// The rule that an arm is held to; its budget is no more than there are blocks.
-SelectionRule used_rule(const Arm& arm, const Problem& p) {
-    SelectionRule rule = make_selector(arm.selector)->adjust(arm.rule);
-    if (rule.top_k == kUneven)
-        rule.top_k = std::max(p.blocks(), rule.forced_local + rule.forced_first);
-    return rule;
-}
-
 /// Every group gets the mean of their scores: one choice for all.
-void share_scores(View<float, 3> scores) {
+Mirror<3> share_scores(Backend& backend, View<const float, 3> scores) {
+    Tensor<float, 3> shared(scores.shape());
     for (int64_t i = 0; i < scores.extent(0); ++i)
         for (int64_t b = 0; b < scores.extent(2); ++b) {
             float sum = 0;
             for (int64_t r = 0; r < scores.extent(1); ++r) sum += scores(i, r, b);
             for (int64_t r = 0; r < scores.extent(1); ++r)
-                scores(i, r, b) = sum / static_cast<float>(scores.extent(1));
+                shared(i, r, b) = sum / static_cast<float>(scores.extent(1));
         }
+    return {backend, std::move(shared)};
 }
 
 }  // namespace
 
-/// A selector at work, and the arms that its scores serve: all of its name, or one, where the
+/// A selector at work, and the configs that its scores serve: all of its name, or one, where the
 /// scores depend on the budget.
 struct LayerComparison::Scorer {
     std::unique_ptr<Selector> selector;
     SelectorLayer layer;
-    std::vector<size_t> arms;
+    std::vector<size_t> configs;
 };
 
 LayerComparison::LayerComparison(LayerTask& task, Plan plan)
     : task_(task),
       plan_(std::move(plan)),
       sizes_(task.data.problem(task.file, plan_.block_size)),
-      all_(sizes_.with_query_rows(task.tokens)) {
-    std::erase_if(plan_.arms, [&](const Arm& arm) {
-        const bool of_tokens = find_token_selector(arm.selector) != nullptr;
-        if (of_tokens) token_arms_.emplace_back(arm, sizes_);
+      all_(sizes_.with_query_rows(task.tokens)),
+      phase_(phase_queries(sizes_, task.options.prompt)),
+      k_norm_(largest_norm<3>(task.data.k)) {
+    const size_t views = task.data.q.size();
+    const std::vector<analysis::RowKind> kinds =
+        analysis::rows_beyond(all_, largest_budget(task.options, sizes_));
+    for (size_t i = 0; i < kinds.size(); ++i)
+        if (kinds[i] == analysis::RowKind::counted) counted_.push_back(task.tokens[i]);
+    std::erase_if(plan_.configs, [&](const Config& config) {
+        const bool of_tokens = find_token_selector(config.selector) != nullptr;
+        if (of_tokens) token_configs_.emplace_back(config, sizes_, views);
         return of_tokens;
     });
-    for (const Arm& arm : plan_.arms) {
-        tallies_.emplace_back(arm, sizes_);
-        needs_logits_ |= make_selector(arm.selector)->needs().max_logit;
-        if (std::find(rules_.begin(), rules_.end(), arm.rule) == rules_.end())
-            rules_.push_back(arm.rule);
+    for (const Config& config : plan_.configs) {
+        accumulators_.emplace_back(config, sizes_, views);
+        needs_logits_ |= make_selector(config.selector)->needs().max_logit;
+        if (std::find(rules_.begin(), rules_.end(), config.rule) == rules_.end())
+            rules_.push_back(config.rule);
     }
     create_ids();
 }
@@ -73,15 +76,15 @@ const Tensor<int32_t, 3>& LayerComparison::oracle(const SelectionRule& rule) con
 
 void LayerComparison::create_ids() {
     if (task_.options.sharing == Sharing::head) return;  // several choices for a row
-    for (const Arm& arm : plan_.arms)
-        task_.to.create<int32_t, 3>(
-            "/select/" + arm.key() + "/" + task_.name() + "/ids",
-            {std::ssize(task_.stored), sizes_.kv_heads, used_rule(arm, sizes_).top_k},
-            {"query,group,slot", "block of the sequence",
-             std::string(make_selector(arm.selector)->rule())});
+    for (const Config& config : plan_.configs)
+        task_.to.create<int32_t, 3>("/select/" + config.key() + "/" + task_.name() + "/ids",
+                                    {std::ssize(task_.stored), sizes_.kv_heads, config.used.top_k},
+                                    {"query,group,slot", "block of the sequence",
+                                     std::string(make_selector(config.selector)->rule())});
 }
 
-void LayerComparison::store_ids(const Arm& arm, QueryRange range, View<const int32_t, 3> ids) {
+void LayerComparison::store_ids(const Config& config, QueryRange range,
+                                View<const int32_t, 3> ids) {
     if (task_.options.sharing == Sharing::head) return;
     const auto begin = std::lower_bound(task_.stored.begin(), task_.stored.end(), range.begin);
     const auto end = std::lower_bound(begin, task_.stored.end(), range.end);
@@ -90,39 +93,48 @@ void LayerComparison::store_ids(const Arm& arm, QueryRange range, View<const int
     for (auto row = begin; row != end; ++row)
         std::copy_n(ids[*row - range.begin].data(), ids.extent(1) * ids.extent(2),
                     rows.view()[row - begin].data());
-    task_.to.write_rows<int32_t, 3>("/select/" + arm.key() + "/" + task_.name() + "/ids",
+    task_.to.write_rows<int32_t, 3>("/select/" + config.key() + "/" + task_.name() + "/ids",
                                     begin - task_.stored.begin(), rows);
+}
+
+SelectorLayer LayerComparison::selector_layer(const LayerView& view,
+                                              const SelectionRule& rule) const {
+    return {.problem = view.whole,
+            .backend = task_.backend,
+            .k = view.k,
+            .index_k = view.index_k,
+            .seed = task_.options.seed,
+            .rule = rule,
+            .read_q =
+                [q = view.host_q, &backend = task_.backend](std::span<const int64_t> tokens) {
+                    return Mirror<3>(backend, gather_rows(q, tokens));
+                },
+            .prompt = task_.options.prompt,
+            .counted = counted_};
 }
 
 std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerView& view) {
     std::vector<Scorer> scorers;
-    const Problem queries = view.whole.with_query_rows(task_.tokens);
-    const auto read_q = [q = view.host_q](std::span<const int64_t> tokens) {
-        return gather_rows(q, tokens);
-    };
-    for (size_t n = 0; n < plan_.arms.size(); ++n) {
-        const Arm& arm = plan_.arms[n];
-        tallies_[n].add_cost(analysis::selector_cost(arm.selector, queries, task_.options.prompt));
-        std::unique_ptr<Selector> selector = make_selector(arm.selector);
+    for (size_t n = 0; n < plan_.configs.size(); ++n) {
+        const Config& config = plan_.configs[n];
+        std::unique_ptr<Selector> selector = make_selector(config.selector);
+        accumulators_[n].reading().add_index_cost(*selector, phase_, task_.options.prompt);
+        const bool alone = selector->needs().uses_rule(task_.options.prompt);
         const auto same = std::find_if(scorers.begin(), scorers.end(), [&](const Scorer& scorer) {
-            return scorer.selector->name() == arm.selector && !selector->needs().rule;
+            return scorer.selector->name() == config.selector && !alone;
         });
         if (same != scorers.end()) {
-            same->arms.push_back(n);
+            same->configs.push_back(n);
             continue;
         }
-        const Stopwatch watch(task_.timing[arm.selector].select);
-        scorers.push_back({std::move(selector),
-                           {view.whole, task_.data.k, task_.backend, view.index_k,
-                            task_.options.seed, arm.rule, read_q, task_.options.prompt},
-                           {n}});
+        const Stopwatch watch(task_.timing[config.selector].select);
+        scorers.push_back({std::move(selector), selector_layer(view, config.rule), {n}});
         scorers.back().selector->prepare(scorers.back().layer);
     }
-    for (TokenArm& arm : token_arms_) {
-        const std::string& name = arm.arm().selector;
-        const Stopwatch watch(task_.timing[name].select);
-        arm.prepare({view.whole, task_.data.k, task_.backend, view.index_k},
-                    analysis::selector_cost(name, queries, task_.options.prompt));
+    for (TokenAccumulator& tokens : token_configs_) {
+        const Stopwatch watch(task_.timing[tokens.config().selector].select);
+        tokens.reading().add_index_cost(tokens.policy(), phase_, task_.options.prompt);
+        tokens.prepare(selector_layer(view, tokens.config().rule));
     }
     return scorers;
 }
@@ -142,19 +154,15 @@ void LayerComparison::run(Progress& progress) {
     }
 }
 
-Tensor<float, 3> LayerComparison::mass_before(size_t view, QueryRange range) const {
-    if (task_.previous == nullptr) return {};
-    const LayerData& data = *task_.previous;
-    const Problem p = data.problem(task_.file, plan_.block_size)
-                          .with_query_rows(task_.tokens)
-                          .with_queries(range);
-    const Tensor<float, 3> q =
-        gather_rows(data.q[view], std::span(task_.tokens)
-                                      .subspan(static_cast<size_t>(range.begin),
-                                               static_cast<size_t>(range.end - range.begin)));
-    const Operand<3> there(task_.backend, host_view(q), data.elements.main.computed),
-        k(task_.backend, host_view(data.k), data.elements.main.computed);
-    return fetch(task_.backend, Mass(task_.backend, p, there, k, false).mass);
+double LayerComparison::mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
+                                   View<const float, 2> lse) const {
+    const auto keys = static_cast<double>(view.whole.batch.longest_keys());
+    const double logit = logit_bound(p.softmax_scale(), largest_norm<3>(q), k_norm_, p.head_dim);
+    double magnitude = 0;
+    for (int64_t at = 0; at < lse.size(); ++at)
+        if (std::isfinite(lse.data()[at]))
+            magnitude = std::max(magnitude, std::abs(double{lse.data()[at]}));
+    return token_mass_bound(logit, keys, magnitude);
 }
 
 void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, QueryRange range) {
@@ -164,96 +172,113 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     Backend& backend = task_.backend;
     const Tensor<float, 3> host_q = gather_rows(view.host_q, tokens);
     const Operand<3> q(backend, host_view(host_q), task_.data.elements.main.computed);
-    const Attention dense = attend(backend, p, {q, view.k, view.v}, {});
-    const Mass there(backend, p, q, view.k, needs_logits_);
-    const OnHost<3> mass(backend, there.mass), max_logit(backend, there.max_logit);
-    const Tensor<float, 3> previous = mass_before(view.index, range);
-    Tensor<float, 3> index_q;
-    if (task_.data.index_q.data() != nullptr) index_q = gather_rows(task_.data.index_q, tokens);
-    const Operand<3> index_q_there(backend, host_view(index_q),
+    const Attention dense = attend(backend, p, {q, view.k_there, view.v_there}, {});
+    Mirror<3> index_q;
+    Tensor<float, 3> host_index_q;
+    if (task_.data.index_q.data() != nullptr)
+        host_index_q = gather_rows(task_.data.index_q, tokens);
+    const Operand<3> index_q_there(backend, host_view(host_index_q),
                                    task_.data.elements.index.computed);
+    if (host_index_q.data() != nullptr)
+        index_q = {backend, index_q_there.view(), host_view(host_index_q)};
+    const auto previous = [&] {
+        return task_.previous->mass(tokens, plan_.block_size, view.index);
+    };
+    const SelectorChunk chunk(selector_layer(view, {}), p, tokens,
+                              {backend, q.view(), host_view(host_q)}, index_q, needs_logits_,
+                              previous);
 
     const std::vector<analysis::RowKind> kinds =
         analysis::rows_beyond(p, largest_budget(task_.options, sizes_));
-    MeasuredChunk measured{p, kinds, mass.view(), {}, host_view(dense.out)};
+    const MeasuredChunk measured{p,
+                                 kinds,
+                                 chunk.mass().host(),
+                                 {},
+                                 host_view(dense.out),
+                                 std::as_const(dense.lse).view(),
+                                 mass_bound(view, p, host_q, dense.lse)};
     task_.checks.begin(measured);
-    if (range.begin == 0) check_full_budget(view, host_q, measured);
-    const SelectorChunk chunk{p,           tokens,           host_q.view(),      index_q_there,
-                              mass.view(), max_logit.view(), host_view(previous)};
+    task_.checks.look_for_undefined(measured, tokens);
+    if (range.begin == 0) check_full_budget(view, chunk, measured);
     oracles_.clear();
-    for (const SelectionRule& rule : rules_) oracles_.push_back(pick(backend, p, rule, there.mass));
-    for (Scorer& scorer : scorers) add_scorer(view, scorer, chunk, measured, range);
-    add_tokens(chunk, measured, dense.lse);
+    for (const SelectionRule& rule : rules_)
+        oracles_.push_back(pick(backend, p, rule, chunk.mass().floats()));
+    const Work work{view, chunk, measured, range};
+    for (Scorer& scorer : scorers) add_scorer(scorer, work);
+    add_tokens(work);
 }
 
-void LayerComparison::add_tokens(const SelectorChunk& chunk, const MeasuredChunk& measured,
-                                 View<const float, 2> lse) {
-    Tensor<float, 3> index_q;  // token policies work on the host
-    SelectorChunk here = chunk;
-    if (task_.data.index_q.data() != nullptr) {
-        index_q = gather_rows(task_.data.index_q, chunk.tokens);
-        here.index_q = index_q.view();
-    }
-    for (TokenArm& arm : token_arms_) {
-        const Stopwatch watch(task_.timing[arm.arm().selector].evaluate);
-        arm.add(here, measured, task_.data.k, task_.data.v, lse, task_.checks);
+void LayerComparison::add_tokens(const Work& work) {
+    for (TokenAccumulator& tokens : token_configs_) {
+        const Stopwatch watch(task_.timing[tokens.config().selector].evaluate);
+        tokens.add(selector_layer(work.view, tokens.config().rule), work.chunk, work.measured,
+                   task_.data.v, task_.checks);
     }
 }
 
-void LayerComparison::add_scorer(const LayerView& view, Scorer& scorer, const SelectorChunk& chunk,
-                                 MeasuredChunk measured, QueryRange range) {
-    const Problem& p = chunk.problem;
+void LayerComparison::add_scorer(Scorer& scorer, Work work) {
+    Backend& backend = task_.backend;
     Timing& time = task_.timing[std::string(scorer.selector->name())];
-    const Operand<3> q(task_.backend, chunk.q, task_.data.elements.main.computed);
-    Tensor<float, 3> scores(chunk.mass.shape());
-    {
+    const bool shared = task_.options.sharing == Sharing::layer;
+    const bool direct = scorer.configs.size() == 1 && !shared;  // nobody else wants the scores
+    Mirror<3> scores;
+    if (!direct) {
         const Stopwatch watch(time.select);
-        scorer.selector->score(scorer.layer, chunk, scores);
-        if (task_.options.sharing == Sharing::layer) share_scores(scores);
+        scores = scorer.selector->score(scorer.layer, work.chunk);
+        if (shared) scores = share_scores(backend, scores.host());
     }
-    const Operand<3> there(task_.backend, host_view(scores));
-    for (size_t n : scorer.arms) {
-        const Arm& arm = plan_.arms[n];
-        measured.oracle_ids = oracle(arm.rule).view();
+    for (size_t n : scorer.configs) {
+        const Config& config = plan_.configs[n];
+        work.measured.oracle_ids = oracle(config.rule).view();
         Tensor<int32_t, 3> ids;
         {
             const Stopwatch watch(time.select);
-            ids = pick(task_.backend, p, used_rule(arm, sizes_), there);
+            ids = direct ? fetch(backend,
+                                 scorer.selector->select(scorer.layer, work.chunk, config.used))
+                         : pick(backend, work.chunk.problem, config.used, scores.floats());
         }
         const Stopwatch watch(time.evaluate);
-        add_arm(tallies_[n], view, measured, q, range, ids);
+        add_config(accumulators_[n], work, ids);
     }
 }
 
-void LayerComparison::add_arm(Tally& tally, const LayerView& view, const MeasuredChunk& chunk,
-                              In<3> q, QueryRange range, View<const int32_t, 3> ids) {
+void LayerComparison::add_config(Accumulator& accumulator, const Work& work,
+                                 View<const int32_t, 3> ids) {
     const Tensor<float, 3> sparse =
-        attend_selected(task_.backend, chunk.problem, {q, view.k, view.v}, ids).out;
-    tally.add(chunk, ids, sparse);
-    task_.checks.check(tally.arm().key(), chunk, ids, sparse);
-    store_ids(tally.arm(), range, ids);
+        attend_selected(task_.backend, work.chunk.problem,
+                        {work.chunk.q.operand(), work.view.k_there, work.view.v_there}, ids)
+            .out;
+    accumulator.add(work.measured, ids, sparse);
+    task_.checks.check(accumulator.config().key(), work.measured, ids, sparse);
+    store_ids(accumulator.config(), work.range, ids);
 }
 
-void LayerComparison::check_full_budget(const LayerView& view, View<const float, 3> q,
-                                        const MeasuredChunk& chunk) {
-    const int64_t n = chunk.problem.queries(), rows = std::min(kFullRows, n), first = n - rows;
-    const Problem p = chunk.problem.with_queries({first, n});
+void LayerComparison::check_full_budget(const LayerView& view, const SelectorChunk& chunk,
+                                        const MeasuredChunk& measured) {
+    const int64_t n = measured.problem.queries(), rows = std::min(kFullRows, n), first = n - rows;
+    const Problem p = measured.problem.with_queries({first, n});
     const Tensor<int32_t, 3> ids = all_visible_blocks(p);
-    const Operand<3> last(task_.backend, q.slice(first, rows),
+    const Operand<3> last(task_.backend, chunk.q.host().slice(first, rows),
                           task_.data.elements.main.computed);
     const Tensor<float, 3> sparse =
-        attend_selected(task_.backend, p, {last, view.k, view.v}, ids).out;
-    const MeasuredChunk part{
-        p, chunk.kinds, chunk.mass.slice(first, rows), {}, chunk.dense.slice(first, rows)};
+        attend_selected(task_.backend, p, {last, view.k_there, view.v_there}, ids).out;
+    MeasuredChunk part{p,
+                       measured.kinds,
+                       measured.mass.slice(first, rows),
+                       {},
+                       measured.dense.slice(first, rows),
+                       measured.lse.slice(first, rows),
+                       measured.mass_bound};
     task_.checks.begin(part);
     task_.checks.check("the full budget", part, ids, sparse);
-    task_.checks.begin(chunk);
+    task_.checks.begin(measured);
 }
 
 void LayerComparison::write() const {
-    for (const Tally& tally : tallies_)
-        tally.write(task_.to, task_.name(), sizes_, used_rule(tally.arm(), sizes_));
-    for (const TokenArm& arm : token_arms_) arm.write(task_.to, task_.name(), sizes_);
+    for (const Accumulator& accumulator : accumulators_)
+        accumulator.write(task_.to, task_.name(), sizes_);
+    for (const TokenAccumulator& tokens : token_configs_)
+        tokens.write(task_.to, task_.name(), sizes_);
 }
 
 }  // namespace msa::experiments::compare

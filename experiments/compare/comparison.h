@@ -10,10 +10,9 @@
 
 #include "core/select/selector.h"
 #include "experiments/compare/checks.h"
-#include "experiments/compare/layer_data.h"
 #include "experiments/compare/layer_view.h"
-#include "experiments/compare/tally.h"
-#include "experiments/compare/token_arm.h"
+#include "experiments/compare/previous_layer.h"
+#include "experiments/compare/token_accumulator.h"
 #include "experiments/driver/progress.h"
 
 namespace msa::experiments::compare {
@@ -28,7 +27,7 @@ struct LayerTask {
     const CompareOptions& options;
     const io::ActivationsInfo& file;
     const LayerData& data;
-    const LayerData* previous;           // the layer before it in the file, or absent
+    PreviousLayer* previous;             // what stands before it in the file, or absent
     const std::vector<int64_t>& tokens;  // packed tokens of the compared queries, ascending
     std::vector<int64_t> stored;         // those of them, by number, whose ids are stored
     Backend& backend;
@@ -50,30 +49,39 @@ public:
 
 private:
     struct Scorer;
+    /// One chunk at work.
+    struct Work {
+        const LayerView& view;
+        const SelectorChunk& chunk;
+        MeasuredChunk measured;
+        QueryRange range;
+    };
+    SelectorLayer selector_layer(const LayerView& view, const SelectionRule& rule) const;
     std::vector<Scorer> make_scorers(const LayerView& view);
     void add(const LayerView& view, std::vector<Scorer>& scorers, QueryRange range);
-    void add_scorer(const LayerView& view, Scorer& scorer, const SelectorChunk& chunk,
-                    MeasuredChunk measured, QueryRange range);
-    void add_arm(Tally& tally, const LayerView& view, const MeasuredChunk& chunk, In<3> q,
-                 QueryRange range, View<const int32_t, 3> ids);
-    void add_tokens(const SelectorChunk& chunk, const MeasuredChunk& measured,
-                    View<const float, 2> lse);
-    Tensor<float, 3> mass_before(size_t view, QueryRange range) const;
-    void check_full_budget(const LayerView& view, View<const float, 3> q,
-                           const MeasuredChunk& chunk);
+    void add_scorer(Scorer& scorer, Work work);
+    void add_config(Accumulator& accumulator, const Work& work, View<const int32_t, 3> ids);
+    void add_tokens(const Work& work);
+    double mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
+                      View<const float, 2> lse) const;
+    void check_full_budget(const LayerView& view, const SelectorChunk& chunk,
+                           const MeasuredChunk& measured);
     const Tensor<int32_t, 3>& oracle(const SelectionRule& rule) const;
     void create_ids();
-    void store_ids(const Arm& arm, QueryRange range, View<const int32_t, 3> ids);
+    void store_ids(const Config& config, QueryRange range, View<const int32_t, 3> ids);
     int64_t chunk_queries() const;
 
     LayerTask& task_;
-    Plan plan_;            // its arms that keep blocks
+    Plan plan_;            // its configs that keep blocks
     Problem sizes_, all_;  // all tokens as queries; the compared ones
+    Problem phase_;        // the phase's queries, whichever are compared
     bool needs_logits_ = false;
-    std::vector<Tally> tallies_;               // of the plan's arms
-    std::vector<TokenArm> token_arms_;         // those that keep tokens
-    std::vector<SelectionRule> rules_;         // of the oracles, distinct
-    std::vector<Tensor<int32_t, 3>> oracles_;  // of the chunk at hand, one of each rule
+    double k_norm_;                                // longest key
+    std::vector<int64_t> counted_;                 // packed tokens that averages count
+    std::vector<Accumulator> accumulators_;        // of the plan's configs
+    std::vector<TokenAccumulator> token_configs_;  // those that keep tokens
+    std::vector<SelectionRule> rules_;             // of the oracles, distinct
+    std::vector<Tensor<int32_t, 3>> oracles_;      // of the chunk at hand, one of each rule
 };
 
 }  // namespace msa::experiments::compare

@@ -42,14 +42,16 @@ bool same_sizes(const io::LayerInfo& a, const io::LayerInfo& b) {
 
 std::string why_unusable(const CompareOptions& o, const io::LayerInfo& layer, bool has_previous,
                          const std::string& name) {
-    const std::unique_ptr<TokenSelector> tokens = find_token_selector(name);
-    const Selector::Needs needs = tokens ? tokens->needs() : make_selector(name)->needs();
+    const Policy::Needs needs = make_policy(name)->needs();
     if (needs.index && !layer.has(io::Field::index_q))
         return "the layer has no index_q and index_k";
-    if (needs.previous_mass && !has_previous)
+    if (needs.previous_layer && !has_previous)
         return "the file has no layer of the same sizes before it";
-    if (needs.prefill && o.prompt > 0) return "it is a rule for the prefill phase";
-    if (needs.rule && o.sharing == Sharing::layer)
+    if (needs.phases == Phases::prefill && o.prompt > 0)
+        return "it is a rule for the prefill phase";
+    if (needs.phases == Phases::decode && o.prompt == 0)
+        return "it is a rule for the decode phase: --phase decode";
+    if (needs.uses_rule(o.prompt) && o.sharing == Sharing::layer)
         return "it spends its budget group by group, which --share layer takes from it";
     return "";
 }
@@ -58,10 +60,12 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
                    const io::LayerInfo& layer, const io::LayerInfo* previous,
                    const std::vector<std::string>& selectors, const std::vector<int64_t>& tokens,
                    Backend& backend, io::ResultsWriter& to, std::ostream& err) {
-    const LayerData data(file, layer, layer_elements(backend, layer, o.element), o.sharing);
-    std::optional<LayerData> before;
-    if (previous != nullptr) 
-        before.emplace(file, *previous, layer_elements(backend, *previous, o.element), o.sharing);
+    const LayerElements elements = layer_elements(backend, layer, o.element);
+    const LayerData data(file, layer, elements, o.sharing);
+    std::optional<PreviousLayer> before;
+    if (previous != nullptr)
+        before.emplace(file, *previous, layer_elements(backend, *previous, o.element), o.sharing,
+                       backend);
     LayerTask task{.options = o,
                    .file = file.info(),
                    .data = data,
@@ -73,7 +77,7 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
                    .checks = {},
                    .timing = {}};
     const Problem sizes = data.problem(file.info(), o.block_size);
-    const std::vector<Plan> plans = make_plans(o, selectors, sizes.with_query_rows(tokens));
+    const std::vector<Plan> plans = make_plans(o, selectors, sizes);
     Progress progress(err, text("layer ", layer.layer),
                       std::ssize(tokens) * std::ssize(plans) * std::ssize(data.q), "queries");
     for (const Plan& plan : plans) {
@@ -83,7 +87,11 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
     }
     write_sizes(task, sizes);
     if (o.sharing != Sharing::head) write_stored_queries(task);
+    if (previous != nullptr &&
+        std::find(selectors.begin(), selectors.end(), "previous-layer") != selectors.end())
+        to.attribute("/layers/" + task.name(), "previous_layer", previous->layer);
     task.checks.write(to, task.name());
+    task.checks.warn(task.name(), err);
     for (const auto& [selector, seconds] : task.timing) {
         const std::string group = "/timing/" + task.name() + "/" + selector;
         to.attribute(group, "select_seconds", seconds.select);

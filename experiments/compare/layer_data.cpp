@@ -8,15 +8,6 @@ namespace {
 
 using io::Field;
 
-/// The head `member` of every group of q [N, Hq, dh]: [N, Hkv, dh].
-Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, int64_t member) {
-    Tensor<float, 3> picked({q.extent(0), q.extent(1) / group_size, q.extent(2)});
-    for (int64_t i = 0; i < picked.extent(0); ++i)
-        for (int64_t r = 0; r < picked.extent(1); ++r)
-            std::copy_n(q[i][r * group_size + member].data(), q.extent(2), &picked(i, r, 0));
-    return picked;
-}
-
 }  // namespace
 
 LayerData::LayerData(const io::ActivationsReader& file, const io::LayerInfo& layer,
@@ -34,6 +25,14 @@ LayerData::LayerData(const io::ActivationsReader& file, const io::LayerInfo& lay
     q.clear();
     for (int64_t member = 0; member < group_size; ++member)
         q.push_back(one_of_each_group(all, group_size, member));
+}
+
+Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, int64_t view) {
+    Tensor<float, 3> picked({q.extent(0), q.extent(1) / group_size, q.extent(2)});
+    for (int64_t i = 0; i < picked.extent(0); ++i)
+        for (int64_t r = 0; r < picked.extent(1); ++r)
+            std::copy_n(q[i][r * group_size + view].data(), q.extent(2), &picked(i, r, 0));
+    return picked;
 }
 
 Problem LayerData::problem(const io::ActivationsInfo& file, int64_t block_size) const {

@@ -27,4 +27,7 @@ struct LayerData {
     Problem problem(const io::ActivationsInfo&, int64_t block_size) const;
 };
 
+/// Of q [n, Hq, dh]: what the view `view` of a layer that is shared by head sees, [n, Hkv, dh].
+Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, int64_t view);
+
 }  // namespace msa::experiments::compare

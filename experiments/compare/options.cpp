@@ -6,7 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "experiments/compare/policies.h"
+#include "core/select/token_selector.h"
 
 namespace msa::experiments::compare {
 namespace {
@@ -49,7 +49,7 @@ Budget parse_budget(const std::string& item) {
 
 /// A policy's own name; "all" stands for every one.
 std::string known_policy(const std::string& name) {
-    return name == kAll ? name : policy_name(name);
+    return name == kAll ? name : std::string(make_policy(name)->name());
 }
 
 }  // namespace
@@ -82,8 +82,8 @@ OptionTable option_table(CompareOptions& o) {
         .shown_as(kBudgets);
     table.choice("ablation", "WHAT", o.ablation, kAblations,
                  "one table of the paper's appendix: block-size (32, 64, 128 at equal budget), "
-                 "forced (first and newest blocks), window (against a window of equal budget and "
-                 "of equal FLOPs); none: the plain comparison");
+                 "forced (first and newest blocks), window (against window-tokens of equal budget, "
+                 "and of equal FLOPs); none: the plain comparison");
     table.count("block-size", "TOKENS", o.block_size, "Bk, tokens of a key block")
         .between(kMinBlockSize, kMaxBlockSize);
     table

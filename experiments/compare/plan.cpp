@@ -4,15 +4,15 @@
 #include <algorithm>
 #include <cmath>
 
-#include "analysis/cost_model.h"
-#include "analysis/selector_cost.h"
+#include "core/select/selector.h"
+#include "core/select/token_selector.h"
 
 namespace msa::experiments::compare {
 namespace {
 
 constexpr int64_t kBlockSizes[] = {32, 64, 128};  // of tab:block-ablation
 constexpr int64_t kForcedLocal = 2;               // of the ablation; the paper does not say
-const char* const kWindow = "window";
+const char* const kWindow = "window-tokens";      // app:prelim-swa
 
 int64_t context(const Problem& p) {
     int64_t longest = 0;
@@ -36,65 +36,106 @@ std::vector<int64_t> budgets(const CompareOptions& o, const Problem& p) {
     return tokens;
 }
 
-Plan with_block_size(const CompareOptions& o, const std::vector<std::string>& selectors,
-                     const Problem& p, int64_t block_size, const std::string& suffix) {
+/// A config labelled with `setting`, or by what ran where that is empty: "256,first=1,local=2".
+Config make_config(const CompareOptions& o, const std::string& selector, const Problem& p,
+                   int64_t tokens, const SelectionRule& rule, std::string setting) {
+    Config config{selector, std::move(setting), tokens, rule, rule};
+    if (find_token_selector(selector) == nullptr) {
+        config.used = make_selector(selector)->adjust(rule, o.prompt);
+        config.uneven = config.used.top_k == kUneven;
+        if (config.uneven)
+            config.used.top_k =
+                std::max(p.blocks(), config.used.forced_local + config.used.forced_first);
+        if (config.setting.empty())
+            config.setting = text(tokens, ",first=", config.used.forced_first,
+                                  ",local=", config.used.forced_local);
+    }
+    if (config.setting.empty()) config.setting = std::to_string(tokens);
+    return config;
+}
+
+Plan with_block_size(const CompareOptions& o, const std::vector<std::string>& selectors, Problem p,
+                     int64_t block_size, const std::string& suffix) {
+    p.block_size = block_size;
     Plan plan{block_size, {}};
     for (const std::string& selector : selectors)
         for (int64_t tokens : budgets(o, p))
-            plan.arms.push_back({selector, std::to_string(tokens) + suffix, tokens,
-                                 rule_of(o, tokens, block_size)});
+            plan.configs.push_back(make_config(o, selector, p, tokens,
+                                               rule_of(o, tokens, block_size),
+                                               std::to_string(tokens) + suffix));
     return plan;
 }
 
 /// No forced block but the local one, the first block, the newest ones, both
-/// (tab:forced-sink-local), where they fit.
+/// (tab:forced-sink-local), where they fit. Policies that force blocks themselves run as often as
+/// that makes a difference, and every policy of tokens once.
 Plan forced_plan(const CompareOptions& o, const std::vector<std::string>& selectors,
                  const Problem& p) {
     Plan plan{o.block_size, {}};
+    const auto add = [&](Config config) {
+        const auto same = [&](const Config& other) { return other.key() == config.key(); };
+        if (std::none_of(plan.configs.begin(), plan.configs.end(), same))
+            plan.configs.push_back(std::move(config));
+    };
     for (const std::string& selector : selectors)
         for (int64_t tokens : budgets(o, p))
             for (const int64_t first : {int64_t{0}, int64_t{1}})
                 for (const int64_t local : {int64_t{1}, kForcedLocal}) {
                     const SelectionRule rule{ceil_div(tokens, o.block_size), local, first};
                     if (first + local > rule.top_k) continue;
-                    plan.arms.push_back(
-                        {selector, text(tokens, ",first=", first, ",local=", local), tokens, rule});
+                    add(make_config(o, selector, p, tokens, rule, ""));
                 }
     return plan;
 }
 
 /// Tokens that a query could attend to beyond its budget for the FLOPs of the selector's scores.
-int64_t tokens_for_scores(const std::string& selector, const Problem& p, int64_t prompt) {
-    const double flops = analysis::selector_cost(selector, p, prompt).flops;
+int64_t tokens_for_scores(const std::string& selector, const Problem& phase, int64_t prompt) {
+    const double flops = make_policy(selector)->cost(phase, prompt).flops;
+    const int64_t queries = std::max<int64_t>(1, phase.queries());
     return std::llround(flops /
-                        (4 * static_cast<double>(p.query_heads * p.head_dim * p.queries())));
+                        (4 * static_cast<double>(phase.query_heads * phase.head_dim * queries)));
 }
 
-/// Every selector beside windows of its budget and of its FLOPs (app:prelim-swa).
+/// Every selector, the window of its budget (the paper's comparison, app:prelim-swa), and as a
+/// config of its own the window of its FLOPs.
 Plan window_plan(const CompareOptions& o, const std::vector<std::string>& selectors,
                  const Problem& p) {
     Plan plan{o.block_size, {}};
-    std::vector<int64_t> windows = budgets(o, p);
+    const Problem phase = phase_queries(p, o.prompt);
+    std::vector<int64_t> matched;
     for (const std::string& selector : selectors) {
         if (selector == kWindow) continue;
         for (int64_t tokens : budgets(o, p)) {
-            const int64_t matched =
+            matched.push_back(
                 p.block_size *
-                ceil_div(tokens + tokens_for_scores(selector, p, o.prompt), p.block_size);
-            windows.push_back(matched);
-            plan.arms.push_back({selector, std::to_string(tokens), tokens,
-                                 rule_of(o, tokens, p.block_size), matched});
+                ceil_div(tokens + tokens_for_scores(selector, phase, o.prompt), p.block_size));
+            plan.configs.push_back(make_config(
+                o, selector, p, tokens, rule_of(o, tokens, p.block_size), std::to_string(tokens)));
+            plan.configs.back().matched_budget = matched.back();
         }
     }
-    std::sort(windows.begin(), windows.end());
-    windows.erase(std::unique(windows.begin(), windows.end()), windows.end());
-    for (int64_t tokens : windows)
-        plan.arms.push_back(
-            {kWindow, std::to_string(tokens), tokens, rule_of(o, tokens, p.block_size)});
+    std::sort(matched.begin(), matched.end());
+    matched.erase(std::unique(matched.begin(), matched.end()), matched.end());
+    const auto add = [&](int64_t tokens, const char* equal) {
+        plan.configs.push_back(make_config(o, kWindow, p, tokens, rule_of(o, tokens, p.block_size),
+                                           text(tokens, ",equal=", equal)));
+    };
+    for (int64_t tokens : budgets(o, p)) add(tokens, "budget");
+    for (int64_t tokens : matched) add(tokens, "FLOPs");
     return plan;
 }
 
 }  // namespace
+
+Problem phase_queries(const Problem& whole, int64_t prompt) {
+    if (prompt == 0) return whole;
+    std::vector<int64_t> tokens;
+    for (size_t s = 0; s + 1 < whole.batch.cu_seqlens_k().size(); ++s)
+        for (int64_t token = whole.batch.cu_seqlens_k()[s] + prompt;
+             token < whole.batch.cu_seqlens_k()[s + 1]; ++token)
+            tokens.push_back(token);
+    return whole.with_query_rows(tokens);
+}
 
 std::vector<Plan> make_plans(const CompareOptions& o, const std::vector<std::string>& selectors,
                              const Problem& p) {

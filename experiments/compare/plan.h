@@ -12,26 +12,32 @@
 
 namespace msa::experiments::compare {
 
-/// One selector at one setting.
-struct Arm {
+/// One policy at one setting.
+struct Config {
     std::string selector;
-    std::string setting;         // "1024", "1024,block=32": the budget and what an ablation varies
+    std::string setting;         // "1024", "1024,block=32": the budget, and what an ablation varies
     int64_t budget = 0;          // tokens
-    SelectionRule rule;          // asked for; the selector may adjust it
+    SelectionRule rule;          // asked for
+    SelectionRule used;          // what the policy makes of it; no more slots than there are blocks
+    bool uneven = false;         // it spends the budget unevenly
     int64_t matched_budget = 0;  // window ablation: of the window with the same FLOPs, in tokens
     std::string key() const { return selector + "@" + setting; }
 };
 
-/// Arms that share a block size, and with it the oracle.
+/// Configs that share a block size, and with it the oracle.
 struct Plan {
     int64_t block_size = 0;
-    std::vector<Arm> arms;
+    std::vector<Config> configs;
 };
 
-/// The plans of a layer; `queries` are its analysed ones. InputError where the forced blocks do not
-/// fit into a budget.
+/// The queries of the phase: all tokens, or those behind the prompt. `whole`: all tokens as
+/// queries. What costs are counted on, whichever queries are looked at.
+Problem phase_queries(const Problem& whole, int64_t prompt);
+
+/// The plans of a layer; `whole` has all tokens as queries. InputError where the forced blocks do
+/// not fit into a budget.
 std::vector<Plan> make_plans(const CompareOptions&, const std::vector<std::string>& selectors,
-                             const Problem& queries);
+                             const Problem& whole);
 
 /// The largest budget asked for, in tokens, with the forced blocks that come on top of it: rows
 /// that see no more are trivial.

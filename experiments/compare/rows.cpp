@@ -3,7 +3,8 @@
 
 #include <algorithm>
 
-#include "experiments/compare/policies.h"
+#include "core/error.h"
+#include "core/select/token_selector.h"
 
 namespace msa::experiments::compare {
 
@@ -28,6 +29,26 @@ std::vector<Row> read_rows(const io::ResultsReader& results) {
         return a.budget < b.budget;
     });
     return rows;
+}
+
+std::vector<std::string> read_notes(const io::ResultsReader& results,
+                                    const std::vector<Row>& rows) {
+    std::vector<std::string> notes;
+    std::string last;
+    for (const Row& row : rows) {
+        if (row.selector == last) continue;
+        last = row.selector;
+        const std::unique_ptr<Policy> policy = make_policy(row.selector);
+        if (!policy->note().empty()) notes.push_back(text(row.selector, ": ", policy->note()));
+        if (!policy->needs().previous_layer) continue;
+        const auto previous =
+            static_cast<int64_t>(results.number("/layers/" + row.layer, "previous_layer"));
+        const int64_t before = std::stoll(row.layer) - 1;
+        if (previous != before)
+            notes.push_back(text(row.selector, ": layer ", before, " is not in the file, layer ",
+                                 previous, " stands in for it"));
+    }
+    return notes;
 }
 
 }  // namespace msa::experiments::compare

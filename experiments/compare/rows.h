@@ -10,7 +10,7 @@
 
 namespace msa::experiments::compare {
 
-/// A number of the summary: an attribute of the arm's metrics.
+/// A number of the summary: an attribute of the config's metrics.
 struct Measure {
     const char* name;
     const char* definition;
@@ -25,19 +25,22 @@ inline constexpr Measure kMeasures[] = {
      "|o_sparse - o_dense| / |o_dense| over the counted queries and a group's heads, mean over "
      "groups"},
     {"blocks_kept", "chosen blocks per counted query and group"},
-    {"index_flops", "FLOPs of the selector's scores per query, all groups (a multiply-add is 2)"},
+    {"tokens_read",
+     "keys that a counted query reads per group: its own block as far as it sees it"},
+    {"index_flops",
+     "FLOPs of the selector's scores per query of the phase, all heads (a multiply-add is 2)"},
     {"index_bytes",
-     "bytes that they read per query, each query on its own, 2-byte elements; a probe's are "
-     "spread over all queries"},
+     "bytes that they read per query of the phase, each query on its own, 2-byte elements; what "
+     "is read once for several queries is spread over them"},
     {"attention_flops", "FLOPs of attention over the chosen keys per query"},
     {"attention_bytes", "bytes of chosen keys and values per query, likewise"},
 };
 
 inline constexpr const char* kRowSizes[] = {"budget",       "block_size",   "top_k",
                                             "forced_first", "forced_local", "matched_budget",
-                                            "rows_counted"};
+                                            "rows_counted", "dead_groups"};
 
-/// One arm on one layer.
+/// One config on one layer.
 struct Row {
     std::string layer, key, selector, setting;
     int64_t budget = 0;
@@ -55,6 +58,9 @@ struct Row {
         return static_cast<int64_t>(results.number(group(), name));
     }
 };
+
+/// What a reader must know of the policies of a layer's rows, and which layer stands before it.
+std::vector<std::string> read_notes(const io::ResultsReader&, const std::vector<Row>& of_layer);
 
 /// By layer, then by selector in the order of their documentation, then by budget and setting.
 std::vector<Row> read_rows(const io::ResultsReader&);

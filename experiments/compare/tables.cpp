@@ -20,14 +20,27 @@ std::vector<Row> of_layer(const std::vector<Row>& rows, const std::string& layer
     return some;
 }
 
-/// The distinct values of a property of the rows, in their order.
-template <typename Property>
-auto distinct(const std::vector<Row>& rows, Property property) {
-    std::vector<decltype(property(rows.front()))> values;
-    for (const Row& row : rows)
-        if (std::find(values.begin(), values.end(), property(row)) == values.end())
-            values.push_back(property(row));
-    return values;
+/// One config a line: what it read, what it kept, what its scores cost.
+void print_configs(const io::ResultsReader& results, const std::vector<Row>& rows,
+                   const std::string& ablation, std::ostream& out) {
+    std::vector<std::string> header{"selector", "budget"};
+    if (ablation != "none") header.push_back("setting");
+    header.insert(header.end(),
+                  {"blocks\nkept", "tokens\nread", "mass", "error", "index\nkFLOP", "index\nKiB"});
+    Table table(header);
+    for (const Row& row : rows) {
+        const auto number = [&](const char* measure, double unit, int decimals) {
+            return fixed_text(row.value(results, measure) / unit, decimals);
+        };
+        std::vector<std::string> cells{row.selector, std::to_string(row.budget)};
+        if (ablation != "none") cells.push_back(row.variant());
+        cells.insert(cells.end(),
+                     {number("blocks_kept", 1, 2), number("tokens_read", 1, 1),
+                      number("mass_kept", 1, kDecimals), number("output_error", 1, kDecimals),
+                      number("index_flops", 1000, 1), number("index_bytes", 1024, 1)});
+        table.add(cells);
+    }
+    table.print(out);
 }
 
 /// A measure of the row that `found` accepts, "-" where there is none.
@@ -36,57 +49,6 @@ std::string cell(const io::ResultsReader& results, const std::vector<Row>& rows,
                  const std::string& measure, Found found) {
     const auto row = std::find_if(rows.begin(), rows.end(), found);
     return row == rows.end() ? "-" : fixed_text(row->value(results, measure), kDecimals);
-}
-
-/// Selectors by budgets, with what the scores cost.
-void print_budgets(const io::ResultsReader& results, const std::vector<Row>& rows,
-                   std::ostream& out) {
-    const auto budgets = distinct(rows, [](const Row& row) { return row.budget; });
-    std::vector<std::string> header{"selector"};
-    for (const char* measure : {"mass", "error"})
-        for (int64_t budget : budgets) header.push_back(text(measure, "\n", budget));
-    header.insert(header.end(), {"index\nkFLOP", "index\nKiB"});
-    Table table(header);
-    for (const std::string& selector : distinct(rows, [](const Row& r) { return r.selector; })) {
-        std::vector<std::string> cells{selector};
-        for (const char* measure : {"mass_kept", "output_error"})
-            for (int64_t budget : budgets)
-                cells.push_back(cell(results, rows, measure, [&](const Row& row) {
-                    return row.selector == selector && row.budget == budget;
-                }));
-        const auto any = std::find_if(rows.begin(), rows.end(),
-                                      [&](const Row& row) { return row.selector == selector; });
-        cells.push_back(fixed_text(any->value(results, "index_flops") / 1000, 1));
-        cells.push_back(fixed_text(any->value(results, "index_bytes") / 1024, 1));
-        table.add(cells);
-    }
-    table.print(out);
-}
-
-/// Selectors and budgets by what the ablation varies.
-void print_variants(const io::ResultsReader& results, const std::vector<Row>& rows,
-                    std::ostream& out) {
-    const auto variants = distinct(rows, [](const Row& row) { return row.variant(); });
-    std::vector<std::string> header{"selector", "budget"};
-    for (const char* measure : {"mass", "error"})
-        for (const std::string& variant : variants) {
-            std::string lines = text(measure, "\n", variant);
-            std::replace(lines.begin(), lines.end(), ',', '\n');
-            header.push_back(lines);
-        }
-    Table table(header);
-    for (const std::string& selector : distinct(rows, [](const Row& r) { return r.selector; }))
-        for (int64_t budget : distinct(rows, [](const Row& row) { return row.budget; })) {
-            std::vector<std::string> cells{selector, std::to_string(budget)};
-            for (const char* measure : {"mass_kept", "output_error"})
-                for (const std::string& variant : variants)
-                    cells.push_back(cell(results, rows, measure, [&](const Row& row) {
-                        return row.selector == selector && row.budget == budget &&
-                               row.variant() == variant;
-                    }));
-            table.add(cells);
-        }
-    table.print(out);
 }
 
 /// Every selector beside the windows of its budget and of its FLOPs.
@@ -98,18 +60,19 @@ void print_windows(const io::ResultsReader& results, const std::vector<Row>& row
     for (const Row& row : rows) {
         const int64_t matched = row.size(results, "matched_budget");
         if (matched == 0) continue;
-        const auto window = [&](const char* measure, int64_t budget) {
+        const auto window = [&](const char* measure, const char* equal) {
+            const int64_t budget = std::string(equal) == "equal=budget" ? row.budget : matched;
             return cell(results, rows, measure, [&](const Row& other) {
-                return other.selector == "window" && other.budget == budget;
+                return other.variant() == equal && other.budget == budget;
             });
         };
         const auto own = [&](const char* measure) {
             return fixed_text(row.value(results, measure), kDecimals);
         };
         table.add({row.selector, std::to_string(row.budget), own("mass_kept"),
-                   window("mass_kept", row.budget), std::to_string(matched),
-                   window("mass_kept", matched), own("output_error"),
-                   window("output_error", row.budget), window("output_error", matched)});
+                   window("mass_kept", "equal=budget"), std::to_string(matched),
+                   window("mass_kept", "equal=FLOPs"), own("output_error"),
+                   window("output_error", "equal=budget"), window("output_error", "equal=FLOPs")});
     }
     table.print(out);
 }
@@ -125,12 +88,14 @@ void print_layer(const io::ResultsReader& results, const std::string& layer,
         << " queries that see more than " << size("largest_budget") << " keys\n\n";
     if (rows.front().size(results, "rows_counted") == 0)
         out << "No query sees more keys than the largest budget: choose smaller --budgets.\n\n";
-    if (ablation == "none")
-        print_budgets(results, rows, out);
-    else if (ablation == "window")
+    print_configs(results, rows, ablation, out);
+    if (ablation == "window") {
+        out << "\n";
         print_windows(results, rows, out);
-    else
-        print_variants(results, rows, out);
+    }
+    const std::vector<std::string> notes = read_notes(results, rows);
+    if (!notes.empty()) out << "\n";
+    for (const std::string& note : notes) out << note << "\n";
     const std::string checks = "/checks/" + layer;
     out << "\nchecked: no selector keeps more than the best choice of as many blocks, on "
         << static_cast<int64_t>(results.number(checks, "rows"))

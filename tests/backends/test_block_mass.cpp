@@ -40,6 +40,17 @@ TEST_P(BlockMassTest, ThreadsAndRerunsChangeNoBit) {
     }
 }
 
+/// Blocks shorter than any other operation takes; of one token, mass is the probability itself.
+TEST_P(BlockMassTest, SmallBlocksMatchReference) {
+    for (const int64_t block_size : {1, 3}) {
+        Problem p = problem();
+        p.block_size = block_size;
+        EXPECT_TRUE(matches(Runner(subject()).block_mass(p, operands_),
+                            reference().block_mass(p, operands_), bounds(p, operands_)))
+            << "seed " << seed() << ", block size " << block_size;
+    }
+}
+
 class BlockMassForms : public SubjectTest {};
 MSA_FOR_ALL_SUBJECTS(BlockMassForms);
 

@@ -25,6 +25,17 @@ TEST_P(IndexScores, ThreadsAndRerunsChangeNoBit) {
         EXPECT_TRUE(identical(three.index_scores(problem(), operands_), once));
 }
 
+/// Blocks shorter than any other operation takes; of one token, the score is its product.
+TEST_P(IndexScores, SmallBlocksMatchReference) {
+    for (const int64_t block_size : {1, 3}) {
+        Problem p = problem();
+        p.block_size = block_size;
+        EXPECT_TRUE(close(Runner(subject()).index_scores(p, operands_),
+                          reference().index_scores(p, operands_), bounds(p, operands_).scores))
+            << "seed " << seed() << ", block size " << block_size;
+    }
+}
+
 class IndexScoresForms : public SubjectTest {};
 MSA_FOR_ALL_SUBJECTS(IndexScoresForms);
 

@@ -95,8 +95,11 @@ TEST_P(Interface, BadProblemsRulesAndIdsAreRefused) {
                   "ids[0, 0, 0] is 1, must be a visible block (the query sees 1 blocks)");
     }
     problem_.block_size = 7;
-    EXPECT_EQ(refusal([&] { runner.block_mass(problem_, operands_); }),
+    EXPECT_EQ(refusal([&] { runner.dense_attention(problem_, operands_); }),
               "block_size is 7, must be from 8 to 256");
+    problem_.block_size = 0;
+    EXPECT_EQ(refusal([&] { runner.block_mass(problem_, operands_); }),
+              "block_size is 0, must be from 1 to 256");
 }
 
 TEST_P(Interface, UnsupportedSaysWhy) {

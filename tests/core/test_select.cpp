@@ -6,7 +6,9 @@
 #include <functional>
 #include <set>
 
+#include "core/registry.h"
 #include "core/select/selector.h"
+#include "core/select/token_selector.h"
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
@@ -37,37 +39,36 @@ public:
         : p_(std::move(problem)),
           o_(std::move(operands)),
           visible_(visible_keys(p_)),
-          tokens_(query_tokens(p_)),
-          mass_(test::reference().block_mass(p_, o_)) {}
+          tokens_(query_tokens(p_)) {}
     explicit Layer(const Case& c) : Layer(c.problem, test::make_operands(c, Element::f32)) {}
 
     const Problem& problem() const { return p_; }
     const Operands& operands() const { return o_; }
     void set_tokens(std::vector<int64_t> tokens) { tokens_ = std::move(tokens); }
 
-    /// Scores of the queries of `range`: NaN where the selector writes nothing. It is given what it
-    /// says it needs, and nothing else.
+    /// Scores of the queries of `range`. The selector is given the operands that it says it needs,
+    /// and no others.
     Tensor<float, 3> scores(std::string_view name, QueryRange range, uint64_t seed = kSeed) const {
         const std::unique_ptr<Selector> selector = make_selector(name);
-        const Selector::Needs needs = selector->needs();
+        const Policy::Needs needs = selector->needs();
         const Problem p = p_.with_queries(range);
         const int64_t first = range.begin, n = range.end - range.begin;
-        const SelectorLayer layer{p_, o_.k, *backend_, needs.index ? In<2>(o_.index_k) : In<2>(),
-                                  seed};
-        SelectorChunk chunk{
-            p,
+        const SelectorLayer layer{
+            .problem = p_,
+            .backend = *backend_,
+            .k = {*backend_, In<3>(o_.k)},
+            .index_k = needs.index ? Mirror<2>(*backend_, In<2>(o_.index_k)) : Mirror<2>(),
+            .seed = seed};
+        Mirror<3> index_q;
+        if (needs.index) index_q = {*backend_, In<3>(o_.index_q.view().slice(first, n))};
+        const SelectorChunk chunk(
+            layer, p,
             std::span(tokens_).subspan(static_cast<size_t>(first), static_cast<size_t>(n)),
-            o_.q.view().slice(first, n),
-            {},
-            {},
-            {}};
-        if (needs.index) chunk.index_q = o_.index_q.view().slice(first, n);
-        if (needs.mass) chunk.mass = mass_.mass.view().slice(first, n);
-        if (needs.max_logit) chunk.max_logit = mass_.max_logit.view().slice(first, n);
-        Tensor<float, 3> scores({n, p.kv_heads, p.blocks()});
-        std::fill_n(scores.data(), scores.size(), NAN);
+            {*backend_, In<3>(o_.q.view().slice(first, n))}, index_q, needs.max_logit);
         selector->prepare(layer);
-        selector->score(layer, chunk, scores);
+        const Mirror<3> made = selector->score(layer, chunk);
+        Tensor<float, 3> scores(made.shape());
+        std::copy_n(made.host().data(), scores.size(), scores.data());
         return scores;
     }
     Tensor<float, 3> scores(std::string_view name) const { return scores(name, all()); }
@@ -77,7 +78,7 @@ public:
                            uint64_t seed = kSeed) const {
         const Tensor<float, 3> by = scores(name, range, seed);
         Tensor<int32_t, 3> ids({by.extent(0), p_.kv_heads, rule.top_k});
-        backend_->select_blocks(p_.with_queries(range), make_selector(name)->adjust(rule), by, ids);
+        backend_->select_blocks(p_.with_queries(range), make_selector(name)->adjust(rule, 0), by, ids);
         return ids;
     }
     Tensor<int32_t, 3> ids(std::string_view name, const SelectionRule& rule) const {
@@ -98,7 +99,6 @@ private:
     Operands o_;
     std::vector<KeyRange> visible_;
     std::vector<int64_t> tokens_;
-    test::BlockMass mass_;
     std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 1});  // many small calls
 };
 
@@ -378,9 +378,9 @@ TEST(SelectorRegistry, KnowsItsNames) {
 TEST(SelectorRegistry, PointwiseSelectorsNeedNothingOfOtherQueries) {
     const std::vector<std::string> pointwise = list_pointwise_selectors();
     for (const std::string& name : list_selectors()) {
-        const Selector::Needs needs = make_selector(name)->needs();
+        const Policy::Needs needs = make_selector(name)->needs();
         EXPECT_EQ(std::find(pointwise.begin(), pointwise.end(), name) != pointwise.end(),
-                  !needs.queries && !needs.previous_mass && !needs.rule)
+                  !needs.queries && !needs.previous_layer && !needs.rule)
             << name;
         EXPECT_EQ(needs.max_logit, name == "oracle-logit");
     }
@@ -391,11 +391,15 @@ TEST(SelectorRegistry, PointwiseSelectorsNeedNothingOfOtherQueries) {
 TEST(SelectorRegistry, AdjustedRulesAreValidAndKeepTheBudget) {
     for (const std::string& name : list_selectors())
         for (const SelectionRule asked :
-             {SelectionRule{.top_k = 4}, SelectionRule{.top_k = 1},
+             {SelectionRule{.top_k = 4}, SelectionRule{.top_k = 1}, SelectionRule{.top_k = 2},
               SelectionRule{.top_k = 3, .forced_local = 3},
               SelectionRule{.top_k = 6, .forced_local = 2, .forced_first = 2}}) {
-            const SelectionRule made = make_selector(name)->adjust(asked);
+            const SelectionRule made = make_selector(name)->adjust(asked, 0);
             made.validate();
+            // Of two blocks, one is chosen by score: no policy but the window is the window.
+            if (asked == SelectionRule{.top_k = 2} && name != "window") {
+                EXPECT_EQ(made.forced_first + made.forced_local, 1) << name;
+            }
             EXPECT_TRUE(made.top_k == asked.top_k || made.top_k == kUneven) << name;
             EXPECT_GE(made.forced_local, asked.forced_local) << name;
             EXPECT_GE(made.forced_first, asked.forced_first) << name;
@@ -406,11 +410,22 @@ TEST(SelectorRegistry, AdjustedRulesAreValidAndKeepTheBudget) {
         }
 }
 
-TEST(SelectorRegistry, ForceTakesNoMoreThanTheBudget) {
+TEST(SelectorRegistry, ForcedSharesScaleWithTheBudget) {
+    // 1 first and 2 newest of 16.
+    const auto of_16 = [](int64_t top_k) { return force_share({.top_k = top_k}, 1, 2, 16); };
+    EXPECT_EQ(of_16(2), (SelectionRule{.top_k = 2}));
+    EXPECT_EQ(of_16(4), (SelectionRule{.top_k = 4}));
+    EXPECT_EQ(of_16(8), (SelectionRule{.top_k = 8, .forced_local = 1, .forced_first = 1}));
+    EXPECT_EQ(of_16(16), (SelectionRule{.top_k = 16, .forced_local = 2, .forced_first = 1}));
+    EXPECT_EQ(of_16(64), (SelectionRule{.top_k = 64, .forced_local = 2, .forced_first = 1}));
+}
+
+TEST(SelectorRegistry, ForceLeavesASlotToTheScores) {
     const SelectionRule four{.top_k = 4};
     EXPECT_EQ(force(four, 1, 2), (SelectionRule{.top_k = 4, .forced_local = 2, .forced_first = 1}));
-    EXPECT_EQ(force(four, 1, 9), (SelectionRule{.top_k = 4, .forced_local = 3, .forced_first = 1}));
-    EXPECT_EQ(force(four, 9, 1), (SelectionRule{.top_k = 4, .forced_local = 1, .forced_first = 3}));
+    EXPECT_EQ(force(four, 1, 9), (SelectionRule{.top_k = 4, .forced_local = 2, .forced_first = 1}));
+    EXPECT_EQ(force(four, 9, 1), (SelectionRule{.top_k = 4, .forced_local = 1, .forced_first = 2}));
+    EXPECT_EQ(force({.top_k = 2}, 1, 1), (SelectionRule{.top_k = 2}));
     EXPECT_EQ(force({.top_k = 1}, 1, 2), (SelectionRule{.top_k = 1}));
     const SelectionRule more{.top_k = 9, .forced_local = 3, .forced_first = 2};
     EXPECT_EQ(force(more, 1, 2), more);

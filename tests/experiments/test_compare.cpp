@@ -59,7 +59,8 @@ TEST_F(Compare, HasARowForEverySelectorBudgetAndLayer) {
     for (int layer : {0, 3})
         for (const std::string& name : list_selectors())
             for (int budget : {16, 32})
-                if (layer == 3 || !make_selector(name)->needs().previous_mass)
+                if ((layer == 3 || !make_selector(name)->needs().previous_layer) &&
+                    make_selector(name)->needs().phases != Phases::decode)
                     wanted.emplace(layer, name, budget);
     for (int layer : {0, 3})
         for (const std::string& name : list_token_selectors())
@@ -85,12 +86,125 @@ TEST_F(Compare, MoreBudgetKeepsMoreAndTheOracleMost) {
     for (const json& row : all["rows"]) {
         const std::string selector = row["selector"];
         if (find_token_selector(selector)) continue;
-        const bool uneven = make_selector(selector)->adjust({}).top_k == kUneven;
+        const bool uneven = make_selector(selector)->adjust({}, 0).top_k == kUneven;
         const int layer = row["layer"], budget = row["budget"];
         EXPECT_LT(mass(all, selector, 16, layer), mass(all, selector, 32, layer)) << selector;
         if (uneven) continue;
         EXPECT_LE(row["mass_kept"], mass(all, "oracle", budget, layer)) << selector;
         EXPECT_EQ(row["blocks_kept"], budget / 8) << selector;
+        EXPECT_GE(mass(all, "minference", budget, layer), mass(all, "minference-vs", budget, layer));
+        EXPECT_GE(mass(all, "minference", budget, layer), mass(all, "minference-bs", budget, layer));
+        EXPECT_GE(mass(all, "minference", budget, layer), mass(all, "window", budget, layer));
+    }
+}
+
+/// On the rows that averages count, no policy reads more than the budget, and policies of tokens
+/// read what policies of blocks read.
+TEST_F(Compare, EqualBudgetsAreEqual) {
+    const json all = summary("out");
+    std::map<int, double> read;
+    for (const json& row : all["rows"])
+        if (row["selector"] == "oracle") read[row["budget"]] = row["tokens_read"];
+    for (const json& row : all["rows"]) {
+        const std::string selector = row["selector"];
+        const int budget = row["budget"];
+        const bool of_tokens = find_token_selector(selector) != nullptr;
+        EXPECT_EQ(row["kind"], of_tokens ? "tokens" : "blocks");
+        if (!of_tokens) EXPECT_LE(row["blocks_kept"].get<double>(), budget / 8) << selector;
+        const bool uneven =
+            !of_tokens && make_selector(selector)->adjust({}, 0).top_k == kUneven;
+        if (!uneven) EXPECT_DOUBLE_EQ(row["tokens_read"], read[budget]) << selector;
+    }
+    EXPECT_LT(read[16], 16);
+    EXPECT_GT(read[16], 16 - 8);
+    const std::string tables = file_text(path("out/tables.txt"));
+    for (const char* column : {"blocks", "tokens", "previous-layer: layer 2 is not in the file"})
+        EXPECT_NE(tables.find(column), std::string::npos) << column;
+    const std::string csv = file_text(path("out/metrics.csv"));
+    for (const char* metric : {"blocks_kept", "tokens_read"})
+        EXPECT_NE(csv.find(metric), std::string::npos) << metric;
+}
+
+TEST_F(Compare, CostsAreThePhasesWhicheverQueriesAreSampled) {
+    std::map<std::pair<std::string, int>, json> whole;
+    for (const json& row : summary("all")["rows"])
+        if (row["layer"] == 3) whole[{row["selector"], row["budget"]}] = row;
+    const json some = summary("some", {"--sample-queries", "30"});
+    for (const json& row : some["rows"]) {
+        if (row["layer"] != 3) continue;
+        const json& other = whole.at({row["selector"], row["budget"]});
+        for (const char* cost : {"index_flops", "index_bytes"})
+            EXPECT_EQ(row[cost], other[cost]) << row["selector"];
+    }
+    const auto matched = [&](const std::string& out, const std::vector<std::string>& more) {
+        std::vector<std::string> args{"--ablation", "window", "--selectors", "minference-vs"};
+        args.insert(args.end(), more.begin(), more.end());
+        return summary(out, args)["rows"][0]["matched_budget"].get<int>();
+    };
+    EXPECT_EQ(matched("w", {}), matched("v", {"--sample-queries", "30"}));
+}
+
+/// Four heads that each choose for themselves cost what the layer costs, not a quarter of it.
+TEST_F(Compare, SharingByHeadPricesTheLayer) {
+    const std::vector<std::string> oracle{"--selectors", "oracle"};
+    const json group = summary("group", oracle)["rows"][0];
+    const json head = summary("head", {"--selectors", "oracle", "--share", "head"})["rows"][0];
+    EXPECT_EQ(head["rows_counted"], group["rows_counted"]);
+    EXPECT_EQ(head["index_flops"], group["index_flops"]);
+    EXPECT_EQ(head["attention_flops"], group["attention_flops"]);
+    EXPECT_EQ(head["attention_bytes"], 2 * group["attention_bytes"].get<double>());
+}
+
+/// A bias on a key channel that all queries share shifts every logit by 100: nothing that is kept
+/// changes, and rounding, which does, is no failure.
+TEST_F(Compare, LargeConstantLogitsAreNoError) {
+    Activations sizes;
+    sizes.layers = {0};
+    const std::string biased = make("biased.h5", sizes);
+    for (int64_t i = 0; i < 150; ++i) {
+        for (int64_t h = 0; h < 4; ++h) poke(biased, "/layers/0/q", {i, h, 0}, 20);
+        for (int64_t r = 0; r < 2; ++r) poke(biased, "/layers/0/k", {i, r, 0}, 10.3F);
+    }
+    const Outcome outcome = kCompare({biased, "--out", path("out"), "--budgets", "16,32",
+                                      "--block-size", "8", "--threads", "2"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const json all = json::parse(file_text(path("out/summary.json")));
+    EXPECT_GT(all["checks"][0]["largest_mass_bound"], 1e-5);
+    EXPECT_LT(all["checks"][0]["largest_mass_bound"], 1e-2);
+}
+
+TEST_F(Compare, UndefinedAttentionIsNamedAndStaysUndefined) {
+    Activations sizes;
+    sizes.layers = {0};
+    const std::string huge = make("huge.h5", sizes);
+    for (int64_t h = 0; h < 4; ++h) poke(huge, "/layers/0/q", {140, h, 0}, 1e30F);
+    for (int64_t r = 0; r < 2; ++r) poke(huge, "/layers/0/k", {100, r, 0}, 1e30F);
+    const Outcome outcome = kCompare({huge, "--out", path("out"), "--budgets", "16",
+                                      "--block-size", "8", "--threads", "2"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_NE(outcome.err.find("warning: layer 0: attention is undefined, NaN or an overflow in "
+                               "its logits, in 2 rows; the first is token 140, group 0"),
+              std::string::npos)
+        << outcome.err;
+    const json all = json::parse(file_text(path("out/summary.json")));
+    EXPECT_EQ(all["checks"][0]["rows_undefined"], 2);
+    for (const json& row : all["rows"])
+        for (const char* metric : {"mass_kept", "score_recall", "block_recall", "output_error"})
+            EXPECT_TRUE(row[metric].is_null()) << row["selector"] << " " << metric;
+}
+
+TEST_F(Compare, DeadGroupsAreLeftOutAndCounted) {
+    Activations sizes;
+    sizes.layers = {0};
+    const std::string dead = make("dead.h5", sizes);
+    for (int64_t i = 0; i < 150; ++i)
+        for (int64_t d = 0; d < 16; ++d) poke(dead, "/layers/0/v", {i, 1, d}, 0);
+    const Outcome outcome = kCompare({dead, "--out", path("out"), "--budgets", "16", "--selectors",
+                                      "window,streaming-llm", "--block-size", "8"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    for (const json& row : json::parse(file_text(path("out/summary.json")))["rows"]) {
+        EXPECT_EQ(row["dead_groups"], 1);
+        EXPECT_GT(row["output_error"], 0.0);
     }
 }
 
@@ -160,13 +274,32 @@ TEST_F(Compare, ForcedBlocksAreVariedWhereTheyFit) {
                                                "32,first=1,local=2"}));
 }
 
+/// A policy that forces blocks itself is called by what it ran with, and runs no more often.
+TEST_F(Compare, ForcedConfigsAreNamedByWhatRan) {
+    std::multiset<std::string> settings;
+    const json all =
+        summary("out", {"--ablation", "forced", "--selectors", "window,streaming-llm"});
+    for (const json& row : all["rows"])
+        if (row["layer"] == 0 && row["budget"] == 32)
+            settings.insert(row["selector"].get<std::string>() + "@" +
+                            row["setting"].get<std::string>());
+    EXPECT_EQ(settings,
+              (std::multiset<std::string>{"streaming-llm@32", "window@32,first=1,local=1",
+                                          "window@32,first=1,local=2"}));
+}
+
 TEST_F(Compare, WindowsMatchBudgetAndFlops) {
     const json all = summary("out", {"--ablation", "window", "--selectors", "oracle"});
     std::set<int> windows, matched;
-    for (const json& row : all["rows"])
-        (row["selector"] == "window" ? windows : matched)
-            .insert(
-                (row["selector"] == "window" ? row["budget"] : row["matched_budget"]).get<int>());
+    for (const json& row : all["rows"]) {
+        const bool window = row["selector"] == "window-tokens";
+        if (!window) matched.insert(row["matched_budget"].get<int>());
+        if (!window) continue;
+        windows.insert(row["budget"].get<int>());
+        const bool equal_budget = row["budget"] == 16 || row["budget"] == 32;
+        EXPECT_EQ(row["setting"], std::to_string(row["budget"].get<int>()) +
+                                      (equal_budget ? ",equal=budget" : ",equal=FLOPs"));
+    }
     // Scores of 2 Hq dh FLOPs for each of 39.5 keys on average pay for half as many tokens.
     const int extra = 20;
     EXPECT_EQ(matched, (std::set<int>{(16 + extra + 4) / 8 * 8, (32 + extra + 4) / 8 * 8}));
@@ -178,11 +311,11 @@ TEST_F(Compare, WindowsMatchBudgetAndFlops) {
 TEST_F(Compare, LayersAndGroupsOverlap) {
     const json all = summary("out", {"--selectors", "window,random"});
     ASSERT_EQ(all["layer_overlap"].size(), 4U);
-    for (const json& arm : all["layer_overlap"]) {
-        EXPECT_EQ(arm["layers"], (json{0, 3}));
-        EXPECT_EQ(arm["overlap"][0][0], 1);
+    for (const json& config : all["layer_overlap"]) {
+        EXPECT_EQ(config["layers"], (json{0, 3}));
+        EXPECT_EQ(config["overlap"][0][0], 1);
         // random is a function of seed, token, group and block: the same in every layer.
-        EXPECT_EQ(arm["overlap"][0][1], 1) << arm["arm"];
+        EXPECT_EQ(config["overlap"][0][1], 1) << config["config"];
     }
     const io::ResultsReader file(path("out/results.h5"));
     const auto groups = file.read<double, 2>("/overlap/window@16/3");

@@ -33,7 +33,8 @@ protected:
     const Tensor<float, 3> q_, k_ = normal<3>({p_.keys(), 2, 16}, 2);
     const Tensor<float, 3> index_q_ = normal<3>({p_.keys(), 2, 16}, 3);
     const Tensor<float, 2> index_k_ = normal<2>({p_.keys(), 16}, 4);
-    const std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});
+    std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});
+    std::vector<int64_t> counted_;  // SelectorLayer::counted
 
     Tensor<float, 3> rows_of(View<const float, 3> all, std::span<const int64_t> rows) const {
         Tensor<float, 3> some({std::ssize(rows), all.extent(1), all.extent(2)});
@@ -54,15 +55,7 @@ protected:
     Tensor<float, 3> scores(std::string_view name, int64_t prompt = 0,
                             const SelectionRule& rule = {.top_k = 4}, int64_t step = 285) const {
         const std::unique_ptr<Selector> selector = make_selector(name);
-        const SelectorLayer layer{
-            p_,
-            k_.view(),
-            *backend_,
-            index_k_,
-            7,
-            rule,
-            [&](std::span<const int64_t> tokens) { return rows_of(q_.view(), tokens); },
-            prompt};
+        const SelectorLayer layer = selector_layer(prompt, rule);
         std::vector<int64_t> tokens;
         for (int64_t i = 0; i < p_.queries(); ++i)
             if (position(i) >= prompt) tokens.push_back(i);
@@ -75,18 +68,43 @@ protected:
             const auto mine = std::span(tokens).subspan(static_cast<size_t>(begin),
                                                         static_cast<size_t>(range.end - begin));
             const Problem chunk = some.with_queries(range);
-            const Tensor<float, 3> q = rows_of(q_.view(), mine);
-            const Tensor<float, 3> index_q = rows_of(index_q_.view(), mine);
-            const Tensor<float, 3> mass = mass_of(chunk, q.view());
-            Tensor<float, 3> part({chunk.queries(), p_.kv_heads, p_.blocks()});
-            std::fill_n(part.data(), part.size(), NAN);
-            selector->score(
-                layer, {chunk, mine, q.view(), index_q.view(), mass.view(), {}, mass.view()}, part);
+            const SelectorChunk given = selector_chunk(layer, chunk, mine);
+            const Mirror<3> part = selector->score(layer, given);
             for (size_t n = 0; n < mine.size(); ++n)
-                std::copy_n(part.view()[static_cast<int64_t>(n)].data(), p_.kv_heads * p_.blocks(),
+                std::copy_n(part.host()[static_cast<int64_t>(n)].data(), p_.kv_heads * p_.blocks(),
                             all.view()[mine[n]].data());
         }
         return all;
+    }
+
+    SelectorLayer selector_layer(int64_t prompt = 0, const SelectionRule& rule = {.top_k = 4}) const {
+        const auto read_q = [this](std::span<const int64_t> tokens) {
+            return Mirror<3>(*backend_, rows_of(q_.view(), tokens));
+        };
+        return {.problem = p_,
+                .backend = *backend_,
+                .k = {*backend_, In<3>(k_)},
+                .index_k = {*backend_, In<2>(index_k_)},
+                .seed = 7,
+                .rule = rule,
+                .read_q = read_q,
+                .prompt = prompt,
+                .counted = counted_};
+    }
+
+    /// Given this layer's mass as the previous one's.
+    SelectorChunk selector_chunk(const SelectorLayer& layer, const Problem& chunk,
+                                 std::span<const int64_t> tokens) const {
+        const Mirror<3> q(*backend_, rows_of(q_.view(), tokens));
+        const Mirror<3> index_q(*backend_, rows_of(index_q_.view(), tokens));
+        const auto previous = [=, this] {
+            auto mass =
+                backend_->make<float, 3>({chunk.queries(), chunk.kv_heads, chunk.blocks()});
+            backend_->block_mass(chunk, q.operand(), layer.k.operand(), {mass, {}});
+            backend_->finish();
+            return Mirror<3>(*backend_, std::move(mass));
+        };
+        return {layer, chunk, tokens, q, index_q, false, previous};
     }
 
     int64_t start(int64_t token) const { return token < first_ ? 0 : first_; }

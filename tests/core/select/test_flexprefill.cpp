@@ -108,9 +108,24 @@ TEST_F(FlatFlexPrefill, FlatAttentionTakesTheBestCellsOfTheWholeMap) {
     }
 }
 
+TEST_F(FlatFlexPrefill, QueriesThatCountKeepTheBudget) {
+    for (int64_t i = 64; i < 208; i += 5) counted_.push_back(i);  // beyond 4 blocks
+    const Tensor<float, 3> got = scores("flexprefill", 0, rule_);
+    for (int64_t r = 0; r < 2; ++r) {
+        ASSERT_LT(distance(0, r), 0.1);
+        double kept = 0;
+        for (int64_t i : counted_)
+            for (int64_t b = 0; b < blocks(i); ++b)
+                kept += got(i, r, b) > -INFINITY || b == 0 || b + 1 == blocks(i);
+        const auto budget = 4 * static_cast<double>(counted_.size());
+        EXPECT_LE(kept, budget);
+        EXPECT_GE(kept, budget - 4);
+    }
+}
+
 TEST_F(FlexPrefill, SpendsUnevenlyAndChunksDoNotMatter) {
-    EXPECT_EQ(make_selector("flexprefill")->adjust(rule_).top_k, kUneven);
-    EXPECT_TRUE(make_selector("flexprefill")->needs().prefill);
+    EXPECT_EQ(make_selector("flexprefill")->adjust(rule_, 0).top_k, kUneven);
+    EXPECT_TRUE(make_selector("flexprefill")->needs().phases == Phases::prefill);
     expect_chunks_do_not_matter("flexprefill");
 }
 

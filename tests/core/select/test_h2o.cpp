@@ -42,7 +42,7 @@ TEST_F(H2o, OracleAddsTheDenseAttentionOfAllQueriesBefore) {
 /// Follows the cache of one group: what the rule says, with sets.
 TEST_F(H2o, EvictsForGoodAndNormalisesOverTheSurvivors) {
     const SelectionRule rule{.top_k = 4};  // 2 newest, 2 heaviest
-    const Tensor<float, 3> got = scores("h2o", 0, rule);
+    const Tensor<float, 3> got = scores("h2o-streamed", 0, rule);
     int64_t evictions = 0;
     for (int64_t r = 0; r < 2; ++r) {
         std::set<int64_t> cache;
@@ -78,14 +78,28 @@ TEST_F(H2o, EvictsForGoodAndNormalisesOverTheSurvivors) {
     EXPECT_GT(evictions, 10);
 }
 
+/// The source attends to the prompt densely: nothing is lost before the first decoded token.
+TEST_F(H2o, EvictionStartsWithDecoding) {
+    const Tensor<float, 3> got = scores("h2o", 70, {.top_k = 2}), dense = scores("h2o-oracle", 70);
+    for (int64_t r = 0; r < 2; ++r)
+        for (int64_t b = 0; b < blocks(70); ++b)
+            EXPECT_EQ(got(70, r, b), dense(70, r, b)) << "all that the prompt paid";
+    int64_t evicted = 0;
+    for (int64_t b = 0; b < blocks(71); ++b) evicted += got(71, 0, b) == -INFINITY;
+    EXPECT_EQ(evicted, blocks(70) - 2);
+    EXPECT_TRUE(make_selector("h2o")->needs().phases == Phases::decode);
+    EXPECT_TRUE(make_selector("h2o-streamed")->needs().phases == Phases::prefill);
+}
+
 TEST_F(H2o, HalfTheBudgetIsTheNewest) {
-    for (const char* name : {"h2o", "h2o-oracle"})
-        EXPECT_EQ(make_selector(name)->adjust({.top_k = 7}),
+    for (const char* name : {"h2o", "h2o-streamed", "h2o-oracle"})
+        EXPECT_EQ(make_selector(name)->adjust({.top_k = 7}, 0),
                   (SelectionRule{.top_k = 7, .forced_local = 3}));
 }
 
 TEST_F(H2o, ChunksDoNotMatter) {
-    expect_chunks_do_not_matter("h2o");
+    expect_chunks_do_not_matter("h2o-streamed");
+    expect_chunks_do_not_matter("h2o", 40);
     expect_chunks_do_not_matter("h2o-oracle", 40);
 }
 

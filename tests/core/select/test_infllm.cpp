@@ -7,15 +7,15 @@ namespace {
 class InfLlm : public Policy {};
 
 TEST_F(InfLlm, MultipliesWithTheMeanOfTheFourKeysOfMostAttention) {
-    const SelectionRule rule{.top_k = 6};  // 1 first, 3 newest
-    ASSERT_EQ(make_selector("infllm")->adjust(rule),
+    const SelectionRule rule{.top_k = 6};  // 33 of 49 blocks forced: 1 first, 3 newest
+    ASSERT_EQ(make_selector("infllm")->adjust(rule, 0),
               (SelectionRule{.top_k = 6, .forced_local = 3, .forced_first = 1}));
     const int64_t window = int64_t{3 - 1} * 16;
     std::vector<std::vector<double>> received(2, std::vector<double>(285, 0.0));
     for (int64_t i = 0; i < 285; ++i)
         for (int64_t h = 0; h < 4; ++h) {
-            const std::vector<double> weights = attention(i, h, window);
-            for (int64_t j = 0; j <= position(i); ++j)
+            const std::vector<double> weights = attention(i, h);
+            for (int64_t j = std::max<int64_t>(0, position(i) + 1 - window); j <= position(i); ++j)
                 received[static_cast<size_t>(h / 2)][static_cast<size_t>(start(i) + j)] +=
                     weights[static_cast<size_t>(j)];
         }

@@ -58,12 +58,13 @@ TEST(NsaImportance, IsTheDoubleSumOfThePaperAtItsSizes) {
     const Tensor<float, 3> q = normal<3>({320, 1, 16}, 1), k = normal<3>({320, 1, 16}, 2);
     const std::unique_ptr<Backend> backend = make_backend("cpu");
     const std::unique_ptr<Selector> nsa = make_selector("nsa");
-    const SelectorLayer layer{p, k.view(), *backend, {}};
+    const SelectorLayer layer{.problem = p, .backend = *backend, .k = {*backend, In<3>(k)}};
     const std::vector<int64_t> last{319};
     const Problem one = p.with_query_rows(last);
-    Tensor<float, 3> got({1, 1, 5});
     nsa->prepare(layer);
-    nsa->score(layer, {one, last, q.view().slice(319, 1), {}, {}, {}}, got);
+    const Mirror<3> scores = nsa->score(
+        layer, SelectorChunk(layer, one, last, {*backend, In<3>(q.view().slice(319, 1))}));
+    const View<const float, 3> got = scores.host();
     std::vector<double> weights;
     double all = 0;
     for (int64_t first = 0; first + 32 <= 320; first += 16) {
@@ -88,9 +89,9 @@ TEST(NsaImportance, IsTheDoubleSumOfThePaperAtItsSizes) {
 }
 
 TEST(PieceSelectors, ForcedBlocksAreThoseOfTheSources) {
-    EXPECT_EQ(make_selector("nsa")->adjust({.top_k = 16}),
+    EXPECT_EQ(make_selector("nsa")->adjust({.top_k = 16}, 0),
               (SelectionRule{.top_k = 16, .forced_local = 2, .forced_first = 1}));
-    EXPECT_EQ(make_selector("infllm-v2")->adjust({.top_k = 96}),
+    EXPECT_EQ(make_selector("infllm-v2")->adjust({.top_k = 96}, 0),
               (SelectionRule{.top_k = 96, .forced_local = 32, .forced_first = 1}));
 }
 

@@ -45,8 +45,32 @@ TEST_F(SnapKv, PrefillObservesEvery32Queries) {
     expect_votes(0, [&](int64_t i) { return position(i) / 32 * 32; });
 }
 
-TEST_F(SnapKv, DecodeKeepsTheVotesOfThePromptsEnd) {
-    expect_votes(70, [](int64_t) { return 70; });
+/// At the prompt's end the cache is cut to the budget; all that is decoded is added to it.
+TEST_F(SnapKv, DecodeAddsNewTokensToWhatWasKeptOfThePrompt) {
+    const int64_t prompt = 140, all = 140 / 16 + 1;
+    const SelectionRule rule{.top_k = 5};
+    EXPECT_EQ(make_selector("snapkv")->adjust(rule, prompt).top_k, kUneven);
+    EXPECT_EQ(make_selector("snapkv")->adjust(rule, 0), rule);
+    const Tensor<float, 3> got = scores("snapkv", prompt, rule);
+    for (int64_t i = prompt; i < 210; ++i)
+        for (int64_t r = 0; r < 2; ++r) {
+            int64_t of_prompt = 0;
+            double least = HUGE_VAL, most = 0;
+            for (int64_t b = 0; b < blocks(i); ++b) {
+                const double want = vote(i, r, b, prompt);
+                const bool kept = got(i, r, b) > -INFINITY;
+                of_prompt += kept && b < all;
+                if (want < 0) {
+                    EXPECT_TRUE(kept) << "the voters' blocks and all newer ones";
+                } else {
+                    (kept ? least : most) =
+                        kept ? std::min(least, want) : std::max(most, want);
+                    if (kept) EXPECT_NEAR(got(i, r, b), want, votes_bound(16 * 32));
+                }
+            }
+            EXPECT_EQ(of_prompt, 5) << i;
+            EXPECT_GE(least, most - votes_bound(16 * 32));
+        }
 }
 
 TEST_F(SnapKv, ChunksDoNotMatter) {

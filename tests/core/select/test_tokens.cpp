@@ -20,6 +20,16 @@ protected:
         }
         return sum;
     }
+    using Tokens = std::vector<int64_t>;
+    /// What a policy keeps of `budget` at the query that sees `visible` keys.
+    Tokens keep(const char* name, int64_t visible, int64_t budget) const {
+        const SelectorLayer layer = selector_layer();
+        const std::vector<int64_t> row{visible - 1};
+        const Problem one = p_.with_query_rows(row);
+        return find_token_selector(name)
+            ->select(layer, selector_chunk(layer, one, row), std::vector<int64_t>{budget})
+            .front();
+    }
     double bound() const {
         return gamma(16 + 4) * 2 * largest_norm<3>(index_q_) * largest_norm<2>(index_k_);
     }
@@ -36,16 +46,16 @@ TEST_F(TokenPolicies, LightningIndexerOfBlocksIsItsLargestToken) {
 
 TEST_F(TokenPolicies, LightningIndexerKeepsTheHighestTokens) {
     const std::unique_ptr<TokenSelector> selector = find_token_selector("dsa-tokens");
-    const SelectorLayer layer{p_, k_.view(), *backend_, index_k_};
+    const SelectorLayer layer = selector_layer();
     selector->prepare(layer);
     const std::vector<int64_t> rows{9, 30, 209, 284};
     const Problem some = p_.with_query_rows(rows);
-    const Tensor<float, 3> q = rows_of(q_.view(), rows), index_q = rows_of(index_q_.view(), rows);
-    const SelectorChunk chunk{some, rows, q.view(), index_q.view(), {}, {}};
+    const SelectorChunk chunk = selector_chunk(layer, some, rows);
+    const std::vector<int64_t> budgets(rows.size(), 20);
+    const std::vector<std::vector<int64_t>> all = selector->select(layer, chunk, budgets);
     for (size_t n = 0; n < rows.size(); ++n) {
         const int64_t token = rows[n], visible = position(token) + 1;
-        const std::vector<int64_t> kept =
-            selector->select(chunk, static_cast<int64_t>(n), token < 210 ? 0 : 1, visible, 20);
+        const std::vector<int64_t>& kept = all[n];
         const std::set<int64_t> set(kept.begin(), kept.end());
         EXPECT_TRUE(std::is_sorted(kept.begin(), kept.end()));
         EXPECT_EQ(std::ssize(set), std::min<int64_t>(20, visible));
@@ -58,14 +68,29 @@ TEST_F(TokenPolicies, LightningIndexerKeepsTheHighestTokens) {
 }
 
 TEST_F(TokenPolicies, StreamingLlmKeepsFourSinksAndTheNewest) {
-    const std::unique_ptr<TokenSelector> selector = find_token_selector("streaming-llm");
-    const SelectorChunk chunk{p_, {}, q_.view(), {}, {}, {}};
-    using Tokens = std::vector<int64_t>;
-    EXPECT_EQ(selector->select(chunk, 0, 0, 20, 7), (Tokens{0, 1, 2, 3, 17, 18, 19}));
-    EXPECT_EQ(selector->select(chunk, 0, 0, 5, 7), (Tokens{0, 1, 2, 3, 4}));
-    EXPECT_EQ(selector->select(chunk, 0, 0, 8, 7), (Tokens{0, 1, 2, 3, 5, 6, 7}));
-    EXPECT_EQ(selector->select(chunk, 0, 0, 20, 3), (Tokens{17, 18, 19}));
-    EXPECT_EQ(selector->select(chunk, 0, 0, 1, 7), (Tokens{0}));
+    EXPECT_EQ(keep("streaming-llm", 20, 7), (Tokens{0, 1, 2, 3, 17, 18, 19}));
+    EXPECT_EQ(keep("streaming-llm", 5, 7), (Tokens{0, 1, 2, 3, 4}));
+    EXPECT_EQ(keep("streaming-llm", 8, 7), (Tokens{0, 1, 2, 3, 5, 6, 7}));
+    EXPECT_EQ(keep("streaming-llm", 20, 3), (Tokens{17, 18, 19}));
+    EXPECT_EQ(keep("streaming-llm", 1, 7), (Tokens{0}));
+}
+
+TEST_F(TokenPolicies, WindowEndsAtTheQuery) {
+    Tokens want(16);
+    std::iota(want.begin(), want.end(), 0);  // the first block, of 16
+    for (int64_t j : {96, 97, 98, 99}) want.push_back(j);
+    EXPECT_EQ(keep("window-tokens", 100, 20), want);
+    EXPECT_EQ(keep("window-tokens", 100, 3), (Tokens{97, 98, 99}));
+    EXPECT_EQ(keep("window-tokens", 17, 20).size(), 17U);
+}
+
+/// k blocks hold what lies before the query in its own, and all of the others.
+TEST(ReadableTokens, AreThoseOfTheBlocks) {
+    EXPECT_EQ(readable_tokens(4, 16, 100), 3 * 16 + 4);
+    EXPECT_EQ(readable_tokens(4, 16, 96), 4 * 16);
+    EXPECT_EQ(readable_tokens(4, 16, 97), 3 * 16 + 1);
+    EXPECT_EQ(readable_tokens(4, 16, 50), 50);
+    EXPECT_EQ(readable_tokens(4, 16, 0), 0);
 }
 
 TEST_F(TokenPolicies, AreFoundByName) {

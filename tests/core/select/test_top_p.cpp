@@ -40,8 +40,23 @@ TEST_F(TopP, KeepsTheFewestBlocksThatCoverOneShare) {
     EXPECT_NEAR(kept, budget, 2);
 }
 
+/// Rows that see fewer blocks than the budget leave the others no more than theirs.
+TEST_F(TopP, QueriesThatCountKeepTheBudget) {
+    for (int64_t i = 64; i < 210; ++i) counted_.push_back(i);  // beyond 4 blocks
+    const SelectionRule rule{.top_k = 4};
+    const Tensor<float, 3> got = scores("top-p", 0, rule);
+    for (int64_t r = 0; r < 2; ++r) {
+        double kept = 0;
+        for (int64_t i : counted_)
+            for (int64_t b = 0; b < blocks(i); ++b) kept += got(i, r, b) > -INFINITY;
+        const auto budget = 4 * static_cast<double>(counted_.size());
+        EXPECT_LE(kept, budget);
+        EXPECT_GE(kept, budget - 4);
+    }
+}
+
 TEST_F(TopP, SpendsUnevenly) {
-    EXPECT_EQ(make_selector("top-p")->adjust({.top_k = 4}).top_k, kUneven);
+    EXPECT_EQ(make_selector("top-p")->adjust({.top_k = 4}, 0).top_k, kUneven);
     expect_chunks_do_not_matter("top-p");
 }
 

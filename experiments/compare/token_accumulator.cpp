@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/compare/token_arm.h"
+#include "experiments/compare/token_accumulator.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "experiments/compare/tally.h"
 #include "experiments/driver/metrics.h"
 
 namespace msa::experiments::compare {
@@ -45,70 +44,68 @@ int64_t blocks_touched(const std::vector<int64_t>& tokens, int64_t block_size) {
 
 }  // namespace
 
-TokenArm::TokenArm(Arm arm, const Problem& layer)
-    : arm_(std::move(arm)),
-      selector_(find_token_selector(arm_.selector)),
+TokenAccumulator::TokenAccumulator(Config config, const Problem& layer, size_t views)
+    : reading_(std::move(config), views, layer.kv_heads),
+      selector_(find_token_selector(reading_.config().selector)),
       output_error_(layer.kv_heads),
-      mass_(static_cast<size_t>(layer.kv_heads)),
-      blocks_(1) {}
+      mass_(static_cast<size_t>(layer.kv_heads)) {}
 
-void TokenArm::prepare(const SelectorLayer& layer, const analysis::Cost& index_cost) {
-    selector_->prepare(layer);
-    index_ = index_ + index_cost;
-}
+void TokenAccumulator::prepare(const SelectorLayer& layer) { selector_->prepare(layer); }
 
-void TokenArm::add(const SelectorChunk& chunk, const MeasuredChunk& measured,
-                   View<const float, 3> k, View<const float, 3> v, View<const float, 2> lse,
-                   SelfChecks& checks) {
+void TokenAccumulator::add(const SelectorLayer& layer, const SelectorChunk& chunk,
+                           const MeasuredChunk& measured, View<const float, 3> v,
+                           SelfChecks& checks) {
     const Problem& p = chunk.problem;
-    const std::vector<KeyRange> visible = visible_keys(p);
-    const std::vector<int64_t> sequence = query_sequences(p);
+    const std::vector<KeyRange>& visible = visible_keys(p);
+    std::vector<int64_t> budgets;
+    for (const KeyRange& seen : visible)
+        budgets.push_back(readable_tokens(config().rule.top_k, p.block_size, seen.count));
+    const std::vector<std::vector<int64_t>> kept = selector_->select(layer, chunk, budgets);
+    const View<const float, 3> q = chunk.q.host(), k = layer.k.host();
     Tensor<float, 3> sparse({p.queries(), p.query_heads, p.head_dim});
     Tensor<double, 2> mass({p.queries(), p.kv_heads});
-    std::vector<int64_t> kept(static_cast<size_t>(p.queries())), blocks(kept);
     const int64_t stride = p.kv_heads * p.head_dim;
-#pragma omp parallel for schedule(dynamic, 16)
+#pragma omp parallel for schedule(dynamic, 16) num_threads(layer.backend.host_threads())
     for (int64_t i = 0; i < p.queries(); ++i) {
         const auto row = static_cast<size_t>(i);
-        const std::vector<int64_t> tokens =
-            selector_->select(chunk, i, sequence[row], visible[row].count, arm_.budget);
-        kept[row] = std::ssize(tokens);
-        blocks[row] = blocks_touched(tokens, p.block_size);
         for (int64_t h = 0; h < p.query_heads; ++h) {
             const int64_t r = h / p.group_size(), at = visible[row].first * stride + r * p.head_dim;
-            mass(i, r) += attend_tokens(chunk.q[i][h], k.data() + at, v.data() + at, stride, tokens,
-                                        p.softmax_scale(), double{lse(i, h)}, sparse.view()[i][h]) /
-                          static_cast<double>(p.group_size());
+            mass(i, r) +=
+                attend_tokens(q[i][h], k.data() + at, v.data() + at, stride, kept[row],
+                              p.softmax_scale(), double{measured.lse(i, h)}, sparse.view()[i][h]) /
+                static_cast<double>(p.group_size());
         }
     }
     output_error_.add(measured.kinds, by_group(sparse, p.kv_heads),
                       by_group(measured.dense, p.kv_heads));
     for (int64_t i = 0; i < p.queries(); ++i) {
         const auto row = static_cast<size_t>(i);
+        const int64_t blocks = blocks_touched(kept[row], p.block_size);
         for (int64_t r = 0; r < p.kv_heads; ++r)
-            checks.check_mass(arm_.key(), i, r, blocks[row], mass(i, r));
-        const double pairs = static_cast<double>(kept[row] * p.head_dim);
-        attention_ = attention_ + analysis::Cost{4 * static_cast<double>(p.query_heads) * pairs,
-                                                 4 * static_cast<double>(p.kv_heads) * pairs};
+            checks.check_mass(config().key(), i, r, blocks, mass(i, r));
+        const auto products = static_cast<double>(std::ssize(kept[row]) * p.head_dim);
+        reading_.add_query({4 * static_cast<double>(p.query_heads) * products,
+                            4 * static_cast<double>(p.kv_heads) * products});
         if (measured.kinds[row] != analysis::RowKind::counted) continue;
-        ++counted_;
-        blocks_[0].add(static_cast<double>(blocks[row]));
-        for (int64_t r = 0; r < p.kv_heads; ++r) mass_[static_cast<size_t>(r)].add(mass(i, r));
+        reading_.count_row();
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            reading_.add_counted(r, blocks, std::ssize(kept[row]));
+            mass_[static_cast<size_t>(r)].add(mass(i, r));
+        }
     }
-    queries_ += p.queries();
 }
 
-void TokenArm::write(io::ResultsWriter& to, const std::string& layer, const Problem& p) const {
-    const std::string group = "/metrics/" + arm_.key() + "/" + layer;
+void TokenAccumulator::write(io::ResultsWriter& to, const std::string& layer,
+                             const Problem& p) const {
+    const std::string group = "/metrics/" + config().key() + "/" + layer;
     Metrics metrics(to, group);
     metrics.add("mass_kept", analysis::values(mass_), "group", "probability");
-    metrics.add("output_error", output_error_.relative(), "group", "relative");
-    metrics.add("blocks_kept", analysis::values(blocks_), "layer", "blocks");
+    metrics.add("output_error", output_error_.relative(), "group", "relative",
+                output_error_.mean());
+    to.attribute(group, "dead_groups", output_error_.dead_heads());
     for (const char* name : {"oracle_mass", "score_recall", "block_recall"})
         to.attribute(group, name, std::nan(""));
-    write_arm(to, group, arm_, std::string(selector_->rule()), p.block_size, {arm_.budget, 0, 0},
-              counted_);
-    write_costs(to, group, index_, attention_, queries_);
+    reading_.write(to, group, *selector_, p.block_size);
 }
 
 }  // namespace msa::experiments::compare

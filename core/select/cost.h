@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+// What the costs of policies are made of.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/select/policy.h"
+
+namespace msa {
+
+inline constexpr double kCostElementBytes = 2;
+
+/// Products of width dh of each query head with `vectors` vectors, summed over queries; their bytes
+/// are read once per group.
+inline PolicyCost per_head(const Problem& p, double vectors) {
+    const auto dims = static_cast<double>(p.head_dim);
+    return {2 * static_cast<double>(p.query_heads) * dims * vectors,
+            kCostElementBytes * static_cast<double>(p.kv_heads) * dims * vectors};
+}
+
+/// The same where the heads of a group are added up first.
+inline PolicyCost per_group(const Problem& p, double vectors) {
+    const auto width = static_cast<double>(p.kv_heads * p.head_dim);
+    return {2 * width * vectors, kCostElementBytes * width * vectors};
+}
+
+/// Sum over queries of count(visible keys).
+template <typename Count>
+double over_queries(const Problem& p, Count count) {
+    double sum = 0;
+    for (const KeyRange& seen : visible_keys(p)) sum += static_cast<double>(count(seen.count));
+    return sum;
+}
+
+/// (query, visible key) and (query, visible block) pairs.
+inline double keys_seen(const Problem& p) {
+    return over_queries(p, [](int64_t keys) { return keys; });
+}
+inline double blocks_seen(const Problem& p) {
+    return over_queries(p, [&](int64_t keys) { return visible_blocks(keys, p.block_size); });
+}
+/// (query block, key block) pairs, each query block once, as its last query sees the keys.
+inline double block_pairs(const Problem& p) {
+    double pairs = 0;
+    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s) {
+        const auto blocks = static_cast<double>(
+            ceil_div(p.batch.cu_seqlens_k()[s + 1] - p.batch.cu_seqlens_k()[s], p.block_size));
+        pairs += blocks * (blocks + 1) / 2;
+    }
+    return pairs;
+}
+
+/// index_q of every group with every visible index_k.
+inline PolicyCost index_branch_cost(const Problem& p) {
+    const double width = static_cast<double>(p.index_dim) * keys_seen(p);
+    return {2 * static_cast<double>(p.kv_heads) * width, kCostElementBytes * width};
+}
+
+/// Dense attention's products q . k: what it costs to know the oracle.
+inline PolicyCost oracle_cost(const Problem& p) { return per_head(p, keys_seen(p)); }
+
+/// Attention of the last `probe` queries of each sequence's prompt, the keys read once.
+inline PolicyCost probe_cost(const Problem& p, int64_t probe, int64_t prompt) {
+    PolicyCost cost;
+    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s) {
+        const int64_t length = p.batch.cu_seqlens_k()[s + 1] - p.batch.cu_seqlens_k()[s];
+        const int64_t keys = prompt > 0 ? std::min(prompt, length) : length;
+        const PolicyCost once = per_head(p, static_cast<double>(keys));
+        cost.flops += static_cast<double>(std::min(probe, keys)) * once.flops;
+        cost.bytes += once.bytes;
+    }
+    return cost;
+}
+
+}  // namespace msa

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+// What all policies have in common, whether they keep blocks (selector.h) or single tokens
+// (token_selector.h): a name, a rule with its source, what it looks at, and what it costs.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/mirror.h"
+
+namespace msa {
+
+/// What a policy decides by.
+enum class Family : uint8_t {
+    oracle,        // the Main Branch's own probabilities
+    index_branch,  // index_q and index_k
+    keys,          // the query and a summary of the keys
+    queries,       // what other queries looked at
+    position,      // where a token stands, or chance
+};
+/// "oracle", "index branch", "keys", "queries", "position"
+const char* to_string(Family);
+
+/// The phases that a rule is defined for: in the prefill phase every token is a query, in the
+/// decode phase those behind a prompt come one by one.
+enum class Phases : uint8_t { both, prefill, decode };
+
+/// What must be there for a policy to run.
+struct PolicyNeeds {
+    bool index = false;           // index_q and index_k
+    bool max_logit = false;       // SelectorChunk::max_logit
+    bool queries = false;         // other tokens' queries: read_q, or the chunks before
+    bool previous_layer = false;  // SelectorChunk::previous_mass
+    bool rule = false;            // the scores depend on the budget
+    bool decode_rule = false;     // they do so in the decode phase
+    Phases phases = Phases::both;
+
+    /// prompt: as in SelectorLayer.
+    bool uses_rule(int64_t prompt) const { return rule || (decode_rule && prompt > 0); }
+};
+
+/// Arithmetic of a policy's scores (a multiply-add is 2), and bytes of keys, or of what stands for
+/// them, that it reads, in 2-byte elements.
+struct PolicyCost {
+    double flops = 0, bytes = 0;
+};
+
+/// One layer, the same for all its chunks of queries.
+struct SelectorLayer {
+    const Problem& problem;  // of the whole layer
+    Backend& backend;
+    Mirror<3> k;             // [Nk, Hkv, dh]
+    Mirror<2> index_k = {};  // [Nk, didx]; absent without an Index Branch
+    uint64_t seed = 0;
+    SelectionRule rule = {};  // asked for, where needs().uses_rule
+    /// q [n, Hq, dh] of any packed tokens (ascending), where needs().queries.
+    std::function<Mirror<3>(std::span<const int64_t>)> read_q = {};
+    /// Decode phase: tokens of each sequence before its queries. 0: prefill phase.
+    int64_t prompt = 0;
+    /// Packed tokens (ascending) of the queries that averages count: on them, a policy that spends
+    /// its budget unevenly keeps it. Empty: all queries of the phase.
+    std::span<const int64_t> counted = {};
+};
+
+/// One chunk of its queries, in order. What has to be computed is computed for the first policy
+/// that asks, and kept for the others.
+class SelectorChunk {
+public:
+    /// `with_logits`: max_logit will be asked for, and is computed together with mass.
+    /// `previous`: mass of the layer before, where a policy needs it.
+    SelectorChunk(const SelectorLayer& layer, const Problem& problem,
+                  std::span<const int64_t> tokens, Mirror<3> q, Mirror<3> index_q = {},
+                  bool with_logits = false, std::function<Mirror<3>()> previous = {});
+
+    const Problem& problem;           // Nq queries of the layer
+    std::span<const int64_t> tokens;  // [Nq] packed token of each query
+    Mirror<3> q;                      // [Nq, Hq, dh]
+    Mirror<3> index_q;                // [Nq, Hkv, didx]; absent without an Index Branch
+
+    const Mirror<3>& mass() const;           // [Nq, Hkv, B] P_b of Backend::block_mass
+    const Mirror<3>& max_logit() const;      // [Nq, Hkv, B]
+    const Mirror<3>& previous_mass() const;  // [Nq, Hkv, B] P_b of the layer before
+
+private:
+    void compute(bool logits) const;
+
+    Backend& backend_;
+    Mirror<3> k_;
+    bool with_logits_;
+    std::function<Mirror<3>()> make_previous_;
+    mutable Mirror<3> mass_, max_logit_, previous_;
+};
+
+class Policy {
+public:
+    using Needs = PolicyNeeds;
+
+    Policy() = default;
+    Policy(const Policy&) = delete;
+    Policy& operator=(const Policy&) = delete;
+    virtual ~Policy() = default;
+
+    /// What users type.
+    virtual std::string_view name() const = 0;
+    /// Further names that the policy goes by.
+    virtual std::vector<std::string_view> other_names() const { return {}; }
+    /// The rule in one sentence, with its source.
+    virtual std::string_view rule() const = 0;
+    /// What a reader of a table must know: where this form or its cost differs from the source's.
+    /// One sentence without a full stop; empty where there is nothing.
+    virtual std::string_view note() const { return ""; }
+    virtual Family family() const = 0;
+    virtual Needs needs() const { return {}; }
+    /// To decide for all queries of `phase`, which are all that the phase has, whether they are
+    /// looked at or not. Each query is charged for what it needs as if it came alone (decode); what
+    /// is decided once for several queries is charged once. Sums over blocks and top-k are not
+    /// counted, nor is what stays from one query to the next. prompt: as in SelectorLayer.
+    virtual PolicyCost cost(const Problem& phase, int64_t prompt) const = 0;
+    /// Called once per layer, before its chunks.
+    virtual void prepare(const SelectorLayer&) {}
+};
+
+}  // namespace msa
