@@ -93,8 +93,8 @@ std::vector<double> model_frequencies(const FitOptions& o, const io::Activations
     const io::LayerInfo& info = file.layer(layer);
     const std::string at = text(file.path().string(), ": /layers/", layer);
     if (info.k_state == io::RopeState::none) return {};
-    if (!info.rope_inv_freq.empty() && !o.rope_theta) return info.rope_inv_freq;
-    const std::optional<double> theta = o.rope_theta ? o.rope_theta : info.rope_theta;
+    if (!info.rope_inv_freq.empty()) return info.rope_inv_freq;
+    const std::optional<double> theta = info.rope_theta ? info.rope_theta : o.rope_theta;
     const std::optional<RopeParameters> config =
         theta && info.rotary_dim ? std::nullopt : configured(file, info);
     std::optional<int64_t> rotary = info.rotary_dim ? info.rotary_dim : o.rotary_dim;
