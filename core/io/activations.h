@@ -42,7 +42,14 @@ struct LayerInfo {
     RopeState k_state = RopeState::post_rope;
     double softmax_scale = 0;
     std::optional<int64_t> rotary_dim;
-    std::optional<double> rope_theta;
+    std::optional<double> rope_theta;   // of plain RoPE
+    std::string rope_scaling;           // of another RoPE: the model's parameters, JSON text
+    std::vector<double> rope_inv_freq;  // and its frequencies [rotary_dim/2], or none
+    std::optional<double> rope_attention_factor;  // and what cosine and sine are multiplied by
+    /// The model attends to selected keys only (attribute own_attention = "sparse"); block size and
+    /// k of its own Index Branch.
+    bool own_sparse = false;
+    std::optional<int64_t> own_block_size, own_top_k;
     /// What the model's own attention adds to plain causal attention, by attribute (those of
     /// kOwnAttention). Nothing here computes it; programs say so.
     std::map<std::string, std::vector<double>> own_attention;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -48,10 +49,13 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     AnalyzeOptions& o = *parsed;
     const io::ActivationsReader file(o.file);
     resolve(o, file);
+    for (int64_t number : o.layers) choose_queries(o, file.info().cu_seqlens, number);
+    std::vector<io::LayerInfo> layers;
+    for (int64_t number : o.layers) layers.push_back(file.layer(number));
+    take_own_sizes(o, args, layers, err);
     const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
     if (!note.empty()) err << "note: " << note << '\n';
     for (int64_t number : o.layers) warn_of_own_attention(o.file, file.layer(number), err);
-    for (int64_t number : o.layers) choose_queries(o, file.info().cu_seqlens, number);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
@@ -75,6 +79,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
                          }});
     }
     record_elements(elements, job.record);
+    if (std::none_of(o.layers.begin(), o.layers.end(),
+                     [&](int64_t number) { return file.layer(number).has(io::Field::index_q); }))
+        job.record.index_element.clear();
     job.begin();
     job.work(units, o, *backend, OnError::stop);
 

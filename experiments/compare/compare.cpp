@@ -112,6 +112,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
                          }});
     }
     record_elements(elements, job.record);
+    if (std::none_of(o.layers.begin(), o.layers.end(),
+                     [&](int64_t number) { return file.layer(number).has(io::Field::index_q); }))
+        job.record.index_element.clear();
     job.begin();
     job.work(units, o, *backend, OnError::stop);
 

@@ -73,8 +73,9 @@ void record_elements(std::span<const LayerElements> layers, io::RunRecord& recor
 }
 
 std::string elements_text(const io::RunRecord& record) {
-    return text("Operands in ", record.element, ", index operands in ", record.index_element,
-                "; computed in ", record.computed_in, ".");
+    const std::string index =
+        record.index_element.empty() ? "" : ", index operands in " + record.index_element;
+    return text("Operands in ", record.element, index, "; computed in ", record.computed_in, ".");
 }
 
 void round_field(const io::ActivationsReader& file, int64_t layer, Field field, Element element,

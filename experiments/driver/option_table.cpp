@@ -35,6 +35,11 @@ std::string key_of(const std::string& flag) {
     return key;
 }
 
+/// A number as a user writes it: -1, not -1.0.
+std::string shown(const Json& number) {
+    return number.is_number_float() ? msa::text(number.get<double>()) : number.dump();
+}
+
 template <typename T>
 Json or_null(const std::optional<T>& value) {
     return value ? Json(*value) : Json();
@@ -79,7 +84,7 @@ OptionRow& OptionRow::required(std::string message) {
 OptionRow& OptionRow::at_least(double low) {
     check = [this, low] {
         const Json now = value();
-        require(now.is_null() || now.get<double>() >= low, "--", flag, " is ", now.dump(),
+        require(now.is_null() || now.get<double>() >= low, "--", flag, " is ", shown(now),
                 ", must be at least ", low);
     };
     return *this;
@@ -89,7 +94,7 @@ OptionRow& OptionRow::between(double low, double high) {
     check = [this, low, high] {
         const Json now = value();
         require(now.is_null() || (now.get<double>() >= low && now.get<double>() <= high), "--",
-                flag, " is ", now.dump(), ", must be from ", low, " to ", high);
+                flag, " is ", shown(now), ", must be from ", low, " to ", high);
     };
     return *this;
 }

@@ -2,6 +2,7 @@
 #include "experiments/driver/run_options.h"
 
 #include <algorithm>
+#include <ostream>
 
 #include "core/io/results.h"
 
@@ -56,6 +57,23 @@ void add_sizes(OptionTable& table, SizeOptions& o) {
     table.count("forced-local", "BLOCKS", o.rule.forced_local,
                 "newest blocks always kept, the query's own among them");
     table.count("forced-first", "BLOCKS", o.rule.forced_first, "oldest blocks always kept");
+}
+
+void take_own_sizes(SizeOptions& o, std::span<const std::string> args,
+                    std::span<const io::LayerInfo> layers, std::ostream& err) {
+    const auto take = [&](const char* option, std::optional<int64_t> io::LayerInfo::*own,
+                          int64_t& to) {
+        const bool alike = std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
+            return layer.*own && layer.*own == layers.front().*own;
+        });
+        if (layers.empty() || !alike || given(args, option) || to == *(layers.front().*own)) return;
+        to = *(layers.front().*own);
+        err << "note: --" << option << " is " << to << ", as in the model's own Index Branch\n";
+    };
+    take("block-size", &io::LayerInfo::own_block_size, o.block_size);
+    take("top-k", &io::LayerInfo::own_top_k, o.rule.top_k);
+    check_option("block-size", o.block_size, kMinBlockSize, kMaxBlockSize);
+    o.rule.validate();
 }
 
 void add_oracle(OptionTable& table, OracleOptions& o) {

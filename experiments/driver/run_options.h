@@ -47,6 +47,11 @@ struct SizeOptions {
 /// --block-size, --top-k, --forced-local, --forced-first.
 void add_sizes(OptionTable&, SizeOptions&);
 
+/// Where layers name the block size and k of their model's own Index Branch, all the same, these
+/// become the defaults of options that `args` do not give; said on `err`.
+void take_own_sizes(SizeOptions&, std::span<const std::string> args,
+                    std::span<const io::LayerInfo> layers, std::ostream& err);
+
 /// How I* is chosen, and which rows the averages count.
 struct OracleOptions {
     bool oracle_by_logit = false;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "experiments/fit/rope.h"
 
 namespace msa::experiments::fit {
 namespace {
@@ -72,6 +73,8 @@ void check_layer(std::span<const io::ActivationsReader> files, int64_t layer) {
         same("softmax_scale", info.softmax_scale, first.softmax_scale);
         same("rotary_dim", info.rotary_dim.value_or(0), first.rotary_dim.value_or(0));
         same("rope_theta", info.rope_theta.value_or(0), first.rope_theta.value_or(0));
+        require(info.rope_inv_freq == first.rope_inv_freq, at, " has other rope_inv_freq than ",
+                files.front().path().string(), "; they must agree");
     }
 }
 
@@ -87,6 +90,7 @@ TrainingLayer read_layer(std::span<const io::ActivationsReader> files, int64_t l
     for (const KeyRange& seen : visible_keys(data.problem))
         data.positions.push_back(seen.count - 1);
     const int64_t tokens = all.tokens();
+    data.rope = model_frequencies(o, files.front(), layer);
     data.x = read_field(files, layer, Field::x, o.element.main, tokens);
     data.q = read_field(files, layer, Field::q, o.element.main, tokens);
     data.k = read_field(files, layer, Field::k, o.element.main, tokens);

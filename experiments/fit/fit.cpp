@@ -9,6 +9,7 @@
 #include "experiments/fit/indexer_file.h"
 #include "experiments/fit/layer.h"
 #include "experiments/fit/options.h"
+#include "experiments/fit/rope.h"
 #include "experiments/fit/start.h"
 #include "experiments/fit/summary.h"
 #include "experiments/programs.h"
@@ -24,7 +25,8 @@ void resolve(FitOptions& o, std::span<const io::ActivationsReader> files) {
             o.layers.push_back(layer.layer);
     for (int64_t layer : o.layers) {
         check_layer(files, layer);
-        check_start(o.start, index_form(o, files.front(), layer), files.front().layer(layer));
+        check_start(o.start, index_form(o, files.front(), layer),
+                    model_frequencies(o, files.front(), layer));
     }
 }
 
@@ -71,6 +73,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     for (size_t n = 0; n < files.size(); ++n)
         for (int64_t layer : o.layers)
             warn_of_own_attention(o.files[n], files[n].layer(layer), err);
+    std::vector<io::LayerInfo> layers;
+    for (int64_t number : o.layers) layers.push_back(files.front().layer(number));
+    take_own_sizes(o, args, layers, err);
     const std::string note = clamp_top_k(o.rule, o.block_size, all_sequences(files));
     if (!note.empty()) err << "note: " << note << '\n';
     const Split split = split_queries(o, all_sequences(files));
@@ -90,6 +95,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         for (int64_t layer : o.layers)
             elements.push_back(float_elements(file.layer(layer), o.element));
     record_elements(elements, job.record);
+    job.record.index_element = to_string(Element::f32);  // the Index Branch's own
     std::vector<Unit> units;
     for (int64_t layer : o.layers) {
         const Checkpoint checkpoint(job.path(checkpoint_name(layer)), layer, job.record);

@@ -5,6 +5,7 @@
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/sample.h"
+#include "experiments/fit/rope.h"
 #include "experiments/fit/start.h"
 #include "experiments/fit/whitening.h"
 
@@ -45,27 +46,6 @@ std::string diverged(std::span<const io::ActivationsReader> files, int64_t layer
 }
 
 }  // namespace
-
-IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int64_t layer) {
-    const io::LayerInfo& info = file.layer(layer);
-    const std::string at = text(file.path().string(), ": /layers/", layer);
-    IndexForm form;
-    form.groups = info.kv_heads;
-    form.index_dim = o.index_dim;
-    form.model_dim = info.model_dim;
-    form.rms_norm = o.rms_norm;
-    const bool rotates = info.k_state != io::RopeState::none;
-    require(!rotates || o.rotary_dim || info.rotary_dim, at,
-            " does not say rotary_dim; give --rope-dim",
-            info.rope_theta || o.rope_theta ? "" : " and --rope-theta");
-    const int64_t model = rotates ? info.rotary_dim.value_or(o.index_dim) : 0;
-    form.rotary_dim = o.rotary_dim.value_or(std::min(model, o.index_dim));
-    require(form.rotary_dim == 0 || o.rope_theta || info.rope_theta, at,
-            " does not say rope_theta; give --rope-theta");
-    form.rope_theta = o.rope_theta.value_or(info.rope_theta.value_or(form.rope_theta));
-    form.validate();
-    return form;
-}
 
 std::string unit_of(int64_t layer) { return text("layer ", layer); }
 

@@ -13,10 +13,6 @@
 
 namespace msa::experiments::fit {
 
-/// The Index Branch that the options ask for on a layer. Throws InputError where neither they nor
-/// the file say how RoPE goes.
-IndexForm index_form(const FitOptions&, const io::ActivationsReader&, int64_t layer);
-
 /// What a layer is called in results and messages.
 std::string unit_of(int64_t layer);
 

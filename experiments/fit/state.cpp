@@ -38,14 +38,23 @@ void write_form(io::ResultsWriter& to, const std::string& group, const IndexForm
                                       {"rotary_dim", form.rotary_dim}})
         to.attribute(group, name, value);
     to.attribute(group, "rope_theta", form.rope_theta);
+    if (!form.rope_frequencies.empty())
+        to.write<double, 1>(group + "/rope_frequencies",
+                            line<double>(std::span<const double>(form.rope_frequencies)),
+                            {"pair", "radians per position", "scaled RoPE, of each pair"});
 }
 
 IndexForm read_form(const io::ResultsReader& from, const std::string& group) {
     const auto size = [&](const char* name) {
         return static_cast<int64_t>(from.number(group, name));
     };
-    return {size("groups"),        size("index_dim"),  size("model_dim"),
-            size("rms_norm") != 0, size("rotary_dim"), from.number(group, "rope_theta")};
+    IndexForm form{size("groups"),        size("index_dim"),  size("model_dim"),
+                   size("rms_norm") != 0, size("rotary_dim"), from.number(group, "rope_theta")};
+    if (const std::string scaled = group + "/rope_frequencies"; from.has(scaled)) {
+        const Tensor<double, 1> stored = from.read<double, 1>(scaled);
+        form.rope_frequencies.assign(stored.data(), stored.data() + stored.size());
+    }
+    return form;
 }
 
 }  // namespace
