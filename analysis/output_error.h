@@ -20,7 +20,7 @@ public:
     void add(std::span<const RowKind> kinds, View<const float, 3> sparse,
              View<const float, 3> dense);
 
-    /// [Hq]; NaN where no row was counted or the dense output is 0.
+    /// [Hq]; NaN where no row was counted or the dense output is 0: a dead head.
     std::vector<double> relative() const;
     /// Heads whose dense output is 0 on all counted rows, of which there are some: they have no
     /// relative error.

@@ -7,8 +7,8 @@
 #include "analysis/bytes.h"
 #include "analysis/cost_model.h"
 #include "analysis/popularity.h"
-#include "core/selection.h"
 #include "core/kernel_sizes.h"
+#include "core/selection.h"
 
 namespace msa::analysis {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "analysis/bytes.h"
 #include "core/error.h"
-#include "core/problem.h"
 #include "core/kernel_sizes.h"
+#include "core/problem.h"
 
 namespace msa::analysis {
 namespace {

@@ -42,7 +42,10 @@ void rotate(const IndexForm& form, View<float, 3> heads, std::span<const int64_t
     if (form.rotary_dim == 0) return;
     std::vector<int64_t> turned(positions.begin(), positions.end());
     for (int64_t& position : turned) position *= direction;
-    apply_rope(heads, turned, form.rotary_dim, form.rope_theta);
+    if (form.rope_frequencies.empty())
+        apply_rope(heads, turned, form.rotary_dim, form.rope_theta);
+    else
+        apply_rope(heads, turned, form.rope_frequencies);
 }
 
 /// The cut of n tokens into tiles: token range of tile t.
@@ -146,6 +149,9 @@ void IndexForm::validate() const {
     require(model_dim >= 1, "model_dim is ", model_dim, ", must be at least 1");
     require(rotary_dim >= 0 && rotary_dim % 2 == 0 && rotary_dim <= index_dim, "rotary_dim is ",
             rotary_dim, ", must be even, from 0 to index_dim = ", index_dim);
+    require(rope_frequencies.empty() || std::ssize(rope_frequencies) == rotary_dim / 2,
+            "there are ", rope_frequencies.size(),
+            " frequencies of RoPE, must be rotary_dim / 2 = ", rotary_dim / 2);
     require(rotary_dim == 0 || rope_theta > 0, "rope_theta is ", rope_theta, ", must be positive");
 }
 

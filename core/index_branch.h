@@ -15,12 +15,13 @@ namespace msa {
 
 /// The sizes of an Index Branch and what it does beside multiplying.
 struct IndexForm {
-    int64_t groups = 0;       // Hkv
-    int64_t index_dim = 0;    // didx
-    int64_t model_dim = 0;    // d_model
-    bool rms_norm = false;    // per head, with a learned weight per channel
-    int64_t rotary_dim = 0;   // channels that RoPE rotates; 0: none
-    double rope_theta = 1e4;  // of RoPE
+    int64_t groups = 0;                         // Hkv
+    int64_t index_dim = 0;                      // didx
+    int64_t model_dim = 0;                      // d_model
+    bool rms_norm = false;                      // per head, with a learned weight per channel
+    int64_t rotary_dim = 0;                     // channels that RoPE rotates; 0: none
+    double rope_theta = 1e4;                    // of plain RoPE
+    std::vector<double> rope_frequencies = {};  // of scaled RoPE [rotary_dim / 2]; empty: plain
 
     static constexpr double kNormEpsilon = 1e-6;
     /// Throws InputError naming the value and the rule it breaks.

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/backend.h"
-#include "core/half.h"
+#include "core/convert.h"
 
 namespace msa {
 
@@ -75,22 +75,15 @@ private:
     static View<const float, Rank> as_floats(const In<Rank>& view) {
         return view.template as<const float>();
     }
-    template <typename T>
-    static Tensor<float, Rank> widen(Backend& backend, const In<Rank>& there) {
-        const Tensor<T, Rank> stored = backend.download(there.template as<const T>());
-        Tensor<float, Rank> values(stored.shape(), Fill::nothing);
-        for (int64_t i = 0; i < values.size(); ++i)
-            values.data()[i] = static_cast<float>(stored.data()[i]);
-        return values;
-    }
     static Tensor<float, Rank> download(Backend& backend, const In<Rank>& there) {
-        switch (there.element()) {
-            case Element::f32: return backend.download(as_floats(there));
-            case Element::bf16: return widen<bf16>(backend, there);
-            case Element::f16: return widen<f16>(backend, there);
-            default: MSA_CHECK(false && "an element that operands do not have");
-        }
-        return {};
+        if (there.element() == Element::f32) return backend.download(as_floats(there));
+        const int64_t count = element_count(there.shape());
+        const int64_t bytes = count * element_bytes(there.element());
+        const std::shared_ptr<void> stored = allocate_host(bytes, Fill::nothing);
+        backend.copy(stored.get(), Space::host, there.data(), there.space(), bytes);
+        Tensor<float, Rank> values(there.shape(), Fill::nothing);
+        decode(stored.get(), there.element(), {values.data(), static_cast<size_t>(count)});
+        return values;
     }
 
     std::shared_ptr<State> state_;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/rope.h"
 
 namespace msa {
 namespace {
@@ -40,19 +41,17 @@ void rms_norm(View<float, 3> heads, View<const float, 1> weight, double epsilon,
     }
 }
 
-void apply_rope(View<float, 3> heads, const std::vector<int64_t>& positions, int64_t rotary_dim,
-                double theta) {
-    require(rotary_dim > 0 && rotary_dim % 2 == 0 && rotary_dim <= heads.extent(2),
-            "rotary_dim is ", rotary_dim,
-            ", must be even, positive and at most the head dim = ", heads.extent(2));
+void apply_rope(View<float, 3> heads, const std::vector<int64_t>& positions,
+                std::span<const double> inverse_frequencies) {
+    const auto half = std::ssize(inverse_frequencies);
+    require(half > 0 && 2 * half <= heads.extent(2), "RoPE has ", half,
+            " frequencies, must have at least 1 and at most half the head dim = ", heads.extent(2));
     require(static_cast<int64_t>(positions.size()) == heads.extent(0), "there are ",
             positions.size(), " positions, must be one per token = ", heads.extent(0));
-    const int64_t half = rotary_dim / 2;
     for (int64_t i = 0; i < heads.extent(0); ++i)
         for (int64_t c = 0; c < half; ++c) {
-            const double angle =
-                static_cast<double>(positions[static_cast<size_t>(i)]) *
-                std::pow(theta, -2.0 * static_cast<double>(c) / static_cast<double>(rotary_dim));
+            const double angle = static_cast<double>(positions[static_cast<size_t>(i)]) *
+                                 inverse_frequencies[static_cast<size_t>(c)];
             const auto cosine = static_cast<float>(std::cos(angle));
             const auto sine = static_cast<float>(std::sin(angle));
             for (int64_t h = 0; h < heads.extent(1); ++h) {
@@ -63,6 +62,15 @@ void apply_rope(View<float, 3> heads, const std::vector<int64_t>& positions, int
                 low = rotated;
             }
         }
+}
+
+void apply_rope(View<float, 3> heads, const std::vector<int64_t>& positions, int64_t rotary_dim,
+                double theta) {
+    require(rotary_dim > 0 && rotary_dim % 2 == 0 && rotary_dim <= heads.extent(2),
+            "rotary_dim is ", rotary_dim,
+            ", must be even, positive and at most the head dim = ", heads.extent(2));
+    const std::vector<double> frequencies = plain_frequencies(rotary_dim, theta);
+    apply_rope(heads, positions, frequencies);
 }
 
 }  // namespace msa

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/tensor.h"
@@ -19,9 +20,13 @@ Tensor<float, 3> project(View<const float, 2> x, View<const float, 2> weight, in
 /// Gemma-style norms store weight - 1: offset 1; Llama-style ones offset 0.
 void rms_norm(View<float, 3> heads, View<const float, 1> weight, double epsilon, float offset);
 
-/// In place: rotates the first `rotary_dim` channels of every head, channel c with channel
-/// c + rotary_dim/2, by position * theta^(-2c/rotary_dim); the others pass. positions [N].
-/// Throws InputError unless rotary_dim is even, positive and at most d.
+/// In place: rotates the first 2n channels of every head, channel c with channel c + n, by
+/// position * inverse_frequencies[c]; the others pass. positions [N]. Throws InputError unless
+/// there is a frequency and 2n is at most d.
+void apply_rope(View<float, 3> heads, const std::vector<int64_t>& positions,
+                std::span<const double> inverse_frequencies);
+/// The same with the frequencies theta^(-2c/rotary_dim). Throws InputError unless rotary_dim is
+/// even, positive and at most d.
 void apply_rope(View<float, 3> heads, const std::vector<int64_t>& positions, int64_t rotary_dim,
                 double theta);
 

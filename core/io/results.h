@@ -24,6 +24,9 @@ struct RunRecord {
     std::string options;      // resolved, JSON text
     std::string definitions;  // name -> text of each metric, JSON text
     std::string commit, host, device, compiler;
+    /// The types that operands have and are computed in, where there are any: attributes element,
+    /// index_element and computed_in.
+    std::string element, index_element, computed_in;
     std::string started, finished;  // ISO 8601 UTC
     uint64_t seed = 0;
     std::map<std::string, std::string> inputs;  // file name -> sha256

@@ -49,6 +49,10 @@ struct ResultsReader::Impl {
         r.compiler = words("compiler");
         r.started = words("started");
         r.finished = words("finished");
+        for (const auto& [name, value] :
+             {std::pair{"element", &r.element}, std::pair{"index_element", &r.index_element},
+              std::pair{"computed_in", &r.computed_in}})
+            if (h5::has_attribute(about, name)) *value = words(name);
         r.seed = static_cast<uint64_t>(h5::integer_attribute(about, "seed", at("/run")));
         done = h5::read_texts(file, at("/done"));
     }

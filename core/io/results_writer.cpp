@@ -294,6 +294,10 @@ void write_record(hid_t file, const std::filesystem::path& path, const RunRecord
                                       {"finished", r.finished},
                                       {"inputs", dumped(r.inputs)}})
         h5::set_attribute(run, name, value);
+    for (const auto& [name, value] :
+         {std::pair{"element", r.element}, std::pair{"index_element", r.index_element},
+          std::pair{"computed_in", r.computed_in}})
+        if (!value.empty()) h5::set_attribute(run, name, value);
     h5::set_attribute(run, "seed", static_cast<int64_t>(r.seed));
 }
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT
-#include <omp.h>
-
+#include <algorithm>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "core/select/selector.h"
 #include "experiments/analyze/layer.h"
 #include "experiments/analyze/options.h"
 #include "experiments/analyze/summary.h"
 #include "experiments/driver/own_attention.h"
-#include "experiments/driver/run_record.h"
-#include "experiments/driver/write_text.h"
+#include "experiments/driver/run.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
@@ -37,6 +36,11 @@ void resolve(AnalyzeOptions& o, const io::ActivationsReader& file) {
     });
 }
 
+std::vector<std::filesystem::path> inputs(const AnalyzeOptions& o) {
+    if (o.held_out.empty()) return {o.file};
+    return {o.file, o.held_out};
+}
+
 }  // namespace
 
 int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
@@ -45,41 +49,46 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     AnalyzeOptions& o = *parsed;
     const io::ActivationsReader file(o.file);
     resolve(o, file);
+    for (int64_t number : o.layers) choose_queries(o, file.info().cu_seqlens, number);
+    std::vector<io::LayerInfo> layers;
+    for (int64_t number : o.layers) layers.push_back(file.layer(number));
+    take_own_sizes(o, args, layers, err);
+    const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
+    if (!note.empty()) err << "note: " << note << '\n';
     for (int64_t number : o.layers) warn_of_own_attention(o.file, file.layer(number), err);
-    const std::vector<int64_t> tokens = choose_queries(o, file.info().tokens());
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
-    if (o.backend_options.threads > 0) omp_set_num_threads(o.backend_options.threads);
 
-    std::filesystem::create_directories(o.out);
-    io::RunRecord record = start_record("msa-analyze", args, {o.file});
-    record.options = o.identity();
-    record.definitions = metric_definitions();
-    record.device = backend->device();
-    if (backend->space() != Space::host)
-        record.device += text("; operands in ", to_string(kOnDevice));
-    record.seed = o.seed;
-    const std::filesystem::path results_path = o.out / "results.h5";
-    io::ResultsWriter writer(results_path, record,
-                             o.overwrite ? io::IfExists::overwrite
-                             : o.resume  ? io::IfExists::resume
-                                         : io::IfExists::refuse);
+    UnitRun job("msa-analyze", args, o, inputs(o), {"summary.json", "metrics.csv"}, err);
+    job.record.options = option_table(o).record();
+    job.record.definitions = metric_definitions(note);
+    job.record.device = backend->device();
+    std::vector<LayerElements> elements;
+    std::vector<Unit> units;
     for (int64_t number : o.layers) {
-        const std::string unit = text("layer ", number);
-        if (writer.done(unit)) {
-            err << unit << ": done before\n";
-            continue;
-        }
-        writer.begin_unit(unit);
-        analyze_layer(o, file, file.layer(number), tokens, *backend, writer, err);
-        writer.end_unit();
+        const io::LayerInfo& layer = file.layer(number);
+        elements.push_back(layer_elements(*backend, layer, o.element));
+        const std::string name = text("layer ", number);
+        units.push_back({name, [&, name](const Worker& worker) {
+                             worker.write(name, [&] {
+                                 const std::vector<int64_t> queries =
+                                     choose_queries(o, file.info().cu_seqlens, layer.layer);
+                                 analyze_layer(o, file, layer, queries, worker.backend, worker.to,
+                                               worker.err);
+                             });
+                         }});
     }
-    writer.finish(utc_now());
+    record_elements(elements, job.record);
+    if (std::none_of(o.layers.begin(), o.layers.end(),
+                     [&](int64_t number) { return file.layer(number).has(io::Field::index_q); }))
+        job.record.index_element.clear();
+    job.begin();
+    job.work(units, o, *backend, OnError::stop);
 
-    const io::ResultsReader results(results_path);
-    check_order(results);
-    write_text(o.out / "summary.json", summary_json(results));
-    write_text(o.out / "metrics.csv", metrics_csv(results));
+    const io::ResultsReader results = job.finish();
+    check_mass_bounds(results);
+    job.write("summary.json", summary_json(results));
+    job.write("metrics.csv", metrics_csv(results));
     if (o.json)
         out << summary_json(results);
     else

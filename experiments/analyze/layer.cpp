@@ -11,6 +11,7 @@
 #include "analysis/recall.h"
 #include "analysis/sink.h"
 #include "core/select/selector.h"
+#include "core/tolerance.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/metrics.h"
 #include "experiments/driver/program.h"
@@ -86,7 +87,6 @@ public:
                   const io::LayerInfo& info, const std::vector<int64_t>& tokens, Backend& backend,
                   io::ResultsWriter& to)
         : o_(options),
-          file_(file),
           info_(info),
           tokens_(tokens),
           backend_(backend),
@@ -94,14 +94,14 @@ public:
           name_(std::to_string(info.layer)),
           whole_(io::layer_problem(file.info(), info, options.block_size)),
           all_(whole_.with_query_rows(tokens)),
-          host_k_(read_all(Field::k)),
-          host_v_(read_all(Field::v)),
-          host_index_k_(info.has(Field::index_k) ? read_all(Field::index_k) : Tensor<float, 3>()),
-          k_(backend, host_view(host_k_), kOnDevice),
-          v_(backend, host_view(host_v_), kOnDevice),
-          index_k_(backend,
-                   {host_index_k_.data(), {host_index_k_.extent(0), host_index_k_.extent(2)}},
-                   kOnDevice),
+          elements_(layer_elements(backend, info, options.element)),
+          reader_(file, info, elements_),
+          host_k_(reader_.all(Field::k)),
+          host_v_(reader_.all(Field::v)),
+          host_index_k_(reader_.all(Field::index_k)),
+          k_(backend, host_view(host_k_), elements_.main.computed),
+          v_(backend, host_view(host_v_), elements_.main.computed),
+          index_k_(backend, rows_of(host_index_k_), elements_.index.computed),
           layer_{.problem = whole_,
                  .backend = backend,
                  .k = {backend, k_.view(), host_view(host_k_)},
@@ -140,22 +140,20 @@ public:
     void write() const;
 
 private:
-    Tensor<float, 3> read_all(Field field) const {
-        return file_.read(info_.layer, field, {0, file_.info().tokens()});
-    }
     void create_datasets();
     void add_arm(Arm& arm, const SelectorChunk& chunk, In<3> q, QueryRange range,
                  const std::vector<RowKind>& kinds, const Attention& dense,
                  View<const int32_t, 3> oracle_ids);
 
     const AnalyzeOptions& o_;
-    const io::ActivationsReader& file_;
     const io::LayerInfo& info_;
     const std::vector<int64_t>& tokens_;
     Backend& backend_;
     io::ResultsWriter& to_;
     std::string name_;
     Problem whole_, all_;  // all tokens as queries; the analysed queries
+    LayerElements elements_;
+    LayerReader reader_;
     Tensor<float, 3> host_k_, host_v_, host_index_k_;
     Operand<3> k_, v_;
     Operand<2> index_k_;
@@ -167,6 +165,7 @@ private:
     std::vector<Arm> arms_;
     bool needs_logits_ = false;
     int64_t counted_ = 0, trivial_ = 0;
+    double q_norm_ = 0;  // the largest of the analysed queries
 };
 
 void LayerAnalysis::create_datasets() {
@@ -177,23 +176,23 @@ void LayerAnalysis::create_datasets() {
         to_.create<int32_t, 3>(
             "/select" + at + "/ids", {n, all_.kv_heads, arm.rule.top_k},
             {"query,group,slot", "block of the sequence", std::string(arm.selector->rule())});
-        if (o_.dump_scores)
+        if (o_.dumps("scores"))
             to_.create<float, 3>("/scores" + at, {n, all_.kv_heads, all_.blocks()}, scores);
-        if (o_.dump_outputs) {
+        if (o_.dumps("outputs")) {
             to_.create<float, 3>("/outputs" + at + "/out", {n, all_.query_heads, all_.head_dim},
                                  {"query,head,channel", "1", "output of sparse attention"});
             to_.create<float, 2>("/outputs" + at + "/lse", {n, all_.query_heads},
                                  {"query,head", "nats", "log of the sum of exponentials"});
         }
     }
-    if (o_.dump_outputs) {
+    if (o_.dumps("outputs")) {
         const std::string at = "/outputs/dense/" + name_;
         to_.create<float, 3>(at + "/out", {n, all_.query_heads, all_.head_dim},
                              {"query,head,channel", "1", "output of dense attention"});
         to_.create<float, 2>(at + "/lse", {n, all_.query_heads},
                              {"query,head", "nats", "log of the sum of exponentials"});
     }
-    if (o_.dump_mass)
+    if (o_.dumps("mass"))
         to_.create<float, 3>("/mass/" + name_, {n, all_.kv_heads, all_.blocks()},
                              {"query,group,block", "probability", "Main Branch probability P_b"});
 }
@@ -201,8 +200,9 @@ void LayerAnalysis::create_datasets() {
 void LayerAnalysis::add(QueryRange range) {
     const Problem p = all_.with_queries(range);
     const std::span<const int64_t> tokens(tokens_.data() + range.begin, tokens_.data() + range.end);
-    const Tensor<float, 3> host_q = file_.gather(info_.layer, Field::q, tokens);
-    const Operand<3> q(backend_, host_view(host_q), kOnDevice);
+    const Tensor<float, 3> host_q = reader_.rows(Field::q, tokens);
+    const Operand<3> q(backend_, host_view(host_q), elements_.main.computed);
+    q_norm_ = std::max(q_norm_, largest_norm(host_q.view()));
     const std::vector<RowKind> kinds = analysis::row_kinds(p, o_.rule.top_k, o_.all_rows);
     counted_ += std::count(kinds.begin(), kinds.end(), RowKind::counted);
     trivial_ += std::count(kinds.begin(), kinds.end(), RowKind::trivial);
@@ -212,10 +212,8 @@ void LayerAnalysis::add(QueryRange range) {
     const Attention mean_key = attend(backend_, p, {q, k_, k_}, {});
     dense_sink_.add(p, host_q, host_k_, dense.lse, {});
     dense_entropy_.add(p, host_q, mean_key.out, dense.lse);
-    Tensor<float, 3> host_index_q;
-    if (host_index_k_.data() != nullptr)
-        host_index_q = file_.gather(info_.layer, Field::index_q, tokens);
-    const Operand<3> index_q(backend_, host_view(host_index_q), kOnDevice);
+    const Tensor<float, 3> host_index_q = reader_.rows(Field::index_q, tokens);
+    const Operand<3> index_q(backend_, host_view(host_index_q), elements_.index.computed);
     const SelectorChunk chunk(
         layer_, p, tokens, {backend_, q.view(), host_view(host_q)},
         host_index_k_.data() == nullptr ? Mirror<3>() : Mirror<3>(backend_, index_q.view()),
@@ -225,11 +223,11 @@ void LayerAnalysis::add(QueryRange range) {
         if (kinds[static_cast<size_t>(i)] != RowKind::blind)
             for (int64_t r = 0; r < p.kv_heads; ++r)
                 first_block_[static_cast<size_t>(r)].add(mass(i, r, 0));
-    if (o_.dump_outputs) {
+    if (o_.dumps("outputs")) {
         to_.write_rows<float, 3>("/outputs/dense/" + name_ + "/out", range.begin, dense.out);
         to_.write_rows<float, 2>("/outputs/dense/" + name_ + "/lse", range.begin, dense.lse);
     }
-    if (o_.dump_mass) to_.write_rows<float, 3>("/mass/" + name_, range.begin, mass);
+    if (o_.dumps("mass")) to_.write_rows<float, 3>("/mass/" + name_, range.begin, mass);
 
     const Tensor<int32_t, 3> oracle_ids = pick(
         backend_, p, o_.rule, (o_.oracle_by_logit ? chunk.max_logit() : chunk.mass()).floats());
@@ -261,8 +259,8 @@ void LayerAnalysis::add_arm(Arm& arm, const SelectorChunk& chunk, In<3> q, Query
     arm.curve.add(backend_, p, arm.rule, kinds, scores.floats(), mass);
 
     to_.write_rows<int32_t, 3>("/select" + at + "/ids", range.begin, ids);
-    if (o_.dump_scores) to_.write_rows<float, 3>("/scores" + at, range.begin, scores.host());
-    if (o_.dump_outputs) {
+    if (o_.dumps("scores")) to_.write_rows<float, 3>("/scores" + at, range.begin, scores.host());
+    if (o_.dumps("outputs")) {
         to_.write_rows<float, 3>("/outputs" + at + "/out", range.begin, sparse.out);
         to_.write_rows<float, 2>("/outputs" + at + "/lse", range.begin, sparse.lse);
     }
@@ -290,6 +288,10 @@ void LayerAnalysis::write() const {
                                       {"tokens", whole_.keys()}})
         to_.attribute(layer, name, value);
     to_.attribute(layer, "softmax_scale", whole_.softmax_scale());
+    const double logit =
+        logit_bound(whole_.softmax_scale(), q_norm_, largest_norm(host_k_.view()), whole_.head_dim);
+    to_.attribute(layer, "mass_bound",
+                  mass_bound(logit, static_cast<double>(whole_.batch.longest_keys())));
 
     const auto count_rows = [&](const std::string& group) {
         to_.attribute(group, "rows_counted", counted_);
@@ -297,25 +299,24 @@ void LayerAnalysis::write() const {
     };
     const std::string dense_group = "/metrics/dense/" + name_;
     Metrics dense(to_, dense_group);
-    dense.add("sink_mass", dense_sink_.first_token(), "head", "probability");
-    dense.add("sink_mass_first_tokens", dense_sink_.first_tokens(), "head", "probability");
-    dense.add("sink_mass_first_block", analysis::values(first_block_), "group", "probability");
-    dense.add("entropy", dense_entropy_.nats(), "head", "nats");
+    dense.add("sink_mass_dense", dense_sink_.first_token(), "sink_mass");
+    dense.add("sink_mass_first_tokens", dense_sink_.first_tokens());
+    dense.add("sink_mass_first_block", analysis::values(first_block_));
+    dense.add("entropy_dense", dense_entropy_.nats(), "entropy");
     count_rows(dense_group);
     oracle_curve_.write(to_, "/curves/oracle/" + name_);
 
     for (const Arm& arm : arms_) {
         const std::string at = "/" + std::string(arm.selector->name()) + "/" + name_;
         Metrics metrics(to_, "/metrics" + at);
-        metrics.add("block_recall", arm.recall.block_recall(), "group", "share of blocks");
-        metrics.add("score_recall", arm.recall.score_recall(), "group", "share of mass");
-        metrics.add("mass_kept", arm.recall.mass_kept(), "group", "probability");
-        metrics.add("oracle_mass", arm.recall.oracle_mass(), "group", "probability");
-        metrics.add("output_error", arm.output_error.relative(), "head", "relative",
-                    arm.output_error.mean());
+        metrics.add("block_recall", arm.recall.block_recall());
+        metrics.add("score_recall", arm.recall.score_recall());
+        metrics.add("mass_kept", arm.recall.mass_kept());
+        metrics.add("oracle_mass", arm.recall.oracle_mass());
+        metrics.add_with_mean("output_error", arm.output_error.relative(), arm.output_error.mean());
         to_.attribute("/metrics" + at, "dead_heads", arm.output_error.dead_heads());
-        metrics.add("sink_mass_sparse", arm.sink.first_token(), "head", "probability");
-        metrics.add("entropy_sparse", arm.entropy.nats(), "head", "nats");
+        metrics.add("sink_mass_sparse", arm.sink.first_token());
+        metrics.add("entropy_sparse", arm.entropy.nats());
         count_rows("/metrics" + at);
         if (arm.selector->name() != "oracle") arm.curve.write(to_, "/curves" + at);
 
@@ -339,12 +340,12 @@ void LayerAnalysis::write() const {
 
 }  // namespace
 
-std::vector<int64_t> choose_queries(const AnalyzeOptions& o, int64_t tokens) {
-    const int64_t begin = o.queries.begin.value_or(0), end = o.queries.end.value_or(tokens);
-    require(0 <= begin && begin < end && end <= tokens, "--queries is ", o.queries,
-            ", must be a non-empty range within 0:", tokens);
-    std::vector<int64_t> chosen = stratified_sample(end - begin, o.sample_queries, o.seed);
-    for (int64_t& token : chosen) token += begin;
+std::vector<int64_t> choose_queries(const AnalyzeOptions& o, const std::vector<int64_t>& cu_seqlens,
+                                    int64_t layer) {
+    const std::vector<int64_t> all = chosen_queries(o, cu_seqlens, layer);
+    std::vector<int64_t> chosen;
+    for (int64_t n : stratified_sample(std::ssize(all), o.sample_queries, o.seed))
+        chosen.push_back(all[static_cast<size_t>(n)]);
     return chosen;
 }
 

@@ -11,12 +11,10 @@
 
 namespace msa::experiments::analyze {
 
-/// What operands and outputs are rounded to where the backend works on a device.
-inline constexpr Element kOnDevice = Element::bf16;
-
-/// Packed tokens of the analysed queries, ascending: the range, or a stratified sample of it, one
-/// draw in each of sample_queries equal parts.
-std::vector<int64_t> choose_queries(const AnalyzeOptions&, int64_t tokens);
+/// Packed tokens of a layer's analysed queries, ascending: those that the options name, or a
+/// stratified sample of them, one draw in each of sample_queries equal parts.
+std::vector<int64_t> choose_queries(const AnalyzeOptions&, const std::vector<int64_t>& cu_seqlens,
+                                    int64_t layer);
 
 /// Analyses `layer` at the queries of `tokens` and writes its datasets to the unit under way. The
 /// results do not depend on how the queries are cut into chunks of at most `chunk_queries`

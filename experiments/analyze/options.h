@@ -2,41 +2,26 @@
 // The options of msa-analyze, checked as far as that goes without the file.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
 #include <iosfwd>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "core/registry.h"
-#include "core/selection.h"
-#include "experiments/driver/options.h"
+#include "experiments/driver/run_options.h"
 
 namespace msa::experiments::analyze {
 
-struct AnalyzeOptions {
-    std::filesystem::path file, out;
-    std::vector<int64_t> layers;         // empty: all
+struct AnalyzeOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions, QueryOptions {
     std::vector<std::string> selectors;  // empty: decided by what the file holds
-    int64_t block_size = 128;
-    SelectionRule rule;
-    std::string backend = "cpu";
-    BackendOptions backend_options;
-    Range queries;               // packed tokens
-    int64_t sample_queries = 0;  // 0: all
     int64_t sink_tokens = 4;
-    bool all_rows = false;
-    bool oracle_by_logit = false;
-    bool oracle_without_local = false;
-    bool dump_outputs = false, dump_mass = false, dump_scores = false;
-    bool resume = false, overwrite = false, json = false;
-    uint64_t seed = 0;
+    std::vector<std::string> dump;  // of kDumps
 
-    /// What decides the results, as JSON text: recorded, and compared by --resume.
-    std::string identity() const;
+    bool dumps(const std::string& what) const;
 };
+
+/// The table of the options, bound to `o`.
+OptionTable option_table(AnalyzeOptions& o);
 
 /// Nothing when help or version was asked for. Throws InputError.
 std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string> args,

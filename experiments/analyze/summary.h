@@ -11,8 +11,8 @@
 
 namespace msa::experiments::analyze {
 
-/// Text of each number of the summary, JSON object.
-std::string metric_definitions();
+/// Text of each number of the summary, JSON object; `note` on top_k, where there is one.
+std::string metric_definitions(const std::string& note);
 
 /// summary.json: {"format", "program", "options", "definitions", "rows": [...]}, one row per layer
 /// and selector; a number that has no counted row is null.
@@ -25,7 +25,7 @@ std::string metrics_csv(const io::ResultsReader&);
 void print_table(const io::ResultsReader&, std::ostream& out);
 
 /// Throws std::logic_error where a selector keeps more mass than the oracle, or any keeps more
-/// than all.
-void check_order(const io::ResultsReader&);
+/// than all, by more than the rounding of the layer's masses (core/tolerance.h).
+void check_mass_bounds(const io::ResultsReader&);
 
 }  // namespace msa::experiments::analyze

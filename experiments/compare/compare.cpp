@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: MIT
-#include <omp.h>
-
 #include <algorithm>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/select/token_selector.h"
 #include "experiments/compare/layer.h"
 #include "experiments/compare/summary.h"
 #include "experiments/driver/own_attention.h"
-#include "experiments/driver/run_record.h"
+#include "experiments/driver/run.h"
 #include "experiments/driver/sample.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
@@ -40,16 +38,32 @@ std::vector<std::string> selectors_for(const CompareOptions& o, const io::Activa
     return names;
 }
 
-/// The compared queries: in the decode phase, those behind the prompt of their sequence.
-std::vector<int64_t> choose_queries(const CompareOptions& o, const io::ActivationsInfo& info) {
+/// A layer's compared queries: in the decode phase, those behind the prompt of their sequence.
+std::vector<int64_t> choose_queries(const CompareOptions& o, const io::ActivationsInfo& info,
+                                    int64_t layer) {
+    const std::vector<int64_t> asked = chosen_queries(o, info.cu_seqlens, layer);
     std::vector<int64_t> tokens, chosen;
-    for (size_t s = 0; s + 1 < info.cu_seqlens.size(); ++s)
-        for (int64_t j = info.cu_seqlens[s] + o.prompt; j < info.cu_seqlens[s + 1]; ++j)
-            tokens.push_back(j);
+    size_t s = 0;
+    for (int64_t token : asked) {
+        while (token >= info.cu_seqlens[s + 1]) ++s;
+        if (token - info.cu_seqlens[s] >= o.prompt) tokens.push_back(token);
+    }
     require(!tokens.empty(), "--prompt is ", o.prompt, ", no sequence is longer");
     for (int64_t n : stratified_sample(std::ssize(tokens), o.sample_queries, o.seed))
         chosen.push_back(tokens[static_cast<size_t>(n)]);
     return chosen;
+}
+
+/// One line where budgets are more than the longest sequence.
+void note_large_budgets(const CompareOptions& o, const io::ActivationsInfo& info,
+                        std::ostream& err) {
+    int64_t longest = 0;
+    for (size_t s = 1; s < info.cu_seqlens.size(); ++s)
+        longest = std::max(longest, info.cu_seqlens[s] - info.cu_seqlens[s - 1]);
+    for (const Budget& budget : o.budgets)
+        if (!budget.is_share && budget.value > static_cast<double>(longest))
+            err << "note: --budgets has " << budget.asked << ", more than the " << longest
+                << " tokens of the longest sequence; " << longest << " are used\n";
 }
 
 void resolve(CompareOptions& o, const io::ActivationsReader& file) {
@@ -70,44 +84,49 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const io::ActivationsReader file(o.file);
     resolve(o, file);
     for (int64_t number : o.layers) warn_of_own_attention(o.file, file.layer(number), err);
-    const std::vector<int64_t> tokens = choose_queries(o, file.info());
+    for (int64_t number : o.layers) choose_queries(o, file.info(), number);
+    note_large_budgets(o, file.info(), err);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
-    if (o.backend_options.threads > 0) omp_set_num_threads(o.backend_options.threads);
 
-    std::filesystem::create_directories(o.out);
-    io::RunRecord record = start_record("msa-compare", args, {o.file});
-    record.options = o.identity();
-    record.definitions = compare_definitions();
-    record.device = backend->device();
-    record.seed = o.seed;
-    const std::filesystem::path results_path = o.out / "results.h5";
-    io::ResultsWriter writer(results_path, record,
-                             o.overwrite ? io::IfExists::overwrite
-                             : o.resume  ? io::IfExists::resume
-                                         : io::IfExists::refuse);
+    std::vector<std::filesystem::path> inputs{o.file};
+    if (!o.held_out.empty()) inputs.push_back(o.held_out);
+    UnitRun job("msa-compare", args, o, inputs,
+                {"summary.json", "metrics.csv", "tables.txt", "timing.json"}, err);
+    job.record.options = option_table(o).record();
+    job.record.definitions = compare_definitions();
+    job.record.device = backend->device();
+    std::vector<LayerElements> elements;
+    std::vector<Unit> units;
     for (int64_t number : o.layers) {
-        const std::string unit = text("layer ", number);
-        if (writer.done(unit)) {
-            err << unit << ": done before\n";
-            continue;
-        }
-        writer.begin_unit(unit);
         const io::LayerInfo& layer = file.layer(number);
-        compare_layer(o, file, layer, layer_before(file, layer), selectors_for(o, file, layer),
-                      tokens, *backend, writer, err);
-        writer.end_unit();
+        elements.push_back(layer_elements(*backend, layer, o.element));
+        const std::string name = text("layer ", number);
+        units.push_back({name, [&, name](const Worker& worker) {
+                             worker.write(name, [&] {
+                                 compare_layer(o, file, layer, layer_before(file, layer),
+                                               selectors_for(o, file, layer),
+                                               choose_queries(o, file.info(), layer.layer),
+                                               worker.backend, worker.to, worker.err);
+                             });
+                         }});
     }
-    writer.finish(utc_now());
+    record_elements(elements, job.record);
+    if (std::none_of(o.layers.begin(), o.layers.end(),
+                     [&](int64_t number) { return file.layer(number).has(io::Field::index_q); }))
+        job.record.index_element.clear();
+    job.begin();
+    job.work(units, o, *backend, OnError::stop);
 
-    const io::ResultsReader results(results_path);
+    const io::ResultsReader results = job.finish();
     check_compare_order(results);
     std::ostringstream tables;
     print_compare_tables(results, tables);
-    write_text(o.out / "summary.json", compare_summary(results));
-    write_text(o.out / "metrics.csv", compare_csv(results));
-    write_text(o.out / "tables.txt", tables.str());
-    write_text(o.out / "timing.json", compare_timing(results));
+    tables << '\n' << elements_text(results.run()) << '\n';
+    job.write("summary.json", compare_summary(results));
+    job.write("metrics.csv", compare_csv(results));
+    job.write("tables.txt", tables.str());
+    job.write("timing.json", compare_timing(results));
     out << (o.json ? compare_summary(results) : tables.str());
     return 0;
 }

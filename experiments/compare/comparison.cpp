@@ -187,11 +187,16 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
                                           task_.tokens.data() + range.end);
     Backend& backend = task_.backend;
     const Tensor<float, 3> host_q = gather_rows(view.host_q, tokens);
-    const Operand<3> q(backend, host_view(host_q));
+    const Operand<3> q(backend, host_view(host_q), task_.data.elements.main.computed);
     const Attention dense = attend(backend, p, {q, view.k_there, view.v_there}, {});
     Mirror<3> index_q;
+    Tensor<float, 3> host_index_q;
     if (task_.data.index_q.data() != nullptr)
-        index_q = {backend, gather_rows(task_.data.index_q, tokens)};
+        host_index_q = gather_rows(task_.data.index_q, tokens);
+    const Operand<3> index_q_there(backend, host_view(host_index_q),
+                                   task_.data.elements.index.computed);
+    if (host_index_q.data() != nullptr)
+        index_q = {backend, index_q_there.view(), host_view(host_index_q)};
     const auto previous = [&] {
         return task_.previous->mass(tokens, plan_.block_size, view.index);
     };
@@ -269,7 +274,8 @@ void LayerComparison::check_full_budget(const LayerView& view, const SelectorChu
     const int64_t n = measured.problem.queries(), rows = std::min(kFullRows, n), first = n - rows;
     const Problem p = measured.problem.with_queries({first, n});
     const Tensor<int32_t, 3> ids = all_visible_blocks(p);
-    const Operand<3> last(task_.backend, chunk.q.host().slice(first, rows));
+    const Operand<3> last(task_.backend, chunk.q.host().slice(first, rows),
+                          task_.data.elements.main.computed);
     const Tensor<float, 3> sparse =
         attend_selected(task_.backend, p, {last, view.k_there, view.v_there}, ids).out;
     MeasuredChunk part{p,

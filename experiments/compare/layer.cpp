@@ -60,9 +60,12 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
                    const io::LayerInfo& layer, const io::LayerInfo* previous,
                    const std::vector<std::string>& selectors, const std::vector<int64_t>& tokens,
                    Backend& backend, io::ResultsWriter& to, std::ostream& err) {
-    const LayerData data(file, layer, o.sharing);
+    const LayerElements elements = layer_elements(backend, layer, o.element);
+    const LayerData data(file, layer, elements, o.sharing);
     std::optional<PreviousLayer> before;
-    if (previous != nullptr) before.emplace(file, *previous, o.sharing, backend);
+    if (previous != nullptr)
+        before.emplace(file, *previous, layer_elements(backend, *previous, o.element), o.sharing,
+                       backend);
     LayerTask task{.options = o,
                    .file = file.info(),
                    .data = data,

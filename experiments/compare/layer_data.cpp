@@ -10,17 +10,15 @@ using io::Field;
 
 }  // namespace
 
-LayerData::LayerData(const io::ActivationsReader& file, const io::LayerInfo& layer, Sharing sharing)
-    : info(layer) {
-    const auto read = [&](Field field) {
-        if (!info.has(field)) return Tensor<float, 3>();
-        return file.read(info.layer, field, {0, file.info().tokens()});
-    };
-    k = read(Field::k);
-    v = read(Field::v);
-    index_q = read(Field::index_q);
-    index_k = read(Field::index_k);
-    q.push_back(read(Field::q));
+LayerData::LayerData(const io::ActivationsReader& file, const io::LayerInfo& layer,
+                     const LayerElements& rounded, Sharing sharing)
+    : info(layer), elements(rounded) {
+    const LayerReader read(file, info, elements);
+    k = read.all(Field::k);
+    v = read.all(Field::v);
+    index_q = read.all(Field::index_q);
+    index_k = read.all(Field::index_k);
+    q.push_back(read.all(Field::q));
     const int64_t group_size = info.query_heads / info.kv_heads;
     if (sharing != Sharing::head || group_size == 1) return;
     const Tensor<float, 3> all = std::move(q.front());
@@ -41,14 +39,6 @@ Problem LayerData::problem(const io::ActivationsInfo& file, int64_t block_size) 
     Problem p = io::layer_problem(file, info, block_size);
     p.query_heads = q.front().extent(1);
     return p;
-}
-
-Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> rows) {
-    Tensor<float, 3> gathered({static_cast<int64_t>(rows.size()), all.extent(1), all.extent(2)});
-    const int64_t width = all.extent(1) * all.extent(2);
-    for (size_t n = 0; n < rows.size(); ++n)
-        std::copy_n(all[rows[n]].data(), width, gathered.data() + static_cast<int64_t>(n) * width);
-    return gathered;
 }
 
 }  // namespace msa::experiments::compare

@@ -9,13 +9,15 @@
 
 #include "core/io/activations.h"
 #include "experiments/compare/options.h"
+#include "experiments/driver/operands.h"
 
 namespace msa::experiments::compare {
 
 struct LayerData {
-    LayerData(const io::ActivationsReader&, const io::LayerInfo&, Sharing);
+    LayerData(const io::ActivationsReader&, const io::LayerInfo&, const LayerElements&, Sharing);
 
     io::LayerInfo info;
+    LayerElements elements;
     /// q [N, Hkv * heads, dh] of each view. Sharing by head makes G views of one head a group, and
     /// so of every operation that works by group one that works by head; else there is one view.
     std::vector<Tensor<float, 3>> q;
@@ -27,8 +29,5 @@ struct LayerData {
 
 /// Of q [n, Hq, dh]: what the view `view` of a layer that is shared by head sees, [n, Hkv, dh].
 Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, int64_t view);
-
-/// Rows of `all` [N, heads, channels].
-Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> rows);
 
 }  // namespace msa::experiments::compare

@@ -15,9 +15,9 @@ struct LayerView {
         : index(view),
           whole(std::move(problem)),
           host_q(data.q[view].view()),
-          k_there(backend, host_view(data.k)),
-          v_there(backend, host_view(data.v)),
-          index_k_there(backend, host_index_k(data)),
+          k_there(backend, host_view(data.k), data.elements.main.computed),
+          v_there(backend, host_view(data.v), data.elements.main.computed),
+          index_k_there(backend, host_index_k(data), data.elements.index.computed),
           k(backend, k_there.view(), host_view(data.k)) {
         if (data.index_k.data() != nullptr)
             index_k = {backend, index_k_there.view(), host_index_k(data)};

@@ -3,16 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <iosfwd>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "core/registry.h"
-#include "core/selection.h"
-#include "experiments/driver/options.h"
+#include "experiments/driver/run_options.h"
 
 namespace msa::experiments::compare {
 
@@ -26,29 +23,25 @@ struct Budget {
     std::string asked;  // "1024" or "0.1"
     double value = 0;
     bool is_share = false;  // of the longest sequence
+    /// At most the context: a budget of more keeps no more.
     int64_t tokens(int64_t context) const;
 };
 
-struct CompareOptions {
-    std::filesystem::path file, out;
-    std::vector<int64_t> layers;         // empty: all
+struct CompareOptions : RunOptions, ComputeOptions, QueryOptions {
     std::vector<std::string> selectors;  // empty: all that the file has operands for
+    std::vector<std::string> asked;      // the budgets as asked for
     std::vector<Budget> budgets;
     Ablation ablation = Ablation::none;
     int64_t block_size = 128;
     int64_t forced_local = 1, forced_first = 0;
     bool forced_outside = false;  // forced blocks come on top of the budget
     Sharing sharing = Sharing::group;
+    bool decode = false;
     int64_t prompt = 0;  // decode phase behind so many tokens; 0: prefill phase
-    std::string backend = "cpu";
-    BackendOptions backend_options;
-    int64_t sample_queries = 0;  // 0: all
-    bool resume = false, overwrite = false, json = false;
-    uint64_t seed = 0;
-
-    /// What decides the results, as JSON text: recorded, and compared by --resume.
-    std::string identity() const;
 };
+
+/// The table of the options, bound to `o`.
+OptionTable option_table(CompareOptions& o);
 
 const char* to_string(Sharing);
 const char* to_string(Ablation);

@@ -7,16 +7,16 @@ namespace msa::experiments::compare {
 
 Mirror<3> PreviousLayer::mass(std::span<const int64_t> tokens, int64_t block_size, size_t view) {
     if (!k_) {
-        host_k_ = file_.read(layer_.layer, io::Field::k, {0, file_.info().tokens()});
-        k_.emplace(backend_, host_view(host_k_));
+        host_k_ = read_.all(io::Field::k);
+        k_.emplace(backend_, host_view(host_k_), elements_.main.computed);
     }
     Problem p = io::layer_problem(file_.info(), layer_, block_size).with_query_rows(tokens);
-    Tensor<float, 3> rows = file_.gather(layer_.layer, io::Field::q, tokens);
+    Tensor<float, 3> rows = read_.rows(io::Field::q, tokens);
     if (sharing_ == Sharing::head) {
         rows = one_of_each_group(rows, p.group_size(), static_cast<int64_t>(view));
         p.query_heads = p.kv_heads;
     }
-    const Operand<3> q(backend_, host_view(rows));
+    const Operand<3> q(backend_, host_view(rows), elements_.main.computed);
     Mirror<3> mass(backend_, Mass(backend_, p, q.view(), k_->view(), false).mass);
     backend_.finish();
     return mass;

@@ -15,9 +15,16 @@ namespace msa::experiments::compare {
 
 class PreviousLayer {
 public:
-    PreviousLayer(const io::ActivationsReader& file, const io::LayerInfo& layer, Sharing sharing,
-                  Backend& backend)
-        : file_(file), layer_(layer), sharing_(sharing), backend_(backend) {}
+    PreviousLayer(const io::ActivationsReader& file, const io::LayerInfo& layer,
+                  const LayerElements& elements, Sharing sharing, Backend& backend)
+        : file_(file),
+          layer_(layer),
+          elements_(elements),
+          read_(file, layer_, elements_),
+          sharing_(sharing),
+          backend_(backend) {}
+    PreviousLayer(const PreviousLayer&) = delete;
+    PreviousLayer& operator=(const PreviousLayer&) = delete;
 
     int64_t number() const { return layer_.layer; }
     /// [n, Hkv, B] for the packed `tokens` of a view.
@@ -26,6 +33,8 @@ public:
 private:
     const io::ActivationsReader& file_;
     const io::LayerInfo& layer_;
+    LayerElements elements_;
+    LayerReader read_;
     Sharing sharing_;
     Backend& backend_;
     Tensor<float, 3> host_k_;

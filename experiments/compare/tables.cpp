@@ -113,7 +113,7 @@ void print_compare_tables(const io::ResultsReader& results, std::ostream& out) {
         << " unless the table says otherwise; one choice for each "
         << options["share"].get<std::string>() << "; forced first " << options["forced_first"]
         << " and newest " << options["forced_local"] << " blocks "
-        << options["forced"].get<std::string>() << " (policies may force more); "
+        << options["forced"].get<std::string>() << " the budget (policies may force more); "
         << options["phase"].get<std::string>() << " phase\n\n";
     for (const std::string& layer : results.list("/layers"))
         print_layer(results, layer, options["ablation"], out);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/driver/attend.h"
 
+#include "core/half.h"
+
 namespace msa::experiments {
 
 Attention attend(Backend& backend, const Problem& p, const AttentionInput& in,
@@ -18,9 +20,7 @@ Attention attend(Backend& backend, const Problem& p, const AttentionInput& in,
         run(out);
         const Tensor<bf16, 3> stored = fetch(backend, std::move(out));
         Tensor<float, 3> values(shape, Fill::nothing);
-#pragma omp parallel for
-        for (int64_t i = 0; i < values.size(); ++i)
-            values.data()[i] = static_cast<float>(stored.data()[i]);
+        decode(stored.data(), Element::bf16, {values.data(), static_cast<size_t>(values.size())});
         return {std::move(values), fetch(backend, std::move(lse))};
     }
     auto out = backend.make<float, 3>(shape);

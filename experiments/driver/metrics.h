@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "analysis/metrics.h"
 #include "analysis/rows.h"
 #include "core/io/results.h"
 
@@ -14,6 +15,19 @@ namespace msa::experiments {
 class Metrics {
 public:
     Metrics(io::ResultsWriter& to, std::string group) : to_(to), group_(std::move(group)) {}
+    /// A metric of analysis/metrics.h, under its own name or another that the file has for it.
+    void add(const char* metric, const std::vector<double>& values, const char* name = nullptr) {
+        add_with_mean(metric, values, analysis::average(values), name);
+    }
+    /// The same with a mean that is not that of all values.
+    void add_with_mean(const char* metric, const std::vector<double>& values, double mean,
+                       const char* name = nullptr) {
+        const analysis::Metric& of = analysis::metric(metric);
+        const std::string dataset = name != nullptr ? name : metric;
+        to_.write<double, 1>(group_ + "/" + dataset, {values.data(), {std::ssize(values)}},
+                             {of.axis, of.unit, of.definition});
+        to_.attribute(group_, dataset, mean);
+    }
     void add(const std::string& name, const std::vector<double>& values, const char* axis,
              const char* unit) {
         add(name, values, axis, unit, analysis::average(values));

@@ -105,6 +105,12 @@ std::vector<int64_t> integer_list(const std::string& option, const std::string& 
     return numbers;
 }
 
+std::string ranges_text(const std::vector<Range>& ranges) {
+    std::string all;
+    for (const Range& range : ranges) all += (all.empty() ? "" : ",") + text(range);
+    return all;
+}
+
 std::vector<int64_t> layer_list(const std::string& list) {
     std::vector<int64_t> layers = integer_list("layers", list);
     std::sort(layers.begin(), layers.end());
@@ -130,6 +136,14 @@ size_t choice(const std::string& option, const std::string& value,
     const auto at = std::find(known.begin(), known.end(), value);
     require(at != known.end(), "--", option, " is '", value, "', must be one of: ", join(known));
     return static_cast<size_t>(at - known.begin());
+}
+
+std::optional<Element> element_option(const std::string& option, const std::string& value,
+                                      const std::vector<Element>& known) {
+    if (value.empty()) return std::nullopt;
+    std::vector<std::string> names;
+    for (Element element : known) names.emplace_back(to_string(element));
+    return known[choice(option, value, names)];
 }
 
 void check_option(const std::string& option, int64_t value, int64_t low, int64_t high) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/tensor.h"
 
 namespace msa::experiments {
 
@@ -40,6 +41,9 @@ struct Range {
 std::istream& operator>>(std::istream&, Range&);
 std::ostream& operator<<(std::ostream&, const Range&);
 
+/// "0:100,200:300"
+std::string ranges_text(const std::vector<Range>&);
+
 /// "3,6" -> {"3", "6"}; empty items are an InputError naming `option`.
 std::vector<std::string> split_list(const std::string& option, const std::string& list);
 /// A list of integers; InputError naming `option` and the item that is none.
@@ -53,6 +57,9 @@ std::string join(const std::vector<std::string>& words);
 /// The index of `value` among `known`; InputError naming them all when it is none.
 size_t choice(const std::string& option, const std::string& value,
               const std::vector<std::string>& known);
+/// The element type of that name among `known`; nothing for an absent option (empty).
+std::optional<Element> element_option(const std::string& option, const std::string& value,
+                                      const std::vector<Element>& known);
 /// InputError "--option is V, must be from L to H" unless low <= value <= high.
 void check_option(const std::string& option, int64_t value, int64_t low, int64_t high);
 /// InputError "--option is V, must be at least L".

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "experiments/fit/rope.h"
 
 namespace msa::experiments::fit {
 namespace {
@@ -11,30 +12,34 @@ namespace {
 using io::Field;
 
 Tensor<float, 3> read_field(std::span<const io::ActivationsReader> files, int64_t layer,
-                            Field field, int64_t tokens) {
+                            Field field, std::optional<Element> asked, int64_t tokens) {
     const io::LayerInfo& info = files.front().layer(layer);
     Tensor<float, 3> all({tokens, info.heads(field), info.channels(field)});
     int64_t first = 0;
     for (const io::ActivationsReader& file : files) {
         const int64_t n = file.info().tokens();
-        file.read(layer, field, {0, n}, 0, all.view().slice(first, n));
+        const View<float, 3> part = all.view().slice(first, n);
+        file.read(layer, field, {0, n}, 0, part);
+        if (asked && *asked != file.layer(layer).element)
+            round_field(file, layer, field, *asked, part);
         first += n;
     }
     return all;
 }
 
-struct Half {
-    int64_t begin, end;
-};
+bool overlap(const std::vector<QueryRange>& some, const std::vector<QueryRange>& others) {
+    for (const QueryRange& a : some)
+        for (const QueryRange& b : others)
+            if (a.begin < b.end && b.begin < a.end) return true;
+    return false;
+}
 
-/// An option's range, or its default.
-Half resolve(const char* option, const Range& asked, Half otherwise, int64_t available,
-             const char* what) {
-    const Half half{asked.begin.value_or(otherwise.begin), asked.end.value_or(otherwise.end)};
-    require(0 <= half.begin && half.begin < half.end && half.end <= available, "--", option, " is ",
-            half.begin, ":", half.end, ", must be a non-empty range of ", what,
-            " within 0:", available);
-    return half;
+/// "0:100,200:300"
+std::string text_of(const std::vector<QueryRange>& ranges) {
+    std::string all;
+    for (const QueryRange& range : ranges)
+        all += text(all.empty() ? "" : ",", range.begin, ":", range.end);
+    return all;
 }
 
 }  // namespace
@@ -68,6 +73,8 @@ void check_layer(std::span<const io::ActivationsReader> files, int64_t layer) {
         same("softmax_scale", info.softmax_scale, first.softmax_scale);
         same("rotary_dim", info.rotary_dim.value_or(0), first.rotary_dim.value_or(0));
         same("rope_theta", info.rope_theta.value_or(0), first.rope_theta.value_or(0));
+        require(info.rope_inv_freq == first.rope_inv_freq, at, " has other rope_inv_freq than ",
+                files.front().path().string(), "; they must agree");
     }
 }
 
@@ -83,48 +90,51 @@ TrainingLayer read_layer(std::span<const io::ActivationsReader> files, int64_t l
     for (const KeyRange& seen : visible_keys(data.problem))
         data.positions.push_back(seen.count - 1);
     const int64_t tokens = all.tokens();
-    data.x = read_field(files, layer, Field::x, tokens);
-    data.q = read_field(files, layer, Field::q, tokens);
-    data.k = read_field(files, layer, Field::k, tokens);
-    data.v = read_field(files, layer, Field::v, tokens);
+    data.rope = model_frequencies(o, files.front(), layer);
+    data.x = read_field(files, layer, Field::x, o.element.main, tokens);
+    data.q = read_field(files, layer, Field::q, o.element.main, tokens);
+    data.k = read_field(files, layer, Field::k, o.element.main, tokens);
+    data.v = read_field(files, layer, Field::v, o.element.main, tokens);
     return data;
 }
 
 Split split_queries(const FitOptions& o, const std::vector<int64_t>& cu) {
-    const auto sequences = static_cast<int64_t>(cu.size()) - 1;
-    const bool by_sequence = o.split == SplitBy::sequence;
-    const char* what = by_sequence ? "sequences" : "positions";
+    const auto sequences = std::ssize(cu) - 1;
+    constexpr const char* kCounted[] = {"positions", "sequences", "tokens"};
+    const char* const what = kCounted[static_cast<size_t>(o.split)];
     int64_t longest = 0;
     for (size_t s = 1; s < cu.size(); ++s) longest = std::max(longest, cu[s] - cu[s - 1]);
-    const int64_t available = by_sequence ? sequences : longest;
+    const bool by_sequence = o.split == SplitBy::sequence;
     require(!by_sequence || sequences >= 2,
             "--split is sequence, must be position: there is one sequence");
+    const int64_t available = by_sequence                 ? sequences
+                              : o.split == SplitBy::token ? cu.back()
+                                                          : longest;
+    const std::string of_what = text("of ", what);
     const int64_t cut = std::max<int64_t>(1, available * 3 / 4);
-    const Half train = resolve("train", o.train, {0, cut}, available, what);
-    const Half held_out = resolve("eval", o.held_out, {train.end, available}, available, what);
-    require(held_out.begin >= train.end || train.begin >= held_out.end, "--eval is ",
-            held_out.begin, ":", held_out.end, ", must share no query with --train = ", train.begin,
-            ":", train.end);
+    const std::vector<QueryRange> train =
+        o.train.empty() ? std::vector<QueryRange>{{0, cut}}
+                        : resolve_ranges("train", o.train, available, of_what);
+    int64_t end = 0;
+    for (const QueryRange& range : train) end = std::max(end, range.end);
+    const std::vector<Range> rest{{end, std::nullopt}};
+    const std::vector<QueryRange> held_out =
+        resolve_ranges("eval", o.held_out.empty() ? rest : o.held_out, available, of_what);
+    require(!overlap(held_out, train), "--eval is ", text_of(held_out),
+            ", must share no query with --train = ", text_of(train));
 
     Split split;
-    split.text =
-        text("trained on ", what, " ", train.begin, ":", train.end, ", held out ", held_out.begin,
-             ":", held_out.end, ", of ", sequences, " sequence", sequences == 1 ? "" : "s");
+    split.text = text("trained on ", what, " ", text_of(train), ", held out ", text_of(held_out),
+                      ", of ", sequences, " sequence", sequences == 1 ? "" : "s");
     for (int64_t s = 0; s < sequences; ++s)
         for (int64_t i = cu[static_cast<size_t>(s)]; i < cu[static_cast<size_t>(s) + 1]; ++i) {
-            const int64_t at = by_sequence ? s : i - cu[static_cast<size_t>(s)];
-            if (train.begin <= at && at < train.end) split.train.push_back(i);
-            if (held_out.begin <= at && at < held_out.end) split.held_out.push_back(i);
+            const int64_t at = by_sequence                 ? s
+                               : o.split == SplitBy::token ? i
+                                                           : i - cu[static_cast<size_t>(s)];
+            if (within(train, at)) split.train.push_back(i);
+            if (within(held_out, at)) split.held_out.push_back(i);
         }
     return split;
-}
-
-Tensor<float, 3> take_rows(View<const float, 3> from, std::span<const int64_t> tokens) {
-    Tensor<float, 3> rows({static_cast<int64_t>(tokens.size()), from.extent(1), from.extent(2)});
-    for (int64_t i = 0; i < rows.extent(0); ++i)
-        std::copy_n(from[tokens[static_cast<size_t>(i)]].data(), rows.extent(1) * rows.extent(2),
-                    rows.view()[i].data());
-    return rows;
 }
 
 }  // namespace msa::experiments::fit

@@ -20,6 +20,7 @@ struct TrainingLayer {
     std::vector<int64_t> positions;  // [N] in their sequences
     Tensor<float, 3> x;              // [N, 1, d_model]
     Tensor<float, 3> q, k, v;        // as in core/problem.h
+    std::vector<double> rope;        // frequencies of the model's RoPE; empty: it has none
 
     View<float, 2> hidden() { return {x.data(), {x.extent(0), x.extent(2)}}; }
     View<const float, 2> hidden() const { return {x.data(), {x.extent(0), x.extent(2)}}; }
@@ -44,8 +45,5 @@ struct Split {
 /// Resolves --train and --eval. Throws InputError where one is empty, leaves the sequences, or
 /// shares a query with the other.
 Split split_queries(const FitOptions&, const std::vector<int64_t>& cu_seqlens);
-
-/// The rows [tokens] of the first axis.
-Tensor<float, 3> take_rows(View<const float, 3> from, std::span<const int64_t> tokens);
 
 }  // namespace msa::experiments::fit

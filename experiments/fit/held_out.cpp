@@ -11,11 +11,11 @@
 namespace msa::experiments::fit {
 namespace {
 
-/// The KL on the full support.
-double full_kl(Backend& backend, const Problem& p, const IndexInput& index, In<3> q, In<3> k,
-               Teacher teacher) {
+/// The KL on the tokens of the blocks `ids`, on all visible ones where that is absent.
+double kl_on(Backend& backend, const Problem& p, const IndexInput& index, In<3> q, In<3> k,
+             View<const int32_t, 3> ids, Teacher teacher) {
     auto kl = backend.make<double, 2>({p.queries(), p.kv_heads});
-    backend.index_kl(p, {index, q, k, {}, teacher}, {kl, {}, {}});
+    backend.index_kl(p, {index, q, k, ids, teacher}, {kl, {}, {}});
     return mean_of(fetch(backend, std::move(kl)));
 }
 
@@ -27,7 +27,7 @@ double teacher_entropy(Backend& backend, const Problem& p, In<3> q, In<3> k, Tea
     double sum = 0;
     for (const KeyRange& seen : visible_keys(p)) sum += std::log(static_cast<double>(seen.count));
     return sum / static_cast<double>(p.queries()) -
-           full_kl(backend, p, {zero_q, zero_k}, q, k, teacher);
+           kl_on(backend, p, {zero_q, zero_k}, q, k, {}, teacher);
 }
 
 /// Entropy of the index distribution: attention with index_q as queries of one shared key head.
@@ -51,26 +51,21 @@ double mean_of(const Tensor<double, 2>& kl) {
     return sum / static_cast<double>(kl.size());
 }
 
-HeldOut::HeldOut(const TrainingLayer& data, const LayerOperands& layer,
-                 const std::vector<int64_t>& tokens, const SelectionRule& rule, Teacher teacher,
-                 int threads)
-    : data_(data),
+HeldOut::HeldOut(const FitOptions& options, const TrainingLayer& data, const LayerOperands& layer,
+                 const std::vector<int64_t>& tokens, int threads)
+    : o_(options),
+      data_(data),
       layer_(layer),
-      rule_(rule),
-      teacher_(teacher),
       threads_(threads),
       queries_(layer.backend, data, tokens),
-      kinds_(analysis::row_kinds(queries_.problem, rule.top_k, false)) {
+      kinds_(analysis::row_kinds(queries_.problem, options.rule.top_k, options.all_rows)) {
     Backend& backend = layer.backend;
     const Problem& p = queries_.problem;
     dense_out_ = attend(backend, p, {queries_.q, layer.k, layer.v}, {}).out;
-    auto mass = backend.make<float, 3>({p.queries(), p.kv_heads, p.blocks()});
-    auto ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, rule.top_k});
-    backend.block_mass(p, queries_.q, layer.k, {mass, {}});
-    backend.select_blocks(p, rule, mass, ids);
-    mass_ = fetch(backend, std::move(mass));
-    oracle_ids_ = fetch(backend, std::move(ids));
-    entropy_teacher_ = teacher_entropy(backend, p, queries_.q, layer.k, teacher);
+    Mass there(backend, p, queries_.q, layer.k, o_.oracle_by_logit);
+    oracle_ids_ = pick(backend, p, o_.rule, o_.oracle_by_logit ? there.max_logit : there.mass);
+    mass_ = fetch(backend, std::move(there.mass));
+    entropy_teacher_ = teacher_entropy(backend, p, queries_.q, layer.k, o_.teacher);
 }
 
 int64_t HeldOut::rows_counted() const {
@@ -82,22 +77,25 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     const Problem& p = queries_.problem;
     const IndexOperands index(backend, weights, data_, queries_, threads_);
     auto there = backend.make<int32_t, 3>(oracle_ids_.shape());
-    backend.index_select(p, rule_, index, there);
+    backend.index_select(p, o_.rule, index, there);
     const Attention sparse = attend(backend, p, {queries_.q, layer_.k, layer_.v}, there);
+    const double kl_selected =
+        kl_on(backend, p, index, queries_.q, layer_.k, there.view(), o_.teacher);
     const Tensor<int32_t, 3> ids = fetch(backend, std::move(there));
 
-    analysis::Recall recall(p.kv_heads, {});
+    analysis::Recall recall(p.kv_heads, {o_.oracle_without_local});
     recall.add(p, kinds_, ids, oracle_ids_, mass_);
     analysis::OutputError error(p.query_heads);
     error.add(kinds_, sparse.out, dense_out_);
     Evaluation e;
     e.step = step;
-    e.kl = full_kl(backend, p, index, queries_.q, layer_.k, teacher_);
+    e.kl = kl_on(backend, p, index, queries_.q, layer_.k, {}, o_.teacher);
+    e.kl_selected = kl_selected;
     e.block_recall = analysis::average(recall.block_recall());
     e.score_recall = analysis::average(recall.score_recall());
     e.mass_kept = analysis::average(recall.mass_kept());
     e.oracle_mass = analysis::average(recall.oracle_mass());
-    e.output_error = analysis::average(error.relative());
+    e.output_error = error.mean();
     e.entropy_index = index_entropy(backend, p, index);
     e.entropy_teacher = entropy_teacher_;
     return e;

@@ -20,8 +20,8 @@ double mean_of(const Tensor<double, 2>& kl);
 class HeldOut {
 public:
     /// `tokens`: the held-out queries. What does not depend on the Index Branch is computed here.
-    HeldOut(const TrainingLayer&, const LayerOperands&, const std::vector<int64_t>& tokens,
-            const SelectionRule&, Teacher, int threads);
+    HeldOut(const FitOptions&, const TrainingLayer&, const LayerOperands&,
+            const std::vector<int64_t>& tokens, int threads);
 
     Evaluation evaluate(int64_t step, const IndexWeights&) const;
 
@@ -30,10 +30,9 @@ public:
     int64_t rows_counted() const;
 
 private:
+    const FitOptions& o_;
     const TrainingLayer& data_;
     const LayerOperands& layer_;
-    const SelectionRule rule_;
-    const Teacher teacher_;
     int threads_;
     QueryOperands queries_;
     std::vector<analysis::RowKind> kinds_;

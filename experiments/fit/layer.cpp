@@ -5,6 +5,7 @@
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/sample.h"
+#include "experiments/fit/rope.h"
 #include "experiments/fit/start.h"
 #include "experiments/fit/whitening.h"
 
@@ -26,7 +27,7 @@ void write_sizes(io::ResultsWriter& to, const FitOptions& o, const TrainingLayer
     const std::string group = text("/fit/", data.info.layer);
     for (const auto& [name, value] : {std::pair{"tokens", data.problem.keys()},
                                       {"blocks", data.problem.blocks()},
-                                      {"warmup_steps", o.warmup_steps},
+                                      {"warmup_steps", *o.warmup_steps},
                                       {"train_queries", static_cast<int64_t>(split.train.size())},
                                       {"held_out_queries", held_out.queries()},
                                       {"rows_counted", held_out.rows_counted()}})
@@ -46,45 +47,20 @@ std::string diverged(std::span<const io::ActivationsReader> files, int64_t layer
 
 }  // namespace
 
-IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int64_t layer) {
-    const io::LayerInfo& info = file.layer(layer);
-    const std::string at = text(file.path().string(), ": /layers/", layer);
-    IndexForm form;
-    form.groups = info.kv_heads;
-    form.index_dim = o.index_dim;
-    form.model_dim = info.model_dim;
-    form.rms_norm = o.rms_norm;
-    const bool rotates = info.k_state != io::RopeState::none;
-    require(!rotates || o.rotary_dim || info.rotary_dim, at,
-            " does not say rotary_dim; give --rope-dim",
-            info.rope_theta || o.rope_theta ? "" : " and --rope-theta");
-    const int64_t model = rotates ? info.rotary_dim.value_or(o.index_dim) : 0;
-    form.rotary_dim = o.rotary_dim.value_or(std::min(model, o.index_dim));
-    require(form.rotary_dim == 0 || o.rope_theta || info.rope_theta, at,
-            " does not say rope_theta; give --rope-theta");
-    form.rope_theta = o.rope_theta.value_or(info.rope_theta.value_or(form.rope_theta));
-    form.validate();
-    return form;
-}
-
 std::string unit_of(int64_t layer) { return text("layer ", layer); }
 
 void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files, int64_t layer,
-               const Split& split, Backend& backend, io::ResultsWriter& to,
-               const Checkpoint& checkpoint, std::mutex& hdf5, std::ostream& err) {
-    const int threads = o.backend_options.threads;
-    const auto alone = [&](const auto& read_or_write) {
-        const std::lock_guard lock(hdf5);
-        return read_or_write();
-    };
+               const Split& split, const Checkpoint& checkpoint, const Worker& worker) {
+    const int threads = worker.threads;
+    const auto alone = [&](const auto& use) { return worker.alone(use); };
     TrainingLayer data = alone([&] { return read_layer(files, layer, o); });
     const IndexForm form = index_form(o, files.front(), layer);
     const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
                               threads);
-    const LayerOperands operands(backend, data);
-    const HeldOut held_out(data, operands, sample(split.held_out, o.eval_queries, o.seed), o.rule,
-                           o.teacher, threads);
-    const Trainer trainer(o, data, operands, split.train);
+    const LayerOperands operands(worker.backend, data);
+    const std::vector<int64_t> evaluated = sample(split.held_out, o.eval_queries, o.seed);
+    const HeldOut held_out(o, data, operands, evaluated, threads);
+    const Trainer trainer(o, data, operands, split.train, threads);
 
     FitState state;
     if (std::optional<FitState> saved = alone([&] { return checkpoint.load(); }))
@@ -96,12 +72,12 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
         const IndexWeights plain = whitening.plain(which.weights);
         alone([&] { checkpoint.save(which, plain); });
     };
-    Progress progress(err, unit_of(layer), o.steps - state.step, "steps");
+    Progress progress(worker.err, unit_of(layer), o.steps - state.step, "steps");
     while (true) {
         const bool last = state.step == o.steps;
-        const bool evaluated =
+        const bool known =
             !state.evaluations.empty() && state.evaluations.back().step == state.step;
-        if (!evaluated && (last || state.step % o.eval_every == 0)) {
+        if (!known && (last || state.step % o.eval_every == 0)) {
             state.evaluations.push_back(held_out.evaluate(state.step, state.weights));
             if (!last && state.step > 0) save(state);
         }
@@ -120,13 +96,14 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
         progress.advance(1);
     }
     const IndexWeights plain = whitening.plain(state.weights);
-    alone([&] {
-        to.begin_unit(unit_of(layer));
-        write_fit(to, layer, state, plain);
-        write_sizes(to, o, data, split, held_out);
-        to.end_unit();
-        checkpoint.remove();
+    worker.write(unit_of(layer), [&] {
+        write_fit(worker.to, layer, state, plain);
+        write_sizes(worker.to, o, data, split, held_out);
+        worker.to.write<int64_t, 1>(
+            text("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},
+            {"query", "token", "packed token index of each held-out query that was evaluated"});
     });
+    worker.alone([&] { checkpoint.remove(); });
 }
 
 }  // namespace msa::experiments::fit

@@ -2,32 +2,24 @@
 // One layer of msa-fit-indexer, from its activations to its curves and weights.
 #pragma once
 
-#include <iosfwd>
-#include <mutex>
 #include <span>
 #include <string>
 
 #include "core/io/activations.h"
-#include "core/io/results.h"
+#include "experiments/driver/run.h"
 #include "experiments/fit/data.h"
 #include "experiments/fit/options.h"
 #include "experiments/fit/state.h"
 
 namespace msa::experiments::fit {
 
-/// The Index Branch that the options ask for on a layer. Throws InputError where neither they nor
-/// the file say how RoPE goes.
-IndexForm index_form(const FitOptions&, const io::ActivationsReader&, int64_t layer);
-
 /// What a layer is called in results and messages.
 std::string unit_of(int64_t layer);
 
 /// Fits `layer`, from its checkpoint where there is one, writes it as its unit and removes the
-/// checkpoint. Holds `hdf5`, which is not safe for two threads, while it reads and writes.
-/// Throws Interrupted when a stop is requested, InputError when the loss is not finite; both after
-/// the last good state is in the checkpoint.
+/// checkpoint. Throws Interrupted when a stop is requested, InputError when the loss is not finite;
+/// both after the last good state is in the checkpoint.
 void fit_layer(const FitOptions&, std::span<const io::ActivationsReader>, int64_t layer,
-               const Split&, Backend&, io::ResultsWriter&, const Checkpoint&, std::mutex& hdf5,
-               std::ostream& err);
+               const Split&, const Checkpoint&, const Worker&);
 
 }  // namespace msa::experiments::fit

@@ -6,8 +6,8 @@ namespace msa::experiments::fit {
 QueryOperands::QueryOperands(Backend& backend, const TrainingLayer& data,
                              std::span<const int64_t> tokens)
     : problem(data.problem.with_query_rows(tokens)),
-      x(take_rows(data.x, tokens)),
-      host_q(take_rows(data.q, tokens)),
+      x(gather_rows(data.x, tokens)),
+      host_q(gather_rows(data.q, tokens)),
       q(backend, host_view(host_q)) {
     for (int64_t token : tokens) positions.push_back(data.positions[static_cast<size_t>(token)]);
 }

@@ -38,9 +38,4 @@ struct IndexOperands {
     Operand<3> q, k;  // [n, Hkv, didx], [N, 1, didx]
 };
 
-/// One head's rows [n, 1, width] as a matrix.
-inline View<const float, 2> rows_of(View<const float, 3> one_head) {
-    return {one_head.data(), {one_head.extent(0), one_head.extent(2)}, one_head.space()};
-}
-
 }  // namespace msa::experiments::fit

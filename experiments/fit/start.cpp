@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/projection.h"
 #include "core/random.h"
+#include "core/rope.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments::fit {
@@ -74,12 +75,12 @@ private:
 };
 
 /// Rows `tokens` of a field before RoPE, the group's heads averaged: [n, Hkv * dh].
-MatrixXd group_means(const TrainingLayer& data, View<const float, 3> field, int64_t rotary,
-                     double theta, std::span<const int64_t> tokens) {
-    Tensor<float, 3> rows = take_rows(field, tokens);
+MatrixXd group_means(const TrainingLayer& data, View<const float, 3> field,
+                     std::span<const int64_t> tokens) {
+    Tensor<float, 3> rows = gather_rows(field, tokens);
     std::vector<int64_t> back;
     for (int64_t token : tokens) back.push_back(-data.positions[static_cast<size_t>(token)]);
-    if (rotary > 0) apply_rope(rows, back, rotary, theta);
+    if (!data.rope.empty()) apply_rope(rows, back, data.rope);
     const int64_t groups = data.problem.kv_heads, width = rows.extent(2);
     const int64_t heads = rows.extent(1) / groups;
     MatrixXd mean = MatrixXd::Zero(rows.extent(0), groups * width);
@@ -95,16 +96,16 @@ ClosedForm::ClosedForm(const IndexForm& form, const TrainingLayer& data,
     : form_(form),
       groups_(data.problem.kv_heads),
       head_dim_(data.problem.head_dim),
-      rotary_(data.info.rotary_dim.value_or(form.rotary_dim)),
+      rotary_(2 * std::ssize(data.rope)),
       passes_(head_dim_ - rotary_),
       weighted_(weighted),
       scale_(data.problem.softmax_scale() / data.problem.index_scale()) {
-    const Tensor<float, 3> x = take_rows(data.x, tokens);
+    const Tensor<float, 3> x = gather_rows(data.x, tokens);
     const auto n = static_cast<double>(tokens.size());
     const MatrixXd hidden =
         Eigen::Map<const Rows>(x.data(), x.extent(0), x.extent(2)).cast<double>();
-    q_ = group_means(data, data.q, rotary_, form.rope_theta, tokens);
-    k_ = group_means(data, data.k, rotary_, form.rope_theta, tokens);
+    q_ = group_means(data, data.q, tokens);
+    k_ = group_means(data, data.k, tokens);
     // Ridge regression, where the regularised second moment of x' is the identity.
     w_q_ = q_.transpose() * hidden / n;
     w_k_ = k_.transpose() * hidden / n;
@@ -212,15 +213,21 @@ void ClosedForm::fill(IndexWeights& w) const {
 
 }  // namespace
 
-void check_start(Start start, const IndexForm& form, const io::LayerInfo& model) {
+void check_start(Start start, const IndexForm& form, std::span<const double> model) {
     if (start == Start::normal) return;
-    const int64_t rotary = model.rotary_dim.value_or(form.rotary_dim);
+    const auto rotary = 2 * std::ssize(model);
     require(form.rotary_dim > 0 ? rotary % form.rotary_dim == 0 : rotary == 0, "--rope-dim is ",
             form.rotary_dim, ", must divide the model's rotary_dim = ", rotary,
             " unless --init is normal");
-    const double theta = model.rope_theta.value_or(form.rope_theta);
-    require(form.rotary_dim == 0 || form.rope_theta == theta, "--rope-theta is ", form.rope_theta,
-            ", must be the model's = ", theta, " unless --init is normal");
+    const std::vector<double> own = form.rope_frequencies.empty()
+                                        ? plain_frequencies(form.rotary_dim, form.rope_theta)
+                                        : form.rope_frequencies;
+    for (size_t c = 0; c < own.size(); ++c) {
+        const double of_model = model[c * (model.size() / own.size())];
+        require(std::fabs(own[c] - of_model) <= 1e-9 * of_model, "--rope-theta is ",
+                form.rope_theta, ", which makes the frequency of pair ", c, " ", own[c],
+                ", must be the model's = ", of_model, " unless --init is normal");
+    }
 }
 
 IndexWeights start_weights(Start start, const IndexForm& form, const TrainingLayer& data,

@@ -23,8 +23,8 @@
 namespace msa::experiments::fit {
 
 /// Throws InputError where the start cannot be made: from_qk and pca need frequencies that are the
-/// model's (its rotary_dim a multiple of the index's, the same rope_theta).
-void check_start(Start, const IndexForm&, const io::LayerInfo& model);
+/// model's (its rotary_dim a multiple of the index's, every so many pairs).
+void check_start(Start, const IndexForm&, std::span<const double> model);
 
 /// After check_start; `tokens` are those of training.
 IndexWeights start_weights(Start, const IndexForm&, const TrainingLayer& whitened,

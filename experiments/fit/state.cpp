@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "analysis/metrics.h"
+
 namespace msa::experiments::fit {
 namespace {
 
@@ -36,14 +38,23 @@ void write_form(io::ResultsWriter& to, const std::string& group, const IndexForm
                                       {"rotary_dim", form.rotary_dim}})
         to.attribute(group, name, value);
     to.attribute(group, "rope_theta", form.rope_theta);
+    if (!form.rope_frequencies.empty())
+        to.write<double, 1>(group + "/rope_frequencies",
+                            line<double>(std::span<const double>(form.rope_frequencies)),
+                            {"pair", "radians per position", "scaled RoPE, of each pair"});
 }
 
 IndexForm read_form(const io::ResultsReader& from, const std::string& group) {
     const auto size = [&](const char* name) {
         return static_cast<int64_t>(from.number(group, name));
     };
-    return {size("groups"),        size("index_dim"),  size("model_dim"),
-            size("rms_norm") != 0, size("rotary_dim"), from.number(group, "rope_theta")};
+    IndexForm form{size("groups"),        size("index_dim"),  size("model_dim"),
+                   size("rms_norm") != 0, size("rotary_dim"), from.number(group, "rope_theta")};
+    if (const std::string scaled = group + "/rope_frequencies"; from.has(scaled)) {
+        const Tensor<double, 1> stored = from.read<double, 1>(scaled);
+        form.rope_frequencies.assign(stored.data(), stored.data() + stored.size());
+    }
+    return form;
 }
 
 }  // namespace
@@ -67,10 +78,11 @@ void write_fit(io::ResultsWriter& to, int64_t layer, const FitState& state,
     to.write<int64_t, 1>(held_out + "step", line<int64_t>(steps),
                          {"evaluation", "steps", "steps done before each evaluation"});
     for (const Figure& figure : kFigures) {
+        const analysis::Metric& of = analysis::metric(figure.metric);
         std::vector<double> values;
         for (const Evaluation& e : state.evaluations) values.push_back(e.*figure.value);
-        to.write<double, 1>(held_out + figure.key, line<double>(values),
-                            {"evaluation", "1", figure.definition});
+        to.write<double, 1>(held_out + figure.metric, line<double>(values),
+                            {"evaluation", of.unit, of.definition});
     }
 }
 
@@ -98,7 +110,7 @@ std::vector<Evaluation> read_evaluations(const io::ResultsReader& from, int64_t 
     std::vector<Evaluation> all(static_cast<size_t>(steps.size()));
     for (size_t n = 0; n < all.size(); ++n) all[n].step = steps(n);
     for (const Figure& figure : kFigures) {
-        const Tensor<double, 1> values = from.read<double, 1>(held_out + figure.key);
+        const Tensor<double, 1> values = from.read<double, 1>(held_out + figure.metric);
         for (size_t n = 0; n < all.size(); ++n) all[n].*figure.value = values(n);
     }
     return all;

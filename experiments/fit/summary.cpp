@@ -2,10 +2,12 @@
 #include "experiments/fit/summary.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "analysis/metrics.h"
+#include "experiments/driver/operands.h"
+#include "experiments/driver/run.h"
 #include "experiments/driver/table.h"
 #include "experiments/fit/state.h"
 
@@ -25,9 +27,11 @@ constexpr const char* kCounts[] = {"warmup_steps", "train_queries", "held_out_qu
 
 }  // namespace
 
-std::string fit_definitions() {
+std::string fit_definitions(const std::string& note) {
     ordered_json definitions;
-    for (const Figure& figure : kFigures) definitions[figure.key] = figure.definition;
+    for (const Figure& figure : kFigures)
+        definitions[figure.metric] = analysis::metric(figure.metric).definition;
+    if (!note.empty()) definitions["top_k"] = note;
     definitions["steps"] = "training steps done before the evaluation";
     definitions["warmup_steps"] = "first steps, with the KL over all visible keys";
     definitions["split"] = "which queries were trained on, which are held out";
@@ -48,10 +52,7 @@ std::string fit_summary_json(const io::ResultsReader& results) {
     for (const std::string& layer : results.list("/fit")) {
         const Evaluation last = read_evaluations(results, std::stoll(layer)).back();
         ordered_json row{{"layer", std::stoll(layer)}, {"steps", last.step}};
-        for (const Figure& figure : kFigures) {
-            const double number = last.*figure.value;
-            row[figure.key] = std::isnan(number) ? ordered_json() : ordered_json(number);
-        }
+        for (const Figure& figure : kFigures) row[figure.metric] = json_number(last.*figure.value);
         row["split"] = results.words(group_of(layer), "split");
         for (const char* name : kCounts) row[name] = size_of(results, layer, name);
         summary["rows"].push_back(row);
@@ -63,7 +64,7 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
     constexpr int kDecimals = 4;
     std::vector<std::string> header{"layer", "steps"};
     for (const Figure& figure : kFigures) {
-        header.emplace_back(figure.heading);
+        header.emplace_back(analysis::metric(figure.metric).heading);
         std::replace(header.back().begin(), header.back().end(), ' ', '\n');
     }
     Table table(header), definitions({"column", "definition"});
@@ -85,12 +86,15 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
             table.add(cells);
         }
     }
-    for (const Figure& figure : kFigures) definitions.add({figure.heading, figure.definition});
+    for (const Figure& figure : kFigures) {
+        const analysis::Metric& of = analysis::metric(figure.metric);
+        definitions.add({of.heading, of.definition});
+    }
     table.print(out);
     out << '\n';
     definitions.print(out);
-    out << "\nHeld-out queries counted, those with more visible blocks than k: " << counted
-        << ".\n";
+    out << "\nHeld-out queries counted, those with more visible blocks than k: " << counted << ".\n"
+        << elements_text(results.run()) << '\n';
 }
 
 }  // namespace msa::experiments::fit

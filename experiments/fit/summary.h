@@ -9,8 +9,8 @@
 
 namespace msa::experiments::fit {
 
-/// Text of each number of the summary, JSON object.
-std::string fit_definitions();
+/// Text of each number of the summary, JSON object; `note` on top_k, where there is one.
+std::string fit_definitions(const std::string& note);
 
 /// summary.json: {"format", "program", "options", "definitions", "rows": [...]}, one row per layer:
 /// the last evaluation, with the split that it was made on. A number without a counted row is null.

@@ -19,11 +19,11 @@ FitState start_state(IndexWeights weights) {
 }
 
 Trainer::Trainer(const FitOptions& options, const TrainingLayer& data, const LayerOperands& layer,
-                 std::span<const int64_t> tokens)
-    : o_(options), data_(data), layer_(layer), tokens_(tokens) {}
+                 std::span<const int64_t> tokens, int threads)
+    : o_(options), data_(data), layer_(layer), tokens_(tokens), threads_(threads) {}
 
 bool Trainer::advance(FitState& state) const {
-    const int threads = o_.backend_options.threads;
+    const int threads = threads_;
     Backend& backend = layer_.backend;
     std::vector<int64_t> rows;
     for (int64_t n : stratified_sample(static_cast<int64_t>(tokens_.size()), o_.queries_per_step,
@@ -34,7 +34,7 @@ bool Trainer::advance(FitState& state) const {
     const IndexOperands index(backend, state.weights, data_, queries, threads);
 
     Tensor<int32_t, 3> ids;  // absent in warm-up
-    if (state.step >= o_.warmup_steps) {
+    if (state.step >= *o_.warmup_steps) {
         ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, o_.rule.top_k});
         backend.index_select(p, o_.rule, index, ids);
     }

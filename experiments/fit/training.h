@@ -30,7 +30,7 @@ FitState start_state(IndexWeights weights);
 class Trainer {
 public:
     Trainer(const FitOptions&, const TrainingLayer&, const LayerOperands&,
-            std::span<const int64_t> tokens);
+            std::span<const int64_t> tokens, int threads);
 
     /// One step. False, and no change, when the loss is not finite.
     bool advance(FitState&) const;
@@ -40,6 +40,7 @@ private:
     const TrainingLayer& data_;
     const LayerOperands& layer_;
     std::span<const int64_t> tokens_;  // the training queries
+    int threads_;
 };
 
 }  // namespace msa::experiments::fit

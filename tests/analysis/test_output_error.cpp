@@ -47,5 +47,16 @@ TEST(OutputError, WithoutRowsOrWithoutDenseOutputIsNaN) {
     EXPECT_TRUE(std::isnan(error.relative()[1]));
 }
 
+TEST(OutputError, DeadHeadsAreLeftOutOfTheMeanAndCounted) {
+    const auto dense = tensor<float, 3>({1, 3, 1}, {2, 0, 4});
+    const auto sparse = tensor<float, 3>({1, 3, 1}, {1, 0, 1});
+    OutputError error(3);
+    EXPECT_EQ(error.dead_heads(), 0);
+    EXPECT_TRUE(std::isnan(error.mean()));
+    error.add(std::vector{RowKind::counted}, sparse, dense);
+    EXPECT_EQ(error.dead_heads(), 1);
+    EXPECT_EQ(error.mean(), (0.5 + 0.75) / 2);
+}
+
 }  // namespace
 }  // namespace msa::analysis

@@ -7,9 +7,9 @@
 
 #include "analysis/selection_cost.h"
 #include "analysis/stage_cost.h"
+#include "core/kernel_sizes.h"
 #include "core/random.h"
 #include "core/selection.h"
-#include "core/kernel_sizes.h"
 
 namespace msa::analysis {
 namespace {

@@ -37,7 +37,7 @@ TEST_F(Analyze, WritesARowPerLayerAndSelector) {
     const std::set<std::string> keys{
         "layer",          "selector",     "block_recall",    "score_recall",     "mass_kept",
         "oracle_mass",    "output_error", "sink_mass_dense", "sink_mass_sparse", "entropy_dense",
-        "entropy_sparse", "rows_counted", "rows_trivial"};
+        "entropy_sparse", "rows_counted", "rows_trivial",    "dead_heads"};
     std::set<std::pair<int, std::string>> rows;
     for (const json& row : summary["rows"]) {
         std::set<std::string> found;
@@ -211,15 +211,15 @@ std::string in_chunks(const std::string& file, const std::string& to, int64_t ch
     o.block_size = 8;
     o.rule.top_k = 4;
     o.selectors = list_pointwise_selectors();
-    o.dump_outputs = o.dump_mass = o.dump_scores = true;
+    o.dump = {"outputs", "mass", "scores"};
     const io::ActivationsReader reader(file);
     const auto backend = make_backend(threads == 0 ? "reference" : "cpu", {.threads = threads});
     io::ResultsWriter writer(to, {}, io::IfExists::refuse);
     std::ostringstream err;
     writer.begin_unit("layer 3");
     experiments::analyze::analyze_layer(o, reader, reader.layer(3),
-                                        experiments::analyze::choose_queries(o, 150), *backend,
-                                        writer, err, chunk);
+                                        experiments::analyze::choose_queries(o, {0, 90, 150}, 3),
+                                        *backend, writer, err, chunk);
     writer.end_unit();
     writer.finish("now");
     return to;

@@ -347,13 +347,14 @@ TEST_F(Compare, ResumesToTheSameResults) {
         EXPECT_EQ(file_text(path("out") + name), file_text(path("whole") + name));
 }
 
-struct Refusal {
+/// Options that exclude each other, and what is said of them.
+struct RefusedOptions {
     std::vector<std::string> args;
     std::string says;
 };
 
 TEST_F(Compare, RefusesWithTheRule) {
-    const Refusal refusals[] = {
+    const RefusedOptions refusals[] = {
         {{"--selectors", "best"}, "no selector is called 'best'"},
         {{"--selectors", "moba,mean-key"}, "--selectors names 'mean-key' twice"},
         {{"--selectors", "previous-layer"}, "cannot run on layer 0: the file has no layer"},
@@ -363,7 +364,7 @@ TEST_F(Compare, RefusesWithTheRule) {
         {{"--share", "token"}, "--share is 'token', must be one of: head, group, layer"},
         {{"--forced-first", "3"}, "must not exceed top_k = 2"},
     };
-    for (const Refusal& refusal : refusals) {
+    for (const RefusedOptions& refusal : refusals) {
         const Outcome outcome = kCompare(args("out", refusal.args));
         EXPECT_EQ(outcome.code, 2) << refusal.says;
         EXPECT_NE(outcome.err.find(refusal.says), std::string::npos) << outcome.err;

@@ -4,9 +4,11 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <functional>
 #include <map>
 #include <stdexcept>
 
+#include "core/convert.h"
 #include "core/registry.h"
 
 namespace msa::test {
@@ -55,6 +57,16 @@ private:
     const Pages& pages_;
 };
 
+/// The same question of operands in float.
+Request in_float(Request request) {
+    std::visit(
+        [](auto& of) {
+            if constexpr (requires { of.element; }) of.element = Element::f32;
+        },
+        request);
+    return request;
+}
+
 class FarBackend final : public Backend {
 public:
     explicit FarBackend(const BackendOptions& options) : cpu_(make_backend("cpu", options)) {}
@@ -66,7 +78,7 @@ public:
         const auto* kl = std::get_if<IndexKlRequest>(&request);
         if (kl != nullptr && kl->teacher != Teacher::mean)
             return Support::no("it takes the mean teacher alone");
-        return cpu_->supports(p, request);
+        return cpu_->supports(p, in_float(request));
     }
     std::shared_ptr<void> allocate(int64_t bytes) override {
         void* memory = pages_->take(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
@@ -85,12 +97,15 @@ public:
 protected:
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
-        const Open open(*pages_);
-        cpu_->dense_attention(p, near(in), near(to));
+        attend(p, in, to, [&](const AttentionInput& here, const AttentionOutput& there) {
+            cpu_->dense_attention(p, here, there);
+        });
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
         const Open open(*pages_);
-        cpu_->index_scores(p, near(in), near(scores));
+        const NearIn<3> q = near(in.index_q);
+        const NearIn<2> k = near(in.index_k);
+        cpu_->index_scores(p, {q, k}, near(scores));
     }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
@@ -100,20 +115,26 @@ protected:
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids) override {
         const Open open(*pages_);
-        cpu_->index_select(p, rule, near(in), near(ids));
+        const NearIn<3> q = near(in.index_q);
+        const NearIn<2> k = near(in.index_k);
+        cpu_->index_select(p, rule, {q, k}, near(ids));
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
-        const Open open(*pages_);
-        cpu_->sparse_attention(p, near(in), near(ids), near(to), order);
+        attend(p, in, to, [&](const AttentionInput& here, const AttentionOutput& there) {
+            cpu_->sparse_attention(p, here, near(ids), there, order);
+        });
     }
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
         const Open open(*pages_);
-        cpu_->block_mass(p, near(q), near(k), {near(to.mass), near(to.max_logit)});
+        const NearIn<3> queries = near(q), keys = near(k);
+        cpu_->block_mass(p, queries, keys, {near(to.mass), near(to.max_logit)});
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         const Open open(*pages_);
-        cpu_->index_kl(p, {near(in.index), near(in.q), near(in.k), near(in.ids), in.teacher},
+        const NearIn<3> index_q = near(in.index.index_q), q = near(in.q), k = near(in.k);
+        const NearIn<2> index_k = near(in.index.index_k);
+        cpu_->index_kl(p, {{index_q, index_k}, q, k, near(in.ids), in.teacher},
                        {near(to.kl), near(to.d_index_q), near(to.d_index_k)});
     }
 
@@ -125,16 +146,35 @@ private:
         pages_->check(view.data(), view.size() * int64_t{sizeof(T)});
         return {view.data(), view.shape()};
     }
-    template <typename Void, int Rank>
-    AnyView<Void, Rank> near(const AnyView<Void, Rank>& view) const {
-        pages_->check(view.data(), element_count(view.shape()) * element_bytes(view.element()));
-        return {view.data(), view.shape(), view.element(), Space::host};
+    /// An operand as cpu takes it: in place, or its values in float.
+    template <int Rank>
+    struct NearIn {
+        Tensor<float, Rank> values;
+        In<Rank> view;
+        operator In<Rank>() const { return view; }
+    };
+    template <int Rank>
+    NearIn<Rank> near(const In<Rank>& view) const {
+        const int64_t count = element_count(view.shape());
+        pages_->check(view.data(), count * element_bytes(view.element()));
+        NearIn<Rank> in{{}, {view.data(), view.shape(), view.element(), Space::host}};
+        if (view.element() == Element::f32) return in;
+        in.values = Tensor<float, Rank>(view.shape());
+        decode(view.data(), view.element(), {in.values.data(), static_cast<size_t>(count)});
+        in.view = in.values.view();
+        return in;
     }
-    AttentionInput near(const AttentionInput& in) const {
-        return {near(in.q), near(in.k), near(in.v)};
+    /// Runs attention with an output as cpu gives it, and stores that.
+    void attend(const Problem& p, const AttentionInput& in, const AttentionOutput& to,
+                const std::function<void(const AttentionInput&, const AttentionOutput&)>& run) {
+        const Open open(*pages_);
+        const NearIn<3> q = near(in.q), k = near(in.k), v = near(in.v);
+        const int64_t count = element_count(to.out.shape());
+        pages_->check(to.out.data(), count * element_bytes(to.out.element()));
+        Tensor<float, 3> out({p.queries(), p.query_heads, p.head_dim});
+        run({q, k, v}, {out, near(to.lse)});
+        encode({out.data(), static_cast<size_t>(count)}, to.out.element(), to.out.data());
     }
-    AttentionOutput near(const AttentionOutput& to) const { return {near(to.out), near(to.lse)}; }
-    IndexInput near(const IndexInput& in) const { return {near(in.index_q), near(in.index_k)}; }
 
     std::shared_ptr<Pages> pages_ = std::make_shared<Pages>();
     std::unique_ptr<Backend> cpu_;

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+#include "analysis/metrics.h"
+
+#include "core/error.h"
+
+namespace msa::analysis {
+namespace {
+
+constexpr Metric kMetrics[] = {
+    // What a selection keeps.
+    {"block_recall", "block recall", "share of blocks", "group",
+     "|I* ∩ Î| / |I*|: share of the oracle's blocks I* that the selector chose too (Î)"},
+    {"score_recall", "score recall", "share of mass", "group",
+     "block recall weighted by mass: sum of P_b over I* ∩ Î / sum of P_b over I*"},
+    {"mass_kept", "mass kept", "probability", "group",
+     "sum of P_b over Î: share of the dense attention probability on the chosen blocks"},
+    {"oracle_mass", "oracle mass", "probability", "group",
+     "sum of P_b over I*: mass kept by the oracle's choice of as many blocks"},
+    {"output_error", "output error", "relative", "head",
+     "|o_sparse - o_dense| / |o_dense| over the counted queries, mean over heads"},
+    {"dead_heads", "dead heads", "heads", "layer",
+     "heads whose dense output is 0 on all counted queries: they have no output error and are left "
+     "out of its mean"},
+    // Where the probability lies.
+    {"sink_mass_dense", "sink dense", "probability", "head",
+     "probability on token 0 in dense attention, mean over all queries and heads"},
+    {"sink_mass_first_tokens", "sink tokens", "probability", "head",
+     "probability on the first --sink-tokens tokens in dense attention"},
+    {"sink_mass_first_block", "first block", "probability", "group",
+     "probability on the first block in dense attention"},
+    {"sink_mass_sparse", "sink sparse", "probability", "head",
+     "probability on token 0 in attention over the chosen blocks, mean likewise"},
+    {"entropy_dense", "entropy dense", "nats", "head",
+     "entropy of dense attention in nats, mean over all queries and heads"},
+    {"entropy_sparse", "entropy sparse", "nats", "head",
+     "entropy of attention over the chosen blocks in nats, mean likewise"},
+    // Of an Index Branch.
+    {"kl", "KL", "nats", "group",
+     "KL divergence of the index distribution from the teacher over all visible keys, in nats"},
+    {"kl_selected", "KL selected", "nats", "group",
+     "the same over the keys of the blocks that the Index Branch chose, both distributions made to "
+     "sum to 1 there (the paper's sparse stage)"},
+    {"entropy_index", "entropy index", "nats", "group",
+     "entropy of the index distribution over all visible keys, in nats"},
+    {"entropy_teacher", "entropy teacher", "nats", "group",
+     "entropy of the teacher over all visible keys, in nats"},
+};
+
+}  // namespace
+
+std::span<const Metric> list_metrics() { return kMetrics; }
+
+const Metric& metric(std::string_view name) {
+    for (const Metric& known : kMetrics)
+        if (name == known.name) return known;
+    throw std::logic_error(text("no metric is called '", name, "'"));
+}
+
+}  // namespace msa::analysis

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#include "core/convert.h"
+
+#include <cstring>
+
+#include "core/e4m3.h"
+#include "core/half.h"
+
+namespace msa {
+namespace {
+
+/// Calls `with` with a value of the element's C++ type.
+template <typename With>
+void as_type(Element element, const With& with) {
+    switch (element) {
+        case Element::f32: return with(float{});
+        case Element::f16: return with(f16{});
+        case Element::bf16: return with(bf16{});
+        case Element::e4m3: return with(e4m3{});
+        default: MSA_CHECK(false && "no element of operands");
+    }
+}
+
+}  // namespace
+
+void encode(std::span<const float> values, Element element, void* to) {
+    as_type(element, [&]<typename T>(T) {
+        auto* const stored = static_cast<T*>(to);
+        const auto count = std::ssize(values);
+#pragma omp parallel for
+        for (int64_t i = 0; i < count; ++i) stored[i] = static_cast<T>(values.data()[i]);
+    });
+}
+
+void decode(const void* from, Element element, std::span<float> values) {
+    as_type(element, [&]<typename T>(T) {
+        const auto* const stored = static_cast<const T*>(from);
+        const auto count = std::ssize(values);
+#pragma omp parallel for
+        for (int64_t i = 0; i < count; ++i) values.data()[i] = static_cast<float>(stored[i]);
+    });
+}
+
+void round_to(Element element, std::span<float> values) {
+    as_type(element, [&]<typename T>(T) {
+        const auto count = std::ssize(values);
+#pragma omp parallel for
+        for (int64_t i = 0; i < count; ++i)
+            values.data()[i] = static_cast<float>(static_cast<T>(values.data()[i]));
+    });
+}
+
+}  // namespace msa

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+// Values in float and in the types that operands are stored in: the one place that converts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/tensor.h"
+
+namespace msa {
+
+/// The nearest values of `element` (f32, f16, bf16 or e4m3), ties to even, into
+/// values.size() * element_bytes(element) bytes. f16 beyond its range becomes infinite; e4m3 takes
+/// its largest value. NaN stays NaN.
+void encode(std::span<const float> values, Element element, void* to);
+
+/// Exactly the values stored at `from`.
+void decode(const void* from, Element element, std::span<float> values);
+
+/// Each value becomes the nearest of `element`: encode, then decode.
+void round_to(Element element, std::span<float> values);
+
+}  // namespace msa

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/driver/operands.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace msa::experiments {
+namespace {
+
+using io::Field;
+
+bool is_index(Field field) { return field == Field::index_q || field == Field::index_k; }
+
+LayerElements wanted(const io::LayerInfo& layer, const ElementChoice& choice) {
+    return {{choice.main.value_or(layer.element), Element::f32},
+            {choice.index.value_or(layer.element), Element::f32}};
+}
+
+/// The values' own type where the backend has every operation of `requests` in it.
+void compute_in_own(const Backend& backend, std::initializer_list<Request> requests,
+                    ElementPair& pair) {
+    const bool all = std::all_of(requests.begin(), requests.end(), [&](const Request& request) {
+        return backend.supports({}, request).yes;
+    });
+    if (all) pair.computed = pair.values;
+}
+
+/// "f16", or "f16, f32" where layers differ.
+std::string names(std::span<const LayerElements> layers, ElementPair LayerElements::*which,
+                  Element ElementPair::*element) {
+    std::vector<std::string> known;
+    std::string all;
+    for (const LayerElements& layer : layers) {
+        const std::string name = to_string(layer.*which.*element);
+        if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+        known.push_back(name);
+        all += (all.empty() ? "" : ", ") + name;
+    }
+    return all;
+}
+
+}  // namespace
+
+ElementPair LayerElements::of(Field field) const {
+    if (field == Field::x) return {};
+    return is_index(field) ? index : main;
+}
+
+LayerElements layer_elements(const Backend& backend, const io::LayerInfo& layer,
+                             const ElementChoice& choice) {
+    LayerElements elements = wanted(layer, choice);
+    const Element main = elements.main.values, index = elements.index.values;
+    compute_in_own(backend,
+                   {DenseAttentionRequest{main}, SparseAttentionRequest{.element = main},
+                    BlockMassRequest{main}},
+                   elements.main);
+    compute_in_own(backend, {IndexScoresRequest{index}, IndexSelectRequest{.element = index}},
+                   elements.index);
+    return elements;
+}
+
+LayerElements float_elements(const io::LayerInfo& layer, const ElementChoice& choice) {
+    return wanted(layer, choice);
+}
+
+void record_elements(std::span<const LayerElements> layers, io::RunRecord& record) {
+    record.element = names(layers, &LayerElements::main, &ElementPair::values);
+    record.index_element = names(layers, &LayerElements::index, &ElementPair::values);
+    record.computed_in = names(layers, &LayerElements::main, &ElementPair::computed);
+    const std::string index = names(layers, &LayerElements::index, &ElementPair::computed);
+    if (index != record.computed_in) record.computed_in += "; the index in " + index;
+}
+
+std::string elements_text(const io::RunRecord& record) {
+    const std::string index =
+        record.index_element.empty() ? "" : ", index operands in " + record.index_element;
+    return text("Operands in ", record.element, index, "; computed in ", record.computed_in, ".");
+}
+
+void round_field(const io::ActivationsReader& file, int64_t layer, Field field, Element element,
+                 View<float, 3> values) {
+    if (field == Field::x || element == Element::f32) return;
+    const double largest = element == Element::e4m3 ? 448 : element == Element::f16 ? 65504 : 0;
+    for (int64_t i = 0; largest > 0 && i < values.size(); ++i)
+        require(std::fabs(values.data()[i]) <= largest, file.path().string(), ": /layers/", layer,
+                "/", to_string(field), " holds ", values.data()[i], ", which is beyond the ",
+                largest, " that ", is_index(field) ? "--index-element " : "--element ",
+                to_string(element), " can hold");
+    round_to(element, {values.data(), static_cast<size_t>(values.size())});
+}
+
+Tensor<float, 3> LayerReader::rounded(Field field, Tensor<float, 3> values) const {
+    // What the file stores is representable in the file's own type.
+    if (const Element element = elements_.of(field).values; element != layer_->element)
+        round_field(*file_, layer_->layer, field, element, values);
+    return values;
+}
+
+Tensor<float, 3> LayerReader::all(Field field) const {
+    if (!layer_->has(field)) return {};
+    return rounded(field, file_->read(layer_->layer, field, {0, file_->info().tokens()}));
+}
+
+Tensor<float, 3> LayerReader::rows(Field field, std::span<const int64_t> tokens) const {
+    if (!layer_->has(field)) return {};
+    return rounded(field, file_->gather(layer_->layer, field, tokens));
+}
+
+Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> rows) {
+    Tensor<float, 3> gathered({std::ssize(rows), all.extent(1), all.extent(2)}, Fill::nothing);
+    for (int64_t n = 0; n < std::ssize(rows); ++n)
+        std::copy_n(all[rows.data()[n]].data(), all.extent(1) * all.extent(2),
+                    gathered.view()[n].data());
+    return gathered;
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/driver/option_table.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/utf8.h"
+
+namespace msa::experiments {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Reads all of `value` with >>; nothing where that fails.
+template <typename T>
+std::optional<T> read(const std::string& value) {
+    std::istringstream stream(value);
+    T read{};
+    if (!(stream >> read) || stream.peek() != std::istringstream::traits_type::eof())
+        return std::nullopt;
+    return read;
+}
+
+std::optional<double> read_real(const std::string& value) {
+    double number = 0;
+    const char* const end = value.data() + value.size();
+    const auto [at, error] = std::from_chars(value.data(), end, number);
+    if (error != std::errc() || at != end) return std::nullopt;
+    return number;
+}
+
+std::string key_of(const std::string& flag) {
+    std::string key = flag;
+    std::replace(key.begin(), key.end(), '-', '_');
+    return key;
+}
+
+/// A number as a user writes it: -1, not -1.0.
+std::string shown(const Json& number) {
+    return number.is_number_float() ? msa::text(number.get<double>()) : number.dump();
+}
+
+template <typename T>
+Json or_null(const std::optional<T>& value) {
+    return value ? Json(*value) : Json();
+}
+
+/// Throws what the command line's own parser says of a value of the wrong form.
+[[noreturn]] void refuse(const std::string& flag, const std::string& value,
+                         const std::string& form) {
+    throw InputError(msa::text("the argument ('", value, "') for option '--", flag,
+                               "' is invalid, must be ", form));
+}
+
+int64_t read_count(const std::string& flag, const std::string& value, const std::string& form) {
+    const std::optional<Count> count = read<Count>(value);
+    if (!count) refuse(flag, value, form);
+    return count->value;
+}
+
+}  // namespace
+
+OptionRow& OptionRow::unrecorded() { return as(""); }
+
+OptionRow& OptionRow::as(std::string name) {
+    key = std::move(name);
+    return *this;
+}
+
+OptionRow& OptionRow::without_flag() {
+    positional = true;
+    return *this;
+}
+
+OptionRow& OptionRow::required(std::string message) {
+    check = [this, said = std::move(message)] {
+        const Json now = value();
+        const bool missing = now.is_string() ? now.get<std::string>().empty() : now.empty();
+        require(!missing, said);
+    };
+    return *this;
+}
+
+OptionRow& OptionRow::at_least(double low) {
+    check = [this, low] {
+        const Json now = value();
+        require(now.is_null() || now.get<double>() >= low, "--", flag, " is ", shown(now),
+                ", must be at least ", low);
+    };
+    return *this;
+}
+
+OptionRow& OptionRow::between(double low, double high) {
+    check = [this, low, high] {
+        const Json now = value();
+        require(now.is_null() || (now.get<double>() >= low && now.get<double>() <= high), "--",
+                flag, " is ", shown(now), ", must be from ", low, " to ", high);
+    };
+    return *this;
+}
+
+OptionRow& OptionRow::shown_as(std::string text) {
+    shown_default = std::move(text);
+    return *this;
+}
+
+OptionRow& OptionTable::add(OptionRow row) {
+    row.key = key_of(row.flag);
+    return rows_.emplace_back(std::move(row));
+}
+
+OptionRow& OptionTable::flag(const std::string& flag, bool& to, const std::string& help) {
+    return add({.flag = flag,
+                .help = help,
+                .take = [&to](const std::string&) { to = true; },
+                .value = [&to] { return Json(to); },
+                .is_switch = true});
+}
+
+OptionRow& OptionTable::count(const std::string& flag, const std::string& form, int64_t& to,
+                              const std::string& help) {
+    return add({flag, form, help, std::to_string(to),
+                [=, &to](const std::string& value) { to = read_count(flag, value, form); },
+                [&to] { return Json(to); }});
+}
+
+OptionRow& OptionTable::count(const std::string& flag, const std::string& form, int& to,
+                              const std::string& help) {
+    return add({flag, form, help, std::to_string(to),
+                [=, &to](const std::string& value) {
+                    const int64_t wide = read_count(flag, value, form);
+                    if (wide != static_cast<int>(wide)) refuse(flag, value, form);
+                    to = static_cast<int>(wide);
+                },
+                [&to] { return Json(to); }});
+}
+
+OptionRow& OptionTable::count(const std::string& flag, const std::string& form,
+                              std::optional<int64_t>& to, const std::string& help) {
+    return add({flag, form, help, to ? std::to_string(*to) : "",
+                [=, &to](const std::string& value) { to = read_count(flag, value, form); },
+                [&to] { return or_null(to); }});
+}
+
+OptionRow& OptionTable::seed(uint64_t& to, const std::string& help) {
+    return add({"seed", "N", help, std::to_string(to),
+                [&to](const std::string& value) {
+                    const int64_t seed = read_count("seed", value, "N");
+                    check_at_least("seed", seed, 0);
+                    to = static_cast<uint64_t>(seed);
+                },
+                [&to] { return Json(to); }})
+        .unrecorded();
+}
+
+OptionRow& OptionTable::real(const std::string& flag, const std::string& form, double& to,
+                             const std::string& help) {
+    return add({flag, form, help, Json(to).dump(),
+                [=, &to](const std::string& value) {
+                    const std::optional<double> number = read_real(value);
+                    if (!number) refuse(flag, value, form);
+                    to = *number;
+                },
+                [&to] { return Json(to); }});
+}
+
+OptionRow& OptionTable::real(const std::string& flag, const std::string& form,
+                             std::optional<double>& to, const std::string& help) {
+    return add({flag, form, help, "",
+                [=, &to](const std::string& value) {
+                    to = read_real(value);
+                    if (!to) refuse(flag, value, form);
+                },
+                [&to] { return or_null(to); }});
+}
+
+OptionRow& OptionTable::text(const std::string& flag, const std::string& form, std::string& to,
+                             const std::string& help) {
+    return add({flag, form, help, to, [&to](const std::string& value) { to = value; },
+                [&to] { return Json(to); }});
+}
+
+OptionRow& OptionTable::path(const std::string& flag, const std::string& form,
+                             std::filesystem::path& to, const std::string& help) {
+    return add({flag, form, help, "", [&to](const std::string& value) { to = value; },
+                [&to] { return Json(valid_utf8(to.filename().string())); }});
+}
+
+OptionRow& OptionTable::paths(const std::string& flag, const std::string& form,
+                              std::vector<std::filesystem::path>& to, const std::string& help) {
+    OptionRow& row =
+        add({flag, form, help, "", [&to](const std::string& value) { to.emplace_back(value); },
+             [&to] {
+                 Json names = Json::array();
+                 for (const std::filesystem::path& file : to)
+                     names.push_back(valid_utf8(file.filename().string()));
+                 return names;
+             }});
+    row.repeatable = true;
+    return row;
+}
+
+OptionRow& OptionTable::numbers(const std::string& flag, const std::string& form,
+                                std::vector<int64_t>& to, const std::string& help) {
+    return add({flag, form, help, "",
+                [=, &to](const std::string& value) {
+                    to = integer_list(flag, value);
+                    std::sort(to.begin(), to.end());
+                    require(std::adjacent_find(to.begin(), to.end()) == to.end(), "--", flag,
+                            " is '", value, "', it names a layer twice");
+                },
+                [&to] { return Json(to); }});
+}
+
+OptionRow& OptionTable::ranges(const std::string& flag, std::vector<Range>& to,
+                               const std::string& help) {
+    return add({flag, "A:B,...", help, "",
+                [=, &to](const std::string& value) {
+                    to.clear();
+                    for (const std::string& item : split_list(flag, value)) {
+                        const std::optional<Range> range = read<Range>(item);
+                        if (!range) refuse(flag, item, "A:B");
+                        to.push_back(*range);
+                    }
+                },
+                [&to] { return Json(ranges_text(to)); }});
+}
+
+OptionRow& OptionTable::names(const std::string& flag, const std::string& form,
+                              std::vector<std::string>& to,
+                              std::function<std::string(const std::string&)> known,
+                              const std::string& help) {
+    OptionRow& row = add({flag, form, help, "",
+                          [=, &to](const std::string& value) {
+                              for (const std::string& item : split_list(flag, value)) {
+                                  const std::string name = known(item);
+                                  require(std::find(to.begin(), to.end(), name) == to.end(), "--",
+                                          flag, " names '", name, "' twice");
+                                  to.push_back(name);
+                              }
+                          },
+                          [&to] { return Json(to); }});
+    row.repeatable = true;
+    return row;
+}
+
+OptionRow& OptionTable::element(const std::string& flag, std::optional<Element>& to,
+                                std::vector<Element> known, const std::string& help) {
+    return add({flag, "TYPE", help, "",
+                [=, &to](const std::string& value) { to = element_option(flag, value, known); },
+                [&to] { return Json(to ? to_string(*to) : "as stored"); }});
+}
+
+OptionRow& OptionTable::choice_at(const std::string& flag, const std::string& form,
+                                  std::function<size_t()> get, std::function<void(size_t)> set,
+                                  std::vector<std::string> names, const std::string& help) {
+    return add(
+        {flag, form, help, names[get()],
+         [=](const std::string& value) { set(msa::experiments::choice(flag, value, names)); },
+         [=] { return Json(names[get()]); }});
+}
+
+bool OptionTable::parse(std::span<const std::string> args, std::ostream& out) {
+    po::options_description description;
+    std::list<std::vector<std::string>> given;  // of each row; switches hold a word when set
+    std::list<bool> switches;
+    std::string positional;
+    for (const OptionRow& row : rows_) {
+        given.emplace_back();
+        const char* const flag = row.flag.c_str();
+        if (row.positional) positional = row.flag;
+        if (row.is_switch) {
+            switches.push_back(false);
+            description.add_options()(flag, po::bool_switch(&switches.back()), row.help.c_str());
+        } else if (row.repeatable) {
+            description.add_options()(flag, po::value(&given.back())->value_name(row.form),
+                                      row.help.c_str());
+        } else {
+            auto* value = po::value<std::string>()->value_name(row.form)->notifier(
+                [&to = given.back(), shown = row.shown_default](const std::string& text) {
+                    if (text != shown || text.empty()) to.push_back(text);
+                });
+            if (!row.shown_default.empty()) value->default_value(row.shown_default);
+            description.add_options()(flag, value, row.help.c_str());
+        }
+    }
+    if (!parse_command_line(about_, description, positional, args, out)) return false;
+    auto values = given.begin();
+    auto is_set = switches.begin();
+    for (OptionRow& row : rows_) {
+        if (row.is_switch && *is_set++) row.take("");
+        for (const std::string& value : *values) {
+            require(!value.empty(), "--", row.flag, " is empty, must be ", row.form);
+            row.take(value);
+        }
+        ++values;
+    }
+    for (const OptionRow& row : rows_) row.check();
+    return true;
+}
+
+std::string OptionTable::record() const {
+    Json all;
+    for (const OptionRow& row : rows_)
+        if (!row.key.empty()) all[row.key] = row.value();
+    return all.dump();
+}
+
+}  // namespace msa::experiments

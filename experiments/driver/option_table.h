@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// The options of a program as one table. A row is everything that is to be known of an option: its
+// flag, its help, its default, the values it takes, where the value goes, and whether it decides
+// the results. From the rows come the parser, --help, experiments/CLI.md, the checks, and the text
+// that a run records and that --resume compares.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <list>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "experiments/driver/options.h"
+
+namespace msa::experiments {
+
+/// One option. `form` is the name of its value in the help ("TOKENS").
+struct OptionRow {
+    std::string flag{}, form{}, help{};
+    std::string shown_default{};                     // empty: none is shown
+    std::function<void(const std::string&)> take{};  // a value from the command line
+    std::function<nlohmann::ordered_json()> value{};
+    std::function<void()> check = [] {};  // after all values are taken
+    std::string key{};                    // its name in the record; empty: not recorded
+    bool is_switch = false, repeatable = false, positional = false;
+
+    /// The value does not decide the results.
+    OptionRow& unrecorded();
+    /// Its name in the record, where that is not the flag with '_' for '-'.
+    OptionRow& as(std::string name);
+    /// Named without its flag.
+    OptionRow& without_flag();
+    /// InputError with this message where nothing is given.
+    OptionRow& required(std::string message);
+    /// The bounds of a number, both allowed.
+    OptionRow& at_least(double low);
+    OptionRow& between(double low, double high);
+    /// Replaces what the help shows as the default.
+    OptionRow& shown_as(std::string text);
+};
+
+class OptionTable {
+public:
+    explicit OptionTable(About about) : about_(std::move(about)) {}
+
+    // Rows. What stands in `to` is the default; the value goes there, and is recorded from there,
+    // so that what a program resolves later is recorded resolved. `to` must outlive the table.
+
+    OptionRow& flag(const std::string& flag, bool& to, const std::string& help);
+    /// An integer that may carry a binary suffix; nothing where the option is not given.
+    OptionRow& count(const std::string& flag, const std::string& form, int64_t& to,
+                     const std::string& help);
+    OptionRow& count(const std::string& flag, const std::string& form, int& to,
+                     const std::string& help);
+    OptionRow& count(const std::string& flag, const std::string& form, std::optional<int64_t>& to,
+                     const std::string& help);
+    /// Recorded by the run itself.
+    OptionRow& seed(uint64_t& to, const std::string& help);
+    OptionRow& real(const std::string& flag, const std::string& form, double& to,
+                    const std::string& help);
+    OptionRow& real(const std::string& flag, const std::string& form, std::optional<double>& to,
+                    const std::string& help);
+    OptionRow& text(const std::string& flag, const std::string& form, std::string& to,
+                    const std::string& help);
+    OptionRow& path(const std::string& flag, const std::string& form, std::filesystem::path& to,
+                    const std::string& help);
+    /// Repeatable; recorded as file names.
+    OptionRow& paths(const std::string& flag, const std::string& form,
+                     std::vector<std::filesystem::path>& to, const std::string& help);
+    /// Integers A,B,... without repeats, ascending.
+    OptionRow& numbers(const std::string& flag, const std::string& form, std::vector<int64_t>& to,
+                       const std::string& help);
+    /// Ranges A:B,C:D,...
+    OptionRow& ranges(const std::string& flag, std::vector<Range>& to, const std::string& help);
+    /// Names A,B,... without repeats, repeatable; `known` returns the name to keep, or throws.
+    OptionRow& names(const std::string& flag, const std::string& form, std::vector<std::string>& to,
+                     std::function<std::string(const std::string&)> known, const std::string& help);
+    OptionRow& element(const std::string& flag, std::optional<Element>& to,
+                       std::vector<Element> known, const std::string& help);
+    /// One of `names`; `to` is its number among them, as bool, integer or enum.
+    template <typename To>
+    OptionRow& choice(const std::string& flag, const std::string& form, To& to,
+                      std::vector<std::string> names, const std::string& help) {
+        return choice_at(
+            flag, form, [&to] { return static_cast<size_t>(to); },
+            [&to](size_t at) { to = static_cast<To>(at); }, std::move(names), help);
+    }
+
+    /// Reads the arguments into the places of the rows. False when help or version was asked for,
+    /// and written to `out`. Empty values are InputErrors, as is what the rows do not allow.
+    bool parse(std::span<const std::string> args, std::ostream& out);
+    /// The recorded values as they stand, JSON text.
+    std::string record() const;
+
+private:
+    OptionRow& add(OptionRow row);
+    OptionRow& choice_at(const std::string& flag, const std::string& form,
+                         std::function<size_t()> get, std::function<void(size_t)> set,
+                         std::vector<std::string> names, const std::string& help);
+
+    About about_;
+    std::list<OptionRow> rows_;  // in order; references to rows stay valid
+};
+
+}  // namespace msa::experiments

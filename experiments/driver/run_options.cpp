@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/driver/run_options.h"
+
+#include <algorithm>
+#include <ostream>
+
+#include "core/io/results.h"
+
+namespace msa::experiments {
+
+void add_files(OptionTable& table, RunOptions& o) {
+    table.path("input", "FILE", o.file, "activations to read (positional)")
+        .without_flag()
+        .unrecorded()
+        .required("no input: name an activations file; --help shows how");
+    table.path("out", "DIR", o.out, "directory for the results")
+        .unrecorded()
+        .required("no output: name a directory with --out");
+}
+
+void add_existing(OptionTable& table, RunOptions& o) {
+    table.flag("resume", o.resume, "continue an unfinished run with these options").unrecorded();
+    table.flag("overwrite", o.overwrite, "replace results that exist").unrecorded();
+    table.flag("json", o.json, "print summary.json instead of the table").unrecorded();
+}
+
+void check_existing(const RunOptions& o) {
+    require(!(o.resume && o.overwrite), "--resume and --overwrite exclude each other");
+}
+
+void add_compute(OptionTable& table, ComputeOptions& o) {
+    table.text("backend", "NAME", o.backend, "reference, cpu, cuda");
+    table.count("device", "N", o.backend_options.device, "number of the GPU that cuda uses")
+        .between(0, 1023)
+        .unrecorded();
+    table.count("threads", "N", o.backend_options.threads, "CPU threads; 0: all")
+        .between(0, 4096)
+        .unrecorded();
+    table.element("element", o.element.main, {Element::f32, Element::bf16, Element::f16},
+                  "round q, k and v to f32, bf16 or f16; default: as the file stores them");
+}
+
+void add_index_element(OptionTable& table, ComputeOptions& o) {
+    table.element("index-element", o.element.index,
+                  {Element::f32, Element::bf16, Element::f16, Element::e4m3},
+                  "round index_q and index_k to f32, bf16, f16 or e4m3; default: as the file "
+                  "stores them");
+}
+
+void add_sizes(OptionTable& table, SizeOptions& o) {
+    table.count("block-size", "TOKENS", o.block_size, "Bk, tokens of a key block")
+        .between(kMinBlockSize, kMaxBlockSize);
+    table
+        .count("top-k", "BLOCKS", o.rule.top_k,
+               "k, blocks kept per query and group, forced ones included")
+        .at_least(1);
+    table.count("forced-local", "BLOCKS", o.rule.forced_local,
+                "newest blocks always kept, the query's own among them");
+    table.count("forced-first", "BLOCKS", o.rule.forced_first, "oldest blocks always kept");
+}
+
+void take_own_sizes(SizeOptions& o, std::span<const std::string> args,
+                    std::span<const io::LayerInfo> layers, std::ostream& err) {
+    const auto take = [&](const char* option, std::optional<int64_t> io::LayerInfo::*own,
+                          int64_t& to) {
+        const bool alike = std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
+            return layer.*own && layer.*own == layers.front().*own;
+        });
+        if (layers.empty() || !alike || given(args, option) || to == *(layers.front().*own)) return;
+        to = *(layers.front().*own);
+        err << "note: --" << option << " is " << to << ", as in the model's own Index Branch\n";
+    };
+    take("block-size", &io::LayerInfo::own_block_size, o.block_size);
+    take("top-k", &io::LayerInfo::own_top_k, o.rule.top_k);
+    check_option("block-size", o.block_size, kMinBlockSize, kMaxBlockSize);
+    o.rule.validate();
+}
+
+void add_oracle(OptionTable& table, OracleOptions& o) {
+    table.choice("oracle", "RANK", o.oracle_by_logit, {"mass", "max-logit"},
+                 "how I* ranks blocks: mass (probability) or max-logit");
+    table.choice("oracle-local", "WHETHER", o.oracle_without_local, {"included", "excluded"},
+                 "the query's own block in I*: included or excluded");
+    table.flag("all-rows", o.all_rows, "count queries whose visible blocks all fit into k, too");
+}
+
+void add_queries(OptionTable& table, QueryOptions& o) {
+    table.ranges("queries", o.queries, "the queries of these packed tokens only");
+    table.ranges("positions", o.positions, "the queries at these positions of every sequence only");
+    table.path("held-out", "FILE", o.held_out,
+               "the queries that a fit held out and evaluated: results.h5 of msa-fit-indexer");
+    table
+        .count("sample-queries", "N", o.sample_queries,
+               "N of the queries, evenly spread, drawn with --seed; 0: all")
+        .at_least(0);
+}
+
+std::vector<QueryRange> resolve_ranges(const std::string& option, const std::vector<Range>& asked,
+                                       int64_t available, const std::string& of_what) {
+    if (asked.empty()) return {{0, available}};
+    std::vector<QueryRange> ranges;
+    for (const Range& range : asked) {
+        const QueryRange r{range.begin.value_or(0), range.end.value_or(available)};
+        require(0 <= r.begin && r.begin < r.end && r.end <= available, "--", option, " is ",
+                r.begin, ":", r.end, ", must be a non-empty range ", of_what,
+                of_what.empty() ? "" : " ", "within 0:", available);
+        ranges.push_back(r);
+    }
+    return ranges;
+}
+
+bool within(const std::vector<QueryRange>& ranges, int64_t value) {
+    return std::any_of(ranges.begin(), ranges.end(), [value](const QueryRange& range) {
+        return range.begin <= value && value < range.end;
+    });
+}
+
+namespace {
+
+/// What a fit evaluated, of a capture with as many tokens.
+std::vector<int64_t> held_out_queries(const std::filesystem::path& file, int64_t layer,
+                                      int64_t tokens) {
+    const io::ResultsReader fit(file);
+    const std::string dataset = text("/queries/", layer, "/token");
+    require(fit.run().program == "msa-fit-indexer" && fit.has(dataset), "--held-out is ",
+            file.string(), ", which has no ", dataset,
+            " of msa-fit-indexer: must be the results.h5 of a fit of layer ", layer);
+    const Tensor<int64_t, 1> stored = fit.read<int64_t, 1>(dataset);
+    std::vector<int64_t> queries(stored.data(), stored.data() + stored.size());
+    const bool fits = !queries.empty() && std::is_sorted(queries.begin(), queries.end()) &&
+                      queries.front() >= 0 && queries.back() < tokens;
+    require(fits, "--held-out is ", file.string(), ", whose ", dataset,
+            " must be ascending tokens within 0:", tokens, ", those of this capture");
+    return queries;
+}
+
+}  // namespace
+
+std::vector<int64_t> chosen_queries(const QueryOptions& o, const std::vector<int64_t>& cu,
+                                    int64_t layer) {
+    const int ways = int{!o.queries.empty()} + int{!o.positions.empty()} + int{!o.held_out.empty()};
+    require(ways <= 1, "--queries, --positions and --held-out exclude each other");
+    if (!o.held_out.empty()) return held_out_queries(o.held_out, layer, cu.back());
+    int64_t longest = 0;
+    for (size_t s = 1; s < cu.size(); ++s) longest = std::max(longest, cu[s] - cu[s - 1]);
+    const std::vector<QueryRange> queries = resolve_ranges("queries", o.queries, cu.back()),
+                                  positions = resolve_ranges("positions", o.positions, longest);
+    std::vector<int64_t> chosen;
+    for (size_t s = 1; s < cu.size(); ++s)
+        for (int64_t token = cu[s - 1]; token < cu[s]; ++token)
+            if (within(queries, token) && within(positions, token - cu[s - 1]))
+                chosen.push_back(token);
+    return chosen;
+}
+
+std::string clamp_top_k(SelectionRule& rule, int64_t block_size, const std::vector<int64_t>& cu) {
+    int64_t longest = 0;
+    for (size_t s = 1; s < cu.size(); ++s) longest = std::max(longest, cu[s] - cu[s - 1]);
+    const int64_t blocks = ceil_div(longest, block_size);
+    const int64_t most = std::max({int64_t{1}, blocks, rule.forced_local + rule.forced_first});
+    if (rule.top_k <= most) return "";
+    std::string note = text("--top-k is ", rule.top_k, ", more than the ", blocks,
+                            " blocks of the longest sequence; ", most, " are used");
+    rule.top_k = most;
+    return note;
+}
+
+}  // namespace msa::experiments

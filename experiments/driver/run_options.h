@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+// Groups of options that programs share, each with its rows for the table of a program.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "core/registry.h"
+#include "core/selection.h"
+#include "experiments/driver/operands.h"
+#include "experiments/driver/option_table.h"
+
+namespace msa::experiments {
+
+/// What a run reads, where it writes, and what becomes of results that are there already.
+struct RunOptions {
+    std::filesystem::path file, out;
+    std::vector<int64_t> layers;  // empty: all
+    bool resume = false, overwrite = false, json = false;
+    uint64_t seed = 0;
+};
+/// Input by position, --out.
+void add_files(OptionTable&, RunOptions&);
+/// --resume, --overwrite, --json.
+void add_existing(OptionTable&, RunOptions&);
+/// InputError where the flags exclude each other.
+void check_existing(const RunOptions&);
+
+/// Where the computation is done, and in which elements.
+struct ComputeOptions {
+    std::string backend = "cpu";
+    BackendOptions backend_options;
+    ElementChoice element;
+};
+/// --backend, --device, --threads, --element.
+void add_compute(OptionTable&, ComputeOptions&);
+/// --index-element.
+void add_index_element(OptionTable&, ComputeOptions&);
+
+/// Blocks, and how many of them a query keeps.
+struct SizeOptions {
+    int64_t block_size = 128;
+    SelectionRule rule;
+};
+/// --block-size, --top-k, --forced-local, --forced-first.
+void add_sizes(OptionTable&, SizeOptions&);
+
+/// Where layers name the block size and k of their model's own Index Branch, all the same, these
+/// become the defaults of options that `args` do not give; said on `err`.
+void take_own_sizes(SizeOptions&, std::span<const std::string> args,
+                    std::span<const io::LayerInfo> layers, std::ostream& err);
+
+/// How I* is chosen, and which rows the averages count.
+struct OracleOptions {
+    bool oracle_by_logit = false;
+    bool oracle_without_local = false;
+    bool all_rows = false;
+};
+/// --oracle, --oracle-local, --all-rows.
+void add_oracle(OptionTable&, OracleOptions&);
+
+/// Which queries are looked at: packed tokens, positions in every sequence, or those that a fit
+/// held out; none given: all.
+struct QueryOptions {
+    std::vector<Range> queries, positions;
+    std::filesystem::path held_out;  // results.h5 of a fit
+    int64_t sample_queries = 0;      // 0: all
+};
+/// --queries, --positions, --held-out, --sample-queries.
+void add_queries(OptionTable&, QueryOptions&);
+
+/// The ranges with their ends: all of 0:available where there are none. InputError where one is
+/// empty or leaves 0:available, naming the option.
+std::vector<QueryRange> resolve_ranges(const std::string& option, const std::vector<Range>& asked,
+                                       int64_t available, const std::string& of_what = "");
+/// Is `value` in one of them?
+bool within(const std::vector<QueryRange>& ranges, int64_t value);
+
+/// The packed tokens of the queries that the options name in a layer, ascending, without sampling.
+std::vector<int64_t> chosen_queries(const QueryOptions&, const std::vector<int64_t>& cu_seqlens,
+                                    int64_t layer);
+
+/// Lowers rule.top_k to the blocks of the longest sequence, or to the forced blocks where these are
+/// more. What was done, as a sentence; empty where nothing was.
+std::string clamp_top_k(SelectionRule& rule, int64_t block_size,
+                        const std::vector<int64_t>& cu_seqlens);
+
+}  // namespace msa::experiments

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT
+// The element types of operands: no program rounds what nobody asked it to round, and the same file
+// gives the same selections on every backend.
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/convert.h"
+#include "core/io/results.h"
+#include "core/select/selector.h"
+#include "core/tolerance.h"
+#include "tests/experiments/cli.h"
+#include "tests/support/far_backend.h"
+#include "tests/support/runner.h"
+
+namespace msa::test {
+namespace {
+
+using nlohmann::json;
+
+std::vector<std::string> backends_and_far() {
+    register_far_backend();
+    std::vector<std::string> names;  // far among them
+    for (const BackendInfo& info : known_backends()) names.push_back(info.name);
+    return names;
+}
+
+class EveryBackend : public CliTest, public testing::WithParamInterface<std::string> {
+protected:
+    Outcome analyze(const std::string& file, const std::string& backend, const std::string& out,
+                    std::vector<std::string> more) const {
+        more.insert(more.end(), {file, "--out", path(out), "--backend", backend, "--block-size",
+                                 "32", "--top-k", "8", "--dump", "mass,scores"});
+        return kAnalyze(more);
+    }
+    io::ResultsReader results(const std::string& out) const {
+        return io::ResultsReader(path(out + "/results.h5"));
+    }
+    /// The analysed queries of a layer.
+    static Problem problem(const std::string& file, const io::ResultsReader& of, int64_t layer) {
+        const io::ActivationsReader reader(file);
+        const auto tokens = of.read<int64_t, 1>(text("/queries/", layer, "/token"));
+        return io::layer_problem(reader.info(), reader.layer(layer), 32)
+            .with_query_rows({tokens.data(), static_cast<size_t>(tokens.size())});
+    }
+    static double norm(const std::string& file, int64_t layer, io::Field field) {
+        const io::ActivationsReader reader(file);
+        const Tensor<float, 3> all = reader.read(layer, field, {0, reader.info().tokens()});
+        return largest_norm(all.view());
+    }
+    /// Selections of one backend by the scores of another; both are off by at most `bound`.
+    static void expect_same(const Problem& p, const io::ResultsReader& scores_of,
+                            const io::ResultsReader& ids_of, const std::string& at, double bound) {
+        const auto scores = scores_of.read<float, 3>("/scores" + at);
+        const auto ids = ids_of.read<int32_t, 3>("/select" + at + "/ids");
+        EXPECT_EQ(selection_fault(p, {.top_k = 8}, scores.view(), ids.view(), 2 * bound), "") << at;
+    }
+};
+
+/// The bound of a block's mass between queries and keys of a layer.
+double bound_of_mass(const Problem& p, double q_norm, double k_norm) {
+    return mass_bound(logit_bound(p.softmax_scale(), q_norm, k_norm, p.head_dim),
+                      static_cast<double>(p.keys()));
+}
+
+TEST_P(EveryBackend, SelectsTheSameOnOneRealFile) {
+    MSA_SKIP_UNLESS_USABLE(GetParam());
+    const std::string file = std::string(MSA_SOURCE_DIR) + "/data/sample.h5";  // stored in f16
+    const std::vector<std::string> options{"--selector", "oracle", "--sample-queries", "160"};
+    for (const std::string element : {"", "bf16"}) {
+        std::vector<std::string> more = options;
+        if (!element.empty()) more.insert(more.end(), {"--element", element});
+        ASSERT_EQ(analyze(file, "cpu", "cpu" + element, more).code, 0);
+        const Outcome outcome = analyze(file, GetParam(), "other" + element, more);
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+        const io::ResultsReader cpu = results("cpu" + element), other = results("other" + element);
+        EXPECT_EQ(other.run().element, element.empty() ? "f16" : "bf16");
+        const Problem p = problem(file, cpu, 3);
+        // Rounded values are no longer than twice the stored ones.
+        const double grown = element.empty() ? 1 : 1 + 0x1p-8;
+        const double bound = bound_of_mass(p, grown * norm(file, 3, io::Field::q),
+                                           grown * norm(file, 3, io::Field::k));
+        expect_same(p, cpu, other, "/oracle/3", bound);
+    }
+}
+
+TEST_P(EveryBackend, SelectsTheSameOnAFileOfFloats) {
+    MSA_SKIP_UNLESS_USABLE(GetParam());
+    const std::string file = make("f32.h5", {.cu_seqlens = {0, 700, 1200}, .layers = {0}});
+    const std::vector<std::string> options{"--selector", "oracle,index"};
+    ASSERT_EQ(analyze(file, "cpu", "cpu", options).code, 0);
+    const Outcome outcome = analyze(file, GetParam(), "other", options);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const io::ResultsReader cpu = results("cpu"), other = results("other");
+    EXPECT_EQ(other.run().element, "f32");
+    EXPECT_EQ(other.run().index_element, "f32");
+    EXPECT_EQ(other.run().computed_in, "f32");
+    const Problem p = problem(file, cpu, 0);
+    expect_same(p, cpu, other, "/oracle/0",
+                bound_of_mass(p, norm(file, 0, io::Field::q), norm(file, 0, io::Field::k)));
+    expect_same(p, cpu, other, "/index/0",
+                logit_bound(p.index_scale(), norm(file, 0, io::Field::index_q),
+                            norm(file, 0, io::Field::index_k), p.index_dim));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryBackend, testing::ValuesIn(backends_and_far()),
+                         [](const auto& test) { return test.param; });
+
+class Elements : public CliTest {
+protected:
+    Outcome run(const Program& program, const std::string& file, const std::string& out,
+                std::vector<std::string> more) const {
+        more.insert(more.end(), {file, "--out", path(out)});
+        return program(more);
+    }
+};
+
+TEST_F(Elements, ARoundedRunIsTheRunOfARoundedFile) {
+    const std::string exact = make("exact.h5"), bf16 = path("bf16.h5");
+    {
+        const io::ActivationsReader from(exact);
+        io::ActivationsInfo info = from.info();
+        for (io::LayerInfo& layer : info.layers) layer.element = Element::bf16;
+        io::ActivationsWriter to(bf16, info, false);
+        for (const io::LayerInfo& layer : info.layers)
+            for (io::Field field : {io::Field::q, io::Field::k, io::Field::v, io::Field::index_q,
+                                    io::Field::index_k}) {
+                const Tensor<float, 3> all = from.read(layer.layer, field, {0, info.tokens()});
+                to.write(layer.layer, field, 0, 0, all);
+            }
+        to.finish();
+    }
+    register_far_backend();
+    for (const std::string backend : {"cpu", "far"}) {
+        const std::vector<std::string> sizes{"--block-size", "8",    "--top-k", "4",
+                                             "--backend",    backend};
+        std::vector<std::string> asked = sizes;
+        asked.insert(asked.end(), {"--element", "bf16", "--index-element", "bf16"});
+        ASSERT_EQ(run(kAnalyze, exact, backend + "-asked", asked).code, 0);
+        ASSERT_EQ(run(kAnalyze, exact, backend + "-exact", sizes).code, 0);
+        ASSERT_EQ(run(kAnalyze, bf16, backend + "-stored", sizes).code, 0);
+        const auto file = [&](const char* name) { return path(backend + name + "/results.h5"); };
+        EXPECT_TRUE(same_data(file("-asked"), file("-stored")));
+        EXPECT_FALSE(same_data(file("-asked"), file("-exact")));
+        const io::ResultsReader results(file("-asked"));
+        EXPECT_EQ(results.run().element, "bf16");
+        EXPECT_EQ(results.run().index_element, "bf16");
+        EXPECT_EQ(results.run().computed_in, backend == "cpu" ? "f32" : "bf16");
+    }
+}
+
+TEST_F(Elements, EveryProgramPrintsAndStoresThem) {
+    const std::string file = make("a.h5");
+    for (const Program& program : {kAnalyze, kCompare}) {
+        const Outcome outcome =
+            run(program, file, program.name,
+                {"--block-size", "8", program.name == "msa-compare" ? "--budgets" : "--top-k",
+                 program.name == "msa-compare" ? "32" : "4", "--index-element", "e4m3"});
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+        EXPECT_NE(outcome.out.find("Operands in f32, index operands in e4m3; computed in f32."),
+                  std::string::npos)
+            << outcome.out;
+        EXPECT_EQ(io::ResultsReader(path(program.name + "/results.h5")).run().index_element,
+                  "e4m3");
+        const Outcome resumed = run(program, file, program.name,
+                                    {"--block-size", "8", "--resume", "--element", "bf16"});
+        EXPECT_EQ(resumed.code, 2);
+    }
+}
+
+TEST_F(Elements, AValueBeyondTheTypeIsRefused) {
+    const std::string file = make("a.h5");
+    poke(file, "/layers/3/k", {7, 1, 2}, 1e6F);
+    const Outcome outcome = run(kAnalyze, file, "out", {"--element", "f16"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("/layers/3/k holds 1e+06, which is beyond the 65504 that --element "
+                               "f16 can hold"),
+              std::string::npos)
+        << outcome.err;
+}
+
+TEST(Convert, RoundsToTheNearestOfEveryElement) {
+    const std::vector<float> values{1.0F, 1.0F + 0x1p-8F, -3.14159F, 0x1p-20F, 300.0F};
+    for (const auto& [element, unit] : {std::pair{Element::f32, 0.0},
+                                        {Element::f16, 0x1p-11},
+                                        {Element::bf16, 0x1p-8},
+                                        {Element::e4m3, 0x1p-4}}) {
+        std::vector<float> rounded = values, back(values.size());
+        round_to(element, rounded);
+        std::vector<char> stored(values.size() * static_cast<size_t>(element_bytes(element)));
+        encode(values, element, stored.data());
+        decode(stored.data(), element, back);
+        EXPECT_EQ(rounded, back);
+        for (size_t n = 0; n < values.size(); ++n) {
+            const double smallest = element == Element::e4m3 ? 0x1p-10 : 0x1p-25;  // half a step
+            EXPECT_LE(std::fabs(rounded[n] - values[n]),
+                      std::max(unit * std::fabs(values[n]), unit > 0 ? smallest : 0))
+                << to_string(element) << values[n];
+        }
+    }
+}
+
+}  // namespace
+}  // namespace msa::test

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT
+// What the driver sees to for every program: inputs are safe, values make sense, and one fit's
+// held-out queries are another program's queries.
+#include <nlohmann/json.hpp>
+
+#include "core/io/results.h"
+#include "experiments/fit/rope.h"
+#include "tests/experiments/fit_test.h"
+
+namespace msa::test {
+namespace {
+
+using nlohmann::json;
+using Driver = Fit;
+
+/// The arguments with --json and few blocks.
+std::vector<std::string> small(const std::string& file, const std::string& out,
+                               const std::vector<std::string>& more) {
+    std::vector<std::string> all{file, "--out", out, "--block-size", "8", "--json"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+}
+
+TEST_F(Driver, OverwriteNeverReplacesAnInput) {
+    std::filesystem::create_directories(path("d"));
+    std::filesystem::copy_file(write("a.h5"), path("d/indexer.h5"));
+    const std::string before = file_text(path("d/indexer.h5"));
+    for (const std::vector<std::string>& more :
+         {std::vector<std::string>{}, std::vector<std::string>{"--overwrite"}}) {
+        const Outcome outcome = run({path("d/indexer.h5")}, "d", more);
+        EXPECT_EQ(outcome.code, 2);
+        EXPECT_NE(outcome.err.find(path("d/indexer.h5") +
+                                   ": is an input of this run, which would "
+                                   "replace it as " +
+                                   path("d/indexer.h5")),
+                  std::string::npos)
+            << outcome.err;
+        EXPECT_EQ(file_text(path("d/indexer.h5")), before);
+    }
+}
+
+TEST_F(Driver, OverwriteKnowsAnInputByAnyName) {
+    std::filesystem::create_directories(path("d"));
+    std::filesystem::copy_file(make("a.h5"), path("d/results.h5"));
+    std::filesystem::create_symlink(path("d/results.h5"), path("link.h5"));
+    const std::string before = file_text(path("d/results.h5"));
+    for (const Program& program : {kAnalyze, kCompare})
+        for (const std::string input : {"d/results.h5", "link.h5", "d/../d/results.h5"}) {
+            const Outcome outcome = program({path(input), "--out", path("d"), "--overwrite"});
+            EXPECT_EQ(outcome.code, 2) << input;
+            EXPECT_NE(outcome.err.find("is an input of this run"), std::string::npos)
+                << outcome.err;
+            EXPECT_EQ(file_text(path("d/results.h5")), before);
+        }
+    std::filesystem::create_directories(path("e/results.h5.partial"));
+    std::filesystem::copy_file(make("b.h5"), path("e/results.h5.partial/b.h5"));
+    EXPECT_EQ(kAnalyze({path("e/results.h5.partial/b.h5"), "--out", path("e"), "--overwrite"}).code,
+              2);
+    EXPECT_TRUE(std::filesystem::exists(path("e/results.h5.partial/b.h5")));
+}
+
+TEST_F(Driver, RefusesEmptyValuesAndZeroSizes) {
+    const std::string file = write("a.h5");
+    for (const Program& program : {kAnalyze, kCompare, kFit})
+        for (const std::string option : {"--layers", "--backend", "--block-size", "--seed"}) {
+            const Outcome outcome = program({file, "--out", path("out"), option, ""});
+            EXPECT_EQ(outcome.code, 2) << program.name << option;
+            EXPECT_NE(outcome.err.find(option + " is empty, must be "), std::string::npos)
+                << outcome.err;
+        }
+    EXPECT_EQ(kAnalyze({file, "--out", path("out"), "--block-size", "0"}).code, 2);
+    EXPECT_EQ(kFit({file, "--out", path("out"), "--steps", "0"}).code, 2);
+    EXPECT_FALSE(std::filesystem::exists(path("out")));
+}
+
+TEST_F(Driver, MoreBlocksThanThereAreAreNotKept) {
+    const std::string file = make("a.h5");  // 12 blocks of 8
+    for (const std::string k : {"100000000", "2147483648"}) {
+        const Outcome outcome = kAnalyze(small(file, path(k), {"--top-k", k}));
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+        const std::string note = "--top-k is " + k + ", more than the 12 blocks";
+        EXPECT_NE(outcome.err.find("note: " + note), std::string::npos) << outcome.err;
+        const json summary = json::parse(outcome.out);
+        EXPECT_EQ(summary["options"]["top_k"], 12);
+        EXPECT_EQ(summary["definitions"]["top_k"].get<std::string>().rfind(note, 0), 0U);
+    }
+    const Outcome fit = run({write("x.h5")}, "fit", {"--top-k", "2147483648"});
+    EXPECT_EQ(fit.code, 0) << fit.err;
+    const Outcome compare = kCompare(small(
+        file, path("compare"), {"--budgets", "99999999999999", "--selectors", "oracle,window"}));
+    EXPECT_EQ(compare.code, 0) << compare.err;
+    EXPECT_NE(compare.err.find("--budgets has 99999999999999, more than the 90 tokens"),
+              std::string::npos)
+        << compare.err;
+}
+
+TEST_F(Driver, QueriesAreTokensOrPositionsInSeveralRanges) {
+    const std::string file = make("a.h5");  // sequences of 90 and 60 tokens
+    const auto tokens = [&](const std::string& option, const std::string& ranges) {
+        const Outcome outcome =
+            kAnalyze(small(file, path(ranges), {option, ranges, "--selector", "oracle"}));
+        EXPECT_EQ(outcome.code, 0) << outcome.err;
+        const auto stored =
+            io::ResultsReader(path(ranges + "/results.h5")).read<int64_t, 1>("/queries/3/token");
+        return std::vector<int64_t>(stored.data(), stored.data() + stored.size());
+    };
+    EXPECT_EQ(tokens("--queries", "88:91,149:"), (std::vector<int64_t>{88, 89, 90, 149}));
+    EXPECT_EQ(tokens("--positions", "58:61,:1"),
+              (std::vector<int64_t>{0, 58, 59, 60, 90, 148, 149}));
+    EXPECT_EQ(kAnalyze(small(file, path("o"), {"--queries", "0:9", "--positions", "0:9"})).code, 2);
+}
+
+TEST_F(Driver, TheHeldOutQueriesOfAFitCanBeAnalysed) {
+    const std::string file = write("a.h5", {.cu_seqlens = {0, 100, 192}});
+    ASSERT_EQ(run({file}, "fit", {"--eval-queries", "17"}).code, 0);
+    const std::string fit = path("fit/results.h5"), indexer = path("fit/indexer.h5");
+    const Outcome outcome = kAnalyze(
+        small(indexer, path("out"), {"--top-k", "4", "--held-out", fit, "--selector", "index"}));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto wanted = io::ResultsReader(fit).read<int64_t, 1>("/queries/3/token");
+    const auto got = io::ResultsReader(path("out/results.h5")).read<int64_t, 1>("/queries/3/token");
+    ASSERT_EQ(got.shape(), wanted.shape());
+    EXPECT_EQ(got.size(), 17);
+    EXPECT_TRUE(std::equal(got.data(), got.data() + got.size(), wanted.data()));
+    // The same queries, weights and oracle: the same numbers but for the storage of index_q, which
+    // is f32 here, and so but for nothing.
+    const json of_fit = row("fit"), of_analyze = json::parse(outcome.out)["rows"][0];
+    for (const char* name : {"mass_kept", "oracle_mass", "block_recall", "score_recall"})
+        EXPECT_DOUBLE_EQ(of_fit[name].get<double>(), of_analyze[name].get<double>()) << name;
+    EXPECT_EQ(kAnalyze(small(file, path("no"), {"--held-out", path("out/results.h5")})).code, 2);
+}
+
+TEST_F(Driver, AFitSplitsByPackedTokensInSeveralRanges) {
+    const std::string file = write("a.h5", {.cu_seqlens = {0, 100, 192}});
+    const Outcome outcome = run({file}, "fit",
+                                {"--split", "token", "--train", "0:60,100:150", "--eval",
+                                 "60:100,150:192", "--eval-queries", "0"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(row("fit")["train_queries"], 110);
+    EXPECT_EQ(row("fit")["held_out_queries"], 82);
+    EXPECT_EQ(
+        run({file}, "no", {"--split", "token", "--train", "0:60,100:150", "--eval", "140:"}).code,
+        2);
+}
+
+TEST_F(Driver, AFitTakesTheOracleOfAnalyzeAndReportsTheSelectedKl) {
+    const std::string file = write("a.h5");
+    ASSERT_EQ(run({file}, "mass", {}).code, 0);
+    ASSERT_EQ(run({file}, "logit", {"--oracle", "max-logit"}).code, 0);
+    ASSERT_EQ(run({file}, "apart", {"--oracle-local", "excluded"}).code, 0);
+    ASSERT_EQ(run({file}, "all", {"--top-k", "24", "--all-rows"}).code, 0);
+    EXPECT_NE(row("mass")["block_recall"], row("logit")["block_recall"]);
+    EXPECT_LT(row("apart")["block_recall"], row("mass")["block_recall"]);
+    EXPECT_NE(row("mass")["kl_selected"], row("mass")["kl"]);
+    EXPECT_EQ(row("all")["rows_counted"], row("all")["held_out_queries"]);
+    // Where all blocks are selected, the two supports are one.
+    EXPECT_NEAR(row("all")["kl_selected"].get<double>(), row("all")["kl"].get<double>(), 1e-6);
+}
+
+TEST(ParseRope, ReadsConfigurations) {
+    using experiments::fit::parse_rope;
+    const auto llama = parse_rope(
+        R"({"model_type": "llama", "rope_theta": 500000.0, "max_position_embeddings": 131072,
+            "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}})",
+        128);
+    ASSERT_TRUE(llama.has_value());
+    EXPECT_EQ(llama->type, RopeType::llama3);
+    EXPECT_EQ(llama->rotary_dim, 128);
+    EXPECT_EQ(llama->theta, 500000);
+    EXPECT_EQ(llama->original_positions, 8192);
+    const auto half = parse_rope(
+        R"({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5}})",
+        64);
+    ASSERT_TRUE(half.has_value());
+    EXPECT_EQ(half->rotary_dim, 32);
+    EXPECT_FALSE(parse_rope(R"({"model_type": "gpt2"})", 64).has_value());
+    EXPECT_FALSE(parse_rope("", 64).has_value());
+    EXPECT_THROW(parse_rope(R"({"rope_theta": 1, "rope_scaling": {"type": "odd"}})", 64),
+                 InputError);
+}
+
+}  // namespace
+}  // namespace msa::test
