@@ -98,7 +98,7 @@ TEST_P(Interface, BadProblemsRulesAndIdsAreRefused) {
     EXPECT_EQ(refusal([&] { runner.dense_attention(problem_, operands_); }),
               "block_size is 7, must be from 8 to 256");
     problem_.block_size = 0;
-    EXPECT_EQ(refusal([&] { runner.block_mass(problem_, operands_); }),
+    EXPECT_EQ(refusal([&] { runner.backend().block_mass(problem_, {}, {}, {}); }),
               "block_size is 0, must be from 1 to 256");
 }
 
