@@ -41,8 +41,8 @@ public:
 
 private:
     enum Metric : size_t { kBlockRecall, kScoreRecall, kMassKept, kOracleMass, kMetrics };
-    std::vector<double> of(Metric metric) const {
-        return values(std::span(means_).subspan(metric * groups_, groups_));
+    std::vector<double> of(Metric which) const {
+        return values(std::span(means_).subspan(which * groups_, groups_));
     }
 
     size_t groups_;

@@ -77,6 +77,11 @@ public:
         foreign_.add_everything();
     }
 
+    CudaBackend(const CudaBackend&) = delete;
+    CudaBackend& operator=(const CudaBackend&) = delete;
+    /// Tensors may outlive their backend: what it was still to write is there then.
+    ~CudaBackend() override { cudaStreamSynchronize(stream_->get()); }
+
     std::string_view name() const override { return "cuda"; }
     std::string device() const override {
         cudaDeviceProp properties{};

@@ -79,9 +79,9 @@ class ActivationsReader {
 public:
     /// Opens and checks everything but the values (of which it looks at one token, to find K and V
     /// that were repeated to the query heads).
-    explicit ActivationsReader(std::filesystem::path path);
+    explicit ActivationsReader(const std::filesystem::path& path);
     /// The same of a file in memory, which `name` stands for in messages. Keeps a copy.
-    ActivationsReader(std::filesystem::path name, std::span<const uint8_t> bytes);
+    ActivationsReader(const std::filesystem::path& name, std::span<const uint8_t> bytes);
     ~ActivationsReader();
     ActivationsReader(ActivationsReader&&) noexcept;
     ActivationsReader& operator=(ActivationsReader&&) noexcept;

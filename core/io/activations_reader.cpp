@@ -120,7 +120,7 @@ private:
     }
 
     std::string json_text(const char* name) const {
-        const std::string value = h5::text_attribute(group_, name, place_);
+        std::string value = h5::text_attribute(group_, name, place_);
         require(nlohmann::json::accept(value), place_.text(), " attribute ", name, " is not JSON");
         return value;
     }
@@ -375,10 +375,11 @@ struct ActivationsReader::Impl {
     }
 };
 
-ActivationsReader::ActivationsReader(std::filesystem::path path)
+ActivationsReader::ActivationsReader(const std::filesystem::path& path)
     : impl_(std::make_unique<Impl>(path, h5::open_file(path))) {}
 
-ActivationsReader::ActivationsReader(std::filesystem::path name, std::span<const uint8_t> bytes)
+ActivationsReader::ActivationsReader(const std::filesystem::path& name,
+                                     std::span<const uint8_t> bytes)
     : impl_(std::make_unique<Impl>(name, h5::open_bytes(name, bytes))) {}
 
 ActivationsReader::~ActivationsReader() = default;

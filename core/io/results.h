@@ -101,9 +101,9 @@ struct DatasetInfo {
 
 class ResultsReader {
 public:
-    explicit ResultsReader(std::filesystem::path path);
+    explicit ResultsReader(const std::filesystem::path& path);
     /// Of a file in memory, which `name` stands for in messages. Keeps a copy.
-    ResultsReader(std::filesystem::path name, std::span<const uint8_t> bytes);
+    ResultsReader(const std::filesystem::path& name, std::span<const uint8_t> bytes);
     ~ResultsReader();
 
     const RunRecord& run() const;

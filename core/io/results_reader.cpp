@@ -60,10 +60,10 @@ struct ResultsReader::Impl {
     h5::Place at(const std::string& object) const { return {path, object}; }
 };
 
-ResultsReader::ResultsReader(std::filesystem::path path)
+ResultsReader::ResultsReader(const std::filesystem::path& path)
     : impl_(std::make_unique<Impl>(path, h5::open_file(path))) {}
 
-ResultsReader::ResultsReader(std::filesystem::path name, std::span<const uint8_t> bytes)
+ResultsReader::ResultsReader(const std::filesystem::path& name, std::span<const uint8_t> bytes)
     : impl_(std::make_unique<Impl>(name, h5::open_bytes(name, bytes))) {}
 
 ResultsReader::~ResultsReader() = default;

@@ -29,11 +29,11 @@ std::string sha256_of_file(const std::filesystem::path& path, uint64_t first_byt
     std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
     unsigned size = 0;
     EVP_DigestFinal_ex(context.get(), digest.data(), &size);
-    constexpr const char* kDigits = "0123456789abcdef";
+    constexpr const char* kHexDigits = "0123456789abcdef";
     std::string hexadecimal;
     for (unsigned i = 0; i < size; ++i) {
-        hexadecimal += kDigits[digest[i] >> 4U];
-        hexadecimal += kDigits[digest[i] & 15U];
+        hexadecimal += kHexDigits[digest[i] >> 4U];
+        hexadecimal += kHexDigits[digest[i] & 15U];
     }
     return hexadecimal;
 }

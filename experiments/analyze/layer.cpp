@@ -87,7 +87,6 @@ public:
                   const io::LayerInfo& info, const std::vector<int64_t>& tokens, Backend& backend,
                   io::ResultsWriter& to)
         : o_(options),
-          info_(info),
           tokens_(tokens),
           backend_(backend),
           to_(to),
@@ -146,7 +145,6 @@ private:
                  View<const int32_t, 3> oracle_ids);
 
     const AnalyzeOptions& o_;
-    const io::LayerInfo& info_;
     const std::vector<int64_t>& tokens_;
     Backend& backend_;
     io::ResultsWriter& to_;

@@ -24,7 +24,7 @@ std::vector<Row> of_layer(const std::vector<Row>& rows, const std::string& layer
 void print_configs(const io::ResultsReader& results, const std::vector<Row>& rows,
                    const std::string& ablation, std::ostream& out) {
     std::vector<std::string> header{"selector", "budget"};
-    if (ablation != "none") header.push_back("setting");
+    if (ablation != "none") header.emplace_back("setting");
     header.insert(header.end(),
                   {"blocks\nkept", "tokens\nread", "mass", "error", "index\nkFLOP", "index\nKiB"});
     Table table(header);

@@ -146,7 +146,7 @@ void print_times(const std::vector<Context>& contexts, size_t phase, const char*
     std::vector<std::string> header{"context", "union of\na tile"};
     for (const Pipeline& pipeline : first.kernels)
         header.push_back(first.name + "\n" + pipeline.name + "\n" + unit);
-    header.push_back("speed-up");
+    header.emplace_back("speed-up");
     Table table(header);
     for (const Context& context : contexts) {
         const std::vector<Pipeline>& pipelines = context.phases[phase].kernels;

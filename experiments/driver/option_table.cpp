@@ -230,7 +230,7 @@ OptionRow& OptionTable::ranges(const std::string& flag, std::vector<Range>& to,
 
 OptionRow& OptionTable::names(const std::string& flag, const std::string& form,
                               std::vector<std::string>& to,
-                              std::function<std::string(const std::string&)> known,
+                              const std::function<std::string(const std::string&)>& known,
                               const std::string& help) {
     OptionRow& row = add({flag, form, help, "",
                           [=, &to](const std::string& value) {
@@ -247,15 +247,16 @@ OptionRow& OptionTable::names(const std::string& flag, const std::string& form,
 }
 
 OptionRow& OptionTable::element(const std::string& flag, std::optional<Element>& to,
-                                std::vector<Element> known, const std::string& help) {
+                                const std::vector<Element>& known, const std::string& help) {
     return add({flag, "TYPE", help, "",
                 [=, &to](const std::string& value) { to = element_option(flag, value, known); },
                 [&to] { return Json(to ? to_string(*to) : "as stored"); }});
 }
 
 OptionRow& OptionTable::choice_at(const std::string& flag, const std::string& form,
-                                  std::function<size_t()> get, std::function<void(size_t)> set,
-                                  std::vector<std::string> names, const std::string& help) {
+                                  const std::function<size_t()>& get,
+                                  const std::function<void(size_t)>& set,
+                                  const std::vector<std::string>& names, const std::string& help) {
     return add(
         {flag, form, help, names[get()],
          [=](const std::string& value) { set(msa::experiments::choice(flag, value, names)); },

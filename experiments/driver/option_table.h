@@ -78,16 +78,17 @@ public:
     OptionRow& ranges(const std::string& flag, std::vector<Range>& to, const std::string& help);
     /// Names A,B,... without repeats, repeatable; `known` returns the name to keep, or throws.
     OptionRow& names(const std::string& flag, const std::string& form, std::vector<std::string>& to,
-                     std::function<std::string(const std::string&)> known, const std::string& help);
+                     const std::function<std::string(const std::string&)>& known,
+                     const std::string& help);
     OptionRow& element(const std::string& flag, std::optional<Element>& to,
-                       std::vector<Element> known, const std::string& help);
+                       const std::vector<Element>& known, const std::string& help);
     /// One of `names`; `to` is its number among them, as bool, integer or enum.
     template <typename To>
     OptionRow& choice(const std::string& flag, const std::string& form, To& to,
-                      std::vector<std::string> names, const std::string& help) {
+                      const std::vector<std::string>& names, const std::string& help) {
         return choice_at(
             flag, form, [&to] { return static_cast<size_t>(to); },
-            [&to](size_t at) { to = static_cast<To>(at); }, std::move(names), help);
+            [&to](size_t at) { to = static_cast<To>(at); }, names, help);
     }
 
     /// Reads the arguments into the places of the rows. False when help or version was asked for,
@@ -99,8 +100,8 @@ public:
 private:
     OptionRow& add(OptionRow row);
     OptionRow& choice_at(const std::string& flag, const std::string& form,
-                         std::function<size_t()> get, std::function<void(size_t)> set,
-                         std::vector<std::string> names, const std::string& help);
+                         const std::function<size_t()>& get, const std::function<void(size_t)>& set,
+                         const std::vector<std::string>& names, const std::string& help);
 
     About about_;
     std::list<OptionRow> rows_;  // in order; references to rows stay valid

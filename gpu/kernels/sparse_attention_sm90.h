@@ -102,7 +102,7 @@ struct SparseSchedule : SparseCall {
     __host__ __device__ int64_t chunk_rows() const { return tile_groups() * tile_queries; }
     __host__ __device__ int64_t lists() const { return int64_t{groups} * all_blocks; }
     __host__ __device__ int64_t most_items() const {
-        return lists() + chunk_rows() * top_k / (kSparseItemTiles * tile_queries);
+        return lists() + chunk_rows() * top_k / (int64_t{kSparseItemTiles} * tile_queries);
     }
     /// One chunk alone.
     __host__ __device__ SparseSchedule chunk(int index) const {

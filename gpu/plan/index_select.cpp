@@ -15,7 +15,7 @@ namespace {
 /// Enough thread blocks to fill the chip, of at least a few tiles of keys each and alike.
 int64_t key_splits(const Device& device, const Tiles& tiles, bool decode) {
     constexpr int64_t kLeastTiles = 2048 / kIndexTileKeys;
-    const int64_t thread_blocks = (decode ? 2 : 1) * device.sms;
+    const int64_t thread_blocks = (decode ? int64_t{2} : 1) * device.sms;
     const int64_t wanted =
         std::min<int64_t>(ceil_div(thread_blocks, tiles.device.size()), kMostIndexSplits);
     const int64_t key_tiles = ceil_div(tiles.host.front().most_visible, kIndexTileKeys);

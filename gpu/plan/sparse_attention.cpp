@@ -240,7 +240,7 @@ void sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     if (ids.size() == 0) return;
     const SparsePlan plan(call.problem, ids.extent(2), order, call.device.sms);
     if (!plan.decode) return run_tiles(call, plan, in, ids, to);
-    SparseCall sizes = plan.schedule;
+    SparseCall sizes = static_cast<const SparseCall&>(plan.schedule);
     sizes.ids = ids.data();
     sizes.visible = call.visible;
     run_decode(call, sizes, in, to);
