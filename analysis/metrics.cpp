@@ -6,7 +6,7 @@
 namespace msa::analysis {
 namespace {
 
-constexpr Metric kMetrics[] = {
+constexpr Metric kTable[] = {
     // What a selection keeps.
     {"block_recall", "block recall", "share of blocks", "group",
      "|I* ∩ Î| / |I*|: share of the oracle's blocks I* that the selector chose too (Î)"},
@@ -48,10 +48,10 @@ constexpr Metric kMetrics[] = {
 
 }  // namespace
 
-std::span<const Metric> list_metrics() { return kMetrics; }
+std::span<const Metric> list_metrics() { return kTable; }
 
 const Metric& metric(std::string_view name) {
-    for (const Metric& known : kMetrics)
+    for (const Metric& known : kTable)
         if (name == known.name) return known;
     throw std::logic_error(text("no metric is called '", name, "'"));
 }

@@ -13,7 +13,7 @@ double mass_of(View<const float, 1> mass, std::span<const int32_t> ids) {
 }
 
 Recall::Recall(int64_t groups, RecallOptions options)
-    : groups_(static_cast<size_t>(groups)), options_(options), means_(kMetrics * groups_) {}
+    : groups_(static_cast<size_t>(groups)), options_(options), means_(kCount * groups_) {}
 
 void Recall::add(const Problem& p, std::span<const RowKind> kinds, View<const int32_t, 3> ids,
                  View<const int32_t, 3> oracle_ids, View<const float, 3> mass) {

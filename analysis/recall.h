@@ -40,14 +40,14 @@ public:
     std::vector<double> oracle_mass() const { return of(kOracleMass); }
 
 private:
-    enum Metric : size_t { kBlockRecall, kScoreRecall, kMassKept, kOracleMass, kMetrics };
+    enum Metric : size_t { kBlockRecall, kScoreRecall, kMassKept, kOracleMass, kCount };
     std::vector<double> of(Metric which) const {
         return values(std::span(means_).subspan(which * groups_, groups_));
     }
 
     size_t groups_;
     RecallOptions options_;
-    std::vector<Mean> means_;  // [kMetrics * Hkv]
+    std::vector<Mean> means_;  // [kCount * Hkv]
 };
 
 /// Sum of mass over the blocks `ids` of one (query, group).
