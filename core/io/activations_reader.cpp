@@ -238,13 +238,7 @@ h5::Handle open_tokens(hid_t file, const h5::Place& at, int64_t tokens) {
 ActivationsInfo read_info(hid_t file, const std::filesystem::path& path) {
     ActivationsInfo info;
     const h5::Place root{path, "/"};
-    const h5::Handle group = h5::open_object(file, root);
-    const std::string format = h5::text_attribute(group, "format", root);
-    require(format == kActivationsFormat, root.text(), " attribute format is '", format,
-            "', must be '", kActivationsFormat, "'");
-    const double version = h5::number_attribute(group, "format_version", root);
-    require(version == kFormatVersion, root.text(), " attribute format_version is ", version,
-            ", this program reads ", kFormatVersion);
+    const h5::Handle group = open_root(file, root, kActivationsFormat);
     info.model_id = h5::text_attribute(group, "model_id", root);
     info.model_config = h5::text_attribute(group, "model_config", root);
     info.producer = h5::text_attribute(group, "producer", root);

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/io/activations.h"
@@ -14,6 +16,18 @@ inline constexpr const char* kActivationsFormat = "msa-activations";
 inline constexpr const char* kResultsFormat = "msa-results";
 inline constexpr int64_t kFormatVersion = 1;
 inline constexpr int64_t kChunkTokens = 1024;
+
+/// The root group of a file, whose attributes must name `format` and the version of this program.
+inline h5::Handle open_root(hid_t file, const h5::Place& root, std::string_view format) {
+    h5::Handle group = h5::open_object(file, root);
+    const std::string named = h5::text_attribute(group, "format", root);
+    require(named == format, root.text(), " attribute format is '", named, "', must be '", format,
+            "'");
+    const double version = h5::number_attribute(group, "format_version", root);
+    require(version == kFormatVersion, root.text(), " attribute format_version is ", version,
+            ", this program reads ", kFormatVersion);
+    return group;
+}
 
 /// x and index_k have no head axis in the file.
 inline bool has_head_axis(Field field) { return field != Field::x && field != Field::index_k; }

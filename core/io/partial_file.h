@@ -23,6 +23,7 @@ public:
     LockedFile& operator=(const LockedFile&) = delete;
 
     int descriptor() const { return descriptor_; }
+    bool is_held() const { return descriptor_ >= 0; }
     /// Removes the file, then lets go of it.
     void remove();
     void release();

@@ -19,14 +19,7 @@ struct ResultsReader::Impl {
 
     Impl(std::filesystem::path file_name, h5::Handle opened)
         : path(std::move(file_name)), file(std::move(opened)) {
-        const h5::Place root = at("/");
-        const h5::Handle group = h5::open_object(file, root);
-        const std::string format = h5::text_attribute(group, "format", root);
-        require(format == kResultsFormat, root.text(), " attribute format is '", format,
-                "', must be '", kResultsFormat, "'");
-        const double version = h5::number_attribute(group, "format_version", root);
-        require(version == kFormatVersion, root.text(), " attribute format_version is ", version,
-                ", this program reads ", kFormatVersion);
+        open_root(file, at("/"), kResultsFormat);
 
         const h5::Handle about = h5::open_object(file, at("/run"));
         const auto words = [&](const char* name) {

@@ -124,8 +124,8 @@ struct ResultsWriter::Impl {
     ~Impl() {
         file.reset();
         lock.remove();
-        std::error_code holds_units;
-        std::filesystem::remove(directory, holds_units);
+        std::error_code not_empty;
+        std::filesystem::remove(directory, not_empty);
     }
     Impl(const Impl&) = delete;
     Impl& operator=(const Impl&) = delete;
@@ -212,6 +212,7 @@ ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExi
 
 ResultsWriter::~ResultsWriter() {
     impl_->file.reset();
+    if (!impl_->lock.is_held()) return;  // finish() let go of it: the folder may be another's now
     const bool resumable = !impl_->units.empty() || impl_->replaces;
     std::error_code ignored;  // what is left is no unfinished run to anybody
     impl_->clear(resumable, ignored);

@@ -70,7 +70,7 @@ private:
 };
 
 /// Everything that is kept of one selector while the chunks go by.
-struct Arm {
+struct Config {
     std::unique_ptr<Selector> selector;
     SelectionRule rule;
     Curve curve;
@@ -116,11 +116,12 @@ public:
             const SelectionRule rule = made->adjust(options.rule, 0);
             needs_logits_ |= made->needs().max_logit;
             made->prepare(layer_);
-            arms_.push_back({std::move(made), rule, Curve(whole_, rule),
-                             analysis::Recall(whole_.kv_heads, {options.oracle_without_local}),
-                             analysis::OutputError(whole_.query_heads),
-                             analysis::SinkMass(whole_.query_heads, options.sink_tokens),
-                             analysis::Entropy(whole_.query_heads), analysis::Popularity(whole_)});
+            configs_.push_back({std::move(made), rule, Curve(whole_, rule),
+                                analysis::Recall(whole_.kv_heads, {options.oracle_without_local}),
+                                analysis::OutputError(whole_.query_heads),
+                                analysis::SinkMass(whole_.query_heads, options.sink_tokens),
+                                analysis::Entropy(whole_.query_heads),
+                                analysis::Popularity(whole_)});
         }
         needs_logits_ |= options.oracle_by_logit;
         create_datasets();
@@ -140,9 +141,9 @@ public:
 
 private:
     void create_datasets();
-    void add_arm(Arm& arm, const SelectorChunk& chunk, In<3> q, QueryRange range,
-                 const std::vector<RowKind>& kinds, const Attention& dense,
-                 View<const int32_t, 3> oracle_ids);
+    void add_config(Config& config, const SelectorChunk& chunk, In<3> q, QueryRange range,
+                    const std::vector<RowKind>& kinds, const Attention& dense,
+                    View<const int32_t, 3> oracle_ids);
 
     const AnalyzeOptions& o_;
     const std::vector<int64_t>& tokens_;
@@ -160,7 +161,7 @@ private:
     analysis::SinkMass dense_sink_;
     analysis::Entropy dense_entropy_;
     std::vector<analysis::Mean> first_block_;
-    std::vector<Arm> arms_;
+    std::vector<Config> configs_;
     bool needs_logits_ = false;
     int64_t counted_ = 0, trivial_ = 0;
     double q_norm_ = 0;  // the largest of the analysed queries
@@ -169,11 +170,11 @@ private:
 void LayerAnalysis::create_datasets() {
     const int64_t n = all_.queries();
     const io::Describe scores{"query,group,block", "1", "block scores"};
-    for (const Arm& arm : arms_) {
-        const std::string at = "/" + std::string(arm.selector->name()) + "/" + name_;
+    for (const Config& config : configs_) {
+        const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
         to_.create<int32_t, 3>(
-            "/select" + at + "/ids", {n, all_.kv_heads, arm.rule.top_k},
-            {"query,group,slot", "block of the sequence", std::string(arm.selector->rule())});
+            "/select" + at + "/ids", {n, all_.kv_heads, config.rule.top_k},
+            {"query,group,slot", "block of the sequence", std::string(config.selector->rule())});
         if (o_.dumps("scores"))
             to_.create<float, 3>("/scores" + at, {n, all_.kv_heads, all_.blocks()}, scores);
         if (o_.dumps("outputs")) {
@@ -231,16 +232,16 @@ void LayerAnalysis::add(QueryRange range) {
         backend_, p, o_.rule, (o_.oracle_by_logit ? chunk.max_logit() : chunk.mass()).floats());
     oracle_curve_.add(backend_, p, o_.rule, kinds, chunk.mass().floats(), mass);
 
-    for (Arm& arm : arms_) add_arm(arm, chunk, q, range, kinds, dense, oracle_ids);
+    for (Config& config : configs_) add_config(config, chunk, q, range, kinds, dense, oracle_ids);
 }
 
-void LayerAnalysis::add_arm(Arm& arm, const SelectorChunk& chunk, In<3> q, QueryRange range,
-                            const std::vector<RowKind>& kinds, const Attention& dense,
-                            View<const int32_t, 3> oracle_ids) {
+void LayerAnalysis::add_config(Config& config, const SelectorChunk& chunk, In<3> q,
+                               QueryRange range, const std::vector<RowKind>& kinds,
+                               const Attention& dense, View<const int32_t, 3> oracle_ids) {
     const Problem& p = chunk.problem;
-    const std::string at = "/" + std::string(arm.selector->name()) + "/" + name_;
-    const Mirror<3> scores = arm.selector->score(layer_, chunk);
-    const Tensor<int32_t, 3> ids = pick(backend_, p, arm.rule, scores.floats());
+    const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
+    const Mirror<3> scores = config.selector->score(layer_, chunk);
+    const Tensor<int32_t, 3> ids = pick(backend_, p, config.rule, scores.floats());
     const View<const float, 3> mass = chunk.mass().host(), host_q = chunk.q.host();
 
     Tensor<int32_t, 3> copy;
@@ -249,12 +250,12 @@ void LayerAnalysis::add_arm(Arm& arm, const SelectorChunk& chunk, In<3> q, Query
     const Attention sparse = attend(backend_, p, {q, k_, v_}, backend_ids);
     const Attention mean_key = attend(backend_, p, {q, k_, k_}, backend_ids);
 
-    arm.recall.add(p, kinds, ids, oracle_ids, mass);
-    arm.output_error.add(kinds, sparse.out, dense.out);
-    arm.sink.add(p, host_q, host_k_, sparse.lse, ids);
-    arm.entropy.add(p, host_q, mean_key.out, sparse.lse);
-    arm.popularity.add(p, ids);
-    arm.curve.add(backend_, p, arm.rule, kinds, scores.floats(), mass);
+    config.recall.add(p, kinds, ids, oracle_ids, mass);
+    config.output_error.add(kinds, sparse.out, dense.out);
+    config.sink.add(p, host_q, host_k_, sparse.lse, ids);
+    config.entropy.add(p, host_q, mean_key.out, sparse.lse);
+    config.popularity.add(p, ids);
+    config.curve.add(backend_, p, config.rule, kinds, scores.floats(), mass);
 
     to_.write_rows<int32_t, 3>("/select" + at + "/ids", range.begin, ids);
     if (o_.dumps("scores")) to_.write_rows<float, 3>("/scores" + at, range.begin, scores.host());
@@ -304,21 +305,22 @@ void LayerAnalysis::write() const {
     count_rows(dense_group);
     oracle_curve_.write(to_, "/curves/oracle/" + name_);
 
-    for (const Arm& arm : arms_) {
-        const std::string at = "/" + std::string(arm.selector->name()) + "/" + name_;
+    for (const Config& config : configs_) {
+        const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
         Metrics metrics(to_, "/metrics" + at);
-        metrics.add("block_recall", arm.recall.block_recall());
-        metrics.add("score_recall", arm.recall.score_recall());
-        metrics.add("mass_kept", arm.recall.mass_kept());
-        metrics.add("oracle_mass", arm.recall.oracle_mass());
-        metrics.add_with_mean("output_error", arm.output_error.relative(), arm.output_error.mean());
-        to_.attribute("/metrics" + at, "dead_heads", arm.output_error.dead_heads());
-        metrics.add("sink_mass_sparse", arm.sink.first_token());
-        metrics.add("entropy_sparse", arm.entropy.nats());
+        metrics.add("block_recall", config.recall.block_recall());
+        metrics.add("score_recall", config.recall.score_recall());
+        metrics.add("mass_kept", config.recall.mass_kept());
+        metrics.add("oracle_mass", config.recall.oracle_mass());
+        metrics.add_with_mean("output_error", config.output_error.relative(),
+                              config.output_error.mean());
+        to_.attribute("/metrics" + at, "dead_heads", config.output_error.dead_heads());
+        metrics.add("sink_mass_sparse", config.sink.first_token());
+        metrics.add("entropy_sparse", config.entropy.nats());
         count_rows("/metrics" + at);
-        if (arm.selector->name() != "oracle") arm.curve.write(to_, "/curves" + at);
+        if (config.selector->name() != "oracle") config.curve.write(to_, "/curves" + at);
 
-        const View<const int64_t, 2> counts = arm.popularity.queries_per_block();
+        const View<const int64_t, 2> counts = config.popularity.queries_per_block();
         const std::string popularity = "/popularity" + at + "/queries_per_block";
         to_.write<int64_t, 2>(popularity, counts,
                               {"group,block", "queries", "queries that selected each block"});
@@ -328,7 +330,7 @@ void LayerAnalysis::write() const {
             gini += analysis::gini(counts[r]) / static_cast<double>(whole_.kv_heads);
             fill += analysis::mma_fill(counts[r], whole_.group_size()) /
                     static_cast<double>(whole_.kv_heads);
-            chunks += analysis::chunks(counts[r], arm.rule.top_k, whole_.block_size);
+            chunks += analysis::chunks(counts[r], config.rule.top_k, whole_.block_size);
         }
         to_.attribute(popularity, "gini", gini);
         to_.attribute(popularity, "mma_fill", fill);

@@ -96,25 +96,13 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     job.record.options = option_table(o).record();
     job.record.definitions = compare_definitions();
     job.record.device = backend->device();
-    std::vector<LayerElements> elements;
-    std::vector<Unit> units;
-    for (int64_t number : o.layers) {
-        const io::LayerInfo& layer = file.layer(number);
-        elements.push_back(layer_elements(*backend, layer, o.element));
-        const std::string name = text("layer ", number);
-        units.push_back({name, [&, name](const Worker& worker) {
-                             worker.write(name, [&] {
-                                 compare_layer(o, file, layer, layer_before(file, layer),
-                                               selectors_for(o, file, layer),
-                                               choose_queries(o, file.info(), layer.layer),
-                                               worker.backend, worker.to, worker.err);
-                             });
-                         }});
-    }
-    record_elements(elements, job.record);
-    if (std::none_of(o.layers.begin(), o.layers.end(),
-                     [&](int64_t number) { return file.layer(number).has(io::Field::index_q); }))
-        job.record.index_element.clear();
+    record_elements(*backend, file, o.layers, o.element, job.record);
+    const std::vector<Unit> units =
+        layer_units(file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker) {
+            compare_layer(o, file, layer, layer_before(file, layer), selectors_for(o, file, layer),
+                          choose_queries(o, file.info(), layer.layer), worker.backend, worker.to,
+                          worker.err);
+        });
     job.begin();
     job.work(units, o, *backend, OnError::stop);
 

@@ -72,6 +72,20 @@ void record_elements(std::span<const LayerElements> layers, io::RunRecord& recor
     if (index != record.computed_in) record.computed_in += "; the index in " + index;
 }
 
+void record_elements(const Backend& backend, const io::ActivationsReader& file,
+                     std::span<const int64_t> layers, const ElementChoice& choice,
+                     io::RunRecord& record) {
+    std::vector<LayerElements> elements;
+    bool has_index = false;
+    for (int64_t number : layers) {
+        const io::LayerInfo& layer = file.layer(number);
+        elements.push_back(layer_elements(backend, layer, choice));
+        has_index |= layer.has(io::Field::index_q);
+    }
+    record_elements(elements, record);
+    if (!has_index) record.index_element.clear();
+}
+
 std::string elements_text(const io::RunRecord& record) {
     const std::string index =
         record.index_element.empty() ? "" : ", index operands in " + record.index_element;

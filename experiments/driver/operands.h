@@ -44,6 +44,10 @@ LayerElements float_elements(const io::LayerInfo&, const ElementChoice&);
 
 /// Sets element, index_element and computed_in of the record; layers that differ are all named.
 void record_elements(std::span<const LayerElements>, io::RunRecord&);
+/// The same of layers of a file on a backend; index_element is empty where none has an Index
+/// Branch.
+void record_elements(const Backend&, const io::ActivationsReader&, std::span<const int64_t> layers,
+                     const ElementChoice&, io::RunRecord&);
 /// "Operands in f16, index operands in f16; computed in f32."
 std::string elements_text(const io::RunRecord&);
 

@@ -51,6 +51,19 @@ nlohmann::ordered_json json_number(double value) {
     return std::isnan(value) ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
 }
 
+std::vector<Unit> layer_units(
+    const io::ActivationsReader& file, std::span<const int64_t> layers,
+    const std::function<void(const io::LayerInfo&, const Worker&)>& work) {
+    std::vector<Unit> units;
+    for (int64_t number : layers) {
+        const std::string name = text("layer ", number);
+        units.push_back({name, [&layer = file.layer(number), name, work](const Worker& worker) {
+                             worker.write(name, [&] { work(layer, worker); });
+                         }});
+    }
+    return units;
+}
+
 UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
                  std::vector<fs::path> inputs, std::vector<std::string> names, std::ostream& err)
     : o_(o), program_(program), inputs_(std::move(inputs)), err_(err) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/io/activations.h"
 #include "core/io/results.h"
 #include "experiments/driver/run_options.h"
 
@@ -50,6 +51,10 @@ struct Unit {
     std::function<void(const Worker&)> work;
     std::function<void()> done_before = [] {};  // where an earlier run finished it
 };
+
+/// One unit for each layer, "layer L"; `work` writes the datasets of its unit, which is open.
+std::vector<Unit> layer_units(const io::ActivationsReader&, std::span<const int64_t> layers,
+                              const std::function<void(const io::LayerInfo&, const Worker&)>& work);
 
 /// What becomes of the other units when one throws.
 enum class OnError : uint8_t { stop, finish_others };

@@ -196,6 +196,17 @@ TEST_F(OneWriter, OfResultsAtEveryStep) {
     }
 }
 
+TEST_F(OneWriter, WhoHasFinishedLeavesTheNextOneAlone) {
+    auto first = std::make_unique<ResultsWriter>(file(), record_, IfExists::overwrite);
+    first->finish("now");
+    ResultsWriter next(file(), record_, IfExists::overwrite);
+    next.begin_unit("layer 0");
+    first.reset();
+    next.end_unit();
+    next.finish("later");
+    EXPECT_EQ(ResultsReader(file()).done(), std::vector<std::string>{"layer 0"});
+}
+
 TEST_F(OneWriter, OfSmallFiles) {
     Other first([&](const auto& pause) {
         PartialFile out(file(), true);
