@@ -147,7 +147,7 @@ public:
     Backend(const Backend&) = delete;
     Backend& operator=(const Backend&) = delete;
 
-    virtual std::string_view name() const = 0;  // "reference", "cpu", "cuda"
+    virtual std::string_view name() const = 0;  // "reference", "cpu", "cpu-avx2", "cuda"
     virtual std::string device() const = 0;     // recorded beside every result
     virtual Space space() const = 0;            // where views must live
     virtual Support supports(const Problem&, const Request&) const = 0;

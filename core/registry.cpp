@@ -15,9 +15,21 @@ struct Registered {
     BackendFactory factory;
 };
 
+std::vector<Registered> known_from_the_start() {
+    const auto entry = [](const char* name, auto make) {
+        return Registered{{name, {}}, [=](const BackendOptions& o) { return make(name, o); }};
+    };
+    const Registered reference{{"reference", {}}, make_reference_backend};
+#ifdef MSA_CPU_AVX512
+    if (__builtin_cpu_supports("x86-64-v4"))
+        return {reference, entry("cpu", make_cpu_backend_avx512),
+                entry("cpu-avx2", make_cpu_backend)};
+#endif
+    return {reference, entry("cpu", make_cpu_backend)};
+}
+
 std::vector<Registered>& registry() {
-    static std::vector<Registered> all{{{"reference", {}}, make_reference_backend},
-                                       {{"cpu", {}}, make_cpu_backend}};
+    static std::vector<Registered> all = known_from_the_start();
     return all;
 }
 

@@ -26,6 +26,8 @@ struct BackendInfo {
 };
 
 /// "reference" and "cpu" are known from the start; a further one announces itself, explicitly.
+/// "cpu" uses AVX-512 where the processor has it. There, "cpu-avx2" is known as well: it gives the
+/// bits that "cpu" gives on a processor without AVX-512. Backend::device() says which one ran.
 void register_backend(BackendInfo info, BackendFactory factory);
 std::vector<BackendInfo> list_backends();
 /// Throws InputError naming the known backends, UnsupportedError if this one cannot start here.

@@ -35,9 +35,9 @@ constexpr const char* instruction_set() {
 
 class CpuBackend final : public HostBackend {
 public:
-    explicit CpuBackend(int threads) : threads_(threads) {}
+    CpuBackend(std::string_view name, int threads) : name_(name), threads_(threads) {}
 
-    std::string_view name() const override { return "cpu"; }
+    std::string_view name() const override { return name_; }
     std::string device() const override {
         return text(cpu_model(), ", ", threads_, threads_ == 1 ? " thread, " : " threads, ",
                     instruction_set());
@@ -97,16 +97,22 @@ protected:
     }
 
 private:
+    std::string_view name_;
     int threads_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
+#ifdef MSA_CPU_COPY_AVX512
+std::unique_ptr<Backend> make_cpu_backend_avx512(std::string_view name,
+                                                 const BackendOptions& options) {
+#else
+std::unique_ptr<Backend> make_cpu_backend(std::string_view name, const BackendOptions& options) {
+#endif
     require(options.threads >= 0, "threads is ", options.threads,
             ", must be positive, or 0 for all cores");
-    return std::make_unique<CpuBackend>(options.threads > 0 ? options.threads
-                                                            : omp_get_num_procs());
+    return std::make_unique<CpuBackend>(
+        name, options.threads > 0 ? options.threads : omp_get_num_procs());
 }
 
 }  // namespace msa

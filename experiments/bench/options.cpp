@@ -71,7 +71,7 @@ po::options_description describe(BenchOptions& o, Words& w) {
     d.add_options()                                                                               //
         ("out", po::value(&o.out)->value_name("FILE"), "record to write, after every case anew")  //
         ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
-         "cuda, cpu or reference")  //
+         "cuda, cpu, cpu-avx2 or reference")  //
         ("input", po::value(&w.input)->value_name("FILE"),
          "activations whose layers are the cases")  //
         ("indexer", po::value(&w.indexer)->value_name("FILE"),

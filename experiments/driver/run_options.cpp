@@ -29,7 +29,7 @@ void check_existing(const RunOptions& o) {
 }
 
 void add_compute(OptionTable& table, ComputeOptions& o) {
-    table.text("backend", "NAME", o.backend, "reference, cpu, cuda");
+    table.text("backend", "NAME", o.backend, "reference, cpu, cpu-avx2, cuda");
     table.count("device", "N", o.backend_options.device, "number of the GPU that cuda uses")
         .between(0, 1023)
         .unrecorded();

@@ -123,7 +123,7 @@ TEST_P(Interface, UnsupportedSaysWhy) {
 
 class CanStart : public testing::TestWithParam<BackendInfo> {};
 INSTANTIATE_TEST_SUITE_P(Backends, CanStart, testing::ValuesIn(known_backends()),
-                         [](const auto& param) { return param.param.name; });
+                         [](const auto& param) { return identifier(param.param.name); });
 
 TEST_P(CanStart, OrSaysWhyNot) {
     MSA_SKIP_UNLESS_USABLE(GetParam().name);

@@ -260,9 +260,7 @@ TEST_P(EverySelector, GivesTheSameHoweverTheQueriesAreCut) {
 }
 
 std::string selector_case_name(const testing::TestParamInfo<std::tuple<std::string, Case>>& info) {
-    std::string name = std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
-    std::replace(name.begin(), name.end(), '-', '_');
-    return name;
+    return test::identifier(std::get<0>(info.param) + "_" + std::get<1>(info.param).name);
 }
 INSTANTIATE_TEST_SUITE_P(All, EverySelector,
                          testing::Combine(testing::ValuesIn(list_pointwise_selectors()),

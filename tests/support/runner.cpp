@@ -271,11 +271,18 @@ std::vector<LoopOrder> orders_of(Runner& runner, const Problem& p, int64_t top_k
                      {.element = runner.element(), .top_k = top_k, .out = runner.stored()});
 }
 
-std::string param_name(const testing::TestParamInfo<OperationParam>& info) {
-    return text(std::get<0>(info.param), '_', std::get<1>(info.param));
+std::string identifier(std::string name) {
+    std::replace(name.begin(), name.end(), '-', '_');
+    return name;
 }
 
-std::string subject_name(const testing::TestParamInfo<Subject>& info) { return text(info.param); }
+std::string param_name(const testing::TestParamInfo<OperationParam>& info) {
+    return identifier(text(std::get<0>(info.param), '_', std::get<1>(info.param)));
+}
+
+std::string subject_name(const testing::TestParamInfo<Subject>& info) {
+    return identifier(text(info.param));
+}
 
 void OperationTest::SetUp() {
     RecordProperty("seed", std::to_string(seed()));

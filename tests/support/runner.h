@@ -110,6 +110,8 @@ inline Runner reference() { return Runner({"reference", Element::f32}); }
 
 /// Every subject with every case, named like cpu_f32_tail_block.
 using OperationParam = std::tuple<Subject, Case>;
+/// googletest's names have no hyphen: those of backends and selectors get an underscore.
+std::string identifier(std::string name);
 std::string param_name(const testing::TestParamInfo<OperationParam>&);
 
 /// Fixture of the tests that run every case on every subject.
