@@ -140,6 +140,7 @@ public:
     void write() const;
 
 private:
+    void write_popularity(const Config& config, const std::string& dataset) const;
     void create_datasets();
     void add_config(Config& config, const SelectorChunk& chunk, In<3> q, QueryRange range,
                     const std::vector<RowKind>& kinds, const Attention& dense,
@@ -320,22 +321,25 @@ void LayerAnalysis::write() const {
         count_rows("/metrics" + at);
         if (config.selector->name() != "oracle") config.curve.write(to_, "/curves" + at);
 
-        const View<const int64_t, 2> counts = config.popularity.queries_per_block();
-        const std::string popularity = "/popularity" + at + "/queries_per_block";
-        to_.write<int64_t, 2>(popularity, counts,
-                              {"group,block", "queries", "queries that selected each block"});
-        double gini = 0, fill = 0;
-        int64_t chunks = 0;
-        for (int64_t r = 0; r < whole_.kv_heads; ++r) {
-            gini += analysis::gini(counts[r]) / static_cast<double>(whole_.kv_heads);
-            fill += analysis::mma_fill(counts[r], whole_.group_size()) /
-                    static_cast<double>(whole_.kv_heads);
-            chunks += analysis::chunks(counts[r], config.rule.top_k, whole_.block_size);
-        }
-        to_.attribute(popularity, "gini", gini);
-        to_.attribute(popularity, "mma_fill", fill);
-        to_.attribute(popularity, "chunks", chunks);
+        write_popularity(config, "/popularity" + at + "/queries_per_block");
     }
+}
+
+void LayerAnalysis::write_popularity(const Config& config, const std::string& dataset) const {
+    const View<const int64_t, 2> counts = config.popularity.queries_per_block();
+    to_.write<int64_t, 2>(dataset, counts,
+                          {"group,block", "queries", "queries that selected each block"});
+    double gini = 0, fill = 0;
+    int64_t chunks = 0;
+    for (int64_t r = 0; r < whole_.kv_heads; ++r) {
+        gini += analysis::gini(counts[r]) / static_cast<double>(whole_.kv_heads);
+        fill += analysis::mma_fill(counts[r], whole_.group_size()) /
+                static_cast<double>(whole_.kv_heads);
+        chunks += analysis::chunks(counts[r], config.rule.top_k, whole_.block_size);
+    }
+    to_.attribute(dataset, "gini", gini);
+    to_.attribute(dataset, "mma_fill", fill);
+    to_.attribute(dataset, "chunks", chunks);
 }
 
 }  // namespace

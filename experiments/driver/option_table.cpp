@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "core/utf8.h"
+#include "experiments/driver/table.h"
 
 namespace msa::experiments {
 namespace {
@@ -264,7 +265,7 @@ OptionRow& OptionTable::choice_at(const std::string& flag, const std::string& fo
 }
 
 bool OptionTable::parse(std::span<const std::string> args, std::ostream& out) {
-    po::options_description description;
+    po::options_description description(kLineWidth);
     std::list<std::vector<std::string>> given;  // of each row; switches hold a word when set
     std::list<bool> switches;
     std::string positional;
@@ -276,7 +277,9 @@ bool OptionTable::parse(std::span<const std::string> args, std::ostream& out) {
             switches.push_back(false);
             description.add_options()(flag, po::bool_switch(&switches.back()), row.help.c_str());
         } else if (row.repeatable) {
-            description.add_options()(flag, po::value(&given.back())->value_name(row.form),
+            const std::string shown =
+                row.shown_default.empty() ? "" : msa::text(" (=", row.shown_default, ")");
+            description.add_options()(flag, po::value(&given.back())->value_name(row.form + shown),
                                       row.help.c_str());
         } else {
             auto* value = po::value<std::string>()->value_name(row.form)->notifier(

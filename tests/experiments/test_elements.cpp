@@ -103,7 +103,7 @@ TEST_P(EveryBackend, SelectsTheSameOnAFileOfFloats) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EveryBackend, testing::ValuesIn(backends_and_far()),
-                         [](const auto& test) { return test.param; });
+                         [](const auto& test) { return identifier(test.param); });
 
 class Elements : public CliTest {
 protected:
