@@ -64,9 +64,9 @@ void TokenAccumulator::write(io::ResultsWriter& to, const std::string& layer,
                              const Problem& p) const {
     const std::string group = "/metrics/" + config().key() + "/" + layer;
     Metrics metrics(to, group);
-    metrics.add("mass_kept", analysis::values(mass_), "group", "probability");
-    metrics.add("output_error", output_error_.relative(), "group", "relative",
-                output_error_.mean());
+    metrics.add("mass_kept", analysis::values(mass_));
+    metrics.add_with_mean("group_output_error", output_error_.relative(), output_error_.mean(),
+                          "output_error");
     to.attribute(group, "dead_groups", output_error_.dead_heads());
     for (const char* name : {"oracle_mass", "score_recall", "block_recall"})
         to.attribute(group, name, std::nan(""));
