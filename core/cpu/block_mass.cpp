@@ -10,7 +10,7 @@
 namespace msa::cpu {
 namespace {
 
-constexpr int64_t kMaxSums = int64_t{1} << 18;  // floats of one thread's block sums
+constexpr int64_t kMaxSums = int64_t{1} << 20;  // floats of one thread's block sums
 
 /// add_blocks for blocks that are shorter than a vector: one softmax step for all of them.
 void add_small_blocks(float* logits, int64_t seen, int64_t first_block, int64_t block_size,
@@ -18,6 +18,10 @@ void add_small_blocks(float* logits, int64_t seen, int64_t first_block, int64_t 
     const SoftmaxStep step = softmax_step(logits, seen, softmax);
     if (step.factor != 1)
         for (int64_t before = 0; before < first_block; ++before) sums[before] *= step.factor;
+    if (block_size == 1) {
+        std::copy_n(logits, seen, sums + first_block);
+        return;
+    }
     for (int64_t j = 0, b = first_block; j < seen; j += block_size, ++b)
         sums[b] = std::accumulate(logits + j, logits + std::min(j + block_size, seen), 0.0F);
 }

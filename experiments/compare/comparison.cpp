@@ -41,12 +41,13 @@ Mirror<3> share_scores(Backend& backend, View<const float, 3> scores) {
 
 }  // namespace
 
-/// A selector at work, and the configs that its scores serve: all of its name, or one, where the
-/// scores depend on the budget.
+/// A selector at work, and the configs of its name. Where the scores depend on the budget, each of
+/// them has its own.
 struct LayerComparison::Scorer {
     std::unique_ptr<Selector> selector;
-    SelectorLayer layer;
     std::vector<size_t> configs;
+    std::vector<SelectionRule> rules;  // asked for, distinct
+    bool by_rule;                      // the scores depend on the rule
 };
 
 LayerComparison::LayerComparison(LayerTask& task, Plan plan)
@@ -81,7 +82,8 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
 
 int64_t LayerComparison::chunk_queries() const {
     const int64_t per_block = 4 * sizes_.kv_heads * sizes_.blocks() * 8;
-    const int64_t per_head = 4 * sizes_.query_heads * sizes_.head_dim * 6;
+    const int64_t per_head =
+        4 * sizes_.query_heads * sizes_.head_dim * (6 + std::ssize(token_configs_));
     return std::clamp<int64_t>(kChunkBytes / (per_block + per_head), 1, 2048);
 }
 
@@ -114,13 +116,14 @@ void LayerComparison::store_ids(const Config& config, QueryRange range,
 }
 
 SelectorLayer LayerComparison::selector_layer(const LayerView& view,
-                                              const SelectionRule& rule) const {
+                                              std::span<const SelectionRule> rules) const {
     return {.problem = view.whole,
             .backend = task_.backend,
             .k = view.k,
             .index_k = view.index_k,
             .seed = task_.options.seed,
-            .rule = rule,
+            .rule = rules.empty() ? SelectionRule{} : rules.front(),
+            .rules = rules,
             .read_q =
                 [q = view.host_q, &backend = task_.backend](std::span<const int64_t> tokens) {
                     return Mirror<3>(backend, gather_rows(q, tokens));
@@ -133,24 +136,27 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
     std::vector<Scorer> scorers;
     for (size_t n = 0; n < plan_.configs.size(); ++n) {
         const Config& config = plan_.configs[n];
-        std::unique_ptr<Selector> selector = make_selector(config.selector);
-        accumulators_[n].reading().add_index_cost(*selector, phase_, task_.options.prompt);
-        const bool alone = selector->needs().uses_rule(task_.options.prompt);
-        const auto same = std::find_if(scorers.begin(), scorers.end(), [&](const Scorer& scorer) {
-            return scorer.selector->name() == config.selector && !alone;
+        auto same = std::find_if(scorers.begin(), scorers.end(), [&](const Scorer& scorer) {
+            return scorer.selector->name() == config.selector;
         });
-        if (same != scorers.end()) {
-            same->configs.push_back(n);
-            continue;
+        if (same == scorers.end()) {
+            std::unique_ptr<Selector> made = make_selector(config.selector);
+            const bool by_rule = made->needs().uses_rule(task_.options.prompt);
+            same = scorers.insert(same, {std::move(made), {}, {}, by_rule});
         }
-        const Stopwatch watch(task_.timing[config.selector].select);
-        scorers.push_back({std::move(selector), selector_layer(view, config.rule), {n}});
-        scorers.back().selector->prepare(scorers.back().layer);
+        accumulators_[n].reading().add_index_cost(*same->selector, phase_, task_.options.prompt);
+        same->configs.push_back(n);
+        if (std::find(same->rules.begin(), same->rules.end(), config.rule) == same->rules.end())
+            same->rules.push_back(config.rule);
+    }
+    for (const Scorer& scorer : scorers) {
+        const Stopwatch watch(task_.timing[std::string(scorer.selector->name())].select);
+        scorer.selector->prepare(selector_layer(view, scorer.rules));
     }
     for (TokenAccumulator& tokens : token_configs_) {
         const Stopwatch watch(task_.timing[tokens.config().selector].select);
         tokens.reading().add_index_cost(tokens.policy(), phase_, task_.options.prompt);
-        tokens.prepare(selector_layer(view, tokens.config().rule));
+        tokens.prepare(selector_layer(view, {&tokens.config().rule, 1}));
     }
     return scorers;
 }
@@ -220,37 +226,56 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     for (const SelectionRule& rule : rules_)
         oracles_.push_back(pick(backend, p, rule, chunk.mass().floats()));
     const Work work{view, chunk, measured, range};
-    for (Scorer& scorer : scorers) add_scorer(scorer, work);
+    for (const Scorer& scorer : scorers) add_scorer(scorer, work);
     add_tokens(work);
 }
 
 void LayerComparison::add_tokens(const Work& work) {
-    for (TokenAccumulator& tokens : token_configs_) {
-        const Stopwatch watch(task_.timing[tokens.config().selector].evaluate);
-        tokens.add(selector_layer(work.view, tokens.config().rule), work.chunk, work.measured,
-                   task_.data.v, task_.checks);
+    if (token_configs_.empty()) return;
+    std::vector<KeptTokens> kept;
+    for (const TokenAccumulator& tokens : token_configs_) {
+        const Stopwatch watch(task_.timing[tokens.config().selector].select);
+        kept.push_back(
+            tokens.select(selector_layer(work.view, {&tokens.config().rule, 1}), work.chunk));
+    }
+    double seconds = 0;  // of attention, which is computed for all of them together
+    std::vector<TokenAttention> attention;
+    {
+        const Stopwatch watch(seconds);
+        attention = attend_tokens(
+            work.chunk.problem,
+            {work.chunk.q.host(), work.view.k.host(), task_.data.v, work.measured.lse}, kept,
+            task_.backend.host_threads());
+    }
+    for (size_t n = 0; n < kept.size(); ++n) {
+        double& evaluate = task_.timing[token_configs_[n].config().selector].evaluate;
+        evaluate += seconds / static_cast<double>(kept.size());
+        const Stopwatch watch(evaluate);
+        token_configs_[n].add(work.measured, kept[n], attention[n], task_.checks);
     }
 }
 
-void LayerComparison::add_scorer(Scorer& scorer, Work work) {
+void LayerComparison::add_scorer(const Scorer& scorer, Work work) {
     Backend& backend = task_.backend;
     Timing& time = task_.timing[std::string(scorer.selector->name())];
     const bool shared = task_.options.sharing == Sharing::layer;
-    const bool direct = scorer.configs.size() == 1 && !shared;  // nobody else wants the scores
+    // Nobody else wants the scores.
+    const bool direct = (scorer.configs.size() == 1 || scorer.by_rule) && !shared;
+    SelectorLayer layer = selector_layer(work.view, scorer.rules);
     Mirror<3> scores;
     if (!direct) {
         const Stopwatch watch(time.select);
-        scores = scorer.selector->score(scorer.layer, work.chunk);
+        scores = scorer.selector->score(layer, work.chunk);
         if (shared) scores = share_scores(backend, scores.host());
     }
     for (size_t n : scorer.configs) {
         const Config& config = plan_.configs[n];
         work.measured.oracle_ids = oracle(config.rule).view();
+        layer.rule = config.rule;
         Tensor<int32_t, 3> ids;
         {
             const Stopwatch watch(time.select);
-            ids = direct ? fetch(backend,
-                                 scorer.selector->select(scorer.layer, work.chunk, config.used))
+            ids = direct ? fetch(backend, scorer.selector->select(layer, work.chunk, config.used))
                          : pick(backend, work.chunk.problem, config.used, scores.floats());
         }
         const Stopwatch watch(time.evaluate);
