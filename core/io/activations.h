@@ -47,6 +47,7 @@ struct LayerInfo {
     std::string rope_scaling;           // of another RoPE: the model's parameters, JSON text
     std::vector<double> rope_inv_freq;  // and its frequencies [rotary_dim/2], or none
     std::optional<double> rope_attention_factor;  // and what cosine and sine are multiplied by
+    bool rope_interleaved = false;  // it turns channels 2c and 2c+1; else c and c + rotary_dim/2
     /// The model attends to selected keys only (attribute own_attention = "sparse"); block size and
     /// k of its own Index Branch.
     bool own_sparse = false;

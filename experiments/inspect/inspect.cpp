@@ -138,6 +138,7 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
         if (!layer.rope_inv_freq.empty()) row["rope_inv_freq"] = layer.rope_inv_freq;
         if (layer.rope_attention_factor)
             row["rope_attention_factor"] = *layer.rope_attention_factor;
+        if (layer.rope_interleaved) row["rope_layout"] = "interleaved";
         if (layer.own_sparse) row["own_attention"] = "sparse";
         if (layer.own_block_size) row["own_block_size"] = *layer.own_block_size;
         if (layer.own_top_k) row["own_top_k"] = *layer.own_top_k;

@@ -27,6 +27,8 @@ struct Program {
     experiments::Run run;
     Outcome operator()(const std::vector<std::string>& args) const;
 };
+/// For the names of tests.
+inline void PrintTo(const Program& program, std::ostream* to) { *to << program.name; }
 /// Every program there is, in the order of experiments/CLI.md.
 const std::vector<Program>& programs();
 extern const Program kAnalyze, kBench, kCompare, kCost, kFit, kInspect, kSynth;
