@@ -95,8 +95,9 @@ struct Support {
 };
 
 struct AttentionInput {
-    In<3> q;     // [Nq, Hq, dh], after RoPE
-    In<3> k, v;  // [Nk, Hkv, dh]; never repeated to query heads
+    In<3> q;                          // [Nq, Hq, dh], after RoPE
+    In<3> k, v;                       // [Nk, Hkv, dh]; never repeated to query heads
+    View<const float, 1> sinks = {};  // [Hq] learnable logit per query head (GPT-OSS); absent: none
 };
 
 struct AttentionOutput {
@@ -112,8 +113,9 @@ struct AttentionSaved {
 };
 
 struct AttentionGradient {
-    Out<3> d_q;       // [Nq, Hq, dh]
-    Out<3> d_k, d_v;  // [Nk, Hkv, dh]
+    Out<3> d_q;                   // [Nq, Hq, dh]
+    Out<3> d_k, d_v;              // [Nk, Hkv, dh]
+    View<float, 1> d_sinks = {};  // [Hq], absent: none
 };
 
 struct IndexInput {
