@@ -55,11 +55,10 @@ constexpr int64_t sparse_chunk_tiles(int64_t query_heads, int64_t heads, int64_t
 
 // Of the gradient. All its (query, block) pairs go KV-outer, and a slot is a part of d_q in bf16.
 constexpr int kGradStepRows = 64;
-constexpr int kGradStepQueries =
-    16;  // of a step, at most: of groups of fewer than 4 heads, rows stay empty
-constexpr int kGradTileQueries = 64;                  // of a tile of its schedule, at most
-constexpr int kGradItemUses = 256;                    // of a work item, about
-constexpr int kGradUseBytes = 16;                     // the handle of a (query, block) pair
+constexpr int kGradStepQueries = 16;  // at most: with fewer than 4 heads, rows stay empty
+constexpr int kGradTileQueries = 64;  // of a tile of its schedule, at most
+constexpr int kGradItemUses = 256;    // queries of a work item, about
+constexpr int kGradUseBytes = 16;     // the handle of a (query, block) pair
 constexpr int64_t kGradSlotBytes = int64_t{1} << 32;  // of a chunk, at most, but for one tile
 
 /// Queries of a chunk, whole tiles. A quarter of the call, as the last chunk's slots are added when

@@ -108,6 +108,9 @@ public:
                                     : gradient ? ", f16 and bf16"
                                                : " and bf16",
                                     ", not ", to_string(element)));
+        const auto* grad = std::get_if<SparseAttentionGradRequest>(&request);
+        if (grad != nullptr && is_tuned_alone(*grad))
+            return takes_sparse_attention_grad_sm90(device_, p, *grad, element, element, true);
         const auto* sparse = std::get_if<SparseAttentionRequest>(&request);
         if (sparse != nullptr && sparse->order == LoopOrder::tile_union)
             return takes_sparse_attention_sm90(device_, p, *sparse);
@@ -212,11 +215,12 @@ protected:
                                  const AttentionGradient& to) override {
         answer(p, Written(to.d_q, to.d_k, to.d_v, to.d_sinks),
                [&](const Call& call) -> std::string {
+                   if (cudnn_->run_gradient(call, in, saved, to)) return cudnn_->version();
                    auto delta = call.scratch<float, 2>({p.queries(), p.query_heads});
                    output_gradient_products(call, saved, delta.data());
                    dense_attention_grad_any(call, in, saved, to, delta.data());
                    sink_gradient(call, in.sinks, saved.lse.data(), delta.data(), to.d_sinks);
-                   return "dense_attention_grad_any";
+                   return "dense_attention_grad_any; cuDNN: " + cudnn_->why_not();
                });
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
@@ -269,11 +273,16 @@ protected:
     }
     void do_sparse_attention_grad(const Problem& p, const AttentionInput& in,
                                   View<const int32_t, 3> ids, const AttentionSaved& saved,
-                                  const AttentionGradient& to) override {
+                                  const AttentionGradient& to, LoopOrder order) override {
+        const SparseAttentionGradRequest request{
+            .element = in.q.element(), .top_k = ids.extent(2), .order = order};
         const Support tuned = takes_sparse_attention_grad_sm90(
-            device_, p, {.element = in.q.element(), .top_k = ids.extent(2)}, saved.out.element(),
-            saved.d_out.element(),
+            device_, p, request, saved.out.element(), saved.d_out.element(),
             are_aligned(in.q, in.k, in.v, saved.out, saved.d_out, to.d_q, to.d_k, to.d_v));
+        if (!tuned.yes && is_tuned_alone(request))
+            throw UnsupportedError(
+                text("backend cuda does not support sparse_attention_grad in the order ",
+                     to_string(order), " here: ", tuned.why_not));
         answer(p, Written(to.d_q, to.d_k, to.d_v, to.d_sinks), [&](const Call& call) {
             if (tuned.yes) {
                 sparse_attention_grad_sm90(call, in, ids, saved, to);
@@ -303,6 +312,10 @@ protected:
     }
 
 private:
+    /// Orders of the gradient that the plain kernel, one query at a time, does not have.
+    static bool is_tuned_alone(const SparseAttentionGradRequest& request) {
+        return request.order == LoopOrder::tile_union || request.order == LoopOrder::kv_outer;
+    }
     /// "block_mass_sm90", or "block_mass_any; block_mass_sm90: why not".
     static std::string kernel_name(const std::string& stem, const Support& tuned) {
         return tuned.yes ? stem + "_sm90" : text(stem, "_any; sm90: ", tuned.why_not);

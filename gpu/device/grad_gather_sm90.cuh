@@ -55,6 +55,20 @@ __device__ void gather(const SparseGradArgs& args, Shared<Dim, BlockSize>& share
     }
 }
 
+/// By one thread: keys and values of a block.
+template <int Dim, int BlockSize>
+__device__ void copy_keys(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared, int group,
+                          int block) {
+    using S = GradShape<Dim, BlockSize>;
+    const int key = static_cast<int>(args.key_blocks[block].key);
+    shared.keys_full.expect(2 * S::kKeyBytes);
+    for (int box = 0; box < S::kBoxes; ++box) {
+        const int column = group * Dim + 64 * box;
+        copy_box(shared.k + box * S::kKeyBox, &args.k, column, key, &shared.keys_full);
+        copy_box(shared.v + box * S::kKeyBox, &args.v, column, key, &shared.keys_full);
+    }
+}
+
 /// The producer warp of keys and values, and of what a step's rows need, two rows a lane: rows that
 /// no query fills leave no probability.
 template <int Dim, int BlockSize>
@@ -87,15 +101,7 @@ __device__ void gather_rows(const SparseGradArgs& args, Shared<Dim, BlockSize>& 
         };
         fetch(0);
         shared.keys_empty.wait(parity_of<1>(taken) ^ 1);
-        if (lane == 0) {
-            const int key = static_cast<int>(args.key_blocks[block].key);
-            shared.keys_full.expect(2 * S::kKeyBytes);
-            for (int box = 0; box < S::kBoxes; ++box) {
-                const int column = group * Dim + 64 * box;
-                copy_box(shared.k + box * S::kKeyBox, &args.k, column, key, &shared.keys_full);
-                copy_box(shared.v + box * S::kKeyBox, &args.v, column, key, &shared.keys_full);
-            }
-        }
+        if (lane == 0) copy_keys(args, shared, group, block);
         __syncwarp();
         for (int first = 0; first < count; first += queries, ++at) {
             const int stage = stage_of<S::kStages>(at);

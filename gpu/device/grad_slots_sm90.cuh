@@ -41,6 +41,30 @@ __device__ inline int slots_of(const SparseGradArgs& args, const FullSlots& full
     return count;
 }
 
+/// Adds a 16-byte chunk of `count` slots, which lie `step` chunks apart.
+__device__ inline void sum_slots(const uint4* from, int count, int step, float (&sum)[8]) {
+    const auto add = [&](uint4 part) {
+        const uint32_t word[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 x = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(word[i]));
+            sum[2 * i] += x.x, sum[2 * i + 1] += x.y;
+        }
+    };
+    constexpr int kAtOnce = 8;
+    int n = 0;
+#pragma unroll 1
+    for (; n + kAtOnce <= count; n += kAtOnce) {
+        uint4 part[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i, from += step) part[i] = __ldcs(from);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) add(part[i]);
+    }
+#pragma unroll 1
+    for (; n < count; ++n, from += step) add(__ldcs(from));
+}
+
 /// By whole warps: chunk `chunk` (16 bytes) of the pair's d_q from its `count` slots. With `wanted`
 /// false a thread takes part in the exchange alone.
 template <int Dim>
@@ -49,30 +73,9 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
     const int pair_chunks = args.group_size * (Dim / 8);
     const int64_t at = full.first * args.groups + pair;  // row of ids
     float sum[8] = {};
-    if (wanted) {
-        const uint4* from = full.slots + int64_t{pair} * args.top_k * pair_chunks + chunk;
-        const auto add = [&](uint4 part) {
-            const uint32_t word[4] = {part.x, part.y, part.z, part.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 x =
-                    __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(word[i]));
-                sum[2 * i] += x.x, sum[2 * i + 1] += x.y;
-            }
-        };
-        constexpr int kAtOnce = 8;
-        int n = 0;
-#pragma unroll 1
-        for (; n + kAtOnce <= count; n += kAtOnce) {
-            uint4 part[kAtOnce];
-#pragma unroll
-            for (int i = 0; i < kAtOnce; ++i, from += pair_chunks) part[i] = __ldcs(from);
-#pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) add(part[i]);
-        }
-#pragma unroll 1
-        for (; n < count; ++n, from += pair_chunks) add(__ldcs(from));
-    }
+    if (wanted)
+        sum_slots(full.slots + int64_t{pair} * args.top_k * pair_chunks + chunk, count, pair_chunks,
+                  sum);
     bool has_nan = false;
 #pragma unroll
     for (float& x : sum) {

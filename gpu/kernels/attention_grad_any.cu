@@ -3,7 +3,7 @@
 // queries the reverse index of ids lists. No atomics: every sum has one order.
 #include <cub/device/device_radix_sort.cuh>
 
-#include "gpu/device/attend_grad.cuh"
+#include "gpu/device/key_grad.cuh"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
 
@@ -16,7 +16,8 @@ unsigned blocks_for(int64_t threads) { return static_cast<unsigned>(ceil_div(thr
 
 /// A warp per row.
 __global__ void __launch_bounds__(kThreads)
-    row_products(Operand a, Operand b, int64_t rows, int width, float* to) {
+    row_products(Operand a, Operand b, int64_t rows, int width, float* to, const int32_t* only_if) {
+    if (only_if != nullptr && *only_if == 0) return;
     const int64_t row = int64_t{blockIdx.x} * (kThreads / kWarp) + warp_id();
     if (row >= rows) return;
     float sum = 0;
@@ -36,20 +37,20 @@ __global__ void __launch_bounds__(kThreads)
         double sum = 0;
         for (int64_t query = begin; query < end; ++query) {
             const int64_t row = query * heads + head;
-            sum += double{expf(sinks[head] - lse[row])} * double{delta[row]};
+            if (lse[row] != -INFINITY)
+                sum += double{expf(sinks[head] - lse[row])} * double{delta[row]};
         }
         parts[int64_t{blockIdx.x} * heads + head] = sum;
     }
 }
 
 __global__ void __launch_bounds__(kThreads)
-    add_sink_parts(const double* parts, int count, const float* sinks, int heads, float* d_sinks) {
+    add_sink_parts(const double* parts, int count, int heads, float* d_sinks) {
     const int head = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
     if (head >= heads) return;
     double sum = 0;
     for (int part = 0; part < count; ++part) sum += parts[int64_t{part} * heads + head];
-    // A sink of -inf takes no part, not even in a row that sees nothing.
-    d_sinks[head] = sinks[head] == -INFINITY ? 0.0F : static_cast<float>(-sum);
+    d_sinks[head] = static_cast<float>(-sum);
 }
 
 /// A thread block per tile of queries, group and part of its heads.
@@ -195,12 +196,13 @@ void run_keys(const Call& call, const BackwardInput<T>& b, const ReverseIndex& i
 
 }  // namespace
 
-void output_gradient_products(const Call& call, const AttentionSaved& saved, float* delta) {
+void output_gradient_products(const Call& call, const AttentionSaved& saved, float* delta,
+                              const int32_t* only_if) {
     const int64_t rows = call.problem.queries() * call.problem.query_heads;
     if (rows == 0) return;
     row_products<<<blocks_for(rows * kWarp), kThreads, 0, call.stream()>>>(
         operand(saved.out), operand(saved.d_out), rows, static_cast<int>(call.problem.head_dim),
-        delta);
+        delta, only_if);
     check_launch("attention_grad_any, delta");
 }
 
@@ -212,8 +214,8 @@ void sink_gradient(const Call& call, View<const float, 1> sinks, const float* ls
     auto parts = call.scratch<double, 1>({int64_t{kParts} * heads});
     sink_parts<<<kParts, kThreads, 0, call.stream()>>>(sinks.data(), lse, delta,
                                                        call.problem.queries(), heads, parts.data());
-    add_sink_parts<<<blocks_for(heads), kThreads, 0, call.stream()>>>(
-        parts.data(), kParts, sinks.data(), heads, d_sinks.data());
+    add_sink_parts<<<blocks_for(heads), kThreads, 0, call.stream()>>>(parts.data(), kParts, heads,
+                                                                      d_sinks.data());
     check_launch("attention_grad_any, sinks");
 }
 

@@ -13,8 +13,9 @@ namespace msa::cuda {
 void dense_attention_any(const Call&, const AttentionInput&, const AttentionOutput&,
                          const int32_t* only_if = nullptr);
 
-/// delta [Nq, Hq]: <out, d_out> of every row, which the gradients are given.
-void output_gradient_products(const Call&, const AttentionSaved&, float* delta);
+/// delta [Nq, Hq]: <out, d_out> of every row, which the gradients are given. `only_if` as above.
+void output_gradient_products(const Call&, const AttentionSaved&, float* delta,
+                              const int32_t* only_if = nullptr);
 /// d_sinks [Hq], where present: -sum exp(sink - lse) delta over the queries.
 void sink_gradient(const Call&, View<const float, 1> sinks, const float* lse, const float* delta,
                    View<float, 1> d_sinks);

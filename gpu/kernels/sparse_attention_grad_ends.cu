@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int step = kEach / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
     if (at % kEach != 0 || row > rows) return;
-    const float known = row < rows ? lse[row] : -INFINITY;
+    float known = row < rows ? lse[row] : -INFINITY;
+    if (sum != sum) known = sum;  // one NaN makes the row's whole part NaN
     to_lse[row] = known == -INFINITY ? INFINITY : known * kLog2E;
     to_delta[row] = sum;
 }

@@ -2,7 +2,7 @@
 // The tuned gradient multiplies masked probabilities, 0, with keys that their query must not take
 // in, and with queries that their key must not: one that is not finite makes NaN of a gradient.
 // Such rows and blocks are marked, rare, and computed once more, from what takes part alone.
-#include "gpu/device/attend_grad.cuh"
+#include "gpu/device/key_grad.cuh"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
 
