@@ -12,6 +12,29 @@ namespace msa::cuda {
 /// With `only_if`, which lies on the device, nothing is done where it is 0.
 void dense_attention_any(const Call&, const AttentionInput&, const AttentionOutput&,
                          const int32_t* only_if = nullptr);
+
+/// delta [Nq, Hq]: <out, d_out> of every row, which the gradients are given. `only_if` as above.
+void output_gradient_products(const Call&, const AttentionSaved&, float* delta,
+                              const int32_t* only_if = nullptr);
+/// d_sinks [Hq], where present: -sum exp(sink - lse) delta over the queries.
+void sink_gradient(const Call&, View<const float, 1> sinks, const float* lse, const float* delta,
+                   View<float, 1> d_sinks);
+/// d_q, d_k and d_v alone. `only_if` as above.
+void dense_attention_grad_any(const Call&, const AttentionInput&, const AttentionSaved&,
+                              const AttentionGradient&, const float* delta,
+                              const int32_t* only_if = nullptr);
+void sparse_attention_grad_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
+                               const AttentionSaved&, const AttentionGradient&, const float* delta);
+/// Not 0: to be computed once more.
+struct GradMarks {
+    const int32_t* rows;    // [Nq, Hkv], of d_q
+    const int32_t* blocks;  // [blocks of all sequences, Hkv], of d_k and d_v
+};
+void sparse_attention_grad_repair_any(const Call&, const AttentionInput&,
+                                      View<const int32_t, 3> ids, const AttentionSaved&,
+                                      const AttentionGradient&, const float* delta,
+                                      const GradMarks&);
+
 void index_scores_any(const Call&, const IndexInput&, View<float, 3> scores);
 void select_blocks_any(const Call&, const SelectionRule&, View<const float, 3> scores,
                        View<int32_t, 3> ids);

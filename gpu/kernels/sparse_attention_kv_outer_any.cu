@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
                 const int64_t slot = selected[place_of(warp_row + r)].slot;
                 return in.number(row) * slots.top_k + slot;
             },
-            Output{slots.out, false}, slots.lse);
+            Output{slots.out, Element::f32}, slots.lse);
     }
 }
 

@@ -26,6 +26,13 @@ Support takes_sparse_attention_sm90(const Device&, const Problem&, const SparseA
 void sparse_attention_sm90(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                            const AttentionOutput&, LoopOrder);
 
+/// `out`, `d_out`: elements of what was saved.
+Support takes_sparse_attention_grad_sm90(const Device&, const Problem&,
+                                         const SparseAttentionGradRequest&, Element out,
+                                         Element d_out, bool aligned);
+void sparse_attention_grad_sm90(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
+                                const AttentionSaved&, const AttentionGradient&);
+
 /// `max_logit`: is it asked for?
 Support takes_block_mass_sm90(const Device&, const Problem&, const BlockMassRequest&,
                               bool max_logit, bool aligned);
