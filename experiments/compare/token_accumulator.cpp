@@ -3,31 +3,41 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "experiments/driver/metrics.h"
 
 namespace msa::experiments::compare {
 namespace {
 
-/// Attention of one query and head over the tokens at `keys`, `values` (`stride` floats apart) and
-/// `tokens`, into out [dh]; returns their share of dense attention.
-double attend_tokens(View<const float, 1> q, const float* keys, const float* values, int64_t stride,
-                     const std::vector<int64_t>& tokens, double scale, double lse,
-                     View<float, 1> out) {
+/// One query and head: `first` is where its window begins, `lse` that of its dense attention.
+struct Head {
+    View<const float, 1> q;
+    int64_t first;
+    double lse, sink;  // sink -inf: none
+};
+
+/// Its attention over the tokens at `keys`, `values` (`stride` floats apart) and `tokens`, into
+/// out [dh]; returns their share of dense attention.
+double attend_tokens(const Problem& p, const Head& head, const float* keys, const float* values,
+                     int64_t stride, const std::vector<int64_t>& tokens, View<float, 1> out) {
+    const View<const float, 1> q = head.q;
     const int64_t dims = q.size();
     std::fill_n(out.data(), dims, 0.0F);
     double mass = 0;
     for (int64_t j : tokens) {
+        if (j < head.first) continue;
         const float* key = keys + j * stride;
         const float* value = values + j * stride;
         float dot = 0;
         for (int64_t d = 0; d < dims; ++d) dot += q(d) * key[d];
-        const double probability = std::exp(scale * double{dot} - lse);
+        const double probability = std::exp(p.logit(double{dot}) - head.lse);
         mass += probability;
         const auto weight = static_cast<float>(probability);
         for (int64_t d = 0; d < dims; ++d) out(d) += weight * value[d];
     }
-    for (int64_t d = 0; mass > 0 && d < dims; ++d) out(d) /= static_cast<float>(mass);
+    const double all = mass + std::exp(head.sink - head.lse);
+    for (int64_t d = 0; mass > 0 && d < dims; ++d) out(d) /= static_cast<float>(all);
     return mass;
 }
 
@@ -56,7 +66,7 @@ void TokenAccumulator::prepare(const SelectorLayer& layer) { selector_->prepare(
 
 void TokenAccumulator::add(const SelectorLayer& layer, const SelectorChunk& chunk,
                            const MeasuredChunk& measured, View<const float, 3> v,
-                           SelfChecks& checks) {
+                           View<const float, 1> sinks, SelfChecks& checks) {
     const Problem& p = chunk.problem;
     const std::vector<KeyRange>& visible = visible_keys(p);
     const std::vector<int64_t> budgets(visible.size(), tokens_);
@@ -70,10 +80,11 @@ void TokenAccumulator::add(const SelectorLayer& layer, const SelectorChunk& chun
         const auto row = static_cast<size_t>(i);
         for (int64_t h = 0; h < p.query_heads; ++h) {
             const int64_t r = h / p.group_size(), at = visible[row].first * stride + r * p.head_dim;
-            mass(i, r) +=
-                attend_tokens(q[i][h], k.data() + at, v.data() + at, stride, kept[row],
-                              p.softmax_scale(), double{measured.lse(i, h)}, sparse.view()[i][h]) /
-                static_cast<double>(p.group_size());
+            const Head head{q[i][h], p.window_start(visible[row].count), double{measured.lse(i, h)},
+                            sinks ? double{sinks(h)} : -std::numeric_limits<double>::infinity()};
+            mass(i, r) += attend_tokens(p, head, k.data() + at, v.data() + at, stride, kept[row],
+                                        sparse.view()[i][h]) /
+                          static_cast<double>(p.group_size());
         }
     }
     output_error_.add(measured.kinds, by_group(sparse, p.kv_heads),

@@ -22,9 +22,9 @@ public:
 
     /// Before the chunks of each view of the layer.
     void prepare(const SelectorLayer&);
-    /// A chunk of queries: v [Nk, Hkv, dh] on the host.
+    /// A chunk of queries: v [Nk, Hkv, dh] and sinks [Hq], absent without, on the host.
     void add(const SelectorLayer&, const SelectorChunk&, const MeasuredChunk&,
-             View<const float, 3> v, SelfChecks& checks);
+             View<const float, 3> v, View<const float, 1> sinks, SelfChecks& checks);
     Reading& reading() { return reading_; }
     const Config& config() const { return reading_.config(); }
     const Policy& policy() const { return *selector_; }

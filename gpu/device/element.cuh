@@ -22,6 +22,10 @@ struct Output {
     void* data;
     bool is_bf16;
 
+    __device__ float load(int64_t i) const {
+        return is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i])
+                       : static_cast<const float*>(data)[i];
+    }
     __device__ void store(int64_t i, float value) const {
         if (is_bf16)
             static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(value);

@@ -273,6 +273,7 @@ Support takes(const Problem& p, const AttentionInput& in, const AttentionOutput&
     };
     if (!fits(in.q) || !fits(in.k) || !fits(in.v) || !fits(to.out))
         return Support::no("it takes bf16 operands and outputs at multiples of 16 bytes");
+    if (p.window || p.softcap) return not_plain(p);
     if (p.softmax_scale() <= 0 || p.head_dim % 8 != 0)
         return Support::no("it takes a positive scale and a head dim of multiples of 8");
     if (spans.empty())

@@ -48,6 +48,7 @@ struct Operands {
     Tensor<float, 3> q, k, v, index_q;
     Tensor<float, 2> index_k;
     Element element = Element::f32;  // what the values are stored in where the backend takes them
+    Tensor<float, 1> sinks = {};     // [Hq]; absent: none
 };
 /// The operands of a case, rounded to values that `element` holds exactly.
 Operands make_operands(const Case&, Element);
@@ -93,6 +94,7 @@ public:
 private:
     template <typename Call>
     Attention attend(const Problem&, const Operands&, Call call);
+    Tensor<float, 1> upload_sinks(const Operands&);
 
     Subject subject_;
     std::unique_ptr<Backend> backend_;
@@ -127,12 +129,19 @@ protected:
 class SubjectTest : public testing::TestWithParam<Subject> {};
 std::string subject_name(const testing::TestParamInfo<Subject>&);
 
-// Instantiates a fixture over all subjects and cases, or over all subjects.
+// Instantiates a fixture over all subjects and cases, over those with windows, soft caps and sinks
+// too, or over all subjects.
 #define MSA_FOR_ALL_CASES(fixture)                                                        \
     INSTANTIATE_TEST_SUITE_P(All, fixture,                                                \
                              testing::Combine(testing::ValuesIn(::msa::test::subjects()), \
                                               testing::ValuesIn(::msa::test::cases())),   \
                              ::msa::test::param_name)
+#define MSA_FOR_OWN_ATTENTION(fixture)                                           \
+    INSTANTIATE_TEST_SUITE_P(                                                    \
+        OwnAttention, fixture,                                                   \
+        testing::Combine(testing::ValuesIn(::msa::test::subjects()),             \
+                         testing::ValuesIn(::msa::test::own_attention_cases())), \
+        ::msa::test::param_name)
 #define MSA_FOR_ALL_SUBJECTS(fixture)                                                  \
     INSTANTIATE_TEST_SUITE_P(All, fixture, testing::ValuesIn(::msa::test::subjects()), \
                              ::msa::test::subject_name)
