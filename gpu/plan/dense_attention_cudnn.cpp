@@ -14,6 +14,7 @@
 #include "gpu/kernels/hidden_values.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
+#include "gpu/plan/limits.h"
 #include "gpu/recent.h"
 
 void* cudnn_frontend::cudnn_dlhandle = nullptr;  // where the frontend looks for the library
