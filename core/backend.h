@@ -100,14 +100,18 @@ struct Support {
 };
 
 struct AttentionInput {
-    In<3> q;                          // [Nq, Hq, dh], after RoPE
-    In<3> k, v;                       // [Nk, Hkv, dh]; never repeated to query heads
-    View<const float, 1> sinks = {};  // [Hq] learnable logit per query head (GPT-OSS); absent: none
+    In<3> q;     // [Nq, Hq, dh], after RoPE
+    In<3> k, v;  // [Nk, Hkv, dh]; never repeated to query heads
+    /// [Hq] A learnable logit of each query head that competes in its softmax and has no value
+    /// (GPT-OSS, arXiv 2508.10925): lse' = ln(e^lse + e^sink), out' = out e^(lse - lse'). A row
+    /// without visible keys has out 0 and lse = sink. NaN makes the head's outputs NaN. Absent:
+    /// none.
+    View<const float, 1> sinks = {};
 };
 
 struct AttentionOutput {
     Out<3> out;          // [Nq, Hq, dh], f32 or like q; no visible key: 0
-    View<float, 2> lse;  // [Nq, Hq] natural log of the sum of exp(scale q.k); no visible key: -inf
+    View<float, 2> lse;  // [Nq, Hq] natural log of the sum of exp(logit); no visible key: -inf
 };
 
 /// What a backward pass is given beside the forward input.
@@ -128,6 +132,11 @@ struct IndexInput {
     In<2> index_k;  // [Nk, didx], one head shared by all groups
 };
 
+struct BlockMassInput {
+    In<3> q, k;                       // as in AttentionInput
+    View<const float, 1> sinks = {};  // likewise
+};
+
 struct BlockMassOutput {
     View<float, 3> mass;       // [Nq, Hkv, B]; a block without a visible token: 0
     View<float, 3> max_logit;  // [Nq, Hkv, B], may be absent; without a visible token: -inf
@@ -139,6 +148,7 @@ struct IndexKlInput {
     In<3> q, k;                  // the teacher's, as in AttentionInput
     View<const int32_t, 3> ids;  // [Nq, Hkv, k] the selected support; absent: full (warm-up)
     Teacher teacher = Teacher::mean;
+    View<const float, 1> sinks = {};  // the teacher's, as in AttentionInput
 };
 
 struct IndexKlOutput {
@@ -218,6 +228,7 @@ public:
     ///
     /// Saved lse and out that cannot be of this input are refused on the host (check_saved, in
     /// core/attention_saved.h, says what is looked at); on a device they must be right unchecked.
+    /// No backend takes a window or a soft cap here.
     void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
                               const AttentionGradient&);
 
@@ -248,15 +259,22 @@ public:
                                LoopOrder order = LoopOrder::automatic);
 
     /// mass [Nq, Hkv, B]: probability of dense attention summed over the block's visible tokens,
-    /// mean over the G heads of the group (P_b). max_logit: maximum of softmax_scale * q . k over
-    /// the block's visible tokens and the group's heads. Blocks may be as small as one token. To
-    /// stream, cut the queries: Problem::with_queries.
-    void block_mass(const Problem&, In<3> q, In<3> k, const BlockMassOutput&);
+    /// mean over the G heads of the group (P_b); with sinks, a row's masses add up to 1 less the
+    /// sinks' mean share. max_logit: maximum of the logit over the block's visible tokens and the
+    /// group's heads. Blocks may be as small as one token. To stream, cut the queries:
+    /// Problem::with_queries.
+    void block_mass(const Problem&, const BlockMassInput&, const BlockMassOutput&);
 
     /// KL divergence of the index distribution from the teacher, per row (eq:msa-kl), and the
     /// gradient of the mean over all Nq * Hkv rows. Support: the visible tokens of the blocks
     /// ids [Nq, Hkv, k], or all visible tokens when ids is absent (warm-up). The teacher gets
     /// no gradient.
+    ///
+    /// Each head's probabilities on the support are those of sparse attention there: with the
+    /// window, the cap and the head's sink. Sinks take part of each head's probability away, so
+    /// the mean over the heads is divided by its sum: the teacher is a distribution over the keys,
+    /// to which a head counts by what its sink leaves of it. A row whose window shows no key of
+    /// its support has KL 0 and no gradient.
     void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 protected:
@@ -270,7 +288,7 @@ protected:
     virtual void do_sparse_attention(const Problem&, const AttentionInput&,
                                      View<const int32_t, 3> ids, const AttentionOutput&,
                                      LoopOrder) = 0;
-    virtual void do_block_mass(const Problem&, In<3> q, In<3> k, const BlockMassOutput&) = 0;
+    virtual void do_block_mass(const Problem&, const BlockMassInput&, const BlockMassOutput&) = 0;
     virtual void do_index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&) = 0;
     // A backend overrides these once its supports() says yes.
     virtual void do_dense_attention_grad(const Problem&, const AttentionInput&,

@@ -48,6 +48,15 @@ inline double logit_bound(double scale, double q_norm, double k_norm, int64_t wi
     return gamma(static_cast<double>(width) + 3) * scale * q_norm * k_norm;
 }
 
+/// The same of a Main Branch logit. A soft cap never stretches an error, since the slope of tanh is
+/// at most 1, and adds at most 16 roundoffs of the cap: with t = e^(-2|x|) off by kExpRoundoffs and
+/// by the rounding of its exponent, (1 - t) / (1 + t) is off by at most twice that, and by three
+/// roundings of its own; two more scale it.
+inline double main_logit_bound(const Problem& p, double q_norm, double k_norm) {
+    return logit_bound(p.softmax_scale(), q_norm, k_norm, p.head_dim) +
+           16 * kRoundoff * p.softcap.value_or(0);
+}
+
 /// The same for e4m3 operands on tensor cores, which align the 32 products of a step and the sum so
 /// far to the largest and keep 13 fraction bits of each (Hopper): every term of every step is off
 /// by at most 2^-13 of the largest partial sum.
@@ -128,6 +137,17 @@ struct GradientSizes {
         return sink_mass * (d_logit() + (1 + weight) * gamma(rows + 3) * difference());
     }
 };
+
+/// What a sink adds to lse_bound: ln(e^lse + e^sink) stretches no error of lse, and adds an exp and
+/// a logarithm of at most ln 2.
+inline double sink_lse_bound() { return gamma(kExpRoundoffs + 2); }
+
+/// What a sink adds to attention_bound: out is multiplied by e^(lse - lse') <= 1, whose logarithm
+/// is off by no more than lse, `lse`, and whose own arithmetic is an exp, a sum and a quotient; it
+/// is rounded once more.
+inline double sink_output_bound(double lse, Element stored, double v_max) {
+    return (std::expm1(lse) + gamma(kExpRoundoffs + 4) + storage_roundoff(stored)) * v_max;
+}
 
 /// Error of a block's mass, a mean of sums of softmax weights: at most 1 in all.
 inline double mass_bound(double logit, double keys) {

@@ -205,9 +205,10 @@ protected:
                             const AttentionOutput& to) override {
         if (p.queries() == 0) return;
         answer(p, Written(to.out, to.lse), [&](const Call& call) -> std::string {
-            if (cudnn_->run(call, in, to)) return cudnn_->version();
-            dense_attention_any(call, in, to);
-            return "dense_attention_any; cuDNN: " + cudnn_->why_not();
+            const bool tuned = cudnn_->run(call, in, to);
+            if (!tuned) dense_attention_any(call, in, to);
+            add_sinks_any(call, in.sinks, to.out, to.lse);
+            return tuned ? cudnn_->version() : "dense_attention_any; cuDNN: " + cudnn_->why_not();
         });
     }
     void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
@@ -260,13 +261,14 @@ protected:
                 text("backend cuda does not support sparse_attention in the order ",
                      to_string(order), " here: ", tuned.why_not));
         answer(p, Written(to.out, to.lse), [&](const Call& call) -> std::string {
-            if (tuned.yes) {
-                sparse_attention_sm90(call, in, ids, to, order);
-                return kernel_name("sparse_attention", tuned);
-            }
             const bool kv_outer = order == LoopOrder::kv_outer;
-            (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(call, in, ids,
-                                                                                      to);
+            if (tuned.yes)
+                sparse_attention_sm90(call, in, ids, to, order);
+            else
+                (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(call, in,
+                                                                                          ids, to);
+            add_sinks_any(call, in.sinks, to.out, to.lse);
+            if (tuned.yes) return kernel_name("sparse_attention", tuned);
             return kernel_name(kv_outer ? "sparse_attention_kv_outer" : "sparse_attention_q_outer",
                                tuned);
         });
@@ -295,12 +297,13 @@ protected:
             return kernel_name("sparse_attention_grad", tuned);
         });
     }
-    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
+    void do_block_mass(const Problem& p, const BlockMassInput& in,
+                       const BlockMassOutput& to) override {
         answer(p, Written(to.mass), [&](const Call& call) {
-            const Support tuned =
-                takes_block_mass_sm90(device_, p, {.element = q.element()},
-                                      static_cast<bool>(to.max_logit), are_aligned(q, k));
-            (tuned.yes ? block_mass_sm90 : block_mass_any)(call, q, k, to);
+            const Support tuned = takes_block_mass_sm90(
+                device_, p, {.element = in.q.element()}, static_cast<bool>(to.max_logit),
+                are_aligned(in.q, in.k), static_cast<bool>(in.sinks));
+            (tuned.yes ? block_mass_sm90 : block_mass_any)(call, in, to);
             return kernel_name("block_mass", tuned);
         });
     }

@@ -52,9 +52,9 @@ public:
     /// refuse: InputError if `path` exists or an unfinished run is beside it (naming --overwrite
     /// and --resume). overwrite: starts afresh; `path` stays as it is until finish(). resume:
     /// keeps the finished units of a run with the same program, commit, options, seed and inputs,
-    /// all of them if `path` is that run already and nobody had begun to replace it; InputError naming the
-    /// first difference, or the damaged unit, otherwise; starts afresh where there is nothing.
-    /// InputError while another process is writing `path` (see core/io/partial_file.h).
+    /// all of them if `path` is that run already and nobody had begun to replace it; InputError
+    /// naming the first difference, or the damaged unit, otherwise; starts afresh where there is
+    /// nothing. InputError while another process is writing `path` (see core/io/partial_file.h).
     ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists);
     /// Without finish(): keeps the finished units, removes what holds none.
     ~ResultsWriter();

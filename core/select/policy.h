@@ -66,6 +66,8 @@ struct SelectorLayer {
     /// Packed tokens (ascending) of the queries that averages count: on them, a policy that spends
     /// its budget unevenly keeps it. Empty: all queries of the phase.
     std::span<const int64_t> counted = {};
+    /// [Hq] of AttentionInput, in the backend's space; absent: none.
+    View<const float, 1> sinks = {};
 
     std::span<const SelectionRule> all_rules() const {
         return rules.empty() ? std::span<const SelectionRule>(&rule, 1) : rules;
@@ -96,6 +98,7 @@ private:
 
     Backend& backend_;
     Mirror<3> k_;
+    View<const float, 1> sinks_;
     bool with_logits_;
     std::function<Mirror<3>()> make_previous_;
     mutable Mirror<3> mass_, max_logit_, previous_;

@@ -101,12 +101,15 @@ public:
           k_(backend, host_view(host_k_), elements_.main.computed),
           v_(backend, host_view(host_v_), elements_.main.computed),
           index_k_(backend, rows_of(host_index_k_), elements_.index.computed),
+          host_sinks_(io::layer_sinks(info)),
+          sinks_(backend, host_sinks_),
           layer_{.problem = whole_,
                  .backend = backend,
                  .k = {backend, k_.view(), host_view(host_k_)},
                  .index_k = host_index_k_.data() == nullptr ? Mirror<2>()
                                                             : Mirror<2>(backend, index_k_.view()),
-                 .seed = options.seed},
+                 .seed = options.seed,
+                 .sinks = sinks_.view()},
           oracle_curve_(whole_, options.rule),
           dense_sink_(whole_.query_heads, options.sink_tokens),
           dense_entropy_(whole_.query_heads),
@@ -157,6 +160,8 @@ private:
     Tensor<float, 3> host_k_, host_v_, host_index_k_;
     Operand<3> k_, v_;
     Operand<2> index_k_;
+    Tensor<float, 1> host_sinks_;
+    Sinks sinks_;
     SelectorLayer layer_;
     Curve oracle_curve_;
     analysis::SinkMass dense_sink_;
@@ -208,10 +213,10 @@ void LayerAnalysis::add(QueryRange range) {
     trivial_ += std::count(kinds.begin(), kinds.end(), RowKind::trivial);
 
     // The dense pass, shared by all selectors.
-    const Attention dense = attend(backend_, p, {q, k_, v_}, {});
-    const Attention mean_key = attend(backend_, p, {q, k_, k_}, {});
+    const Attention dense = attend(backend_, p, {q, k_, v_, sinks_}, {});
+    const Attention mean_key = attend(backend_, p, {q, k_, k_, sinks_}, {});
     dense_sink_.add(p, host_q, host_k_, dense.lse, {});
-    dense_entropy_.add(p, host_q, mean_key.out, dense.lse);
+    dense_entropy_.add(p, host_q, mean_key.out, dense.lse, host_sinks_);
     const Tensor<float, 3> host_index_q = reader_.rows(Field::index_q, tokens);
     const Operand<3> index_q(backend_, host_view(host_index_q), elements_.index.computed);
     const SelectorChunk chunk(
@@ -248,13 +253,13 @@ void LayerAnalysis::add_config(Config& config, const SelectorChunk& chunk, In<3>
     Tensor<int32_t, 3> copy;
     if (backend_.space() != Space::host) copy = backend_.upload(ids.view());
     const View<const int32_t, 3> backend_ids = copy.data() != nullptr ? copy.view() : ids.view();
-    const Attention sparse = attend(backend_, p, {q, k_, v_}, backend_ids);
-    const Attention mean_key = attend(backend_, p, {q, k_, k_}, backend_ids);
+    const Attention sparse = attend(backend_, p, {q, k_, v_, sinks_}, backend_ids);
+    const Attention mean_key = attend(backend_, p, {q, k_, k_, sinks_}, backend_ids);
 
     config.recall.add(p, kinds, ids, oracle_ids, mass);
     config.output_error.add(kinds, sparse.out, dense.out);
     config.sink.add(p, host_q, host_k_, sparse.lse, ids);
-    config.entropy.add(p, host_q, mean_key.out, sparse.lse);
+    config.entropy.add(p, host_q, mean_key.out, sparse.lse, host_sinks_);
     config.popularity.add(p, ids);
     config.curve.add(backend_, p, config.rule, kinds, scores.floats(), mass);
 
@@ -288,8 +293,8 @@ void LayerAnalysis::write() const {
                                       {"tokens", whole_.keys()}})
         to_.attribute(layer, name, value);
     to_.attribute(layer, "softmax_scale", whole_.softmax_scale());
-    const double logit =
-        logit_bound(whole_.softmax_scale(), q_norm_, largest_norm(host_k_.view()), whole_.head_dim);
+    write_own_attention(to_, layer, whole_, host_sinks_);
+    const double logit = main_logit_bound(whole_, q_norm_, largest_norm(host_k_.view()));
     to_.attribute(layer, "mass_bound",
                   mass_bound(logit, static_cast<double>(whole_.batch.longest_keys())));
 
@@ -357,6 +362,9 @@ void analyze_layer(const AnalyzeOptions& o, const io::ActivationsReader& file,
                    const io::LayerInfo& layer, const std::vector<int64_t>& tokens, Backend& backend,
                    io::ResultsWriter& to, std::ostream& err, int64_t chunk_queries) {
     LayerAnalysis analysis(o, file, layer, tokens, backend, to);
+    if (layer.own_attention.contains("softcap"))
+        err << "note: layer " << layer.layer
+            << " caps its logits: its entropies are not computed\n";
     const auto queries = static_cast<int64_t>(tokens.size());
     const int64_t step = chunk_queries > 0 ? chunk_queries : analysis.chunk_queries();
     Progress progress(err, text("layer ", layer.layer), queries, "queries");

@@ -236,7 +236,7 @@ int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index,
     Tensor<double, 2> want(kl.shape());
     Tensor<float, 3> want_q(d_index_q.shape());
     Tensor<float, 2> want_k(d_index_k.shape());
-    reference::index_kl(p, host_index_q, host_index_k, host_q, host_k,
+    reference::index_kl(p, host_index_q, host_index_k, {host_q, host_k, {}},
                         selected ? some.view() : View<int32_t, 3>(), {want, want_q, want_k},
                         Teacher::mean);
 
@@ -286,9 +286,10 @@ void Checker::answer(std::vector<AttentionRow> rows) {
         AttentionRow& row = rows[static_cast<size_t>(n)];
         const auto attend = [&](Tensor<float, 3>& to) {
             if (row.ids.data() != nullptr)
-                reference::sparse_attention(row.problem, row.q, row.k, row.v, row.ids, to, row.lse);
+                reference::sparse_attention(row.problem, {row.q, row.k, row.v}, row.ids, to,
+                                            row.lse);
             else
-                reference::dense_attention(row.problem, row.q, row.k, row.v, to, row.lse);
+                reference::dense_attention(row.problem, {row.q, row.k, row.v}, to, row.lse);
         };
         attend(row.want);
         std::transform(row.v.data(), row.v.data() + row.v.size(), row.v.data(),
@@ -402,7 +403,7 @@ void Checker::block_mass(const Layer& layer, int64_t query, View<const float, 2>
     const Tensor<float, 3> q = fetch(backend_, layer.q, query, 1);
     const Tensor<float, 3> k = fetch(backend_, layer.k, seen.first, seen.count);
     Tensor<float, 3> want({1, p.kv_heads, p.blocks()});
-    reference::block_mass(p, q, k, {want, {}});
+    reference::block_mass(p, {q, k, {}}, {want, {}});
     // Every part of the bound is a factor on the mass itself.
     const double factor = mass_bound(
         logit_bound(p.softmax_scale(), largest_norm<3>(q), largest_norm<3>(k), p.head_dim),

@@ -191,7 +191,8 @@ private:
         by_pieces(
             m, check_.mass_queries(),
             [&](Layer& layer, const Problem& p, QueryRange range, View<float, 3> to) {
-                backend_.block_mass(p, layer.q.slice(range.begin, p.queries()), layer.k, {to, {}});
+                backend_.block_mass(p, {layer.q.slice(range.begin, p.queries()), layer.k},
+                                    {to, {}});
             },
             [&](int64_t query, View<const float, 2> row) {
                 check_.block_mass(layers_[0], query, row);

@@ -129,7 +129,8 @@ SelectorLayer LayerComparison::selector_layer(const LayerView& view,
                     return Mirror<3>(backend, gather_rows(q, tokens));
                 },
             .prompt = task_.options.prompt,
-            .counted = counted_};
+            .counted = counted_,
+            .sinks = view.sinks};
 }
 
 std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerView& view) {
@@ -179,7 +180,7 @@ void LayerComparison::run(Progress& progress) {
 double LayerComparison::mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
                                    View<const float, 2> lse) const {
     const auto keys = static_cast<double>(view.whole.batch.longest_keys());
-    const double logit = logit_bound(p.softmax_scale(), largest_norm<3>(q), k_norm_, p.head_dim);
+    const double logit = main_logit_bound(p, largest_norm<3>(q), k_norm_);
     double magnitude = 0;
     for (int64_t at = 0; at < lse.size(); ++at)
         if (std::isfinite(lse.data()[at]))
@@ -194,7 +195,7 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     Backend& backend = task_.backend;
     const Tensor<float, 3> host_q = gather_rows(view.host_q, tokens);
     const Operand<3> q(backend, host_view(host_q), task_.data.elements.main.computed);
-    const Attention dense = attend(backend, p, {q, view.k_there, view.v_there}, {});
+    const Attention dense = attend(backend, p, {q, view.k_there, view.v_there, view.sinks}, {});
     Mirror<3> index_q;
     Tensor<float, 3> host_index_q;
     if (task_.data.index_q.data() != nullptr)
@@ -242,10 +243,10 @@ void LayerComparison::add_tokens(const Work& work) {
     std::vector<TokenAttention> attention;
     {
         const Stopwatch watch(seconds);
-        attention = attend_tokens(
-            work.chunk.problem,
-            {work.chunk.q.host(), work.view.k.host(), task_.data.v, work.measured.lse}, kept,
-            task_.backend.host_threads());
+        attention = attend_tokens(work.chunk.problem,
+                                  {work.chunk.q.host(), work.view.k.host(), task_.data.v,
+                                   work.measured.lse, work.view.host_sinks},
+                                  kept, task_.backend.host_threads());
     }
     for (size_t n = 0; n < kept.size(); ++n) {
         double& evaluate = task_.timing[token_configs_[n].config().selector].evaluate;
@@ -286,8 +287,9 @@ void LayerComparison::add_scorer(const Scorer& scorer, Work work) {
 void LayerComparison::add_config(Accumulator& accumulator, const Work& work,
                                  View<const int32_t, 3> ids) {
     const Tensor<float, 3> sparse =
-        attend_selected(task_.backend, work.chunk.problem,
-                        {work.chunk.q.operand(), work.view.k_there, work.view.v_there}, ids)
+        attend_selected(
+            task_.backend, work.chunk.problem,
+            {work.chunk.q.operand(), work.view.k_there, work.view.v_there, work.view.sinks}, ids)
             .out;
     accumulator.add(work.measured, ids, sparse);
     task_.checks.check(accumulator.config().key(), work.measured, ids, sparse);
@@ -302,7 +304,7 @@ void LayerComparison::check_full_budget(const LayerView& view, const SelectorChu
     const Operand<3> last(task_.backend, chunk.q.host().slice(first, rows),
                           task_.data.elements.main.computed);
     const Tensor<float, 3> sparse =
-        attend_selected(task_.backend, p, {last, view.k_there, view.v_there}, ids).out;
+        attend_selected(task_.backend, p, {last, view.k_there, view.v_there, view.sinks}, ids).out;
     MeasuredChunk part{p,
                        measured.kinds,
                        measured.mass.slice(first, rows),

@@ -32,6 +32,7 @@ void write_sizes(const LayerTask& task, const Problem& p) {
                                       {"largest_budget", largest_budget(task.options, p)}})
         task.to.attribute(layer, name, value);
     task.to.attribute(layer, "softmax_scale", p.softmax_scale());
+    write_own_attention(task.to, layer, p, io::layer_sinks(task.data.info));
 }
 
 }  // namespace

@@ -15,10 +15,11 @@ using KeptTokens = std::vector<std::vector<int64_t>>;
 
 /// On the host.
 struct DenseAttention {
-    View<const float, 3> q;    // [Nq, Hq, dh]
-    View<const float, 3> k;    // [Nk, Hkv, dh]
-    View<const float, 3> v;    // [Nk, Hkv, dh]
-    View<const float, 2> lse;  // [Nq, Hq] of dense attention
+    View<const float, 3> q;      // [Nq, Hq, dh]
+    View<const float, 3> k;      // [Nk, Hkv, dh]
+    View<const float, 3> v;      // [Nk, Hkv, dh]
+    View<const float, 2> lse;    // [Nq, Hq] of dense attention
+    View<const float, 1> sinks;  // [Hq]; absent: none
 };
 
 struct TokenAttention {

@@ -75,7 +75,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     resolve(o, files);
     for (size_t n = 0; n < files.size(); ++n)
         for (int64_t layer : o.layers)
-            warn_of_own_attention(o.files[n], files[n].layer(layer), err);
+            warn_of_own_attention(o.files[n], files[n].layer(layer),
+                                  Computed::with_window_cap_and_sinks, err);
     std::vector<io::LayerInfo> layers;
     for (int64_t number : o.layers) layers.push_back(files.front().layer(number));
     take_own_sizes(o, args, layers, err);

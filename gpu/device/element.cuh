@@ -36,6 +36,10 @@ struct Output {
     void* data;
     Element element;
 
+    __device__ float load(int64_t i) const {
+        return is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i])
+                       : static_cast<const float*>(data)[i];
+    }
     __device__ void store(int64_t i, float value) const {
         if (element == Element::bf16)
             static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(value);

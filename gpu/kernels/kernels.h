@@ -46,7 +46,10 @@ void sparse_attention_kv_outer_any(const Call&, const AttentionInput&, View<cons
 /// The rows (query, group) that are marked, not 0, once more.
 void sparse_attention_repair_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                                  const AttentionOutput&, const int32_t* marked);
-void block_mass_any(const Call&, In<3> q, In<3> k, const BlockMassOutput&);
+/// The sinks' part in finished rows (AttentionInput::sinks): out [Nq, Hq, dh], which may be absent,
+/// and lse [Nq, Hq]. Nothing where sinks are absent.
+void add_sinks_any(const Call&, View<const float, 1> sinks, const Out<3>& out, View<float, 2> lse);
+void block_mass_any(const Call&, const BlockMassInput&, const BlockMassOutput&);
 void index_kl_any(const Call&, const IndexKlInput&, const IndexKlOutput&);
 
 }  // namespace msa::cuda

@@ -11,6 +11,7 @@
 #include "gpu/kernels/hidden_values.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/plan/cudnn_graph.h"
+#include "gpu/plan/limits.h"
 
 void* cudnn_frontend::cudnn_dlhandle = nullptr;  // where the frontend looks for the library
 
@@ -27,6 +28,7 @@ Support takes(const Problem& p, const std::vector<Span>& spans, const Views&... 
     };
     if (!(fits(views) && ...))
         return Support::no("it takes bf16 operands and outputs at multiples of 16 bytes");
+    if (p.window || p.softcap) return not_plain(p);
     if (p.softmax_scale() <= 0 || p.head_dim % 8 != 0)
         return Support::no("it takes a positive scale and a head dim of multiples of 8");
     if (spans.empty())

@@ -23,10 +23,10 @@ public:
 
     /// False where cuDNN cannot answer: why_not() says why, and the plain kernel must. It takes
     /// bf16 operands and outputs, queries at consecutive positions that all see a key, and a
-    /// positive scale. Values behind a query's position that are not finite, which cuDNN would
-    /// multiply by 0, are looked for on the device; where there are any, the plain kernel answers
-    /// after it. A plan is made at the first call of a layout, which takes a while; the plans used
-    /// last are kept.
+    /// positive scale, without a window or a soft cap; sinks are the caller's. Values behind a
+    /// query's position that are not finite, which cuDNN would multiply by 0, are looked for on the
+    /// device; where there are any, the plain kernel answers after it. A plan is made at the first
+    /// call of a layout, which takes a while; the plans used last are kept.
     bool run(const Call&, const AttentionInput&, const AttentionOutput&);
 
     /// The same for the gradient, by cuDNN's deterministic algorithm. Gradients that are not finite

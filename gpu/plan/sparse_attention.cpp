@@ -174,6 +174,7 @@ Support takes_sparse_attention_sm90(const Device& device, const Problem& p,
     if (!device.is_hopper()) return not_hopper();
     if (request.order == LoopOrder::q_outer)
         return Support::no("it has no kernel for one query at a time");
+    if (p.window || p.softcap) return not_plain(p);
     if (request.element != Element::bf16) return not_element(request.element, "bf16");
     if (request.out != Element::bf16) return not_element(request.out, "bf16");
     if (!aligned) return not_aligned();

@@ -94,6 +94,15 @@ TEST(CudaPlan, PredicatesSayWhy) {
         "operands and outputs must begin at multiples of 16 bytes");
     EXPECT_EQ(cuda::takes_block_mass_sm90(hopper, p, {Element::bf16}, true, true).why_not,
               "max_logit is asked for");
+    EXPECT_EQ(cuda::takes_block_mass_sm90(hopper, p, {Element::bf16}, false, true, true).why_not,
+              "there are sinks");
+    Problem own = p;
+    own.softcap = 50.0;
+    EXPECT_EQ(why_not(as_is, own, hopper), "the soft cap is 50, must be absent");
+    own.window = 512;
+    EXPECT_EQ(why_not(as_is, own, hopper), "the window is 512, must be absent");
+    EXPECT_EQ(cuda::takes_block_mass_sm90(hopper, own, {Element::bf16}, false, true).why_not,
+              "the window is 512, must be absent");
     EXPECT_EQ(cuda::takes_select_blocks_sm90(hopper, {.top_k = 40}).why_not,
               "k is 40, must be at most 32");
 }

@@ -11,6 +11,8 @@ namespace msa::test {
 namespace {
 
 const Case& regular() { return cases().front(); }
+/// With a window, a soft cap and sinks.
+const Case& own_attention() { return own_attention_cases().back(); }
 
 /// `matches` holds, holds with half a bound added to one finite element, fails with two bounds.
 template <typename Check, typename T, int Rank>
@@ -29,11 +31,15 @@ void expect_caught(const Check& matches_now, Tensor<T, Rank>& output, double bou
     element = clean;
 }
 
-TEST(InjectedError, DenseAndSparseAttention) {
-    const Operands o = make_operands(regular(), Element::f32);
-    const Problem& p = regular().problem;
+class InjectedErrorIn : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, InjectedErrorIn, testing::Values(regular(), own_attention()),
+                         [](const auto& of) { return of.param.name; });
+
+TEST_P(InjectedErrorIn, DenseAndSparseAttention) {
+    const Operands o = make_operands(GetParam(), Element::f32);
+    const Problem& p = GetParam().problem;
     const Bounds b = bounds(p, o);
-    const Tensor<int32_t, 3> ids = reference().index_select(p, regular().rule, o);
+    const Tensor<int32_t, 3> ids = reference().index_select(p, GetParam().rule, o);
     for (bool sparse : {false, true}) {
         const auto run = [&] {
             return sparse ? reference().sparse_attention(p, o, ids.view())
@@ -71,21 +77,21 @@ TEST(InjectedError, AttentionGradients) {
     }
 }
 
-TEST(InjectedError, BlockMass) {
-    const Operands o = make_operands(regular(), Element::f32);
-    const Bounds b = bounds(regular().problem, o);
-    const BlockMass want = reference().block_mass(regular().problem, o);
-    BlockMass got = reference().block_mass(regular().problem, o);
+TEST_P(InjectedErrorIn, BlockMass) {
+    const Operands o = make_operands(GetParam(), Element::f32);
+    const Bounds b = bounds(GetParam().problem, o);
+    const BlockMass want = reference().block_mass(GetParam().problem, o);
+    BlockMass got = reference().block_mass(GetParam().problem, o);
     const auto check = [&] { return static_cast<bool>(matches(got, want, b)); };
     expect_caught(check, got.mass, b.mass);
     expect_caught(check, got.max_logit, b.max_logit);
 }
 
-TEST(InjectedError, IndexKl) {
-    const Operands o = make_operands(regular(), Element::f32);
-    const Bounds b = bounds(regular().problem, o);
-    const IndexKl want = reference().index_kl(regular().problem, o, {});
-    IndexKl got = reference().index_kl(regular().problem, o, {});
+TEST_P(InjectedErrorIn, IndexKl) {
+    const Operands o = make_operands(GetParam(), Element::f32);
+    const Bounds b = bounds(GetParam().problem, o);
+    const IndexKl want = reference().index_kl(GetParam().problem, o, {});
+    IndexKl got = reference().index_kl(GetParam().problem, o, {});
     const auto check = [&] { return static_cast<bool>(matches(got, want, b)); };
     expect_caught(check, got.kl, b.kl);
     expect_caught(check, got.d_index_q, b.d_index_q);

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,8 @@ struct Activations {
     std::vector<int64_t> layers{0, 3};
     int64_t query_heads = 4, kv_heads = 2, head_dim = 16, index_dim = 16;
     io::RopeState q_state = io::RopeState::post_rope;
+    /// As in io::LayerInfo, of every layer.
+    std::map<std::string, std::vector<double>> own_attention = {};
 };
 
 /// A directory of its own for every test, removed at its end.

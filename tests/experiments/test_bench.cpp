@@ -128,8 +128,9 @@ protected:
         store(out, to.out);
         if (what == "lse") to.lse(0, 0) += 1e-3F;
     }
-    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
-        cpu_->block_mass(p, floats(q), floats(k), to);
+    void do_block_mass(const Problem& p, const BlockMassInput& in,
+                       const BlockMassOutput& to) override {
+        cpu_->block_mass(p, {floats(in.q), floats(in.k), in.sinks}, to);
         spoil(what == "block_mass", to.mass.data(), to.mass.size());
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {

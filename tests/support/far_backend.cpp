@@ -125,16 +125,17 @@ protected:
             cpu_->sparse_attention(p, here, near(ids), there, order);
         });
     }
-    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
+    void do_block_mass(const Problem& p, const BlockMassInput& in,
+                       const BlockMassOutput& to) override {
         const Open open(*pages_);
-        const NearIn<3> queries = near(q), keys = near(k);
-        cpu_->block_mass(p, queries, keys, {near(to.mass), near(to.max_logit)});
+        const NearIn<3> q = near(in.q), k = near(in.k);
+        cpu_->block_mass(p, {q, k, near(in.sinks)}, {near(to.mass), near(to.max_logit)});
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         const Open open(*pages_);
         const NearIn<3> index_q = near(in.index.index_q), q = near(in.q), k = near(in.k);
         const NearIn<2> index_k = near(in.index.index_k);
-        cpu_->index_kl(p, {{index_q, index_k}, q, k, near(in.ids), in.teacher},
+        cpu_->index_kl(p, {{index_q, index_k}, q, k, near(in.ids), in.teacher, near(in.sinks)},
                        {near(to.kl), near(to.d_index_q), near(to.d_index_k)});
     }
 
@@ -172,7 +173,7 @@ private:
         const int64_t count = element_count(to.out.shape());
         pages_->check(to.out.data(), count * element_bytes(to.out.element()));
         Tensor<float, 3> out({p.queries(), p.query_heads, p.head_dim});
-        run({q, k, v}, {out, near(to.lse)});
+        run({q, k, v, near(in.sinks)}, {out, near(to.lse)});
         encode({out.data(), static_cast<size_t>(count)}, to.out.element(), to.out.data());
     }
 

@@ -146,6 +146,7 @@ Operands make_operands(const Case& c, Element element) {
     }
     for (Tensor<float, 3>* t : {&o.q, &o.k, &o.v, &o.index_q}) round_to(element, *t);
     round_to(element, o.index_k);
+    if (c.sinks) o.sinks = normal<1>({p.query_heads}, 6);
     return o;
 }
 
@@ -185,14 +186,15 @@ Attention Runner::attend(const Problem& p, const Operands& o, Call call) {
     const Uploaded<3> q(*backend_, element(), o.q), k(*backend_, element(), o.k),
         v(*backend_, element(), o.v);
     const Shape<3> shape{p.queries(), p.query_heads, p.head_dim};
+    const Tensor<float, 1> sinks = upload_sinks(o);
     Guarded<float, 2> lse(*backend_, {p.queries(), p.query_heads});
     if (subject_.stored == Element::f32) {
         Guarded<float, 3> out(*backend_, shape);
-        call(AttentionInput{q, k, v}, AttentionOutput{View<float, 3>(out), lse});
+        call(AttentionInput{q, k, v, sinks}, AttentionOutput{View<float, 3>(out), lse});
         return {out.take(), lse.take()};
     }
     Guarded<bf16, 3> out(*backend_, shape);
-    call(AttentionInput{q, k, v}, AttentionOutput{View<bf16, 3>(out), lse});
+    call(AttentionInput{q, k, v, sinks}, AttentionOutput{View<bf16, 3>(out), lse});
     const Tensor<bf16, 3> narrow = out.take();
     Attention got{Tensor<float, 3>(shape), lse.take()};
     std::transform(narrow.data(), narrow.data() + narrow.size(), got.out.data(),
@@ -243,7 +245,8 @@ BlockMass Runner::block_mass(const Problem& p, const Operands& o) {
     const Uploaded<3> q(*backend_, element(), o.q), k(*backend_, element(), o.k);
     const Shape<3> shape{p.queries(), p.kv_heads, p.blocks()};
     Guarded<float, 3> mass(*backend_, shape), max_logit(*backend_, shape);
-    backend_->block_mass(p, q, k, {mass, max_logit});
+    const Tensor<float, 1> sinks = upload_sinks(o);
+    backend_->block_mass(p, {q, k, sinks}, {mass, max_logit});
     return {mass.take(), max_logit.take()};
 }
 
@@ -257,7 +260,8 @@ IndexKl Runner::index_kl(const Problem& p, const Operands& o, View<const int32_t
     Guarded<double, 2> kl(*backend_, {p.queries(), p.kv_heads});
     Guarded<float, 3> d_index_q(*backend_, o.index_q.shape());
     Guarded<float, 2> d_index_k(*backend_, o.index_k.shape());
-    backend_->index_kl(p, {{index_q, index_k}, q, k, ids_here.view(), teacher},
+    const Tensor<float, 1> sinks = upload_sinks(o);
+    backend_->index_kl(p, {{index_q, index_k}, q, k, ids_here.view(), teacher, sinks},
                        {kl, d_index_q, d_index_k});
     return {kl.take(), d_index_q.take(), d_index_k.take()};
 }

@@ -146,12 +146,19 @@ protected:
 class SubjectTest : public testing::TestWithParam<Subject> {};
 std::string subject_name(const testing::TestParamInfo<Subject>&);
 
-// Instantiates a fixture over all subjects and cases, or over all subjects.
+// Instantiates a fixture over all subjects and cases, over those with windows, soft caps and sinks
+// too, or over all subjects.
 #define MSA_FOR_ALL_CASES(fixture)                                                        \
     INSTANTIATE_TEST_SUITE_P(All, fixture,                                                \
                              testing::Combine(testing::ValuesIn(::msa::test::subjects()), \
                                               testing::ValuesIn(::msa::test::cases())),   \
                              ::msa::test::param_name)
+#define MSA_FOR_OWN_ATTENTION(fixture)                                           \
+    INSTANTIATE_TEST_SUITE_P(                                                    \
+        OwnAttention, fixture,                                                   \
+        testing::Combine(testing::ValuesIn(::msa::test::subjects()),             \
+                         testing::ValuesIn(::msa::test::own_attention_cases())), \
+        ::msa::test::param_name)
 #define MSA_FOR_ALL_SUBJECTS(fixture)                                                  \
     INSTANTIATE_TEST_SUITE_P(All, fixture, testing::ValuesIn(::msa::test::subjects()), \
                              ::msa::test::subject_name)

@@ -26,19 +26,29 @@ Bounds bounds(const Problem& p, const Operands& o, Teacher teacher) {
         keys = std::max(keys, static_cast<double>(seen.count));
     const double q = largest_norm<3>(o.q), k = largest_norm<3>(o.k);
     const double index_q = largest_norm<3>(o.index_q), index_k = largest_norm<2>(o.index_k);
-    const double main = logit_bound(p.softmax_scale(), q, k, p.head_dim);
+    const double main = main_logit_bound(p, q, k);
     const double index = logit_bound(p.index_scale(), index_q, index_k, p.index_dim);
-    const double main_magnitude = p.softmax_scale() * q * k + std::log(keys);
+    const bool sinks = o.sinks.data() != nullptr;
+    const double main_magnitude =
+        std::max(p.softmax_scale() * q * k, sinks ? largest<1>(o.sinks) : 0.0) +
+        std::log(sinks ? keys + 1 : keys);
     const double index_magnitude = p.index_scale() * index_q * index_k + std::log(keys);
     const double rows = std::max(1.0, static_cast<double>(p.queries() * p.kv_heads));
     Bounds b{};
     b.out = attention_bound(main, keys, largest<3>(o.v), o.element, Element::f32);
     b.lse = lse_bound(main, keys, main_magnitude);
+    if (sinks) {
+        b.lse += sink_lse_bound();
+        b.out += sink_output_bound(b.lse, Element::f32, largest<3>(o.v));
+    }
     b.scores = index + kRoundoff * index_magnitude;
-    b.mass = mass_bound(main, keys);
+    b.mass = mass_bound(main, sinks ? keys + 1 : keys);
     b.max_logit = main + kRoundoff * main_magnitude;
-    const TeacherBound p_bound = teacher_bound(main, keys, p.group_size(), teacher);
-    b.kl = kl_bound(p_bound, index, keys, 2 * (main_magnitude + index_magnitude));
+    // Sinks weigh the heads by e^(lse - lse'), whose logarithm is off by no more than lse.
+    const TeacherBound p_bound =
+        teacher_bound(sinks ? main + b.lse : main, keys, p.group_size(), teacher);
+    const double of_heads = sinks ? std::log(static_cast<double>(p.group_size())) : 0;
+    b.kl = kl_bound(p_bound, index, keys, 2 * (main_magnitude + index_magnitude) + of_heads);
     b.d_index_q =
         kl_gradient_bound(p_bound, index, keys, p.index_scale(), largest<2>(o.index_k), 1, rows);
     b.d_index_k =
@@ -49,6 +59,7 @@ Bounds bounds(const Problem& p, const Operands& o, Teacher teacher) {
 Bounds bf16_bounds(const Problem& p, const Operands& o) {
     Bounds b = bounds(p, o);
     b.out += slot_bound(Element::bf16, largest<3>(o.v));
+    if (o.sinks.data() != nullptr) b.out += storage_roundoff(Element::bf16) * largest<3>(o.v);
     return b;
 }
 
