@@ -129,6 +129,15 @@ Element operand_element(const Request& request) {
         request);
 }
 
+LoopOrder loop_order(const Request& request) {
+    return std::visit(
+        [](const auto& asked) {
+            if constexpr (requires { asked.order; }) return asked.order;
+            return LoopOrder::automatic;
+        },
+        request);
+}
+
 const char* to_string(LoopOrder order) {
     switch (order) {
         case LoopOrder::automatic: return "automatic";

@@ -89,6 +89,8 @@ using Request = std::variant<DenseAttentionRequest, DenseAttentionGradRequest, I
 const char* operation_name(const Request&);
 /// Of its operands; f32 for select_blocks, whose scores always are.
 Element operand_element(const Request&);
+/// automatic for operations without one.
+LoopOrder loop_order(const Request&);
 
 /// An answer with its reason.
 struct Support {

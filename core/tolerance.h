@@ -83,6 +83,52 @@ inline double lse_bound(double logit, double keys, double lse_magnitude) {
     return logit + gamma(kExpRoundoffs + 2 * keys + 4) + 2 * kRoundoff * lse_magnitude;
 }
 
+/// A weight p = exp(logit - lse) from a saved lse is off by a factor of at most 1 + this: by what
+/// the logit and that lse are off, by the rounding of both to base 2, and by exp itself.
+inline double saved_weight_bound(double logit, double keys, double lse_magnitude) {
+    return std::expm1(logit + lse_bound(logit, keys, lse_magnitude) +
+                      4 * kRoundoff * lse_magnitude) +
+           gamma(kExpRoundoffs);
+}
+
+/// What the bounds of an attention gradient depend on. Sums over queries decide how they grow: a
+/// key's d_k and d_v are off in proportion to `mass`, the weight that all its rows (query, head)
+/// give it together, at most their number: a key that draws most of every row's attention, as a
+/// first token does, is off by N G times what a row is. Beside that comes gamma(rows), the sum's
+/// own rounding, which is linear in the rows where all errors agree and far less where they do not
+/// or where the sum goes in parts. d_q sums over its own keys, whose weights add up to 1.
+struct GradientSizes {
+    double weight;              // saved_weight_bound
+    double out;                 // attention_bound of the saved out
+    double d_out_norm, v_norm;  // largest norms of their rows
+    double d_out_max, q_max, k_max;
+    double keys, rows;  // of a row, of a key
+    double mass;
+    double sink_mass;  // the weight that all rows give a sink
+    double scale;
+    int64_t width;
+
+    /// Of dP - D, which d_out and v, or out, a mean of v, give.
+    double difference() const { return 2 * d_out_norm * v_norm; }
+    /// Error of dS = p (dP - D) in units of p: that of p, of two products of `width`, and of out.
+    double d_logit() const {
+        const double products = gamma(static_cast<double>(width) + 3) * difference();
+        const double from_out = d_out_norm * std::sqrt(static_cast<double>(width)) * out;
+        return weight * difference() + (1 + weight) * (products + from_out);
+    }
+    double d_q() const {
+        return scale * k_max * (d_logit() + (1 + weight) * gamma(keys + 3) * difference());
+    }
+    double d_k() const {
+        return scale * q_max * mass * (d_logit() + (1 + weight) * gamma(rows + 3) * difference());
+    }
+    double d_v() const { return d_out_max * mass * (weight + (1 + weight) * gamma(rows + 2)); }
+    /// p of the sink times D.
+    double d_sinks() const {
+        return sink_mass * (d_logit() + (1 + weight) * gamma(rows + 3) * difference());
+    }
+};
+
 /// Error of a block's mass, a mean of sums of softmax weights: at most 1 in all.
 inline double mass_bound(double logit, double keys) {
     return weight_bound(logit, keys) + gamma(keys + 2);
@@ -171,6 +217,16 @@ inline double sampling_bound(double variance, double draws) {
 /// third derivative is at most a^3 (cumulants of a variable within [-a, a] are at most 2 a^3).
 inline double central_difference_bound(double step, double slope) {
     return step * step / 6 * 2 * slope * slope * slope;
+}
+
+/// The same for sum p w, |w| <= w_max, of softmax weights p over logits with slopes within
+/// [-slope, slope]: its third derivative, E[wa^3] - 3 E[wa] E[a^2] of centred w and a, is at most
+/// 64 w_max slope^3. Double arithmetic with `terms` roundings of logits up to `logit` adds its own
+/// error over the step.
+inline double attention_difference_bound(double step, double slope, double w_max, double logit,
+                                         double terms) {
+    return step * step / 6 * 64 * w_max * slope * slope * slope +
+           0x1p-52 * w_max * (logit + terms) / step;
 }
 
 }  // namespace msa

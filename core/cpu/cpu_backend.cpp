@@ -46,9 +46,6 @@ public:
     int host_threads() const override { return threads_; }
 
     Support supports(const Problem&, const Request& request) const override {
-        if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
-            std::holds_alternative<SparseAttentionGradRequest>(request))
-            return Support::no("the gradient is not written yet");
         if (const Element element = operand_element(request); element != Element::f32)
             return Support::no(text("it takes f32, not ", to_string(element)));
         return {};
@@ -86,6 +83,16 @@ protected:
         }();
         run(p, in.q.as<const float>(), in.k.as<const float>(), in.v.as<const float>(), ids,
             to.out.as<float>(), to.lse, threads_);
+    }
+    void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
+                                 const AttentionSaved& saved,
+                                 const AttentionGradient& to) override {
+        cpu::dense_attention_grad(p, in, saved, to, threads_);
+    }
+    void do_sparse_attention_grad(const Problem& p, const AttentionInput& in,
+                                  View<const int32_t, 3> ids, const AttentionSaved& saved,
+                                  const AttentionGradient& to, LoopOrder order) override {
+        cpu::sparse_attention_grad(p, in, ids, saved, to, order, threads_);
     }
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
         cpu::block_mass(p, q.as<const float>(), k.as<const float>(), to, threads_);

@@ -51,14 +51,15 @@ void transpose(Vec (&v)[kLanes]) {
 }
 
 /// Rows x kPanel sums over t in [0, depth) stay in registers; `finish(row, half, sum)` takes them.
-template <int Rows, typename Finish>
+/// Rows of a lie a_stride floats apart; transposed, its columns do.
+template <int Rows, bool Transposed = false, typename Finish>
 void product(const float* a, int64_t a_stride, const float* panel, int64_t depth, Finish finish) {
     Vec sum[Rows][2] = {};
     for (int64_t t = 0; t < depth; ++t) {
         const Vec b0 = load(panel + t * kPanel), b1 = load(panel + t * kPanel + kLanes);
 #pragma GCC unroll 6
         for (int row = 0; row < Rows; ++row) {
-            const float a_t = a[row * a_stride + t];
+            const float a_t = Transposed ? a[t * a_stride + row] : a[row * a_stride + t];
             sum[row][0] += a_t * b0;
             sum[row][1] += a_t * b1;
         }
@@ -244,6 +245,37 @@ void add_values(float* p, int64_t p_stride, int64_t rows, Panels v, const int64_
     for (int64_t row = 0; row < rows; ++row)
         multiply_add({p + row * p_stride, p_stride, 1}, v, 0, visible[row], factor + row,
                      c + row * c_stride, c_stride);
+}
+
+void add_transposed(const float* a, int64_t a_stride, int64_t columns, Panels b,
+                    const int64_t* visible, float* c, int64_t c_stride) {
+    // A weight of 0 adds exactly nothing, unless it meets NaN or infinity.
+    const auto first_row = [=](int64_t j) {
+        return std::upper_bound(visible, visible + b.depth, j) - visible;
+    };
+    const bool clean = finite(b, 0, first_row(columns - 1));
+    const int64_t most = clean ? kStrip : 1;
+    for (int64_t j = 0; j < columns; j += most) {
+        const int64_t first = clean ? 0 : first_row(j);
+        with_rows(std::min(most, columns - j), [=](auto rows) {
+            for (int64_t column = 0; column < b.columns; column += kPanel)
+                product<rows(), true>(
+                    a + first * a_stride + j, a_stride, b.data + column * b.depth + first * kPanel,
+                    b.depth - first, [&](int64_t row, int half, Vec sum) {
+                        float* at = c + (j + row) * c_stride + column + half * kLanes;
+                        store(at, load(at) + sum);
+                    });
+        });
+    }
+}
+
+void softmax_gradient(float* logits, float* d_p, int64_t count, int64_t end, float lse, float d) {
+    for (int64_t j = 0; j < padded(end); j += kLanes) {
+        const IntVec seen = first_lanes(count - j);
+        const Vec p = seen ? exp2(load(logits + j) - lse) : 0;
+        store(logits + j, p);
+        store(d_p + j, seen ? p * (load(d_p + j) - d) : 0);
+    }
 }
 
 SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state) {

@@ -86,6 +86,17 @@ struct SoftmaxStep {
     float factor;
 };
 
+/// c += a^T b: row j of c gets the sum over b.depth rows t of a[t, j] b[t], for `columns` columns
+/// of a [b.depth, a_stride]. Row t takes part in its first visible[t] columns, where visible does
+/// not decrease; a is 0 behind them, and there b[t] does not matter, not even NaN.
+void add_transposed(const float* a, int64_t a_stride, int64_t columns, Panels b,
+                    const int64_t* visible, float* c, int64_t c_stride);
+
+/// One row of a backward pass: `count` base-2 logits become p = exp2(logit - lse), as exp2_row
+/// makes them, and d_p becomes p (d_p - d). Both are 0 from `count` to `end`, which lies within
+/// padded(end) floats.
+void softmax_gradient(float* logits, float* d_p, int64_t count, int64_t end, float lse, float d);
+
 /// Takes `count` more base-2 logits of a row into `state` and turns them into exp2(logit - top) in
 /// place. exp2 is within 2 ulp; below 2^-125 it is 0. NaN gives NaN. Up to kLanes - 1 floats behind
 /// them are read and kept.

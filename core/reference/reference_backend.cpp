@@ -66,14 +66,10 @@ public:
     std::string device() const override { return "one CPU thread, double precision"; }
 
     Support supports(const Problem&, const Request& request) const override {
-        if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
-            std::holds_alternative<SparseAttentionGradRequest>(request))
-            return Support::no("the gradient is not written yet");
         if (const Element element = operand_element(request); element != Element::f32)
             return Support::no(text("it takes f32, not ", to_string(element)));
-        const auto* sparse = std::get_if<SparseAttentionRequest>(&request);
-        if (sparse != nullptr && sparse->order != LoopOrder::q_outer &&
-            sparse->order != LoopOrder::automatic)
+        const LoopOrder order = loop_order(request);
+        if (order != LoopOrder::q_outer && order != LoopOrder::automatic)
             return Support::no("it has the q_outer order only");
         return {};
     }
@@ -102,6 +98,16 @@ protected:
                              const AttentionOutput& to, LoopOrder) override {
         reference::sparse_attention(p, in.q.as<const float>(), in.k.as<const float>(),
                                     in.v.as<const float>(), ids, to.out.as<float>(), to.lse);
+    }
+    void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
+                                 const AttentionSaved& saved,
+                                 const AttentionGradient& to) override {
+        reference::dense_attention_grad(p, in, saved, to);
+    }
+    void do_sparse_attention_grad(const Problem& p, const AttentionInput& in,
+                                  View<const int32_t, 3> ids, const AttentionSaved& saved,
+                                  const AttentionGradient& to, LoopOrder) override {
+        reference::sparse_attention_grad(p, in, ids, saved, to);
     }
     void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
         reference::block_mass(p, q.as<const float>(), k.as<const float>(), to);

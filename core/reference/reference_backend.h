@@ -24,6 +24,10 @@ void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> sc
 void sparse_attention(const Problem&, View<const float, 3> q, View<const float, 3> k,
                       View<const float, 3> v, View<const int32_t, 3> ids, View<float, 3> out,
                       View<float, 2> lse);
+void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
+                          const AttentionGradient&);
+void sparse_attention_grad(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
+                           const AttentionSaved&, const AttentionGradient&);
 void block_mass(const Problem&, View<const float, 3> q, View<const float, 3> k,
                 const BlockMassOutput&);
 void index_kl(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,

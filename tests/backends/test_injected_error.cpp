@@ -47,6 +47,30 @@ TEST(InjectedError, DenseAndSparseAttention) {
     }
 }
 
+TEST(InjectedError, AttentionGradients) {
+    const Problem& p = regular().problem;
+    Operands o = make_operands(regular(), Element::f32);
+    const Tensor<int32_t, 3> ids = reference().index_select(p, regular().rule, o);
+    o.sinks = normal<1>({p.query_heads}, 12);
+    for (bool sparse : {false, true}) {
+        const Tensor<float, 3> d_out = normal<3>(o.q.shape(), 11);
+        const AttentionLoss loss(p, o, sparse ? ids.view() : View<int32_t, 3>(), d_out);
+        const Backward backward{loss.saved(), normal<3>(o.q.shape(), 11)};
+        const auto run = [&] {
+            return sparse ? reference().sparse_attention_grad(p, o, ids.view(), backward)
+                          : reference().dense_attention_grad(p, o, backward);
+        };
+        const AttentionGrad want = run();
+        AttentionGrad got = run();
+        const GradientSizes sizes = loss.sizes();
+        const auto check = [&] { return static_cast<bool>(matches(got, want, sizes)); };
+        expect_caught(check, got.d_q, sizes.d_q());
+        expect_caught(check, got.d_k, sizes.d_k());
+        expect_caught(check, got.d_v, sizes.d_v());
+        expect_caught(check, got.d_sinks, sizes.d_sinks());
+    }
+}
+
 TEST(InjectedError, BlockMass) {
     const Operands o = make_operands(regular(), Element::f32);
     const Bounds b = bounds(regular().problem, o);
