@@ -48,7 +48,7 @@ testing::AssertionResult is_rounded(const Tensor<float, 3>& got, const Tensor<fl
         const double g = got.data()[i], w = want.data()[i];
         if (std::isnan(g) != std::isnan(w))
             return testing::AssertionFailure()
-                   << "NaN in other places: " << position(got.shape(), i) << " is " << g
+                   << "NaN in other places: " << position<3>(got.shape(), i) << " is " << g
                    << ", want " << w;
         if (std::isnan(w)) continue;
         error += (g - w) * (g - w);
