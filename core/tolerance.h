@@ -107,6 +107,8 @@ struct GradientSizes {
     double sink_mass;  // the weight that all rows give a sink
     double scale;
     int64_t width;
+    double taken = 0;           // rounding of p and dS where products take them in another type
+    double stored = kRoundoff;  // rounding of the results
 
     /// Of dP - D, which d_out and v, or out, a mean of v, give.
     double difference() const { return 2 * d_out_norm * v_norm; }
@@ -114,19 +116,17 @@ struct GradientSizes {
     double d_logit() const {
         const double products = gamma(static_cast<double>(width) + 3) * difference();
         const double from_out = d_out_norm * std::sqrt(static_cast<double>(width)) * out;
-        return weight * difference() + (1 + weight) * (products + from_out);
+        return (weight + taken) * difference() + (1 + weight) * (products + from_out);
     }
-    double d_q() const {
-        return scale * k_max * (d_logit() + (1 + weight) * gamma(keys + 3) * difference());
-    }
-    double d_k() const {
-        return scale * q_max * mass * (d_logit() + (1 + weight) * gamma(rows + 3) * difference());
-    }
-    double d_v() const { return d_out_max * mass * (weight + (1 + weight) * gamma(rows + 2)); }
-    /// p of the sink times D.
-    double d_sinks() const {
-        return sink_mass * (d_logit() + (1 + weight) * gamma(rows + 3) * difference());
-    }
+    double d_q() const { return scale * k_max * (d_logit() + sum(keys) * difference()); }
+    double d_k() const { return scale * q_max * mass * (d_logit() + sum(rows) * difference()); }
+    double d_v() const { return d_out_max * mass * (weight + taken + sum(rows)); }
+    /// Of the weight of the sink times D.
+    double d_sinks() const { return sink_mass * (d_logit() + sum(rows) * difference()); }
+
+private:
+    /// Rounding of a sum of `terms` products and of the result.
+    double sum(double terms) const { return (1 + weight) * gamma(terms + 3) + stored; }
 };
 
 /// Error of a block's mass, a mean of sums of softmax weights: at most 1 in all.

@@ -37,17 +37,20 @@ const About kAbout{
         "planted sink, diagonal and slowly moving stripes (structured, as msa-synth plants them);\n"
         "of captured layers, those of the Index Branch (fitted).\n"
         "A layer is index_select and sparse_attention, nothing waited for in between. block_mass,\n"
-        "index_scores and index_kl run on captured layers, and on square cases of up to 128K "
-        "unless\n"
-        "--tokens says more. index_kl is one step of a fit: loss and gradients of 512 spread\n"
+        "index_scores, index_kl and the gradients run on captured layers, and on square cases of "
+        "up "
+        "to\n"
+        "128K unless --tokens says more. index_kl is one step of a fit: loss and gradients of 512 "
+        "spread\n"
         "queries, on the selected support and on the full one.\n"
         "Before a stage is timed, sampled rows of its result are checked against the reference\n"
         "backend.",
 };
 
-const std::vector<std::string> kStages{"select_blocks", "block_mass",   "dense_attention",
-                                       "index_scores",  "index_select", "sparse_attention",
-                                       "index_kl",      "layer"};
+const std::vector<std::string> kStages{
+    "select_blocks", "block_mass",   "dense_attention",  "dense_attention_grad",
+    "index_scores",  "index_select", "sparse_attention", "sparse_attention_grad",
+    "index_kl",      "layer"};
 const std::vector<std::string> kCases{"square", "chunk", "short", "pack", "decode", "top-k"};
 const std::vector<std::string> kSelections{"structured", "random"};
 /// Those of the default, then one that is slow and runs where it is named alone.
@@ -85,8 +88,8 @@ po::options_description describe(BenchOptions& o, Words& w) {
         ("selection", po::value(&w.selections)->value_name("NAME,..."),
          "structured, random; default: both")  //
         ("order", po::value(&w.orders)->value_name("NAME,..."),
-         "loop orders of sparse_attention: automatic, union, kv_outer, q_outer; default: the first "
-         "three")  //
+         "loop orders of sparse_attention and its gradient: automatic, union, kv_outer, q_outer; "
+         "default: the first three")  //
         ("tokens", po::value(&w.tokens)->value_name("N,..."),
          "of every case; default: each case's own, see below")  //
         ("batch", po::value(&w.batches)->default_value(w.batches)->value_name("N,..."),

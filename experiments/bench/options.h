@@ -19,7 +19,7 @@ namespace msa::experiments::bench {
 struct BenchOptions {
     std::string backend = "cuda";
     std::vector<std::string> stages, cases, selections;  // known names, in the order given
-    std::vector<LoopOrder> orders;                       // of sparse_attention
+    std::vector<LoopOrder> orders;                       // of sparse_attention and its gradient
     std::vector<int64_t> tokens;                         // empty: each case's own
     std::shared_ptr<const Captured> captured;            // absent: operands are made up
     std::vector<int64_t> batches;                        // sequences of a decode step
