@@ -169,6 +169,17 @@ void Backend::check_support(const Problem& problem, const Request& request) cons
                                     operation_name(request), ": ", support.why_not));
 }
 
+SparseAttentionGradRequest sparse_attention_grad_request(const AttentionInput& in,
+                                                         View<const int32_t, 3> ids,
+                                                         const AttentionSaved& saved,
+                                                         LoopOrder order) {
+    const bool wide = saved.out.element() == Element::f32 || saved.d_out.element() == Element::f32;
+    return {.element = in.q.element(),
+            .top_k = ids.extent(2),
+            .order = order,
+            .saved = wide ? Element::f32 : in.q.element()};
+}
+
 void Backend::dense_attention(const Problem& p, const AttentionInput& in,
                               const AttentionOutput& to) {
     const Checker check(*this, p);
@@ -237,8 +248,7 @@ void Backend::sparse_attention_grad(const Problem& p, const AttentionInput& in,
     check.input(in);
     check.given_ids(ids);
     check.gradient(in, saved, to);
-    check_support(p, SparseAttentionGradRequest{
-                         .element = in.q.element(), .top_k = ids.extent(2), .order = order});
+    check_support(p, sparse_attention_grad_request(in, ids, saved, order));
     if (space() == Space::host) check_saved(p, in, ids, saved);
     do_sparse_attention_grad(p, in, ids, saved, to, order);
 }

@@ -71,6 +71,7 @@ struct SparseAttentionGradRequest {
     Element element = Element::f32;
     int64_t top_k = 0;
     LoopOrder order = LoopOrder::automatic;
+    Element saved = Element::f32;  // of the saved out and of d_out; f32 where one of them is
 };
 struct BlockMassRequest {
     Element element = Element::f32;
@@ -120,6 +121,11 @@ struct AttentionSaved {
     View<const float, 2> lse;  // [Nq, Hq] of the forward pass
     In<3> d_out;               // [Nq, Hq, dh]
 };
+
+/// What supports() is asked for a call of sparse_attention_grad.
+SparseAttentionGradRequest sparse_attention_grad_request(const AttentionInput&,
+                                                         View<const int32_t, 3> ids,
+                                                         const AttentionSaved&, LoopOrder);
 
 struct AttentionGradient {
     Out<3> d_q;                   // [Nq, Hq, dh]

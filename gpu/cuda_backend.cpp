@@ -110,7 +110,7 @@ public:
                                     ", not ", to_string(element)));
         const auto* grad = std::get_if<SparseAttentionGradRequest>(&request);
         if (grad != nullptr && is_tuned_alone(*grad))
-            return takes_sparse_attention_grad_sm90(device_, p, *grad, element, element, true);
+            return takes_sparse_attention_grad_sm90(device_, p, *grad);
         const auto* sparse = std::get_if<SparseAttentionRequest>(&request);
         if (sparse != nullptr && sparse->order == LoopOrder::tile_union)
             return takes_sparse_attention_sm90(device_, p, *sparse);
@@ -276,10 +276,10 @@ protected:
     void do_sparse_attention_grad(const Problem& p, const AttentionInput& in,
                                   View<const int32_t, 3> ids, const AttentionSaved& saved,
                                   const AttentionGradient& to, LoopOrder order) override {
-        const SparseAttentionGradRequest request{
-            .element = in.q.element(), .top_k = ids.extent(2), .order = order};
+        const SparseAttentionGradRequest request =
+            sparse_attention_grad_request(in, ids, saved, order);
         const Support tuned = takes_sparse_attention_grad_sm90(
-            device_, p, request, saved.out.element(), saved.d_out.element(),
+            device_, p, request,
             are_aligned(in.q, in.k, in.v, saved.out, saved.d_out, to.d_q, to.d_k, to.d_v));
         if (!tuned.yes && is_tuned_alone(request))
             throw UnsupportedError(

@@ -65,11 +65,10 @@ struct SparseGradArgs {
     int tile_count, chunk_tiles, batch_chunks;  // of all; of a chunk; chunks scheduled at once
     const KeyRange* visible;                    // [Nq]
     const SequenceBlock* key_blocks;            // [all_blocks]
-    int all_blocks;                             // of all sequences
     int64_t queries, keys;                      // of the call
     int query_heads, groups, head_dim, block_size, top_k;  // k <= 32
     float scale;                                           // on q . k, above 0
-    int item_uses;                                         // of a work item, about
+    int all_blocks, item_uses;  // of all sequences; of a work item, about
     GradWorkspace workspace;
     void *d_q, *d_k, *d_v;  // bf16, or float where that is said
     bool d_q_is_float, d_k_is_float, d_v_is_float;

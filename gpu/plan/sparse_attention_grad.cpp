@@ -86,14 +86,13 @@ void bind(SparseGradArgs& args, const Problem& p, const AttentionInput& in,
 }  // namespace
 
 Support takes_sparse_attention_grad_sm90(const Device& device, const Problem& p,
-                                         const SparseAttentionGradRequest& request, Element out,
-                                         Element d_out, bool aligned) {
+                                         const SparseAttentionGradRequest& request, bool aligned) {
     if (!device.is_hopper()) return not_hopper();
     if (request.order == LoopOrder::q_outer)
         return Support::no("it has no kernel for one query at a time");
     if (request.order == LoopOrder::tile_union)
         return Support::no("it has no kernel for unions of blocks");
-    for (const Element element : {request.element, out, d_out})
+    for (const Element element : {request.element, request.saved})
         if (element != Element::bf16) return not_element(element, "bf16");
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);

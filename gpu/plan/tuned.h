@@ -26,10 +26,8 @@ Support takes_sparse_attention_sm90(const Device&, const Problem&, const SparseA
 void sparse_attention_sm90(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                            const AttentionOutput&, LoopOrder);
 
-/// `out`, `d_out`: elements of what was saved.
 Support takes_sparse_attention_grad_sm90(const Device&, const Problem&,
-                                         const SparseAttentionGradRequest&, Element out,
-                                         Element d_out, bool aligned);
+                                         const SparseAttentionGradRequest&, bool aligned = true);
 void sparse_attention_grad_sm90(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                                 const AttentionSaved&, const AttentionGradient&);
 

@@ -138,42 +138,37 @@ TEST(CudaPlan, ListsOfTheGradientStayWithinTheirBound) {
 
 TEST(CudaPlan, TheGradientsPredicateSaysWhy) {
     const cuda::Device hopper{0, 90, kSms}, older{0, 80, 108};
-    struct Asked {
-        Element out = Element::bf16, d_out = Element::bf16;
-        LoopOrder order = LoopOrder::automatic;
-        Element element = Element::bf16;
-        int64_t top_k = 16;
-        bool aligned = true;
+    const auto why_not = [](const cuda::Device& device, const Problem& p, const auto& change,
+                            bool aligned = true) {
+        SparseAttentionGradRequest request{.element = Element::bf16,
+                                           .top_k = 16,
+                                           .order = LoopOrder::automatic,
+                                           .saved = Element::bf16};
+        change(request);
+        return cuda::takes_sparse_attention_grad_sm90(device, p, request, aligned).why_not;
     };
-    const auto why_not = [](const cuda::Device& device, const Problem& p, const Asked& asked) {
-        return cuda::takes_sparse_attention_grad_sm90(
-                   device, p,
-                   {.element = asked.element, .top_k = asked.top_k, .order = asked.order},
-                   asked.out, asked.d_out, asked.aligned)
-            .why_not;
-    };
+    const auto as_is = [](auto&) {};
     const Problem p = layer(4096, 64, 4);
-    EXPECT_EQ(why_not(hopper, p, {}), "");
-    EXPECT_EQ(why_not(hopper, p, {.order = LoopOrder::kv_outer}), "");
-    EXPECT_EQ(why_not(older, p, {}), "the device is not of compute capability 9.0");
-    EXPECT_EQ(why_not(hopper, p, {.order = LoopOrder::q_outer}),
+    EXPECT_EQ(why_not(hopper, p, as_is), "");
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.order = LoopOrder::kv_outer; }), "");
+    EXPECT_EQ(why_not(older, p, as_is), "the device is not of compute capability 9.0");
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.order = LoopOrder::q_outer; }),
               "it has no kernel for one query at a time");
-    EXPECT_EQ(why_not(hopper, p, {.order = LoopOrder::tile_union}),
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.order = LoopOrder::tile_union; }),
               "it has no kernel for unions of blocks");
     const std::string wide = "an operand or output is f32, must be bf16";
-    EXPECT_EQ(why_not(hopper, p, {.out = Element::f32}), wide);
-    EXPECT_EQ(why_not(hopper, p, {.d_out = Element::f32}), wide);
-    EXPECT_EQ(why_not(hopper, p, {.element = Element::f32}), wide);
-    EXPECT_EQ(why_not(hopper, p, {.top_k = 33}), "k is 33, must be at most 32");
-    EXPECT_EQ(why_not(hopper, p, {.aligned = false}),
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.saved = Element::f32; }), wide);
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.element = Element::f32; }), wide);
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.top_k = 33; }), "k is 33, must be at most 32");
+    EXPECT_EQ(why_not(hopper, p, as_is, false),
               "operands and outputs must begin at multiples of 16 bytes");
-    EXPECT_EQ(why_not(hopper, layer(4096, 65, 1), {}), "G is 65, must be at most 64");
-    EXPECT_EQ(why_not(hopper, layer(0, 64, 4), {}), "there are no queries or no keys");
-    EXPECT_EQ(why_not(hopper, layer(1 << 25, 64, 4), {}),
+    EXPECT_EQ(why_not(hopper, layer(4096, 65, 1), as_is), "G is 65, must be at most 64");
+    EXPECT_EQ(why_not(hopper, layer(0, 64, 4), as_is), "there are no queries or no keys");
+    EXPECT_EQ(why_not(hopper, layer(1 << 25, 64, 4), as_is),
               "Nq Hq is 2147483648, must be at most 2147483646");
     Problem narrow = p;
     narrow.head_dim = 96;
-    EXPECT_EQ(why_not(hopper, narrow, {}), "the head dim is 96, must be 64 or 128");
+    EXPECT_EQ(why_not(hopper, narrow, as_is), "the head dim is 96, must be 64 or 128");
 }
 
 TEST(CudaPlan, WhatIsWrittenMustNotBeReadEarly) {
