@@ -23,7 +23,6 @@ LONGER = {
     "experiments/analyze/layer.cpp LayerAnalysis::write": 71,
     "experiments/bench/check.cpp": 421,
     "experiments/bench/check.cpp Checker::index_kl": 66,
-    "experiments/synth/synth.cpp parse": 89,
     "gpu/kernels/sparse_attention_grad_sm90.cu": 563,
     "gpu/kernels/sparse_attention_grad_sm90.cu form_products": 206,
     "gpu/kernels/sparse_attention_grad_sm90.cu gather_rows": 67,
