@@ -151,6 +151,7 @@ TEST_F(Elements, ARoundedRunIsTheRunOfARoundedFile) {
 }
 
 TEST(ElementRecord, SaysWhereAttentionOutputsAreRounded) {
+    using experiments::ElementPair, experiments::LayerElements, experiments::record_elements;
     constexpr ElementPair kFloat{}, kHalf{Element::bf16, Element::bf16};
     io::RunRecord record;
     record_elements(std::vector<LayerElements>{{kFloat, kFloat}}, record);
