@@ -20,7 +20,6 @@ LONGER = {
     "core/io/h5.cpp": 501,
     "core/tensor.h": 204,
     "core/tolerance.h": 176,
-    "experiments/analyze/layer.cpp LayerAnalysis::write": 71,
     "experiments/bench/check.cpp": 421,
     "experiments/bench/check.cpp Checker::index_kl": 66,
     "gpu/kernels/sparse_attention_grad_sm90.cu": 563,
