@@ -22,7 +22,6 @@ LONGER = {
     "core/tolerance.h": 176,
     "experiments/bench/check.cpp": 421,
     "experiments/bench/check.cpp Checker::index_kl": 66,
-    "experiments/synth/synth.cpp parse": 89,
     "gpu/kernels/sparse_attention_grad_sm90.cu form_products": 206,
     "gpu/kernels/sparse_attention_union_sm90.cu produce_blocks": 70,
     "gpu/runtime.h": 152,

@@ -70,7 +70,7 @@ void CompressedKeys::score_part(Backend& backend, const Problem& p, View<const f
         }
 }
 
-PolicyCost compressed_keys_cost(const Problem& p) {
+PolicyCost CompressedKeysSelector::cost(const Problem& p, int64_t /*prompt*/) const {
     return per_head(p, over_queries(p, whole_pieces));
 }
 

@@ -148,6 +148,11 @@ private:
     void add_config(Config& config, const SelectorChunk& chunk, In<3> q, QueryRange range,
                     const std::vector<RowKind>& kinds, const Attention& dense,
                     View<const int32_t, 3> oracle_ids);
+    void write_queries() const;
+    void write_sizes() const;
+    void write_dense() const;
+    void write_config(const Config& config) const;
+    void count_rows(const std::string& group) const;
 
     const AnalyzeOptions& o_;
     const std::vector<int64_t>& tokens_;
@@ -272,6 +277,13 @@ void LayerAnalysis::add_config(Config& config, const SelectorChunk& chunk, In<3>
 }
 
 void LayerAnalysis::write() const {
+    write_queries();
+    write_sizes();
+    write_dense();
+    for (const Config& config : configs_) write_config(config);
+}
+
+void LayerAnalysis::write_queries() const {
     const auto n = static_cast<int64_t>(tokens_.size());
     std::vector<int64_t> position;
     for (const KeyRange& seen : visible_keys(all_)) position.push_back(seen.count - 1);
@@ -283,6 +295,9 @@ void LayerAnalysis::write() const {
                           {"query", "token", "position in its sequence"});
     to_.write<int64_t, 1>(queries + "/sequence", {sequence.data(), {n}},
                           {"query", "sequence", "sequence of each analysed query"});
+}
+
+void LayerAnalysis::write_sizes() const {
     const std::string layer = "/layers/" + name_;
     for (const auto& [name, value] : {std::pair{"query_heads", whole_.query_heads},
                                       {"kv_heads", whole_.kv_heads},
@@ -297,11 +312,14 @@ void LayerAnalysis::write() const {
     const double logit = main_logit_bound(whole_, q_norm_, largest_norm(host_k_.view()));
     to_.attribute(layer, "mass_bound",
                   mass_bound(logit, static_cast<double>(whole_.batch.longest_keys())));
+}
 
-    const auto count_rows = [&](const std::string& group) {
-        to_.attribute(group, "rows_counted", counted_);
-        to_.attribute(group, "rows_trivial", trivial_);
-    };
+void LayerAnalysis::count_rows(const std::string& group) const {
+    to_.attribute(group, "rows_counted", counted_);
+    to_.attribute(group, "rows_trivial", trivial_);
+}
+
+void LayerAnalysis::write_dense() const {
     const std::string dense_group = "/metrics/dense/" + name_;
     Metrics dense(to_, dense_group);
     dense.add("sink_mass_dense", dense_sink_.first_token(), "sink_mass");
@@ -310,24 +328,24 @@ void LayerAnalysis::write() const {
     dense.add("entropy_dense", dense_entropy_.nats(), "entropy");
     count_rows(dense_group);
     oracle_curve_.write(to_, "/curves/oracle/" + name_);
+}
 
-    for (const Config& config : configs_) {
-        const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
-        Metrics metrics(to_, "/metrics" + at);
-        metrics.add("block_recall", config.recall.block_recall());
-        metrics.add("score_recall", config.recall.score_recall());
-        metrics.add("mass_kept", config.recall.mass_kept());
-        metrics.add("oracle_mass", config.recall.oracle_mass());
-        metrics.add_with_mean("output_error", config.output_error.relative(),
-                              config.output_error.mean());
-        to_.attribute("/metrics" + at, "dead_heads", config.output_error.dead_heads());
-        metrics.add("sink_mass_sparse", config.sink.first_token());
-        metrics.add("entropy_sparse", config.entropy.nats());
-        count_rows("/metrics" + at);
-        if (config.selector->name() != "oracle") config.curve.write(to_, "/curves" + at);
+void LayerAnalysis::write_config(const Config& config) const {
+    const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
+    Metrics metrics(to_, "/metrics" + at);
+    metrics.add("block_recall", config.recall.block_recall());
+    metrics.add("score_recall", config.recall.score_recall());
+    metrics.add("mass_kept", config.recall.mass_kept());
+    metrics.add("oracle_mass", config.recall.oracle_mass());
+    metrics.add_with_mean("output_error", config.output_error.relative(),
+                          config.output_error.mean());
+    to_.attribute("/metrics" + at, "dead_heads", config.output_error.dead_heads());
+    metrics.add("sink_mass_sparse", config.sink.first_token());
+    metrics.add("entropy_sparse", config.entropy.nats());
+    count_rows("/metrics" + at);
+    if (config.selector->name() != "oracle") config.curve.write(to_, "/curves" + at);
 
-        write_popularity(config, "/popularity" + at + "/queries_per_block");
-    }
+    write_popularity(config, "/popularity" + at + "/queries_per_block");
 }
 
 void LayerAnalysis::write_popularity(const Config& config, const std::string& dataset) const {

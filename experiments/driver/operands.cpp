@@ -72,6 +72,10 @@ void record_elements(std::span<const LayerElements> layers, io::RunRecord& recor
     record.computed_in = names(layers, &LayerElements::main, &ElementPair::computed);
     const std::string index = names(layers, &LayerElements::index, &ElementPair::computed);
     if (index != record.computed_in) record.computed_in += "; the index in " + index;
+    const bool rounds = std::any_of(layers.begin(), layers.end(), [](const LayerElements& of) {
+        return of.main.computed == Element::bf16;
+    });
+    if (rounds) record.computed_in += "; attention outputs on bf16 operands in bf16";
 }
 
 void record_elements(const Backend& backend, const io::ActivationsReader& file,

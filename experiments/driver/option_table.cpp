@@ -43,6 +43,12 @@ std::string shown(const Json& number) {
     return number.is_number_float() ? msa::text(number.get<double>()) : number.dump();
 }
 
+/// The numbers of a row: none where it has no value, one, or a list.
+Json numbers_of(const Json& value) {
+    if (value.is_null()) return Json::array();
+    return value.is_array() ? value : Json::array({value});
+}
+
 template <typename T>
 Json or_null(const std::optional<T>& value) {
     return value ? Json(*value) : Json();
@@ -86,18 +92,18 @@ OptionRow& OptionRow::required(std::string message) {
 
 OptionRow& OptionRow::at_least(double low) {
     check = [this, low] {
-        const Json now = value();
-        require(now.is_null() || now.get<double>() >= low, "--", flag, " is ", shown(now),
-                ", must be at least ", low);
+        for (const Json& now : numbers_of(value()))
+            require(now.get<double>() >= low, "--", flag, " is ", shown(now), ", must be at least ",
+                    low);
     };
     return *this;
 }
 
 OptionRow& OptionRow::between(double low, double high) {
     check = [this, low, high] {
-        const Json now = value();
-        require(now.is_null() || (now.get<double>() >= low && now.get<double>() <= high), "--",
-                flag, " is ", shown(now), ", must be from ", low, " to ", high);
+        for (const Json& now : numbers_of(value()))
+            require(now.get<double>() >= low && now.get<double>() <= high, "--", flag, " is ",
+                    shown(now), ", must be from ", low, " to ", high);
     };
     return *this;
 }
@@ -212,6 +218,15 @@ OptionRow& OptionTable::numbers(const std::string& flag, const std::string& form
                     require(std::adjacent_find(to.begin(), to.end()) == to.end(), "--", flag,
                             " is '", value, "', it names a layer twice");
                 },
+                [&to] { return Json(to); }});
+}
+
+OptionRow& OptionTable::counts(const std::string& flag, const std::string& form,
+                               std::vector<int64_t>& to, const std::string& help) {
+    std::string shown;
+    for (int64_t number : to) shown += (shown.empty() ? "" : ",") + std::to_string(number);
+    return add({flag, form, help, shown,
+                [=, &to](const std::string& value) { to = integer_list(flag, value); },
                 [&to] { return Json(to); }});
 }
 
