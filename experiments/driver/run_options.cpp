@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <ostream>
+#include <thread>
 
 #include "core/io/results.h"
 
@@ -28,13 +29,17 @@ void check_existing(const RunOptions& o) {
     require(!(o.resume && o.overwrite), "--resume and --overwrite exclude each other");
 }
 
+int most_threads() {
+    return static_cast<int>(std::max(64U, 4 * std::thread::hardware_concurrency()));
+}
+
 void add_compute(OptionTable& table, ComputeOptions& o) {
     table.text("backend", "NAME", o.backend, "reference, cpu, cuda");
     table.count("device", "N", o.backend_options.device, "number of the GPU that cuda uses")
         .between(0, 1023)
         .unrecorded();
     table.count("threads", "N", o.backend_options.threads, "CPU threads; 0: all")
-        .between(0, 4096)
+        .between(0, most_threads())
         .unrecorded();
     table.element("element", o.element.main, {Element::f32, Element::bf16, Element::f16},
                   "round q, k and v to f32, bf16 or f16; default: as the file stores them");

@@ -6,6 +6,7 @@
 #include <ostream>
 #include <sstream>
 
+#include "experiments/driver/run_options.h"
 #include "tests/experiments/cli.h"
 
 namespace msa::test {
@@ -55,7 +56,7 @@ const Refusal kRefusals[] = {
     {{"--queries", "10"}, "'10') for option '--queries' is invalid, must be A:B"},
     {{"--sample-queries", "-1"}, "--sample-queries is -1, must be at least 0"},
     {{"--seed", "-1"}, "--seed is -1, must be at least 0"},
-    {{"--threads", "-1"}, "--threads is -1, must be from 0 to 4096"},
+    {{"--threads", "-1"}, "--threads is -1, must be from 0 to "},
     {{"--sink-tokens", "0"}, "--sink-tokens is 0, must be at least 1"},
     {{"--oracle", "luck"}, "--oracle is 'luck', must be one of: mass, max-logit"},
     {{"--oracle-local", "maybe"}, "--oracle-local is 'maybe', must be one of: included, excluded"},
@@ -75,6 +76,16 @@ TEST_F(AnalyzeRefusal, NeedsInputOutputAndAKnownBackend) {
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("no backend is called 'abacus'; there are: reference, cpu"),
               std::string::npos);
+}
+
+TEST_F(AnalyzeRefusal, RefusesMoreThreadsThanTheMachineHasUseFor) {
+    const int most = experiments::most_threads();
+    EXPECT_GE(most, 64);
+    const std::string asked = std::to_string(most + 1);
+    const Outcome outcome = kAnalyze({make("a.h5"), "--out", path("out"), "--threads", asked});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("--threads is " + asked + ", must be from 0 to "), std::string::npos)
+        << outcome.err;
 }
 
 TEST_F(AnalyzeRefusal, CudaRunsOrSaysWhyNot) {
