@@ -9,6 +9,15 @@
 
 namespace msa::experiments {
 
+namespace {
+
+/// Where a system starts no more threads, OpenMP ends the process.
+int most_threads() {
+    return static_cast<int>(std::max(64U, 4 * std::thread::hardware_concurrency()));
+}
+
+}  // namespace
+
 void add_files(OptionTable& table, RunOptions& o) {
     table.path("input", "FILE", o.file, "activations to read (positional)")
         .without_flag()
@@ -27,10 +36,6 @@ void add_existing(OptionTable& table, RunOptions& o) {
 
 void check_existing(const RunOptions& o) {
     require(!(o.resume && o.overwrite), "--resume and --overwrite exclude each other");
-}
-
-int most_threads() {
-    return static_cast<int>(std::max(64U, 4 * std::thread::hardware_concurrency()));
 }
 
 void add_compute(OptionTable& table, ComputeOptions& o) {

@@ -34,8 +34,6 @@ struct ComputeOptions {
     BackendOptions backend_options;
     ElementChoice element;
 };
-/// The most that --threads takes: where a system starts no more of them, OpenMP ends the process.
-int most_threads();
 /// --backend, --device, --threads, --element.
 void add_compute(OptionTable&, ComputeOptions&);
 /// --index-element.
