@@ -43,9 +43,7 @@ bool is_regular(const std::vector<Span>& spans) {
 }
 
 int64_t longest(const std::vector<Span>& spans, int64_t Span::*count) {
-    int64_t most = 0;
-    for (const Span& span : spans) most = std::max(most, span.*count);
-    return most;
+    return spans.empty() ? 0 : std::ranges::max(spans, {}, count).*count;
 }
 
 /// The sequences that have queries; nothing where a query sees no key or positions have gaps.
