@@ -14,6 +14,7 @@
 #include "core/tolerance.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/metrics.h"
+#include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/sample.h"
@@ -307,8 +308,7 @@ void LayerAnalysis::write_sizes() const {
                                       {"blocks", whole_.blocks()},
                                       {"tokens", whole_.keys()}})
         to_.attribute(layer, name, value);
-    to_.attribute(layer, "softmax_scale", whole_.softmax_scale());
-    write_own_attention(to_, layer, whole_, host_sinks_);
+    write_attention(to_, layer, whole_, host_sinks_);
     const double logit = main_logit_bound(whole_, q_norm_, largest_norm(host_k_.view()));
     to_.attribute(layer, "mass_bound",
                   mass_bound(logit, static_cast<double>(whole_.batch.longest_keys())));

@@ -310,11 +310,10 @@ void Checker::answer(std::vector<AttentionRow> rows) {
     for (int64_t n = 0; n < std::ssize(rows); ++n) {
         AttentionRow& row = rows[static_cast<size_t>(n)];
         const auto attend = [&](Tensor<float, 3>& to) {
-            if (row.ids.data() != nullptr)
-                reference::sparse_attention(row.problem, {row.q, row.k, row.v}, row.ids, to,
-                                            row.lse);
-            else
-                reference::dense_attention(row.problem, {row.q, row.k, row.v}, to, row.lse);
+            const reference::MainBranch in{row.q, row.k, row.v};
+            if (row.ids.data() == nullptr)
+                return reference::dense_attention(row.problem, in, to, row.lse);
+            reference::sparse_attention(row.problem, in, row.ids, to, row.lse);
         };
         attend(row.want);
         std::transform(row.v.data(), row.v.data() + row.v.size(), row.v.data(),

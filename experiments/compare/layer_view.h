@@ -6,6 +6,7 @@
 #include "core/mirror.h"
 #include "experiments/compare/layer_data.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/own_attention.h"
 
 namespace msa::experiments::compare {
 

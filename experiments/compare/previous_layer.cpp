@@ -2,6 +2,7 @@
 #include "experiments/compare/previous_layer.h"
 
 #include "experiments/compare/layer_data.h"
+#include "experiments/driver/own_attention.h"
 
 namespace msa::experiments::compare {
 

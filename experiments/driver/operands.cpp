@@ -127,15 +127,6 @@ Tensor<float, 3> LayerReader::rows(Field field, std::span<const int64_t> tokens)
     return rounded(field, file_->gather(layer_->layer, field, tokens));
 }
 
-void write_own_attention(io::ResultsWriter& to, const std::string& group, const Problem& p,
-                         View<const float, 1> sinks) {
-    if (p.window) to.attribute(group, "window", *p.window);
-    if (p.softcap) to.attribute(group, "softcap", *p.softcap);
-    if (!sinks) return;
-    to.write<float, 1>(group + "/sinks", sinks,
-                       {"head", "nats", "learnable logit that competes in the head's softmax"});
-}
-
 Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> rows) {
     Tensor<float, 3> gathered({std::ssize(rows), all.extent(1), all.extent(2)}, Fill::nothing);
     for (int64_t n = 0; n < std::ssize(rows); ++n)

@@ -107,24 +107,6 @@ private:
     In<Rank> view_;
 };
 
-/// Sinks in the backend's space; absent stays absent.
-class Sinks {
-public:
-    Sinks(Backend& backend, View<const float, 1> host) {
-        if (host) there_ = backend.upload(host);
-    }
-    View<const float, 1> view() const { return there_.view(); }
-    operator View<const float, 1>() const { return view(); }
-
-private:
-    Tensor<float, 1> there_;
-};
-
-/// Attributes `window` and `softcap` of a layer's group of results, where it has them, and `sinks`
-/// [Hq].
-void write_own_attention(io::ResultsWriter& to, const std::string& group, const Problem&,
-                         View<const float, 1> sinks);
-
 /// What the backend wrote, on the host: the tensor itself, or a downloaded copy.
 template <typename T, int Rank>
 Tensor<T, Rank> fetch(Backend& backend, Tensor<T, Rank> there) {

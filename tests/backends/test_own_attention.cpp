@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
 // Windows, soft caps and sinks in closed form; every size of them beside the reference is in the
 // tests of each operation.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
 #include "core/error.h"
 #include "core/selection.h"
+#include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/refusal.h"
 #include "tests/support/truth.h"
@@ -205,20 +209,62 @@ TEST_P(OwnAttention, ARowWhoseWindowShowsNothingOfItsSupportTeachesNothing) {
     const Operands o = operands({"outside", p, {}});
     Tensor<int32_t, 3> ids({40, 2, 1});  // block 0: queries from 11 on do not attend to it
     Runner truth = reference();
-    const Attention sparse = runner_.sparse_attention(p, o, ids);
+    for (LoopOrder order : orders_of(runner_, p, 1)) {
+        const Attention sparse = runner_.sparse_attention(p, o, ids, order);
+        EXPECT_TRUE(matches(sparse, truth.sparse_attention(p, o, ids), bounds(p, o)))
+            << to_string(order);
+        for (int64_t i = 11; i < 40; ++i) {
+            EXPECT_EQ(sparse.lse(i, 0), -kInfinity) << to_string(order);
+            EXPECT_EQ(sparse.out(i, 0, 0), 0.0F) << to_string(order);
+        }
+    }
     for (Teacher teacher : {Teacher::mean, Teacher::max}) {
         const IndexKlRequest request{.element = GetParam().element, .teacher = teacher};
         if (!runner_.backend().supports(p, request).yes) continue;
         const IndexKl got = runner_.index_kl(p, o, ids, teacher);
         EXPECT_TRUE(matches(got, truth.index_kl(p, o, ids, teacher), bounds(p, o, teacher)));
         for (int64_t i = 11; i < 40; ++i) {
-            EXPECT_EQ(sparse.lse(i, 0), -kInfinity);
-            EXPECT_EQ(sparse.out(i, 0, 0), 0.0F);
             EXPECT_EQ(got.kl(i, 1), 0);
             EXPECT_EQ(got.d_index_q(i, 1, 3), 0.0F);
         }
         EXPECT_GT(got.kl(9, 1), 0);
     }
+}
+
+/// Pages of which the first ones must not be touched.
+class GuardedPages {
+public:
+    GuardedPages(size_t bytes, size_t guarded) : bytes_(bytes) {
+        memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory_ == MAP_FAILED || mprotect(memory_, guarded, PROT_NONE) != 0)
+            throw std::runtime_error("cannot map memory");
+    }
+    ~GuardedPages() { munmap(memory_, bytes_); }
+    GuardedPages(const GuardedPages&) = delete;
+    GuardedPages& operator=(const GuardedPages&) = delete;
+    float* data() const { return static_cast<float*>(memory_); }
+
+private:
+    size_t bytes_;
+    void* memory_;
+};
+
+TEST(OwnAttentionOnHost, AWindowCostsAWindow) {
+    // A read of keys or values more than a step of 128 before the window ends the program.
+    Problem p = square_problem(0, 2, 1, 16, 16, 8);
+    constexpr int64_t kKeys = 1 << 15, kToken = 16 * int64_t{sizeof(float)}, kNeeded = 512;
+    p.batch = PackedBatch({0, 20}, {0, kKeys});
+    p.window = 200;
+    const GuardedPages pages(kKeys * kToken, (kKeys - kNeeded) * kToken);
+    const View<const float, 3> keys(pages.data(), {kKeys, 1, 16});
+    const Tensor<float, 3> q({20, 2, 16});
+    Tensor<float, 3> out({20, 2, 16}), mass({20, 1, p.blocks()}), top({20, 1, p.blocks()});
+    Tensor<float, 2> lse({20, 2});
+    Runner cpu({"cpu"});
+    cpu.backend().dense_attention(p, {q, keys, keys}, {out, lse});
+    cpu.backend().block_mass(p, {q, keys}, {mass, top});
+    EXPECT_NEAR(lse(3, 1), std::log(200.0), lse_bound(0, 200, 6));
+    EXPECT_NEAR(mass(19, 0, p.blocks() - 1), 8.0 / 200, mass_bound(0, 200));
 }
 
 TEST_P(OwnAttention, SelectionSeesEveryCausalBlock) {

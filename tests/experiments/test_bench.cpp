@@ -171,13 +171,9 @@ protected:
         spoil(what == "block_mass", to.mass.data(), to.mass.size());
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
-        cpu_->index_kl(p,
-                       {{floats(in.index.index_q), floats(in.index.index_k)},
-                        floats(in.q),
-                        floats(in.k),
-                        in.ids,
-                        in.teacher},
-                       to);
+        const Tensor<float, 3> index_q = floats(in.index.index_q);
+        const Tensor<float, 2> index_k = floats(in.index.index_k);
+        cpu_->index_kl(p, {{index_q, index_k}, floats(in.q), floats(in.k), in.ids, in.teacher}, to);
         if (what == "kl") to.kl.data()[to.kl.size() / 2] += 0.1;
         spoil(what == "d_index_q", to.d_index_q.data(), to.d_index_q.size());
         spoil(what == "d_index_k", to.d_index_k.data(), to.d_index_k.size());
