@@ -13,6 +13,8 @@
 namespace msa::experiments::bench {
 namespace {
 
+constexpr int kRecordVersion = 2;  // data/FORMAT.md
+
 using nlohmann::ordered_json;
 
 std::string time_text(double microseconds) {
@@ -47,7 +49,7 @@ Record::Record(const BenchOptions& o, std::span<const std::string> args, const B
         start_record("msa-bench", args,
                      o.captured ? o.captured->inputs() : std::vector<std::filesystem::path>());
     json_ = {{"format", "msa-bench"},
-             {"format_version", 2},
+             {"format_version", kRecordVersion},
              {"complete", false},
              {"argv", run.argv},
              {"version", kVersion},

@@ -280,7 +280,7 @@ void cost_from_results(const CostOptions& o, const analysis::Hardware& on, std::
     if (o.format == Format::table) print_tables(o, arms, on, out);
     if (o.format != Format::json) return;
     ordered_json json{{"format", "msa-cost-measured"},
-                      {"format_version", 2},
+                      {"format_version", kRecordVersion},
                       {"results", o.results},
                       {"element", to_string(o.element)},
                       {"hardware", hardware_json(on, o.ceilings)},

@@ -102,7 +102,7 @@ ordered_json context_json(const Context& context, const analysis::Hardware& on) 
 void print_json(const CostOptions& o, const Model& model, const std::vector<Context>& contexts,
                 const analysis::Hardware& on, std::ostream& out) {
     ordered_json json{{"format", "msa-cost"},
-                      {"format_version", 2},
+                      {"format_version", kRecordVersion},
                       {"model", model.name},
                       {"layers", model.layers},
                       {"sizes", sizes_json(contexts.front().sizes)},

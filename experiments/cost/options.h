@@ -17,6 +17,9 @@ namespace msa::experiments::cost {
 
 enum class Format : uint8_t { table, json, csv };
 
+/// Of the JSON; version 2 has a loop order `union`, which version 1 called q_outer.
+inline constexpr int kRecordVersion = 2;
+
 struct CostOptions {
     std::string preset = "paper";
     std::vector<int64_t> contexts{1 << 15, 1 << 17, 1 << 19, 1 << 20};

@@ -17,8 +17,12 @@ PHASES = ("prefill", "decode")
 ORDERS = ("q_outer", "union", "kv_outer", "automatic")
 
 
+# The versions of each format that are understood; a format without versions has none.
+VERSIONS = {"msa-bench": (1, 2), "msa-cost": (2,), "msa-cost-measured": (2,)}
+
+
 def read_json(path, *formats: str) -> dict:
-    """A JSON file whose `format` is one of those given."""
+    """A JSON file whose `format` is one of those given, in a version that is understood."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -26,6 +30,10 @@ def read_json(path, *formats: str) -> dict:
     found = content.get("format") if isinstance(content, dict) else None
     if found not in formats:
         raise ResultsError(f'{path}: format is "{found}", must be "{" or ".join(formats)}"')
+    known, version = VERSIONS.get(found), content.get("format_version")
+    if known and version not in known:
+        raise ResultsError(f"{path}: format_version of {found} is {version}, must be "
+                           f"{' or '.join(map(str, known))}")
     return content
 
 

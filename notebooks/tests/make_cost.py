@@ -37,13 +37,14 @@ def context(tokens: int) -> dict:
 
 
 def cost() -> dict:
-    return {"format": "msa-cost", "model": "toy", "hardware": CHIP,
+    return {"format": "msa-cost", "format_version": 2, "model": "toy", "hardware": CHIP,
             "sizes": {"element": "bf16", "tile_union": 20},
             "contexts": [context(tokens) for tokens in TOKENS]}
 
 
 def orders(layer: int = 3) -> dict:
-    return {"format": "msa-cost-measured", "results": "results.h5", "hardware": CHIP, "rows": [
+    return {"format": "msa-cost-measured", "format_version": 2,
+            "results": "results.h5", "hardware": CHIP, "rows": [
         {"layer": layer, "selector": selector, "useful_flops": 1e9,
          "unions": [{"tile_queries": 1, "mean_union": 4.0},
                     {"tile_queries": 8, "mean_union": 4.0 * spread}],
@@ -77,7 +78,7 @@ def bench() -> dict:
                 ("layer", dense / 5, {"selection": "structured"})):
             measured.append(measurement("square", stage, tokens, seconds, **more))
     measured.append({"kind": "square", "stage": "layer", "keys": 1, "skipped": "no room"})
-    return {"format": "msa-bench", "measurements": measured}
+    return {"format": "msa-bench", "format_version": 2, "measurements": measured}
 
 
 def comparison(layer: int = 3, over: str = "") -> dict:

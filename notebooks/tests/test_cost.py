@@ -53,7 +53,7 @@ def test_measured_speedups_stand_beside_the_roofline(files):
 def test_what_records_hold(tmp_path):
     record = tmp_path / "bench.json"
     structured, tuned = {"selection": "structured"}, {"answered_by": "sparse_attention_sm90"}
-    record.write_text(json.dumps({"format": "msa-bench", "measurements": [
+    record.write_text(json.dumps({"format": "msa-bench", "format_version": 2, "measurements": [
         make_cost.measurement("square", "index_select", 64, 1, **structured),
         make_cost.measurement("square", "sparse_attention", 64, 2, order="q_outer", **structured),
         make_cost.measurement("square", "sparse_attention", 64, 3, order="union", **structured),
@@ -76,7 +76,7 @@ def test_what_records_hold(tmp_path):
 
 def test_records_that_would_show_nothing_are_refused(files, results_path, tmp_path, capsys):
     chunks = tmp_path / "chunks.json"
-    chunks.write_text(json.dumps({"format": "msa-bench", "measurements": [
+    chunks.write_text(json.dumps({"format": "msa-bench", "format_version": 2, "measurements": [
         make_cost.measurement("chunk", "layer", 32768, 1)]}), encoding="utf-8")
     assert read_bench(chunks, files["bench"]) == read_bench(files["bench"])
     report = [str(results_path), "--out", str(tmp_path / "out")]
@@ -202,3 +202,11 @@ def test_reads_only_its_own_formats(files, tmp_path):
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(ResultsError, match='format is "None"'):
         read_cost(tmp_path / "list.json")
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_other_versions_are_refused_by_number(tmp_path, version):
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps({"format": "msa-cost", "format_version": version}))
+    with pytest.raises(ResultsError, match=f"format_version of msa-cost is {version}, must be 2"):
+        read_cost(path)
