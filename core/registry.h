@@ -13,8 +13,10 @@
 namespace msa {
 
 struct BackendOptions {
-    int threads = 0;  // cpu: OpenMP threads, 0 for all cores
-    int device = 0;   // cuda: device ordinal
+    /// OpenMP threads of the cpu's operations, and of work on the host beside any backend's; 0: all
+    /// cores.
+    int threads = 0;
+    int device = 0;  // cuda: device ordinal
 };
 
 using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendOptions&)>;

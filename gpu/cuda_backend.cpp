@@ -69,7 +69,8 @@ bool is_read_later(const void* host) {
 class CudaBackend final : public Backend {
 public:
     explicit CudaBackend(const CudaOptions& options)
-        : device_(require_device(options.device)),
+        : threads_(options.threads),
+          device_(require_device(options.device)),
           stream_(std::make_shared<Stream>(options)),
           scratch_(std::make_shared<Scratch>(stream_)),
           layouts_(stream_) {
@@ -94,6 +95,7 @@ public:
                     cudnn_->version().empty() ? "" : ", ", cudnn_->version());
     }
     Space space() const override { return Space::device; }
+    int host_threads() const override { return threads_ > 0 ? threads_ : Backend::host_threads(); }
 
     Support supports(const Problem& p, const Request& request) const override {
         const bool gradient = std::holds_alternative<DenseAttentionGradRequest>(request) ||
@@ -355,6 +357,7 @@ private:
             written_.add(writes);
     }
 
+    int threads_;
     Device device_;
     std::shared_ptr<Stream> stream_;
     std::shared_ptr<Scratch> scratch_;
@@ -386,7 +389,7 @@ std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
 
 void register_cuda_backend() {
     register_backend({"cuda", cuda::usable()}, [](const BackendOptions& options) {
-        return make_cuda_backend({.device = options.device});
+        return make_cuda_backend({.device = options.device, .threads = options.threads});
     });
 }
 

@@ -16,7 +16,8 @@ namespace msa {
 /// Where a cuda backend works. A library that has a stream and an allocator of its own (PyTorch)
 /// hands them in, and the backend's calls take their turn among that library's.
 struct CudaOptions {
-    int device = 0;  // ordinal
+    int device = 0;   // ordinal
+    int threads = 0;  // Backend::host_threads(); 0: all cores
 
     /// A cudaStream_t of that device, which outlives the backend and all memory that it gave out;
     /// null: a stream that the backend makes. The legacy default stream is cudaStreamLegacy. While

@@ -72,8 +72,11 @@ namespace {
 
 class ReferenceBackend final : public HostBackend {
 public:
+    explicit ReferenceBackend(int threads) : threads_(threads) {}
+
     std::string_view name() const override { return "reference"; }
     std::string device() const override { return "one CPU thread, double precision"; }
+    int host_threads() const override { return threads_ > 0 ? threads_ : Backend::host_threads(); }
 
     Support supports(const Problem&, const Request& request) const override {
         if (const Element element = operand_element(request); element != Element::f32)
@@ -136,12 +139,14 @@ private:
     static reference::MainBranch main_branch(const Input& in) {
         return {in.q.template as<const float>(), in.k.template as<const float>(), {}, in.sinks};
     }
+
+    int threads_;  // of others' work beside the operations; 0: all
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_reference_backend(const BackendOptions&) {
-    return std::make_unique<ReferenceBackend>();
+std::unique_ptr<Backend> make_reference_backend(const BackendOptions& options) {
+    return std::make_unique<ReferenceBackend>(options.threads);
 }
 
 }  // namespace msa

@@ -27,7 +27,8 @@ public:
     }
     std::string_view note() const override {
         return "in the decode phase new tokens come on top of the budget, as in the source; the "
-               "source leaves prefill dense";
+               "source leaves prefill dense. A budget of no more blocks than the 32 observing "
+               "queries touch keeps the newest blocks alone";
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true, .decode_rule = true}; }

@@ -132,6 +132,12 @@ TEST_P(CanStart, OrSaysWhyNot) {
     EXPECT_FALSE(backend->device().empty());
 }
 
+TEST_P(CanStart, WithTheThreadsOfTheOptions) {
+    MSA_SKIP_UNLESS_USABLE(GetParam().name);
+    EXPECT_EQ(make_backend(GetParam().name, {.threads = 3})->host_threads(), 3);
+    EXPECT_GE(make_backend(GetParam().name)->host_threads(), 1);
+}
+
 TEST(Backends, UnknownNamesAreAnsweredWithTheKnownOnes) {
     try {
         make_backend("tpu");
