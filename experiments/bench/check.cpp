@@ -6,73 +6,17 @@
 #include <stdexcept>
 #include <utility>
 
-#include "core/e4m3.h"
-#include "core/half.h"
 #include "core/random.h"
-#include "core/reference/attention_grad.h"
 #include "core/reference/reference_backend.h"
 #include "core/tolerance.h"
+#include "experiments/bench/check_rows.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments::bench {
 namespace {
 
-constexpr int64_t kRows = 32;                     // at most
-constexpr int64_t kKlRows = 4;                    // likewise
-constexpr int64_t kGradientKeys = 4;              // of one group, likewise
+constexpr int64_t kKlRows = 4;                    // at most
 constexpr int64_t kHostBytes = int64_t{1} << 28;  // of keys that are looked at
-
-/// Rows [first, first + count) of an operand, as floats on the host.
-template <int Rank>
-Tensor<float, Rank> fetch(Backend& backend, const Stored<Rank>& from, int64_t first,
-                          int64_t count) {
-    const In<Rank> part = from.slice(first, count);
-    const auto floats = [](const auto& stored) {
-        Tensor<float, Rank> values(stored.shape());
-        std::transform(stored.data(), stored.data() + stored.size(), values.data(),
-                       [](auto value) { return static_cast<float>(value); });
-        return values;
-    };
-    if (part.element() == Element::bf16)
-        return floats(backend.download(part.template as<const bf16>()));
-    if (part.element() == Element::e4m3)
-        return floats(backend.download(part.template as<const e4m3>()));
-    return backend.download(part.template as<const float>());
-}
-
-/// One head of the rows [first, first + count) of an operand.
-Tensor<float, 3> fetch_head(Backend& backend, const Stored<3>& from, int64_t first, int64_t count,
-                            int64_t head) {
-    constexpr int64_t kPiece = int64_t{1} << 24;  // bytes, which malloc keeps
-    const int64_t heads = from.shape()[1], width = from.shape()[2];
-    const int64_t piece = std::max<int64_t>(1, kPiece / from.row_bytes());
-    Tensor<float, 3> values({count, 1, width});
-    const auto take = [&](int64_t begin, const auto& rows) {
-#pragma omp parallel for
-        for (int64_t n = 0; n < rows.extent(0); ++n)
-            for (int64_t d = 0; d < width; ++d)
-                values.data()[(begin + n) * width + d] =
-                    static_cast<float>(rows.data()[(n * heads + head) * width + d]);
-    };
-    for (int64_t begin = 0; begin < count; begin += piece) {
-        const In<3> part = from.slice(first + begin, std::min(piece, count - begin));
-        if (part.element() == Element::bf16)
-            take(begin, backend.download(part.as<const bf16>()));
-        else
-            take(begin, backend.download(part.as<const float>()));
-    }
-    return values;
-}
-
-/// The first element of `got` that is further from `want` than `bound` of its index; empty: none.
-template <typename Bound>
-std::string difference(const char* what, const float* got, const float* want, int64_t size,
-                       Bound bound) {
-    for (int64_t i = 0; i < size; ++i)
-        if (!(std::fabs(double{got[i]} - double{want[i]}) <= bound(i)))  // NaN is wrong
-            return text(what, " ", i, " is ", got[i], ", must be ", want[i], " within ", bound(i));
-    return "";
-}
 
 /// Blocks that any group of a query selected, ascending.
 std::vector<int32_t> union_of(View<const int32_t, 3> ids) {
@@ -98,38 +42,6 @@ double score_bound(const Problem& p, View<const float, 3> index_q, View<const fl
     const double logit = element == Element::e4m3 ? e4m3_logit_bound(scale, q, k, p.index_dim)
                                                   : logit_bound(scale, q, k, p.index_dim);
     return logit + kRoundoff * scale * q * k;
-}
-
-/// Largest magnitude.
-template <int Rank>
-double largest(const Tensor<float, Rank>& values) {
-    double most = 0;
-    for (int64_t i = 0; i < values.size(); ++i)
-        most = std::max(most, std::fabs(double{values.data()[i]}));
-    return most;
-}
-
-/// Of rows q, d_out and lse over some of their `keys` keys; rows and masses are left at one row's.
-GradientSizes gradient_sizes(const Problem& p, const Tensor<float, 3>& q, const Tensor<float, 3>& k,
-                             const Tensor<float, 3>& v, const Tensor<float, 3>& d_out,
-                             const Tensor<float, 2>& lse, double keys, Element element) {
-    const double logit =
-        logit_bound(p.softmax_scale(), largest_norm<3>(q), largest_norm<3>(k), p.head_dim);
-    GradientSizes sizes{};
-    sizes.weight = saved_weight_bound(logit, keys, largest(lse));
-    sizes.out = attention_bound(logit, keys, largest(v), element, element);
-    sizes.d_out_norm = largest_norm<3>(d_out);
-    sizes.v_norm = largest_norm<3>(v);
-    sizes.d_out_max = largest(d_out);
-    sizes.q_max = largest(q);
-    sizes.k_max = largest(k);
-    sizes.keys = keys;
-    sizes.rows = sizes.mass = sizes.sink_mass = 1;
-    sizes.scale = p.softmax_scale();
-    sizes.width = p.head_dim;
-    sizes.taken = element == Element::f32 ? 0 : storage_roundoff(element);
-    sizes.stored = storage_roundoff(element);
-    return sizes;
 }
 
 }  // namespace
@@ -416,138 +328,6 @@ int64_t Checker::dense_attention(const Layer& layer) {
     answer(std::move(rows));
     answered_.clear();
     return compare_attention("dense_attention", layer);
-}
-
-void Checker::compare_d_q(const char* stage, const Layer& layer, const AttentionRow& row) const {
-    const Problem& p = row.problem;
-    const int64_t last = row.head + p.query_heads;
-    // The problem's heads alone.
-    const auto rows_of = [&](const Stored<3>& from) {
-        const Tensor<float, 3> all = fetch(backend_, from, row.query, 1);
-        Tensor<float, 3> some({1, p.query_heads, p.head_dim});
-        std::copy(&all(0, row.head, 0), &all(0, 0, 0) + last * p.head_dim, some.data());
-        return some;
-    };
-    const Tensor<float, 3> out = rows_of(layer.out), d_out = rows_of(layer.d_out);
-    const Tensor<float, 2> all_lse = backend_.download(layer.lse.view().slice(row.query, 1));
-    Tensor<float, 2> lse({1, p.query_heads});
-    std::copy_n(&all_lse(0, row.head), p.query_heads, lse.data());
-    Tensor<float, 3> d_q(row.q.shape()), d_k(row.k.shape()), d_v(row.v.shape());
-    const AttentionInput in{row.q, row.k, row.v};
-    const AttentionSaved saved{out, lse, d_out};
-    const AttentionGradient to{d_q, d_k, d_v};
-    if (row.ids.data() != nullptr)
-        reference::sparse_attention_grad(p, in, row.ids, saved, to);
-    else
-        reference::dense_attention_grad(p, in, saved, to);
-    const GradientSizes sizes = gradient_sizes(p, row.q, row.k, row.v, d_out, lse,
-                                               static_cast<double>(p.keys()), layer.q.element());
-    const Tensor<float, 3> got = rows_of(layer.d_q);
-    const std::string fault =
-        difference("d_q", got.data(), d_q.data(), d_q.size(), [&](int64_t) { return sizes.d_q(); });
-    if (!fault.empty()) fail(stage, row.query, text("from head ", row.head, " on: ", fault));
-}
-
-int64_t Checker::compare_keys(const char* stage, const Layer& layer,
-                              View<const int32_t, 3> ids) const {
-    const Problem& all = case_.problem;
-    const auto group = static_cast<int64_t>(mix(seed_, 203) % static_cast<uint64_t>(all.kv_heads));
-    const std::vector<int64_t> tokens =
-        stratified_sample(all.keys(), std::min(kGradientKeys, all.keys()), seed_);
-    const auto keys = std::ssize(tokens);
-    Problem p = all;  // the sampled keys and one head; its layout is not asked for
-    p.query_heads = p.kv_heads = 1;
-    Tensor<float, 3> k({keys, 1, p.head_dim}), v(k.shape()), d_k(k.shape()), d_v(k.shape());
-    Tensor<float, 3> sum_k(k.shape()), sum_v(k.shape()), mass(k.shape());
-    const auto add = [](Tensor<float, 3>& to, const Tensor<float, 3>& more) {
-        std::transform(to.data(), to.data() + to.size(), more.data(), to.data(), std::plus<>());
-    };
-    for (int64_t n = 0; n < keys; ++n)
-        for (const auto& [from, to] : {std::pair{&layer.k, &k}, {&layer.v, &v}}) {
-            const Tensor<float, 3> row =
-                fetch_head(backend_, *from, tokens[static_cast<size_t>(n)], 1, group);
-            std::copy_n(row.data(), row.size(), &(*to)(n, 0, 0));
-        }
-    // Which of the keys each query attends to.
-    std::vector<std::vector<int64_t>> seen;
-    for (int64_t i = 0; i < all.queries(); ++i) {
-        const KeyRange range = visible_keys(all)[static_cast<size_t>(i)];
-        std::vector<int64_t>& of = seen.emplace_back();
-        for (int64_t n = 0; n < keys; ++n) {
-            const int64_t at = tokens[static_cast<size_t>(n)] - range.first;
-            bool in = at >= 0 && at < range.count;
-            if (in && ids) {
-                const std::span<const int32_t> blocks = selected(ids, i, group);
-                in = std::binary_search(blocks.begin(), blocks.end(), at / all.block_size);
-            }
-            if (in) of.push_back(n);
-        }
-    }
-    GradientSizes most{};
-    for (int64_t h = group * all.group_size(); h < (group + 1) * all.group_size(); ++h) {
-        const auto head = [&](const Stored<3>& from) {
-            return fetch_head(backend_, from, 0, all.queries(), h);
-        };
-        const Tensor<float, 3> q = head(layer.q), out = head(layer.out), d_out = head(layer.d_out);
-        const Tensor<float, 2> all_lse = backend_.download(layer.lse.view());
-        Tensor<float, 2> lse({all.queries(), 1});
-        for (int64_t i = 0; i < all.queries(); ++i) lse(i, 0) = all_lse(i, h);
-        Tensor<float, 3> d_q(q.shape()), ones(q.shape());
-        std::fill_n(ones.data(), ones.size(), 1.0F);
-        const auto run = [&](const Tensor<float, 3>& gradient) {
-            reference::AttentionGrad grad(p, {q, k, v}, {out, lse, gradient}, {d_q, d_k, d_v});
-            for (int64_t i = 0; i < all.queries(); ++i)
-                grad.add_row(i, 0, seen[static_cast<size_t>(i)]);
-            grad.finish();
-        };
-        run(d_out);
-        add(sum_k, d_k);
-        add(sum_v, d_v);
-        run(ones);  // then d_v is the weight that the key gets
-        add(mass, d_v);
-        const GradientSizes sizes = gradient_sizes(
-            p, q, k, v, d_out, lse, static_cast<double>(all.keys()), layer.q.element());
-        if (sizes.d_logit() >= most.d_logit()) most = sizes;
-        most.q_max = std::max(most.q_max, sizes.q_max);
-        most.d_out_max = std::max(most.d_out_max, sizes.d_out_max);
-    }
-    most.rows = static_cast<double>(all.queries() * all.group_size());
-    for (int64_t n = 0; n < keys; ++n) {
-        most.mass = double{mass(n, 0, 0)} + 1;
-        const int64_t token = tokens[static_cast<size_t>(n)];
-        const auto compare = [&](const char* what, const Stored<3>& from,
-                                 const Tensor<float, 3>& want, double bound) {
-            const Tensor<float, 3> got = fetch_head(backend_, from, token, 1, group);
-            const std::string fault = difference(what, got.data(), &want(n, 0, 0), got.size(),
-                                                 [&](int64_t) { return bound; });
-            if (!fault.empty()) fail(stage, token, text("as a key of group ", group, ": ", fault));
-        };
-        compare("d_k", layer.d_k, sum_k, most.d_k());
-        compare("d_v", layer.d_v, sum_v, most.d_v());
-    }
-    return keys;
-}
-
-int64_t Checker::dense_attention_grad(const Layer& layer) {
-    const std::vector<KeyRange> visible = visible_keys(case_.problem);
-    const std::vector<int64_t> queries =
-        sample(2 * case_.problem.head_dim * int64_t{sizeof(float)});  // of k and v
-    for (int64_t i : queries)
-        compare_d_q("dense_attention_grad", layer,
-                    dense_row(layer, i, visible[static_cast<size_t>(i)]));
-    return std::ssize(queries) + compare_keys("dense_attention_grad", layer, {});
-}
-
-int64_t Checker::sparse_attention_grad(const Layer& layer, View<const int32_t, 3> ids) {
-    const std::vector<KeyRange> visible = visible_keys(case_.problem);
-    const std::vector<int64_t> queries = stratified_sample(case_.problem.queries(), kRows, seed_);
-    for (int64_t i : queries) {
-        Tensor<int32_t, 3> own({1, ids.extent(1), ids.extent(2)});
-        std::copy_n(ids[i].data(), own.size(), own.data());
-        compare_d_q("sparse_attention_grad", layer,
-                    selected_row(layer, i, visible[static_cast<size_t>(i)], std::move(own)));
-    }
-    return std::ssize(queries) + compare_keys("sparse_attention_grad", layer, ids);
 }
 
 std::vector<int64_t> Checker::mass_queries() const {

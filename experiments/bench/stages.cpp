@@ -2,12 +2,13 @@
 #include "experiments/bench/stages.h"
 
 #include <algorithm>
-#include <fstream>
 #include <new>
+#include <optional>
 
 #include "analysis/cost_model.h"
 #include "analysis/selection_cost.h"
 #include "experiments/bench/check.h"
+#include "experiments/bench/layers.h"
 #include "experiments/bench/operands.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/sample.h"
@@ -15,23 +16,11 @@
 namespace msa::experiments::bench {
 namespace {
 
-// Calls in a row hide the latency of a launch, as in serving, and each has a layer of its own, so
-// that none finds its operands in the cache.
-constexpr int64_t kMostLayers = 8, kLayerBytes = int64_t{1} << 34;  // bytes of all together
-constexpr int64_t kUncached = int64_t{1} << 26;                     // elements of four bytes
+constexpr int64_t kUncached = int64_t{1} << 26;  // elements of four bytes
 constexpr int64_t kUnionQueries = 65536;
 constexpr int64_t kMostMassTokens = 128 << 10;  // 1M take half a minute
 constexpr int64_t kPieceQueries = 8192;  // of what gives scores per block, as msa-analyze takes it
 constexpr int64_t kFitQueries = 512;     // of a step of index_kl
-
-/// Bytes that this machine's processes may still take; as good as endless where it does not say.
-int64_t available_host_bytes() {
-    std::ifstream info("/proc/meminfo");
-    std::string key, unit;
-    for (int64_t kibibytes = 0; info >> key >> kibibytes; std::getline(info, unit))
-        if (key == "MemAvailable:") return kibibytes << 10;
-    return INT64_MAX;
-}
 
 class CaseRun {
 public:
@@ -62,7 +51,7 @@ public:
         }
         if (!parts_.index && !parts_.attention) return;
         Measurement all{.stage = "all stages"};
-        if (!fits(all, [&] { make_layers(); })) return;
+        if (!fits(all, [&] { layers_.emplace(backend_, meter_, o_, case_, parts_); })) return;
         if (o_.wants("block_mass") && studied())
             guarded({.stage = "block_mass"}, [&](Measurement& m) { block_mass(m); });
         if (o_.wants("dense_attention"))
@@ -104,48 +93,7 @@ private:
         if (fits(m, [&] { body(m); })) done_(m);
     }
 
-    void make_layers() {
-        const int64_t each = layer_bytes(case_, o_, parts_);
-        if (backend_.space() == Space::host && each > available_host_bytes())
-            throw MemoryError(text("it needs ", each, " bytes, this machine has ",
-                                   available_host_bytes(), " left"));
-        // Host backends have no launches to hide.
-        const int64_t count = backend_.space() == Space::host
-                                  ? 1
-                                  : std::clamp<int64_t>(kLayerBytes / each, 1, kMostLayers);
-        layers_.push_back(allocate_layer(backend_, case_, o_, parts_));
-        try {
-            while (std::ssize(layers_) < count)
-                layers_.push_back(allocate_layer(backend_, case_, o_, parts_));
-        } catch (const MemoryError&) {
-            layers_.resize(1);  // one does; leave room for the backend's own needs
-        }
-        if (parts_.attention) fill_attention(backend_, case_, layers_[0], o_.seed);
-        if (parts_.gradient) fill_gradient(backend_, layers_[0], o_.seed);
-        copy_to_others({.attention = parts_.attention, .gradient = parts_.gradient});
-    }
-    void copy_to_others(Parts parts) {
-        for (size_t n = 1; n < layers_.size(); ++n)
-            copy_operands(backend_, layers_[0], layers_[n], parts);
-    }
-    void poison() {
-        Layer& layer = layers_[0];
-        if (parts_.attention) {
-            meter_.poison(layer.out.data(), layer.out.bytes());
-            meter_.poison(layer.lse.data(), layer.lse.size() * int64_t{sizeof(float)});
-        }
-        if (parts_.gradient)
-            for (Stored<3>* result : {&layer.d_q, &layer.d_k, &layer.d_v})
-                meter_.poison(result->data(), result->bytes());
-    }
-    void poison_ids() {
-        Tensor<int32_t, 3>& ids = layers_[0].ids;
-        meter_.poison(ids.data(), ids.size() * int64_t{sizeof(int32_t)});
-    }
-    Timing time(const std::function<void(Layer&)>& call) {
-        return meter_.time([&](int64_t n) { call(layers_[static_cast<size_t>(n)]); },
-                           std::ssize(layers_), o_.samples);
-    }
+    Layer& first() { return layers_->first(); }
 
     void select_blocks(Measurement& m) {
         const Stored<3> scores = make_scores(backend_, case_, o_.seed);
@@ -179,7 +127,7 @@ private:
         }
         meter_.poison(values.data(), values.size() * int64_t{sizeof(float)});
         for (const auto& [range, problem] : pieces) {
-            call(layers_[0], problem, range, values.view().slice(0, problem.queries()));
+            call(first(), problem, range, values.view().slice(0, problem.queries()));
             for (int64_t i : queries) {
                 if (i < range.begin || i >= range.end) continue;
                 const Tensor<float, 3> row =
@@ -189,7 +137,7 @@ private:
         }
         m.checked_rows = std::ssize(queries);
         m.answered_by = backend_.answered_by();
-        m.timing = time([&](Layer& layer) {
+        m.timing = layers_->time([&](Layer& layer) {
             for (const auto& [range, problem] : pieces)
                 call(layer, problem, range, values.view().slice(0, problem.queries()));
         });
@@ -206,12 +154,12 @@ private:
                                     {to, {}});
             },
             [&](int64_t query, View<const float, 2> row) {
-                check_.block_mass(layers_[0], query, row);
+                check_.block_mass(first(), query, row);
             });
     }
 
     void index_scores(Measurement& m, size_t element) {
-        const IndexOperands& index = layers_[0].index[element];
+        const IndexOperands& index = first().index[element];
         by_pieces(
             m, check_.score_queries(),
             [&](Layer& layer, const Problem& p, QueryRange range, View<float, 3> to) {
@@ -229,19 +177,19 @@ private:
         const std::vector<int64_t> rows =
             stratified_sample(p_.queries(), std::min(kFitQueries, p_.queries()), o_.seed);
         const Problem p = p_.with_query_rows(rows);
-        const Stored<3> q = gather(backend_, layers_[0].q, rows);
+        const Stored<3> q = gather(backend_, first().q, rows);
         const Stored<3> index_q = gather(backend_, index.q, rows);
         Tensor<int32_t, 3> host_ids({p.queries(), p.kv_heads, case_.top_k});
         for (size_t n = 0; n < rows.size(); ++n)
             std::copy_n(all_ids[rows[n]].data(), host_ids.view()[0].size(),
                         host_ids.view()[static_cast<int64_t>(n)].data());
         const Tensor<int32_t, 3> ids = backend_.upload(std::as_const(host_ids).view());
-        IndexKlInput in{{index_q, index.k}, q, layers_[0].k, {}};
+        IndexKlInput in{{index_q, index.k}, q, first().k, {}};
         if (selected) in.ids = ids;
         auto kl = backend_.make<double, 2>({p.queries(), p.kv_heads});
         auto d_index_q = backend_.make<float, 3>(index_q.shape());
         auto d_index_k = backend_.make<float, 2>(index.k.shape());
-        m.checked_rows = check_.index_kl(layers_[0], index, all_ids, selected);
+        m.checked_rows = check_.index_kl(first(), index, all_ids, selected);
         backend_.index_kl(p, in, {kl, d_index_q, d_index_k});
         m.answered_by = backend_.answered_by();
         m.rows = p.queries();
@@ -260,30 +208,30 @@ private:
         const auto call = [&](Layer& layer) {
             backend_.dense_attention(p_, layer.attention(), layer.result());
         };
-        poison();
-        call(layers_[0]);
+        layers_->poison_results();
+        call(first());
         m.answered_by = backend_.answered_by();
-        m.checked_rows = check_.dense_attention(layers_[0]);
+        m.checked_rows = check_.dense_attention(first());
         m.flops = analysis::dense_attention_flops(p_);
         m.element = o_.sizes.element;
         m.bytes = analysis::dense_attention_bytes(p_, o_.sizes.element);
-        m.timing = time(call);
+        m.timing = layers_->time(call);
     }
 
     void dense_attention_grad(Measurement& m) {
         const auto call = [&](Layer& layer) {
             backend_.dense_attention_grad(p_, layer.attention(), layer.saved(), layer.gradient());
         };
-        poison();
-        for (Layer& layer : layers_)
+        layers_->poison_results();
+        for (Layer& layer : layers_->all())
             backend_.dense_attention(p_, layer.attention(), layer.result());
-        call(layers_[0]);
+        call(first());
         m.answered_by = backend_.answered_by();
-        m.checked_rows = check_.dense_attention_grad(layers_[0]);
+        m.checked_rows = check_.dense_attention_grad(first());
         m.flops = analysis::dense_attention_grad_flops(p_);
         m.element = o_.sizes.element;
         m.bytes = analysis::dense_attention_grad_bytes(p_, o_.sizes.element);
-        m.timing = time(call);
+        m.timing = layers_->time(call);
     }
 
     /// Of the last queries, where there are many.
@@ -307,9 +255,8 @@ private:
     /// makes of the first element's operands.
     void with_selection(const std::string& selection) {
         Measurement index{.stage = "index_select", .selection = selection};
-        if (!fits(index, [&] { fill_index(backend_, case_, layers_[0], selection, o_.seed); }))
-            return;
-        copy_to_others({.index = true});
+        if (!fits(index, [&] { fill_index(backend_, case_, first(), selection, o_.seed); })) return;
+        layers_->copy_to_others({.index = true});
         for (size_t n = 0; n < o_.index_elements.size(); ++n) {
             index.index_element = to_string(o_.index_elements[n]);
             with_index(index, n);
@@ -317,21 +264,21 @@ private:
     }
     void with_index(Measurement index, size_t element) {
         if (!fits(index, [&] {
-                poison_ids();
-                select(layers_[0], element);
+                layers_->poison_ids();
+                select(first(), element);
                 index.answered_by = backend_.answered_by();
-                index.checked_rows = check_.index_select(layers_[0], layers_[0].index[element]);
+                index.checked_rows = check_.index_select(first(), first().index[element]);
             }))
             return;
-        const Tensor<int32_t, 3> ids = backend_.download(std::as_const(layers_[0].ids).view());
-        copy_to_others({.index = true});
+        const Tensor<int32_t, 3> ids = backend_.download(std::as_const(first().ids).view());
+        layers_->copy_to_others({.index = true});
         index.union_of_8 = union_of_8(ids);
         index.element = o_.index_elements[element];
         index.flops = analysis::index_scores_flops(p_);
         index.bytes = analysis::index_select_bytes(p_, o_.index_elements[element], case_.top_k);
         if (o_.wants("index_select"))
             guarded(index, [&](Measurement& m) {
-                m.timing = time([&](Layer& layer) { select(layer, element); });
+                m.timing = layers_->time([&](Layer& layer) { select(layer, element); });
             });
         if (o_.wants("index_scores") && studied()) {
             Measurement scores = index;
@@ -339,7 +286,7 @@ private:
             scores.bytes = analysis::index_scores_bytes(p_, o_.index_elements[element]);
             guarded(scores, [&](Measurement& m) { index_scores(m, element); });
         }
-        const IndexOperands& operands = layers_[0].index[element];
+        const IndexOperands& operands = first().index[element];
         if (o_.wants("index_kl") && studied() && operands.q.element() == o_.sizes.element)
             for (bool selected : {true, false}) {
                 Measurement kl{.stage = "index_kl", .selection = index.selection};
@@ -376,11 +323,11 @@ private:
     }
 
     void sparse_attention(Measurement& m, LoopOrder order) {
-        poison();
-        attend(layers_[0], order);
+        layers_->poison_results();
+        attend(first(), order);
         m.answered_by = backend_.answered_by();
-        m.checked_rows = check_.sparse_attention(layers_[0]);
-        m.timing = time([&](Layer& layer) { attend(layer, order); });
+        m.checked_rows = check_.sparse_attention(first());
+        m.timing = layers_->time([&](Layer& layer) { attend(layer, order); });
     }
 
     void sparse_attention_grad(Measurement& m, View<const int32_t, 3> ids, LoopOrder order) {
@@ -388,12 +335,12 @@ private:
             backend_.sparse_attention_grad(p_, layer.attention(), layer.ids, layer.saved(),
                                            layer.gradient(), order);
         };
-        poison();
-        for (Layer& layer : layers_) attend(layer, LoopOrder::automatic);
-        call(layers_[0]);
+        layers_->poison_results();
+        for (Layer& layer : layers_->all()) attend(layer, LoopOrder::automatic);
+        call(first());
         m.answered_by = backend_.answered_by();
-        m.checked_rows = check_.sparse_attention_grad(layers_[0], ids);
-        m.timing = time(call);
+        m.checked_rows = check_.sparse_attention_grad(first(), ids);
+        m.timing = layers_->time(call);
     }
 
     void layer(Measurement& m, size_t element, View<const int32_t, 3> ids) {
@@ -401,13 +348,13 @@ private:
             select(layer, element);
             attend(layer, LoopOrder::automatic);
         };
-        poison();
-        poison_ids();
-        call(layers_[0]);
+        layers_->poison_results();
+        layers_->poison_ids();
+        call(first());
         m.answered_by = backend_.answered_by();
-        check_.same_ids(ids, layers_[0]);
-        m.checked_rows = check_.sparse_attention(layers_[0]);
-        m.timing = time(call);
+        check_.same_ids(ids, first());
+        m.checked_rows = check_.sparse_attention(first());
+        m.timing = layers_->time(call);
     }
 
     Backend& backend_;
@@ -418,7 +365,7 @@ private:
     Checker check_;
     const std::function<void(const Measurement&)>& done_;
     Parts parts_;
-    std::vector<Layer> layers_;
+    std::optional<Layers> layers_;
 };
 
 }  // namespace

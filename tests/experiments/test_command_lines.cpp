@@ -95,6 +95,68 @@ std::vector<Flag> flags_of(const Program& program) {
     return flags;
 }
 
+// Values of options: each is right for some option and wrong for most.
+const Words kNumbers{"0",
+                     "1",
+                     "2",
+                     "3",
+                     "4",
+                     "7",
+                     "8",
+                     "16",
+                     "32",
+                     "64",
+                     "100",
+                     "1K",
+                     "4K",
+                     "0.5",
+                     "1e-3",
+                     "-1",
+                     "-0",
+                     "1e9",
+                     "1e400",
+                     "nan",
+                     "inf",
+                     "-inf",
+                     "0x10",
+                     "2147483648",
+                     "4294967296",
+                     "9223372036854775807",
+                     "-9223372036854775808",
+                     "99999999999999999999",
+                     "8388608T"};
+const Words kLists{
+    "0:10", ":",   "5:",  ":20", "7:3", "-5:",    "0:99999999999999999999", "1:2:3", "0:10,20:30",
+    "3",    "0,3", "3,3", ",",   "3,",  "32,0.1", "1,2,3,4,5,6,7,8",        "nan,1"};
+const Words kNames{"cpu",      "reference", "cuda",          "f32",           "bf16",     "f16",
+                   "e4m3",     "index",     "oracle,window", "random",        "mean-key", "quest",
+                   "snapkv",   "h2o",       "position",      "sequence",      "token",    "decode",
+                   "prefill",  "square",    "top-k",         "select_blocks", "layer",    "pilot",
+                   "paper",    "h100",      "measured",      "rms",           "pca",      "normal",
+                   "max",      "window",    "forced",        "block-size",    "group",    "head",
+                   "included", "max-logit", "outputs,mass",  "out",           "folder"};
+const Words kStrange{"",
+                     " ",
+                     "5 ",
+                     " 5",
+                     "\xff\xfe",
+                     "caf\xc3\xa9",
+                     "\x1b[31m",
+                     "\n",
+                     "--json",
+                     "-",
+                     "--",
+                     "{}",
+                     "%s%n",
+                     "/dev/null",
+                     "/dev/full",
+                     "missing/x.h5",
+                     ".",
+                     "..",
+                     "text.json",
+                     std::string(5000, 'a'),
+                     std::string(5000, '9')};
+
 class CommandLines : public Fit, public testing::WithParamInterface<Program> {
 protected:
     CommandLines() : generator_(seed()) {
@@ -120,89 +182,14 @@ protected:
     const std::string& one_of(const Words& words) { return words[pick(words.size())]; }
 
     std::string value() {
-        static const Words numbers{"0",
-                                   "1",
-                                   "2",
-                                   "3",
-                                   "4",
-                                   "7",
-                                   "8",
-                                   "16",
-                                   "32",
-                                   "64",
-                                   "100",
-                                   "1K",
-                                   "4K",
-                                   "0.5",
-                                   "1e-3",
-                                   "-1",
-                                   "-0",
-                                   "1e9",
-                                   "1e400",
-                                   "nan",
-                                   "inf",
-                                   "-inf",
-                                   "0x10",
-                                   "2147483648",
-                                   "4294967296",
-                                   "9223372036854775807",
-                                   "-9223372036854775808",
-                                   "99999999999999999999",
-                                   "8388608T"};
-        static const Words lists{"0:10",
-                                 ":",
-                                 "5:",
-                                 ":20",
-                                 "7:3",
-                                 "-5:",
-                                 "0:99999999999999999999",
-                                 "1:2:3",
-                                 "0:10,20:30",
-                                 "3",
-                                 "0,3",
-                                 "3,3",
-                                 ",",
-                                 "3,",
-                                 "32,0.1",
-                                 "1,2,3,4,5,6,7,8",
-                                 "nan,1"};
-        static const Words names{
-            "cpu",      "reference", "cuda",          "f32",           "bf16",     "f16",
-            "e4m3",     "index",     "oracle,window", "random",        "mean-key", "quest",
-            "snapkv",   "h2o",       "position",      "sequence",      "token",    "decode",
-            "prefill",  "square",    "top-k",         "select_blocks", "layer",    "pilot",
-            "paper",    "h100",      "measured",      "rms",           "pca",      "normal",
-            "max",      "window",    "forced",        "block-size",    "group",    "head",
-            "included", "max-logit", "outputs,mass",  "out",           "folder"};
-        static const Words strange{"",
-                                   " ",
-                                   "5 ",
-                                   " 5",
-                                   "\xff\xfe",
-                                   "caf\xc3\xa9",
-                                   "\x1b[31m",
-                                   "\n",
-                                   "--json",
-                                   "-",
-                                   "--",
-                                   "{}",
-                                   "%s%n",
-                                   "/dev/null",
-                                   "/dev/full",
-                                   "missing/x.h5",
-                                   ".",
-                                   "..",
-                                   "text.json",
-                                   std::string(5000, 'a'),
-                                   std::string(5000, '9')};
         switch (pick(8)) {
             case 0:
             case 1:
-            case 2: return one_of(numbers);
-            case 3: return one_of(lists);
+            case 2: return one_of(kNumbers);
+            case 3: return one_of(kLists);
             case 4:
-            case 5: return one_of(names);
-            case 6: return pick(2) == 0 ? file() : one_of(strange);
+            case 5: return one_of(kNames);
+            case 6: return pick(2) == 0 ? file() : one_of(kStrange);
             default: return std::to_string(generator_() >> pick(64));
         }
     }

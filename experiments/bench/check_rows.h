@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+// What the checks share: rows on the host, and how they differ.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "core/e4m3.h"
+#include "core/half.h"
+#include "experiments/bench/operands.h"
+
+namespace msa::experiments::bench {
+
+constexpr int64_t kRows = 32;  // of a result that are looked at, at most
+
+/// Rows [first, first + count) of an operand, as floats on the host.
+template <int Rank>
+Tensor<float, Rank> fetch(Backend& backend, const Stored<Rank>& from, int64_t first,
+                          int64_t count) {
+    const In<Rank> part = from.slice(first, count);
+    const auto floats = [](const auto& stored) {
+        Tensor<float, Rank> values(stored.shape());
+        std::transform(stored.data(), stored.data() + stored.size(), values.data(),
+                       [](auto value) { return static_cast<float>(value); });
+        return values;
+    };
+    if (part.element() == Element::bf16)
+        return floats(backend.download(part.template as<const bf16>()));
+    if (part.element() == Element::e4m3)
+        return floats(backend.download(part.template as<const e4m3>()));
+    return backend.download(part.template as<const float>());
+}
+
+/// One head of the rows [first, first + count) of an operand.
+Tensor<float, 3> fetch_head(Backend& backend, const Stored<3>& from, int64_t first, int64_t count,
+                            int64_t head);
+
+/// The first element of `got` that is further from `want` than `bound` of its index; empty: none.
+template <typename Bound>
+std::string difference(const char* what, const float* got, const float* want, int64_t size,
+                       Bound bound) {
+    for (int64_t i = 0; i < size; ++i)
+        if (!(std::fabs(double{got[i]} - double{want[i]}) <= bound(i)))  // NaN is wrong
+            return text(what, " ", i, " is ", got[i], ", must be ", want[i], " within ", bound(i));
+    return "";
+}
+
+/// Largest magnitude.
+template <int Rank>
+double largest(const Tensor<float, Rank>& values) {
+    double most = 0;
+    for (int64_t i = 0; i < values.size(); ++i)
+        most = std::max(most, std::fabs(double{values.data()[i]}));
+    return most;
+}
+
+}  // namespace msa::experiments::bench
