@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/e4m3.h"
+#include "core/gradient_tolerance.h"
 #include "core/half.h"
 #include "core/random.h"
 #include "core/reference/attention_grad.h"
