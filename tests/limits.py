@@ -15,18 +15,16 @@ FUNCTION_LINES = 60
 KERNEL_LINES = 150  # a __global__ function and what it is made of: its phases share registers
 
 LONGER = {
-    "core/backend.h": 287,
-    "core/io/activations_reader.cpp": 443,
+    "core/backend.h": 234,
     "core/io/h5.cpp": 501,
     "core/tensor.h": 204,
-    "core/tolerance.h": 196,
+    "core/tolerance.h": 165,
     "experiments/bench/check.cpp Checker::index_kl": 66,
     "gpu/kernels/sparse_attention_grad_sm90.cu form_products": 206,
     "gpu/kernels/sparse_attention_union_sm90.cu produce_blocks": 70,
     "gpu/runtime.h": 152,
     "tests/core/select/policy.h": 200,
     "tests/core/test_select.cpp": 436,
-    "tests/io/test_activations.cpp": 475,
 }
 
 WORDS_BEFORE_BLOCKS = re.compile(r"\b(namespace|struct|class|enum|union|extern)\b")

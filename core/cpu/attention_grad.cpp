@@ -128,99 +128,149 @@ int64_t AttentionGrad::piece_queries(int64_t slots) const {
     return std::clamp<int64_t>(kSlotBytes / each, 1, std::max<int64_t>(1, p_.queries()));
 }
 
+/// A pass by block: what its blocks share.
+class AttentionGrad::ByBlock {
+public:
+    /// with_queries: d_q too, through slots that `grad` keeps.
+    ByBlock(AttentionGrad& grad, QueryRange range, View<const int32_t, 3> ids, int64_t block_size,
+            bool with_queries)
+        : grad_(grad), p_(grad.p_.with_queries(range)), range_(range), with_queries_(with_queries) {
+        p_.block_size = block_size;
+        const Shape<4> slots{p_.queries(), p_.query_heads, ids.extent(2), dims_};
+        if (with_queries && grad.slots_.size() < element_count(slots))
+            grad.slots_ = Tensor<float, 1>({element_count(slots)}, Fill::nothing);
+        slots_ = {grad.slots_.data(), slots};
+        // A chunk is a block.
+        schedule_ = schedule_kv_outer(p_, ids, std::max<int64_t>(1, p_.queries()));
+    }
+
+    /// Adds to d_k and d_v, and leaves each query's part of d_q in its slots.
+    void add_blocks() const;
+    /// Adds the slots in use to d_q.
+    void add_slots(View<const int32_t, 3> ids) const;
+
+private:
+    using Queries = std::span<const SelectedQuery>;
+
+    void add_block(const BlockChunk&, BlockScratch&) const;
+    /// Some queries of a block, whose keys and values are packed.
+    void add_pass(const BlockChunk&, Queries, BlockScratch&) const;
+    void gather_rows(const BlockChunk&, Queries, BlockScratch&) const;
+    /// dS k of `count` rows from row `first` on.
+    void fill_slots(const BlockChunk&, Queries, int64_t first, int64_t count, BlockScratch&) const;
+    KeyRange visible(const SelectedQuery& of) const {
+        return visible_keys(p_)[static_cast<size_t>(of.query)];
+    }
+
+    AttentionGrad& grad_;
+    Problem p_;  // of the range
+    QueryRange range_;
+    bool with_queries_;
+    int64_t dims_ = p_.head_dim, heads_ = p_.group_size(), width_ = padded(p_.head_dim);
+    int64_t pass_queries_ = std::max<int64_t>(1, kPassRows / heads_);
+    View<float, 4> slots_;  // [n, Hq, k, dh]
+    KvOuterSchedule schedule_;
+};
+
+void AttentionGrad::ByBlock::gather_rows(const BlockChunk& chunk, Queries queries,
+                                         BlockScratch& s) const {
+    const auto factor = static_cast<float>(p_.softmax_scale() * kLog2E);
+    const int64_t keys = s.block.keys.columns, head = chunk.group * heads_;
+    for (int64_t n = 0; n < std::ssize(queries); ++n) {
+        const SelectedQuery& query = queries[static_cast<size_t>(n)];
+        const int64_t at = range_.begin + query.query, row = n * heads_;
+        pack_queries(grad_.q_, {at, at + 1}, head, heads_, factor, &s.rows.q(row, 0));
+        pack_queries(grad_.d_out_, {at, at + 1}, head, heads_, 1, &s.rows.d_out(row, 0));
+        std::copy_n(&grad_.lse_(at, head), heads_, &s.rows.lse(row));
+        std::copy_n(&grad_.d_(at, head), heads_, &s.rows.d(row));
+        const int64_t count = visible(query).count - chunk.block * p_.block_size;
+        std::fill_n(&s.rows.seen(row), heads_, std::min(keys, count));
+    }
+}
+
+void AttentionGrad::ByBlock::fill_slots(const BlockChunk& chunk, Queries queries, int64_t first,
+                                        int64_t count, BlockScratch& s) const {
+    std::fill_n(s.d_q.data(), s.d_q.size(), 0.0F);
+    add_values(&s.d_logits(first * s.stride), s.stride, count, s.block.key_rows,
+               &s.rows.seen(first), kKeep.data(), s.d_q.data(), width_);
+    for (int64_t r = 0; r < count; ++r) {
+        const auto [i, slot] = queries[static_cast<size_t>((first + r) / heads_)];
+        const int64_t h = chunk.group * heads_ + (first + r) % heads_;
+        std::copy_n(&s.d_q(r, 0), dims_, &slots_(i, h, slot, 0));
+    }
+}
+
+void AttentionGrad::ByBlock::add_pass(const BlockChunk& chunk, Queries queries,
+                                      BlockScratch& s) const {
+    gather_rows(chunk, queries, s);
+    const int64_t rows = std::ssize(queries) * heads_;
+    for (int64_t row = 0; row < rows; row += kStrip) {
+        const int64_t strip = std::min(kStrip, rows - row);
+        softmax_gradients(s.rows, row, strip, s.block, &s.weights(row * s.stride),
+                          &s.d_logits(row * s.stride), s.stride);
+        if (with_queries_) fill_slots(chunk, queries, row, strip, s);
+    }
+    const Panels q = pack_values(s.rows.q.data(), dims_, rows, dims_, s.q_panels.data());
+    const Panels d_out =
+        pack_values(s.rows.d_out.data(), dims_, rows, dims_, s.d_out_panels.data());
+    const int64_t* seen = s.rows.seen.data();
+    const int64_t most = seen[rows - 1];
+    add_transposed(s.weights.data(), s.stride, most, d_out, seen, s.d_v.data(), width_);
+    add_transposed(s.d_logits.data(), s.stride, most, q, seen, s.d_k.data(), width_);
+}
+
+void AttentionGrad::ByBlock::add_block(const BlockChunk& chunk, BlockScratch& s) const {
+    const Queries queries = schedule_.of(chunk);
+    // Positions do not decrease within a sequence: the last query sees most.
+    const KeyRange seen = visible(queries.back());
+    const int64_t count = std::min(p_.block_size, seen.count - chunk.block * p_.block_size);
+    const int64_t first = seen.first + chunk.block * p_.block_size, token = p_.kv_heads * dims_;
+    const float* k = grad_.k_[first][chunk.group].data();
+    s.block.pack(k, grad_.v_[first][chunk.group].data(), token, count, dims_);
+    if (with_queries_) s.block.pack_rows(k, token, count, dims_);
+    std::fill_n(s.d_k.data(), count * width_, 0.0F);
+    std::fill_n(s.d_v.data(), count * width_, 0.0F);
+    const auto pass = static_cast<size_t>(pass_queries_);
+    for (size_t begin = 0; begin < queries.size(); begin += pass)
+        add_pass(chunk, queries.subspan(begin, std::min(pass, queries.size() - begin)), s);
+    for (int64_t j = 0; j < count; ++j)
+        for (int64_t d = 0; d < dims_; ++d) {
+            grad_.d_k_(first + j, chunk.group, d) += static_cast<float>(kLn2) * s.d_k(j, d);
+            grad_.d_v_(first + j, chunk.group, d) += s.d_v(j, d);
+        }
+}
+
+void AttentionGrad::ByBlock::add_blocks() const {
+    std::vector<BlockScratch> scratch;
+    for (int t = 0; t < grad_.threads_; ++t)
+        scratch.emplace_back(pass_queries_ * heads_, dims_, p_.block_size);
+    const auto chunks = static_cast<int64_t>(schedule_.chunks.size());
+#pragma omp parallel for schedule(dynamic) num_threads(grad_.threads_)
+    for (int64_t c = 0; c < chunks; ++c)
+        add_block(schedule_.chunks[static_cast<size_t>(c)],
+                  scratch[static_cast<size_t>(omp_get_thread_num())]);
+}
+
+void AttentionGrad::ByBlock::add_slots(View<const int32_t, 3> ids) const {
+    const auto scale = static_cast<float>(p_.softmax_scale());
+#pragma omp parallel for num_threads(grad_.threads_)
+    for (int64_t i = 0; i < p_.queries(); ++i)
+        for (int64_t h = 0; h < p_.query_heads; ++h) {
+            const int64_t used = std::ssize(selected(ids, i, h / heads_));
+            float* const to = &grad_.d_q_(range_.begin + i, h, 0);
+            for (int64_t slot = 0; slot < used; ++slot) {
+                const float* from = &slots_(i, h, slot, 0);
+                for (int64_t d = 0; d < dims_; ++d) to[d] += scale * from[d];
+            }
+        }
+}
+
 void AttentionGrad::add_by_block(QueryRange range, View<const int32_t, 3> ids, int64_t block_size,
                                  Sums which) {
-    Problem p = p_.with_queries(range);
-    p.block_size = block_size;
     const bool with_queries = which == Sums::keys_and_queries;
-    const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
-    const int64_t width = padded(dims), top_k = ids.extent(2);
-    const auto factor = static_cast<float>(p.softmax_scale() * kLog2E);
-    if (const int64_t floats = p.queries() * p.query_heads * top_k * dims;
-        with_queries && slots_.size() < floats)
-        slots_ = Tensor<float, 1>({floats}, Fill::nothing);
-    const View<float, 4> slots{slots_.data(), {p.queries(), p.query_heads, top_k, dims}};
-
-    const std::vector<KeyRange>& visible = visible_keys(p);
-    const KvOuterSchedule schedule =
-        schedule_kv_outer(p, ids, std::max<int64_t>(1, p.queries()));  // a chunk is a block
-    const int64_t pass_queries = std::max<int64_t>(1, kPassRows / heads);
-    std::vector<BlockScratch> scratch;
-    for (int t = 0; t < threads_; ++t) scratch.emplace_back(pass_queries * heads, dims, block_size);
-
-    const auto add_pass = [&](std::span<const SelectedQuery> queries, const BlockChunk& chunk,
-                              BlockScratch& s) {
-        const int64_t rows = std::ssize(queries) * heads, keys = s.block.keys.columns;
-        for (int64_t n = 0; n < std::ssize(queries); ++n) {
-            const int64_t i = queries[static_cast<size_t>(n)].query, at = range.begin + i;
-            const int64_t head = chunk.group * heads, row = n * heads;
-            pack_queries(q_, {at, at + 1}, head, heads, factor, &s.rows.q(row, 0));
-            pack_queries(d_out_, {at, at + 1}, head, heads, 1, &s.rows.d_out(row, 0));
-            std::copy_n(&lse_(at, head), heads, &s.rows.lse(row));
-            std::copy_n(&d_(at, head), heads, &s.rows.d(row));
-            const int64_t count = visible[static_cast<size_t>(i)].count;
-            std::fill_n(&s.rows.seen(row), heads, std::min(keys, count - chunk.block * block_size));
-        }
-        for (int64_t row = 0; row < rows; row += kStrip) {
-            const int64_t strip = std::min(kStrip, rows - row);
-            float* const d_logits = &s.d_logits(row * s.stride);
-            softmax_gradients(s.rows, row, strip, s.block, &s.weights(row * s.stride), d_logits,
-                              s.stride);
-            if (!with_queries) continue;
-            std::fill_n(s.d_q.data(), s.d_q.size(), 0.0F);
-            add_values(d_logits, s.stride, strip, s.block.key_rows, &s.rows.seen(row), kKeep.data(),
-                       s.d_q.data(), width);
-            for (int64_t r = 0; r < strip; ++r) {
-                const auto [i, slot] = queries[static_cast<size_t>((row + r) / heads)];
-                const int64_t h = chunk.group * heads + (row + r) % heads;
-                std::copy_n(&s.d_q(r, 0), dims, &slots(i, h, slot, 0));
-            }
-        }
-        const Panels q = pack_values(s.rows.q.data(), dims, rows, dims, s.q_panels.data());
-        const Panels d_out =
-            pack_values(s.rows.d_out.data(), dims, rows, dims, s.d_out_panels.data());
-        const int64_t* seen = s.rows.seen.data();
-        const int64_t most = seen[rows - 1];
-        add_transposed(s.weights.data(), s.stride, most, d_out, seen, s.d_v.data(), width);
-        add_transposed(s.d_logits.data(), s.stride, most, q, seen, s.d_k.data(), width);
-    };
-
-    const auto chunks = static_cast<int64_t>(schedule.chunks.size());
-#pragma omp parallel for schedule(dynamic) num_threads(threads_)
-    for (int64_t c = 0; c < chunks; ++c) {
-        BlockScratch& s = scratch[static_cast<size_t>(omp_get_thread_num())];
-        const BlockChunk& chunk = schedule.chunks[static_cast<size_t>(c)];
-        const std::span<const SelectedQuery> queries = schedule.of(chunk);
-        // Positions do not decrease within a sequence: the last query sees most.
-        const KeyRange seen = visible[static_cast<size_t>(queries.back().query)];
-        const int64_t count = std::min(block_size, seen.count - chunk.block * block_size);
-        const int64_t first = seen.first + chunk.block * block_size;
-        const float *k = k_[first][chunk.group].data(), *v = v_[first][chunk.group].data();
-        s.block.pack(k, v, token, count, dims);
-        if (with_queries) s.block.pack_rows(k, token, count, dims);
-        std::fill_n(s.d_k.data(), count * width, 0.0F);
-        std::fill_n(s.d_v.data(), count * width, 0.0F);
-        const auto pass = static_cast<size_t>(pass_queries);
-        for (size_t begin = 0; begin < queries.size(); begin += pass)
-            add_pass(queries.subspan(begin, std::min(pass, queries.size() - begin)), chunk, s);
-        for (int64_t j = 0; j < count; ++j)
-            for (int64_t d = 0; d < dims; ++d) {
-                d_k_(first + j, chunk.group, d) += static_cast<float>(kLn2) * s.d_k(j, d);
-                d_v_(first + j, chunk.group, d) += s.d_v(j, d);
-            }
-    }
-    if (!with_queries) return;
-    const auto scale = static_cast<float>(p.softmax_scale());
-#pragma omp parallel for num_threads(threads_)
-    for (int64_t i = 0; i < p.queries(); ++i)
-        for (int64_t h = 0; h < p.query_heads; ++h) {
-            const int64_t used = std::ssize(selected(ids, i, h / heads));
-            float* const to = &d_q_(range.begin + i, h, 0);
-            for (int64_t slot = 0; slot < used; ++slot) {
-                const float* from = &slots(i, h, slot, 0);
-                for (int64_t d = 0; d < dims; ++d) to[d] += scale * from[d];
-            }
-        }
+    const ByBlock pass(*this, range, ids, block_size, with_queries);
+    pass.add_blocks();
+    if (with_queries) pass.add_slots(ids);
 }
 
 void AttentionGrad::add_by_query(View<const int32_t, 3> ids, int64_t tile_queries) {

@@ -32,6 +32,7 @@ public:
     int64_t piece_queries(int64_t slots) const;
 
 private:
+    class ByBlock;
     const Problem& p_;
     View<const float, 3> q_, k_, v_, d_out_;
     View<float, 3> d_q_, d_k_, d_v_;

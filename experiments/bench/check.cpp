@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "core/gradient_tolerance.h"
 #include "core/random.h"
 #include "core/reference/reference_backend.h"
 #include "core/tolerance.h"

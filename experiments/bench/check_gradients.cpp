@@ -4,10 +4,10 @@
 #include <functional>
 #include <utility>
 
+#include "core/gradient_tolerance.h"
 #include "core/random.h"
 #include "core/reference/attention_grad.h"
 #include "core/reference/reference_backend.h"
-#include "core/tolerance.h"
 #include "experiments/bench/check.h"
 #include "experiments/bench/check_rows.h"
 #include "experiments/driver/sample.h"
@@ -121,9 +121,11 @@ void KeyGradients::add_head(Backend& backend, const Layer& layer, int64_t head,
     add(mass, head_d_v);
     const GradientSizes own =
         gradient_sizes(p, q, k, v, d_out, lse, static_cast<double>(all.keys()), layer.q.element());
+    const double q_max = std::max(sizes.q_max, own.q_max);
+    const double d_out_max = std::max(sizes.d_out_max, own.d_out_max);
     if (own.d_logit() >= sizes.d_logit()) sizes = own;
-    sizes.q_max = std::max(sizes.q_max, own.q_max);
-    sizes.d_out_max = std::max(sizes.d_out_max, own.d_out_max);
+    sizes.q_max = q_max;
+    sizes.d_out_max = d_out_max;
 }
 
 }  // namespace

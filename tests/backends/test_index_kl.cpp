@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <cmath>
 
+#include "core/gradient_tolerance.h"
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"

@@ -2,14 +2,12 @@
 #include "tests/support/runner.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <numeric>
 
 #include "core/error.h"
 #include "core/half.h"
-#include "gpu/cuda_backend.h"
 #include "tests/support/random.h"
 
 namespace msa::test {
@@ -88,36 +86,6 @@ BackendOptions options_with(int threads) {
 }
 
 }  // namespace
-
-std::ostream& operator<<(std::ostream& out, const Subject& s) {
-    return out << s.backend << '_' << to_string(s.element);
-}
-
-std::vector<BackendInfo> known_backends() {
-    register_cuda_backend();
-    return list_backends();
-}
-
-std::vector<Subject> subjects() {
-    std::vector<Subject> all;
-    for (const BackendInfo& info : known_backends()) {
-        if (!info.usable.yes) continue;
-        all.push_back({info.name, Element::f32});
-        if (info.name == "cuda") all.push_back({info.name, Element::bf16});
-    }
-    return all;
-}
-
-Support usable_here(const std::string& backend) {
-    for (const BackendInfo& info : known_backends())
-        if (info.name == backend) return info.usable;
-    return Support::no("it is not registered");
-}
-
-bool is_required(const std::string& backend) {
-    const char* required = std::getenv("MSA_REQUIRE");
-    return required != nullptr && backend == required;
-}
 
 Operands make_operands(const Case& c, Element element) {
     const Problem& p = c.problem;
@@ -322,17 +290,8 @@ std::vector<LoopOrder> orders_of(Runner& runner, const Problem& p, int64_t top_k
                      {.element = runner.element(), .top_k = top_k, .out = runner.stored()});
 }
 
-std::string identifier(std::string name) {
-    std::replace(name.begin(), name.end(), '-', '_');
-    return name;
-}
-
 std::string param_name(const testing::TestParamInfo<OperationParam>& info) {
     return identifier(text(std::get<0>(info.param), '_', std::get<1>(info.param)));
-}
-
-std::string subject_name(const testing::TestParamInfo<Subject>& info) {
-    return identifier(text(info.param));
 }
 
 void OperationTest::SetUp() {

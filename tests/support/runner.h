@@ -6,43 +6,15 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <ostream>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "core/registry.h"
 #include "tests/support/cases.h"
+#include "tests/support/subjects.h"
 
 namespace msa::test {
-
-/// A backend and the element types of its operands and of attention's outputs: f32, or bf16 like
-/// the operands.
-struct Subject {
-    std::string backend;
-    Element element = Element::f32;
-    Element stored = Element::f32;
-};
-std::ostream& operator<<(std::ostream&, const Subject&);
-
-/// Every backend there is, those that cannot start here too.
-std::vector<BackendInfo> known_backends();
-
-/// Every backend that can start here with every element type that it is tested in. The others are
-/// named, with the reason, by the test Backends/CanStart.
-std::vector<Subject> subjects();
-
-/// Skips the running test, with the reason, when the backend cannot start here; fails it instead
-/// when the environment's MSA_REQUIRE names the backend.
-#define MSA_SKIP_UNLESS_USABLE(backend)                                                     \
-    do {                                                                                    \
-        const ::msa::Support usable = ::msa::test::usable_here(backend);                    \
-        if (!usable.yes && ::msa::test::is_required(backend))                               \
-            FAIL() << "MSA_REQUIRE names " << (backend) << ", but here " << usable.why_not; \
-        if (!usable.yes) GTEST_SKIP() << usable.why_not;                                    \
-    } while (false)
-Support usable_here(const std::string& backend);
-bool is_required(const std::string& backend);
 
 struct Operands {
     Tensor<float, 3> q, k, v, index_q;
@@ -127,8 +99,6 @@ inline Runner reference() { return Runner({"reference", Element::f32}); }
 
 /// Every subject with every case, named like cpu_f32_tail_block.
 using OperationParam = std::tuple<Subject, Case>;
-/// googletest's names have no hyphen: those of backends and selectors get an underscore.
-std::string identifier(std::string name);
 std::string param_name(const testing::TestParamInfo<OperationParam>&);
 
 /// Fixture of the tests that run every case on every subject.
@@ -142,12 +112,8 @@ protected:
     Operands operands_;
 };
 
-/// Fixture of the tests that are written once per subject.
-class SubjectTest : public testing::TestWithParam<Subject> {};
-std::string subject_name(const testing::TestParamInfo<Subject>&);
-
-// Instantiates a fixture over all subjects and cases, over those with windows, soft caps and sinks
-// too, or over all subjects.
+// Instantiates a fixture over all subjects and cases, or over those with windows, soft caps and
+// sinks too.
 #define MSA_FOR_ALL_CASES(fixture)                                                        \
     INSTANTIATE_TEST_SUITE_P(All, fixture,                                                \
                              testing::Combine(testing::ValuesIn(::msa::test::subjects()), \
@@ -159,8 +125,5 @@ std::string subject_name(const testing::TestParamInfo<Subject>&);
         testing::Combine(testing::ValuesIn(::msa::test::subjects()),             \
                          testing::ValuesIn(::msa::test::own_attention_cases())), \
         ::msa::test::param_name)
-#define MSA_FOR_ALL_SUBJECTS(fixture)                                                  \
-    INSTANTIATE_TEST_SUITE_P(All, fixture, testing::ValuesIn(::msa::test::subjects()), \
-                             ::msa::test::subject_name)
 
 }  // namespace msa::test

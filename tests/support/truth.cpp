@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/gradient_tolerance.h"
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
 

@@ -7,12 +7,13 @@
 
 #include <vector>
 
-#include "core/tolerance.h"
+#include "core/gradient_tolerance.h"
 #include "tests/support/runner.h"
 
 namespace msa::test {
 
-/// The tolerances of tolerance.h for the sizes and values of a case.
+/// The tolerances of core/tolerance.h and core/gradient_tolerance.h for the sizes and values of a
+/// case.
 struct Bounds {
     double out, lse, scores, mass, max_logit, kl, d_index_q, d_index_k;
 };

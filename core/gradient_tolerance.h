@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+// How far two right gradients may differ, and what follows from them; and how far a finite
+// difference may be from the gradient. The roundoffs, and the bounds of a forward pass:
+// core/tolerance.h.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "core/tolerance.h"
+
+namespace msa {
+
+/// A weight p = exp(logit - lse) from a saved lse is off by a factor of at most 1 + this: by what
+/// the logit and that lse are off, by the rounding of both to base 2, and by exp itself.
+inline double saved_weight_bound(double logit, double keys, double lse_magnitude) {
+    return std::expm1(logit + lse_bound(logit, keys, lse_magnitude) +
+                      4 * kRoundoff * lse_magnitude) +
+           gamma(kExpRoundoffs);
+}
+
+/// What the bounds of an attention gradient depend on. Sums over queries decide how they grow: a
+/// key's d_k and d_v are off in proportion to `mass`, the weight that all its rows (query, head)
+/// give it together, at most their number: a key that draws most of every row's attention, as a
+/// first token does, is off by N G times what a row is. Beside that comes gamma(rows), the sum's
+/// own rounding, which is linear in the rows where all errors agree and far less where they do not
+/// or where the sum goes in parts. d_q sums over its own keys, whose weights add up to 1.
+struct GradientSizes {
+    double weight;              // saved_weight_bound
+    double out;                 // attention_bound of the saved out
+    double d_out_norm, v_norm;  // largest norms of their rows
+    double d_out_max, q_max, k_max;
+    double keys, rows;  // of a row, of a key
+    double mass;
+    double sink_mass;  // the weight that all rows give a sink
+    double scale;
+    int64_t width;
+    double taken = 0;           // rounding of p and dS where products take them in another type
+    double stored = kRoundoff;  // rounding of the results
+
+    /// Of dP - D, which d_out and v, or out, a mean of v, give.
+    double difference() const { return 2 * d_out_norm * v_norm; }
+    /// Error of dS = p (dP - D) in units of p: that of p, of two products of `width`, and of out.
+    double d_logit() const {
+        const double products = gamma(static_cast<double>(width) + 3) * difference();
+        const double from_out = d_out_norm * std::sqrt(static_cast<double>(width)) * out;
+        return (weight + taken) * difference() + (1 + weight) * (products + from_out);
+    }
+    double d_q() const { return scale * k_max * (d_logit() + sum(keys) * difference()); }
+    double d_k() const { return scale * q_max * mass * (d_logit() + sum(rows) * difference()); }
+    double d_v() const { return d_out_max * mass * (weight + taken + sum(rows)); }
+    /// Of the weight of the sink times D.
+    double d_sinks() const { return sink_mass * (d_logit() + sum(rows) * difference()); }
+
+private:
+    /// Rounding of a sum of `terms` products and of the result.
+    double sum(double terms) const { return (1 + weight) * gamma(terms + 3) + stored; }
+};
+
+/// Error of one component of a KL gradient: scale / rows * sum over tokens of (t - p) times the
+/// other operand, |t - p| off by both weight bounds in total over a row, n additions.
+inline double kl_gradient_bound(const TeacherBound& teacher, double index_logit, double keys,
+                                double scale, double operand_max, double rows_summed, double rows) {
+    const double weights =
+        teacher.weight + weight_bound(index_logit, keys) + 2 * gamma(keys + rows_summed + 4);
+    return scale * operand_max * rows_summed / rows * weights;
+}
+
+/// Error of one number of the gradient of an Index Branch's weights, sum over tokens of d index_q
+/// or d index_k times x of at most `x_max`, where these are off by the two bounds above: d index_q
+/// of each of the `rows`, d index_k of all keys together. The way back through RoPE may gather two
+/// channels in one.
+inline double fit_gradient_bound(double d_index_q, double d_index_k, double rows, double x_max) {
+    return std::sqrt(2.0) * x_max * std::max(rows * d_index_q, d_index_k);
+}
+
+/// What the losses of two fits differ by after `steps` steps of AdamW, beside the bound `kl` of the
+/// loss itself. A step moves a weight by about rate * g / |g|; a gradient g that is off by e moves
+/// it otherwise by at most rate * min(2, 2 e / |g|), and the loss by |g| times that.
+inline double fit_loss_bound(double kl, double gradient, double weights, double rate,
+                             double steps) {
+    return kl + 2 * gradient * rate * weights * steps;
+}
+
+/// Finite differences of a loss with curvature: central difference with step h is off by
+/// h^2 / 6 times the third derivative; for a log-softmax of logits with slope a per unit step the
+/// third derivative is at most a^3 (cumulants of a variable within [-a, a] are at most 2 a^3).
+inline double central_difference_bound(double step, double slope) {
+    return step * step / 6 * 2 * slope * slope * slope;
+}
+
+/// The same for sum p w, |w| <= w_max, of softmax weights p over logits with slopes within
+/// [-slope, slope]: its third derivative, E[wa^3] - 3 E[wa] E[a^2] of centred w and a, is at most
+/// 64 w_max slope^3. Double arithmetic with `terms` roundings of logits up to `logit` adds its own
+/// error over the step.
+inline double attention_difference_bound(double step, double slope, double w_max, double logit,
+                                         double terms) {
+    return step * step / 6 * 64 * w_max * slope * slope * slope +
+           0x1p-52 * w_max * (logit + terms) / step;
+}
+
+}  // namespace msa

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// Fixture of the tests of the activations format.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <hdf5.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/io/activations.h"
+#include "core/io/h5.h"
+#include "tests/support/random.h"
+
+namespace msa::io {
+
+inline constexpr int64_t kTokens = 50;
+
+/// A small valid file of one layer, number 3, and its refusals after changes.
+class Activations : public testing::Test {
+public:
+    ~Activations() override { std::filesystem::remove(path_); }
+
+protected:
+    Activations() {
+        path_ = std::filesystem::temp_directory_path() /
+                text("msalab-io-", getpid(), "-",
+                     testing::UnitTest::GetInstance()->current_test_info()->name(), ".h5");
+        info_.model_id = "test";
+        info_.model_config = R"({"num_kv_heads": 2, "num_query_heads": 4})";
+        info_.producer = "tests";
+        info_.cu_seqlens = {0, 20, kTokens};
+        LayerInfo layer;
+        layer.layer = 3;
+        layer.query_heads = 4;
+        layer.kv_heads = 2;
+        layer.head_dim = layer.index_dim = 16;
+        layer.model_dim = 24;
+        layer.softmax_scale = 0.25;
+        layer.rotary_dim = 8;
+        layer.rope_theta = 1e4;
+        layer.element = Element::f32;
+        info_.layers = {layer};
+    }
+
+    Tensor<float, 3> values(Field field, float sigma = 1) const {
+        const LayerInfo& layer = info_.layers[0];
+        return test::normal<3>({kTokens, layer.heads(field), layer.channels(field)},
+                               static_cast<uint64_t>(field) + 40, sigma);
+    }
+    void write() const {
+        ActivationsWriter writer(path_, info_, true);
+        for (Field field : {Field::x, Field::q, Field::k, Field::v, Field::index_q, Field::index_k})
+            if (info_.layers[0].has(field)) writer.write(3, field, 0, 0, values(field));
+        writer.finish();
+    }
+
+    /// The refusal of a file after `change` was made to a valid one; must name the file.
+    std::string refusal_after(const std::function<void(hid_t)>& change) const {
+        write();
+        {
+            const h5::Handle file(H5Fopen(path_.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+            change(file);
+        }
+        return refusal([&] { ActivationsReader{path_}; });
+    }
+    template <typename Call>
+    std::string refusal(const Call& call) const {
+        try {
+            call();
+        } catch (const InputError& error) {
+            const std::string message = error.what();
+            EXPECT_NE(message.find(path_.string()), std::string::npos) << message;
+            return message.substr(std::min(message.size(), path_.string().size() + 2));
+        }
+        return "";
+    }
+
+    static void set(hid_t file, const char* object, const char* name, const std::string& value) {
+        h5::set_attribute(h5::open_object(file, {"", object}), name, value);
+    }
+    static void drop_attribute(hid_t file, const char* object, const char* name) {
+        H5Adelete(h5::open_object(file, {"", object}), name);
+    }
+    static void drop(hid_t file, const char* object) { H5Ldelete(file, object, H5P_DEFAULT); }
+    /// Replaces a dataset by zeros of another shape.
+    static void reshape(hid_t file, const char* object, const std::vector<hsize_t>& shape,
+                        hid_t type = H5T_IEEE_F32LE) {
+        drop(file, object);
+        h5::create_dataset(file, {"", object}, type, shape, {});
+    }
+
+    std::filesystem::path path_;
+    ActivationsInfo info_;
+};
+
+}  // namespace msa::io

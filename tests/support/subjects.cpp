@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+#include "tests/support/subjects.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "core/error.h"
+#include "gpu/cuda_backend.h"
+
+namespace msa::test {
+
+std::ostream& operator<<(std::ostream& out, const Subject& s) {
+    return out << s.backend << '_' << to_string(s.element);
+}
+
+std::vector<BackendInfo> known_backends() {
+    register_cuda_backend();
+    return list_backends();
+}
+
+std::vector<Subject> subjects() {
+    std::vector<Subject> all;
+    for (const BackendInfo& info : known_backends()) {
+        if (!info.usable.yes) continue;
+        all.push_back({info.name, Element::f32});
+        if (info.name == "cuda") all.push_back({info.name, Element::bf16});
+    }
+    return all;
+}
+
+Support usable_here(const std::string& backend) {
+    for (const BackendInfo& info : known_backends())
+        if (info.name == backend) return info.usable;
+    return Support::no("it is not registered");
+}
+
+bool is_required(const std::string& backend) {
+    const char* required = std::getenv("MSA_REQUIRE");
+    return required != nullptr && backend == required;
+}
+
+std::string identifier(std::string name) {
+    std::replace(name.begin(), name.end(), '-', '_');
+    return name;
+}
+
+std::string subject_name(const testing::TestParamInfo<Subject>& info) {
+    return identifier(text(info.param));
+}
+
+}  // namespace msa::test
