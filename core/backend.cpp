@@ -6,6 +6,7 @@
 #include <thread>
 #include <type_traits>
 
+#include "core/attention_saved.h"
 #include "core/error.h"
 
 namespace msa {
@@ -54,6 +55,7 @@ public:
         k(in.v, "v");
         same_element("k", in.k.element(), in.q.element());
         same_element("v", in.v.element(), in.q.element());
+        if (in.sinks) operand("sinks", in.sinks, "[Hq]", Shape<1>{p_.query_heads});
     }
     void lse(const View<const float, 2>& lse) const {
         operand("lse", lse, "[Nq, Hq]", Shape<2>{p_.queries(), p_.query_heads});
@@ -63,15 +65,25 @@ public:
         operand("out", to.out, "[Nq, Hq, dh]", Shape<3>{p_.queries(), p_.query_heads, p_.head_dim});
         lse(to.lse);
     }
-    void gradient(const AttentionSaved& saved, const AttentionGradient& to) const {
+    void gradient(const AttentionInput& in, const AttentionSaved& saved,
+                  const AttentionGradient& to) const {
         const Shape<3> like_q{p_.queries(), p_.query_heads, p_.head_dim};
+        const Shape<3> like_k{p_.keys(), p_.kv_heads, p_.head_dim};
+        const Element element = in.q.element();
         operand("saved out", saved.out, "[Nq, Hq, dh]", like_q);
+        result_element("saved out", saved.out.element(), element);
         lse(saved.lse);
         operand("d_out", saved.d_out, "[Nq, Hq, dh]", like_q);
+        result_element("d_out", saved.d_out.element(), element);
         operand("d_q", to.d_q, "[Nq, Hq, dh]", like_q);
-        const Shape<3> like_k{p_.keys(), p_.kv_heads, p_.head_dim};
+        result_element("d_q", to.d_q.element(), element);
         operand("d_k", to.d_k, "[Nk, Hkv, dh]", like_k);
+        result_element("d_k", to.d_k.element(), element);
         operand("d_v", to.d_v, "[Nk, Hkv, dh]", like_k);
+        result_element("d_v", to.d_v.element(), element);
+        if (!to.d_sinks) return;
+        require(static_cast<bool>(in.sinks), "d_sinks is present, but sinks are absent");
+        operand("d_sinks", to.d_sinks, "[Hq]", Shape<1>{p_.query_heads});
     }
     Shape<3> index_q_shape() const { return {p_.queries(), p_.kv_heads, p_.index_dim}; }
     Shape<2> index_k_shape() const { return {p_.keys(), p_.index_dim}; }
@@ -151,8 +163,9 @@ void Backend::dense_attention_grad(const Problem& p, const AttentionInput& in,
                                    const AttentionSaved& saved, const AttentionGradient& to) {
     const Checker check(*this, p);
     check.input(in);
-    check.gradient(saved, to);
+    check.gradient(in, saved, to);
     check_support(p, DenseAttentionGradRequest{.element = in.q.element()});
+    if (space() == Space::host) check_saved(p, in, {}, saved);
     do_dense_attention_grad(p, in, saved, to);
 }
 
@@ -200,13 +213,15 @@ void Backend::sparse_attention(const Problem& p, const AttentionInput& in,
 
 void Backend::sparse_attention_grad(const Problem& p, const AttentionInput& in,
                                     View<const int32_t, 3> ids, const AttentionSaved& saved,
-                                    const AttentionGradient& to) {
+                                    const AttentionGradient& to, LoopOrder order) {
     const Checker check(*this, p);
     check.input(in);
     check.given_ids(ids);
-    check.gradient(saved, to);
-    check_support(p, SparseAttentionGradRequest{.element = in.q.element(), .top_k = ids.extent(2)});
-    do_sparse_attention_grad(p, in, ids, saved, to);
+    check.gradient(in, saved, to);
+    check_support(p, SparseAttentionGradRequest{
+                         .element = in.q.element(), .top_k = ids.extent(2), .order = order});
+    if (space() == Space::host) check_saved(p, in, ids, saved);
+    do_sparse_attention_grad(p, in, ids, saved, to, order);
 }
 
 void Backend::block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) {
@@ -249,7 +264,7 @@ void Backend::do_dense_attention_grad(const Problem&, const AttentionInput&, con
 
 void Backend::do_sparse_attention_grad(const Problem&, const AttentionInput&,
                                        View<const int32_t, 3>, const AttentionSaved&,
-                                       const AttentionGradient&) {
+                                       const AttentionGradient&, LoopOrder) {
     MSA_CHECK(false && "supports() promised what is not there");
 }
 

@@ -25,13 +25,15 @@
 
 namespace msa {
 
-/// Loop order of sparse_attention. supports() says which orders a backend has for a problem.
+/// Loop order of sparse_attention and of sparse_attention_grad. supports() says which orders a
+/// backend has for a problem. Of a gradient it is the order of d_q; d_k and d_v are always sums
+/// over the queries of a block.
 enum class LoopOrder : uint8_t {
     automatic,   // the backend's fastest; it may mix the others
     q_outer,     // one query of one group at a time walks its own blocks
     tile_union,  // a tile of neighbouring queries walks the union of their blocks, masked
-    kv_outer,    // each block gathers its queries; partial outputs go to slots, which a second
-                 // phase combines (sec:kernel:sparse_attn)
+    kv_outer,    // each block gathers its queries; partial outputs, or partial d_q, go to slots,
+                 // which a second phase combines (sec:kernel:sparse_attn)
 };
 /// "automatic", "q_outer", "union", "kv_outer"
 const char* to_string(LoopOrder);
@@ -68,6 +70,7 @@ struct SparseAttentionRequest {
 struct SparseAttentionGradRequest {
     Element element = Element::f32;
     int64_t top_k = 0;
+    LoopOrder order = LoopOrder::automatic;
 };
 struct BlockMassRequest {
     Element element = Element::f32;
@@ -95,8 +98,9 @@ struct Support {
 };
 
 struct AttentionInput {
-    In<3> q;     // [Nq, Hq, dh], after RoPE
-    In<3> k, v;  // [Nk, Hkv, dh]; never repeated to query heads
+    In<3> q;                          // [Nq, Hq, dh], after RoPE
+    In<3> k, v;                       // [Nk, Hkv, dh]; never repeated to query heads
+    View<const float, 1> sinks = {};  // [Hq] learnable logit per query head (GPT-OSS); absent: none
 };
 
 struct AttentionOutput {
@@ -112,8 +116,9 @@ struct AttentionSaved {
 };
 
 struct AttentionGradient {
-    Out<3> d_q;       // [Nq, Hq, dh]
-    Out<3> d_k, d_v;  // [Nk, Hkv, dh]
+    Out<3> d_q;                   // [Nq, Hq, dh]
+    Out<3> d_k, d_v;              // [Nk, Hkv, dh]
+    View<float, 1> d_sinks = {};  // [Hq], absent: none
 };
 
 struct IndexInput {
@@ -201,7 +206,16 @@ public:
 
     /// Causal softmax attention with GQA (eq:softmax-attention).
     void dense_attention(const Problem&, const AttentionInput&, const AttentionOutput&);
-    /// Its gradient. No backend supports it yet.
+    /// Its gradient, from what the forward pass left. With p = exp(scale q.k - lse),
+    /// dP = <d_out, v> and D = <d_out, out>, a row's dS is p (dP - D), and
+    ///   d_q = scale sum dS k over its keys,   d_k = scale sum dS q,   d_v = sum p d_out
+    /// over the G heads of the group and all queries that see the key; with sinks s, which lse and
+    /// out have in them, d_sinks = -sum exp(s - lse) D over all queries. A query or a key without
+    /// the other gets 0. A NaN that a row sees, in its d_out too, makes its d_q and the d_k and d_v
+    /// of all keys that it sees NaN.
+    ///
+    /// Saved lse and out that cannot be of this input are refused on the host (check_saved, in
+    /// core/attention_saved.h, says what is looked at); on a device they must be right unchecked.
     void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
                               const AttentionGradient&);
 
@@ -225,9 +239,11 @@ public:
     /// with check_selection; ids on a device must satisfy it unchecked.
     void sparse_attention(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
                           const AttentionOutput&, LoopOrder order = LoopOrder::automatic);
-    /// Its gradient; none through ids. No backend supports it yet.
+    /// Its gradient, as dense_attention_grad's over the keys of the query's blocks; none through
+    /// ids.
     void sparse_attention_grad(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
-                               const AttentionSaved&, const AttentionGradient&);
+                               const AttentionSaved&, const AttentionGradient&,
+                               LoopOrder order = LoopOrder::automatic);
 
     /// mass [Nq, Hkv, B]: probability of dense attention summed over the block's visible tokens,
     /// mean over the G heads of the group (P_b). max_logit: maximum of softmax_scale * q . k over
@@ -259,7 +275,7 @@ protected:
                                          const AttentionSaved&, const AttentionGradient&);
     virtual void do_sparse_attention_grad(const Problem&, const AttentionInput&,
                                           View<const int32_t, 3> ids, const AttentionSaved&,
-                                          const AttentionGradient&);
+                                          const AttentionGradient&, LoopOrder);
 
 private:
     void check_support(const Problem&, const Request&) const;

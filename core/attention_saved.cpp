@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+#include "core/attention_saved.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/error.h"
+#include "core/reference/reference_backend.h"
+#include "core/selection.h"
+#include "core/tolerance.h"
+
+namespace msa {
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+/// Terms of one float sum: longer sums go in parts.
+constexpr double kMostTerms = 1 << 20;
+
+struct Rows {
+    const Problem& p;
+    View<const float, 3> q, k, v;
+    View<const float, 1> sinks;
+    View<const int32_t, 3> ids;
+    View<const float, 3> out;
+    View<const float, 2> lse;
+};
+
+double norm(View<const float, 1> row) { return std::sqrt(reference::dot(row, row)); }
+
+void require_empty(const Rows& rows, int64_t i, int64_t h) {
+    const float want = rows.sinks ? rows.sinks(h) : kNothing;
+    const float lse = rows.lse(i, h);
+    require(lse == want || (std::isnan(lse) && std::isnan(want)), "saved lse[", i, ", ", h, "] is ",
+            lse, ", must be ", want, ": the row sees no key");
+    for (int64_t d = 0; d < rows.p.head_dim; ++d)
+        require(rows.out(i, h, d) == 0 || std::isnan(want), "saved out[", i, ", ", h, ", ", d,
+                "] is ", rows.out(i, h, d), ", must be 0: the row sees no key");
+}
+
+void require_plausible(const Rows& rows, int64_t i, int64_t h) {
+    const float lse = rows.lse(i, h);
+    require(lse != kNothing, "saved lse[", i, ", ", h, "] is -inf, but the row sees a key");
+    if (!std::isnan(lse)) return;
+    for (int64_t d = 0; d < rows.p.head_dim; ++d)
+        require(std::isnan(rows.out(i, h, d)), "saved out[", i, ", ", h, ", ", d, "] is ",
+                rows.out(i, h, d), ", must be NaN like the row's lse");
+}
+
+/// Compares the row with what the equations give.
+void require_right(const Rows& rows, int64_t i, int64_t h, const std::vector<int64_t>& tokens) {
+    const Problem& p = rows.p;
+    const int64_t group = h / p.group_size();
+    double k_norm = 0, v_max = 0;
+    std::vector<double> weights;
+    for (int64_t j : tokens) {
+        weights.push_back(p.softmax_scale() * reference::dot(rows.q[i][h], rows.k[j][group]));
+        k_norm = std::max(k_norm, norm(rows.k[j][group]));
+        for (int64_t d = 0; d < p.head_dim; ++d)
+            v_max = std::max(v_max, std::fabs(double{rows.v(j, group, d)}));
+    }
+    if (rows.sinks) weights.push_back(double{rows.sinks(h)});
+    const double lse = reference::softmax(weights);
+    const auto keys = std::min(static_cast<double>(weights.size()), kMostTerms);
+    const double logit = logit_bound(p.softmax_scale(), norm(rows.q[i][h]), k_norm, p.head_dim);
+    const auto compare = [&](const std::string& name, double got, double want, double bound) {
+        require(!std::isfinite(want) || !std::isfinite(bound) || std::fabs(got - want) <= bound,
+                name, " is ", got, ", must be ", want, " within ", bound,
+                ": it is not of this input");
+    };
+    compare(text("saved lse[", i, ", ", h, "]"), double{rows.lse(i, h)}, lse,
+            lse_bound(logit, keys, std::fabs(lse)));
+    const double bound = attention_bound(logit, keys, v_max, Element::f32, Element::f32);
+    for (int64_t d = 0; d < p.head_dim; ++d) {
+        double sum = 0;
+        for (size_t t = 0; t < tokens.size(); ++t) sum += weights[t] * rows.v(tokens[t], group, d);
+        compare(text("saved out[", i, ", ", h, ", ", d, "]"), double{rows.out(i, h, d)}, sum,
+                bound);
+    }
+}
+
+}  // namespace
+
+void check_saved(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
+                 const AttentionSaved& saved) {
+    const Rows rows{p,
+                    in.q.as<const float>(),
+                    in.k.as<const float>(),
+                    in.v.as<const float>(),
+                    in.sinks,
+                    ids,
+                    saved.out.as<const float>(),
+                    saved.lse};
+    const std::vector<KeyRange>& visible = visible_keys(p);
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            const bool sees =
+                visible[static_cast<size_t>(i)].count > 0 && (!ids || !selected(ids, i, r).empty());
+            for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h)
+                sees ? require_plausible(rows, i, h) : require_empty(rows, i, h);
+        }
+    const int64_t last = p.queries() * p.query_heads - 1;
+    for (int64_t n = 0; n < kCheckedRows && last >= 0; ++n) {
+        const int64_t row = n * last / (kCheckedRows - 1);
+        const int64_t i = row / p.query_heads, h = row % p.query_heads;
+        const KeyRange seen = visible[static_cast<size_t>(i)];
+        const std::vector<int64_t> tokens =
+            ids ? reference::support_tokens(seen, p.block_size,
+                                            selected(ids, i, h / p.group_size()))
+                : reference::all_tokens(seen);
+        if (!tokens.empty()) require_right(rows, i, h, tokens);
+    }
+}
+
+}  // namespace msa
