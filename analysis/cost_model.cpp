@@ -19,6 +19,12 @@ double query_bytes(const Problem& p, Element element) {
            (2 * bytes_of(element) * real(p.head_dim) + kLseBytes);
 }
 
+/// d_out in, d_q, d_k and d_v out.
+double gradient_bytes(const Problem& p, Element element) {
+    return 2 * bytes_of(element) *
+           real((p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim);
+}
+
 /// (token, group) pairs that any query selected.
 int64_t selected_tokens(const Problem& p, View<const int32_t, 3> ids) {
     const std::vector<KeyRange> visible = visible_keys(p);
@@ -69,6 +75,12 @@ double sparse_attention_flops(const Problem& p, View<const int32_t, 3> ids) {
     return 4 * static_cast<double>(p.group_size() * p.head_dim) * selected_pairs(p, ids);
 }
 
+double dense_attention_grad_flops(const Problem& p) { return 2.5 * dense_attention_flops(p); }
+
+double sparse_attention_grad_flops(const Problem& p, View<const int32_t, 3> ids) {
+    return 2.5 * sparse_attention_flops(p, ids);
+}
+
 double index_kl_flops(const Problem& p, double pairs) {
     const auto main = static_cast<double>(p.group_size() * p.head_dim);
     return 2 * (main + 3 * static_cast<double>(p.index_dim)) * pairs;
@@ -105,6 +117,14 @@ double sparse_attention_bytes(const Problem& p, View<const int32_t, 3> ids, Elem
 double dense_attention_bytes(const Problem& p, Element element) {
     return query_bytes(p, element) +
            2 * bytes_of(element) * real(p.keys() * p.kv_heads * p.head_dim);
+}
+
+double sparse_attention_grad_bytes(const Problem& p, View<const int32_t, 3> ids, Element element) {
+    return sparse_attention_bytes(p, ids, element) + gradient_bytes(p, element);
+}
+
+double dense_attention_grad_bytes(const Problem& p, Element element) {
+    return dense_attention_bytes(p, element) + gradient_bytes(p, element);
 }
 
 double block_mass_bytes(const Problem& p, Element element) {

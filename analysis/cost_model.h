@@ -26,6 +26,10 @@ double index_scores_flops(const Problem&);
 /// The Main Branch over the selected keys: 4 G dh selected_pairs (at most the second term of
 /// F_MSA, 4 Hq dh N k Bk).
 double sparse_attention_flops(const Problem&, View<const int32_t, 3> ids);
+/// Of the gradients, five products for the forward pass's two, whatever is computed anew: 2.5 times
+/// the forward pass.
+double dense_attention_grad_flops(const Problem&);
+double sparse_attention_grad_flops(const Problem&, View<const int32_t, 3> ids);
 /// KL loss with gradient over `pairs` (query, key, group) triples of its support: main and index
 /// logits, and the two index gradients.
 double index_kl_flops(const Problem&, double pairs);
@@ -42,6 +46,9 @@ double sparse_attention_bytes(const Problem&, View<const int32_t, 3> ids, Elemen
 /// Operands of both branches once, the loss (8 bytes a row), the gradients (4 bytes).
 double index_kl_bytes(const Problem&, Element);
 double dense_attention_bytes(const Problem&, Element);
+/// As the forward pass, whose out and lse are read, with d_out, d_q, and d_k and d_v of all tokens.
+double sparse_attention_grad_bytes(const Problem&, View<const int32_t, 3> ids, Element);
+double dense_attention_grad_bytes(const Problem&, Element);
 double block_mass_bytes(const Problem&, Element);
 
 }  // namespace msa::analysis

@@ -4,6 +4,9 @@
 //   H = -sum_j p_j ln p_j = lse - sum_j p_j s_j = lse - scale * q . (sum_j p_j k_j),
 // and the last sum is the output of the same attention with v := k. The difference cancels where a
 // head looks at one key: H is good to about the float rounding of lse, and is never below 0.
+//
+// A learnable sink is one more place that probability goes to: p_sink = exp(sink - lse) takes part
+// with its logit, the sink. Capped logits are no such product of a mean key: H is NaN, undefined.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +22,10 @@ public:
     explicit Entropy(int64_t query_heads);
 
     /// A chunk of queries: q [Nq, Hq, dh]; mean_key [Nq, Hq, dh] and lse [Nq, Hq] as attention with
-    /// v := k gives them, dense or sparse. Rows with an empty support (lse -inf) do not count.
+    /// v := k gives them, dense or sparse, with `sinks` [Hq] on the host, absent: none. Rows with
+    /// an empty support (lse -inf) do not count.
     void add(const Problem&, View<const float, 3> q, View<const float, 3> mean_key,
-             View<const float, 2> lse);
+             View<const float, 2> lse, View<const float, 1> sinks = {});
 
     std::vector<double> nats() const { return values(entropy_); }  // [Hq]
 

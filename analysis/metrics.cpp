@@ -18,9 +18,31 @@ constexpr Metric kTable[] = {
      "sum of P_b over I*: mass kept by the oracle's choice of as many blocks"},
     {"output_error", "output error", "relative", "head",
      "|o_sparse - o_dense| / |o_dense| over the counted queries, mean over heads"},
+    {"group_output_error", "error", "relative", "group",
+     "|o_sparse - o_dense| / |o_dense| over the counted queries and a group's heads, mean over "
+     "groups"},
     {"dead_heads", "dead heads", "heads", "layer",
      "heads whose dense output is 0 on all counted queries: they have no output error and are left "
      "out of its mean"},
+    {"dead_groups", "dead groups", "groups", "layer",
+     "groups whose dense output is 0 on all counted queries: they have no output error and are "
+     "left out of its mean"},
+    {"layer_overlap", "layer overlap", "IoU", "layer,layer",
+     "|A ∩ B| / |A ∪ B| of the blocks that two layers choose for the same query and group, mean "
+     "over a sample of queries"},
+    // What a selection reads and costs.
+    {"blocks_kept", "blocks kept", "blocks", "group", "chosen blocks per counted query and group"},
+    {"tokens_read", "tokens read", "tokens", "group",
+     "keys that a counted query reads per group: its own block as far as it sees it"},
+    {"index_flops", "index FLOPs", "FLOP", "layer",
+     "FLOPs of the selector's scores per query of the phase, all heads (a multiply-add is 2)"},
+    {"index_bytes", "index bytes", "B", "layer",
+     "bytes that the selector's scores read per query of the phase, each query on its own, 2-byte "
+     "elements; what is read once for several queries is spread over them"},
+    {"attention_flops", "attention FLOPs", "FLOP", "layer",
+     "FLOPs of attention over the chosen keys per query"},
+    {"attention_bytes", "attention bytes", "B", "layer",
+     "bytes of chosen keys and values per query, each query on its own, 2-byte elements"},
     // Where the probability lies.
     {"sink_mass_dense", "sink dense", "probability", "head",
      "probability on token 0 in dense attention, mean over all queries and heads"},

@@ -32,7 +32,7 @@ void SinkMass::add(const Problem& p, View<const float, 3> q, View<const float, 3
         for (int64_t h = 0; h < p.query_heads; ++h) {
             const int64_t group = h / p.group_size();
             double first = 0, sum = 0;
-            for (int64_t j = 0; j < std::min(tokens_, seen.count); ++j) {
+            for (int64_t j = p.window_start(seen.count); j < std::min(tokens_, seen.count); ++j) {
                 if (ids) {
                     const auto kept = selected(ids, i, group);
                     if (!std::binary_search(kept.begin(), kept.end(), j / p.block_size)) continue;
@@ -40,10 +40,9 @@ void SinkMass::add(const Problem& p, View<const float, 3> q, View<const float, 3
                 double dot = 0;
                 for (int64_t d = 0; d < p.head_dim; ++d)
                     dot += double{q(i, h, d)} * double{k(seen.first + j, group, d)};
-                const double probability =
-                    std::abs(double{lse(i, h)}) > kLargestLse
-                        ? std::numeric_limits<double>::quiet_NaN()
-                        : std::exp(p.softmax_scale() * dot - double{lse(i, h)});
+                const double probability = std::abs(double{lse(i, h)}) > kLargestLse
+                                               ? std::numeric_limits<double>::quiet_NaN()
+                                               : std::exp(p.logit(dot) - double{lse(i, h)});
                 if (j == 0) first = probability;
                 sum += probability;
             }

@@ -2,7 +2,8 @@
 // Attention sinks (fig:attention-sink): mean probability that a head puts on the first tokens of
 // the sequence, over all rows that see a key. On dense attention, or on the support that sparse
 // attention used: then a token outside the selected blocks has probability 0, and the softmax is
-// normalised by the sparse lse. Where the logits are so large that the rounding of a float lse
+// normalised by the sparse lse. Tokens before a query's window have probability 0, and learnable
+// sinks are in the lse. Where the logits are so large that the rounding of a float lse
 // alone changes probabilities by more than 1 %, the mean is NaN: undefined.
 #pragma once
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/convert.h"
 #include "core/error.h"
 #include "core/reference/reference_backend.h"
 #include "core/selection.h"
@@ -18,6 +19,22 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 /// Terms of one float sum: longer sums go in parts.
 constexpr double kMostTerms = 1 << 20;
 
+/// An operand in float: in place, or its values.
+struct Floats {
+    explicit Floats(const In<3>& stored) {
+        if (stored.element() == Element::f32) {
+            view = stored.as<const float>();
+            return;
+        }
+        values = Tensor<float, 3>(stored.shape(), Fill::nothing);
+        decode(stored.data(), stored.element(),
+               {values.data(), static_cast<size_t>(values.size())});
+        view = values.view();
+    }
+    Tensor<float, 3> values;
+    View<const float, 3> view;
+};
+
 struct Rows {
     const Problem& p;
     View<const float, 3> q, k, v;
@@ -25,6 +42,7 @@ struct Rows {
     View<const int32_t, 3> ids;
     View<const float, 3> out;
     View<const float, 2> lse;
+    Element operands, stored;  // of q, k, v and of out
 };
 
 double norm(View<const float, 1> row) { return std::sqrt(reference::dot(row, row)); }
@@ -71,7 +89,7 @@ void require_right(const Rows& rows, int64_t i, int64_t h, const std::vector<int
     };
     compare(text("saved lse[", i, ", ", h, "]"), double{rows.lse(i, h)}, lse,
             lse_bound(logit, keys, std::fabs(lse)));
-    const double bound = attention_bound(logit, keys, v_max, Element::f32, Element::f32);
+    const double bound = attention_bound(logit, keys, v_max, rows.operands, rows.stored);
     for (int64_t d = 0; d < p.head_dim; ++d) {
         double sum = 0;
         for (size_t t = 0; t < tokens.size(); ++t) sum += weights[t] * rows.v(tokens[t], group, d);
@@ -84,14 +102,9 @@ void require_right(const Rows& rows, int64_t i, int64_t h, const std::vector<int
 
 void check_saved(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                  const AttentionSaved& saved) {
-    const Rows rows{p,
-                    in.q.as<const float>(),
-                    in.k.as<const float>(),
-                    in.v.as<const float>(),
-                    in.sinks,
-                    ids,
-                    saved.out.as<const float>(),
-                    saved.lse};
+    const Floats q(in.q), k(in.k), v(in.v), out(saved.out);
+    const Rows rows{p,   q.view,   k.view,    v.view,         in.sinks,
+                    ids, out.view, saved.lse, in.q.element(), saved.out.element()};
     const std::vector<KeyRange>& visible = visible_keys(p);
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r) {

@@ -8,14 +8,13 @@
 namespace msa {
 
 /// Throws InputError naming the row, the value and the rule unless
-///   - a row (query, head) that sees no key has out 0, and lse -inf or, with sinks, its head's
-///   sink,
+///   - a row (query, head) that sees no key has out 0, and lse -inf or, with sinks, its sink,
 ///   - another row has lse above -inf, and where lse is NaN, out is NaN too,
 ///   - kCheckedRows rows, the first, the last and others evenly between, have the lse and out that
 ///     the equations give in double, within the bounds of a forward pass in float
 ///     (core/tolerance.h); of these, rows with a value that is not finite are passed over.
 /// The values of other rows are not looked at. ids [Nq, Hkv, k] are those of sparse_attention,
-/// which satisfy check_selection; absent: dense_attention. Operands are f32, on the host.
+/// which satisfy check_selection; absent: dense_attention. All is on the host.
 void check_saved(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
                  const AttentionSaved&);
 

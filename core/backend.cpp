@@ -55,7 +55,10 @@ public:
         k(in.v, "v");
         same_element("k", in.k.element(), in.q.element());
         same_element("v", in.v.element(), in.q.element());
-        if (in.sinks) operand("sinks", in.sinks, "[Hq]", Shape<1>{p_.query_heads});
+        sinks(in.sinks);
+    }
+    void sinks(const View<const float, 1>& given) const {
+        if (given) operand("sinks", given, "[Hq]", Shape<1>{p_.query_heads});
     }
     void lse(const View<const float, 2>& lse) const {
         operand("lse", lse, "[Nq, Hq]", Shape<2>{p_.queries(), p_.query_heads});
@@ -129,6 +132,15 @@ Element operand_element(const Request& request) {
         request);
 }
 
+LoopOrder loop_order(const Request& request) {
+    return std::visit(
+        [](const auto& asked) {
+            if constexpr (requires { asked.order; }) return asked.order;
+            return LoopOrder::automatic;
+        },
+        request);
+}
+
 const char* to_string(LoopOrder order) {
     switch (order) {
         case LoopOrder::automatic: return "automatic";
@@ -144,10 +156,28 @@ int Backend::host_threads() const {
 }
 
 void Backend::check_support(const Problem& problem, const Request& request) const {
-    const Support support = supports(problem, request);
+    Support support = supports(problem, request);
+    if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
+        std::holds_alternative<SparseAttentionGradRequest>(request)) {
+        if (problem.window)
+            support = Support::no(text("it takes no window, which is ", *problem.window));
+        if (problem.softcap)
+            support = Support::no(text("it takes no soft cap, which is ", *problem.softcap));
+    }
     if (!support.yes)
         throw UnsupportedError(text("backend ", name(), " does not support ",
                                     operation_name(request), ": ", support.why_not));
+}
+
+SparseAttentionGradRequest sparse_attention_grad_request(const AttentionInput& in,
+                                                         View<const int32_t, 3> ids,
+                                                         const AttentionSaved& saved,
+                                                         LoopOrder order) {
+    const bool wide = saved.out.element() == Element::f32 || saved.d_out.element() == Element::f32;
+    return {.element = in.q.element(),
+            .top_k = ids.extent(2),
+            .order = order,
+            .saved = wide ? Element::f32 : in.q.element()};
 }
 
 void Backend::dense_attention(const Problem& p, const AttentionInput& in,
@@ -218,21 +248,21 @@ void Backend::sparse_attention_grad(const Problem& p, const AttentionInput& in,
     check.input(in);
     check.given_ids(ids);
     check.gradient(in, saved, to);
-    check_support(p, SparseAttentionGradRequest{
-                         .element = in.q.element(), .top_k = ids.extent(2), .order = order});
+    check_support(p, sparse_attention_grad_request(in, ids, saved, order));
     if (space() == Space::host) check_saved(p, in, ids, saved);
     do_sparse_attention_grad(p, in, ids, saved, to, order);
 }
 
-void Backend::block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) {
+void Backend::block_mass(const Problem& p, const BlockMassInput& in, const BlockMassOutput& to) {
     const Checker check(*this, p, kMinScoredBlockSize);
-    check.q(q);
-    check.k(k);
-    check.same_element("k", k.element(), q.element());
+    check.q(in.q);
+    check.k(in.k);
+    check.same_element("k", in.k.element(), in.q.element());
+    check.sinks(in.sinks);
     check.per_block("mass", to.mass);
     if (to.max_logit) check.per_block("max_logit", to.max_logit);
-    check_support(p, BlockMassRequest{.element = q.element()});
-    do_block_mass(p, q, k, to);
+    check_support(p, BlockMassRequest{.element = in.q.element()});
+    do_block_mass(p, in, to);
 }
 
 void Backend::index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) {
@@ -243,6 +273,7 @@ void Backend::index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOu
     const Element element = in.index.index_q.element();
     check.same_element("q", in.q.element(), element);
     check.same_element("k", in.k.element(), element);
+    check.sinks(in.sinks);
     if (in.ids) check.given_ids(in.ids);
     check.operand("kl", to.kl, "[Nq, Hkv]", Shape<2>{p.queries(), p.kv_heads});
     require(static_cast<bool>(to.d_index_q) == static_cast<bool>(to.d_index_k),

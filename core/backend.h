@@ -71,6 +71,7 @@ struct SparseAttentionGradRequest {
     Element element = Element::f32;
     int64_t top_k = 0;
     LoopOrder order = LoopOrder::automatic;
+    Element saved = Element::f32;  // of the saved out and of d_out; f32 where one of them is
 };
 struct BlockMassRequest {
     Element element = Element::f32;
@@ -89,6 +90,8 @@ using Request = std::variant<DenseAttentionRequest, DenseAttentionGradRequest, I
 const char* operation_name(const Request&);
 /// Of its operands; f32 for select_blocks, whose scores always are.
 Element operand_element(const Request&);
+/// automatic for operations without one.
+LoopOrder loop_order(const Request&);
 
 /// An answer with its reason.
 struct Support {
@@ -98,14 +101,18 @@ struct Support {
 };
 
 struct AttentionInput {
-    In<3> q;                          // [Nq, Hq, dh], after RoPE
-    In<3> k, v;                       // [Nk, Hkv, dh]; never repeated to query heads
-    View<const float, 1> sinks = {};  // [Hq] learnable logit per query head (GPT-OSS); absent: none
+    In<3> q;     // [Nq, Hq, dh], after RoPE
+    In<3> k, v;  // [Nk, Hkv, dh]; never repeated to query heads
+    /// [Hq] A learnable logit of each query head that competes in its softmax and has no value
+    /// (GPT-OSS, arXiv 2508.10925): lse' = ln(e^lse + e^sink), out' = out e^(lse - lse'). A row
+    /// without visible keys has out 0 and lse = sink. NaN makes the head's outputs NaN. Absent:
+    /// none.
+    View<const float, 1> sinks = {};
 };
 
 struct AttentionOutput {
     Out<3> out;          // [Nq, Hq, dh], f32 or like q; no visible key: 0
-    View<float, 2> lse;  // [Nq, Hq] natural log of the sum of exp(scale q.k); no visible key: -inf
+    View<float, 2> lse;  // [Nq, Hq] natural log of the sum of exp(logit); no visible key: -inf
 };
 
 /// What a backward pass is given beside the forward input.
@@ -114,6 +121,11 @@ struct AttentionSaved {
     View<const float, 2> lse;  // [Nq, Hq] of the forward pass
     In<3> d_out;               // [Nq, Hq, dh]
 };
+
+/// What supports() is asked for a call of sparse_attention_grad.
+SparseAttentionGradRequest sparse_attention_grad_request(const AttentionInput&,
+                                                         View<const int32_t, 3> ids,
+                                                         const AttentionSaved&, LoopOrder);
 
 struct AttentionGradient {
     Out<3> d_q;                   // [Nq, Hq, dh]
@@ -124,6 +136,11 @@ struct AttentionGradient {
 struct IndexInput {
     In<3> index_q;  // [Nq, Hkv, didx], one head per group
     In<2> index_k;  // [Nk, didx], one head shared by all groups
+};
+
+struct BlockMassInput {
+    In<3> q, k;                       // as in AttentionInput
+    View<const float, 1> sinks = {};  // likewise
 };
 
 struct BlockMassOutput {
@@ -137,6 +154,7 @@ struct IndexKlInput {
     In<3> q, k;                  // the teacher's, as in AttentionInput
     View<const int32_t, 3> ids;  // [Nq, Hkv, k] the selected support; absent: full (warm-up)
     Teacher teacher = Teacher::mean;
+    View<const float, 1> sinks = {};  // the teacher's, as in AttentionInput
 };
 
 struct IndexKlOutput {
@@ -216,6 +234,7 @@ public:
     ///
     /// Saved lse and out that cannot be of this input are refused on the host (check_saved, in
     /// core/attention_saved.h, says what is looked at); on a device they must be right unchecked.
+    /// No backend takes a window or a soft cap here.
     void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
                               const AttentionGradient&);
 
@@ -246,15 +265,22 @@ public:
                                LoopOrder order = LoopOrder::automatic);
 
     /// mass [Nq, Hkv, B]: probability of dense attention summed over the block's visible tokens,
-    /// mean over the G heads of the group (P_b). max_logit: maximum of softmax_scale * q . k over
-    /// the block's visible tokens and the group's heads. Blocks may be as small as one token. To
-    /// stream, cut the queries: Problem::with_queries.
-    void block_mass(const Problem&, In<3> q, In<3> k, const BlockMassOutput&);
+    /// mean over the G heads of the group (P_b); with sinks, a row's masses add up to 1 less the
+    /// sinks' mean share. max_logit: maximum of the logit over the block's visible tokens and the
+    /// group's heads. Blocks may be as small as one token. To stream, cut the queries:
+    /// Problem::with_queries.
+    void block_mass(const Problem&, const BlockMassInput&, const BlockMassOutput&);
 
     /// KL divergence of the index distribution from the teacher, per row (eq:msa-kl), and the
     /// gradient of the mean over all Nq * Hkv rows. Support: the visible tokens of the blocks
     /// ids [Nq, Hkv, k], or all visible tokens when ids is absent (warm-up). The teacher gets
     /// no gradient.
+    ///
+    /// Each head's probabilities on the support are those of sparse attention there: with the
+    /// window, the cap and the head's sink. Sinks take part of each head's probability away, so
+    /// the mean over the heads is divided by its sum: the teacher is a distribution over the keys,
+    /// to which a head counts by what its sink leaves of it. A row whose window shows no key of
+    /// its support has KL 0 and no gradient.
     void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 protected:
@@ -268,7 +294,7 @@ protected:
     virtual void do_sparse_attention(const Problem&, const AttentionInput&,
                                      View<const int32_t, 3> ids, const AttentionOutput&,
                                      LoopOrder) = 0;
-    virtual void do_block_mass(const Problem&, In<3> q, In<3> k, const BlockMassOutput&) = 0;
+    virtual void do_block_mass(const Problem&, const BlockMassInput&, const BlockMassOutput&) = 0;
     virtual void do_index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&) = 0;
     // A backend overrides these once its supports() says yes.
     virtual void do_dense_attention_grad(const Problem&, const AttentionInput&,

@@ -5,6 +5,7 @@
 //   pass       queries of one block that a warpgroup multiplies at once, KV-outer
 //   work item  queries of one block that a thread block takes, KV-outer
 //   chunk      consecutive tiles whose partial outputs fit into the slots together
+//   step       queries of one block whose rows the gradient multiplies at once
 #pragma once
 
 #include <algorithm>
@@ -50,6 +51,23 @@ constexpr int64_t sparse_chunk_tiles(int64_t query_heads, int64_t heads, int64_t
     const int64_t queries =
         std::max(tile, kSparseSlotBytes / (query_heads * head_dim * top_k * element_bytes));
     return (queries + tile - 1) / tile;
+}
+
+// Of the gradient. All its (query, block) pairs go KV-outer, and a slot is a part of d_q in bf16.
+constexpr int kGradStepRows = 64;
+constexpr int kGradStepQueries = 16;  // at most: with fewer than 4 heads, rows stay empty
+constexpr int kGradTileQueries = 64;  // of a tile of its schedule, at most
+constexpr int kGradItemUses = 256;    // queries of a work item, about
+constexpr int kGradUseBytes = 16;     // the handle of a (query, block) pair
+constexpr int64_t kGradSlotBytes = int64_t{1} << 32;  // of a chunk, at most, but for one tile
+
+/// Queries of a chunk, whole tiles. A quarter of the call, as the last chunk's slots are added when
+/// no products are left to hide that; measured from 8K to 128K tokens.
+constexpr int64_t sparse_grad_chunk_queries(int64_t queries, int64_t query_heads, int64_t head_dim,
+                                            int64_t top_k) {
+    const int64_t fitting = kGradSlotBytes / (query_heads * head_dim * top_k * 2);
+    const int64_t wanted = std::min(std::clamp<int64_t>(queries / 4, 4096, 16384), fitting);
+    return std::max<int64_t>(wanted / kGradTileQueries, 1) * kGradTileQueries;
 }
 
 }  // namespace msa::cuda

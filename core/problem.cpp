@@ -25,6 +25,15 @@ int64_t Problem::blocks() const { return ceil_div(batch.longest_keys(), block_si
 double Problem::softmax_scale() const { return scale_of(own_softmax_scale, head_dim); }
 double Problem::index_scale() const { return scale_of(own_index_scale, index_dim); }
 
+int64_t Problem::window_start(int64_t count) const {
+    return msa::window_start(count, window.value_or(kNoWindow));
+}
+
+double Problem::logit(double product) const {
+    const double plain = softmax_scale() * product;
+    return softcap ? *softcap * std::tanh(plain / *softcap) : plain;
+}
+
 void Problem::validate(int64_t min_block_size) const {
     require(kv_heads >= 1, "kv_heads is ", kv_heads, ", must be at least 1");
     require(query_heads >= 1 && query_heads % kv_heads == 0, "query_heads is ", query_heads,
@@ -35,6 +44,9 @@ void Problem::validate(int64_t min_block_size) const {
     for (double scale : {own_softmax_scale.value_or(1.0), own_index_scale.value_or(1.0)})
         require(std::isfinite(scale) && scale > 0, "a scale is ", scale,
                 ", must be finite and positive");
+    require(window.value_or(1) >= 1, "window is ", window.value_or(1), ", must be at least 1");
+    const double cap = softcap.value_or(1.0);
+    require(std::isfinite(cap) && cap > 0, "softcap is ", cap, ", must be finite and positive");
 }
 
 Problem Problem::with_query_rows(std::span<const int64_t> rows) const {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -38,6 +39,15 @@ struct Problem {
     /// 1/sqrt(didx).
     std::optional<double> own_softmax_scale, own_index_scale;
 
+    /// What the attention of some models adds to plain causal softmax. It belongs to the Main
+    /// Branch: dense_attention, sparse_attention, block_mass and the teacher of index_kl obey it.
+    /// The Index Branch and select_blocks do not: every causal block stays a candidate. That is why
+    /// visible_keys() stays causal, and its count - 1 the query's position and local block; what
+    /// attends asks window_start() besides.
+    std::optional<int64_t> window;  // a query at position i attends to i - window + 1 .. i alone
+    /// A logit is softcap * tanh(softmax_scale * q . k / softcap) (Gemma 2, arXiv 2408.00118).
+    std::optional<double> softcap;
+
     int64_t sequences() const { return batch.sequences(); }
     int64_t queries() const { return batch.queries(); }            // Nq
     int64_t keys() const { return batch.keys(); }                  // Nk
@@ -46,6 +56,10 @@ struct Problem {
     int64_t blocks() const;
     double softmax_scale() const;
     double index_scale() const;
+    /// First position that the Main Branch attends to from where `count` keys are visible.
+    int64_t window_start(int64_t count) const;
+    /// Logit of the Main Branch from the product q . k.
+    double logit(double product) const;
 
     /// Throws InputError naming the value and the rule it breaks.
     void validate(int64_t min_block_size = kMinBlockSize) const;
@@ -77,6 +91,12 @@ std::vector<int64_t> block_starts(const Problem&);
 
 /// [Nq]: the sequence of each query.
 std::vector<int64_t> query_sequences(const Problem&);
+
+/// Problem::window_start; kNoWindow where there is no window.
+inline constexpr int64_t kNoWindow = std::numeric_limits<int64_t>::max();
+constexpr int64_t window_start(int64_t count, int64_t window) {
+    return count > window ? count - window : 0;
+}
 
 /// ceil(a / b) for a >= 0, b > 0.
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -48,6 +48,15 @@ inline double logit_bound(double scale, double q_norm, double k_norm, int64_t wi
     return gamma(static_cast<double>(width) + 3) * scale * q_norm * k_norm;
 }
 
+/// The same of a Main Branch logit. A soft cap never stretches an error, since the slope of tanh is
+/// at most 1, and adds at most 16 roundoffs of the cap: with t = e^(-2|x|) off by kExpRoundoffs and
+/// by the rounding of its exponent, (1 - t) / (1 + t) is off by at most twice that, and by three
+/// roundings of its own; two more scale it.
+inline double main_logit_bound(const Problem& p, double q_norm, double k_norm) {
+    return logit_bound(p.softmax_scale(), q_norm, k_norm, p.head_dim) +
+           16 * kRoundoff * p.softcap.value_or(0);
+}
+
 /// The same for e4m3 operands on tensor cores, which align the 32 products of a step and the sum so
 /// far to the largest and keep 13 fraction bits of each (Hopper): every term of every step is off
 /// by at most 2^-13 of the largest partial sum.
@@ -81,6 +90,63 @@ inline double slot_bound(Element stored, double v_max) {
 /// Error of lse = m + ln(sum): logit, relative error of the sum, rounding of the result.
 inline double lse_bound(double logit, double keys, double lse_magnitude) {
     return logit + gamma(kExpRoundoffs + 2 * keys + 4) + 2 * kRoundoff * lse_magnitude;
+}
+
+/// A weight p = exp(logit - lse) from a saved lse is off by a factor of at most 1 + this: by what
+/// the logit and that lse are off, by the rounding of both to base 2, and by exp itself.
+inline double saved_weight_bound(double logit, double keys, double lse_magnitude) {
+    return std::expm1(logit + lse_bound(logit, keys, lse_magnitude) +
+                      4 * kRoundoff * lse_magnitude) +
+           gamma(kExpRoundoffs);
+}
+
+/// What the bounds of an attention gradient depend on. Sums over queries decide how they grow: a
+/// key's d_k and d_v are off in proportion to `mass`, the weight that all its rows (query, head)
+/// give it together, at most their number: a key that draws most of every row's attention, as a
+/// first token does, is off by N G times what a row is. Beside that comes gamma(rows), the sum's
+/// own rounding, which is linear in the rows where all errors agree and far less where they do not
+/// or where the sum goes in parts. d_q sums over its own keys, whose weights add up to 1.
+struct GradientSizes {
+    double weight;              // saved_weight_bound
+    double out;                 // attention_bound of the saved out
+    double d_out_norm, v_norm;  // largest norms of their rows
+    double d_out_max, q_max, k_max;
+    double keys, rows;  // of a row, of a key
+    double mass;
+    double sink_mass;  // the weight that all rows give a sink
+    double scale;
+    int64_t width;
+    double taken = 0;           // rounding of p and dS where products take them in another type
+    double stored = kRoundoff;  // rounding of the results
+
+    /// Of dP - D, which d_out and v, or out, a mean of v, give.
+    double difference() const { return 2 * d_out_norm * v_norm; }
+    /// Error of dS = p (dP - D) in units of p: that of p, of two products of `width`, and of out.
+    double d_logit() const {
+        const double products = gamma(static_cast<double>(width) + 3) * difference();
+        const double from_out = d_out_norm * std::sqrt(static_cast<double>(width)) * out;
+        return (weight + taken) * difference() + (1 + weight) * (products + from_out);
+    }
+    double d_q() const { return scale * k_max * (d_logit() + sum(keys) * difference()); }
+    double d_k() const { return scale * q_max * mass * (d_logit() + sum(rows) * difference()); }
+    double d_v() const { return d_out_max * mass * (weight + taken + sum(rows)); }
+    /// Of the weight of the sink times D.
+    double d_sinks() const { return sink_mass * (d_logit() + sum(rows) * difference()); }
+
+private:
+    /// Rounding of a sum of `terms` products and of the result.
+    double sum(double terms) const { return (1 + weight) * gamma(terms + 3) + stored; }
+};
+
+/// What a sink adds to lse_bound: ln(e^lse + e^sink) stretches no error of lse, and adds an exp and
+/// a logarithm of at most ln 2.
+inline double sink_lse_bound() { return gamma(kExpRoundoffs + 2); }
+
+/// What a sink adds to attention_bound: out is multiplied by e^(lse - lse') <= 1, whose logarithm
+/// is off by no more than lse, `lse`, and whose own arithmetic is an exp, a sum and a quotient; it
+/// is rounded once more.
+inline double sink_output_bound(double lse, Element stored, double v_max) {
+    return (std::expm1(lse) + gamma(kExpRoundoffs + 4) + storage_roundoff(stored)) * v_max;
 }
 
 /// Error of a block's mass, a mean of sums of softmax weights: at most 1 in all.
@@ -171,6 +237,16 @@ inline double sampling_bound(double variance, double draws) {
 /// third derivative is at most a^3 (cumulants of a variable within [-a, a] are at most 2 a^3).
 inline double central_difference_bound(double step, double slope) {
     return step * step / 6 * 2 * slope * slope * slope;
+}
+
+/// The same for sum p w, |w| <= w_max, of softmax weights p over logits with slopes within
+/// [-slope, slope]: its third derivative, E[wa^3] - 3 E[wa] E[a^2] of centred w and a, is at most
+/// 64 w_max slope^3. Double arithmetic with `terms` roundings of logits up to `logit` adds its own
+/// error over the step.
+inline double attention_difference_bound(double step, double slope, double w_max, double logit,
+                                         double terms) {
+    return step * step / 6 * 64 * w_max * slope * slope * slope +
+           0x1p-52 * w_max * (logit + terms) / step;
 }
 
 }  // namespace msa

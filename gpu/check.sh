@@ -92,7 +92,7 @@ small=""
 for test in DenseAttention.MatchesReference IndexScores.MatchesReference \
     SelectBlocks.IsExactlyTheRule IndexSelect.FollowsTheReferenceScores \
     SparseAttention.EveryOrderMatchesReference BlockMassTest.MatchesReference \
-    IndexKlTest.MatchesReferenceOnBothSupports; do
+    IndexKlTest.MatchesReferenceOnBothSupports AttentionGradTest.MatchesReference; do
     every+="All/$test/cuda_*:"
     for case in f32_packed_ragged bf16_tail_block bf16_mqa f32_empty_keys f32_forty_heads; do
         small+="All/$test/cuda_$case:"
@@ -105,6 +105,12 @@ done
 every+="Tuned/GroupSizes.MatchReferenceInEveryOrder/cuda_bf16_*:"
 for case in g1_ragged g4_square g5_packed g40_packed; do
     small+="Tuned/GroupSizes.MatchReferenceInEveryOrder/cuda_bf16_$case:"
+done
+
+every+="All/CudaGradCases.*:CudaGrad.*:"  # the tuned gradient
+for case in tail_block packed pilot_packed g5; do
+    small+="All/CudaGradCases.TunedIsPlainButForRoundings/$case:"
+    small+="All/CudaGradCases.WhatIsNotSeenHasNoInfluence/$case:"
 done
 
 counted='[0-9]+ tests?\.|[0-9]+ FAILED TEST'

@@ -96,16 +96,21 @@ public:
     Space space() const override { return Space::device; }
 
     Support supports(const Problem& p, const Request& request) const override {
-        if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
-            std::holds_alternative<SparseAttentionGradRequest>(request))
-            return Support::no("the gradient is not written yet");
+        const bool gradient = std::holds_alternative<DenseAttentionGradRequest>(request) ||
+                              std::holds_alternative<SparseAttentionGradRequest>(request);
         const bool scores = std::holds_alternative<IndexScoresRequest>(request) ||
                             std::holds_alternative<IndexSelectRequest>(request);
         const Element element = operand_element(request);
         if (element != Element::f32 && element != Element::bf16 &&
-            !(scores && element == Element::e4m3))
-            return Support::no(text("it takes f32", scores ? ", bf16 and e4m3" : " and bf16",
+            !(scores && element == Element::e4m3) && !(gradient && element == Element::f16))
+            return Support::no(text("it takes f32",
+                                    scores     ? ", bf16 and e4m3"
+                                    : gradient ? ", f16 and bf16"
+                                               : " and bf16",
                                     ", not ", to_string(element)));
+        const auto* grad = std::get_if<SparseAttentionGradRequest>(&request);
+        if (grad != nullptr && is_tuned_alone(*grad))
+            return takes_sparse_attention_grad_sm90(device_, p, *grad);
         const auto* sparse = std::get_if<SparseAttentionRequest>(&request);
         if (sparse != nullptr && sparse->order == LoopOrder::tile_union)
             return takes_sparse_attention_sm90(device_, p, *sparse);
@@ -200,10 +205,24 @@ protected:
                             const AttentionOutput& to) override {
         if (p.queries() == 0) return;
         answer(p, Written(to.out, to.lse), [&](const Call& call) -> std::string {
-            if (cudnn_->run(call, in, to)) return cudnn_->version();
-            dense_attention_any(call, in, to);
-            return "dense_attention_any; cuDNN: " + cudnn_->why_not();
+            const bool tuned = cudnn_->run(call, in, to);
+            if (!tuned) dense_attention_any(call, in, to);
+            add_sinks_any(call, in.sinks, to.out, to.lse);
+            return tuned ? cudnn_->version() : "dense_attention_any; cuDNN: " + cudnn_->why_not();
         });
+    }
+    void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
+                                 const AttentionSaved& saved,
+                                 const AttentionGradient& to) override {
+        answer(p, Written(to.d_q, to.d_k, to.d_v, to.d_sinks),
+               [&](const Call& call) -> std::string {
+                   if (cudnn_->run_gradient(call, in, saved, to)) return cudnn_->version();
+                   auto delta = call.scratch<float, 2>({p.queries(), p.query_heads});
+                   output_gradient_products(call, saved, delta.data());
+                   dense_attention_grad_any(call, in, saved, to, delta.data());
+                   sink_gradient(call, in.sinks, saved.lse.data(), delta.data(), to.d_sinks);
+                   return "dense_attention_grad_any; cuDNN: " + cudnn_->why_not();
+               });
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
         answer(p, Written(scores), [&](const Call& call) -> std::string {
@@ -242,23 +261,49 @@ protected:
                 text("backend cuda does not support sparse_attention in the order ",
                      to_string(order), " here: ", tuned.why_not));
         answer(p, Written(to.out, to.lse), [&](const Call& call) -> std::string {
-            if (tuned.yes) {
-                sparse_attention_sm90(call, in, ids, to, order);
-                return kernel_name("sparse_attention", tuned);
-            }
             const bool kv_outer = order == LoopOrder::kv_outer;
-            (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(call, in, ids,
-                                                                                      to);
+            if (tuned.yes)
+                sparse_attention_sm90(call, in, ids, to, order);
+            else
+                (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(call, in,
+                                                                                          ids, to);
+            add_sinks_any(call, in.sinks, to.out, to.lse);
+            if (tuned.yes) return kernel_name("sparse_attention", tuned);
             return kernel_name(kv_outer ? "sparse_attention_kv_outer" : "sparse_attention_q_outer",
                                tuned);
         });
     }
-    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
+    void do_sparse_attention_grad(const Problem& p, const AttentionInput& in,
+                                  View<const int32_t, 3> ids, const AttentionSaved& saved,
+                                  const AttentionGradient& to, LoopOrder order) override {
+        const SparseAttentionGradRequest request =
+            sparse_attention_grad_request(in, ids, saved, order);
+        const Support tuned = takes_sparse_attention_grad_sm90(
+            device_, p, request,
+            are_aligned(in.q, in.k, in.v, saved.out, saved.d_out, to.d_q, to.d_k, to.d_v));
+        if (!tuned.yes && is_tuned_alone(request))
+            throw UnsupportedError(
+                text("backend cuda does not support sparse_attention_grad in the order ",
+                     to_string(order), " here: ", tuned.why_not));
+        answer(p, Written(to.d_q, to.d_k, to.d_v, to.d_sinks), [&](const Call& call) {
+            if (tuned.yes) {
+                sparse_attention_grad_sm90(call, in, ids, saved, to);
+            } else {
+                auto delta = call.scratch<float, 2>({p.queries(), p.query_heads});
+                output_gradient_products(call, saved, delta.data());
+                sparse_attention_grad_any(call, in, ids, saved, to, delta.data());
+                sink_gradient(call, in.sinks, saved.lse.data(), delta.data(), to.d_sinks);
+            }
+            return kernel_name("sparse_attention_grad", tuned);
+        });
+    }
+    void do_block_mass(const Problem& p, const BlockMassInput& in,
+                       const BlockMassOutput& to) override {
         answer(p, Written(to.mass), [&](const Call& call) {
-            const Support tuned =
-                takes_block_mass_sm90(device_, p, {.element = q.element()},
-                                      static_cast<bool>(to.max_logit), are_aligned(q, k));
-            (tuned.yes ? block_mass_sm90 : block_mass_any)(call, q, k, to);
+            const Support tuned = takes_block_mass_sm90(
+                device_, p, {.element = in.q.element()}, static_cast<bool>(to.max_logit),
+                are_aligned(in.q, in.k), static_cast<bool>(in.sinks));
+            (tuned.yes ? block_mass_sm90 : block_mass_any)(call, in, to);
             return kernel_name("block_mass", tuned);
         });
     }
@@ -270,6 +315,10 @@ protected:
     }
 
 private:
+    /// Orders of the gradient that the plain kernel, one query at a time, does not have.
+    static bool is_tuned_alone(const SparseAttentionGradRequest& request) {
+        return request.order == LoopOrder::tile_union || request.order == LoopOrder::kv_outer;
+    }
     /// "block_mass_sm90", or "block_mass_any; block_mass_sm90: why not".
     static std::string kernel_name(const std::string& stem, const Support& tuned) {
         return tuned.yes ? stem + "_sm90" : text(stem, "_any; sm90: ", tuned.why_not);

@@ -22,6 +22,18 @@ std::vector<QueryTile> make_tiles(const Problem& p, const std::vector<KeyRange>&
     return tiles;
 }
 
+std::vector<SequenceBlock> make_key_blocks(const Problem& p) {
+    std::vector<SequenceBlock> blocks;
+    const std::vector<int64_t>&queries = p.batch.cu_seqlens_q(), &keys = p.batch.cu_seqlens_k();
+    for (size_t s = 0; s + 1 < keys.size(); ++s)
+        for (int64_t at = keys[s]; at < keys[s + 1]; at += p.block_size)
+            blocks.push_back({at,
+                              static_cast<int32_t>(std::min(p.block_size, keys[s + 1] - at)),
+                              static_cast<int32_t>((at - keys[s]) / p.block_size),
+                              {queries[s], queries[s + 1]}});
+    return blocks;
+}
+
 }  // namespace
 
 void sort_longest_first(std::vector<QueryTile>& tiles) {
@@ -47,6 +59,11 @@ const Tiles& Layout::tiles(int64_t rows, TileOrder order) const {
     if (order == TileOrder::longest_first) sort_longest_first(tiles.host);
     tiles.device = upload(stream_, tiles.host);
     return tiles_.emplace(std::pair(rows, order), std::move(tiles)).first->second;
+}
+
+const Tensor<SequenceBlock, 1>& Layout::key_blocks() const {
+    if (!key_blocks_) key_blocks_ = upload(stream_, make_key_blocks(problem_));
+    return *key_blocks_;
 }
 
 }  // namespace msa::cuda

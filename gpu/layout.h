@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -40,12 +41,15 @@ public:
     const KeyRange* visible() const { return visible_.data(); }  // on the device
     /// Tiles of at most `rows` queries, none across sequences. Made once for each kind asked.
     const Tiles& tiles(int64_t rows, TileOrder) const;
+    /// The blocks of all sequences, numbered through. Made once.
+    const Tensor<SequenceBlock, 1>& key_blocks() const;
 
 private:
     Problem problem_;
     std::shared_ptr<Stream> stream_;
     Tensor<KeyRange, 1> visible_;
     mutable std::map<std::pair<int64_t, TileOrder>, Tiles> tiles_;
+    mutable std::optional<Tensor<SequenceBlock, 1>> key_blocks_;
 };
 
 /// The layouts used last, so that calls that alternate between a few problems (the steps of a

@@ -3,26 +3,50 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace msa::cpu {
+namespace {
+
+/// What a sink leaves of a row's output, and the row's lse with it.
+struct WithSink {
+    float share, lse;
+};
+
+WithSink with_sink(double lse, double sink) {
+    if (sink == -double{kInfinity}) return {1, static_cast<float>(lse)};
+    const double above = sink - lse;
+    const double joined =
+        above > 0 ? sink + std::log1p(std::exp(-above)) : lse + std::log1p(std::exp(above));
+    return {static_cast<float>(1 / (1 + std::exp(above))), static_cast<float>(joined)};
+}
+
+}  // namespace
 
 void add_block(const BlockRows& rows, Panels keys, Panels values, float* logits) {
     const int64_t stride = padded(keys.columns), width = padded(values.columns);
     for (int64_t row = 0; row < rows.count; row += kStrip) {
         const int64_t strip = std::min(kStrip, rows.count - row);
-        std::array<int64_t, kStrip> seen{};
+        std::array<int64_t, kStrip> seen{}, hidden{};
         std::array<float, kStrip> factor{};
-        for (int64_t r = 0; r < strip; ++r)
-            seen[static_cast<size_t>(r)] = rows.seen[(row + r) / rows.heads];
+        for (int64_t r = 0; r < strip; ++r) {
+            const int64_t query = (row + r) / rows.heads;
+            seen[static_cast<size_t>(r)] = rows.seen[query];
+            if (rows.hidden != nullptr) hidden[static_cast<size_t>(r)] = rows.hidden[query];
+        }
         const int64_t most = *std::max_element(seen.begin(), seen.end());
         multiply({rows.q + row * keys.depth, keys.depth, strip}, {keys.data, keys.depth, most},
                  logits, stride);
         for (int64_t r = 0; r < strip; ++r) {
             const auto at = static_cast<size_t>(r);
-            factor[at] = softmax_step(logits + r * stride, seen[at], rows.softmax[row + r]).factor;
+            float* mine = logits + r * stride;
+            cap_row(mine, seen[at], rows.cap);
+            factor[at] =
+                softmax_step(mine + hidden[at], seen[at] - hidden[at], rows.softmax[row + r])
+                    .factor;
         }
         add_values(logits, stride, strip, values, seen.data(), factor.data(),
-                   rows.sums + row * width, width);
+                   rows.sums + row * width, width, hidden.data());
     }
 }
 
@@ -30,6 +54,17 @@ void finish_row(const float* sums, const OnlineSum& softmax, View<float, 1> out,
     lse = log_sum(softmax);
     const auto weight = static_cast<float>(softmax.sum == 0 ? 0 : 1 / softmax.sum);
     for (int64_t d = 0; d < out.size(); ++d) out(d) = weight * sums[d];
+}
+
+void add_sinks(View<const float, 1> sinks, View<float, 3> out, View<float, 2> lse, int threads) {
+    if (!sinks) return;
+#pragma omp parallel for num_threads(threads)
+    for (int64_t i = 0; i < out.extent(0); ++i)
+        for (int64_t h = 0; h < out.extent(1); ++h) {
+            const WithSink joined = with_sink(double{lse(i, h)}, double{sinks(h)});
+            lse(i, h) = joined.lse;
+            for (int64_t d = 0; d < out.extent(2); ++d) out(i, h, d) *= joined.share;
+        }
 }
 
 }  // namespace msa::cpu

@@ -2,6 +2,7 @@
 // Rows of queries that take in one key block after another.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/cpu/tile.h"
@@ -17,12 +18,25 @@ struct BlockRows {
     const int64_t* seen;  // [count / heads] keys of the block that the query sees, at least 1
     OnlineSum* softmax;   // [count]
     float* sums;          // [count, padded(dh)], p v relative to softmax.top
+    float cap = 0;        // as in LogitRule
+    /// [count / heads] how many of the seen keys lie before the query's window; absent: none.
+    const int64_t* hidden = nullptr;
 };
+
+/// How many of the `seen` keys of the block at position `first` lie before the window of a query
+/// that causally sees `visible` keys.
+inline int64_t hidden_keys(const Problem& p, int64_t visible, int64_t first, int64_t seen) {
+    return std::clamp<int64_t>(p.window_start(visible) - first, 0, seen);
+}
 
 /// All rows take in a block. logits: scratch of kStrip * padded(keys.columns) + kLanes floats.
 void add_block(const BlockRows& rows, Panels keys, Panels values, float* logits);
 
 /// One row's output and lse; 0 and -inf where nothing was taken in.
 void finish_row(const float* sums, const OnlineSum& softmax, View<float, 1> out, float& lse);
+
+/// The sinks' part in finished rows, out [Nq, Hq, dh] and lse [Nq, Hq]; see AttentionInput::sinks.
+/// Nothing where sinks are absent.
+void add_sinks(View<const float, 1> sinks, View<float, 3> out, View<float, 2> lse, int threads);
 
 }  // namespace msa::cpu

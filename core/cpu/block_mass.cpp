@@ -10,51 +10,82 @@
 namespace msa::cpu {
 namespace {
 
-constexpr int64_t kMaxSums = int64_t{1} << 18;  // floats of one thread's block sums
+constexpr int64_t kMaxSums = int64_t{1} << 20;  // floats of one thread's block sums
+
+/// The logits of one row and one step, in whole blocks; the row attends to those from `hidden` to
+/// `seen`.
+struct Step {
+    float* logits;
+    int64_t hidden, seen;
+    int64_t first_block;  // of the step
+    int64_t block_size;
+
+    /// Calls visit(block, its first logit, how many) for the blocks that the row attends to.
+    template <typename Visit>
+    void for_each_block(Visit visit) const {
+        for (int64_t j = hidden; j < seen;) {
+            const int64_t end = std::min(seen, (j / block_size + 1) * block_size);
+            visit(first_block + j / block_size, logits + j, end - j);
+            j = end;
+        }
+    }
+};
 
 /// add_blocks for blocks that are shorter than a vector: one softmax step for all of them.
-void add_small_blocks(float* logits, int64_t seen, int64_t first_block, int64_t block_size,
-                      OnlineSum& softmax, float* sums) {
-    const SoftmaxStep step = softmax_step(logits, seen, softmax);
-    if (step.factor != 1)
-        for (int64_t before = 0; before < first_block; ++before) sums[before] *= step.factor;
-    for (int64_t j = 0, b = first_block; j < seen; j += block_size, ++b)
-        sums[b] = std::accumulate(logits + j, logits + std::min(j + block_size, seen), 0.0F);
+void add_small_blocks(const Step& step, int64_t first, OnlineSum& softmax, float* sums) {
+    const float factor =
+        softmax_step(step.logits + step.hidden, step.seen - step.hidden, softmax).factor;
+    if (factor != 1)
+        for (int64_t before = first; before < step.first_block; ++before) sums[before] *= factor;
+    if (step.block_size == 1) {
+        std::copy(step.logits + step.hidden, step.logits + step.seen,
+                  sums + step.first_block + step.hidden);
+        return;
+    }
+    step.for_each_block([&](int64_t b, const float* weights, int64_t count) {
+        sums[b] = std::accumulate(weights, weights + count, 0.0F);
+    });
 }
 
-/// `sums` [B] takes in the blocks of one step: sums[b] is the sum of exp2(logit - top).
-void add_blocks(float* logits, int64_t seen, int64_t first_block, int64_t block_size,
-                OnlineSum& softmax, float* sums) {
-    if (block_size < kMinBlockSize)
-        return add_small_blocks(logits, seen, first_block, block_size, softmax, sums);
-    for (int64_t j = 0, b = first_block; j < seen; j += block_size, ++b) {
-        const SoftmaxStep step = softmax_step(logits + j, std::min(block_size, seen - j), softmax);
-        if (step.factor != 1)
-            for (int64_t before = 0; before < b; ++before) sums[before] *= step.factor;
-        sums[b] = step.sum;
-    }
+/// `sums` [B] takes in the blocks of one step: sums[b] is the sum of exp2(logit - top). `first`:
+/// the first block that the row attends to.
+void add_blocks(const Step& step, int64_t first, OnlineSum& softmax, float* sums) {
+    if (step.block_size < kMinBlockSize) return add_small_blocks(step, first, softmax, sums);
+    step.for_each_block([&](int64_t b, float* logits, int64_t count) {
+        const SoftmaxStep taken = softmax_step(logits, count, softmax);
+        if (taken.factor != 1)
+            for (int64_t before = first; before < b; ++before) sums[before] *= taken.factor;
+        sums[b] = taken.sum;
+    });
 }
 
 /// max_logit [B] of the row's group takes in the blocks of one step.
-void raise_max_logit(const float* logits, int64_t seen, int64_t first_block, int64_t block_size,
-                     float* max_logit) {
-    for (int64_t j = 0, b = first_block; j < seen; j += block_size, ++b) {
-        const auto top = static_cast<float>(
-            kLn2 * double{max_or_nan(logits + j, std::min(block_size, seen - j))});
+void raise_max_logit(const Step& step, float* max_logit) {
+    step.for_each_block([&](int64_t b, const float* logits, int64_t count) {
+        const auto top = static_cast<float>(kLn2 * double{max_or_nan(logits, count)});
         if (top > max_logit[b] || std::isnan(top)) max_logit[b] = top;
-    }
+    });
+}
+
+/// What the row's sums are divided by: their own, and the sink's weight.
+double normaliser(const OnlineSum& softmax, View<const float, 1> sinks, int64_t head) {
+    if (!sinks) return softmax.sum;
+    return softmax.sum + std::exp2(double{sinks(head)} * kLog2E - double{softmax.top});
 }
 
 }  // namespace
 
 void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k,
-                const BlockMassOutput& to, int threads) {
+                View<const float, 1> sinks, const BlockMassOutput& to, int threads) {
     const int64_t blocks = p.blocks(), dims = p.head_dim, heads = p.group_size();
+    const LogitRule rule = main_logits(p);
     const TileLoop loop{.heads = heads,
-                        .factor = static_cast<float>(p.softmax_scale() * kLog2E),
+                        .factor = rule.factor,
                         .step = block_step(p.block_size),
                         .max_rows = std::min(kTileRows, kMaxSums / std::max<int64_t>(1, blocks)),
-                        .threads = threads};
+                        .threads = threads,
+                        .cap = rule.cap,
+                        .window = p.window.value_or(kNoWindow)};
     Tensor<float, 3> sums({threads, loop.tile_rows(), blocks});
     Tensor<OnlineSum, 2> states({threads, loop.tile_rows()});
     for_each_tile(p, q, loop, [&](const RowTile& tile, const Scratch& scratch) {
@@ -72,20 +103,21 @@ void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k
                 const int64_t first_block = strip.first_key / p.block_size;
                 for (int64_t r = 0; r < strip.rows; ++r) {
                     const int64_t row = strip.first_row + r;
-                    const int64_t seen = strip.seen[static_cast<size_t>(r)];
+                    const auto at = static_cast<size_t>(r);
+                    const Step step{strip.row(r), strip.hidden[at], strip.seen[at], first_block,
+                                    p.block_size};
                     if (to.max_logit)
-                        raise_max_logit(strip.row(r), seen, first_block, p.block_size,
-                                        to.max_logit[tile.query(row)][tile.group].data());
-                    add_blocks(strip.row(r), seen, first_block, p.block_size, softmax(row),
-                               sum[row].data());
+                        raise_max_logit(step, to.max_logit[tile.query(row)][tile.group].data());
+                    add_blocks(step, tile.first(row) / p.block_size, softmax(row), sum[row].data());
                 }
             });
         for (int64_t row = 0; row < tile.size(); ++row) {
-            const auto weight =
-                static_cast<float>(1 / (static_cast<double>(heads) * softmax(row).sum));
+            const auto weight = static_cast<float>(
+                1 / (static_cast<double>(heads) * normaliser(softmax(row), sinks, tile.head(row))));
             const int64_t seen = visible_blocks(tile.seen(row).count, p.block_size);
             float* mass = to.mass[tile.query(row)][tile.group].data();
-            for (int64_t b = 0; b < seen; ++b) mass[b] += weight * sum(row, b);
+            for (int64_t b = tile.first(row) / p.block_size; b < seen; ++b)
+                mass[b] += weight * sum(row, b);
         }
     });
 }

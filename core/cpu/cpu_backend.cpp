@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 
+#include "core/cpu/block_attention.h"
 #include "core/error.h"
 #include "core/host_backend.h"
 
@@ -46,9 +47,6 @@ public:
     int host_threads() const override { return threads_; }
 
     Support supports(const Problem&, const Request& request) const override {
-        if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
-            std::holds_alternative<SparseAttentionGradRequest>(request))
-            return Support::no("the gradient is not written yet");
         if (const Element element = operand_element(request); element != Element::f32)
             return Support::no(text("it takes f32, not ", to_string(element)));
         return {};
@@ -59,6 +57,7 @@ protected:
                             const AttentionOutput& to) override {
         cpu::dense_attention(p, in.q.as<const float>(), in.k.as<const float>(),
                              in.v.as<const float>(), to.out.as<float>(), to.lse, threads_);
+        cpu::add_sinks(in.sinks, to.out.as<float>(), to.lse, threads_);
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
         cpu::index_scores(p, in.index_q.as<const float>(), in.index_k.as<const float>(), scores,
@@ -86,14 +85,26 @@ protected:
         }();
         run(p, in.q.as<const float>(), in.k.as<const float>(), in.v.as<const float>(), ids,
             to.out.as<float>(), to.lse, threads_);
+        cpu::add_sinks(in.sinks, to.out.as<float>(), to.lse, threads_);
     }
-    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
-        cpu::block_mass(p, q.as<const float>(), k.as<const float>(), to, threads_);
+    void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
+                                 const AttentionSaved& saved,
+                                 const AttentionGradient& to) override {
+        cpu::dense_attention_grad(p, in, saved, to, threads_);
+    }
+    void do_sparse_attention_grad(const Problem& p, const AttentionInput& in,
+                                  View<const int32_t, 3> ids, const AttentionSaved& saved,
+                                  const AttentionGradient& to, LoopOrder order) override {
+        cpu::sparse_attention_grad(p, in, ids, saved, to, order, threads_);
+    }
+    void do_block_mass(const Problem& p, const BlockMassInput& in,
+                       const BlockMassOutput& to) override {
+        cpu::block_mass(p, in.q.as<const float>(), in.k.as<const float>(), in.sinks, to, threads_);
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         cpu::index_kl(p, in.index.index_q.as<const float>(), in.index.index_k.as<const float>(),
-                      in.q.as<const float>(), in.k.as<const float>(), in.ids, to, in.teacher,
-                      threads_);
+                      in.q.as<const float>(), in.k.as<const float>(), in.sinks, in.ids, to,
+                      in.teacher, threads_);
     }
 
 private:

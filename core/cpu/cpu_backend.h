@@ -36,11 +36,15 @@ void sparse_attention_union(const Problem&, View<const float, 3> q, View<const f
 void sparse_attention_kv_outer(const Problem&, View<const float, 3> q, View<const float, 3> k,
                                View<const float, 3> v, View<const int32_t, 3> ids,
                                View<float, 3> out, View<float, 2> lse, int threads);
+void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
+                          const AttentionGradient&, int threads);
+void sparse_attention_grad(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
+                           const AttentionSaved&, const AttentionGradient&, LoopOrder, int threads);
 void block_mass(const Problem&, View<const float, 3> q, View<const float, 3> k,
-                const BlockMassOutput&, int threads);
+                View<const float, 1> sinks, const BlockMassOutput&, int threads);
 void index_kl(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
-              View<const float, 3> q, View<const float, 3> k, View<const int32_t, 3> ids,
-              const IndexKlOutput&, Teacher, int threads);
+              View<const float, 3> q, View<const float, 3> k, View<const float, 1> sinks,
+              View<const int32_t, 3> ids, const IndexKlOutput&, Teacher, int threads);
 
 }  // namespace cpu
 }  // namespace msa

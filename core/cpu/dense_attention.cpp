@@ -16,11 +16,12 @@ void add_strip(const LogitStrip& strip, Panels values, OnlineSum* softmax, float
     std::array<float, kStrip> factor{};
     for (int64_t r = 0; r < strip.rows; ++r) {
         const auto at = static_cast<size_t>(r);
-        factor[at] = softmax_step(strip.row(r), strip.seen[at], softmax[r]).factor;
+        const int64_t first = strip.hidden[at];
+        factor[at] = softmax_step(strip.row(r) + first, strip.seen[at] - first, softmax[r]).factor;
     }
     const int64_t stride = padded(values.columns);
     add_values(strip.data, strip.stride, strip.rows, values, strip.seen.data(), factor.data(), out,
-               stride);
+               stride, strip.hidden.data());
 }
 
 }  // namespace
@@ -28,10 +29,13 @@ void add_strip(const LogitStrip& strip, Panels values, OnlineSum* softmax, float
 void dense_attention(const Problem& p, View<const float, 3> q, View<const float, 3> k,
                      View<const float, 3> v, View<float, 3> out, View<float, 2> lse, int threads) {
     const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
+    const LogitRule rule = main_logits(p);
     const TileLoop loop{.heads = heads,
-                        .factor = static_cast<float>(p.softmax_scale() * kLog2E),
+                        .factor = rule.factor,
                         .step = kStep,
-                        .threads = threads};
+                        .threads = threads,
+                        .cap = rule.cap,
+                        .window = p.window.value_or(kNoWindow)};
     Tensor<float, 2> value_panels({threads, panel_floats(kStep, dims)});
     Tensor<float, 3> sums({threads, loop.tile_rows(), padded(dims)});
     Tensor<OnlineSum, 2> states({threads, loop.tile_rows()});

@@ -2,8 +2,9 @@
 // eq:msa-pp and eq:msa-kl. Queries go in pieces. Phase 1, over tiles of queries: the lse of the
 // main heads and of the index head; then again the logits, from which the row's KL, the score
 // gradients t - p (kept for the piece) and d_index_q; the maximum as teacher has a pass between the
-// two, for its sum. Phase 2, over key blocks: d_index_k, as each
-// block's queries in order. Every sum has one owner and one order.
+// two, for its sum. Heads are divided by what weighs them, so that without sinks the mean divides
+// by G. Phase 2, over key blocks: d_index_k, as each block's queries in order. Every sum has one
+// owner and one order.
 #include <Eigen/Core>
 #include <algorithm>
 #include <array>
@@ -26,12 +27,20 @@ struct Inputs {
     View<const float, 3> index_q;
     View<const float, 2> index_k;
     View<const float, 3> q, k;
+    View<const float, 1> sinks;
 };
 
 /// Scratch memory of one thread, for one kind of head: rows of queries, their sums, packed keys.
 struct Branch {
-    Branch(int64_t rows, int64_t width, int64_t block_size)
-        : q({rows, width}), softmax({rows}), panels({panel_floats(width, block_size)}) {}
+    Branch(int64_t rows, int64_t width, int64_t block_size, LogitRule logits,
+           int64_t window = kNoWindow)
+        : rule(logits),
+          window_size(window),
+          q({rows, width}),
+          softmax({rows}),
+          panels({panel_floats(width, block_size)}) {}
+    LogitRule rule;
+    int64_t window_size;
     Tensor<float, 2> q;
     Tensor<OnlineSum, 1> softmax;
     Tensor<float, 1> panels;
@@ -40,8 +49,10 @@ struct Branch {
 
 struct Scratch {
     Scratch(const Problem& p, int64_t queries)
-        : main(queries * p.group_size(), p.head_dim, p.block_size),
-          index(queries, p.index_dim, p.block_size),
+        : main(queries * p.group_size(), p.head_dim, p.block_size, main_logits(p),
+               p.window.value_or(kNoWindow)),
+          index(queries, p.index_dim, p.block_size, {static_cast<float>(p.index_scale() * kLog2E)}),
+          divisor({queries * p.group_size()}),
           index_values({panel_floats(p.block_size, p.index_dim)}),
           logits({kStrip * padded(p.block_size) + kLanes}),
           teacher({queries, p.block_size}),
@@ -49,6 +60,7 @@ struct Scratch {
           teacher_sum({queries}),
           kl({queries}) {}
     Branch main, index;
+    Tensor<float, 1> divisor;  // [main rows] of a head's probabilities
     Tensor<float, 1> index_values, logits;
     Tensor<float, 2> teacher;           // [queries of a run, Bk]
     Tensor<float, 2> d_query;           // [queries, padded(didx)]
@@ -56,7 +68,8 @@ struct Scratch {
     Panels values{};
 };
 
-/// The tile's rows of the runs of one branch in strips: visit(row of the run, logits, seen keys).
+/// The tile's rows of the runs of one branch in strips: visit(row of the run, logits, first key,
+/// end), of the block's keys that the branch sees.
 template <typename Visit>
 void for_each_row(const Branch& branch, const UseRun& run, int64_t heads, const SupportTile& tile,
                   int64_t block_size, float* logits, Visit visit) {
@@ -69,7 +82,13 @@ void for_each_row(const Branch& branch, const UseRun& run, int64_t heads, const 
         };
         multiply({branch.q.data() + (run.first * heads + row) * width, width, strip},
                  {branch.keys.data, width, seen(strip - 1)}, logits, stride);
-        for (int64_t r = 0; r < strip; ++r) visit(row + r, logits + r * stride, seen(r));
+        for (int64_t r = 0; r < strip; ++r) {
+            const KeyRange& visible = tile.visible[run.first + (row + r) / heads];
+            const int64_t shown = window_start(visible.count, branch.window_size);
+            cap_row(logits + r * stride, seen(r), branch.rule.cap);
+            visit(row + r, logits + r * stride,
+                  std::clamp<int64_t>(shown - run.block * block_size, 0, seen(r)), seen(r));
+        }
     }
 }
 
@@ -118,10 +137,10 @@ private:
 
     void rows_of_tile(const SupportTile& tile, Scratch& s) {
         const int64_t heads = p_.group_size();
-        pack_queries(in_.q, tile.queries, tile.group * heads, heads,
-                     static_cast<float>(p_.softmax_scale() * kLog2E), s.main.q.data());
-        pack_queries(in_.index_q, tile.queries, tile.group, 1,
-                     static_cast<float>(p_.index_scale() * kLog2E), s.index.q.data());
+        pack_queries(in_.q, tile.queries, tile.group * heads, heads, s.main.rule.factor,
+                     s.main.q.data());
+        pack_queries(in_.index_q, tile.queries, tile.group, 1, s.index.rule.factor,
+                     s.index.q.data());
         std::fill_n(s.main.softmax.data(), s.main.softmax.size(), OnlineSum{});
         std::fill_n(s.index.softmax.data(), s.index.softmax.size(), OnlineSum{});
         std::fill_n(s.d_query.data(), s.d_query.size(), 0.0F);
@@ -130,12 +149,14 @@ private:
         const auto pack = [&](int64_t block) { pack_block(tile, block, s); };
         for_each_run(tile.uses, pack, [&](const UseRun& run) {
             for (auto [branch, width] : {std::pair{&s.main, heads}, {&s.index, int64_t{1}}})
-                for_each_row(
-                    *branch, run, width, tile, p_.block_size, s.logits.data(),
-                    [&, branch = branch, width = width](int64_t row, float* logits, int64_t seen) {
-                        softmax_step(logits, seen, branch->softmax(run.first * width + row));
-                    });
+                for_each_row(*branch, run, width, tile, p_.block_size, s.logits.data(),
+                             [&, branch = branch, width = width](int64_t row, float* logits,
+                                                                 int64_t first, int64_t end) {
+                                 softmax_step(logits + first, end - first,
+                                              branch->softmax(run.first * width + row));
+                             });
         });
+        weigh_heads(tile, s);
         if (teacher_ == Teacher::max)
             for_each_run(tile.uses, pack, [&](const UseRun& run) { sum_teacher(tile, run, s); });
         for_each_run(tile.uses, pack, [&](const UseRun& run) { second_pass(tile, run, s); });
@@ -148,17 +169,43 @@ private:
         }
     }
 
+    /// What each head's probabilities are divided by: heads count by what their sinks leave of
+    /// them, the mean's add up to 1, the maximum's are at most 1.
+    void weigh_heads(const SupportTile& tile, Scratch& s) const {
+        const int64_t heads = p_.group_size();
+        const double alone = teacher_ == Teacher::mean ? static_cast<double>(heads) : 1;
+        std::fill_n(s.divisor.data(), s.divisor.size(), static_cast<float>(alone));
+        if (!in_.sinks) return;
+        for (int64_t i = 0; i < tile.size(); ++i) {
+            std::vector<double> left;  // the logarithm of what a sink leaves of its head
+            for (int64_t h = 0; h < heads; ++h) {
+                const double lse = kLn2 * double{log2_sum(s.main.softmax(i * heads + h))};
+                const double above = double{in_.sinks(tile.group * heads + h)} - lse;
+                left.push_back(above > 0 ? -above - std::log1p(std::exp(-above))
+                                         : -std::log1p(std::exp(above)));
+            }
+            const double most = *std::max_element(left.begin(), left.end());
+            double sum = 0;
+            for (double& share : left) sum += share = std::exp(share - most);
+            for (int64_t h = 0; h < heads; ++h)
+                s.divisor(i * heads + h) = static_cast<float>(
+                    (teacher_ == Teacher::mean ? sum : 1) / left[static_cast<size_t>(h)]);
+        }
+    }
+
     /// The teacher's rows of the run; the maximum is not yet divided by its sum.
     void teach(const SupportTile& tile, const UseRun& run, Scratch& s) {
         const int64_t heads = p_.group_size();
         std::fill_n(s.teacher.data(), run.count * p_.block_size, 0.0F);
         for_each_row(s.main, run, heads, tile, p_.block_size, s.logits.data(),
-                     [&](int64_t row, float* logits, int64_t seen) {
-                         exp2_row(logits, seen, log2_sum(s.main.softmax(run.first * heads + row)));
-                         Row teacher(&s.teacher(row / heads, 0), seen);
-                         const Row head(logits, seen);
+                     [&](int64_t row, float* logits, int64_t first, int64_t end) {
+                         const int64_t of_tile = run.first * heads + row;
+                         exp2_row(logits + first, end - first, log2_sum(s.main.softmax(of_tile)));
+                         Row teacher(&s.teacher(row / heads, first), end - first);
+                         Row head(logits + first, end - first);
+                         head /= s.divisor(of_tile);
                          if (teacher_ == Teacher::mean)
-                             teacher += head / static_cast<float>(heads);
+                             teacher += head;
                          else
                              teacher = (teacher.isNaN() || teacher > head).select(teacher, head);
                      });
@@ -174,7 +221,7 @@ private:
     void second_pass(const SupportTile& tile, const UseRun& run, Scratch& s) {
         teach(tile, run, s);
         for_each_row(s.index, run, 1, tile, p_.block_size, s.logits.data(),
-                     [&](int64_t row, float* logits, int64_t seen) {
+                     [&](int64_t row, float* logits, int64_t, int64_t seen) {
                          index_row(tile, run, row, Row(logits, seen), s);
                      });
     }
@@ -183,6 +230,14 @@ private:
     void index_row(const SupportTile& tile, const UseRun& run, int64_t row, Row logits,
                    Scratch& s) {
         const int64_t i = run.first + row, seen = logits.size();
+        const auto keep_scores = [&](const auto& gradients) {
+            Row(&d_scores_(tile.queries.begin + i, tile.group, run.uses[row].slot * p_.block_size),
+                seen) = gradients;
+        };
+        if (s.main.softmax(i * p_.group_size()).sum == 0) {  // no key of the support in its window
+            if (to_.d_index_q) keep_scores(Eigen::ArrayXf::Zero(seen));
+            return;
+        }
         Row teacher(&s.teacher(row, 0), seen);
         if (teacher_ == Teacher::max) teacher /= static_cast<float>(s.teacher_sum(i));
         const float lse = log2_sum(s.index.softmax(i));
@@ -198,8 +253,7 @@ private:
         const float keep = 1;
         add_values(logits.data(), seen, 1, s.values, &seen, &keep, &s.d_query(i, 0),
                    padded(p_.index_dim));
-        Row(&d_scores_(tile.queries.begin + i, tile.group, run.uses[row].slot * p_.block_size),
-            seen) = logits;
+        keep_scores(logits);
     }
 
     /// Phase 2: d_index_k of every block takes in this piece's queries.
@@ -290,8 +344,8 @@ private:
 }  // namespace
 
 void index_kl(const Problem& whole, View<const float, 3> index_q, View<const float, 2> index_k,
-              View<const float, 3> q, View<const float, 3> k, View<const int32_t, 3> ids,
-              const IndexKlOutput& to, Teacher teacher, int threads) {
+              View<const float, 3> q, View<const float, 3> k, View<const float, 1> sinks,
+              View<const int32_t, 3> ids, const IndexKlOutput& to, Teacher teacher, int threads) {
     if (to.d_index_k) std::fill_n(to.d_index_k.data(), to.d_index_k.size(), 0.0F);
     const int64_t slots = ids ? ids.extent(2) : std::max<int64_t>(1, whole.blocks());
     const int64_t piece =
@@ -303,7 +357,7 @@ void index_kl(const Problem& whole, View<const float, 3> index_q, View<const flo
         const int64_t n = p.queries();
         Tensor<int32_t, 3> all;
         if (!ids) all = all_visible_blocks(p);
-        const Inputs in{index_q.slice(begin, n), index_k, q.slice(begin, n), k};
+        const Inputs in{index_q.slice(begin, n), index_k, q.slice(begin, n), k, sinks};
         const IndexKlOutput part{to.kl.slice(begin, n),
                                  to.d_index_q ? to.d_index_q.slice(begin, n) : View<float, 3>(),
                                  to.d_index_k};

@@ -26,7 +26,7 @@ struct Slots {
 struct Scratch {
     float *q, *sums, *keys, *values, *logits;
     OnlineSum* softmax;
-    int64_t* seen;
+    int64_t *seen, *hidden;
 };
 
 struct Operands {
@@ -40,7 +40,7 @@ void attend_chunk(const Problem& p, const Operands& in, const KvOuterSchedule& s
     const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
     const int64_t first = chunk.block * p.block_size, width = padded(dims);
     const std::span<const SelectedQuery> queries = schedule.of(chunk);
-    const auto factor = static_cast<float>(p.softmax_scale() * kLog2E);
+    const LogitRule rule = main_logits(p);
     const auto seen_by = [&](const SelectedQuery& use) {
         return std::min(p.block_size, visible[static_cast<size_t>(use.query)].count - first);
     };
@@ -58,14 +58,17 @@ void attend_chunk(const Problem& p, const Operands& in, const KvOuterSchedule& s
         const int64_t rows = static_cast<int64_t>(gathered.size()) * heads;
         for (size_t n = 0; n < gathered.size(); ++n) {
             const int64_t i = gathered[n].query;
-            pack_queries(in.q, {i, i + 1}, chunk.group * heads, heads, factor,
+            pack_queries(in.q, {i, i + 1}, chunk.group * heads, heads, rule.factor,
                          scratch.q + static_cast<int64_t>(n) * heads * dims);
             scratch.seen[n] = seen_by(gathered[n]);
+            scratch.hidden[n] =
+                hidden_keys(p, visible[static_cast<size_t>(i)].count, first, scratch.seen[n]);
         }
         std::fill_n(scratch.sums, rows * width, 0.0F);
         std::fill_n(scratch.softmax, rows, OnlineSum{});
-        add_block({scratch.q, rows, heads, scratch.seen, scratch.softmax, scratch.sums}, keys,
-                  values, scratch.logits);
+        add_block({scratch.q, rows, heads, scratch.seen, scratch.softmax, scratch.sums, rule.cap,
+                   scratch.hidden},
+                  keys, values, scratch.logits);
         for (int64_t row = 0; row < rows; ++row) {
             const auto [i, slot] = gathered[static_cast<size_t>(row / heads)];
             const int64_t h = chunk.group * heads + row % heads;
@@ -84,11 +87,13 @@ void combine(View<const float, 2> partial, View<const float, 1> lse, int64_t use
     const float top = *std::max_element(lse.data(), lse.data() + used);
     double sum = 0;
     for (int64_t s = 0; s < used; ++s) {
-        const float weight = std::exp(lse(s) - top);
+        // A block before the window has nothing, top too where all are.
+        const float weight = lse(s) == -kInfinity ? 0.0F : std::exp(lse(s) - top);
         const float* from = partial[s].data();
         for (int64_t d = 0; d < out.size(); ++d) out.data()[d] += weight * from[d];
         sum += double{weight};
     }
+    if (sum == 0) return;
     total = static_cast<float>(double{top} + std::log(sum));
     const auto weight = static_cast<float>(1 / sum);
     for (int64_t d = 0; d < out.size(); ++d) out.data()[d] *= weight;
@@ -109,7 +114,7 @@ void sparse_attention_kv_outer(const Problem& whole, View<const float, 3> q, Vie
     Tensor<float, 2> value_panels({threads, panel_floats(whole.block_size, dims)});
     Tensor<float, 2> logits({threads, kStrip * padded(whole.block_size) + kLanes});
     Tensor<OnlineSum, 2> states({threads, rows});
-    Tensor<int64_t, 2> seen({threads, rows});
+    Tensor<int64_t, 2> seen({threads, rows}), hidden({threads, rows});
     Slots slots{Tensor<float, 4>({piece, whole.query_heads, top_k, dims}),
                 Tensor<float, 3>({piece, whole.query_heads, top_k})};
     for (int64_t begin = 0; begin < whole.queries(); begin += piece) {
@@ -127,7 +132,7 @@ void sparse_attention_kv_outer(const Problem& whole, View<const float, 3> q, Vie
             const Scratch scratch{q_rows.view()[t].data(),     sums.view()[t].data(),
                                   key_panels.view()[t].data(), value_panels.view()[t].data(),
                                   logits.view()[t].data(),     states.view()[t].data(),
-                                  seen.view()[t].data()};
+                                  seen.view()[t].data(),       hidden.view()[t].data()};
             attend_chunk(p, in, schedule, schedule.chunks[static_cast<size_t>(c)], visible, scratch,
                          slots);
         }

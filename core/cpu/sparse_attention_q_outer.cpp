@@ -18,7 +18,7 @@ void sparse_attention_q_outer(const Problem& p, View<const float, 3> q, View<con
                               View<float, 3> out, View<float, 2> lse, int threads) {
     const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
     const int64_t width = padded(dims);
-    const auto factor = static_cast<float>(p.softmax_scale() * kLog2E);
+    const LogitRule rule = main_logits(p);
     const std::vector<KeyRange>& visible = visible_keys(p);
     Tensor<float, 2> q_rows({threads, heads * dims}), sums({threads, heads * width});
     Tensor<float, 2> key_panels({threads, panel_floats(dims, p.block_size)});
@@ -32,7 +32,7 @@ void sparse_attention_q_outer(const Problem& p, View<const float, 3> q, View<con
         float* rows = q_rows.view()[thread].data();
         float* sum = sums.view()[thread].data();
         std::vector<OnlineSum> softmax(static_cast<size_t>(heads));
-        pack_queries(q, {i, i + 1}, group * heads, heads, factor, rows);
+        pack_queries(q, {i, i + 1}, group * heads, heads, rule.factor, rows);
         std::fill_n(sum, heads * width, 0.0F);
         for (int64_t block : selected(ids, i, group)) {
             const int64_t first = block * p.block_size;
@@ -42,8 +42,9 @@ void sparse_attention_q_outer(const Problem& p, View<const float, 3> q, View<con
                 pack_keys(k.data() + at, token, seen, dims, key_panels.view()[thread].data());
             const Panels values =
                 pack_values(v.data() + at, token, seen, dims, value_panels.view()[thread].data());
-            add_block({rows, heads, heads, &seen, softmax.data(), sum}, keys, values,
-                      logits.view()[thread].data());
+            const int64_t hidden = hidden_keys(p, range.count, first, seen);
+            add_block({rows, heads, heads, &seen, softmax.data(), sum, rule.cap, &hidden}, keys,
+                      values, logits.view()[thread].data());
         }
         for (int64_t h = 0; h < heads; ++h)
             finish_row(sum + h * width, softmax[static_cast<size_t>(h)], out[i][group * heads + h],

@@ -20,7 +20,7 @@ void sparse_attention_union(const Problem& p, View<const float, 3> q, View<const
     const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
     const int64_t tile_queries = std::max<int64_t>(1, kUnionTileRows / heads);
     const int64_t tile_rows = tile_queries * heads, width = padded(dims);
-    const auto factor = static_cast<float>(p.softmax_scale() * kLog2E);
+    const LogitRule rule = main_logits(p);
     Tensor<float, 2> q_rows({threads, tile_rows * dims}), sums({threads, tile_rows * width});
     Tensor<float, 2> key_panels({threads, panel_floats(dims, p.block_size)});
     Tensor<float, 2> value_panels({threads, panel_floats(p.block_size, dims)});
@@ -30,11 +30,11 @@ void sparse_attention_union(const Problem& p, View<const float, 3> q, View<const
         float* rows = q_rows.view()[thread].data();
         float* sum = sums.view()[thread].data();
         OnlineSum* softmax = states.view()[thread].data();
-        pack_queries(q, tile.queries, tile.group * heads, heads, factor, rows);
+        pack_queries(q, tile.queries, tile.group * heads, heads, rule.factor, rows);
         std::fill_n(sum, tile.size() * heads * width, 0.0F);
         std::fill_n(softmax, tile.size() * heads, OnlineSum{});
         Panels keys{}, values{};
-        std::vector<int64_t> seen;
+        std::vector<int64_t> seen, hidden;
         for_each_run(
             tile.uses,
             [&](int64_t block) {
@@ -48,11 +48,15 @@ void sparse_attention_union(const Problem& p, View<const float, 3> q, View<const
             },
             [&](const UseRun& run) {
                 seen.clear();
-                for (int64_t i = run.first; i < run.first + run.count; ++i)
+                hidden.clear();
+                for (int64_t i = run.first; i < run.first + run.count; ++i) {
                     seen.push_back(tile.seen(i, run.block, p.block_size));
+                    hidden.push_back(hidden_keys(p, tile.visible[i].count, run.block * p.block_size,
+                                                 seen.back()));
+                }
                 const int64_t row = run.first * heads;
                 add_block({rows + row * dims, run.count * heads, heads, seen.data(), softmax + row,
-                           sum + row * width},
+                           sum + row * width, rule.cap, hidden.data()},
                           keys, values, logits.view()[thread].data());
             });
         for (int64_t row = 0; row < tile.size() * heads; ++row) {

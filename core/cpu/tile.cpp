@@ -2,6 +2,7 @@
 #include "core/cpu/tile.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -51,14 +52,15 @@ void transpose(Vec (&v)[kLanes]) {
 }
 
 /// Rows x kPanel sums over t in [0, depth) stay in registers; `finish(row, half, sum)` takes them.
-template <int Rows, typename Finish>
+/// Rows of a lie a_stride floats apart; transposed, its columns do.
+template <int Rows, bool Transposed = false, typename Finish>
 void product(const float* a, int64_t a_stride, const float* panel, int64_t depth, Finish finish) {
     Vec sum[Rows][2] = {};
     for (int64_t t = 0; t < depth; ++t) {
         const Vec b0 = load(panel + t * kPanel), b1 = load(panel + t * kPanel + kLanes);
 #pragma GCC unroll 6
         for (int row = 0; row < Rows; ++row) {
-            const float a_t = a[row * a_stride + t];
+            const float a_t = Transposed ? a[t * a_stride + row] : a[row * a_stride + t];
             sum[row][0] += a_t * b0;
             sum[row][1] += a_t * b1;
         }
@@ -102,6 +104,14 @@ Vec exp2(Vec x) {
     const UintVec n = std::bit_cast<UintVec>(shifted) - std::bit_cast<uint32_t>(kRound);
     y *= std::bit_cast<Vec>((n + 127) << 23);
     return x < -125.0f ? Vec{} : y;
+}
+
+/// (1 - t) / (1 + t) with t = e^(-2 |x|), its sign that of x.
+Vec tanh(Vec x) {
+    constexpr auto kFactor = static_cast<float>(2 * kLog2E);
+    const Vec t = exp2(kFactor * (x < 0.0f ? x : -x));
+    const Vec y = (1.0f - t) / (1.0f + t);
+    return x < 0.0f ? -y : y;
 }
 
 /// b where a is NaN.
@@ -232,18 +242,64 @@ void multiply_add(Strip a, Panels b, int64_t first, int64_t last, const float* f
 }
 
 void add_values(float* p, int64_t p_stride, int64_t rows, Panels v, const int64_t* visible,
-                const float* factor, float* c, int64_t c_stride) {
+                const float* factor, float* c, int64_t c_stride, const int64_t* hidden) {
+    constexpr std::array<int64_t, kStrip> kNone{};
+    if (hidden == nullptr) hidden = kNone.data();
     const auto [least, most] = std::minmax_element(visible, visible + rows);
-    if (finite(v, *least, *most)) {
+    const auto [first, last_first] = std::minmax_element(hidden, hidden + rows);
+    if (finite(v, *first, *last_first) && finite(v, *least, *most)) {
         // A weight of 0 adds exactly nothing: together, the rows sum as they do alone.
-        for (int64_t row = 0; row < rows; ++row)
-            std::fill(p + row * p_stride + visible[row], p + row * p_stride + *most, 0.0f);
-        multiply_add({p, p_stride, rows}, v, 0, *most, factor, c, c_stride);
+        for (int64_t row = 0; row < rows; ++row) {
+            float* weights = p + row * p_stride;
+            std::fill(weights + *first, weights + hidden[row], 0.0f);
+            std::fill(weights + visible[row], weights + *most, 0.0f);
+        }
+        multiply_add({p, p_stride, rows}, v, *first, *most, factor, c, c_stride);
         return;
     }
     for (int64_t row = 0; row < rows; ++row)
-        multiply_add({p + row * p_stride, p_stride, 1}, v, 0, visible[row], factor + row,
+        multiply_add({p + row * p_stride, p_stride, 1}, v, hidden[row], visible[row], factor + row,
                      c + row * c_stride, c_stride);
+}
+
+void add_transposed(const float* a, int64_t a_stride, int64_t columns, Panels b,
+                    const int64_t* visible, float* c, int64_t c_stride) {
+    // A weight of 0 adds exactly nothing, unless it meets NaN or infinity.
+    const auto first_row = [=](int64_t j) {
+        return std::upper_bound(visible, visible + b.depth, j) - visible;
+    };
+    const bool clean = finite(b, 0, first_row(columns - 1));
+    const int64_t most = clean ? kStrip : 1;
+    for (int64_t j = 0; j < columns; j += most) {
+        const int64_t first = clean ? 0 : first_row(j);
+        with_rows(std::min(most, columns - j), [=](auto rows) {
+            for (int64_t column = 0; column < b.columns; column += kPanel)
+                product<rows(), true>(
+                    a + first * a_stride + j, a_stride, b.data + column * b.depth + first * kPanel,
+                    b.depth - first, [&](int64_t row, int half, Vec sum) {
+                        float* at = c + (j + row) * c_stride + column + half * kLanes;
+                        store(at, load(at) + sum);
+                    });
+        });
+    }
+}
+
+void softmax_gradient(float* logits, float* d_p, int64_t count, int64_t end, float lse, float d) {
+    for (int64_t j = 0; j < padded(end); j += kLanes) {
+        const IntVec seen = first_lanes(count - j);
+        const Vec p = seen ? exp2(load(logits + j) - lse) : 0;
+        store(logits + j, p);
+        store(d_p + j, seen ? p * (load(d_p + j) - d) : 0);
+    }
+}
+
+void cap_row(float* values, int64_t count, float cap) {
+    if (cap == 0) return;
+    const int64_t whole = count / kLanes * kLanes;
+    for (int64_t j = 0; j < whole; j += kLanes) store(values + j, cap * tanh(load(values + j)));
+    if (whole == count) return;
+    const Vec before = load(values + whole);
+    store(values + whole, first_lanes(count - whole) ? cap * tanh(before) : before);
 }
 
 SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state) {

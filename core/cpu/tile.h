@@ -5,7 +5,7 @@
 // A product is c[row, column] = sum over t of a[row, t] b[t, column] with at most kStrip rows.
 //   q k^T   t runs over dims, columns are keys (pack_keys)
 //   p v     t runs over keys, columns are dims (pack_values)
-// Logits are kept in base 2: pack_queries with the factor softmax_scale * kLog2E.
+// Logits are kept in base 2: pack_queries with the factor of LogitRule.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +58,22 @@ Panels pack_keys(const float* rows, int64_t stride, int64_t count, int64_t width
 /// Panels of `rows` [count, width], its rows `stride` floats apart.
 Panels pack_values(const float* rows, int64_t stride, int64_t count, int64_t width, float* panels);
 
+/// How the Main Branch's products become base-2 logits: queries are packed with `factor`; where
+/// there is a cap, the product x becomes cap * tanh(x).
+struct LogitRule {
+    float factor;
+    float cap = 0;  // 0: none
+};
+inline LogitRule main_logits(const Problem& p) {
+    if (!p.softcap) return {static_cast<float>(p.softmax_scale() * kLog2E)};
+    return {static_cast<float>(p.softmax_scale() / *p.softcap),
+            static_cast<float>(*p.softcap * kLog2E)};
+}
+
+/// values[j] = cap * tanh(values[j]) in place, within 16 roundoffs of cap; a NaN stays. Nothing
+/// where cap is 0. Up to kLanes - 1 floats behind the values are read and kept.
+void cap_row(float* values, int64_t count, float cap);
+
 /// c = a b; writes padded(b.columns) columns.
 void multiply(Strip a, Panels b, float* c, int64_t c_stride);
 
@@ -66,11 +82,12 @@ void multiply(Strip a, Panels b, float* c, int64_t c_stride);
 void multiply_add(Strip a, Panels b, int64_t first, int64_t last, const float* factor, float* c,
                   int64_t c_stride);
 
-/// The p v of one strip of weights p [rows, p_stride]: row r takes its first visible[r] keys,
-/// 0 <= visible[r] <= v.depth; c[r] = factor[r] c[r] + p[r] v. A row's sum does not depend on the
-/// rows beside it. Overwrites p up to the most visible keys of the strip.
+/// The p v of one strip of weights p [rows, p_stride]: row r takes its keys from hidden[r] (absent:
+/// from 0) to visible[r], 0 <= hidden[r] <= visible[r] <= v.depth;
+/// c[r] = factor[r] c[r] + p[r] v. A row's sum does not depend on the rows beside it. Overwrites p
+/// up to the most visible keys of the strip.
 void add_values(float* p, int64_t p_stride, int64_t rows, Panels v, const int64_t* visible,
-                const float* factor, float* c, int64_t c_stride);
+                const float* factor, float* c, int64_t c_stride, const int64_t* hidden = nullptr);
 
 /// Sum and reference point of the exponentials of one row: sum of exp2(logit - top) so far. top
 /// follows the maximum lazily, at most 8 below it. The sum over steps is a double: at a million
@@ -85,6 +102,17 @@ struct SoftmaxStep {
     float sum;
     float factor;
 };
+
+/// c += a^T b: row j of c gets the sum over b.depth rows t of a[t, j] b[t], for `columns` columns
+/// of a [b.depth, a_stride]. Row t takes part in its first visible[t] columns, where visible does
+/// not decrease; a is 0 behind them, and there b[t] does not matter, not even NaN.
+void add_transposed(const float* a, int64_t a_stride, int64_t columns, Panels b,
+                    const int64_t* visible, float* c, int64_t c_stride);
+
+/// One row of a backward pass: `count` base-2 logits become p = exp2(logit - lse), as exp2_row
+/// makes them, and d_p becomes p (d_p - d). Both are 0 from `count` to `end`, which lies within
+/// padded(end) floats.
+void softmax_gradient(float* logits, float* d_p, int64_t count, int64_t end, float lse, float d);
 
 /// Takes `count` more base-2 logits of a row into `state` and turns them into exp2(logit - top) in
 /// place. exp2 is within 2 ulp; below 2^-125 it is 0. NaN gives NaN. Up to kLanes - 1 floats behind

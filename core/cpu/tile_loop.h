@@ -26,11 +26,15 @@ struct RowTile {
     const KeyRange* visible;  // [queries], not decreasing
     const float* rows;        // [queries * heads, width], times the factor
     int64_t width;
+    float cap;       // of TileLoop
+    int64_t window;  // likewise
 
     int64_t size() const { return (queries.end - queries.begin) * heads; }
     int64_t query(int64_t row) const { return queries.begin + row / heads; }
     int64_t head(int64_t row) const { return group * heads + row % heads; }
     KeyRange seen(int64_t row) const { return visible[row / heads]; }
+    /// First position that the row attends to; not decreasing.
+    int64_t first(int64_t row) const { return window_start(seen(row).count, window); }
 };
 
 /// How a loop cuts its work.
@@ -40,6 +44,8 @@ struct TileLoop {
     int64_t step;                  // keys packed at a time
     int64_t max_rows = kTileRows;  // of a tile, unless one query has more heads
     int threads;
+    float cap = 0;               // as in LogitRule
+    int64_t window = kNoWindow;  // as in Problem
 
     int64_t tile_queries() const { return std::max<int64_t>(1, max_rows / heads); }
     int64_t tile_rows() const { return tile_queries() * heads; }
@@ -73,7 +79,7 @@ void for_each_tile(const Problem& p, View<const float, 3> q, const TileLoop& loo
         const Scratch scratch{mine, mine + rows, mine + rows + panels, thread};
         const QueryRange queries = tiles[static_cast<size_t>(item / groups)];
         const RowTile tile{queries,      item % groups, loop.heads, visible.data() + queries.begin,
-                           scratch.rows, width};
+                           scratch.rows, width,         loop.cap,   loop.window};
         pack_queries(q, queries, tile.group * loop.heads, loop.heads, loop.factor, scratch.rows);
         body(tile, scratch);
     }
@@ -81,11 +87,12 @@ void for_each_tile(const Problem& p, View<const float, 3> q, const TileLoop& loo
 
 /// The logits of one strip and one step of keys, to be overwritten at will.
 struct LogitStrip {
-    int64_t first_row;                 // of the tile
-    int64_t rows;                      // 1 .. kStrip
-    int64_t first_key;                 // of the sequence
-    std::array<int64_t, kStrip> seen;  // [rows] keys of this step that the row sees: 0 .. step
-    float* data;                       // row r at data + r * stride; only seen[r] are valid
+    int64_t first_row;                   // of the tile
+    int64_t rows;                        // 1 .. kStrip
+    int64_t first_key;                   // of the sequence
+    std::array<int64_t, kStrip> seen;    // [rows] keys of this step that the row sees: 0 .. step
+    std::array<int64_t, kStrip> hidden;  // [rows] how many of these lie before its window
+    float* data;  // row r at data + r * stride; those from hidden[r] to seen[r] are valid
     int64_t stride;
 
     float* row(int64_t r) const { return data + r * stride; }
@@ -93,27 +100,32 @@ struct LogitStrip {
 
 /// The loop over the keys of one tile. keys: token 0 of the sequence, `stride` floats a token.
 /// Calls on_keys(first, count) before each step, and on_logits(LogitStrip) for each strip of which
-/// some row sees a key of it.
+/// some row attends to a key of it. Steps that lie before all rows' windows are skipped.
 template <typename OnKeys, typename OnLogits>
 void for_each_strip(const RowTile& tile, const float* keys, int64_t stride, int64_t step,
                     const Scratch& scratch, OnKeys on_keys, OnLogits on_logits) {
     const int64_t end = tile.seen(tile.size() - 1).count;
-    for (int64_t first = 0; first < end; first += step) {
+    for (int64_t first = tile.first(0) / step * step; first < end; first += step) {
         const int64_t count = std::min(step, end - first);
         const Panels packed =
             pack_keys(keys + first * stride, stride, count, tile.width, scratch.panels);
         on_keys(first, count);
         for (int64_t row = 0; row < tile.size(); row += kStrip) {
             LogitStrip strip{
-                row, std::min(kStrip, tile.size() - row), first, {}, scratch.logits, padded(step)};
+                row,         std::min(kStrip, tile.size() - row), first, {}, {}, scratch.logits,
+                padded(step)};
             int64_t most = 0;
             for (int64_t r = 0; r < strip.rows; ++r) {
+                const auto at = static_cast<size_t>(r);
                 most = std::clamp<int64_t>(tile.seen(row + r).count - first, 0, count);
-                strip.seen[static_cast<size_t>(r)] = most;
+                strip.seen[at] = most;
+                strip.hidden[at] = std::clamp<int64_t>(tile.first(row + r) - first, 0, most);
             }
-            if (most == 0) continue;
+            if (strip.hidden[0] == most) continue;  // all of them: windows begin in order
             multiply({tile.rows + row * tile.width, tile.width, strip.rows},
                      {packed.data, packed.depth, most}, strip.data, strip.stride);
+            for (int64_t r = 0; r < strip.rows; ++r)
+                cap_row(strip.row(r), strip.seen[static_cast<size_t>(r)], tile.cap);
             on_logits(strip);
         }
     }

@@ -2,6 +2,8 @@
 // What the reader and the writer of activations share: fields, sizes, names.
 #include "core/io/activations.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace msa::io {
@@ -60,7 +62,23 @@ Problem layer_problem(const ActivationsInfo& info, const LayerInfo& layer, int64
                                layer.index_dim, block_size);
     p.batch = PackedBatch(info.cu_seqlens, info.cu_seqlens);
     p.own_softmax_scale = layer.softmax_scale;
+    const auto own = [&](const char* name) -> std::optional<double> {
+        const auto found = layer.own_attention.find(name);
+        if (found == layer.own_attention.end()) return {};
+        return found->second.front();
+    };
+    if (const auto window = own("sliding_window")) p.window = static_cast<int64_t>(*window);
+    p.softcap = own("softcap");
     return p;
+}
+
+Tensor<float, 1> layer_sinks(const LayerInfo& layer) {
+    const auto found = layer.own_attention.find("sinks");
+    if (found == layer.own_attention.end()) return {};
+    Tensor<float, 1> sinks({std::ssize(found->second)});
+    std::transform(found->second.begin(), found->second.end(), sinks.data(),
+                   [](double sink) { return static_cast<float>(sink); });
+    return sinks;
 }
 
 void require_post_rope(const ActivationsReader& file, int64_t number) {

@@ -47,12 +47,13 @@ struct LayerInfo {
     std::string rope_scaling;           // of another RoPE: the model's parameters, JSON text
     std::vector<double> rope_inv_freq;  // and its frequencies [rotary_dim/2], or none
     std::optional<double> rope_attention_factor;  // and what cosine and sine are multiplied by
+    bool rope_interleaved = false;  // it turns channels 2c and 2c+1; else c and c + rotary_dim/2
     /// The model attends to selected keys only (attribute own_attention = "sparse"); block size and
     /// k of its own Index Branch.
     bool own_sparse = false;
     std::optional<int64_t> own_block_size, own_top_k;
     /// What the model's own attention adds to plain causal attention, by attribute (those of
-    /// kOwnAttention). Nothing here computes it; programs say so.
+    /// kOwnAttention). layer_problem and layer_sinks take over all but attention_chunk.
     std::map<std::string, std::vector<double>> own_attention;
     Element element = Element::f16;  // storage: f16, bf16 or f32, one for the whole layer
 
@@ -72,8 +73,11 @@ struct ActivationsInfo {
     int64_t tokens() const { return cu_seqlens.back(); }  // N
 };
 
-/// The square problem of a layer: every token is a query and a key of its sequence.
+/// The square problem of a layer: every token is a query and a key of its sequence. With the
+/// layer's window and soft cap.
 Problem layer_problem(const ActivationsInfo&, const LayerInfo&, int64_t block_size);
+/// [Hq] The layer's learnable sinks, as in AttentionInput; absent without.
+Tensor<float, 1> layer_sinks(const LayerInfo&);
 
 class ActivationsReader {
 public:

@@ -77,11 +77,8 @@ public:
         if (has("rope_inv_freq")) read_frequencies();
         if (has("rope_attention_factor"))
             layer_.rope_attention_factor = positive("rope_attention_factor");
-        if (has("own_attention")) {
-            const std::string own = h5::text_attribute(group_, "own_attention", place_);
-            require(own == "sparse", attribute("own_attention"), "'", own, "', must be 'sparse'");
-            layer_.own_sparse = true;
-        }
+        if (has("rope_layout")) layer_.rope_interleaved = the_only("rope_layout", "interleaved");
+        if (has("own_attention")) layer_.own_sparse = the_only("own_attention", "sparse");
         if (has("own_block_size")) layer_.own_block_size = count("own_block_size");
         if (has("own_top_k")) layer_.own_top_k = count("own_top_k");
         for (const char* name : kOwnAttention)
@@ -94,6 +91,13 @@ private:
         return text(place_.text(), " attribute ", name, " is ");
     }
     double number(const char* name) const { return h5::number_attribute(group_, name, place_); }
+
+    /// A text that has one value.
+    bool the_only(const char* name, const char* value) const {
+        const std::string found = h5::text_attribute(group_, name, place_);
+        require(found == value, attribute(name), "'", found, "', must be '", value, "'");
+        return true;
+    }
 
     double positive(const char* name) const {
         const double value = number(name);

@@ -54,6 +54,8 @@ struct ActivationsWriter::Impl {
             h5::set_attribute(group, "rope_inv_freq", layer.rope_inv_freq);
         if (layer.rope_attention_factor)
             h5::set_attribute(group, "rope_attention_factor", *layer.rope_attention_factor);
+        if (layer.rope_interleaved)
+            h5::set_attribute(group, "rope_layout", std::string("interleaved"));
         if (layer.own_sparse) h5::set_attribute(group, "own_attention", std::string("sparse"));
         if (layer.own_block_size) h5::set_attribute(group, "own_block_size", *layer.own_block_size);
         if (layer.own_top_k) h5::set_attribute(group, "own_top_k", *layer.own_top_k);

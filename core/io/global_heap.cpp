@@ -69,10 +69,6 @@ private:
     uint64_t base_ = 0, size_ = 0;
 };
 
-[[noreturn]] void damaged(const Place& place) {
-    throw InputError(place.text() + " holds an unreadable text, the file is damaged");
-}
-
 }  // namespace
 
 Handle heap_reference_type() {
@@ -82,33 +78,40 @@ Handle heap_reference_type() {
     return type;
 }
 
-std::string heap_text(hid_t object, const HeapReference& reference, const Place& place) {
+std::optional<std::string> find_text(const HeapFile& file, const HeapReference& reference) {
     const uint64_t length = little_endian(reference.data(), 4);
     const uint64_t heap = little_endian(reference.data() + 4, 8);
     const uint64_t wanted = little_endian(reference.data() + 12, 4);
     if (length == 0) return "";
-    const FileBytes file(object);
     std::array<uint8_t, kHeader> header{};
     if (length > kLongestText || !file.read(heap, kHeader, header.data()) ||
         std::memcmp(header.data(), "GCOL\1", 5) != 0)
-        damaged(place);
+        return std::nullopt;
     const uint64_t size = little_endian(header.data() + 8, 8);
-    if (size > file.size() - heap) damaged(place);
+    if (size > file.size - heap) return std::nullopt;
     for (uint64_t at = kHeader; at + kHeader <= size;) {
-        if (!file.read(heap + at, kHeader, header.data())) damaged(place);
+        if (!file.read(heap + at, kHeader, header.data())) return std::nullopt;
         const uint64_t index = little_endian(header.data(), 2);
         const uint64_t bytes = little_endian(header.data() + 8, 8);
         at += kHeader;
         if (index == 0 || bytes > size - at) break;  // 0: the free rest of the heap
         if (index == wanted) {
             std::string value(length, '\0');
-            if (length > bytes || !file.read(heap + at, length, value.data())) damaged(place);
+            if (length > bytes || !file.read(heap + at, length, value.data())) return std::nullopt;
             value.resize(std::strlen(value.c_str()));
             return value;
         }
         at += (bytes + 7) / 8 * 8;
     }
-    damaged(place);
+    return std::nullopt;
+}
+
+std::string heap_text(hid_t object, const HeapReference& reference, const Place& place) {
+    const FileBytes file(object);
+    const std::optional<std::string> found =
+        find_text({file.size(), [&](auto... of_read) { return file.read(of_read...); }}, reference);
+    if (!found) throw InputError(place.text() + " holds an unreadable text, the file is damaged");
+    return *found;
 }
 
 }  // namespace msa::io::h5

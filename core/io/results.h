@@ -37,7 +37,7 @@ struct RunRecord {
 void require_whole(const std::filesystem::path& path);
 
 /// Throws InputError naming `place` and the first difference unless the two have the same program,
-/// options, seed and inputs: what a resumed run must agree in.
+/// commit, options, seed and inputs: what a resumed run must agree in.
 void require_same_run(const std::string& place, const RunRecord& known, const RunRecord& wanted);
 
 enum class IfExists : uint8_t { refuse, overwrite, resume };
@@ -51,10 +51,10 @@ class ResultsWriter {
 public:
     /// refuse: InputError if `path` exists or an unfinished run is beside it (naming --overwrite
     /// and --resume). overwrite: starts afresh; `path` stays as it is until finish(). resume:
-    /// keeps the finished units of a run with the same program, options, seed and inputs, all of
-    /// them if `path` is that run already and nobody had begun to replace it; InputError naming the
-    /// first difference, or the damaged unit, otherwise; starts afresh where there is nothing.
-    /// InputError while another process is writing `path` (see core/io/partial_file.h).
+    /// keeps the finished units of a run with the same program, commit, options, seed and inputs,
+    /// all of them if `path` is that run already and nobody had begun to replace it; InputError
+    /// naming the first difference, or the damaged unit, otherwise; starts afresh where there is
+    /// nothing. InputError while another process is writing `path` (see core/io/partial_file.h).
     ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists);
     /// Without finish(): keeps the finished units, removes what holds none.
     ~ResultsWriter();

@@ -28,6 +28,7 @@ json identity(const RunRecord& r) {
     return {{"program", r.program},
             {"options", options.is_discarded() ? json(r.options) : options},
             {"seed", r.seed},
+            {"commit", r.commit},
             {"inputs", r.inputs}};
 }
 

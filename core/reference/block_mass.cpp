@@ -7,8 +7,7 @@
 
 namespace msa::reference {
 
-void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k,
-                const BlockMassOutput& to) {
+void block_mass(const Problem& p, const MainBranch& in, const BlockMassOutput& to) {
     const std::vector<KeyRange> visible = visible_keys(p);
     const auto blocks = static_cast<size_t>(p.blocks());
     for (int64_t i = 0; i < p.queries(); ++i)
@@ -16,16 +15,16 @@ void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k
             std::vector<double> mass(blocks, 0.0);
             std::vector<double> top(blocks, -std::numeric_limits<double>::infinity());
             const KeyRange seen = visible[static_cast<size_t>(i)];
+            const std::vector<int64_t> tokens = in_window(p, seen, all_tokens(seen));
             for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h) {
                 std::vector<double> logits;
-                for (int64_t j = 0; j < seen.count; ++j)
-                    logits.push_back(p.softmax_scale() * dot(q[i][h], k[seen.first + j][r]));
+                for (int64_t j : tokens) logits.push_back(p.logit(dot(in.q[i][h], in.k[j][r])));
                 std::vector<double> probability = logits;
-                softmax(probability);
-                for (size_t j = 0; j < logits.size(); ++j) {
-                    const size_t b = j / static_cast<size_t>(p.block_size);
-                    mass[b] += probability[j] / static_cast<double>(p.group_size());
-                    if (logits[j] > top[b] || std::isnan(logits[j])) top[b] = logits[j];
+                softmax(probability, sink_of(in, h));
+                for (size_t t = 0; t < logits.size(); ++t) {
+                    const auto b = static_cast<size_t>((tokens[t] - seen.first) / p.block_size);
+                    mass[b] += probability[t] / static_cast<double>(p.group_size());
+                    if (logits[t] > top[b] || std::isnan(logits[t])) top[b] = logits[t];
                 }
             }
             for (size_t b = 0; b < blocks; ++b) {

@@ -11,21 +11,43 @@
 namespace msa::reference {
 namespace {
 
-/// p of query i and group r on `tokens`. A NaN of a head stays.
-std::vector<double> teach(const Problem& p, View<const float, 3> q, View<const float, 3> k,
-                          int64_t i, int64_t r, const std::vector<int64_t>& tokens,
-                          Teacher teacher) {
-    std::vector<double> all(tokens.size(), 0.0);
-    for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h) {
+/// What the sink leaves of a head's probability, as its logarithm: the lse of its logits alone less
+/// the one with the sink.
+double log_share(double lse, double sink) {
+    const double all = std::max(lse, sink) + std::log1p(std::exp(-std::abs(lse - sink)));
+    return sink == kNoSink ? 0 : lse - all;
+}
+
+/// p of query i and group r on `tokens`, of which the Main Branch sees the last `shown`. A NaN of a
+/// head stays. Heads count by what their sinks leave of them, relative to the head that is left
+/// most, so that nothing underflows: the teacher is divided by its sum anyway.
+std::vector<double> teach(const Problem& p, const MainBranch& in, int64_t i, int64_t r,
+                          const std::vector<int64_t>& tokens, size_t shown, Teacher teacher) {
+    const int64_t first_head = r * p.group_size();
+    std::vector<std::vector<double>> heads;
+    std::vector<double> shares;
+    for (int64_t h = first_head; h < first_head + p.group_size(); ++h) {
         std::vector<double> head;
-        for (int64_t j : tokens) head.push_back(p.softmax_scale() * dot(q[i][h], k[j][r]));
-        softmax(head);
-        for (size_t t = 0; t < tokens.size(); ++t)
-            if (teacher == Teacher::mean)
-                all[t] += head[t] / static_cast<double>(p.group_size());
-            else if (!(head[t] <= all[t]) && !std::isnan(all[t]))
-                all[t] = head[t];
+        for (size_t t = tokens.size() - shown; t < tokens.size(); ++t)
+            head.push_back(p.logit(dot(in.q[i][h], in.k[tokens[t]][r])));
+        const double lse = softmax(head);
+        shares.push_back(log_share(lse, sink_of(in, h)));
+        heads.push_back(std::move(head));
     }
+    const double most = *std::max_element(shares.begin(), shares.end());
+    double total = 0;
+    for (double& share : shares) total += share = std::exp(share - most);
+
+    std::vector<double> all(tokens.size(), 0.0);
+    for (size_t h = 0; h < heads.size(); ++h)
+        for (size_t t = 0; t < shown; ++t) {
+            double& joined = all[tokens.size() - shown + t];
+            const double mine = shares[h] * heads[h][t];
+            if (teacher == Teacher::mean)
+                joined += mine / total;
+            else if (!(mine <= joined) && !std::isnan(joined))
+                joined = mine;
+        }
     if (teacher == Teacher::max) {
         const double sum = std::accumulate(all.begin(), all.end(), 0.0);
         for (double& probability : all) probability /= sum;
@@ -36,8 +58,8 @@ std::vector<double> teach(const Problem& p, View<const float, 3> q, View<const f
 }  // namespace
 
 void index_kl(const Problem& p, View<const float, 3> index_q, View<const float, 2> index_k,
-              View<const float, 3> q, View<const float, 3> k, View<const int32_t, 3> ids,
-              const IndexKlOutput& to, Teacher by) {
+              const MainBranch& main, View<const int32_t, 3> ids, const IndexKlOutput& to,
+              Teacher by) {
     const std::vector<KeyRange> visible = visible_keys(p);
     const double rows = static_cast<double>(p.queries() * p.kv_heads);
     std::vector<double> d_index_k(static_cast<size_t>(index_k.size()), 0.0);
@@ -47,7 +69,13 @@ void index_kl(const Problem& p, View<const float, 3> index_q, View<const float, 
             const std::vector<int64_t> tokens =
                 ids ? support_tokens(seen, p.block_size, selected(ids, i, r)) : all_tokens(seen);
 
-            const std::vector<double> teacher = teach(p, q, k, i, r, tokens, by);
+            const size_t shown = in_window(p, seen, tokens).size();
+            if (shown == 0) {
+                to.kl(i, r) = 0;
+                if (to.d_index_q) std::fill_n(to.d_index_q[i][r].data(), p.index_dim, 0.0F);
+                continue;
+            }
+            const std::vector<double> teacher = teach(p, main, i, r, tokens, shown, by);
             std::vector<double> logits;
             for (int64_t j : tokens)
                 logits.push_back(p.index_scale() * dot(index_q[i][r], index_k[j]));

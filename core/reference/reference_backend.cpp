@@ -33,24 +33,34 @@ std::vector<int64_t> all_tokens(KeyRange visible) {
     return tokens;
 }
 
-double softmax(std::vector<double>& logits) {
-    if (logits.empty()) return -std::numeric_limits<double>::infinity();
-    const double top = *std::max_element(logits.begin(), logits.end());
-    double sum = 0;
+std::vector<int64_t> in_window(const Problem& p, KeyRange visible, std::vector<int64_t> tokens) {
+    const int64_t first = visible.first + p.window_start(visible.count);
+    std::erase_if(tokens, [first](int64_t j) { return j < first; });
+    return tokens;
+}
+
+double softmax(std::vector<double>& logits, double sink) {
+    if (logits.empty()) return sink;
+    const double top = std::max(*std::max_element(logits.begin(), logits.end()), sink);
+    double sum = sink == kNoSink ? 0 : std::exp(sink - top);
     for (double s : logits) sum += std::exp(s - top);
     const double lse = top + std::log(sum);
     for (double& s : logits) s = std::exp(s - lse);
     return lse;
 }
 
-double attend(double scale, View<const float, 1> q, View<const float, 3> k, View<const float, 3> v,
-              int64_t group, const std::vector<int64_t>& tokens, View<float, 1> out) {
-    std::vector<double> p;
-    for (int64_t j : tokens) p.push_back(scale * dot(q, k[j][group]));
-    const double lse = softmax(p);
+double sink_of(const MainBranch& in, int64_t h) { return in.sinks ? in.sinks(h) : kNoSink; }
+
+double attend(const Problem& p, const MainBranch& in, int64_t i, int64_t h,
+              const std::vector<int64_t>& tokens, View<float, 1> out) {
+    const int64_t group = h / p.group_size();
+    std::vector<double> weight;
+    for (int64_t j : tokens) weight.push_back(p.logit(dot(in.q[i][h], in.k[j][group])));
+    const double lse = softmax(weight, sink_of(in, h));
     for (int64_t d = 0; d < out.size(); ++d) {
-        double sum = 0;
-        for (size_t t = 0; t < tokens.size(); ++t) sum += p[t] * double{v(tokens[t], group, d)};
+        double sum = std::isnan(lse) ? lse : 0;  // a NaN sink of no tokens too
+        for (size_t t = 0; t < tokens.size(); ++t)
+            sum += weight[t] * double{in.v(tokens[t], group, d)};
         out(d) = static_cast<float>(sum);
     }
     return lse;
@@ -66,14 +76,10 @@ public:
     std::string device() const override { return "one CPU thread, double precision"; }
 
     Support supports(const Problem&, const Request& request) const override {
-        if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
-            std::holds_alternative<SparseAttentionGradRequest>(request))
-            return Support::no("the gradient is not written yet");
         if (const Element element = operand_element(request); element != Element::f32)
             return Support::no(text("it takes f32, not ", to_string(element)));
-        const auto* sparse = std::get_if<SparseAttentionRequest>(&request);
-        if (sparse != nullptr && sparse->order != LoopOrder::q_outer &&
-            sparse->order != LoopOrder::automatic)
+        const LoopOrder order = loop_order(request);
+        if (order != LoopOrder::q_outer && order != LoopOrder::automatic)
             return Support::no("it has the q_outer order only");
         return {};
     }
@@ -81,8 +87,7 @@ public:
 protected:
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
-        reference::dense_attention(p, in.q.as<const float>(), in.k.as<const float>(),
-                                   in.v.as<const float>(), to.out.as<float>(), to.lse);
+        reference::dense_attention(p, main_branch(in), to.out.as<float>(), to.lse);
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
         reference::index_scores(p, in.index_q.as<const float>(), in.index_k.as<const float>(),
@@ -100,16 +105,36 @@ protected:
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder) override {
-        reference::sparse_attention(p, in.q.as<const float>(), in.k.as<const float>(),
-                                    in.v.as<const float>(), ids, to.out.as<float>(), to.lse);
+        reference::sparse_attention(p, main_branch(in), ids, to.out.as<float>(), to.lse);
     }
-    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
-        reference::block_mass(p, q.as<const float>(), k.as<const float>(), to);
+    void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
+                                 const AttentionSaved& saved,
+                                 const AttentionGradient& to) override {
+        reference::dense_attention_grad(p, in, saved, to);
+    }
+    void do_sparse_attention_grad(const Problem& p, const AttentionInput& in,
+                                  View<const int32_t, 3> ids, const AttentionSaved& saved,
+                                  const AttentionGradient& to, LoopOrder) override {
+        reference::sparse_attention_grad(p, in, ids, saved, to);
+    }
+    void do_block_mass(const Problem& p, const BlockMassInput& in,
+                       const BlockMassOutput& to) override {
+        reference::block_mass(p, main_branch(in), to);
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         reference::index_kl(p, in.index.index_q.as<const float>(),
-                            in.index.index_k.as<const float>(), in.q.as<const float>(),
-                            in.k.as<const float>(), in.ids, to, in.teacher);
+                            in.index.index_k.as<const float>(), main_branch(in), in.ids, to,
+                            in.teacher);
+    }
+
+private:
+    static reference::MainBranch main_branch(const AttentionInput& in) {
+        return {in.q.as<const float>(), in.k.as<const float>(), in.v.as<const float>(), in.sinks};
+    }
+    /// Of an operation that has no values.
+    template <typename Input>
+    static reference::MainBranch main_branch(const Input& in) {
+        return {in.q.template as<const float>(), in.k.template as<const float>(), {}, in.sinks};
     }
 };
 

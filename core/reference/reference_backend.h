@@ -3,6 +3,7 @@
 // the paper's equations. Inputs and outputs are float; nothing here is meant to be fast.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -15,20 +16,29 @@ std::unique_ptr<Backend> make_reference_backend(const BackendOptions&);
 
 namespace reference {
 
-void dense_attention(const Problem&, View<const float, 3> q, View<const float, 3> k,
-                     View<const float, 3> v, View<float, 3> out, View<float, 2> lse);
+/// Operands of the Main Branch; v may be absent where it is not used, sinks where there are none.
+struct MainBranch {
+    View<const float, 3> q, k, v;
+    View<const float, 1> sinks = {};
+};
+
+void dense_attention(const Problem&, const MainBranch&, View<float, 3> out, View<float, 2> lse);
 void index_scores(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
                   View<float, 3> scores);
 void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
                    View<int32_t, 3> ids);
-void sparse_attention(const Problem&, View<const float, 3> q, View<const float, 3> k,
-                      View<const float, 3> v, View<const int32_t, 3> ids, View<float, 3> out,
-                      View<float, 2> lse);
-void block_mass(const Problem&, View<const float, 3> q, View<const float, 3> k,
-                const BlockMassOutput&);
+void sparse_attention(const Problem&, const MainBranch&, View<const int32_t, 3> ids,
+                      View<float, 3> out, View<float, 2> lse);
+void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
+                          const AttentionGradient&);
+void sparse_attention_grad(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
+                           const AttentionSaved&, const AttentionGradient&);
+void block_mass(const Problem&, const MainBranch&, const BlockMassOutput&);
 void index_kl(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
-              View<const float, 3> q, View<const float, 3> k, View<const int32_t, 3> ids,
-              const IndexKlOutput&, Teacher);
+              const MainBranch& teacher, View<const int32_t, 3> ids, const IndexKlOutput&, Teacher);
+
+/// A sink without weight.
+inline constexpr double kNoSink = -std::numeric_limits<double>::infinity();
 
 /// Dot product in double.
 double dot(View<const float, 1> a, View<const float, 1> b);
@@ -38,15 +48,20 @@ std::vector<int64_t> support_tokens(KeyRange visible, int64_t block_size,
                                     std::span<const int32_t> ids);
 /// Packed indices of all visible tokens.
 std::vector<int64_t> all_tokens(KeyRange visible);
+/// Those of `tokens` that the Main Branch attends to.
+std::vector<int64_t> in_window(const Problem&, KeyRange visible, std::vector<int64_t> tokens);
 
-/// Softmax over the logits, in place; returns the natural log of the sum of exponentials, -inf
-/// for no logits.
-double softmax(std::vector<double>& logits);
+/// Softmax over the logits and the sink, in place: only the sink's probability is not kept. Returns
+/// the natural log of the sum of exponentials, -inf for no logits and no sink.
+double softmax(std::vector<double>& logits, double sink = kNoSink);
 
-/// One head of one query attends to `tokens` of the packed keys; out 0 for no tokens.
+/// The sink of head h, kNoSink where there are none.
+double sink_of(const MainBranch&, int64_t h);
+
+/// Head h of query i attends to `tokens` of the packed keys and to its sink; out 0 for no tokens.
 /// Returns the lse.
-double attend(double scale, View<const float, 1> q, View<const float, 3> k, View<const float, 3> v,
-              int64_t group, const std::vector<int64_t>& tokens, View<float, 1> out);
+double attend(const Problem&, const MainBranch&, int64_t i, int64_t h,
+              const std::vector<int64_t>& tokens, View<float, 1> out);
 
 }  // namespace reference
 }  // namespace msa

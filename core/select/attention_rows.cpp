@@ -16,7 +16,7 @@ Mirror<3> mass_at(const SelectorLayer& layer, std::span<const int64_t> tokens, i
     p.block_size = block_size;
     auto mass = layer.backend.make<float, 3>({p.queries(), p.kv_heads, p.blocks()});
     const Mirror<3> q = layer.read_q(tokens);
-    layer.backend.block_mass(p, q.operand(), layer.k.operand(), {mass, {}});
+    layer.backend.block_mass(p, {q.operand(), layer.k.operand(), layer.sinks}, {mass, {}});
     layer.backend.finish();
     return {layer.backend, std::move(mass)};
 }

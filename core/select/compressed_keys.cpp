@@ -52,9 +52,10 @@ void CompressedKeys::score_part(Backend& backend, const Problem& p, View<const f
     Problem pieces = p;
     pieces.batch = PackedBatch(p.batch.cu_seqlens_q(), starts_, newest);
     pieces.block_size = 1;
+    pieces.window.reset();  // counts tokens
     pieces.own_softmax_scale = p.softmax_scale();
     auto there = backend.make<float, 3>({p.queries(), p.kv_heads, pieces.blocks()});
-    backend.block_mass(pieces, q, pieces_.floats(), {there, {}});
+    backend.block_mass(pieces, {q, pieces_.floats()}, {there, {}});
     const Mirror<3> mass(backend, std::move(there));
     const View<const float, 3> attention = mass.host();
     const auto heads = static_cast<float>(p.group_size());
@@ -69,7 +70,7 @@ void CompressedKeys::score_part(Backend& backend, const Problem& p, View<const f
         }
 }
 
-PolicyCost compressed_keys_cost(const Problem& p) {
+PolicyCost CompressedKeysSelector::cost(const Problem& p, int64_t /*prompt*/) const {
     return per_head(p, over_queries(p, whole_pieces));
 }
 

@@ -5,10 +5,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
-#include "core/select/policy.h"
+#include "core/select/selector.h"
 
 namespace msa {
 
@@ -44,7 +45,22 @@ private:
     Mirror<3> pieces_;             // [pieces, Hkv, dh]
 };
 
-/// q . each piece, and the softmax's bytes, for all queries.
-PolicyCost compressed_keys_cost(const Problem&);
+/// A policy that ranks blocks by the attention to their pieces: what is left to say is its name,
+/// its rule, what makes a block's score of its pieces, and the forced blocks.
+class CompressedKeysSelector : public Selector {
+public:
+    explicit CompressedKeysSelector(CompressedKeys::Fold fold) : fold_(fold) {}
+    Family family() const override { return Family::keys; }
+    /// q . each piece, and the softmax's bytes, for all queries.
+    PolicyCost cost(const Problem& phase, int64_t prompt) const override;
+    void prepare(const SelectorLayer& layer) override { pieces_.emplace(layer); }
+    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
+        return pieces_->score(layer, chunk, fold_);
+    }
+
+private:
+    CompressedKeys::Fold fold_;
+    std::optional<CompressedKeys> pieces_;
+};
 
 }  // namespace msa

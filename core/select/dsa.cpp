@@ -1,28 +1,18 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 
-#include "core/select/cost.h"
 #include "core/select/lightning.h"
 #include "core/select/selector.h"
 
 namespace msa {
 namespace {
 
-class DsaSelector final : public Selector {
+class DsaSelector final : public LightningPolicy<Selector> {
 public:
     std::string_view name() const override { return "dsa"; }
     std::string_view rule() const override {
         return "the lightning indexer: largest over the block's tokens of the sum over index heads "
                "of ReLU(index_q . index_k), one choice for all groups (DeepSeek-V3.2-Exp)";
-    }
-    std::string_view note() const override {
-        return "index heads weighted alike, on index_q and index_k that were trained for MSA's "
-               "rule";
-    }
-    Family family() const override { return Family::index_branch; }
-    Needs needs() const override { return {.index = true}; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        return index_branch_cost(phase);
     }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/select/cost.h"
 #include "core/select/lightning.h"
 #include "core/select/token_selector.h"
 
@@ -23,21 +22,12 @@ std::vector<int64_t> highest(View<const float, 1> scores, int64_t budget) {
     return tokens;
 }
 
-class DsaTokensSelector final : public TokenSelector {
+class DsaTokensSelector final : public LightningPolicy<TokenSelector> {
 public:
     std::string_view name() const override { return "dsa-tokens"; }
     std::string_view rule() const override {
         return "the lightning indexer: the tokens of highest sum over index heads of ReLU(index_q "
                ". index_k), one choice for all groups (DeepSeek-V3.2-Exp)";
-    }
-    std::string_view note() const override {
-        return "index heads weighted alike, on index_q and index_k that were trained for MSA's "
-               "rule";
-    }
-    Family family() const override { return Family::index_branch; }
-    Needs needs() const override { return {.index = true}; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        return index_branch_cost(phase);
     }
     std::vector<std::vector<int64_t>> select(const SelectorLayer& layer, const SelectorChunk& chunk,
                                              std::span<const int64_t> budgets) const override {

@@ -7,6 +7,7 @@
 #include "core/select/attention_rows.h"
 #include "core/select/block_vectors.h"
 #include "core/select/cost.h"
+#include "core/select/per_rule.h"
 #include "core/select/query_blocks.h"
 #include "core/select/selector.h"
 #include "core/select/vertical_slash.h"
@@ -112,7 +113,9 @@ public:
     void prepare(const SelectorLayer& layer) override {
         const Problem& p = layer.problem;
         lines_.emplace(layer, p.block_size);
-        maps_.assign(static_cast<size_t>(p.sequences() * p.kv_heads), std::nullopt);
+        maps_.clear();
+        for (const SelectionRule& rule : layer.all_rules())
+            maps_[rule].resize(static_cast<size_t>(p.sequences() * p.kv_heads));
         for (int64_t s = 0; s < p.sequences(); ++s) {
             const int64_t blocks = ceil_div(sequence_length(p, s), p.block_size);
             if (blocks > 0) prepare_sequence(layer, s, blocks);
@@ -124,12 +127,13 @@ public:
         const std::vector<KeyRange>& visible = visible_keys(p);
         const std::vector<int64_t> sequence = query_sequences(p);
         const SelectionRule rule = force(layer.rule, 1, 1);
+        const std::vector<std::optional<Estimates>>& maps = maps_[layer.rule];
         Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
         for (int64_t i = 0; i < p.queries(); ++i) {
             const auto row = static_cast<size_t>(i);
             const int64_t blocks = visible_blocks(visible[row].count, p.block_size);
             for (int64_t r = 0; r < p.kv_heads; ++r) {
-                const auto& map = maps_[static_cast<size_t>(sequence[row] * p.kv_heads + r)];
+                const auto& map = maps[static_cast<size_t>(sequence[row] * p.kv_heads + r)];
                 for (int64_t b = 0; b < blocks; ++b)
                     scores(i, r, b) =
                         map ? estimate(*map, blocks - 1, b)
@@ -184,10 +188,12 @@ private:
         const Estimates truth = last_block(layer, s, length);
         const std::vector<int64_t> counted = counted_queries(layer, s, blocks);
         for (int64_t r = 0; r < p.kv_heads; ++r) {
-            Estimates& map = maps[static_cast<size_t>(r)];
+            const Estimates& map = maps[static_cast<size_t>(r)];
             if (!(distance(map.back(), truth[static_cast<size_t>(r)]) < kThreshold)) continue;
-            keep_best_cells(force(layer.rule, 1, 1), counted, map);
-            maps_[static_cast<size_t>(s * p.kv_heads + r)] = std::move(map);
+            for (const SelectionRule& rule : layer.all_rules()) {
+                auto& kept = maps_[rule][static_cast<size_t>(s * p.kv_heads + r)];
+                keep_best_cells(force(rule, 1, 1), counted, kept.emplace(map));
+            }
         }
     }
 
@@ -237,7 +243,8 @@ private:
     }
 
     std::optional<VerticalSlash> lines_;
-    std::vector<std::optional<Estimates>> maps_;  // [S * Hkv], absent: vertical-slash
+    /// [S * Hkv], absent: vertical-slash
+    PerRule<std::vector<std::optional<Estimates>>> maps_;
 };
 
 }  // namespace

@@ -2,9 +2,11 @@
 // Eviction goes block by block and query by query: plain host code over the fetched P_b.
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include "core/select/attention_rows.h"
+#include "core/select/per_rule.h"
 #include "core/select/selector.h"
 
 namespace msa {
@@ -56,24 +58,30 @@ public:
     Needs needs() const override { return {.queries = true, .rule = true, .phases = phase_}; }
     /// The attention that it adds up is paid anyway.
     PolicyCost cost(const Problem&, int64_t) const override { return {}; }
-    void prepare(const SelectorLayer&) override { sequence_ = -1; }
+    void prepare(const SelectorLayer&) override {
+        caches_.clear();
+        prompts_.clear();
+    }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
         const std::vector<KeyRange>& visible = visible_keys(p);
         const std::vector<int64_t> sequence = query_sequences(p);
         const View<const float, 3> mass = chunk.mass().host();
         const SelectionRule rule = adjust(layer.rule, layer.prompt);
+        Cache& cache = caches_[layer.rule];
         Tensor<float, 3> scores(mass.shape());
         for (int64_t i = 0; i < p.queries(); ++i) {
-            if (sequence[static_cast<size_t>(i)] != sequence_) {
-                sequence_ = sequence[static_cast<size_t>(i)];
-                received_ = prompt_mass(layer, sequence_);
+            if (sequence[static_cast<size_t>(i)] != cache.sequence) {
+                cache.sequence = sequence[static_cast<size_t>(i)];
+                const Tensor<float, 2>& before = prompt(layer, cache.sequence);
+                cache.received = Tensor<float, 2>(before.shape());
+                std::copy_n(before.data(), before.size(), cache.received.data());
             }
-            std::copy_n(received_.data(), received_.size(), &scores(i, 0, 0));
+            std::copy_n(cache.received.data(), cache.received.size(), &scores(i, 0, 0));
             const int64_t blocks =
                 visible_blocks(visible[static_cast<size_t>(i)].count, p.block_size);
             for (int64_t r = 0; r < p.kv_heads; ++r)
-                step(rule, blocks, mass[i][r], received_.view()[r]);
+                step(rule, blocks, mass[i][r], cache.received.view()[r]);
         }
         return {layer.backend, std::move(scores)};
     }
@@ -82,6 +90,19 @@ public:
     }
 
 private:
+    /// What is left of a sequence at one budget.
+    struct Cache {
+        int64_t sequence = -1;
+        Tensor<float, 2> received;  // [Hkv, B], kEvicted where the block is gone
+    };
+
+    /// prompt_mass, which all budgets begin with.
+    const Tensor<float, 2>& prompt(const SelectorLayer& layer, int64_t sequence) {
+        const auto [at, is_new] = prompts_.try_emplace(sequence);
+        if (is_new) at->second = prompt_mass(layer, sequence);
+        return at->second;
+    }
+
     /// One query of one group: the blocks that the rule keeps receive its attention, normalised
     /// over them; the others are evicted.
     static void step(const SelectionRule& rule, int64_t blocks, View<const float, 1> mass,
@@ -96,8 +117,8 @@ private:
     }
 
     Phases phase_;
-    int64_t sequence_ = -1;
-    Tensor<float, 2> received_;  // [Hkv, B], kEvicted where the block is gone
+    PerRule<Cache> caches_;
+    std::map<int64_t, Tensor<float, 2>> prompts_;  // of the sequences
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "core/select/attention_rows.h"
 #include "core/select/block_vectors.h"
 #include "core/select/cost.h"
+#include "core/select/per_rule.h"
 #include "core/select/selector.h"
 
 namespace msa {
@@ -35,23 +36,28 @@ public:
 
     void prepare(const SelectorLayer& layer) override {
         const Problem& p = layer.problem;
+        const std::span<const SelectionRule> rules = layer.all_rules();
         const std::vector<int64_t> starts = block_starts(p);
-        Tensor<float, 3> vectors({p.kv_heads, starts.back(), p.head_dim});
+        Tensor<float, 4> vectors({std::ssize(rules), p.kv_heads, starts.back(), p.head_dim});
         for (int64_t s = 0; s < p.sequences(); ++s) {
-            const Tensor<float, 2> received = attention_received(layer, s);
+            const Tensor<float, 3> received = attention_received(layer, s);
             const int64_t first = starts[static_cast<size_t>(s)];
-            for (int64_t r = 0; r < p.kv_heads; ++r)
-                for (int64_t b = 0; b < starts[static_cast<size_t>(s) + 1] - first; ++b)
-                    represent(layer, s, r, b, received.view()[r], vectors.view()[r][first + b]);
+            for (int64_t n = 0; n < std::ssize(rules); ++n)
+                for (int64_t r = 0; r < p.kv_heads; ++r)
+                    for (int64_t b = 0; b < starts[static_cast<size_t>(s) + 1] - first; ++b)
+                        represent(layer, s, r, b, received.view()[n][r],
+                                  vectors.view()[n][r][first + b]);
         }
-        vectors_.emplace(layer, std::as_const(vectors).view());
+        vectors_.clear();
+        for (int64_t n = 0; n < std::ssize(rules); ++n)
+            vectors_[rules[static_cast<size_t>(n)]].emplace(layer, vectors.view()[n]);
     }
 
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
         const Tensor<float, 3> queries =
             group_vectors(layer, p, chunk.q.host(), p.head_dim, add_query);
-        return {layer.backend, vectors_->score(layer.backend, p, queries)};
+        return {layer.backend, vectors_[layer.rule]->score(layer.backend, p, queries)};
     }
 
     SelectionRule adjust(SelectionRule asked, int64_t) const override {
@@ -61,27 +67,37 @@ public:
 private:
     /// Tokens of the local window before the query's own block: a block that is left behind has
     /// been seen by no query after this one.
-    int64_t window(const SelectorLayer& layer) const {
+    int64_t window(const SelectorLayer& layer, const SelectionRule& rule) const {
         return std::max<int64_t>(
-            1, (adjust(layer.rule, layer.prompt).forced_local - 1) * layer.problem.block_size);
+            1, (adjust(rule, layer.prompt).forced_local - 1) * layer.problem.block_size);
     }
 
-    /// [Hkv, tokens]: attention that each key of a sequence received from the queries whose local
-    /// window it was in.
-    Tensor<float, 2> attention_received(const SelectorLayer& layer, int64_t sequence) const {
+    /// [rules, Hkv, tokens]: attention that each key of a sequence received from the queries whose
+    /// local window it was in, for the window of each rule.
+    Tensor<float, 3> attention_received(const SelectorLayer& layer, int64_t sequence) const {
         const Problem& p = layer.problem;
-        const int64_t length = sequence_length(p, sequence), reach = window(layer);
-        Tensor<float, 2> received({p.kv_heads, length});
-        for_each_mass(layer, sequence_tokens(p, sequence, {0, length}), 1,
-                      [&](int64_t first, View<const float, 3> mass) {
-                          for (int64_t n = 0; n < mass.extent(0); ++n) {
-                              const int64_t end = first + n + 1;
-                              for (int64_t r = 0; r < p.kv_heads; ++r)
-                                  for (int64_t j = std::max<int64_t>(0, end - reach); j < end; ++j)
-                                      received(r, j) += mass(n, r, j);
-                          }
-                      });
+        const std::span<const SelectionRule> rules = layer.all_rules();
+        const int64_t length = sequence_length(p, sequence);
+        Tensor<float, 3> received({std::ssize(rules), p.kv_heads, length});
+        const auto add = [&](int64_t first, View<const float, 3> mass) {
+            for (size_t at = 0; at < rules.size(); ++at) {
+                const int64_t reach = window(layer, rules[at]);
+                for (int64_t n = 0; n < mass.extent(0); ++n)
+                    add_window(mass[n], first + n + 1, reach,
+                               received.view()[static_cast<int64_t>(at)]);
+            }
+        };
+        for_each_mass(layer, sequence_tokens(p, sequence, {0, length}), 1, add);
         return received;
+    }
+
+    /// `received` [Hkv, tokens] takes in one query's attention [Hkv, tokens] to the `reach` newest
+    /// of the `end` keys that it sees.
+    static void add_window(View<const float, 2> mass, int64_t end, int64_t reach,
+                           View<float, 2> received) {
+        for (int64_t r = 0; r < received.extent(0); ++r)
+            for (int64_t j = std::max<int64_t>(0, end - reach); j < end; ++j)
+                received(r, j) += mass(r, j);
     }
 
     /// Mean key of a block's representatives.
@@ -105,7 +121,7 @@ private:
                     k(start + tokens[static_cast<size_t>(n)], group, d) / static_cast<float>(count);
     }
 
-    std::optional<VectorScores> vectors_;
+    PerRule<std::optional<VectorScores>> vectors_;
 };
 
 }  // namespace

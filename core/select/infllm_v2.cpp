@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <optional>
-
 #include "core/select/compressed_keys.h"
-#include "core/select/selector.h"
 
 namespace msa {
 namespace {
@@ -17,29 +14,19 @@ float largest(std::span<const float> attention, int64_t begin, int64_t end) {
     return top;
 }
 
-class InfLlmV2Selector final : public Selector {
+class InfLlmV2Selector final : public CompressedKeysSelector {
 public:
+    InfLlmV2Selector() : CompressedKeysSelector(largest) {}
     std::string_view name() const override { return "infllm-v2"; }
     std::string_view rule() const override {
         return "softmax over mean-pooled pieces of 32 keys every 16, summed over the group's "
-               "heads, "
-               "maximum over the pieces that overlap the block; the first block and the newest "
+               "heads, maximum over the pieces that overlap the block; the first block and the "
+               "newest "
                "forced, 33 of 96 blocks (InfLLM-V2, arXiv 2509.24663)";
-    }
-    void prepare(const SelectorLayer& layer) override { pieces_.emplace(layer); }
-    Family family() const override { return Family::keys; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        return compressed_keys_cost(phase);
-    }
-    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
-        return pieces_->score(layer, chunk, largest);
     }
     SelectionRule adjust(SelectionRule asked, int64_t) const override {
         return force_share(asked, 1, 32, 96);
     }
-
-private:
-    std::optional<CompressedKeys> pieces_;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/select/attention_rows.h"
+#include "core/select/per_rule.h"
 #include "core/select/selector.h"
 
 namespace msa {
@@ -46,15 +47,16 @@ public:
     }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
+        const std::vector<size_t>& best = best_[layer.rule];
         Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
         for (size_t n = 0; n < kPatterns.size(); ++n) {
-            if (std::find(best_.begin(), best_.end(), n) == best_.end()) continue;
+            if (std::find(best.begin(), best.end(), n) == best.end()) continue;
             const Mirror<3> all = patterns_[n]->score(layer, chunk);
             const View<const float, 3> from = all.host();
-            const int64_t first = rule_of(layer, n).forced_first;
+            const int64_t first = rule_of(layer, layer.rule, n).forced_first;
             for (int64_t i = 0; i < scores.extent(0); ++i)
                 for (int64_t r = 0; r < scores.extent(1); ++r) {
-                    if (best_[static_cast<size_t>(r)] != n) continue;
+                    if (best[static_cast<size_t>(r)] != n) continue;
                     std::copy_n(from[i][r].data(), scores.extent(2), &scores(i, r, 0));
                     std::fill_n(&scores(i, r, 0), std::min(first, scores.extent(2)), kForced);
                 }
@@ -63,8 +65,9 @@ public:
     }
 
 private:
-    SelectionRule rule_of(const SelectorLayer& layer, size_t pattern) const {
-        return patterns_[pattern]->adjust(layer.rule, layer.prompt);
+    SelectionRule rule_of(const SelectorLayer& layer, const SelectionRule& rule,
+                          size_t pattern) const {
+        return patterns_[pattern]->adjust(rule, layer.prompt);
     }
 
     /// Evenly spread queries: of those that count; in the decode phase of the prompt's later half.
@@ -81,32 +84,37 @@ private:
         return some;
     }
 
-    /// Sets best_ from the mass that each pattern keeps on the sample.
+    /// Sets best_ of every rule from the mass that each pattern keeps on the sample.
     void search(const SelectorLayer& layer) {
-        best_.assign(static_cast<size_t>(layer.problem.kv_heads), 0);
+        best_.clear();
+        for (const SelectionRule& rule : layer.all_rules())
+            best_[rule].assign(static_cast<size_t>(layer.problem.kv_heads), 0);
         const std::vector<int64_t> tokens = sample(layer);
         if (tokens.empty()) return;
         const Problem some = layer.problem.with_query_rows(tokens);
         const SelectorChunk chunk(layer, some, tokens, layer.read_q(tokens));
-        std::vector<double> most(best_.size(), -1);
-        for (size_t at = 0; at < kPatterns.size(); ++at) {
-            const std::vector<double> kept = mass_kept(layer, chunk, at);
-            for (size_t r = 0; r < best_.size(); ++r)
-                if (kept[r] > most[r]) {
-                    most[r] = kept[r];
-                    best_[r] = at;
-                }
+        for (const SelectionRule& rule : layer.all_rules()) {
+            std::vector<size_t>& best = best_[rule];
+            std::vector<double> most(best.size(), -1);
+            for (size_t at = 0; at < kPatterns.size(); ++at) {
+                const std::vector<double> kept = mass_kept(layer, chunk, rule, at);
+                for (size_t r = 0; r < best.size(); ++r)
+                    if (kept[r] > most[r]) {
+                        most[r] = kept[r];
+                        best[r] = at;
+                    }
+            }
         }
     }
 
     /// [Hkv]: mass that a pattern keeps on the sample.
     std::vector<double> mass_kept(const SelectorLayer& layer, const SelectorChunk& chunk,
-                                  size_t pattern) const {
+                                  const SelectionRule& rule, size_t pattern) const {
         const Tensor<int32_t, 3> there =
-            patterns_[pattern]->select(layer, chunk, rule_of(layer, pattern));
+            patterns_[pattern]->select(layer, chunk, rule_of(layer, rule, pattern));
         const Tensor<int32_t, 3> ids = layer.backend.download(there.view());
         const View<const float, 3> mass = chunk.mass().host();
-        std::vector<double> kept(best_.size(), 0.0);
+        std::vector<double> kept(static_cast<size_t>(ids.extent(1)), 0.0);
         for (int64_t i = 0; i < ids.extent(0); ++i)
             for (int64_t r = 0; r < ids.extent(1); ++r)
                 for (int32_t b : selected(ids, i, r))
@@ -115,7 +123,7 @@ private:
     }
 
     std::array<std::unique_ptr<Selector>, kPatterns.size()> patterns_;
-    std::vector<size_t> best_;  // [Hkv] of kPatterns
+    PerRule<std::vector<size_t>> best_;  // [Hkv] of kPatterns
 };
 
 }  // namespace

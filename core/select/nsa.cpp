@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <optional>
-
 #include "core/select/compressed_keys.h"
-#include "core/select/selector.h"
 
 namespace msa {
 namespace {
@@ -19,8 +16,9 @@ float importance(std::span<const float> attention, int64_t begin, int64_t end) {
     return sum;
 }
 
-class NsaSelector final : public Selector {
+class NsaSelector final : public CompressedKeysSelector {
 public:
+    NsaSelector() : CompressedKeysSelector(importance) {}
     std::string_view name() const override { return "nsa"; }
     std::string_view rule() const override {
         return "softmax over mean-pooled pieces of 32 keys every 16, summed over the pieces in the "
@@ -28,20 +26,9 @@ public:
                "smaller budgets than 16 blocks the same share (NSA's compressed importance, arXiv "
                "2502.11089)";
     }
-    void prepare(const SelectorLayer& layer) override { pieces_.emplace(layer); }
-    Family family() const override { return Family::keys; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        return compressed_keys_cost(phase);
-    }
-    Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
-        return pieces_->score(layer, chunk, importance);
-    }
     SelectionRule adjust(SelectionRule asked, int64_t) const override {
         return force_share(asked, 1, 2, 16);
     }
-
-private:
-    std::optional<CompressedKeys> pieces_;
 };
 
 }  // namespace

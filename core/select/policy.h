@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/mirror.h"
+#include "core/selection.h"
 
 namespace msa {
 
@@ -56,6 +57,8 @@ struct SelectorLayer {
     Mirror<2> index_k = {};  // [Nk, didx]; absent without an Index Branch
     uint64_t seed = 0;
     SelectionRule rule = {};  // asked for, where needs().uses_rule
+    /// Where needs().uses_rule: all that will be asked for. Empty: `rule` alone.
+    std::span<const SelectionRule> rules = {};
     /// q [n, Hq, dh] of any packed tokens (ascending), where needs().queries.
     std::function<Mirror<3>(std::span<const int64_t>)> read_q = {};
     /// Decode phase: tokens of each sequence before its queries. 0: prefill phase.
@@ -63,6 +66,12 @@ struct SelectorLayer {
     /// Packed tokens (ascending) of the queries that averages count: on them, a policy that spends
     /// its budget unevenly keeps it. Empty: all queries of the phase.
     std::span<const int64_t> counted = {};
+    /// [Hq] of AttentionInput, in the backend's space; absent: none.
+    View<const float, 1> sinks = {};
+
+    std::span<const SelectionRule> all_rules() const {
+        return rules.empty() ? std::span<const SelectionRule>(&rule, 1) : rules;
+    }
 };
 
 /// One chunk of its queries, in order. What has to be computed is computed for the first policy
@@ -89,6 +98,7 @@ private:
 
     Backend& backend_;
     Mirror<3> k_;
+    View<const float, 1> sinks_;
     bool with_logits_;
     std::function<Mirror<3>()> make_previous_;
     mutable Mirror<3> mass_, max_logit_, previous_;
@@ -119,7 +129,7 @@ public:
     /// is decided once for several queries is charged once. Sums over blocks and top-k are not
     /// counted, nor is what stays from one query to the next. prompt: as in SelectorLayer.
     virtual PolicyCost cost(const Problem& phase, int64_t prompt) const = 0;
-    /// Called once per layer, before its chunks.
+    /// Called once per layer, before its chunks. What all_rules have in common is computed once.
     virtual void prepare(const SelectorLayer&) {}
 };
 

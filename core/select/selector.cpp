@@ -23,6 +23,7 @@ SelectorChunk::SelectorChunk(const SelectorLayer& layer, const Problem& queries,
       index_q(std::move(index_rows)),
       backend_(layer.backend),
       k_(layer.k),
+      sinks_(layer.sinks),
       with_logits_(with_logits),
       make_previous_(std::move(previous)) {}
 
@@ -30,7 +31,7 @@ void SelectorChunk::compute(bool logits) const {
     const Shape<3> shape{problem.queries(), problem.kv_heads, problem.blocks()};
     auto mass = backend_.make<float, 3>(shape);
     auto top = logits ? backend_.make<float, 3>(shape) : Tensor<float, 3>();
-    backend_.block_mass(problem, q.operand(), k_.operand(), {mass, top});
+    backend_.block_mass(problem, {q.operand(), k_.operand(), sinks_}, {mass, top});
     mass_ = {backend_, std::move(mass)};
     if (logits) max_logit_ = {backend_, std::move(top)};
 }

@@ -4,6 +4,7 @@
 
 #include "core/select/attention_rows.h"
 #include "core/select/cost.h"
+#include "core/select/per_rule.h"
 #include "core/select/selector.h"
 
 namespace msa {
@@ -39,6 +40,7 @@ public:
     void prepare(const SelectorLayer& layer) override {
         end_ = kUnset;
         votes_ = Tensor<float, 2>({layer.problem.kv_heads, layer.problem.blocks()});
+        prompts_.clear();
     }
 
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
@@ -49,13 +51,12 @@ public:
         for (int64_t i = 0; i < p.queries(); ++i) {
             const int64_t position = visible[static_cast<size_t>(i)].count - 1;
             if (position < 0) continue;
-            const bool decoded = layer.prompt > 0;
-            observe(layer, sequence[static_cast<size_t>(i)],
-                    decoded ? layer.prompt : position / kWindow * kWindow);
+            const Tensor<float, 2>& votes =
+                votes_of(layer, sequence[static_cast<size_t>(i)], position);
             for (int64_t r = 0; r < p.kv_heads; ++r)
                 for (int64_t b = 0; b <= position / p.block_size; ++b)
                     scores(i, r, b) =
-                        in_window(p, b) ? kInWindow + static_cast<float>(b) : votes_(r, b);
+                        in_window(p, b) ? kInWindow + static_cast<float>(b) : votes(r, b);
         }
         return {layer.backend, std::move(scores)};
     }
@@ -65,6 +66,29 @@ public:
     }
 
 private:
+    /// What a budget keeps of a sequence's prompt.
+    struct Compressed {
+        int64_t sequence = kUnset;
+        Tensor<float, 2> votes;  // [Hkv, B]
+    };
+
+    /// Votes [Hkv, B] for the query at `position`.
+    const Tensor<float, 2>& votes_of(const SelectorLayer& layer, int64_t sequence,
+                                     int64_t position) {
+        if (layer.prompt == 0) {
+            observe(layer, sequence, position / kWindow * kWindow);
+            return votes_;
+        }
+        Compressed& prompt = prompts_[layer.rule];
+        if (prompt.sequence == sequence) return prompt.votes;
+        observe(layer, sequence, layer.prompt);
+        prompt = {sequence, Tensor<float, 2>(votes_.shape())};
+        std::copy_n(votes_.data(), votes_.size(), prompt.votes.data());
+        for (int64_t r = 0; r < layer.problem.kv_heads && end_ > kWindow; ++r)
+            compress(layer, prompt.votes.view()[r]);
+        return prompt.votes;
+    }
+
     /// Is the block the observing queries', or a newer one?
     bool in_window(const Problem& p, int64_t b) const {
         return (b + 1) * p.block_size > end_ - kWindow;
@@ -93,8 +117,6 @@ private:
                 const float* to = &received(r, 0) + std::min(voted, j + kPoolReach + 1);
                 votes_(r, j / p.block_size) += *std::max_element(from, to);
             }
-        if (layer.prompt > 0)
-            for (int64_t r = 0; r < p.kv_heads; ++r) compress(layer, votes_.view()[r]);
     }
 
     /// The prompt's blocks that the budget has no room for are gone.
@@ -119,6 +141,7 @@ private:
 
     int64_t sequence_ = kUnset, end_ = kUnset;
     Tensor<float, 2> votes_;  // [Hkv, B]
+    PerRule<Compressed> prompts_;
 };
 
 }  // namespace

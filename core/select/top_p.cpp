@@ -5,6 +5,7 @@
 
 #include "core/select/attention_rows.h"
 #include "core/select/cost.h"
+#include "core/select/per_rule.h"
 #include "core/select/selector.h"
 
 namespace msa {
@@ -38,6 +39,47 @@ void for_each_taken(View<const float, 1> mass, int64_t blocks, const SelectionRu
     }
 }
 
+/// How many blocks ask for each share of p to be passed before they are taken, at one rule.
+struct Asks {
+    Asks(const SelectionRule& of, int64_t groups)
+        : rule(of), counts({groups, kShares + 1}), room(static_cast<size_t>(groups), 0) {}
+
+    /// The first n queries of `tokens` with their mass [n, Hkv, B].
+    void add(const SelectorLayer& layer, std::span<const int64_t> tokens,
+             View<const float, 3> mass) {
+        const Problem& p = layer.problem;
+#pragma omp parallel for num_threads(layer.backend.host_threads())
+        for (int64_t r = 0; r < p.kv_heads; ++r)
+            for (int64_t n = 0; n < mass.extent(0); ++n) {
+                const int64_t seen = position_of(p, tokens[static_cast<size_t>(n)]) + 1;
+                const int64_t blocks = visible_blocks(seen, p.block_size);
+                int64_t& left = room[static_cast<size_t>(r)];
+                left += std::min(blocks, rule.top_k);
+                for_each_taken(mass[n][r], blocks, rule, [&](int32_t, double before) {
+                    if (before < 0)
+                        --left;
+                    else if (before < 1)
+                        ++counts(r, static_cast<int64_t>(before * kShares));
+                });
+            }
+    }
+
+    /// [Hkv]: the largest p at which no more blocks are taken than there is room for.
+    std::vector<double> largest_shares() const {
+        std::vector<double> shares;
+        for (int64_t r = 0; r < counts.extent(0); ++r) {
+            int64_t share = 0, left = room[static_cast<size_t>(r)];
+            while (share < kShares && counts(r, share) <= left) left -= counts(r, share++);
+            shares.push_back(static_cast<double>(share) / static_cast<double>(kShares));
+        }
+        return shares;
+    }
+
+    SelectionRule rule;
+    Tensor<int64_t, 2> counts;  // [Hkv, kShares + 1]
+    std::vector<int64_t> room;  // [Hkv] blocks of the budget that are not forced
+};
+
 class TopPSelector final : public Selector {
 public:
     std::string_view name() const override { return "top-p"; }
@@ -52,30 +94,17 @@ public:
     PolicyCost cost(const Problem& phase, int64_t) const override { return oracle_cost(phase); }
 
     void prepare(const SelectorLayer& layer) override {
-        const Problem& p = layer.problem;
         const std::vector<int64_t> tokens = counted_tokens(layer);
-        // How many blocks ask for each share of p to be passed before they are taken.
-        Tensor<int64_t, 2> asks({p.kv_heads, kShares + 1});
-        std::vector<int64_t> budget(static_cast<size_t>(p.kv_heads), 0);
-        for_each_mass(layer, tokens, p.block_size, [&](int64_t first, View<const float, 3> mass) {
-#pragma omp parallel for num_threads(layer.backend.host_threads())
-            for (int64_t r = 0; r < p.kv_heads; ++r)
-                for (int64_t n = 0; n < mass.extent(0); ++n) {
-                    const int64_t seen = position_of(p, tokens[static_cast<size_t>(first + n)]) + 1;
-                    const int64_t blocks = visible_blocks(seen, p.block_size);
-                    int64_t& room = budget[static_cast<size_t>(r)];
-                    room += std::min(blocks, layer.rule.top_k);
-                    for_each_taken(mass[n][r], blocks, layer.rule, [&](int32_t, double before) {
-                        if (before < 0)
-                            --room;
-                        else if (before < 1)
-                            ++asks(r, static_cast<int64_t>(before * kShares));
-                    });
-                }
-        });
+        std::vector<Asks> asks;
+        for (const SelectionRule& rule : layer.all_rules())
+            asks.emplace_back(rule, layer.problem.kv_heads);
+        for_each_mass(
+            layer, tokens, layer.problem.block_size, [&](int64_t first, View<const float, 3> mass) {
+                for (Asks& of_rule : asks)
+                    of_rule.add(layer, std::span(tokens).subspan(static_cast<size_t>(first)), mass);
+            });
         share_.clear();
-        for (int64_t r = 0; r < p.kv_heads; ++r)
-            share_.push_back(largest_share(asks.view()[r], budget[static_cast<size_t>(r)]));
+        for (const Asks& of_rule : asks) share_[of_rule.rule] = of_rule.largest_shares();
     }
 
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
@@ -83,13 +112,14 @@ public:
         const std::vector<KeyRange>& visible = visible_keys(p);
         const View<const float, 3> mass = chunk.mass().host();
         Tensor<float, 3> scores(mass.shape());
+        const std::vector<double>& share = share_[layer.rule];
 #pragma omp parallel for num_threads(layer.backend.host_threads())
         for (int64_t i = 0; i < p.queries(); ++i) {
             const int64_t blocks =
                 visible_blocks(visible[static_cast<size_t>(i)].count, p.block_size);
             for (int64_t r = 0; r < p.kv_heads; ++r)
                 for_each_taken(mass[i][r], blocks, layer.rule, [&](int32_t b, double before) {
-                    const bool taken = before < share_[static_cast<size_t>(r)];
+                    const bool taken = before < share[static_cast<size_t>(r)];
                     scores(i, r, b) = taken ? mass(i, r, b) : kLeft;
                 });
         }
@@ -101,14 +131,7 @@ public:
     }
 
 private:
-    /// The largest p at which no more than `room` blocks are taken.
-    static double largest_share(View<const int64_t, 1> asks, int64_t room) {
-        int64_t share = 0;
-        while (share < kShares && asks(share) <= room) room -= asks(share++);
-        return static_cast<double>(share) / static_cast<double>(kShares);
-    }
-
-    std::vector<double> share_;  // [Hkv] p
+    PerRule<std::vector<double>> share_;  // [Hkv] p
 };
 
 }  // namespace

@@ -55,7 +55,7 @@ int main() {
 
     // What dense attention gives to every block.
     msa::Tensor<float, 3> mass({kTokens, kGroups, problem.blocks()});
-    backend->block_mass(problem, q, k, {mass, {}});
+    backend->block_mass(problem, {q, k}, {mass, {}});
     backend->finish();
 
     std::cout << backend->device() << ": " << kTokens << " tokens in blocks of " << kBlockSize

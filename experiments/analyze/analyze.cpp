@@ -55,7 +55,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     take_own_sizes(o, args, layers, err);
     const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
     if (!note.empty()) err << "note: " << note << '\n';
-    for (int64_t number : o.layers) warn_of_own_attention(o.file, file.layer(number), err);
+    for (int64_t number : o.layers)
+        warn_of_own_attention(o.file, file.layer(number), Computed::with_window_cap_and_sinks, err);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 

@@ -14,6 +14,7 @@
 #include "core/tolerance.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/metrics.h"
+#include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/sample.h"
@@ -101,12 +102,15 @@ public:
           k_(backend, host_view(host_k_), elements_.main.computed),
           v_(backend, host_view(host_v_), elements_.main.computed),
           index_k_(backend, rows_of(host_index_k_), elements_.index.computed),
+          host_sinks_(io::layer_sinks(info)),
+          sinks_(backend, host_sinks_),
           layer_{.problem = whole_,
                  .backend = backend,
                  .k = {backend, k_.view(), host_view(host_k_)},
                  .index_k = host_index_k_.data() == nullptr ? Mirror<2>()
                                                             : Mirror<2>(backend, index_k_.view()),
-                 .seed = options.seed},
+                 .seed = options.seed,
+                 .sinks = sinks_.view()},
           oracle_curve_(whole_, options.rule),
           dense_sink_(whole_.query_heads, options.sink_tokens),
           dense_entropy_(whole_.query_heads),
@@ -140,10 +144,16 @@ public:
     void write() const;
 
 private:
+    void write_popularity(const Config& config, const std::string& dataset) const;
     void create_datasets();
     void add_config(Config& config, const SelectorChunk& chunk, In<3> q, QueryRange range,
                     const std::vector<RowKind>& kinds, const Attention& dense,
                     View<const int32_t, 3> oracle_ids);
+    void write_queries() const;
+    void write_sizes() const;
+    void write_dense() const;
+    void write_config(const Config& config) const;
+    void count_rows(const std::string& group) const;
 
     const AnalyzeOptions& o_;
     const std::vector<int64_t>& tokens_;
@@ -156,6 +166,8 @@ private:
     Tensor<float, 3> host_k_, host_v_, host_index_k_;
     Operand<3> k_, v_;
     Operand<2> index_k_;
+    Tensor<float, 1> host_sinks_;
+    Sinks sinks_;
     SelectorLayer layer_;
     Curve oracle_curve_;
     analysis::SinkMass dense_sink_;
@@ -207,10 +219,10 @@ void LayerAnalysis::add(QueryRange range) {
     trivial_ += std::count(kinds.begin(), kinds.end(), RowKind::trivial);
 
     // The dense pass, shared by all selectors.
-    const Attention dense = attend(backend_, p, {q, k_, v_}, {});
-    const Attention mean_key = attend(backend_, p, {q, k_, k_}, {});
+    const Attention dense = attend(backend_, p, {q, k_, v_, sinks_}, {});
+    const Attention mean_key = attend(backend_, p, {q, k_, k_, sinks_}, {});
     dense_sink_.add(p, host_q, host_k_, dense.lse, {});
-    dense_entropy_.add(p, host_q, mean_key.out, dense.lse);
+    dense_entropy_.add(p, host_q, mean_key.out, dense.lse, host_sinks_);
     const Tensor<float, 3> host_index_q = reader_.rows(Field::index_q, tokens);
     const Operand<3> index_q(backend_, host_view(host_index_q), elements_.index.computed);
     const SelectorChunk chunk(
@@ -247,13 +259,13 @@ void LayerAnalysis::add_config(Config& config, const SelectorChunk& chunk, In<3>
     Tensor<int32_t, 3> copy;
     if (backend_.space() != Space::host) copy = backend_.upload(ids.view());
     const View<const int32_t, 3> backend_ids = copy.data() != nullptr ? copy.view() : ids.view();
-    const Attention sparse = attend(backend_, p, {q, k_, v_}, backend_ids);
-    const Attention mean_key = attend(backend_, p, {q, k_, k_}, backend_ids);
+    const Attention sparse = attend(backend_, p, {q, k_, v_, sinks_}, backend_ids);
+    const Attention mean_key = attend(backend_, p, {q, k_, k_, sinks_}, backend_ids);
 
     config.recall.add(p, kinds, ids, oracle_ids, mass);
     config.output_error.add(kinds, sparse.out, dense.out);
     config.sink.add(p, host_q, host_k_, sparse.lse, ids);
-    config.entropy.add(p, host_q, mean_key.out, sparse.lse);
+    config.entropy.add(p, host_q, mean_key.out, sparse.lse, host_sinks_);
     config.popularity.add(p, ids);
     config.curve.add(backend_, p, config.rule, kinds, scores.floats(), mass);
 
@@ -266,6 +278,13 @@ void LayerAnalysis::add_config(Config& config, const SelectorChunk& chunk, In<3>
 }
 
 void LayerAnalysis::write() const {
+    write_queries();
+    write_sizes();
+    write_dense();
+    for (const Config& config : configs_) write_config(config);
+}
+
+void LayerAnalysis::write_queries() const {
     const auto n = static_cast<int64_t>(tokens_.size());
     std::vector<int64_t> position;
     for (const KeyRange& seen : visible_keys(all_)) position.push_back(seen.count - 1);
@@ -277,6 +296,9 @@ void LayerAnalysis::write() const {
                           {"query", "token", "position in its sequence"});
     to_.write<int64_t, 1>(queries + "/sequence", {sequence.data(), {n}},
                           {"query", "sequence", "sequence of each analysed query"});
+}
+
+void LayerAnalysis::write_sizes() const {
     const std::string layer = "/layers/" + name_;
     for (const auto& [name, value] : {std::pair{"query_heads", whole_.query_heads},
                                       {"kv_heads", whole_.kv_heads},
@@ -286,16 +308,18 @@ void LayerAnalysis::write() const {
                                       {"blocks", whole_.blocks()},
                                       {"tokens", whole_.keys()}})
         to_.attribute(layer, name, value);
-    to_.attribute(layer, "softmax_scale", whole_.softmax_scale());
-    const double logit =
-        logit_bound(whole_.softmax_scale(), q_norm_, largest_norm(host_k_.view()), whole_.head_dim);
+    write_attention(to_, layer, whole_, host_sinks_);
+    const double logit = main_logit_bound(whole_, q_norm_, largest_norm(host_k_.view()));
     to_.attribute(layer, "mass_bound",
                   mass_bound(logit, static_cast<double>(whole_.batch.longest_keys())));
+}
 
-    const auto count_rows = [&](const std::string& group) {
-        to_.attribute(group, "rows_counted", counted_);
-        to_.attribute(group, "rows_trivial", trivial_);
-    };
+void LayerAnalysis::count_rows(const std::string& group) const {
+    to_.attribute(group, "rows_counted", counted_);
+    to_.attribute(group, "rows_trivial", trivial_);
+}
+
+void LayerAnalysis::write_dense() const {
     const std::string dense_group = "/metrics/dense/" + name_;
     Metrics dense(to_, dense_group);
     dense.add("sink_mass_dense", dense_sink_.first_token(), "sink_mass");
@@ -304,38 +328,41 @@ void LayerAnalysis::write() const {
     dense.add("entropy_dense", dense_entropy_.nats(), "entropy");
     count_rows(dense_group);
     oracle_curve_.write(to_, "/curves/oracle/" + name_);
+}
 
-    for (const Config& config : configs_) {
-        const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
-        Metrics metrics(to_, "/metrics" + at);
-        metrics.add("block_recall", config.recall.block_recall());
-        metrics.add("score_recall", config.recall.score_recall());
-        metrics.add("mass_kept", config.recall.mass_kept());
-        metrics.add("oracle_mass", config.recall.oracle_mass());
-        metrics.add_with_mean("output_error", config.output_error.relative(),
-                              config.output_error.mean());
-        to_.attribute("/metrics" + at, "dead_heads", config.output_error.dead_heads());
-        metrics.add("sink_mass_sparse", config.sink.first_token());
-        metrics.add("entropy_sparse", config.entropy.nats());
-        count_rows("/metrics" + at);
-        if (config.selector->name() != "oracle") config.curve.write(to_, "/curves" + at);
+void LayerAnalysis::write_config(const Config& config) const {
+    const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
+    Metrics metrics(to_, "/metrics" + at);
+    metrics.add("block_recall", config.recall.block_recall());
+    metrics.add("score_recall", config.recall.score_recall());
+    metrics.add("mass_kept", config.recall.mass_kept());
+    metrics.add("oracle_mass", config.recall.oracle_mass());
+    metrics.add_with_mean("output_error", config.output_error.relative(),
+                          config.output_error.mean());
+    to_.attribute("/metrics" + at, "dead_heads", config.output_error.dead_heads());
+    metrics.add("sink_mass_sparse", config.sink.first_token());
+    metrics.add("entropy_sparse", config.entropy.nats());
+    count_rows("/metrics" + at);
+    if (config.selector->name() != "oracle") config.curve.write(to_, "/curves" + at);
 
-        const View<const int64_t, 2> counts = config.popularity.queries_per_block();
-        const std::string popularity = "/popularity" + at + "/queries_per_block";
-        to_.write<int64_t, 2>(popularity, counts,
-                              {"group,block", "queries", "queries that selected each block"});
-        double gini = 0, fill = 0;
-        int64_t chunks = 0;
-        for (int64_t r = 0; r < whole_.kv_heads; ++r) {
-            gini += analysis::gini(counts[r]) / static_cast<double>(whole_.kv_heads);
-            fill += analysis::mma_fill(counts[r], whole_.group_size()) /
-                    static_cast<double>(whole_.kv_heads);
-            chunks += analysis::chunks(counts[r], config.rule.top_k, whole_.block_size);
-        }
-        to_.attribute(popularity, "gini", gini);
-        to_.attribute(popularity, "mma_fill", fill);
-        to_.attribute(popularity, "chunks", chunks);
+    write_popularity(config, "/popularity" + at + "/queries_per_block");
+}
+
+void LayerAnalysis::write_popularity(const Config& config, const std::string& dataset) const {
+    const View<const int64_t, 2> counts = config.popularity.queries_per_block();
+    to_.write<int64_t, 2>(dataset, counts,
+                          {"group,block", "queries", "queries that selected each block"});
+    double gini = 0, fill = 0;
+    int64_t chunks = 0;
+    for (int64_t r = 0; r < whole_.kv_heads; ++r) {
+        gini += analysis::gini(counts[r]) / static_cast<double>(whole_.kv_heads);
+        fill += analysis::mma_fill(counts[r], whole_.group_size()) /
+                static_cast<double>(whole_.kv_heads);
+        chunks += analysis::chunks(counts[r], config.rule.top_k, whole_.block_size);
     }
+    to_.attribute(dataset, "gini", gini);
+    to_.attribute(dataset, "mma_fill", fill);
+    to_.attribute(dataset, "chunks", chunks);
 }
 
 }  // namespace
@@ -353,6 +380,9 @@ void analyze_layer(const AnalyzeOptions& o, const io::ActivationsReader& file,
                    const io::LayerInfo& layer, const std::vector<int64_t>& tokens, Backend& backend,
                    io::ResultsWriter& to, std::ostream& err, int64_t chunk_queries) {
     LayerAnalysis analysis(o, file, layer, tokens, backend, to);
+    if (layer.own_attention.contains("softcap"))
+        err << "note: layer " << layer.layer
+            << " caps its logits: its entropies are not computed\n";
     const auto queries = static_cast<int64_t>(tokens.size());
     const int64_t step = chunk_queries > 0 ? chunk_queries : analysis.chunk_queries();
     Progress progress(err, text("layer ", layer.layer), queries, "queries");

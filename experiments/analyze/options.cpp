@@ -56,8 +56,8 @@ OptionTable option_table(AnalyzeOptions& o) {
     table.seed(o.seed, "of sampling and of random");
     add_compute(table, o);
     add_index_element(table, o);
-    table.names("dump", "WHAT,...", o.dump, one_of("dump", {"ids", "outputs", "mass", "scores"}),
-                "also store ids (always stored), outputs, mass, scores");
+    table.names("dump", "WHAT,...", o.dump, one_of("dump", {"outputs", "mass", "scores"}),
+                "also store outputs, mass, scores; ids always are");
     add_existing(table, o);
     return table;
 }

@@ -15,7 +15,7 @@ namespace msa::experiments::analyze {
 struct AnalyzeOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions, QueryOptions {
     std::vector<std::string> selectors;  // empty: decided by what the file holds
     int64_t sink_tokens = 4;
-    std::vector<std::string> dump;  // of kDumps
+    std::vector<std::string> dump;  // outputs, mass, scores
 
     bool dumps(const std::string& what) const;
 };

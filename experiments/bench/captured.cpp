@@ -92,6 +92,8 @@ void Captured::take_sizes(analysis::LayerSizes& sizes) const {
 Problem Captured::problem(int64_t layer, int64_t block_size) const {
     const io::LayerInfo& info = file_.layer(layer);
     Problem p = io::layer_problem(file_.info(), info, block_size);
+    p.window.reset();  // what is timed is plain causal attention
+    p.softcap.reset();
     if (!weights_.empty()) p.index_dim = weights_.at(layer).form().index_dim;
     require_index(p.index_dim > 0, file_.path(), text(" /layers/", layer));
     return p;

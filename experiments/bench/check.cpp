@@ -9,6 +9,7 @@
 #include "core/e4m3.h"
 #include "core/half.h"
 #include "core/random.h"
+#include "core/reference/attention_grad.h"
 #include "core/reference/reference_backend.h"
 #include "core/tolerance.h"
 #include "experiments/driver/sample.h"
@@ -18,6 +19,7 @@ namespace {
 
 constexpr int64_t kRows = 32;                     // at most
 constexpr int64_t kKlRows = 4;                    // likewise
+constexpr int64_t kGradientKeys = 4;              // of one group, likewise
 constexpr int64_t kHostBytes = int64_t{1} << 28;  // of keys that are looked at
 
 /// Rows [first, first + count) of an operand, as floats on the host.
@@ -105,6 +107,29 @@ double largest(const Tensor<float, Rank>& values) {
     for (int64_t i = 0; i < values.size(); ++i)
         most = std::max(most, std::fabs(double{values.data()[i]}));
     return most;
+}
+
+/// Of rows q, d_out and lse over some of their `keys` keys; rows and masses are left at one row's.
+GradientSizes gradient_sizes(const Problem& p, const Tensor<float, 3>& q, const Tensor<float, 3>& k,
+                             const Tensor<float, 3>& v, const Tensor<float, 3>& d_out,
+                             const Tensor<float, 2>& lse, double keys, Element element) {
+    const double logit =
+        logit_bound(p.softmax_scale(), largest_norm<3>(q), largest_norm<3>(k), p.head_dim);
+    GradientSizes sizes{};
+    sizes.weight = saved_weight_bound(logit, keys, largest(lse));
+    sizes.out = attention_bound(logit, keys, largest(v), element, element);
+    sizes.d_out_norm = largest_norm<3>(d_out);
+    sizes.v_norm = largest_norm<3>(v);
+    sizes.d_out_max = largest(d_out);
+    sizes.q_max = largest(q);
+    sizes.k_max = largest(k);
+    sizes.keys = keys;
+    sizes.rows = sizes.mass = sizes.sink_mass = 1;
+    sizes.scale = p.softmax_scale();
+    sizes.width = p.head_dim;
+    sizes.taken = element == Element::f32 ? 0 : storage_roundoff(element);
+    sizes.stored = storage_roundoff(element);
+    return sizes;
 }
 
 }  // namespace
@@ -236,7 +261,7 @@ int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index,
     Tensor<double, 2> want(kl.shape());
     Tensor<float, 3> want_q(d_index_q.shape());
     Tensor<float, 2> want_k(d_index_k.shape());
-    reference::index_kl(p, host_index_q, host_index_k, host_q, host_k,
+    reference::index_kl(p, host_index_q, host_index_k, {host_q, host_k, {}},
                         selected ? some.view() : View<int32_t, 3>(), {want, want_q, want_k},
                         Teacher::mean);
 
@@ -285,10 +310,10 @@ void Checker::answer(std::vector<AttentionRow> rows) {
     for (int64_t n = 0; n < std::ssize(rows); ++n) {
         AttentionRow& row = rows[static_cast<size_t>(n)];
         const auto attend = [&](Tensor<float, 3>& to) {
-            if (row.ids.data() != nullptr)
-                reference::sparse_attention(row.problem, row.q, row.k, row.v, row.ids, to, row.lse);
-            else
-                reference::dense_attention(row.problem, row.q, row.k, row.v, to, row.lse);
+            const reference::MainBranch in{row.q, row.k, row.v};
+            if (row.ids.data() == nullptr)
+                return reference::dense_attention(row.problem, in, to, row.lse);
+            reference::sparse_attention(row.problem, in, row.ids, to, row.lse);
         };
         attend(row.want);
         std::transform(row.v.data(), row.v.data() + row.v.size(), row.v.data(),
@@ -368,26 +393,161 @@ int64_t Checker::sparse_attention(const Layer& layer) {
     return compare_attention("sparse_attention", layer);
 }
 
+Checker::AttentionRow Checker::dense_row(const Layer& layer, int64_t query, KeyRange seen) {
+    const Problem& p = case_.problem;
+    AttentionRow row;
+    row.query = query;
+    row.head = static_cast<int64_t>(mix(seed_, 202, query) % static_cast<uint64_t>(p.query_heads));
+    row.problem = one_query(seen.count);
+    row.problem.query_heads = row.problem.kv_heads = 1;
+    row.q = fetch_head(backend_, layer.q, query, 1, row.head);
+    const int64_t group = row.head / p.group_size();
+    row.k = fetch_head(backend_, layer.k, seen.first, seen.count, group);
+    row.v = fetch_head(backend_, layer.v, seen.first, seen.count, group);
+    return row;
+}
+
 int64_t Checker::dense_attention(const Layer& layer) {
     const std::vector<KeyRange> visible = visible_keys(case_.problem);
     const Problem& p = case_.problem;
     std::vector<AttentionRow> rows;
-    for (int64_t i : sample(2 * p.head_dim * int64_t{sizeof(float)})) {  // of k and v
-        const KeyRange seen = visible[static_cast<size_t>(i)];
-        AttentionRow row;
-        row.query = i;
-        row.head = static_cast<int64_t>(mix(seed_, 202, i) % static_cast<uint64_t>(p.query_heads));
-        row.problem = one_query(seen.count);
-        row.problem.query_heads = row.problem.kv_heads = 1;
-        row.q = fetch_head(backend_, layer.q, i, 1, row.head);
-        const int64_t group = row.head / p.group_size();
-        row.k = fetch_head(backend_, layer.k, seen.first, seen.count, group);
-        row.v = fetch_head(backend_, layer.v, seen.first, seen.count, group);
-        rows.push_back(std::move(row));
-    }
+    for (int64_t i : sample(2 * p.head_dim * int64_t{sizeof(float)}))  // of k and v
+        rows.push_back(dense_row(layer, i, visible[static_cast<size_t>(i)]));
     answer(std::move(rows));
     answered_.clear();
     return compare_attention("dense_attention", layer);
+}
+
+void Checker::compare_d_q(const char* stage, const Layer& layer, const AttentionRow& row) const {
+    const Problem& p = row.problem;
+    const int64_t last = row.head + p.query_heads;
+    // The problem's heads alone.
+    const auto rows_of = [&](const Stored<3>& from) {
+        const Tensor<float, 3> all = fetch(backend_, from, row.query, 1);
+        Tensor<float, 3> some({1, p.query_heads, p.head_dim});
+        std::copy(&all(0, row.head, 0), &all(0, 0, 0) + last * p.head_dim, some.data());
+        return some;
+    };
+    const Tensor<float, 3> out = rows_of(layer.out), d_out = rows_of(layer.d_out);
+    const Tensor<float, 2> all_lse = backend_.download(layer.lse.view().slice(row.query, 1));
+    Tensor<float, 2> lse({1, p.query_heads});
+    std::copy_n(&all_lse(0, row.head), p.query_heads, lse.data());
+    Tensor<float, 3> d_q(row.q.shape()), d_k(row.k.shape()), d_v(row.v.shape());
+    const AttentionInput in{row.q, row.k, row.v};
+    const AttentionSaved saved{out, lse, d_out};
+    const AttentionGradient to{d_q, d_k, d_v};
+    if (row.ids.data() != nullptr)
+        reference::sparse_attention_grad(p, in, row.ids, saved, to);
+    else
+        reference::dense_attention_grad(p, in, saved, to);
+    const GradientSizes sizes = gradient_sizes(p, row.q, row.k, row.v, d_out, lse,
+                                               static_cast<double>(p.keys()), layer.q.element());
+    const Tensor<float, 3> got = rows_of(layer.d_q);
+    const std::string fault =
+        difference("d_q", got.data(), d_q.data(), d_q.size(), [&](int64_t) { return sizes.d_q(); });
+    if (!fault.empty()) fail(stage, row.query, text("from head ", row.head, " on: ", fault));
+}
+
+int64_t Checker::compare_keys(const char* stage, const Layer& layer,
+                              View<const int32_t, 3> ids) const {
+    const Problem& all = case_.problem;
+    const auto group = static_cast<int64_t>(mix(seed_, 203) % static_cast<uint64_t>(all.kv_heads));
+    const std::vector<int64_t> tokens =
+        stratified_sample(all.keys(), std::min(kGradientKeys, all.keys()), seed_);
+    const auto keys = std::ssize(tokens);
+    Problem p = all;  // the sampled keys and one head; its layout is not asked for
+    p.query_heads = p.kv_heads = 1;
+    Tensor<float, 3> k({keys, 1, p.head_dim}), v(k.shape()), d_k(k.shape()), d_v(k.shape());
+    Tensor<float, 3> sum_k(k.shape()), sum_v(k.shape()), mass(k.shape());
+    const auto add = [](Tensor<float, 3>& to, const Tensor<float, 3>& more) {
+        std::transform(to.data(), to.data() + to.size(), more.data(), to.data(), std::plus<>());
+    };
+    for (int64_t n = 0; n < keys; ++n)
+        for (const auto& [from, to] : {std::pair{&layer.k, &k}, {&layer.v, &v}}) {
+            const Tensor<float, 3> row =
+                fetch_head(backend_, *from, tokens[static_cast<size_t>(n)], 1, group);
+            std::copy_n(row.data(), row.size(), &(*to)(n, 0, 0));
+        }
+    // Which of the keys each query attends to.
+    std::vector<std::vector<int64_t>> seen;
+    for (int64_t i = 0; i < all.queries(); ++i) {
+        const KeyRange range = visible_keys(all)[static_cast<size_t>(i)];
+        std::vector<int64_t>& of = seen.emplace_back();
+        for (int64_t n = 0; n < keys; ++n) {
+            const int64_t at = tokens[static_cast<size_t>(n)] - range.first;
+            bool in = at >= 0 && at < range.count;
+            if (in && ids) {
+                const std::span<const int32_t> blocks = selected(ids, i, group);
+                in = std::binary_search(blocks.begin(), blocks.end(), at / all.block_size);
+            }
+            if (in) of.push_back(n);
+        }
+    }
+    GradientSizes most{};
+    for (int64_t h = group * all.group_size(); h < (group + 1) * all.group_size(); ++h) {
+        const auto head = [&](const Stored<3>& from) {
+            return fetch_head(backend_, from, 0, all.queries(), h);
+        };
+        const Tensor<float, 3> q = head(layer.q), out = head(layer.out), d_out = head(layer.d_out);
+        const Tensor<float, 2> all_lse = backend_.download(layer.lse.view());
+        Tensor<float, 2> lse({all.queries(), 1});
+        for (int64_t i = 0; i < all.queries(); ++i) lse(i, 0) = all_lse(i, h);
+        Tensor<float, 3> d_q(q.shape()), ones(q.shape());
+        std::fill_n(ones.data(), ones.size(), 1.0F);
+        const auto run = [&](const Tensor<float, 3>& gradient) {
+            reference::AttentionGrad grad(p, {q, k, v}, {out, lse, gradient}, {d_q, d_k, d_v});
+            for (int64_t i = 0; i < all.queries(); ++i)
+                grad.add_row(i, 0, seen[static_cast<size_t>(i)]);
+            grad.finish();
+        };
+        run(d_out);
+        add(sum_k, d_k);
+        add(sum_v, d_v);
+        run(ones);  // then d_v is the weight that the key gets
+        add(mass, d_v);
+        const GradientSizes sizes = gradient_sizes(
+            p, q, k, v, d_out, lse, static_cast<double>(all.keys()), layer.q.element());
+        if (sizes.d_logit() >= most.d_logit()) most = sizes;
+        most.q_max = std::max(most.q_max, sizes.q_max);
+        most.d_out_max = std::max(most.d_out_max, sizes.d_out_max);
+    }
+    most.rows = static_cast<double>(all.queries() * all.group_size());
+    for (int64_t n = 0; n < keys; ++n) {
+        most.mass = double{mass(n, 0, 0)} + 1;
+        const int64_t token = tokens[static_cast<size_t>(n)];
+        const auto compare = [&](const char* what, const Stored<3>& from,
+                                 const Tensor<float, 3>& want, double bound) {
+            const Tensor<float, 3> got = fetch_head(backend_, from, token, 1, group);
+            const std::string fault = difference(what, got.data(), &want(n, 0, 0), got.size(),
+                                                 [&](int64_t) { return bound; });
+            if (!fault.empty()) fail(stage, token, text("as a key of group ", group, ": ", fault));
+        };
+        compare("d_k", layer.d_k, sum_k, most.d_k());
+        compare("d_v", layer.d_v, sum_v, most.d_v());
+    }
+    return keys;
+}
+
+int64_t Checker::dense_attention_grad(const Layer& layer) {
+    const std::vector<KeyRange> visible = visible_keys(case_.problem);
+    const std::vector<int64_t> queries =
+        sample(2 * case_.problem.head_dim * int64_t{sizeof(float)});  // of k and v
+    for (int64_t i : queries)
+        compare_d_q("dense_attention_grad", layer,
+                    dense_row(layer, i, visible[static_cast<size_t>(i)]));
+    return std::ssize(queries) + compare_keys("dense_attention_grad", layer, {});
+}
+
+int64_t Checker::sparse_attention_grad(const Layer& layer, View<const int32_t, 3> ids) {
+    const std::vector<KeyRange> visible = visible_keys(case_.problem);
+    const std::vector<int64_t> queries = stratified_sample(case_.problem.queries(), kRows, seed_);
+    for (int64_t i : queries) {
+        Tensor<int32_t, 3> own({1, ids.extent(1), ids.extent(2)});
+        std::copy_n(ids[i].data(), own.size(), own.data());
+        compare_d_q("sparse_attention_grad", layer,
+                    selected_row(layer, i, visible[static_cast<size_t>(i)], std::move(own)));
+    }
+    return std::ssize(queries) + compare_keys("sparse_attention_grad", layer, ids);
 }
 
 std::vector<int64_t> Checker::mass_queries() const {
@@ -402,7 +562,7 @@ void Checker::block_mass(const Layer& layer, int64_t query, View<const float, 2>
     const Tensor<float, 3> q = fetch(backend_, layer.q, query, 1);
     const Tensor<float, 3> k = fetch(backend_, layer.k, seen.first, seen.count);
     Tensor<float, 3> want({1, p.kv_heads, p.blocks()});
-    reference::block_mass(p, q, k, {want, {}});
+    reference::block_mass(p, {q, k, {}}, {want, {}});
     // Every part of the bound is a factor on the mass itself.
     const double factor = mass_bound(
         logit_bound(p.softmax_scale(), largest_norm<3>(q), largest_norm<3>(k), p.head_dim),

@@ -37,6 +37,12 @@ public:
     /// One head of each sampled query.
     int64_t dense_attention(const Layer& layer);
 
+    /// d_q of sampled queries, one head of each, and d_k and d_v of sampled keys, from what
+    /// layer.saved() holds.
+    int64_t dense_attention_grad(const Layer& layer);
+    /// The same over ids [Nq, Hkv, k] (host), those of layer.ids; all heads of a query.
+    int64_t sparse_attention_grad(const Layer& layer, View<const int32_t, 3> ids);
+
     /// Queries whose mass block_mass() looks at, ascending.
     std::vector<int64_t> mass_queries() const;
     /// mass [Hkv, B] of query i = mass_queries()[i].
@@ -62,9 +68,15 @@ private:
     /// The blocks alone that some group of the query selected, numbered anew.
     AttentionRow selected_row(const Layer& layer, int64_t query, KeyRange seen,
                               Tensor<int32_t, 3> ids);
+    /// One head of a query and all keys that it sees.
+    AttentionRow dense_row(const Layer& layer, int64_t query, KeyRange seen);
     /// Lets the reference answer.
     void answer(std::vector<AttentionRow> rows);
     int64_t compare_attention(const char* stage, const Layer& layer) const;
+    /// The row's d_q.
+    void compare_d_q(const char* stage, const Layer& layer, const AttentionRow& row) const;
+    /// d_k and d_v of some keys of one group; ids absent: dense. Returns how many.
+    int64_t compare_keys(const char* stage, const Layer& layer, View<const int32_t, 3> ids) const;
 
     Backend& backend_;
     const Case& case_;

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kStaging = int64_t{1} << 24;  // bytes that are made on the host at a time
 
 /// The streams of random numbers.
-enum class Stream : int64_t { q = 301, k, v, index_q, index_k, scores };
+enum class Stream : int64_t { q = 301, k, v, index_q, index_k, scores, d_out };
 
 template <typename T>
 std::vector<char> convert_to(const float* values, int64_t count) {
@@ -131,6 +131,9 @@ int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
         bytes += 2 * element_bytes(o.sizes.element) *
                      (p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim +
                  int64_t{sizeof(float)} * p.queries() * p.query_heads;
+    if (parts.gradient)
+        bytes += 2 * element_bytes(o.sizes.element) *
+                 (p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim;
     return bytes;
 }
 
@@ -145,6 +148,12 @@ Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Par
         layer.v = {backend, keys, o.sizes.element};
         layer.out = {backend, queries, o.sizes.element};
         layer.lse = backend.make<float, 2>({p.queries(), p.query_heads});
+    }
+    if (parts.gradient) {
+        layer.d_out = {backend, queries, o.sizes.element};
+        layer.d_q = {backend, queries, o.sizes.element};
+        layer.d_k = {backend, keys, o.sizes.element};
+        layer.d_v = {backend, keys, o.sizes.element};
     }
     if (parts.index) {
         for (Element element : o.index_elements)
@@ -166,6 +175,10 @@ void fill_attention(Backend& backend, const Case& c, Layer& layer, uint64_t seed
     fill_noise(backend, layer.q, seed, Stream::q, true);
     fill_noise(backend, layer.k, seed, Stream::k, true);
     fill_noise(backend, layer.v, seed, Stream::v, true);
+}
+
+void fill_gradient(Backend& backend, Layer& layer, uint64_t seed) {
+    fill_noise(backend, layer.d_out, seed, Stream::d_out, true);
 }
 
 void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string& selection,
@@ -200,6 +213,7 @@ void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) 
         copy_stored(backend, from.k, to.k);
         copy_stored(backend, from.v, to.v);
     }
+    if (parts.gradient) copy_stored(backend, from.d_out, to.d_out);
     if (parts.index) {
         for (size_t n = 0; n < from.index.size(); ++n) {
             copy_stored(backend, from.index[n].q, to.index[n].q);

@@ -55,16 +55,19 @@ struct IndexOperands {
 struct Layer {
     Stored<3> q, k, v, out;
     Tensor<float, 2> lse;
+    Stored<3> d_out, d_q, d_k, d_v;
     std::vector<IndexOperands> index;  // of each element
     Tensor<int32_t, 3> ids;
 
     AttentionInput attention() const { return {q, k, v}; }
     AttentionOutput result() { return {out, lse}; }
+    AttentionSaved saved() const { return {out, lse.view(), d_out}; }
+    AttentionGradient gradient() { return {d_q, d_k, d_v, {}}; }
 };
 
-/// Which halves of a layer there are.
+/// Which parts of a layer there are; the gradient's needs attention's.
 struct Parts {
-    bool index = false, attention = false;
+    bool index = false, attention = false, gradient = false;
 };
 
 /// Bytes of a layer.
@@ -74,6 +77,8 @@ Layer allocate_layer(Backend&, const Case&, const BenchOptions&, Parts);
 /// Fills q, k, v: as captured, or with noise of unit variance, which repeats itself after some
 /// megabytes.
 void fill_attention(Backend&, const Case&, Layer&, uint64_t seed);
+/// Fills d_out with noise of unit variance, likewise.
+void fill_gradient(Backend&, Layer&, uint64_t seed);
 /// Fills the operands of index_select, alike in every element: as captured for "fitted", noise for
 /// "random", planted for "structured".
 void fill_index(Backend&, const Case&, Layer&, const std::string& selection, uint64_t seed);

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "experiments/cost/presets.h"
-#include "experiments/driver/options.h"
+#include "experiments/driver/option_table.h"
 
 namespace msa::experiments::bench {
 namespace {
@@ -37,89 +37,81 @@ const About kAbout{
         "planted sink, diagonal and slowly moving stripes (structured, as msa-synth plants them);\n"
         "of captured layers, those of the Index Branch (fitted).\n"
         "A layer is index_select and sparse_attention, nothing waited for in between. block_mass,\n"
-        "index_scores and index_kl run on captured layers, and on square cases of up to 128K "
-        "unless\n"
-        "--tokens says more. index_kl is one step of a fit: loss and gradients of 512 spread\n"
+        "index_scores, index_kl and the gradients run on captured layers, and on square cases of "
+        "up "
+        "to\n"
+        "128K unless --tokens says more. index_kl is one step of a fit: loss and gradients of 512 "
+        "spread\n"
         "queries, on the selected support and on the full one.\n"
         "Before a stage is timed, sampled rows of its result are checked against the reference\n"
         "backend.",
 };
 
-const std::vector<std::string> kStages{"select_blocks", "block_mass",   "dense_attention",
-                                       "index_scores",  "index_select", "sparse_attention",
-                                       "index_kl",      "layer"};
+const std::vector<std::string> kStages{
+    "select_blocks", "block_mass",   "dense_attention",  "dense_attention_grad",
+    "index_scores",  "index_select", "sparse_attention", "sparse_attention_grad",
+    "index_kl",      "layer"};
 const std::vector<std::string> kCases{"square", "chunk", "short", "pack", "decode", "top-k"};
 const std::vector<std::string> kSelections{"structured", "random"};
 /// Those of the default, then one that is slow and runs where it is named alone.
 const std::vector<LoopOrder> kOrders{LoopOrder::automatic, LoopOrder::tile_union,
                                      LoopOrder::kv_outer, LoopOrder::q_outer};
-constexpr const char* kDefaultOrders = "automatic,union,kv_outer";
+constexpr size_t kDefaultOrders = 3;
 
-/// What the command line says, word by word; empty and 0: not given.
+/// What the command line says where that is not yet what is measured; absent: not given.
 struct Words {
-    std::string stages, cases, selections, orders, tokens, batches = "1,8,32,64,128";
-    std::string input, indexer, layers;
-    std::string preset = "paper", element, index_element;
-    Count query_heads, kv_heads, head_dim, index_dim, block_size, top_k, seed;
+    std::vector<std::string> stages, cases, selections, orders, index_elements;
+    std::string input, indexer, preset = "paper";
+    std::vector<int64_t> layers;
+    std::optional<Element> element;
+    std::optional<int64_t> query_heads, kv_heads, head_dim, index_dim, block_size, top_k;
 };
 
-po::options_description describe(BenchOptions& o, Words& w) {
-    po::options_description d;
-    const auto size = [](Count& value, const char* name) {
-        return po::value(&value)->value_name(name);
-    };
-    d.add_options()                                                                               //
-        ("out", po::value(&o.out)->value_name("FILE"), "record to write, after every case anew")  //
-        ("backend", po::value(&o.backend)->default_value(o.backend)->value_name("NAME"),
-         "cuda, cpu, cpu-avx2 or reference")  //
-        ("input", po::value(&w.input)->value_name("FILE"),
-         "activations whose layers are the cases")  //
-        ("indexer", po::value(&w.indexer)->value_name("FILE"),
-         "results.h5 of msa-fit-indexer, for index_q and index_k; default: those of --input")  //
-        ("layers", po::value(&w.layers)->value_name("L,..."),
-         "of --input; default: all with an Index Branch")  //
-        ("stages", po::value(&w.stages)->value_name("NAME,..."),
-         (join(kStages) + "; default: all").c_str())  //
-        ("cases", po::value(&w.cases)->value_name("NAME,..."),
-         (join(kCases) + ", see below; default: all").c_str())  //
-        ("selection", po::value(&w.selections)->value_name("NAME,..."),
-         "structured, random; default: both")  //
-        ("order", po::value(&w.orders)->value_name("NAME,..."),
-         "loop orders of sparse_attention: automatic, union, kv_outer, q_outer; default: the first "
-         "three")  //
-        ("tokens", po::value(&w.tokens)->value_name("N,..."),
-         "of every case; default: each case's own, see below")  //
-        ("batch", po::value(&w.batches)->default_value(w.batches)->value_name("N,..."),
-         "sequences of a decode step")  //
-        ("preset", po::value(&w.preset)->default_value(w.preset)->value_name("MODEL"),
-         ("sizes: a Hugging Face config.json, or " + join(cost::list_models())).c_str())  //
-        ("query-heads", size(w.query_heads, "N"), "Hq; default: the model's")             //
-        ("kv-heads", size(w.kv_heads, "N"), "Hkv, GQA groups; default: the model's")      //
-        ("head-dim", size(w.head_dim, "N"), "dh; default: the model's")                   //
-        ("index-dim", size(w.index_dim, "N"), "didx; default: the model's, else 128")     //
-        ("block-size", size(w.block_size, "TOKENS"),
-         "Bk; default: the model's or the indexer's, else 128")                                  //
-        ("top-k", size(w.top_k, "BLOCKS"), "k; default: the model's or the indexer's, else 16")  //
-        ("element", po::value(&w.element)->value_name("TYPE"),
-         "of operands and outputs: bf16 or f32; default: bf16 on cuda, else f32")  //
-        ("index-element", po::value(&w.index_element)->value_name("TYPE,..."),
-         "of index_q and index_k: bf16, f32, e4m3; default: as --element, on cuda e4m3 too")  //
-        ("samples", po::value(&o.samples)->default_value(o.samples)->value_name("N"),
-         "timed samples per measurement; fewer where they take more than 10 s")  //
-        ("seed", po::value(&w.seed)->default_value(w.seed)->value_name("N"),
-         "of operands and sampled rows")                                              //
-        ("overwrite", po::bool_switch(&o.overwrite), "replace a record that exists")  //
-        ("json", po::bool_switch(&o.json), "print the record instead of the table");
-    return d;
-}
+std::string any_name(const std::string& name) { return name; }
 
-/// Is "--option" given with nothing behind it?
-bool has_empty_value(std::span<const std::string> args, const std::string& option) {
-    for (size_t n = 0; n < args.size(); ++n)
-        if (args[n] == "--" + option + "=" ||
-            (args[n] == "--" + option && n + 1 < args.size() && args[n + 1].empty()))
-            return true;
-    return false;
+OptionTable option_table(BenchOptions& o, Words& w) {
+    OptionTable table(kAbout);
+    const auto names = [&](const char* flag, std::vector<std::string>& to,
+                           const std::string& help) {
+        table.names(flag, "NAME,...", to, any_name, help);
+    };
+    const auto size = [&](const char* flag, const char* form, std::optional<int64_t>& to,
+                          const char* help) { table.count(flag, form, to, help).at_least(1); };
+    table.text("out", "FILE", o.out, "record to write, after every case anew");
+    table.text("backend", "NAME", o.backend, "cuda, cpu, cpu-avx2 or reference");
+    table.text("input", "FILE", w.input, "activations whose layers are the cases");
+    table.text("indexer", "FILE", w.indexer,
+               "results.h5 of msa-fit-indexer, for index_q and index_k; default: those of --input");
+    table.numbers("layers", "L,...", w.layers, "of --input; default: all with an Index Branch");
+    names("stages", w.stages, join(kStages) + "; default: all");
+    names("cases", w.cases, join(kCases) + ", see below; default: all");
+    names("selection", w.selections, "structured, random; default: both");
+    names("order", w.orders,
+          "loop orders of sparse_attention and its gradient: automatic, union, kv_outer, q_outer; "
+          "default: the first three");
+    table.counts("tokens", "N,...", o.tokens, "of every case; default: each case's own, see below");
+    table.counts("batch", "N,...", o.batches, "sequences of a decode step").between(1, 4096);
+    table.text("preset", "MODEL", w.preset,
+               "sizes: a Hugging Face config.json, or " + join(cost::list_models()));
+    size("query-heads", "N", w.query_heads, "Hq; default: the model's");
+    size("kv-heads", "N", w.kv_heads, "Hkv, GQA groups; default: the model's");
+    size("head-dim", "N", w.head_dim, "dh; default: the model's");
+    size("index-dim", "N", w.index_dim, "didx; default: the model's, else 128");
+    size("block-size", "TOKENS", w.block_size,
+         "Bk; default: the model's or the indexer's, else 128");
+    size("top-k", "BLOCKS", w.top_k, "k; default: the model's or the indexer's, else 16");
+    table.element("element", w.element, {Element::bf16, Element::f32},
+                  "of operands and outputs: bf16 or f32; default: bf16 on cuda, else f32");
+    table.names("index-element", "TYPE,...", w.index_elements, any_name,
+                "of index_q and index_k: bf16, f32, e4m3; default: as --element, on cuda e4m3 too");
+    table
+        .count("samples", "N", o.samples,
+               "timed samples per measurement; fewer where they take more than 10 s")
+        .between(1, 1000);
+    table.seed(o.seed, "of operands and sampled rows");
+    table.flag("overwrite", o.overwrite, "replace a record that exists");
+    table.flag("json", o.json, "print the record instead of the table");
+    return table;
 }
 
 /// Do both paths lead to one file that exists?
@@ -129,19 +121,18 @@ bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b
 }
 
 /// The names of a list, all of them known; an empty one stands for all.
-std::vector<std::string> known_list(const std::string& option, const std::string& list,
+std::vector<std::string> known_list(const std::string& option,
+                                    const std::vector<std::string>& names,
                                     const std::vector<std::string>& known) {
-    if (list.empty()) return known;
-    std::vector<std::string> names = split_list(option, list);
     for (const std::string& name : names) choice(option, name, known);
-    return names;
+    return names.empty() ? known : names;
 }
 
 /// The one name that a list may have with --input.
-std::string only_with_input(const std::string& option, const std::string& list,
+std::string only_with_input(const std::string& option, const std::vector<std::string>& names,
                             const std::string& name) {
-    require(list.empty() || list == name, "--", option, " is '", list, "', must be ", name,
-            " with --input");
+    require(names.empty() || (names.size() == 1 && names.front() == name), "--", option, " is '",
+            join(names), "', must be ", name, " with --input");
     return name;
 }
 
@@ -155,44 +146,34 @@ void read_captured(std::span<const std::string> args, const Words& w, BenchOptio
     for (const char* option :
          {"tokens", "batch", "preset", "query-heads", "kv-heads", "head-dim", "index-dim"})
         require(!given(args, option), "--input brings its own sizes and excludes --", option);
-    o.captured = std::make_shared<Captured>(
-        w.input, w.indexer, w.layers.empty() ? std::vector<int64_t>() : layer_list(w.layers));
+    o.captured = std::make_shared<Captured>(w.input, w.indexer, w.layers);
 }
 
-void read_sizes(std::span<const std::string> args, const Words& w, BenchOptions& o) {
+void read_sizes(const Words& w, BenchOptions& o) {
     cost::Model model = cost::read_model(w.preset);
     o.model = model.name;
     o.sizes = cost::layer_sizes(model);
     if (o.captured) o.captured->take_sizes(o.sizes);
-    const auto take = [&](const char* option, const Count& value, int64_t& size) {
-        if (!given(args, option)) return;
-        check_at_least(option, value.value, 1);
-        size = value.value;
+    const auto take = [&](const std::optional<int64_t>& value, int64_t& size) {
+        if (!value) return;
+        size = *value;
         o.model = "";  // sizes of one's own
     };
-    take("query-heads", w.query_heads, o.sizes.query_heads);
-    take("kv-heads", w.kv_heads, o.sizes.kv_heads);
-    take("head-dim", w.head_dim, o.sizes.head_dim);
-    take("index-dim", w.index_dim, o.sizes.index_dim);
-    take("block-size", w.block_size, o.sizes.block_size);
-    take("top-k", w.top_k, o.sizes.top_k);
+    take(w.query_heads, o.sizes.query_heads);
+    take(w.kv_heads, o.sizes.kv_heads);
+    take(w.head_dim, o.sizes.head_dim);
+    take(w.index_dim, o.sizes.index_dim);
+    take(w.block_size, o.sizes.block_size);
+    take(w.top_k, o.sizes.top_k);
     if (o.captured) o.model = o.captured->file().info().model_id;
-    const auto read_element = [](const char* option, const std::string& name,
-                                 const std::vector<Element>& known) {
-        std::vector<std::string> names;
-        for (Element element : known) names.emplace_back(to_string(element));
-        return known[choice(option, name, names)];
-    };
-    o.sizes.element = o.backend == "cuda" ? Element::bf16 : Element::f32;
-    if (!w.element.empty())
-        o.sizes.element = read_element("element", w.element, {Element::bf16, Element::f32});
+    o.sizes.element = w.element.value_or(o.backend == "cuda" ? Element::bf16 : Element::f32);
     o.index_elements = {o.sizes.element};
     if (o.backend == "cuda") o.index_elements.push_back(Element::e4m3);
-    if (w.index_element.empty()) return;
+    if (w.index_elements.empty()) return;
     o.index_elements.clear();
-    for (const std::string& name : split_list("index-element", w.index_element))
+    for (const std::string& name : w.index_elements)
         o.index_elements.push_back(
-            read_element("index-element", name, {Element::bf16, Element::f32, Element::e4m3}));
+            *element_option("index-element", name, {Element::bf16, Element::f32, Element::e4m3}));
 }
 
 }  // namespace
@@ -205,10 +186,7 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
                                                 std::ostream& out) {
     BenchOptions o;
     Words w;
-    if (!parse_command_line(kAbout, describe(o, w), "", args, out)) return std::nullopt;
-    for (const char* list :
-         {"stages", "cases", "selection", "order", "tokens", "batch", "layers", "index-element"})
-        require(!has_empty_value(args, list), "--", list, " is empty, must name at least one");
+    if (!option_table(o, w).parse(args, out)) return std::nullopt;
     o.stages = known_list("stages", w.stages, kStages);
     if (w.input.empty()) {
         o.cases = known_list("cases", w.cases, kCases);
@@ -219,19 +197,13 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     }
     std::vector<std::string> orders;
     for (LoopOrder order : kOrders) orders.emplace_back(to_string(order));
-    for (const std::string& name :
-         known_list("order", w.orders.empty() ? kDefaultOrders : w.orders, orders))
+    if (w.orders.empty()) w.orders.assign(orders.begin(), orders.begin() + kDefaultOrders);
+    for (const std::string& name : w.orders)
         o.orders.push_back(kOrders[choice("order", name, orders)]);
-    if (!w.tokens.empty()) o.tokens = integer_list("tokens", w.tokens);
-    o.batches = integer_list("batch", w.batches);
-    for (int64_t batch : o.batches) check_option("batch", batch, 1, 4096);
     read_captured(args, w, o);
-    read_sizes(args, w, o);
+    read_sizes(w, o);
     // Two blocks, so that there is something to choose from.
     for (int64_t tokens : o.tokens) check_at_least("tokens", tokens, 2 * o.sizes.block_size);
-    check_option("samples", o.samples, 1, 1000);
-    check_at_least("seed", w.seed.value, 0);
-    o.seed = static_cast<uint64_t>(w.seed.value);
     for (const std::string& input : {w.input, w.indexer})
         require(o.out.empty() || input.empty() || !is_same_file(o.out, input), "--out is ", o.out,
                 ", the file that is read as ", input, "; choose another");

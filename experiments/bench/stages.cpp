@@ -44,10 +44,14 @@ public:
           p_(c.problem),
           check_(backend, c, options.seed),
           done_(done) {
-        const bool sparse = o_.wants("sparse_attention") || o_.wants("layer");
+        const bool dense_grad = studied() && o_.wants("dense_attention_grad");
+        const bool sparse_grad = studied() && o_.wants("sparse_attention_grad");
+        const bool sparse = o_.wants("sparse_attention") || o_.wants("layer") || sparse_grad;
         const bool kl = o_.wants("index_kl");
         parts_.index = sparse || kl || o_.wants("index_select") || o_.wants("index_scores");
-        parts_.attention = sparse || kl || o_.wants("block_mass") || o_.wants("dense_attention");
+        parts_.attention =
+            sparse || kl || dense_grad || o_.wants("block_mass") || o_.wants("dense_attention");
+        parts_.gradient = dense_grad || sparse_grad;
     }
 
     void run() {
@@ -63,6 +67,9 @@ public:
             guarded({.stage = "block_mass"}, [&](Measurement& m) { block_mass(m); });
         if (o_.wants("dense_attention"))
             guarded({.stage = "dense_attention"}, [&](Measurement& m) { dense_attention(m); });
+        if (o_.wants("dense_attention_grad") && studied())
+            guarded({.stage = "dense_attention_grad"},
+                    [&](Measurement& m) { dense_attention_grad(m); });
         if (!parts_.index) return;
         for (const std::string& selection : o_.selections) with_selection(selection);
     }
@@ -114,7 +121,8 @@ private:
             layers_.resize(1);  // one does; leave room for the backend's own needs
         }
         if (parts_.attention) fill_attention(backend_, case_, layers_[0], o_.seed);
-        copy_to_others({.attention = parts_.attention});
+        if (parts_.gradient) fill_gradient(backend_, layers_[0], o_.seed);
+        copy_to_others({.attention = parts_.attention, .gradient = parts_.gradient});
     }
     void copy_to_others(Parts parts) {
         for (size_t n = 1; n < layers_.size(); ++n)
@@ -126,6 +134,9 @@ private:
             meter_.poison(layer.out.data(), layer.out.bytes());
             meter_.poison(layer.lse.data(), layer.lse.size() * int64_t{sizeof(float)});
         }
+        if (parts_.gradient)
+            for (Stored<3>* result : {&layer.d_q, &layer.d_k, &layer.d_v})
+                meter_.poison(result->data(), result->bytes());
     }
     void poison_ids() {
         Tensor<int32_t, 3>& ids = layers_[0].ids;
@@ -191,7 +202,8 @@ private:
         by_pieces(
             m, check_.mass_queries(),
             [&](Layer& layer, const Problem& p, QueryRange range, View<float, 3> to) {
-                backend_.block_mass(p, layer.q.slice(range.begin, p.queries()), layer.k, {to, {}});
+                backend_.block_mass(p, {layer.q.slice(range.begin, p.queries()), layer.k},
+                                    {to, {}});
             },
             [&](int64_t query, View<const float, 2> row) {
                 check_.block_mass(layers_[0], query, row);
@@ -255,6 +267,22 @@ private:
         m.flops = analysis::dense_attention_flops(p_);
         m.element = o_.sizes.element;
         m.bytes = analysis::dense_attention_bytes(p_, o_.sizes.element);
+        m.timing = time(call);
+    }
+
+    void dense_attention_grad(Measurement& m) {
+        const auto call = [&](Layer& layer) {
+            backend_.dense_attention_grad(p_, layer.attention(), layer.saved(), layer.gradient());
+        };
+        poison();
+        for (Layer& layer : layers_)
+            backend_.dense_attention(p_, layer.attention(), layer.result());
+        call(layers_[0]);
+        m.answered_by = backend_.answered_by();
+        m.checked_rows = check_.dense_attention_grad(layers_[0]);
+        m.flops = analysis::dense_attention_grad_flops(p_);
+        m.element = o_.sizes.element;
+        m.bytes = analysis::dense_attention_grad_bytes(p_, o_.sizes.element);
         m.timing = time(call);
     }
 
@@ -329,6 +357,15 @@ private:
                 sparse.order = to_string(order);
                 guarded(sparse, [&](Measurement& m) { sparse_attention(m, order); });
             }
+        Measurement grad = sparse;
+        grad.stage = "sparse_attention_grad";
+        grad.flops = analysis::sparse_attention_grad_flops(p_, ids);
+        grad.bytes = analysis::sparse_attention_grad_bytes(p_, ids, o_.sizes.element);
+        if (o_.wants("sparse_attention_grad") && studied() && element == 0)
+            for (LoopOrder order : o_.orders) {
+                grad.order = to_string(order);
+                guarded(grad, [&](Measurement& m) { sparse_attention_grad(m, ids, order); });
+            }
         Measurement whole = sparse;
         whole.stage = "layer";
         whole.order = "";
@@ -344,6 +381,19 @@ private:
         m.answered_by = backend_.answered_by();
         m.checked_rows = check_.sparse_attention(layers_[0]);
         m.timing = time([&](Layer& layer) { attend(layer, order); });
+    }
+
+    void sparse_attention_grad(Measurement& m, View<const int32_t, 3> ids, LoopOrder order) {
+        const auto call = [&](Layer& layer) {
+            backend_.sparse_attention_grad(p_, layer.attention(), layer.ids, layer.saved(),
+                                           layer.gradient(), order);
+        };
+        poison();
+        for (Layer& layer : layers_) attend(layer, LoopOrder::automatic);
+        call(layers_[0]);
+        m.answered_by = backend_.answered_by();
+        m.checked_rows = check_.sparse_attention_grad(layers_[0], ids);
+        m.timing = time(call);
     }
 
     void layer(Measurement& m, size_t element, View<const int32_t, 3> ids) {

@@ -53,8 +53,8 @@ void Reading::add_counted(int64_t group, int64_t blocks, int64_t tokens) {
 void Reading::write(io::ResultsWriter& to, const std::string& group, const Policy& policy,
                     int64_t block_size) const {
     Metrics metrics(to, group);
-    metrics.add("blocks_kept", analysis::values(blocks_), "group", "blocks");
-    metrics.add("tokens_read", analysis::values(tokens_), "group", "tokens");
+    metrics.add("blocks_kept", analysis::values(blocks_));
+    metrics.add("tokens_read", analysis::values(tokens_));
     to.attribute(group, "selector", config_.selector);
     to.attribute(group, "setting", config_.setting);
     to.attribute(group, "rule", std::string(policy.rule()));
@@ -68,6 +68,7 @@ void Reading::write(io::ResultsWriter& to, const std::string& group, const Polic
                                       {"forced_local", config_.used.forced_local},
                                       {"uneven", int64_t{config_.uneven}},
                                       {"matched_budget", config_.matched_budget},
+                                      {"tokens_allowed", config_.rule.top_k * block_size},
                                       {"rows_counted", counted_ / views_}})
         to.attribute(group, name, value);
     // The queries came once for each view; the layer is all of them together.
@@ -115,12 +116,12 @@ void Accumulator::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
 void Accumulator::write(io::ResultsWriter& to, const std::string& layer, const Problem& p) const {
     const std::string at = "/" + config().key() + "/" + layer, group = "/metrics" + at;
     Metrics metrics(to, group);
-    metrics.add("mass_kept", recall_.mass_kept(), "group", "probability");
-    metrics.add("oracle_mass", recall_.oracle_mass(), "group", "probability");
-    metrics.add("score_recall", recall_.score_recall(), "group", "share of mass");
-    metrics.add("block_recall", recall_.block_recall(), "group", "share of blocks");
-    metrics.add("output_error", output_error_.relative(), "group", "relative",
-                output_error_.mean());
+    metrics.add("mass_kept", recall_.mass_kept());
+    metrics.add("oracle_mass", recall_.oracle_mass());
+    metrics.add("score_recall", recall_.score_recall());
+    metrics.add("block_recall", recall_.block_recall());
+    metrics.add_with_mean("group_output_error", output_error_.relative(), output_error_.mean(),
+                          "output_error");
     to.attribute(group, "dead_groups", output_error_.dead_heads());
     reading_.write(to, group, *make_policy(config().selector), p.block_size);
 

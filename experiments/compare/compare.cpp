@@ -83,7 +83,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     CompareOptions& o = *parsed;
     const io::ActivationsReader file(o.file);
     resolve(o, file);
-    for (int64_t number : o.layers) warn_of_own_attention(o.file, file.layer(number), err);
+    for (int64_t number : o.layers)
+        warn_of_own_attention(o.file, file.layer(number), Computed::with_window_cap_and_sinks, err);
     for (int64_t number : o.layers) choose_queries(o, file.info(), number);
     note_large_budgets(o, file.info(), err);
     register_cuda_backend();

@@ -41,12 +41,13 @@ Mirror<3> share_scores(Backend& backend, View<const float, 3> scores) {
 
 }  // namespace
 
-/// A selector at work, and the configs that its scores serve: all of its name, or one, where the
-/// scores depend on the budget.
+/// A selector at work, and the configs of its name. Where the scores depend on the budget, each of
+/// them has its own.
 struct LayerComparison::Scorer {
     std::unique_ptr<Selector> selector;
-    SelectorLayer layer;
     std::vector<size_t> configs;
+    std::vector<SelectionRule> rules;  // asked for, distinct
+    bool by_rule;                      // the scores depend on the rule
 };
 
 LayerComparison::LayerComparison(LayerTask& task, Plan plan)
@@ -81,7 +82,8 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
 
 int64_t LayerComparison::chunk_queries() const {
     const int64_t per_block = 4 * sizes_.kv_heads * sizes_.blocks() * 8;
-    const int64_t per_head = 4 * sizes_.query_heads * sizes_.head_dim * 6;
+    const int64_t per_head =
+        4 * sizes_.query_heads * sizes_.head_dim * (6 + std::ssize(token_configs_));
     return std::clamp<int64_t>(kChunkBytes / (per_block + per_head), 1, 2048);
 }
 
@@ -114,43 +116,48 @@ void LayerComparison::store_ids(const Config& config, QueryRange range,
 }
 
 SelectorLayer LayerComparison::selector_layer(const LayerView& view,
-                                              const SelectionRule& rule) const {
+                                              std::span<const SelectionRule> rules) const {
     return {.problem = view.whole,
             .backend = task_.backend,
             .k = view.k,
             .index_k = view.index_k,
             .seed = task_.options.seed,
-            .rule = rule,
+            .rule = rules.empty() ? SelectionRule{} : rules.front(),
+            .rules = rules,
             .read_q =
                 [q = view.host_q, &backend = task_.backend](std::span<const int64_t> tokens) {
                     return Mirror<3>(backend, gather_rows(q, tokens));
                 },
             .prompt = task_.options.prompt,
-            .counted = counted_};
+            .counted = counted_,
+            .sinks = view.sinks};
 }
 
 std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerView& view) {
     std::vector<Scorer> scorers;
     for (size_t n = 0; n < plan_.configs.size(); ++n) {
         const Config& config = plan_.configs[n];
-        std::unique_ptr<Selector> selector = make_selector(config.selector);
-        accumulators_[n].reading().add_index_cost(*selector, phase_, task_.options.prompt);
-        const bool alone = selector->needs().uses_rule(task_.options.prompt);
-        const auto same = std::find_if(scorers.begin(), scorers.end(), [&](const Scorer& scorer) {
-            return scorer.selector->name() == config.selector && !alone;
+        auto same = std::find_if(scorers.begin(), scorers.end(), [&](const Scorer& scorer) {
+            return scorer.selector->name() == config.selector;
         });
-        if (same != scorers.end()) {
-            same->configs.push_back(n);
-            continue;
+        if (same == scorers.end()) {
+            std::unique_ptr<Selector> made = make_selector(config.selector);
+            const bool by_rule = made->needs().uses_rule(task_.options.prompt);
+            same = scorers.insert(same, {std::move(made), {}, {}, by_rule});
         }
-        const Stopwatch watch(task_.timing[config.selector].select);
-        scorers.push_back({std::move(selector), selector_layer(view, config.rule), {n}});
-        scorers.back().selector->prepare(scorers.back().layer);
+        accumulators_[n].reading().add_index_cost(*same->selector, phase_, task_.options.prompt);
+        same->configs.push_back(n);
+        if (std::find(same->rules.begin(), same->rules.end(), config.rule) == same->rules.end())
+            same->rules.push_back(config.rule);
+    }
+    for (const Scorer& scorer : scorers) {
+        const Stopwatch watch(task_.timing[std::string(scorer.selector->name())].select);
+        scorer.selector->prepare(selector_layer(view, scorer.rules));
     }
     for (TokenAccumulator& tokens : token_configs_) {
         const Stopwatch watch(task_.timing[tokens.config().selector].select);
         tokens.reading().add_index_cost(tokens.policy(), phase_, task_.options.prompt);
-        tokens.prepare(selector_layer(view, tokens.config().rule));
+        tokens.prepare(selector_layer(view, {&tokens.config().rule, 1}));
     }
     return scorers;
 }
@@ -173,7 +180,7 @@ void LayerComparison::run(Progress& progress) {
 double LayerComparison::mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
                                    View<const float, 2> lse) const {
     const auto keys = static_cast<double>(view.whole.batch.longest_keys());
-    const double logit = logit_bound(p.softmax_scale(), largest_norm<3>(q), k_norm_, p.head_dim);
+    const double logit = main_logit_bound(p, largest_norm<3>(q), k_norm_);
     double magnitude = 0;
     for (int64_t at = 0; at < lse.size(); ++at)
         if (std::isfinite(lse.data()[at]))
@@ -188,7 +195,7 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     Backend& backend = task_.backend;
     const Tensor<float, 3> host_q = gather_rows(view.host_q, tokens);
     const Operand<3> q(backend, host_view(host_q), task_.data.elements.main.computed);
-    const Attention dense = attend(backend, p, {q, view.k_there, view.v_there}, {});
+    const Attention dense = attend(backend, p, {q, view.k_there, view.v_there, view.sinks}, {});
     Mirror<3> index_q;
     Tensor<float, 3> host_index_q;
     if (task_.data.index_q.data() != nullptr)
@@ -220,37 +227,56 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     for (const SelectionRule& rule : rules_)
         oracles_.push_back(pick(backend, p, rule, chunk.mass().floats()));
     const Work work{view, chunk, measured, range};
-    for (Scorer& scorer : scorers) add_scorer(scorer, work);
+    for (const Scorer& scorer : scorers) add_scorer(scorer, work);
     add_tokens(work);
 }
 
 void LayerComparison::add_tokens(const Work& work) {
-    for (TokenAccumulator& tokens : token_configs_) {
-        const Stopwatch watch(task_.timing[tokens.config().selector].evaluate);
-        tokens.add(selector_layer(work.view, tokens.config().rule), work.chunk, work.measured,
-                   task_.data.v, task_.checks);
+    if (token_configs_.empty()) return;
+    std::vector<KeptTokens> kept;
+    for (const TokenAccumulator& tokens : token_configs_) {
+        const Stopwatch watch(task_.timing[tokens.config().selector].select);
+        kept.push_back(
+            tokens.select(selector_layer(work.view, {&tokens.config().rule, 1}), work.chunk));
+    }
+    double seconds = 0;  // of attention, which is computed for all of them together
+    std::vector<TokenAttention> attention;
+    {
+        const Stopwatch watch(seconds);
+        attention = attend_tokens(work.chunk.problem,
+                                  {work.chunk.q.host(), work.view.k.host(), task_.data.v,
+                                   work.measured.lse, work.view.host_sinks},
+                                  kept, task_.backend.host_threads());
+    }
+    for (size_t n = 0; n < kept.size(); ++n) {
+        double& evaluate = task_.timing[token_configs_[n].config().selector].evaluate;
+        evaluate += seconds / static_cast<double>(kept.size());
+        const Stopwatch watch(evaluate);
+        token_configs_[n].add(work.measured, kept[n], attention[n], task_.checks);
     }
 }
 
-void LayerComparison::add_scorer(Scorer& scorer, Work work) {
+void LayerComparison::add_scorer(const Scorer& scorer, Work work) {
     Backend& backend = task_.backend;
     Timing& time = task_.timing[std::string(scorer.selector->name())];
     const bool shared = task_.options.sharing == Sharing::layer;
-    const bool direct = scorer.configs.size() == 1 && !shared;  // nobody else wants the scores
+    // Nobody else wants the scores.
+    const bool direct = (scorer.configs.size() == 1 || scorer.by_rule) && !shared;
+    SelectorLayer layer = selector_layer(work.view, scorer.rules);
     Mirror<3> scores;
     if (!direct) {
         const Stopwatch watch(time.select);
-        scores = scorer.selector->score(scorer.layer, work.chunk);
+        scores = scorer.selector->score(layer, work.chunk);
         if (shared) scores = share_scores(backend, scores.host());
     }
     for (size_t n : scorer.configs) {
         const Config& config = plan_.configs[n];
         work.measured.oracle_ids = oracle(config.rule).view();
+        layer.rule = config.rule;
         Tensor<int32_t, 3> ids;
         {
             const Stopwatch watch(time.select);
-            ids = direct ? fetch(backend,
-                                 scorer.selector->select(scorer.layer, work.chunk, config.used))
+            ids = direct ? fetch(backend, scorer.selector->select(layer, work.chunk, config.used))
                          : pick(backend, work.chunk.problem, config.used, scores.floats());
         }
         const Stopwatch watch(time.evaluate);
@@ -261,8 +287,9 @@ void LayerComparison::add_scorer(Scorer& scorer, Work work) {
 void LayerComparison::add_config(Accumulator& accumulator, const Work& work,
                                  View<const int32_t, 3> ids) {
     const Tensor<float, 3> sparse =
-        attend_selected(task_.backend, work.chunk.problem,
-                        {work.chunk.q.operand(), work.view.k_there, work.view.v_there}, ids)
+        attend_selected(
+            task_.backend, work.chunk.problem,
+            {work.chunk.q.operand(), work.view.k_there, work.view.v_there, work.view.sinks}, ids)
             .out;
     accumulator.add(work.measured, ids, sparse);
     task_.checks.check(accumulator.config().key(), work.measured, ids, sparse);
@@ -277,7 +304,7 @@ void LayerComparison::check_full_budget(const LayerView& view, const SelectorChu
     const Operand<3> last(task_.backend, chunk.q.host().slice(first, rows),
                           task_.data.elements.main.computed);
     const Tensor<float, 3> sparse =
-        attend_selected(task_.backend, p, {last, view.k_there, view.v_there}, ids).out;
+        attend_selected(task_.backend, p, {last, view.k_there, view.v_there, view.sinks}, ids).out;
     MeasuredChunk part{p,
                        measured.kinds,
                        measured.mass.slice(first, rows),

@@ -56,10 +56,10 @@ private:
         MeasuredChunk measured;
         QueryRange range;
     };
-    SelectorLayer selector_layer(const LayerView& view, const SelectionRule& rule) const;
+    SelectorLayer selector_layer(const LayerView& view, std::span<const SelectionRule> rules) const;
     std::vector<Scorer> make_scorers(const LayerView& view);
     void add(const LayerView& view, std::vector<Scorer>& scorers, QueryRange range);
-    void add_scorer(Scorer& scorer, Work work);
+    void add_scorer(const Scorer& scorer, Work work);
     void add_config(Accumulator& accumulator, const Work& work, View<const int32_t, 3> ids);
     void add_tokens(const Work& work);
     double mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,

@@ -6,6 +6,7 @@
 
 #include "core/select/token_selector.h"
 #include "experiments/compare/comparison.h"
+#include "experiments/driver/own_attention.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments::compare {
@@ -31,7 +32,7 @@ void write_sizes(const LayerTask& task, const Problem& p) {
                                       {"queries", std::ssize(task.tokens)},
                                       {"largest_budget", largest_budget(task.options, p)}})
         task.to.attribute(layer, name, value);
-    task.to.attribute(layer, "softmax_scale", p.softmax_scale());
+    write_attention(task.to, layer, p, io::layer_sinks(task.data.info));
 }
 
 }  // namespace

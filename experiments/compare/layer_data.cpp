@@ -27,6 +27,18 @@ LayerData::LayerData(const io::ActivationsReader& file, const io::LayerInfo& lay
         q.push_back(one_of_each_group(all, group_size, member));
 }
 
+Tensor<float, 1> LayerData::sinks(size_t view) const {
+    return sinks_of_view(info, static_cast<int64_t>(q.size()), static_cast<int64_t>(view));
+}
+
+Tensor<float, 1> sinks_of_view(const io::LayerInfo& layer, int64_t views, int64_t view) {
+    Tensor<float, 1> all = io::layer_sinks(layer);
+    if (all.data() == nullptr || views == 1) return all;
+    Tensor<float, 1> picked({all.size() / views});
+    for (int64_t r = 0; r < picked.size(); ++r) picked(r) = all(r * views + view);
+    return picked;
+}
+
 Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, int64_t view) {
     Tensor<float, 3> picked({q.extent(0), q.extent(1) / group_size, q.extent(2)});
     for (int64_t i = 0; i < picked.extent(0); ++i)

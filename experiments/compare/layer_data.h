@@ -23,11 +23,16 @@ struct LayerData {
     std::vector<Tensor<float, 3>> q;
     Tensor<float, 3> k, v, index_q, index_k;  // [N, heads, channels]; index absent where not there
 
+    /// [Hkv * heads] of a view; absent without.
+    Tensor<float, 1> sinks(size_t view) const;
     /// The whole layer as a view has it.
     Problem problem(const io::ActivationsInfo&, int64_t block_size) const;
 };
 
 /// Of q [n, Hq, dh]: what the view `view` of a layer that is shared by head sees, [n, Hkv, dh].
 Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, int64_t view);
+
+/// [Hq / views] The sinks of the view; absent without.
+Tensor<float, 1> sinks_of_view(const io::LayerInfo&, int64_t views, int64_t view);
 
 }  // namespace msa::experiments::compare

@@ -6,6 +6,7 @@
 #include "core/mirror.h"
 #include "experiments/compare/layer_data.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/own_attention.h"
 
 namespace msa::experiments::compare {
 
@@ -18,6 +19,8 @@ struct LayerView {
           k_there(backend, host_view(data.k), data.elements.main.computed),
           v_there(backend, host_view(data.v), data.elements.main.computed),
           index_k_there(backend, host_index_k(data), data.elements.index.computed),
+          host_sinks(data.sinks(view)),
+          sinks(backend, host_sinks),
           k(backend, k_there.view(), host_view(data.k)) {
         if (data.index_k.data() != nullptr)
             index_k = {backend, index_k_there.view(), host_index_k(data)};
@@ -27,6 +30,8 @@ struct LayerView {
     View<const float, 3> host_q;
     Operand<3> k_there, v_there;
     Operand<2> index_k_there;
+    Tensor<float, 1> host_sinks;
+    Sinks sinks;
     Mirror<3> k;
     Mirror<2> index_k;
 

@@ -31,9 +31,28 @@ std::vector<Row> read_rows(const io::ResultsReader& results) {
     return rows;
 }
 
+namespace {
+
+/// A note of every policy that reads more than its budget.
+std::vector<std::string> over_budget_notes(const io::ResultsReader& results,
+                                           const std::vector<Row>& rows) {
+    std::vector<std::string> notes;
+    std::string last;
+    for (const Row& row : rows) {
+        if (!row.over_budget(results) || row.selector == last) continue;
+        last = row.selector;
+        notes.push_back(text(row.selector,
+                             ": * reads more tokens than its budget, compare it at the tokens that "
+                             "it reads"));
+    }
+    return notes;
+}
+
+}  // namespace
+
 std::vector<std::string> read_notes(const io::ResultsReader& results,
                                     const std::vector<Row>& rows) {
-    std::vector<std::string> notes;
+    std::vector<std::string> notes = over_budget_notes(results, rows);
     std::string last;
     for (const Row& row : rows) {
         if (row.selector == last) continue;

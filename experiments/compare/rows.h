@@ -6,39 +6,36 @@
 #include <string>
 #include <vector>
 
+#include "analysis/metrics.h"
 #include "core/io/results.h"
 
 namespace msa::experiments::compare {
 
-/// A number of the summary: an attribute of the config's metrics.
+/// A number of the summary: an attribute of the config's metrics, and which metric of
+/// analysis/metrics.h it is, where that has another name.
 struct Measure {
     const char* name;
-    const char* definition;
+    const char* of = nullptr;
+    const char* definition() const { return analysis::metric(of ? of : name).definition; }
 };
 
 inline constexpr Measure kMeasures[] = {
-    {"mass_kept", "sum of P_b over the chosen blocks: share of the dense attention probability"},
-    {"oracle_mass", "the same over I*, the best choice of as many blocks for each group"},
-    {"score_recall", "sum of P_b over chosen blocks in I* / sum of P_b over I*"},
-    {"block_recall", "share of I* that was chosen"},
-    {"output_error",
-     "|o_sparse - o_dense| / |o_dense| over the counted queries and a group's heads, mean over "
-     "groups"},
-    {"blocks_kept", "chosen blocks per counted query and group"},
-    {"tokens_read",
-     "keys that a counted query reads per group: its own block as far as it sees it"},
-    {"index_flops",
-     "FLOPs of the selector's scores per query of the phase, all heads (a multiply-add is 2)"},
-    {"index_bytes",
-     "bytes that they read per query of the phase, each query on its own, 2-byte elements; what "
-     "is read once for several queries is spread over them"},
-    {"attention_flops", "FLOPs of attention over the chosen keys per query"},
-    {"attention_bytes", "bytes of chosen keys and values per query, likewise"},
+    {"mass_kept"},
+    {"oracle_mass"},
+    {"score_recall"},
+    {"block_recall"},
+    {"output_error", "group_output_error"},
+    {"blocks_kept"},
+    {"tokens_read"},
+    {"index_flops"},
+    {"index_bytes"},
+    {"attention_flops"},
+    {"attention_bytes"},
 };
 
 inline constexpr const char* kRowSizes[] = {"budget",       "block_size",   "top_k",
                                             "forced_first", "forced_local", "matched_budget",
-                                            "rows_counted", "dead_groups"};
+                                            "rows_counted", "dead_groups",  "tokens_allowed"};
 
 /// One config on one layer.
 struct Row {
@@ -50,6 +47,10 @@ struct Row {
     std::string variant() const {
         const size_t comma = setting.find(',');
         return comma == std::string::npos ? "" : setting.substr(comma + 1);
+    }
+    /// Does it read more tokens than its budget allows?
+    bool over_budget(const io::ResultsReader& results) const {
+        return value(results, "tokens_read") > static_cast<double>(size(results, "tokens_allowed"));
     }
     double value(const io::ResultsReader& results, const std::string& name) const {
         return results.number(group(), name);

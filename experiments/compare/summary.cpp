@@ -54,16 +54,15 @@ ordered_json layer_overlap(const io::ResultsReader& results) {
 
 std::string compare_definitions() {
     ordered_json definitions;
-    for (const Measure& measure : kMeasures) definitions[measure.name] = measure.definition;
-    definitions["dead_groups"] =
-        "groups whose dense output is 0 on all counted queries: they have no relative error and "
-        "are left out of output_error";
+    for (const Measure& measure : kMeasures) definitions[measure.name] = measure.definition();
+    for (const char* name : {"dead_groups", "layer_overlap"})
+        definitions[name] = analysis::metric(name).definition;
+    definitions["tokens_allowed"] =
+        "tokens of as many blocks as the budget buys, forced blocks outside the budget included; "
+        "a policy whose tokens_read is larger reads more than its budget";
     definitions["rows_counted"] =
         "queries in the averages: those that see more keys than the largest budget, the same for "
         "every selector and budget; averages go over queries, then over groups";
-    definitions["layer_overlap"] =
-        "|A n B| / |A u B| of the blocks that two layers choose for the same query and group, "
-        "mean over a sample of queries";
     return definitions.dump();
 }
 

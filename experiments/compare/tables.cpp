@@ -35,7 +35,8 @@ void print_configs(const io::ResultsReader& results, const std::vector<Row>& row
         std::vector<std::string> cells{row.selector, std::to_string(row.budget)};
         if (ablation != "none") cells.push_back(row.variant());
         cells.insert(cells.end(),
-                     {number("blocks_kept", 1, 2), number("tokens_read", 1, 1),
+                     {number("blocks_kept", 1, 2),
+                      number("tokens_read", 1, 1) + (row.over_budget(results) ? "*" : ""),
                       number("mass_kept", 1, kDecimals), number("output_error", 1, kDecimals),
                       number("index_flops", 1000, 1), number("index_bytes", 1024, 1)});
         table.add(cells);
@@ -118,7 +119,7 @@ void print_compare_tables(const io::ResultsReader& results, std::ostream& out) {
     for (const std::string& layer : results.list("/layers"))
         print_layer(results, layer, options["ablation"], out);
     Table definitions({"number", "definition"});
-    for (const Measure& measure : kMeasures) definitions.add({measure.name, measure.definition});
+    for (const Measure& measure : kMeasures) definitions.add({measure.name, measure.definition()});
     definitions.print(out);
 }
 

@@ -3,33 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "experiments/driver/metrics.h"
 
 namespace msa::experiments::compare {
 namespace {
-
-/// Attention of one query and head over the tokens at `keys`, `values` (`stride` floats apart) and
-/// `tokens`, into out [dh]; returns their share of dense attention.
-double attend_tokens(View<const float, 1> q, const float* keys, const float* values, int64_t stride,
-                     const std::vector<int64_t>& tokens, double scale, double lse,
-                     View<float, 1> out) {
-    const int64_t dims = q.size();
-    std::fill_n(out.data(), dims, 0.0F);
-    double mass = 0;
-    for (int64_t j : tokens) {
-        const float* key = keys + j * stride;
-        const float* value = values + j * stride;
-        float dot = 0;
-        for (int64_t d = 0; d < dims; ++d) dot += q(d) * key[d];
-        const double probability = std::exp(scale * double{dot} - lse);
-        mass += probability;
-        const auto weight = static_cast<float>(probability);
-        for (int64_t d = 0; d < dims; ++d) out(d) += weight * value[d];
-    }
-    for (int64_t d = 0; mass > 0 && d < dims; ++d) out(d) /= static_cast<float>(mass);
-    return mass;
-}
 
 /// Blocks that ascending tokens touch.
 int64_t blocks_touched(const std::vector<int64_t>& tokens, int64_t block_size) {
@@ -54,29 +33,16 @@ TokenAccumulator::TokenAccumulator(Config config, int64_t tokens, const Problem&
 
 void TokenAccumulator::prepare(const SelectorLayer& layer) { selector_->prepare(layer); }
 
-void TokenAccumulator::add(const SelectorLayer& layer, const SelectorChunk& chunk,
-                           const MeasuredChunk& measured, View<const float, 3> v,
-                           SelfChecks& checks) {
-    const Problem& p = chunk.problem;
-    const std::vector<KeyRange>& visible = visible_keys(p);
-    const std::vector<int64_t> budgets(visible.size(), tokens_);
-    const std::vector<std::vector<int64_t>> kept = selector_->select(layer, chunk, budgets);
-    const View<const float, 3> q = chunk.q.host(), k = layer.k.host();
-    Tensor<float, 3> sparse({p.queries(), p.query_heads, p.head_dim});
-    Tensor<double, 2> mass({p.queries(), p.kv_heads});
-    const int64_t stride = p.kv_heads * p.head_dim;
-#pragma omp parallel for schedule(dynamic, 16) num_threads(layer.backend.host_threads())
-    for (int64_t i = 0; i < p.queries(); ++i) {
-        const auto row = static_cast<size_t>(i);
-        for (int64_t h = 0; h < p.query_heads; ++h) {
-            const int64_t r = h / p.group_size(), at = visible[row].first * stride + r * p.head_dim;
-            mass(i, r) +=
-                attend_tokens(q[i][h], k.data() + at, v.data() + at, stride, kept[row],
-                              p.softmax_scale(), double{measured.lse(i, h)}, sparse.view()[i][h]) /
-                static_cast<double>(p.group_size());
-        }
-    }
-    output_error_.add(measured.kinds, by_group(sparse, p.kv_heads),
+KeptTokens TokenAccumulator::select(const SelectorLayer& layer, const SelectorChunk& chunk) const {
+    const std::vector<int64_t> budgets(static_cast<size_t>(chunk.problem.queries()), tokens_);
+    return selector_->select(layer, chunk, budgets);
+}
+
+void TokenAccumulator::add(const MeasuredChunk& measured, const KeptTokens& kept,
+                           const TokenAttention& attention, SelfChecks& checks) {
+    const Problem& p = measured.problem;
+    const Tensor<double, 2>& mass = attention.mass;
+    output_error_.add(measured.kinds, by_group(attention.out, p.kv_heads),
                       by_group(measured.dense, p.kv_heads));
     for (int64_t i = 0; i < p.queries(); ++i) {
         const auto row = static_cast<size_t>(i);
@@ -99,9 +65,9 @@ void TokenAccumulator::write(io::ResultsWriter& to, const std::string& layer,
                              const Problem& p) const {
     const std::string group = "/metrics/" + config().key() + "/" + layer;
     Metrics metrics(to, group);
-    metrics.add("mass_kept", analysis::values(mass_), "group", "probability");
-    metrics.add("output_error", output_error_.relative(), "group", "relative",
-                output_error_.mean());
+    metrics.add("mass_kept", analysis::values(mass_));
+    metrics.add_with_mean("group_output_error", output_error_.relative(), output_error_.mean(),
+                          "output_error");
     to.attribute(group, "dead_groups", output_error_.dead_heads());
     for (const char* name : {"oracle_mass", "score_recall", "block_recall"})
         to.attribute(group, name, std::nan(""));

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A config of msa-compare that keeps single tokens: for every query as many as policies of blocks
-// read on average, whose own block is seen in part. Measured from dense attention: with its lse,
-// the probability of each kept token is known, and their sum is what attention over them divides
-// by.
+// read on average, whose own block is seen in part.
 #pragma once
 
 #include <memory>
@@ -12,6 +10,7 @@
 #include "core/select/token_selector.h"
 #include "experiments/compare/accumulator.h"
 #include "experiments/compare/checks.h"
+#include "experiments/compare/token_attention.h"
 
 namespace msa::experiments::compare {
 
@@ -22,9 +21,9 @@ public:
 
     /// Before the chunks of each view of the layer.
     void prepare(const SelectorLayer&);
-    /// A chunk of queries: v [Nk, Hkv, dh] on the host.
-    void add(const SelectorLayer&, const SelectorChunk&, const MeasuredChunk&,
-             View<const float, 3> v, SelfChecks& checks);
+    /// The choice for a chunk of queries, and what attention over it gave.
+    KeptTokens select(const SelectorLayer&, const SelectorChunk&) const;
+    void add(const MeasuredChunk&, const KeptTokens&, const TokenAttention&, SelfChecks& checks);
     Reading& reading() { return reading_; }
     const Config& config() const { return reading_.config(); }
     const Policy& policy() const { return *selector_; }

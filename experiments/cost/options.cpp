@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "experiments/driver/option_table.h"
+
 namespace msa::experiments::cost {
 namespace {
 
@@ -17,55 +19,47 @@ const About kAbout{
     .writes = "",
 };
 
-Element read_element(const std::string& option, const std::string& name) {
-    const std::vector<Element> known{Element::bf16, Element::f16, Element::e4m3, Element::f32};
-    std::vector<std::string> names;
-    for (Element element : known) names.emplace_back(to_string(element));
-    return known[choice(option, name, names)];
-}
+const std::vector<Element> kElements{Element::bf16, Element::f16, Element::e4m3, Element::f32};
 
-/// What the command line says, word by word.
+/// What is not where it is used: an element that follows another, two switches for one format.
 struct Words {
-    std::string preset, context, element = "bf16", index_element, ceilings = "peak", layers;
-    std::vector<std::string> selectors;
-    Count block_size, top_k, index_dim;
-    double tile_union = 0;
+    std::optional<Element> element, index_element;
     bool json = false, csv = false;
 };
 
-po::options_description describe(CostOptions& o, Words& w) {
-    po::options_description d;
-    d.add_options()  //
-        ("preset", po::value(&w.preset)->value_name("MODEL"),
-         ("sizes: a Hugging Face config.json, or " + join(list_models()) + "; default: " + o.preset)
-             .c_str())  //
-        ("context", po::value(&w.context)->value_name("N,..."),
-         "tokens of the sequence; default: 32K,128K,512K,1M")  //
-        ("block-size", po::value(&w.block_size)->value_name("TOKENS"),
-         "Bk; default: the model's, else 128")  //
-        ("top-k", po::value(&w.top_k)->value_name("BLOCKS"),
-         "k; default: the model's, else 16")  //
-        ("index-dim", po::value(&w.index_dim)->value_name("N"),
-         "didx; default: the model's, else 128")  //
-        ("tile-union", po::value(&w.tile_union)->value_name("BLOCKS"),
-         "distinct blocks that neighbouring queries of a tile (128 / G, at most 32) select, mean; "
-         "default: as if each query chose by chance")  //
-        ("element", po::value(&w.element)->default_value(w.element)->value_name("TYPE"),
-         "of q, k, v and outputs: bf16, f16, e4m3 or f32")  //
-        ("index-element", po::value(&w.index_element)->value_name("TYPE"),
-         "of index_q and index_k; default: as --element")  //
-        ("hardware", po::value(&o.hardware)->default_value(o.hardware)->value_name("CHIP"),
-         ("a JSON file like those of data/hardware, or " + join(list_hardware())).c_str())  //
-        ("ceilings", po::value(&w.ceilings)->default_value(w.ceilings)->value_name("WHICH"),
-         "of the roofline: peak (published) or measured")  //
-        ("results", po::value(&o.results)->value_name("FILE"),
-         "cost the blocks selected in a results file, instead of sizes")                       //
-        ("layers", po::value(&w.layers)->value_name("L,..."), "of the results; default: all")  //
-        ("selector", po::value(&w.selectors)->value_name("NAME,..."),
-         "of the results, repeatable; default: all")                            //
-        ("json", po::bool_switch(&w.json), "print JSON instead of the tables")  //
-        ("csv", po::bool_switch(&w.csv), "print CSV, one line per stage or loop order");
-    return d;
+OptionTable option_table(CostOptions& o, Words& w) {
+    OptionTable table(kAbout);
+    table
+        .text("preset", "MODEL", o.preset,
+              "sizes: a Hugging Face config.json, or " + join(list_models()) +
+                  "; default: " + o.preset)
+        .shown_as("");
+    table
+        .counts("context", "N,...", o.contexts, "tokens of the sequence; default: 32K,128K,512K,1M")
+        .shown_as("");
+    table.count("block-size", "TOKENS", o.block_size, "Bk; default: the model's, else 128");
+    table.count("top-k", "BLOCKS", o.top_k, "k; default: the model's, else 16");
+    table.count("index-dim", "N", o.index_dim, "didx; default: the model's, else 128");
+    table.real("tile-union", "BLOCKS", o.tile_union,
+               "distinct blocks that neighbouring queries of a tile (128 / G, at most 32) select, "
+               "mean; default: as if each query chose by chance");
+    table.element("element", w.element, kElements, "of q, k, v and outputs: bf16, f16, e4m3 or f32")
+        .shown_as(to_string(o.element));
+    table.element("index-element", w.index_element, kElements,
+                  "of index_q and index_k; default: as --element");
+    table.text("hardware", "CHIP", o.hardware,
+               "a JSON file like those of data/hardware, or " + join(list_hardware()));
+    table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
+                 "of the roofline: peak (published) or measured");
+    table.text("results", "FILE", o.results,
+               "cost the blocks selected in a results file, instead of sizes");
+    table.numbers("layers", "L,...", o.layers, "of the results; default: all");
+    table.names(
+        "selector", "NAME,...", o.selectors, [](const std::string& name) { return name; },
+        "of the results, repeatable; default: all");
+    table.flag("json", w.json, "print JSON instead of the tables");
+    table.flag("csv", w.csv, "print CSV, one line per stage or loop order");
+    return table;
 }
 
 /// With --results, sizes come from the file; without, there is nothing to pick from.
@@ -87,31 +81,16 @@ std::optional<CostOptions> parse_cost_options(std::span<const std::string> args,
                                               std::ostream& out) {
     CostOptions o;
     Words w;
-    if (!parse_command_line(kAbout, describe(o, w), "", args, out)) return std::nullopt;
+    if (!option_table(o, w).parse(args, out)) return std::nullopt;
     check_exclusions(args);
-    const auto size = [&](const char* option, const Count& count) -> std::optional<int64_t> {
-        if (!given(args, option)) return std::nullopt;
-        check_option(option, count.value, 1, int64_t{1} << 31);
-        return count.value;
-    };
-    if (given(args, "preset")) o.preset = w.preset;
-    if (given(args, "context")) o.contexts = integer_list("context", w.context);
     for (int64_t tokens : o.contexts) check_option("context", tokens, 1, int64_t{1} << 40);
-    o.block_size = size("block-size", w.block_size);
-    o.top_k = size("top-k", w.top_k);
-    o.index_dim = size("index-dim", w.index_dim);
-    if (given(args, "tile-union")) o.tile_union = w.tile_union;
-    require(std::isfinite(w.tile_union), "--tile-union is ", w.tile_union, ", must be a number");
-    o.element = read_element("element", w.element);
-    o.index_element =
-        given(args, "index-element") ? read_element("index-element", w.index_element) : o.element;
-    o.ceilings = choice("ceilings", w.ceilings, {"peak", "measured"}) == 1 ? Ceilings::measured
-                                                                           : Ceilings::peak;
-    require(!given(args, "results") || !o.results.empty(),
-            "--results is '', must be the path of a results file");
-    if (given(args, "layers")) o.layers = layer_list(w.layers);
-    for (const std::string& list : w.selectors)
-        for (const std::string& name : split_list("selector", list)) o.selectors.push_back(name);
+    for (const auto& [option, count] :
+         {std::pair{"block-size", o.block_size}, {"top-k", o.top_k}, {"index-dim", o.index_dim}})
+        check_option(option, count.value_or(1), 1, int64_t{1} << 31);
+    require(std::isfinite(o.tile_union.value_or(0)), "--tile-union is ", o.tile_union.value_or(0),
+            ", must be a number");
+    o.element = w.element.value_or(o.element);
+    o.index_element = w.index_element.value_or(o.element);
     o.format = w.json ? Format::json : w.csv ? Format::csv : Format::table;
     return o;
 }

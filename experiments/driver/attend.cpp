@@ -35,10 +35,10 @@ Attention attend_selected(Backend& backend, const Problem& p, const AttentionInp
     return attend(backend, p, in, there);
 }
 
-Mass::Mass(Backend& backend, const Problem& p, In<3> q, In<3> k, bool logits)
+Mass::Mass(Backend& backend, const Problem& p, const BlockMassInput& in, bool logits)
     : mass(backend.make<float, 3>({p.queries(), p.kv_heads, p.blocks()})) {
     if (logits) max_logit = backend.make<float, 3>(mass.shape());
-    backend.block_mass(p, q, k, {mass, max_logit.view()});
+    backend.block_mass(p, in, {mass, max_logit.view()});
 }
 
 Tensor<int32_t, 3> pick(Backend& backend, const Problem& p, const SelectionRule& rule,

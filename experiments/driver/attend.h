@@ -21,7 +21,7 @@ Attention attend_selected(Backend&, const Problem&, const AttentionInput&,
 
 /// P_b, and the largest logits where wanted, in the backend's space.
 struct Mass {
-    Mass(Backend&, const Problem&, In<3> q, In<3> k, bool logits);
+    Mass(Backend&, const Problem&, const BlockMassInput&, bool logits);
     Tensor<float, 3> mass, max_logit;  // [Nq, Hkv, B]
 };
 

@@ -28,18 +28,6 @@ public:
                              {of.axis, of.unit, of.definition});
         to_.attribute(group_, dataset, mean);
     }
-    void add(const std::string& name, const std::vector<double>& values, const char* axis,
-             const char* unit) {
-        add(name, values, axis, unit, analysis::average(values));
-    }
-    /// With an average of its own.
-    void add(const std::string& name, const std::vector<double>& values, const char* axis,
-             const char* unit, double mean) {
-        to_.write<double, 1>(group_ + "/" + name,
-                             {values.data(), {static_cast<int64_t>(values.size())}},
-                             {axis, unit, name});
-        to_.attribute(group_, name, mean);
-    }
 
 private:
     io::ResultsWriter& to_;

@@ -17,11 +17,12 @@ LayerElements wanted(const io::LayerInfo& layer, const ElementChoice& choice) {
             {choice.index.value_or(layer.element), Element::f32}};
 }
 
-/// The values' own type where the backend has every operation of `requests` in it.
-void compute_in_own(const Backend& backend, std::initializer_list<Request> requests,
-                    ElementPair& pair) {
+/// The values' own type where the backend has every operation of `requests` in it for a layer.
+void compute_in_own(const Backend& backend, const io::LayerInfo& layer,
+                    std::initializer_list<Request> requests, ElementPair& pair) {
+    const Problem sizes = io::layer_problem({}, layer, kMaxBlockSize);
     const bool all = std::all_of(requests.begin(), requests.end(), [&](const Request& request) {
-        return backend.supports({}, request).yes;
+        return backend.supports(sizes, request).yes;
     });
     if (all) pair.computed = pair.values;
 }
@@ -51,11 +52,12 @@ LayerElements layer_elements(const Backend& backend, const io::LayerInfo& layer,
                              const ElementChoice& choice) {
     LayerElements elements = wanted(layer, choice);
     const Element main = elements.main.values, index = elements.index.values;
-    compute_in_own(backend,
+    compute_in_own(backend, layer,
                    {DenseAttentionRequest{main}, SparseAttentionRequest{.element = main},
                     BlockMassRequest{main}},
                    elements.main);
-    compute_in_own(backend, {IndexScoresRequest{index}, IndexSelectRequest{.element = index}},
+    compute_in_own(backend, layer,
+                   {IndexScoresRequest{index}, IndexSelectRequest{.element = index}},
                    elements.index);
     return elements;
 }
@@ -70,6 +72,10 @@ void record_elements(std::span<const LayerElements> layers, io::RunRecord& recor
     record.computed_in = names(layers, &LayerElements::main, &ElementPair::computed);
     const std::string index = names(layers, &LayerElements::index, &ElementPair::computed);
     if (index != record.computed_in) record.computed_in += "; the index in " + index;
+    const bool rounds = std::any_of(layers.begin(), layers.end(), [](const LayerElements& of) {
+        return of.main.computed == Element::bf16;
+    });
+    if (rounds) record.computed_in += "; attention outputs on bf16 operands in bf16";
 }
 
 void record_elements(const Backend& backend, const io::ActivationsReader& file,

@@ -43,6 +43,7 @@ LayerElements layer_elements(const Backend&, const io::LayerInfo&, const Element
 LayerElements float_elements(const io::LayerInfo&, const ElementChoice&);
 
 /// Sets element, index_element and computed_in of the record; layers that differ are all named.
+/// computed_in tells where attention outputs are rounded (driver/attend.h).
 void record_elements(std::span<const LayerElements>, io::RunRecord&);
 /// The same of layers of a file on a backend; index_element is empty where none has an Index
 /// Branch.

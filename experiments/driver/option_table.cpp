@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "core/utf8.h"
+#include "experiments/driver/table.h"
 
 namespace msa::experiments {
 namespace {
@@ -40,6 +41,12 @@ std::string key_of(const std::string& flag) {
 /// A number as a user writes it: -1, not -1.0.
 std::string shown(const Json& number) {
     return number.is_number_float() ? msa::text(number.get<double>()) : number.dump();
+}
+
+/// The numbers of a row: none where it has no value, one, or a list.
+Json numbers_of(const Json& value) {
+    if (value.is_null()) return Json::array();
+    return value.is_array() ? value : Json::array({value});
 }
 
 template <typename T>
@@ -85,18 +92,18 @@ OptionRow& OptionRow::required(std::string message) {
 
 OptionRow& OptionRow::at_least(double low) {
     check = [this, low] {
-        const Json now = value();
-        require(now.is_null() || now.get<double>() >= low, "--", flag, " is ", shown(now),
-                ", must be at least ", low);
+        for (const Json& now : numbers_of(value()))
+            require(now.get<double>() >= low, "--", flag, " is ", shown(now), ", must be at least ",
+                    low);
     };
     return *this;
 }
 
 OptionRow& OptionRow::between(double low, double high) {
     check = [this, low, high] {
-        const Json now = value();
-        require(now.is_null() || (now.get<double>() >= low && now.get<double>() <= high), "--",
-                flag, " is ", shown(now), ", must be from ", low, " to ", high);
+        for (const Json& now : numbers_of(value()))
+            require(now.get<double>() >= low && now.get<double>() <= high, "--", flag, " is ",
+                    shown(now), ", must be from ", low, " to ", high);
     };
     return *this;
 }
@@ -214,6 +221,15 @@ OptionRow& OptionTable::numbers(const std::string& flag, const std::string& form
                 [&to] { return Json(to); }});
 }
 
+OptionRow& OptionTable::counts(const std::string& flag, const std::string& form,
+                               std::vector<int64_t>& to, const std::string& help) {
+    std::string shown;
+    for (int64_t number : to) shown += (shown.empty() ? "" : ",") + std::to_string(number);
+    return add({flag, form, help, shown,
+                [=, &to](const std::string& value) { to = integer_list(flag, value); },
+                [&to] { return Json(to); }});
+}
+
 OptionRow& OptionTable::ranges(const std::string& flag, std::vector<Range>& to,
                                const std::string& help) {
     return add({flag, "A:B,...", help, "",
@@ -264,7 +280,7 @@ OptionRow& OptionTable::choice_at(const std::string& flag, const std::string& fo
 }
 
 bool OptionTable::parse(std::span<const std::string> args, std::ostream& out) {
-    po::options_description description;
+    po::options_description description(kLineWidth);
     std::list<std::vector<std::string>> given;  // of each row; switches hold a word when set
     std::list<bool> switches;
     std::string positional;
@@ -276,7 +292,9 @@ bool OptionTable::parse(std::span<const std::string> args, std::ostream& out) {
             switches.push_back(false);
             description.add_options()(flag, po::bool_switch(&switches.back()), row.help.c_str());
         } else if (row.repeatable) {
-            description.add_options()(flag, po::value(&given.back())->value_name(row.form),
+            const std::string shown =
+                row.shown_default.empty() ? "" : msa::text(" (=", row.shown_default, ")");
+            description.add_options()(flag, po::value(&given.back())->value_name(row.form + shown),
                                       row.help.c_str());
         } else {
             auto* value = po::value<std::string>()->value_name(row.form)->notifier(

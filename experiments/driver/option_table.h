@@ -74,6 +74,9 @@ public:
     /// Integers A,B,... without repeats, ascending.
     OptionRow& numbers(const std::string& flag, const std::string& form, std::vector<int64_t>& to,
                        const std::string& help);
+    /// Integers A,B,... in the order given; bounds are those of each.
+    OptionRow& counts(const std::string& flag, const std::string& form, std::vector<int64_t>& to,
+                      const std::string& help);
     /// Ranges A:B,C:D,...
     OptionRow& ranges(const std::string& flag, std::vector<Range>& to, const std::string& help);
     /// Names A,B,... without repeats, repeatable; `known` returns the name to keep, or throws.

@@ -111,14 +111,6 @@ std::string ranges_text(const std::vector<Range>& ranges) {
     return all;
 }
 
-std::vector<int64_t> layer_list(const std::string& list) {
-    std::vector<int64_t> layers = integer_list("layers", list);
-    std::sort(layers.begin(), layers.end());
-    require(std::adjacent_find(layers.begin(), layers.end()) == layers.end(), "--layers is '", list,
-            "', it names a layer twice");
-    return layers;
-}
-
 bool given(std::span<const std::string> args, const std::string& option) {
     return std::any_of(args.begin(), args.end(), [&](const std::string& arg) {
         return arg == "--" + option || arg.rfind("--" + option + "=", 0) == 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Command lines: one Boost description per program feeds the parser, the help and the generated
-// reference (experiments/CLI.md).
+// Command lines: what the table of options (option_table.h) is made of. One Boost description per
+// program feeds the parser, the help and the generated reference (experiments/CLI.md).
 #pragma once
 
 #include <boost/program_options.hpp>
@@ -48,9 +48,6 @@ std::string ranges_text(const std::vector<Range>&);
 std::vector<std::string> split_list(const std::string& option, const std::string& list);
 /// A list of integers; InputError naming `option` and the item that is none.
 std::vector<int64_t> integer_list(const std::string& option, const std::string& list);
-
-/// The value of --layers, ascending; InputError where it names one twice.
-std::vector<int64_t> layer_list(const std::string& list);
 
 /// "mass, max-logit"
 std::string join(const std::vector<std::string>& words);

@@ -9,13 +9,25 @@
 namespace msa::experiments {
 
 void warn_of_own_attention(const std::filesystem::path& file, const io::LayerInfo& layer,
-                           std::ostream& err) {
-    if (layer.own_attention.empty() && !layer.own_sparse) return;
+                           Computed computed, std::ostream& err) {
+    const bool plain = computed == Computed::plain;
     std::string names = layer.own_sparse ? "own_attention \"sparse\"" : "";
     for (const auto& [name, values] : layer.own_attention)
-        names += (names.empty() ? "" : ", ") + name;
+        if (plain || name == "attention_chunk") names += (names.empty() ? "" : ", ") + name;
+    if (names.empty()) return;
     err << "warning: " << printable(file.string()) << " /layers/" << layer.layer << " has " << names
-        << ": the model's own attention is not the plain causal attention computed here\n";
+        << ": the model's own attention is not the " << (plain ? "plain causal " : "")
+        << "attention computed here\n";
+}
+
+void write_attention(io::ResultsWriter& to, const std::string& group, const Problem& p,
+                     View<const float, 1> sinks) {
+    to.attribute(group, "softmax_scale", p.softmax_scale());
+    if (p.window) to.attribute(group, "window", *p.window);
+    if (p.softcap) to.attribute(group, "softcap", *p.softcap);
+    if (!sinks) return;
+    to.write<float, 1>(group + "/sinks", sinks,
+                       {"head", "nats", "learnable logit that competes in the head's softmax"});
 }
 
 }  // namespace msa::experiments

@@ -1,16 +1,40 @@
 // SPDX-License-Identifier: MIT
+// What the model's own attention adds to plain causal attention, in a program.
 #pragma once
 
 #include <filesystem>
 #include <iosfwd>
 
+#include "core/backend.h"
 #include "core/io/activations.h"
+#include "core/io/results.h"
 
 namespace msa::experiments {
 
-/// One line on `err` where the model's attention is not the plain causal attention that every
-/// program computes; nothing else.
-void warn_of_own_attention(const std::filesystem::path& file, const io::LayerInfo&,
+/// What a program computes of the model's attention: plain causal attention, or that with the
+/// layer's window, soft cap and sinks.
+enum class Computed : uint8_t { plain, with_window_cap_and_sinks };
+
+/// One line on `err` where the model's attention is not what the program computes; nothing else.
+void warn_of_own_attention(const std::filesystem::path& file, const io::LayerInfo&, Computed,
                            std::ostream& err);
+
+/// Sinks in the backend's space; absent stays absent.
+class Sinks {
+public:
+    Sinks(Backend& backend, View<const float, 1> host) {
+        if (host) there_ = backend.upload(host);
+    }
+    View<const float, 1> view() const { return there_.view(); }
+    operator View<const float, 1>() const { return view(); }
+
+private:
+    Tensor<float, 1> there_;
+};
+
+/// What a layer's group of results says of its attention: the attribute `softmax_scale`; where the
+/// layer has them, `window`, `softcap` and the dataset `sinks` [Hq].
+void write_attention(io::ResultsWriter& to, const std::string& group, const Problem&,
+                     View<const float, 1> sinks);
 
 }  // namespace msa::experiments

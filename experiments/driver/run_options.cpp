@@ -3,10 +3,20 @@
 
 #include <algorithm>
 #include <ostream>
+#include <thread>
 
 #include "core/io/results.h"
 
 namespace msa::experiments {
+
+namespace {
+
+/// Where a system starts no more threads, OpenMP ends the process.
+int most_threads() {
+    return static_cast<int>(std::max(64U, 4 * std::thread::hardware_concurrency()));
+}
+
+}  // namespace
 
 void add_files(OptionTable& table, RunOptions& o) {
     table.path("input", "FILE", o.file, "activations to read (positional)")
@@ -34,7 +44,7 @@ void add_compute(OptionTable& table, ComputeOptions& o) {
         .between(0, 1023)
         .unrecorded();
     table.count("threads", "N", o.backend_options.threads, "CPU threads; 0: all")
-        .between(0, 4096)
+        .between(0, most_threads())
         .unrecorded();
     table.element("element", o.element.main, {Element::f32, Element::bf16, Element::f16},
                   "round q, k and v to f32, bf16 or f16; default: as the file stores them");

@@ -73,6 +73,11 @@ void check_layer(std::span<const io::ActivationsReader> files, int64_t layer) {
         same("softmax_scale", info.softmax_scale, first.softmax_scale);
         same("rotary_dim", info.rotary_dim.value_or(0), first.rotary_dim.value_or(0));
         same("rope_theta", info.rope_theta.value_or(0), first.rope_theta.value_or(0));
+        same("rope_layout", info.rope_interleaved ? "interleaved" : "half-split",
+             first.rope_interleaved ? "interleaved" : "half-split");
+        require(info.own_attention == first.own_attention, at,
+                " has another window, chunk, soft cap or sinks than ",
+                files.front().path().string(), "; they must agree");
         require(info.rope_inv_freq == first.rope_inv_freq, at, " has other rope_inv_freq than ",
                 files.front().path().string(), "; they must agree");
     }

@@ -31,9 +31,12 @@ void resolve(FitOptions& o, std::span<const io::ActivationsReader> files) {
 }
 
 /// Throws UnsupportedError where the backend does not compute the loss that is asked for.
-void check_teacher(const FitOptions& o, const Backend& backend) {
+void check_teacher(const FitOptions& o, const io::ActivationsReader& file, const Backend& backend) {
+    const int64_t layer = o.layers.front();
+    Problem sizes = io::layer_problem({}, file.layer(layer), o.block_size);
+    sizes.index_dim = index_form(o, file, layer).index_dim;
     const Support support =
-        backend.supports({}, IndexKlRequest{.top_k = o.rule.top_k, .teacher = o.teacher});
+        backend.supports(sizes, IndexKlRequest{.top_k = o.rule.top_k, .teacher = o.teacher});
     if (!support.yes)
         throw UnsupportedError(text("--teacher is ", o.teacher_name(), ", which --backend ",
                                     o.backend, " cannot: ", support.why_not));
@@ -72,7 +75,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     resolve(o, files);
     for (size_t n = 0; n < files.size(); ++n)
         for (int64_t layer : o.layers)
-            warn_of_own_attention(o.files[n], files[n].layer(layer), err);
+            warn_of_own_attention(o.files[n], files[n].layer(layer),
+                                  Computed::with_window_cap_and_sinks, err);
     std::vector<io::LayerInfo> layers;
     for (int64_t number : o.layers) layers.push_back(files.front().layer(number));
     take_own_sizes(o, args, layers, err);
@@ -82,7 +86,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     warn_of_no_rows(o, files, split, err);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
-    check_teacher(o, *backend);
+    check_teacher(o, files.front(), *backend);
 
     std::vector<std::string> outputs{"summary.json", "indexer.h5"};
     for (int64_t layer : o.layers) outputs.push_back(checkpoint_name(layer));

@@ -12,22 +12,24 @@ namespace msa::experiments::fit {
 namespace {
 
 /// The KL on the tokens of the blocks `ids`, on all visible ones where that is absent.
-double kl_on(Backend& backend, const Problem& p, const IndexInput& index, In<3> q, In<3> k,
+double kl_on(const LayerOperands& layer, const Problem& p, const IndexInput& index, In<3> q,
              View<const int32_t, 3> ids, Teacher teacher) {
+    Backend& backend = layer.backend;
     auto kl = backend.make<double, 2>({p.queries(), p.kv_heads});
-    backend.index_kl(p, {index, q, k, ids, teacher}, {kl, {}, {}});
+    backend.index_kl(p, {index, q, layer.k, ids, teacher, layer.sinks}, {kl, {}, {}});
     return mean_of(fetch(backend, std::move(kl)));
 }
 
 /// Entropy of the teacher, from the KL of the uniform distribution over the n visible keys:
 /// KL(P || 1/n) = ln n - H(P), and zero index vectors are uniform.
-double teacher_entropy(Backend& backend, const Problem& p, In<3> q, In<3> k, Teacher teacher) {
+double teacher_entropy(const LayerOperands& layer, const Problem& p, In<3> q, Teacher teacher) {
+    Backend& backend = layer.backend;
     const auto zero_q = backend.make<float, 3>({p.queries(), p.kv_heads, p.index_dim});
     const auto zero_k = backend.make<float, 2>({p.keys(), p.index_dim});
     double sum = 0;
     for (const KeyRange& seen : visible_keys(p)) sum += std::log(static_cast<double>(seen.count));
     return sum / static_cast<double>(p.queries()) -
-           kl_on(backend, p, {zero_q, zero_k}, q, k, {}, teacher);
+           kl_on(layer, p, {zero_q, zero_k}, q, {}, teacher);
 }
 
 /// Entropy of the index distribution: attention with index_q as queries of one shared key head.
@@ -37,6 +39,8 @@ double index_entropy(Backend& backend, const Problem& p, const IndexOperands& in
     index.kv_heads = 1;
     index.head_dim = p.index_dim;
     index.own_softmax_scale = p.index_scale();
+    index.window.reset();  // they are the Main Branch's
+    index.softcap.reset();
     const Attention mean_key = attend(backend, index, {in.q, in.k, in.k}, {});
     analysis::Entropy entropy(p.kv_heads);
     entropy.add(index, in.host_q, mean_key.out, mean_key.lse);
@@ -61,11 +65,11 @@ HeldOut::HeldOut(const FitOptions& options, const TrainingLayer& data, const Lay
       kinds_(analysis::row_kinds(queries_.problem, options.rule.top_k, options.all_rows)) {
     Backend& backend = layer.backend;
     const Problem& p = queries_.problem;
-    dense_out_ = attend(backend, p, {queries_.q, layer.k, layer.v}, {}).out;
-    Mass there(backend, p, queries_.q, layer.k, o_.oracle_by_logit);
+    dense_out_ = attend(backend, p, {queries_.q, layer.k, layer.v, layer.sinks}, {}).out;
+    Mass there(backend, p, {queries_.q, layer.k, layer.sinks}, o_.oracle_by_logit);
     oracle_ids_ = pick(backend, p, o_.rule, o_.oracle_by_logit ? there.max_logit : there.mass);
     mass_ = fetch(backend, std::move(there.mass));
-    entropy_teacher_ = teacher_entropy(backend, p, queries_.q, layer.k, o_.teacher);
+    entropy_teacher_ = teacher_entropy(layer, p, queries_.q, o_.teacher);
 }
 
 int64_t HeldOut::rows_counted() const {
@@ -78,9 +82,9 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     const IndexOperands index(backend, weights, data_, queries_, threads_);
     auto there = backend.make<int32_t, 3>(oracle_ids_.shape());
     backend.index_select(p, o_.rule, index, there);
-    const Attention sparse = attend(backend, p, {queries_.q, layer_.k, layer_.v}, there);
-    const double kl_selected =
-        kl_on(backend, p, index, queries_.q, layer_.k, there.view(), o_.teacher);
+    const Attention sparse =
+        attend(backend, p, {queries_.q, layer_.k, layer_.v, layer_.sinks}, there);
+    const double kl_selected = kl_on(layer_, p, index, queries_.q, there.view(), o_.teacher);
     const Tensor<int32_t, 3> ids = fetch(backend, std::move(there));
 
     analysis::Recall recall(p.kv_heads, {o_.oracle_without_local});
@@ -89,7 +93,7 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     error.add(kinds_, sparse.out, dense_out_);
     Evaluation e;
     e.step = step;
-    e.kl = kl_on(backend, p, index, queries_.q, layer_.k, {}, o_.teacher);
+    e.kl = kl_on(layer_, p, index, queries_.q, {}, o_.teacher);
     e.kl_selected = kl_selected;
     e.block_recall = analysis::average(recall.block_recall());
     e.score_recall = analysis::average(recall.score_recall());

@@ -7,6 +7,7 @@
 
 #include "core/index_branch.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/own_attention.h"
 #include "experiments/fit/data.h"
 
 namespace msa::experiments::fit {
@@ -14,9 +15,13 @@ namespace msa::experiments::fit {
 /// What no step changes. Refers to the layer.
 struct LayerOperands {
     LayerOperands(Backend& backend_used, const TrainingLayer& data)
-        : backend(backend_used), k(backend, data.k.view()), v(backend, data.v.view()) {}
+        : backend(backend_used),
+          k(backend, data.k.view()),
+          v(backend, data.v.view()),
+          sinks(backend, io::layer_sinks(data.info)) {}
     Backend& backend;
     Operand<3> k, v;  // [N, Hkv, dh]
+    Sinks sinks;      // [Hq]
 };
 
 /// Rows of x and q, and what no Index Branch changes about them. Refers to the layer.

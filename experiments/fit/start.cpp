@@ -74,12 +74,25 @@ private:
     MatrixXd q_, k_;      // [n, Hkv * dh] q_r; fitted k_r, its passing channels without their mean
 };
 
-/// Rows `tokens` of a field before RoPE, the group's heads averaged: [n, Hkv * dh].
+/// Channels 2c and 2c + 1 of the first `rotary` of every head go to c and c + rotary/2.
+void split_pairs(View<float, 3> heads, int64_t rotary) {
+    std::vector<float> pairs(static_cast<size_t>(rotary));
+    for (int64_t i = 0; i < heads.extent(0); ++i)
+        for (int64_t h = 0; h < heads.extent(1); ++h) {
+            std::copy_n(&heads(i, h, 0), rotary, pairs.begin());
+            for (int64_t c = 0; c < rotary; ++c)
+                heads(i, h, c / 2 + c % 2 * (rotary / 2)) = pairs[static_cast<size_t>(c)];
+        }
+}
+
+/// Rows `tokens` of a field before RoPE, its channels c and c + rotary/2 a pair, the group's heads
+/// averaged: [n, Hkv * dh].
 MatrixXd group_means(const TrainingLayer& data, View<const float, 3> field,
                      std::span<const int64_t> tokens) {
     Tensor<float, 3> rows = gather_rows(field, tokens);
     std::vector<int64_t> back;
     for (int64_t token : tokens) back.push_back(-data.positions[static_cast<size_t>(token)]);
+    if (data.info.rope_interleaved) split_pairs(rows, 2 * std::ssize(data.rope));
     if (!data.rope.empty()) apply_rope(rows, back, data.rope);
     const int64_t groups = data.problem.kv_heads, width = rows.extent(2);
     const int64_t heads = rows.extent(1) / groups;

@@ -42,7 +42,7 @@ bool Trainer::advance(FitState& state) const {
     auto d_index_q = backend.make<float, 3>(index.q.view().shape());
     auto d_index_k = backend.make<float, 3>(index.k.view().shape());
     const View<float, 2> d_keys(d_index_k.data(), {p.keys(), p.index_dim}, backend.space());
-    backend.index_kl(p, {index, queries.q, layer_.k, ids.view(), o_.teacher},
+    backend.index_kl(p, {index, queries.q, layer_.k, ids.view(), o_.teacher, layer_.sinks},
                      {kl, d_index_q, d_keys});
     const double loss = mean_of(fetch(backend, std::move(kl)));
     if (!std::isfinite(loss)) return false;

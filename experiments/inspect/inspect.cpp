@@ -12,7 +12,7 @@
 #include "core/io/results.h"
 #include "core/selection.h"
 #include "core/utf8.h"
-#include "experiments/driver/options.h"
+#include "experiments/driver/option_table.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
@@ -138,12 +138,13 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
         if (!layer.rope_inv_freq.empty()) row["rope_inv_freq"] = layer.rope_inv_freq;
         if (layer.rope_attention_factor)
             row["rope_attention_factor"] = *layer.rope_attention_factor;
+        if (layer.rope_interleaved) row["rope_layout"] = "interleaved";
         if (layer.own_sparse) row["own_attention"] = "sparse";
         if (layer.own_block_size) row["own_block_size"] = *layer.own_block_size;
         if (layer.own_top_k) row["own_top_k"] = *layer.own_top_k;
         for (const auto& [name, values] : layer.own_attention)
             row[name] = values.size() == 1 ? ordered_json(values[0]) : ordered_json(values);
-        warn_of_own_attention(path, layer, err);
+        warn_of_own_attention(path, layer, Computed::with_window_cap_and_sinks, err);
         if (stats) {
             int64_t fields = 0;
             for (io::Field field : kFields) fields += layer.has(field) ? 1 : 0;
@@ -351,18 +352,21 @@ void print_results(const ordered_json& about, bool stats, std::ostream& out) {
 }  // namespace
 
 int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
-    std::vector<std::string> files;
+    std::vector<std::filesystem::path> files;
     bool stats = false, json = false;
-    po::options_description options;
-    options.add_options()("file", po::value(&files)->value_name("FILE")->required(),
-                          "activations or results to look at (positional); one or more")(
-        "stats", po::bool_switch(&stats),
-        "read all values: minimum, maximum, mean, standard deviation, norm per head")(
-        "json", po::bool_switch(&json), "print a JSON list, one object per file");
-    if (!parse_command_line(kAbout, options, "file", args, out)) return 0;
+    OptionTable options(kAbout);
+    options
+        .paths("file", "FILE", files, "activations or results to look at (positional); one or more")
+        .without_flag()
+        .required("no file: name one or more to look at");
+    options.flag("stats", stats,
+                 "read all values: minimum, maximum, mean, standard deviation, norm per head");
+    options.flag("json", json, "print a JSON list, one object per file");
+    if (!options.parse(args, out)) return 0;
 
     ordered_json all = ordered_json::array();
-    for (const std::string& path : files) {
+    for (const std::filesystem::path& file : files) {
+        const std::string path = file.string();
         io::require_whole(path);
         const bool activations = io::file_format(path) == io::FileFormat::activations;
         ordered_json about =

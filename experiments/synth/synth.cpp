@@ -4,7 +4,7 @@
 #include <ostream>
 
 #include "core/utf8.h"
-#include "experiments/driver/options.h"
+#include "experiments/driver/option_table.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/version.h"
@@ -28,93 +28,85 @@ const About kAbout{
 
 constexpr int64_t kTokensPerStep = 1024;
 
+const std::vector<Element> kElements{Element::f16, Element::bf16, Element::f32};
+
 struct SynthOptions {
-    std::string out;
-    io::ActivationsInfo info;
+    std::filesystem::path out;
+    int64_t tokens = 8192, sequences = 1, layers = 1;
+    io::LayerInfo layer = [] {
+        io::LayerInfo sizes;
+        sizes.query_heads = 16;
+        sizes.kv_heads = 4;
+        sizes.head_dim = sizes.index_dim = 64;
+        return sizes;
+    }();
+    size_t element = 0;  // of kElements
     Pattern pattern;
     bool overwrite = false;
 };
 
-Element parse_element(const std::string& name) {
-    for (Element element : {Element::f16, Element::bf16, Element::f32})
-        if (name == to_string(element)) return element;
-    throw InputError("--element is '" + name + "', must be one of: f16, bf16, f32");
+/// Adds a strength or a factor; its default is shown as users write it.
+void add_real(OptionTable& table, const char* flag, const char* form, double& to,
+              const char* help) {
+    table.real(flag, form, to, help).between(0, 100).shown_as(text(to));
 }
 
+OptionTable option_table(SynthOptions& o) {
+    io::LayerInfo& layer = o.layer;
+    Pattern& pattern = o.pattern;
+    std::vector<std::string> elements;
+    for (Element element : kElements) elements.emplace_back(to_string(element));
+    OptionTable table(kAbout);
+    table.path("out", "FILE", o.out, "file to write").required("no output: name a file with --out");
+    table.count("tokens", "N", o.tokens, "N, tokens of all sequences together");
+    table.count("sequences", "N", o.sequences, "sequences, of equal length").at_least(1);
+    table.count("layers", "N", o.layers, "layers, each with its own structure").between(1, 4096);
+    table.count("query-heads", "N", layer.query_heads, "Hq");
+    table.count("kv-heads", "N", layer.kv_heads, "Hkv, GQA groups").at_least(1);
+    table.count("head-dim", "N", layer.head_dim, "dh").between(kMinHeadDim, kMaxHeadDim);
+    table.count("index-dim", "N", layer.index_dim, "didx; 0: no index_q and index_k");
+    add_real(table, "sink", "NATS", pattern.sink, "gain of token 0");
+    add_real(table, "diagonal", "NATS", pattern.diagonal, "gain of the query's own neighbourhood");
+    table.count("stripes", "N", pattern.stripes, "slowly moving far targets per group").at_least(0);
+    add_real(table, "stripe", "NATS", pattern.stripe, "gain of a stripe's target");
+    table
+        .count("needles", "N", pattern.needles,
+               "single far tokens per sequence that few queries need")
+        .between(0, 4096);
+    add_real(table, "needle", "NATS", pattern.needle, "gain of a needle");
+    add_real(table, "index-noise", "FACTOR", pattern.index_noise,
+             "noise of the index branch relative to the main branch");
+    table.choice("element", "TYPE", o.element, elements, "storage: f16, bf16 or f32");
+    table.seed(pattern.seed, "of structure and noise");
+    table.flag("overwrite", o.overwrite, "replace a file that exists");
+    return table;
+}
+
+/// Nothing when help or version was asked for. Throws InputError.
 std::optional<SynthOptions> parse(std::span<const std::string> args, std::ostream& out) {
     SynthOptions o;
-    Count tokens{8192}, seed;
-    int64_t sequences = 1, layers = 1;
-    io::LayerInfo layer;
-    layer.query_heads = 16;
-    layer.kv_heads = 4;
-    layer.head_dim = layer.index_dim = 64;
-    std::string element = "f16";
-    Pattern& pattern = o.pattern;
-    const auto integer = [](int64_t& value) {
-        return po::value(&value)->default_value(value)->value_name("N");
-    };
-    const auto nats = [](double& value) {
-        return po::value(&value)->default_value(value, text(value))->value_name("NATS");
-    };
-    po::options_description d;
-    d.add_options()                                                      //
-        ("out", po::value(&o.out)->value_name("FILE"), "file to write")  //
-        ("tokens", po::value(&tokens)->default_value(tokens)->value_name("N"),
-         "N, tokens of all sequences together")                                        //
-        ("sequences", integer(sequences), "sequences, of equal length")                //
-        ("layers", integer(layers), "layers, each with its own structure")             //
-        ("query-heads", integer(layer.query_heads), "Hq")                              //
-        ("kv-heads", integer(layer.kv_heads), "Hkv, GQA groups")                       //
-        ("head-dim", integer(layer.head_dim), "dh")                                    //
-        ("index-dim", integer(layer.index_dim), "didx; 0: no index_q and index_k")     //
-        ("sink", nats(pattern.sink), "gain of token 0")                                //
-        ("diagonal", nats(pattern.diagonal), "gain of the query's own neighbourhood")  //
-        ("stripes", integer(pattern.stripes), "slowly moving far targets per group")   //
-        ("stripe", nats(pattern.stripe), "gain of a stripe's target")                  //
-        ("needles", integer(pattern.needles),
-         "single far tokens per sequence that few queries need")  //
-        ("needle", nats(pattern.needle), "gain of a needle")      //
-        ("index-noise",
-         po::value(&pattern.index_noise)->default_value(1.0, "1")->value_name("FACTOR"),
-         "noise of the index branch relative to the main branch")  //
-        ("element", po::value(&element)->default_value(element)->value_name("TYPE"),
-         "storage: f16, bf16 or f32")  //
-        ("seed", po::value(&seed)->default_value(seed)->value_name("N"),
-         "of structure and noise")  //
-        ("overwrite", po::bool_switch(&o.overwrite), "replace a file that exists");
-    if (!parse_command_line(kAbout, d, "", args, out)) return std::nullopt;
-
-    require(!o.out.empty(), "no output: name a file with --out");
-    check_at_least("sequences", sequences, 1);
-    check_at_least("tokens", tokens.value, sequences);
-    check_option("layers", layers, 1, 4096);
-    check_at_least("kv-heads", layer.kv_heads, 1);
+    if (!option_table(o).parse(args, out)) return std::nullopt;
+    check_at_least("tokens", o.tokens, o.sequences);
+    const io::LayerInfo& layer = o.layer;
     require(layer.query_heads >= 1 && layer.query_heads % layer.kv_heads == 0, "--query-heads is ",
             layer.query_heads, ", must be a positive multiple of --kv-heads = ", layer.kv_heads);
-    check_option("head-dim", layer.head_dim, kMinHeadDim, kMaxHeadDim);
     if (layer.index_dim != 0) check_option("index-dim", layer.index_dim, kMinHeadDim, kMaxHeadDim);
-    check_at_least("stripes", pattern.stripes, 0);
-    check_option("needles", pattern.needles, 0, 4096);
-    check_at_least("seed", seed.value, 0);
-    pattern.seed = static_cast<uint64_t>(seed.value);
-    for (const auto& [name, value] : {std::pair{"sink", pattern.sink},
-                                      {"diagonal", pattern.diagonal},
-                                      {"stripe", pattern.stripe},
-                                      {"needle", pattern.needle},
-                                      {"index-noise", pattern.index_noise}})
-        require(std::isfinite(value) && value >= 0 && value <= 100, "--", name, " is ", value,
-                ", must be from 0 to 100");
+    return o;
+}
 
+io::ActivationsInfo info_of(const SynthOptions& o) {
+    const Pattern& pattern = o.pattern;
+    io::LayerInfo layer = o.layer;
     layer.softmax_scale = 1 / std::sqrt(static_cast<double>(layer.head_dim));
     layer.q_state = layer.k_state = io::RopeState::none;
-    layer.element = parse_element(element);
-    for (int64_t s = 1; s <= sequences; ++s)
-        o.info.cu_seqlens.push_back(tokens.value * s / sequences);
-    for (layer.layer = 0; layer.layer < layers; ++layer.layer) o.info.layers.push_back(layer);
-    o.info.model_id = "msa-synth";
-    o.info.producer = text("msa-synth ", kVersion, " (", kCommit, ")");
-    o.info.model_config = nlohmann::ordered_json{
+    layer.element = kElements[o.element];
+    io::ActivationsInfo info;
+    for (int64_t s = 1; s <= o.sequences; ++s)
+        info.cu_seqlens.push_back(o.tokens * s / o.sequences);
+    for (layer.layer = 0; layer.layer < o.layers; ++layer.layer) info.layers.push_back(layer);
+    info.model_id = "msa-synth";
+    info.producer = text("msa-synth ", kVersion, " (", kCommit, ")");
+    info.model_config = nlohmann::ordered_json{
         {"num_query_heads", layer.query_heads},
         {"num_kv_heads", layer.kv_heads},
         {"head_dim", layer.head_dim},
@@ -128,7 +120,7 @@ std::optional<SynthOptions> parse(std::span<const std::string> args, std::ostrea
         {"index_noise", pattern.index_noise},
         {"seed",
          pattern.seed}}.dump();
-    return o;
+    return info;
 }
 
 }  // namespace
@@ -137,14 +129,15 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::optional<SynthOptions> parsed = parse(args, out);
     if (!parsed) return 0;
     const SynthOptions& o = *parsed;
-    const Synthesizer synthesizer(o.info, o.pattern);
-    io::ActivationsWriter writer(o.out, o.info, o.overwrite);
-    Progress progress(err, "msa-synth",
-                      o.info.tokens() * static_cast<int64_t>(o.info.layers.size()), "tokens");
-    for (const io::LayerInfo& layer : o.info.layers)
-        for (int64_t begin = 0; begin < o.info.tokens(); begin += kTokensPerStep) {
+    const io::ActivationsInfo info = info_of(o);
+    const Synthesizer synthesizer(info, o.pattern);
+    io::ActivationsWriter writer(o.out, info, o.overwrite);
+    Progress progress(err, "msa-synth", info.tokens() * static_cast<int64_t>(info.layers.size()),
+                      "tokens");
+    for (const io::LayerInfo& layer : info.layers)
+        for (int64_t begin = 0; begin < info.tokens(); begin += kTokensPerStep) {
             if (stop_requested()) throw Interrupted("stopped; nothing was written");
-            const QueryRange range{begin, std::min(begin + kTokensPerStep, o.info.tokens())};
+            const QueryRange range{begin, std::min(begin + kTokensPerStep, info.tokens())};
             for (io::Field field :
                  {io::Field::q, io::Field::k, io::Field::v, io::Field::index_q, io::Field::index_k})
                 if (layer.has(field))
@@ -153,8 +146,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
             progress.advance(range.end - range.begin);
         }
     writer.finish();
-    out << printable(o.out) << ": " << o.info.tokens() << " tokens, " << o.info.layers.size()
-        << (o.info.layers.size() == 1 ? " layer\n" : " layers\n");
+    out << printable(o.out.string()) << ": " << info.tokens() << " tokens, " << info.layers.size()
+        << (info.layers.size() == 1 ? " layer\n" : " layers\n");
     return 0;
 }
 

@@ -15,7 +15,7 @@ struct Attended {
 };
 
 /// Attends with the block's rows, row_of(0...), to the keys of span_of(0 ... spans - 1), KeyRanges
-/// of packed tokens. `shared` holds RowsAndKeys.
+/// of packed tokens. Windows begin in the order of the rows. `shared` holds RowsAndKeys.
 template <typename T, typename RowOf, typename SpanOf>
 __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t spans,
                        SpanOf span_of, float* shared, Attended& state) {
@@ -23,26 +23,32 @@ __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t 
     const RowsAndKeys tiles(static_cast<int>(blockDim.x) / kWarp * kRowsPerWarp, in.width);
     float *const staged = shared + tiles.rows, *const keys = shared + tiles.keys;
     stage_rows(in, row_of, staged);
-    int64_t end[kRowsPerWarp];
-    for (int r = 0; r < kRowsPerWarp; ++r) end[r] = row_of(first_row + r).end;
+    int64_t begin[kRowsPerWarp], end[kRowsPerWarp];
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+        begin[r] = row_of(first_row + r).begin;
+        end[r] = row_of(first_row + r).end;
+    }
+    const int64_t first_begin = row_of(0).begin;
 
     for (int64_t s = 0; s < spans; ++s) {
         const KeyRange span = span_of(s);
         const int64_t span_end = span.first + span.count;
-        for (int64_t first = span.first; first < span_end; first += kPlainTileKeys) {
+        for (int64_t first = max(span.first, first_begin); first < span_end;
+             first += kPlainTileKeys) {
             __syncthreads();
             stage(keys, kPlainTileKeys, in.width,
                   [&](int j) { return first + j < span_end ? in.key(first + j, group) : nullptr; });
             __syncthreads();
             float weight[kRowsPerWarp];
             dot_products(staged + first_row * stride, keys, in.width, weight);
-            int seen[kRowsPerWarp];
+            int hidden[kRowsPerWarp], seen[kRowsPerWarp];
 #pragma unroll
             for (int r = 0; r < kRowsPerWarp; ++r) {
+                hidden[r] = keys_before(begin[r], first);
                 seen[r] = keys_before(min(end[r], span_end), first);
-                if (seen[r] == 0) continue;
+                if (hidden[r] >= seen[r]) continue;
                 const SoftmaxStep step =
-                    softmax_step(in.scale * weight[r], seen[r], state.softmax[r]);
+                    softmax_step(in.logit(weight[r]), seen[r], state.softmax[r], hidden[r]);
                 weight[r] = step.weight;
                 for (float& sum : state.sums[r]) sum *= step.factor;
             }
@@ -62,7 +68,7 @@ __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t 
 #pragma unroll
                 for (int r = 0; r < kRowsPerWarp; ++r) {
                     const float w = __shfl_sync(kAllLanes, weight[r], j);
-                    if (j >= seen[r]) continue;  // the value may be NaN
+                    if (j < hidden[r] || j >= seen[r]) continue;  // the value may be NaN
 #pragma unroll
                     for (int i = 0; i < kDimsPerLane; ++i) state.sums[r][i] += w * value[i];
                 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
 #include <cstdint>
@@ -15,24 +16,47 @@ namespace msa::cuda {
 
 __device__ inline float load(const float* from) { return *from; }
 __device__ inline float load(const __nv_bfloat16* from) { return __bfloat162float(*from); }
+__device__ inline float load(const __half* from) { return __half2float(*from); }
 __device__ inline float load(const __nv_fp8_e4m3* from) { return static_cast<float>(*from); }
 
-/// An output whose element is known at run time.
+/// An operand, f32, f16 or bf16, whose element is known at run time.
+struct Operand {
+    const void* data;
+    Element element;
+
+    __device__ float at(int64_t i) const {
+        if (element == Element::bf16) return load(static_cast<const __nv_bfloat16*>(data) + i);
+        if (element == Element::f16) return load(static_cast<const __half*>(data) + i);
+        return static_cast<const float*>(data)[i];
+    }
+};
+
+/// An output likewise.
 struct Output {
     void* data;
-    bool is_bf16;
+    Element element;
 
+    __device__ float load(int64_t i) const {
+        return is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i])
+                       : static_cast<const float*>(data)[i];
+    }
     __device__ void store(int64_t i, float value) const {
-        if (is_bf16)
+        if (element == Element::bf16)
             static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(value);
+        else if (element == Element::f16)
+            static_cast<__half*>(data)[i] = __float2half_rn(value);
         else
             static_cast<float*>(data)[i] = value;
     }
 };
 
 template <int Rank>
+Operand operand(const In<Rank>& in) {
+    return {in.data(), in.element()};
+}
+template <int Rank>
 Output output(const Out<Rank>& out) {
-    return {out.data(), out.element() == Element::bf16};
+    return {out.data(), out.element()};
 }
 
 /// Calls body.operator()<T>() with the C++ type of f32 or bf16.
@@ -43,6 +67,15 @@ void by_element(Element element, Body body) {
         body.template operator()<__nv_bfloat16>();
     else
         body.template operator()<float>();
+}
+
+/// The same of f32, f16 or bf16.
+template <typename Body>
+void by_half_element(Element element, Body body) {
+    if (element == Element::f16)
+        body.template operator()<__half>();
+    else
+        by_element(element, body);
 }
 
 /// The same of f32, bf16 or e4m3.

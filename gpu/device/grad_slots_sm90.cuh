@@ -7,6 +7,12 @@
 
 namespace msa::cuda::sm90 {
 
+/// Slots hold rows as the products leave them: the n-th word (two channels) of a row's 16-byte
+/// chunk c. Which channel the first of the two is.
+__device__ inline int grad_channel(int c, int n) {
+    return c / 8 * 64 + 8 * (c % 8 / 4 * 4 + n) + 2 * (c % 4);
+}
+
 /// The queries of a chunk whose slots are full, and where those lie.
 struct FullSlots {
     int64_t first, end;
@@ -35,6 +41,30 @@ __device__ inline int slots_of(const SparseGradArgs& args, const FullSlots& full
     return count;
 }
 
+/// Adds a 16-byte chunk of `count` slots, which lie `step` chunks apart.
+__device__ inline void sum_slots(const uint4* from, int count, int step, float (&sum)[8]) {
+    const auto add = [&](uint4 part) {
+        const uint32_t word[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 x = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(word[i]));
+            sum[2 * i] += x.x, sum[2 * i + 1] += x.y;
+        }
+    };
+    constexpr int kAtOnce = 8;
+    int n = 0;
+#pragma unroll 1
+    for (; n + kAtOnce <= count; n += kAtOnce) {
+        uint4 part[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i, from += step) part[i] = __ldcs(from);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) add(part[i]);
+    }
+#pragma unroll 1
+    for (; n < count; ++n, from += step) add(__ldcs(from));
+}
+
 /// By whole warps: chunk `chunk` (16 bytes) of the pair's d_q from its `count` slots. With `wanted`
 /// false a thread takes part in the exchange alone.
 template <int Dim>
@@ -43,34 +73,27 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
     const int pair_chunks = args.group_size * (Dim / 8);
     const int64_t at = full.first * args.groups + pair;  // row of ids
     float sum[8] = {};
-    if (wanted) {
-        const uint4* from = full.slots + int64_t{pair} * args.top_k * pair_chunks + chunk;
-        const auto add = [&](uint4 part) {
-            const uint32_t word[4] = {part.x, part.y, part.z, part.w};
+    if (wanted)
+        sum_slots(full.slots + int64_t{pair} * args.top_k * pair_chunks + chunk, count, pair_chunks,
+                  sum);
+    bool has_nan = false;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 x =
-                    __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(word[i]));
-                sum[2 * i] += x.x, sum[2 * i + 1] += x.y;
-            }
-        };
-        constexpr int kAtOnce = 8;
-        int n = 0;
-#pragma unroll 1
-        for (; n + kAtOnce <= count; n += kAtOnce) {
-            uint4 part[kAtOnce];
-#pragma unroll
-            for (int i = 0; i < kAtOnce; ++i, from += pair_chunks) part[i] = __ldcs(from);
-#pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) add(part[i]);
-        }
-#pragma unroll 1
-        for (; n < count; ++n, from += pair_chunks) add(__ldcs(from));
+    for (float& x : sum) {
+        x *= args.scale;
+        has_nan |= x != x;
+    }
+    if (has_nan) args.marked_rows[at] = 1;
+    if (args.d_q_is_float) {
+        auto* const to =
+            static_cast<float*>(args.d_q) + (at * args.group_size + chunk / (Dim / 8)) * Dim;
+        for (int n = 0; wanted && n < 4; ++n)
+            *reinterpret_cast<float2*>(to + grad_channel(chunk % (Dim / 8), n)) =
+                make_float2(sum[2 * n], sum[2 * n + 1]);
+        return;
     }
     uint32_t word[4];  // of channels 8 n + 2 quad; becomes those of 8 quad + 2 n
 #pragma unroll
-    for (int n = 0; n < 4; ++n)
-        word[n] = pack(sum[2 * n] * args.scale, sum[2 * n + 1] * args.scale);
+    for (int n = 0; n < 4; ++n) word[n] = pack(sum[2 * n], sum[2 * n + 1]);
     const int quad = threadIdx.x % 4;
 #pragma unroll
     for (int step = 1; step < 4; step *= 2)
@@ -85,6 +108,39 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
     if (wanted)
         __stcs(static_cast<uint4*>(args.d_q) + at * pair_chunks + chunk / 4 * 4 + quad,
                make_uint4(word[0], word[1], word[2], word[3]));
+}
+
+/// A warp that has nothing else to do: d_q of the chunk before, a (query, group) pair at a time.
+/// Before its loads it fetches `Ahead` times 512 bytes of each slot to L2.
+template <int Dim, int Ahead>
+__device__ void add_full_slots(const SparseGradArgs& args) {
+    if (args.full_slots == nullptr) return;
+    const int lane = threadIdx.x % kWarp;
+    const FullSlots full{(args.tiles - args.chunk_tiles)->query, args.tiles->query,
+                         static_cast<const uint4*>(args.full_slots)};
+    const int pairs = static_cast<int>(full.end - full.first) * args.groups;
+    const auto take = [&] {
+        int pair = 0;
+        if (lane == 0) pair = atomicAdd(args.workspace.counts + 3, 1);
+        return __shfl_sync(kAllLanes, pair, 0);
+    };
+    constexpr int kAhead = Ahead * kWarp;
+    const int chunks = args.group_size * (Dim / 8);
+    for (int pair = take(); pair < pairs;) {
+        const int next = take();
+        const int32_t* const ids = args.ids + (full.first * args.groups + pair) * args.top_k;
+        const bool filled = lane < args.top_k && ids[lane] >= 0;
+        const int count = __popc(__ballot_sync(kAllLanes, filled));
+#pragma unroll 1
+        for (int first = 0; first < chunks; first += kWarp) {
+            if (Ahead > 0 && first + kAhead < chunks)
+                prefetch_slots<Dim>(args, full, pair, first + kAhead);
+            else if (Ahead > 0 && next < pairs && first + kAhead - chunks < chunks)
+                prefetch_slots<Dim>(args, full, next, first + kAhead - chunks);
+            add_slots<Dim>(args, full, pair, count, first + lane, first + lane < chunks);
+        }
+        pair = next;
+    }
 }
 
 }  // namespace msa::cuda::sm90

@@ -10,12 +10,18 @@
 
 namespace msa::cuda {
 
-/// A row of a tile: it sees the keys before `end` (packed). No row: query -1.
+/// A row of a tile: it attends to the keys [begin, end) (packed). No row: query -1.
 struct TileRow {
     int64_t query = -1;
     int64_t head = 0;
-    int64_t end = 0;
+    int64_t begin = 0, end = 0;
 };
+
+/// Of a query that causally sees `visible`.
+__device__ inline TileRow tile_row(int64_t query, int64_t head, KeyRange visible, int64_t window) {
+    return {query, head, visible.first + window_start(visible.count, window),
+            visible.first + visible.count};
+}
 
 /// Operands of one kind of head: keys and values of a group stand `group_stride` apart, those of
 /// neighbouring tokens `token_stride`.
@@ -27,7 +33,13 @@ struct Heads {
     int64_t token_stride, group_stride;
     int width;
     float scale;
+    float cap = 0;               // a logit is cap * tanh(scale * q . k / cap); 0: scale * q . k
+    int64_t window = kNoWindow;  // as in Problem
 
+    __device__ float logit(float product) const {
+        const float plain = scale * product;
+        return cap == 0 ? plain : cap * tanhf(plain / cap);
+    }
     /// The row's number in [Nq, row_heads].
     __device__ int64_t number(const TileRow& row) const { return row.query * row_heads + row.head; }
     __device__ const T* query(int64_t row, int64_t head) const {
@@ -51,7 +63,9 @@ Heads<T> main_heads(const Problem& p, In<3> q, In<3> k, In<3> v) {
             p.kv_heads * p.head_dim,
             p.head_dim,
             static_cast<int>(p.head_dim),
-            static_cast<float>(p.softmax_scale())};
+            static_cast<float>(p.softmax_scale()),
+            static_cast<float>(p.softcap.value_or(0)),
+            p.window.value_or(kNoWindow)};
 }
 
 /// One index head per group; index_k is shared by the groups.
@@ -88,10 +102,11 @@ struct HeadTiling {
     constexpr int warps() const { return tile_warps(heads * queries); }
     /// Row r of the tile of `queries` and the part-th heads of the group.
     __device__ TileRow row(int r, QueryRange range, int64_t group, int64_t part,
-                           int64_t group_heads, const KeyRange* visible) const {
+                           int64_t group_heads, const KeyRange* visible,
+                           int64_t window = kNoWindow) const {
         const int64_t query = range.begin + r / heads, head = part * heads + r % heads;
         if (query >= range.end || head >= group_heads) return {};
-        return {query, group * group_heads + head, visible[query].first + visible[query].count};
+        return tile_row(query, group * group_heads + head, visible[query], window);
     }
 };
 

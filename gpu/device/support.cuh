@@ -39,7 +39,7 @@ __device__ void attend_to_support(const Heads<T>& in, const HeadTiling& tiling,
                                   const KeySupport& support, int64_t query, int64_t group,
                                   int64_t part, const Output& out, float* lse, float* shared) {
     const auto row_of = [&](int r) {
-        return tiling.row(r, {query, query + 1}, group, part, in.heads, support.visible);
+        return tiling.row(r, {query, query + 1}, group, part, in.heads, support.visible, in.window);
     };
     Attended state;
     attend(

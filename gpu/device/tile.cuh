@@ -95,9 +95,10 @@ struct SoftmaxStep {
     float factor;  // what sums made before must be multiplied with
 };
 
-/// Takes in one logit of every lane below `seen` >= 1. A NaN stays a NaN.
-__device__ inline SoftmaxStep softmax_step(float logit, int seen, OnlineSum& state) {
-    const bool mine = lane_id() < seen;
+/// Takes in one logit of every lane from `hidden` to `seen`, at least one. A NaN stays a NaN.
+__device__ inline SoftmaxStep softmax_step(float logit, int seen, OnlineSum& state,
+                                           int hidden = 0) {
+    const bool mine = hidden <= lane_id() && lane_id() < seen;
     const float now = fmaxf(state.running_max, warp_max(mine ? logit : -INFINITY));
     const SoftmaxStep step{mine ? expf(logit - now) : 0.0F,
                            state.running_max == now ? 1.0F : expf(state.running_max - now)};

@@ -35,7 +35,7 @@ __device__ BlockSum sum_block(const Heads<T>& in, int64_t group, int64_t first_h
         for (int r = 0; r < kRowsPerWarp; ++r) {
             const int64_t head = first_head + first_row + r;
             if (head >= in.heads || lane_id() >= seen) continue;
-            const float logit = in.scale * dots[r];
+            const float logit = in.logit(dots[r]);
             sum.mass += expf(logit - lse[group * in.heads + head]);
             sum.top = max_or_nan(sum.top, logit);
         }
@@ -55,8 +55,11 @@ __global__ void block_mass_kernel(Heads<T> in, const KeyRange* visible, const fl
     float *const rows = &shared[0].x + tiles.rows, *const tile = &shared[0].x + tiles.keys;
     mass += (query * gridDim.y + group) * blocks;
     if (max_logit != nullptr) max_logit += (query * gridDim.y + group) * blocks;
+    const int64_t window = window_start(seen.count, in.window);
+    const int64_t first_block = window / block_size;
     const int64_t seen_blocks = visible_blocks(seen.count, block_size);
-    for (int64_t b = seen_blocks + threadIdx.x; b < blocks; b += blockDim.x) {
+    for (int64_t b = threadIdx.x; b < blocks; b += blockDim.x) {
+        if (first_block <= b && b < seen_blocks) continue;
         mass[b] = 0;
         if (max_logit != nullptr) max_logit[b] = -INFINITY;
     }
@@ -66,11 +69,12 @@ __global__ void block_mass_kernel(Heads<T> in, const KeyRange* visible, const fl
             const int64_t head = first_head + r;
             return head < in.heads ? in.query(query, group * in.heads + head) : nullptr;
         });
-        for (int64_t b = 0; b < seen_blocks; ++b) {
-            const int64_t first = b * block_size;
-            const BlockSum mine = sum_block(
-                in, group, first_head, {seen.first + first, min(block_size, seen.count - first)},
-                lse + query * in.row_heads, rows, tile);
+        for (int64_t b = first_block; b < seen_blocks; ++b) {
+            const int64_t first = max(window, b * block_size);
+            const int64_t end = min(seen.count, (b + 1) * block_size);
+            const BlockSum mine =
+                sum_block(in, group, first_head, {seen.first + first, end - first},
+                          lse + query * in.row_heads, rows, tile);
             if (lane_id() == 0) of_warp[warp_id()] = mine;
             __syncthreads();  // of_warp is free again behind the barriers of the next sum_block
             if (threadIdx.x != 0) continue;
@@ -88,14 +92,15 @@ __global__ void block_mass_kernel(Heads<T> in, const KeyRange* visible, const fl
 
 }  // namespace
 
-void block_mass_any(const Call& call, In<3> q, In<3> k, const BlockMassOutput& to) {
+void block_mass_any(const Call& call, const BlockMassInput& in, const BlockMassOutput& to) {
     const Problem& p = call.problem;
     if (p.queries() == 0) return;
     Tensor<float, 2> lse = call.scratch<float, 2>({p.queries(), p.query_heads});
     const dim3 grid(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads));
-    by_element(q.element(), [&]<typename T>() {
-        const Heads<T> heads = main_heads<T>(p, q, k, {});
+    by_element(in.q.element(), [&]<typename T>() {
+        const Heads<T> heads = main_heads<T>(p, in.q, in.k, {});
         attend_to_support(call, heads, key_support(call, {}), {}, lse.data());
+        add_sinks_any(call, in.sinks, {}, lse);
         launch_attend(call, block_mass_kernel<T>, grid, kWarps, p.head_dim, heads, call.visible,
                       lse.data(), p.block_size, p.blocks(), to.mass.data(), to.max_logit.data());
     });

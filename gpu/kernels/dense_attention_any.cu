@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     const QueryTile tile = tiles[blockIdx.x];
     const QueryRange queries{tile.query, tile.query + tile.queries};
     const auto row_of = [&](int r) {
-        return tiling.row(r, queries, blockIdx.y, blockIdx.z, in.heads, visible);
+        return tiling.row(r, queries, blockIdx.y, blockIdx.z, in.heads, visible, in.window);
     };
     Attended state;
     attend(

@@ -34,7 +34,28 @@ __global__ void __launch_bounds__(kThreads)
     if (bad) *found = 1;
 }
 
+__global__ void __launch_bounds__(kThreads)
+    look_at_all(const uint4* values, int64_t count, int32_t* found) {
+    bool bad = false;
+    for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+         i += int64_t{gridDim.x} * kThreads)
+        bad |= has_not_finite(__ldcs(values + i));
+    if (bad) *found = 1;
+}
+
 }  // namespace
+
+void look_for_not_finite(const Call& call, std::initializer_list<Out<3>> tensors, int32_t* found) {
+    check(cudaMemsetAsync(found, 0, sizeof *found, call.stream()), "clearing memory");
+    for (const Out<3>& values : tensors) {
+        const int64_t count = element_count(values.shape()) / kPerLoad;
+        const int64_t blocks = std::min(kMostBlocks, (count + kThreads - 1) / kThreads);
+        if (blocks == 0) continue;
+        look_at_all<<<static_cast<unsigned>(blocks), kThreads, 0, call.stream()>>>(
+            static_cast<const uint4*>(values.data()), count, found);
+        check_launch("look_for_not_finite");
+    }
+}
 
 void look_for_not_finite(const Call& call, In<3> values, View<const KeyRange, 1> spans,
                          int64_t most, int32_t* found) {

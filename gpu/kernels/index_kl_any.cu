@@ -21,6 +21,7 @@ struct RowArguments {
     Heads<T> main, index;
     KeySupport support;
     const float *main_lse, *index_lse;  // [Nq, Hq], [Nq, Hkv]
+    const float* head_weights;          // [Nq, Hq] of the teacher's heads; null: all alike
     float gradient;                     // score_scale / rows of the whole problem
     double* kl;                         // [Nq, Hkv]
     float* d_index_q;                   // [Nq, Hkv, didx], may be absent
@@ -40,16 +41,42 @@ struct KlTiles {
           index_keys(stack.push(kPlainTileKeys, index_dim)) {}
 };
 
+/// Weights of the heads of one query and group: heads count by what their sinks leave of them. The
+/// mean's add up to 1, the maximum's are at most 1.
+__global__ void weigh_heads_kernel(const float* lse, const float* sinks, int64_t rows,
+                                   int64_t kv_heads, int64_t heads, Teacher by, float* weights) {
+    const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (row >= rows) return;
+    const int64_t group = row % kv_heads;
+    lse += row * heads;
+    weights += row * heads;
+    sinks += group * heads;
+    float most = -INFINITY, sum = 0;
+    for (int64_t h = 0; h < heads; ++h) {  // the logarithm of what is left
+        const float above = sinks[h] - lse[h];
+        weights[h] = above > 0 ? -above - log1pf(expf(-above)) : -log1pf(expf(above));
+        most = max_or_nan(most, weights[h]);
+    }
+    for (int64_t h = 0; h < heads; ++h) {
+        weights[h] = expf(weights[h] - most);
+        sum += weights[h];
+    }
+    if (by == Teacher::mean)
+        for (int64_t h = 0; h < heads; ++h) weights[h] /= sum;
+}
+
 /// The group's heads of 32 keys as one, in `teacher` [32]: the mean of their probabilities, in
-/// order, or the largest. The keys are staged; the rows too where `parts` is 1.
+/// order, or the largest, of the keys from `hidden` to `seen`. The keys are staged; the rows too
+/// where `parts` is 1.
 template <Teacher By, typename T>
-__device__ void join_heads(const Heads<T>& in, const float* lse, int64_t query, int64_t group,
-                           int seen, bool first_step, float* rows, const float* keys,
-                           float* teacher) {
+__device__ void join_heads(const Heads<T>& in, const float* lse, const float* weights,
+                           int64_t query, int64_t group, int hidden, int seen, bool first_step,
+                           float* rows, const float* keys, float* teacher) {
     const auto join = [&](float so_far, float next) {
         return By == Teacher::mean ? so_far + next : max_or_nan(so_far, next);
     };
-    const float divisor = By == Teacher::mean ? static_cast<float>(in.heads) : 1.0F;
+    const bool alike = weights == nullptr;
+    const float divisor = By == Teacher::mean && alike ? static_cast<float>(in.heads) : 1.0F;
     __shared__ float warp_teacher[kWarps][kPlainTileKeys];
     const int first_row = warp_id() * kRowsPerWarp;
     const int parts = static_cast<int>(ceil_div(in.heads, kPlainTileRows));
@@ -69,9 +96,10 @@ __device__ void join_heads(const Heads<T>& in, const float* lse, int64_t query, 
 #pragma unroll
         for (int r = 0; r < kRowsPerWarp; ++r) {
             const int64_t head = head_of(first_row + r);
-            if (head < in.heads && lane_id() < seen)
-                joined = join(joined, expf(in.scale * dots[r] -
-                                           lse[query * in.row_heads + group * in.heads + head]));
+            const int64_t number = query * in.row_heads + group * in.heads + head;
+            if (head < in.heads && hidden <= lane_id() && lane_id() < seen)
+                joined = join(joined, expf(in.logit(dots[r]) - lse[number]) *
+                                          (alike ? 1.0F : weights[number]));
         }
         warp_teacher[warp_id()][lane_id()] = joined;
         __syncthreads();
@@ -116,16 +144,20 @@ __global__ void index_kl_rows_kernel(RowArguments<T> a) {
                  *const index_keys = &shared[0].x + tiles.index_keys;
     stage(index_row, 1, a.index.width, [&](int) { return a.index.query(query, group); });
     bool first_step = true;
-    const auto teach = [&](int seen) {  // into `teacher`, for warp 0
-        join_heads<By>(a.main, a.main_lse, query, group, seen, first_step, main_rows, main_keys,
-                       teacher);
+    const KeyRange visible = a.support.visible[query];
+    const int64_t window = visible.first + window_start(visible.count, a.main.window);
+    // Else its window shows no key of its support.
+    const bool taught = a.main_lse[query * a.main.row_heads + group * a.main.heads] != -INFINITY;
+    const auto teach = [&](int64_t first, int seen) {  // into `teacher`, for warp 0
+        join_heads<By>(a.main, a.main_lse, a.head_weights, query, group, keys_before(window, first),
+                       seen, first_step, main_rows, main_keys, teacher);
         first_step = false;
     };
     float teacher_sum = 1;
     if (By == Teacher::max) {
         double sum = 0;  // of the lane's keys, in warp 0
-        for_each_step(a, query, group, main_keys, [&](int64_t, int seen, int64_t) {
-            teach(seen);
+        for_each_step(a, query, group, main_keys, [&](int64_t first, int seen, int64_t) {
+            teach(first, seen);
             if (warp_id() == 0) sum += double{teacher[lane_id()]};
         });
         teacher_sum = static_cast<float>(warp_sum(sum));
@@ -135,15 +167,15 @@ __global__ void index_kl_rows_kernel(RowArguments<T> a) {
     for_each_step(a, query, group, main_keys, [&](int64_t first, int seen, int64_t place) {
         stage(index_keys, kPlainTileKeys, a.index.width,
               [&](int j) { return j < seen ? a.index.key(first + j, group) : nullptr; });
-        teach(seen);
+        teach(first, seen);
         if (warp_id() == 0) {
             float dot[1];
             dot_products(index_row, index_keys, a.index.width, dot);
             const float log_t = a.index.scale * dot[0] - a.index_lse[row];
             const float p = teacher[lane_id()] / teacher_sum;
             if (lane_id() < seen) {
-                if (!(p <= 0)) kl += double{p} * (double{logf(p)} - double{log_t});
-                d_score[lane_id()] = expf(log_t) - p;
+                if (taught && !(p <= 0)) kl += double{p} * (double{logf(p)} - double{log_t});
+                d_score[lane_id()] = taught ? expf(log_t) - p : 0.0F;
                 if (a.d_scores != nullptr)
                     a.d_scores[row * a.slot_keys + place + lane_id()] = d_score[lane_id()];
             }
@@ -230,12 +262,28 @@ __global__ void index_kl_keys_kernel(Heads<T> index, KeySupport support, const K
             d_index_k[(block.keys.first + at + j) * index.width + d] += gradient * sums[j];
 }
 
+/// The heads' weights [Nq, Hq]; absent without sinks.
+Tensor<float, 2> weigh_heads(const Call& call, const float* main_lse, View<const float, 1> sinks,
+                             Teacher by) {
+    if (!sinks) return {};
+    const Problem& p = call.problem;
+    Tensor<float, 2> weights = call.scratch<float, 2>({p.queries(), p.query_heads});
+    const int64_t rows = p.queries() * p.kv_heads;
+    weigh_heads_kernel<<<static_cast<unsigned>(ceil_div(rows, kThreads)), kThreads, 0,
+                         call.stream()>>>(main_lse, sinks.data(), rows, p.kv_heads, p.group_size(),
+                                          by, weights.data());
+    check_launch("index_kl_any, weights of the heads");
+    return weights;
+}
+
 template <typename T>
-void run_piece(const Call& call, const RowArguments<T>& a, Teacher by, float* main_lse,
-               float* index_lse, const IndexKlOutput& to) {
+void run_piece(const Call& call, RowArguments<T> a, Teacher by, View<const float, 1> sinks,
+               float* main_lse, float* index_lse, const IndexKlOutput& to) {
     const Problem& p = call.problem;
     attend_to_support(call, a.main, a.support, {}, main_lse);
     attend_to_support(call, a.index, a.support, {}, index_lse);
+    const Tensor<float, 2> weights = weigh_heads(call, main_lse, sinks, by);
+    a.head_weights = weights.data();
     const int bytes = KlTiles(a.main.width, a.index.width).stack.bytes();
     const dim3 rows(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads));
     const auto rows_kernel = by == Teacher::mean ? index_kl_rows_kernel<T, Teacher::mean>
@@ -280,13 +328,15 @@ void index_kl_any(const Call& call, const IndexKlInput& in, const IndexKlOutput&
                 key_support(piece, ids_here),
                 main_lse.data(),
                 index_lse.data(),
+                nullptr,
                 static_cast<float>(p.index_scale() /
                                    static_cast<double>(whole.queries() * whole.kv_heads)),
                 to.kl.slice(queries.begin, count).data(),
                 to.d_index_q ? to.d_index_q.slice(queries.begin, count).data() : nullptr,
                 d_scores.data(),
                 slot_keys};
-            run_piece(piece, arguments, in.teacher, main_lse.data(), index_lse.data(), to);
+            run_piece(piece, arguments, in.teacher, in.sinks, main_lse.data(), index_lse.data(),
+                      to);
         });
     });
 }

@@ -12,6 +12,29 @@ namespace msa::cuda {
 /// With `only_if`, which lies on the device, nothing is done where it is 0.
 void dense_attention_any(const Call&, const AttentionInput&, const AttentionOutput&,
                          const int32_t* only_if = nullptr);
+
+/// delta [Nq, Hq]: <out, d_out> of every row, which the gradients are given. `only_if` as above.
+void output_gradient_products(const Call&, const AttentionSaved&, float* delta,
+                              const int32_t* only_if = nullptr);
+/// d_sinks [Hq], where present: -sum exp(sink - lse) delta over the queries.
+void sink_gradient(const Call&, View<const float, 1> sinks, const float* lse, const float* delta,
+                   View<float, 1> d_sinks);
+/// d_q, d_k and d_v alone. `only_if` as above.
+void dense_attention_grad_any(const Call&, const AttentionInput&, const AttentionSaved&,
+                              const AttentionGradient&, const float* delta,
+                              const int32_t* only_if = nullptr);
+void sparse_attention_grad_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
+                               const AttentionSaved&, const AttentionGradient&, const float* delta);
+/// Not 0: to be computed once more.
+struct GradMarks {
+    const int32_t* rows;    // [Nq, Hkv], of d_q
+    const int32_t* blocks;  // [blocks of all sequences, Hkv], of d_k and d_v
+};
+void sparse_attention_grad_repair_any(const Call&, const AttentionInput&,
+                                      View<const int32_t, 3> ids, const AttentionSaved&,
+                                      const AttentionGradient&, const float* delta,
+                                      const GradMarks&);
+
 void index_scores_any(const Call&, const IndexInput&, View<float, 3> scores);
 void select_blocks_any(const Call&, const SelectionRule&, View<const float, 3> scores,
                        View<int32_t, 3> ids);
@@ -23,7 +46,10 @@ void sparse_attention_kv_outer_any(const Call&, const AttentionInput&, View<cons
 /// The rows (query, group) that are marked, not 0, once more.
 void sparse_attention_repair_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                                  const AttentionOutput&, const int32_t* marked);
-void block_mass_any(const Call&, In<3> q, In<3> k, const BlockMassOutput&);
+/// The sinks' part in finished rows (AttentionInput::sinks): out [Nq, Hq, dh], which may be absent,
+/// and lse [Nq, Hq]. Nothing where sinks are absent.
+void add_sinks_any(const Call&, View<const float, 1> sinks, const Out<3>& out, View<float, 2> lse);
+void block_mass_any(const Call&, const BlockMassInput&, const BlockMassOutput&);
 void index_kl_any(const Call&, const IndexKlInput&, const IndexKlOutput&);
 
 }  // namespace msa::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What comes before and after the products, all of it bound by memory: delta = <out, d_out> per
 // (query, head); a query's slots added to d_q; the parts of split blocks added in order; d_k and
-// d_v from float to bf16.
+// d_v scaled, and rounded where bf16 is asked for.
 #include "gpu/device/grad_slots_sm90.cuh"
 #include "gpu/kernels/sparse_attention_grad_sm90.h"
 
@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int step = kEach / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
     if (at % kEach != 0 || row > rows) return;
-    const float known = row < rows ? lse[row] : -INFINITY;
+    float known = row < rows ? lse[row] : -INFINITY;
+    if (sum != sum) known = sum;  // one NaN makes the row's whole part NaN
     to_lse[row] = known == -INFINITY ? INFINITY : known * kLog2E;
     to_delta[row] = sum;
 }
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) add_parts(const __grid_constant__ Sp
             const float4 x = from[int64_t{n} * 2 * side_chunks];
             sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
         }
-        const KeyBlock block = args.key_blocks[split.block];
+        const SequenceBlock block = args.key_blocks[split.block];
         const int in_side = chunk % side_chunks, key = in_side / (Dim / 4);
         if (key >= block.keys) continue;
         float* const side = chunk < side_chunks ? args.workspace.d_k : args.workspace.d_v;
@@ -90,20 +91,34 @@ __global__ void __launch_bounds__(kThreads) add_parts(const __grid_constant__ Sp
     }
 }
 
-/// A thread per 8 elements of d_k and of d_v.
+/// A thread block per block of keys, of d_k and then of d_v; threads take 8 elements at a time.
 __global__ void __launch_bounds__(kThreads)
-    round_keys(const __grid_constant__ SparseGradArgs args, int64_t each) {
-    const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    if (thread >= 2 * each) return;
-    const bool is_k = thread < each;
-    const int64_t at = is_k ? thread : thread - each;
+    finish_keys(const __grid_constant__ SparseGradArgs args) {
+    const bool is_k = blockIdx.y == 0;
+    const SequenceBlock block = args.key_blocks[blockIdx.x];
+    const int row = args.groups * args.head_dim / 8, count = block.keys * row;
+    const bool is_float = is_k ? args.d_k_is_float : args.d_v_is_float;
     const auto* const from =
-        reinterpret_cast<const float4*>(is_k ? args.workspace.d_k : args.workspace.d_v) + 2 * at;
+        reinterpret_cast<const float4*>(is_k ? args.workspace.d_k : args.workspace.d_v);
+    void* const to = is_k ? args.d_k : args.d_v;
     const float factor = is_k ? args.scale : 1;
-    const float4 a = __ldcs(from), b = __ldcs(from + 1);
-    static_cast<uint4*>(is_k ? args.d_k : args.d_v)[at] =
-        make_uint4(pack(a.x * factor, a.y * factor), pack(a.z * factor, a.w * factor),
-                   pack(b.x * factor, b.y * factor), pack(b.z * factor, b.w * factor));
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+        const int64_t at = block.key * row + i;
+        float4 a = __ldcs(from + 2 * at), b = __ldcs(from + 2 * at + 1);
+        a.x *= factor, a.y *= factor, a.z *= factor, a.w *= factor;
+        b.x *= factor, b.y *= factor, b.z *= factor, b.w *= factor;
+        if (a.x != a.x || a.y != a.y || a.z != a.z || a.w != a.w || b.x != b.x || b.y != b.y ||
+            b.z != b.z || b.w != b.w)
+            args.marked_blocks[int64_t{blockIdx.x} * args.groups + i % row / (args.head_dim / 8)] =
+                1;
+        if (is_float) {
+            static_cast<float4*>(to)[2 * at] = a;
+            static_cast<float4*>(to)[2 * at + 1] = b;
+        } else {
+            static_cast<uint4*>(to)[at] =
+                make_uint4(pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w));
+        }
+    }
 }
 
 }  // namespace
@@ -131,15 +146,14 @@ cudaError_t launch_grad_slots(const SparseGradArgs& args, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
-cudaError_t launch_grad_parts(const SparseGradArgs& args, int processors, cudaStream_t stream) {
+cudaError_t launch_grad_parts(const SparseGradArgs& args, int sms, cudaStream_t stream) {
     auto* const kernel = args.head_dim == 128 ? add_parts<128> : add_parts<64>;
-    kernel<<<static_cast<unsigned>(4 * processors), kThreads, 0, stream>>>(args);
+    kernel<<<static_cast<unsigned>(4 * sms), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
 
 cudaError_t launch_grad_finish(const SparseGradArgs& args, cudaStream_t stream) {
-    const int64_t each = args.keys * args.groups * args.head_dim / 8;
-    round_keys<<<blocks_for(2 * each), kThreads, 0, stream>>>(args, each);
+    finish_keys<<<dim3(static_cast<unsigned>(args.all_blocks), 2), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
 

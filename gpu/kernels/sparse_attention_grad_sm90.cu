@@ -19,229 +19,13 @@
 // Slots: 34 GB written and read.
 #include <cstddef>
 
+#include "gpu/device/grad_gather_sm90.cuh"
 #include "gpu/device/grad_slots_sm90.cuh"
-#include "gpu/kernels/sparse_attention_grad_sm90.h"
 
 namespace msa::cuda {
 namespace {
 
 using namespace sm90;
-
-constexpr int kRows = kGradStepRows;
-constexpr int kRowsBox = kRows * kSwizzle;  // bytes
-constexpr int kItemStages = 2;
-constexpr int kWide = 64;  // keys of a warpgroup, columns of a product into 32 registers
-
-template <int Dim, int BlockSize>
-struct GradShape {
-    static constexpr int kBoxes = Dim / 64;
-    static constexpr int kKeyBox = BlockSize * kSwizzle;  // bytes
-    static constexpr int kKeyBytes = kBoxes * kKeyBox;
-    static constexpr int kMain = BlockSize / kWide;  // warpgroups that hold dK and dV
-    static constexpr int kStages = 4, kSoftStages = 2;
-    static constexpr int kThreads = (kMain + 1) * kWarpgroup;
-    static constexpr bool kSmall = Dim == 64 && BlockSize == 64;
-    static constexpr int kBlocksPerProcessor = kSmall ? 2 : 1;
-    static constexpr int kMainRegisters = kSmall ? 200 : 224;
-};
-
-template <int Dim, int BlockSize>
-struct Shared {
-    using S = GradShape<Dim, BlockSize>;
-    char q[S::kStages][S::kBoxes][kRowsBox];
-    char d_out[S::kStages][S::kBoxes][kRowsBox];
-    char k[S::kKeyBytes];
-    char v[S::kKeyBytes];
-    char d_scores[S::kSoftStages][S::kMain][kRowsBox];  // [rows][64 keys]
-    float lse[S::kStages][kRows], delta[S::kStages][kRows];
-    uint8_t seen[S::kStages][kRows];             // keys of the block that a row sees
-    int slot[S::kStages][kGradMostStepQueries];  // of the queries, in 16 bytes; negative: none
-    int least_seen[S::kStages];
-    GradItem items[kItemStages];
-    Barrier item_full[kItemStages], item_empty[kItemStages];
-    Barrier full[S::kStages], empty[S::kStages];                    // q, d_out and what they need
-    Barrier soft_full[S::kSoftStages], soft_empty[S::kSoftStages];  // d_scores
-    Barrier keys_full, keys_empty;
-};
-
-/// Registers that a product wrote may be read from here on.
-template <int N>
-__device__ void settle(float (&x)[N]) {
-#pragma unroll
-    for (float& one : x) asm volatile("" : "+f"(one)::"memory");
-}
-
-/// swizzled_operand() of shared memory by its address, as a low word that steps of bytes / 16 are
-/// added to; warps agree on it, so that it is kept in uniform registers.
-__device__ inline uint32_t operand_low(uint32_t address, uint32_t box_bytes = 16) {
-    return __shfl_sync(kAllLanes, (box_bytes >> 4 << 16) | (address >> 4), 0);
-}
-__device__ inline uint64_t operand(uint32_t low, int bytes) {
-    constexpr uint64_t kHigh = (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32);
-    return kHigh | (low + static_cast<uint32_t>(bytes >> 4));
-}
-
-__device__ inline void copy_float(float* to, const float* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
-                 : "memory");
-}
-/// Arrives at the barrier once this thread's copies so far are there.
-__device__ inline void arrive_after_copies(Barrier& barrier) {
-    asm volatile(
-        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier))
-        : "memory");
-}
-/// Four 8 x 8 matrices of bf16, transposed: lane l names the row l % 8 of matrix l / 8.
-__device__ inline void store_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c,
-                                        uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                 "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
-}
-__device__ inline void add_two(float* to, float x, float y) {
-    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
-}
-
-/// Where a count stands in a ring.
-template <int Stages>
-__device__ int stage_of(uint32_t count) {
-    return static_cast<int>(count % Stages);
-}
-template <int Stages>
-__device__ uint32_t parity_of(uint32_t count) {
-    return count / Stages % 2;
-}
-
-/// Every role: waits for the n-th item of the thread block, and gives its place back.
-template <typename Memory>
-__device__ const GradItem& wait_item(Memory& shared, uint32_t n) {
-    shared.item_full[stage_of<kItemStages>(n)].wait(parity_of<kItemStages>(n));
-    return shared.items[stage_of<kItemStages>(n)];
-}
-template <typename Memory>
-__device__ void give_item_back(Memory& shared, uint32_t n) {
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) shared.item_empty[stage_of<kItemStages>(n)].arrive();
-}
-
-/// The producer warp of items, q and d_out, a lane per query.
-template <int Dim, int BlockSize>
-__device__ void gather(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared) {
-    using S = GradShape<Dim, BlockSize>;
-    const int lane = threadIdx.x % kWarp, heads = args.group_size;
-    const int queries = args.step_queries, found = args.workspace.counts[0];
-    const uint32_t bytes = static_cast<uint32_t>(2 * queries * heads * Dim * 2);
-    const int row = min(lane, queries - 1) * heads * kSwizzle;
-    const auto take = [&] {
-        int taken = 0;
-        if (lane == 0) taken = atomicAdd(args.workspace.counts + 2, 1);
-        taken = __shfl_sync(kAllLanes, taken, 0);
-        return taken < found ? args.workspace.items[taken] : GradItem{};
-    };
-    uint32_t at = 0;
-    GradItem item = take();
-    for (uint32_t taken = 0;; ++taken) {
-        const int item_stage = stage_of<kItemStages>(taken);
-        shared.item_empty[item_stage].wait(parity_of<kItemStages>(taken) ^ 1);
-        if (lane == 0) {
-            shared.items[item_stage] = item;
-            shared.item_full[item_stage].arrive();
-        }
-        if (item.count == 0) return;
-        const int group = item.group, count = item.count;
-        const GradUse* const uses = args.workspace.uses + item.begin;
-        item = take();
-        // Places that are left over repeat the last query.
-        const auto query_of = [&](int first) { return uses[min(first + lane, count - 1)].query; };
-        int next = query_of(0);
-        for (int first = 0; first < count; first += queries, ++at) {
-            const int query = next, stage = stage_of<S::kStages>(at);
-            next = query_of(first + queries);
-            Barrier& full = shared.full[stage];
-            shared.empty[stage].wait(parity_of<S::kStages>(at) ^ 1);
-            if (lane == 0) full.expect(bytes);
-            __syncwarp();
-            if (lane < queries)
-#pragma unroll
-                for (int box = 0; box < S::kBoxes; ++box) {
-                    copy_box(shared.q[stage][box] + row, &args.q_one, 64 * box, group * heads,
-                             query, &full, Keep::longest);
-                    copy_box(shared.d_out[stage][box] + row, &args.d_out_one, 64 * box,
-                             group * heads, query, &full, Keep::longest);
-                }
-        }
-    }
-}
-
-/// The producer warp of keys and values, and of what a step's rows need, two rows a lane: rows that
-/// no query fills leave no probability.
-template <int Dim, int BlockSize>
-__device__ void gather_rows(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared) {
-    using S = GradShape<Dim, BlockSize>;
-    const int lane = threadIdx.x % kWarp, heads = args.group_size;
-    const int queries = args.step_queries;
-    int use[2], head[2];
-    for (int half = 0; half < 2; ++half) {
-        use[half] = args.query_of_row(lane + kWarp * half);
-        head[half] = lane + kWarp * half - use[half] * heads;
-        if (use[half] >= queries) use[half] = 1 << 30;
-    }
-    const int none = static_cast<int>(args.queries * args.query_heads);
-    uint32_t at = 0;
-    for (uint32_t taken = 0;; ++taken) {
-        const GradItem& item = wait_item(shared, taken);
-        const int count = item.count, group = item.group, block = item.block;
-        const GradUse* const uses = args.workspace.uses + item.begin;
-        give_item_back(shared, taken);
-        if (count == 0) return;
-        const int first_head = group * heads;
-        int4 next[2];  // query, slot, seen
-        const auto fetch = [&](int first) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                next[half] = first + use[half] < count
-                                 ? reinterpret_cast<const int4*>(uses)[first + use[half]]
-                                 : make_int4(-1, -1, BlockSize, 0);
-        };
-        fetch(0);
-        shared.keys_empty.wait(parity_of<1>(taken) ^ 1);
-        if (lane == 0) {
-            const int key = args.key_blocks[block].key;
-            shared.keys_full.expect(2 * S::kKeyBytes);
-            for (int box = 0; box < S::kBoxes; ++box) {
-                const int column = group * Dim + 64 * box;
-                copy_box(shared.k + box * S::kKeyBox, &args.k, column, key, &shared.keys_full);
-                copy_box(shared.v + box * S::kKeyBox, &args.v, column, key, &shared.keys_full);
-            }
-        }
-        __syncwarp();
-        for (int first = 0; first < count; first += queries, ++at) {
-            const int stage = stage_of<S::kStages>(at);
-            const int4 mine[2] = {next[0], next[1]};
-            fetch(first + queries);
-            const int least = __reduce_min_sync(kAllLanes, min(mine[0].z, mine[1].z));
-            shared.empty[stage].wait(parity_of<S::kStages>(at) ^ 1);
-            if (lane == 0) shared.least_seen[stage] = least;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = lane + kWarp * half;
-                const int from = mine[half].x < 0
-                                     ? none
-                                     : mine[half].x * args.query_heads + first_head + head[half];
-                copy_float(shared.lse[stage] + row, args.workspace.lse + from);
-                copy_float(shared.delta[stage] + row, args.workspace.delta + from);
-                shared.seen[stage][row] =
-                    static_cast<uint8_t>(min(max(mine[half].z, 0), BlockSize));
-                if (head[half] == 0 && use[half] < kGradMostStepQueries)
-                    shared.slot[stage][use[half]] =
-                        mine[half].y < 0 ? -1 : mine[half].y * heads * (Dim / 8);
-            }
-            arrive_after_copies(shared.full[stage]);
-            __syncwarp();
-            if (lane == 0) shared.full[stage].arrive();
-        }
-    }
-}
 
 /// A consumer: dK and dV of the keys from 64 `part` on, and channels of dQ.
 template <int Dim, int BlockSize>
@@ -421,7 +205,7 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
         if (leader) shared.keys_empty.arrive();
         // One adder per address in a launch: the sum has an order.
         const int32_t item_part = item.part, group = item.group;
-        const KeyBlock block = args.key_blocks[item.block];
+        const SequenceBlock block = args.key_blocks[item.block];
         give_item_back(shared, taken);
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
@@ -448,39 +232,6 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
                 }
             }
         }
-    }
-}
-
-/// A warp that has nothing else to do: d_q of the chunk before, a (query, group) pair at a time.
-/// Before its loads it fetches `Ahead` times 512 bytes of each slot to L2.
-template <int Dim, int Ahead>
-__device__ void add_full_slots(const SparseGradArgs& args) {
-    if (args.full_slots == nullptr) return;
-    const int lane = threadIdx.x % kWarp;
-    const FullSlots full{(args.tiles - args.chunk_tiles)->query, args.tiles->query,
-                         static_cast<const uint4*>(args.full_slots)};
-    const int pairs = static_cast<int>(full.end - full.first) * args.groups;
-    const auto take = [&] {
-        int pair = 0;
-        if (lane == 0) pair = atomicAdd(args.workspace.counts + 3, 1);
-        return __shfl_sync(kAllLanes, pair, 0);
-    };
-    constexpr int kAhead = Ahead * kWarp;
-    const int chunks = args.group_size * (Dim / 8);
-    for (int pair = take(); pair < pairs;) {
-        const int next = take();
-        const int32_t* const ids = args.ids + (full.first * args.groups + pair) * args.top_k;
-        const bool filled = lane < args.top_k && ids[lane] >= 0;
-        const int count = __popc(__ballot_sync(kAllLanes, filled));
-#pragma unroll 1
-        for (int first = 0; first < chunks; first += kWarp) {
-            if (Ahead > 0 && first + kAhead < chunks)
-                prefetch_slots<Dim>(args, full, pair, first + kAhead);
-            else if (Ahead > 0 && next < pairs && first + kAhead - chunks < chunks)
-                prefetch_slots<Dim>(args, full, next, first + kAhead - chunks);
-            add_slots<Dim>(args, full, pair, count, first + lane, first + lane < chunks);
-        }
-        pair = next;
     }
 }
 
@@ -523,7 +274,7 @@ __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
 }
 
 template <int Dim, int BlockSize>
-cudaError_t launch(const SparseGradArgs& args, int processors, cudaStream_t stream) {
+cudaError_t launch(const SparseGradArgs& args, int sms, cudaStream_t stream) {
     using S = GradShape<Dim, BlockSize>;
     constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
     static_assert(kBytes <= kMostSharedBytes);
@@ -531,30 +282,30 @@ cudaError_t launch(const SparseGradArgs& args, int processors, cudaStream_t stre
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(S::kBlocksPerProcessor * processors), S::kThreads, kBytes,
-             stream>>>(args);
+    kernel<<<static_cast<unsigned>(S::kBlocksPerProcessor * sms), S::kThreads, kBytes, stream>>>(
+        args);
     return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t launch_grad_products(const SparseGradArgs& args, int processors, cudaStream_t stream) {
+cudaError_t launch_grad_products(const SparseGradArgs& args, int sms, cudaStream_t stream) {
     if (args.head_dim == 128)
-        return args.block_size == 128 ? launch<128, 128>(args, processors, stream)
-                                      : launch<128, 64>(args, processors, stream);
-    return args.block_size == 128 ? launch<64, 128>(args, processors, stream)
-                                  : launch<64, 64>(args, processors, stream);
+        return args.block_size == 128 ? launch<128, 128>(args, sms, stream)
+                                      : launch<128, 64>(args, sms, stream);
+    return args.block_size == 128 ? launch<64, 128>(args, sms, stream)
+                                  : launch<64, 64>(args, sms, stream);
 }
 
-cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs& args, int processors,
+cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs& args, int sms,
                                               cudaStream_t stream) {
     cudaError_t error = launch_grad_prepare(args, stream);
     for (int c = 0; c < args.chunks() && error == cudaSuccess; ++c) {
         const int scheduled = c % args.batch_chunks;
         if (scheduled == 0) error = launch_grad_schedule(args, c, stream);
         const SparseGradArgs chunk = args.chunk(c, scheduled);
-        if (error == cudaSuccess) error = launch_grad_products(chunk, processors, stream);
-        if (error == cudaSuccess) error = launch_grad_parts(chunk, processors, stream);
+        if (error == cudaSuccess) error = launch_grad_products(chunk, sms, stream);
+        if (error == cudaSuccess) error = launch_grad_parts(chunk, sms, stream);
     }
     if (error == cudaSuccess) error = launch_grad_slots(args.chunk(args.chunks() - 1, 0), stream);
     return error == cudaSuccess ? launch_grad_finish(args, stream) : error;

@@ -15,20 +15,10 @@
 
 #include <cstdint>
 
-#include "core/packed_batch.h"
+#include "core/kernel_sizes.h"
 #include "gpu/query_tile.h"
 
 namespace msa::cuda {
-
-constexpr int kGradStepRows = 64;         // (query, head) rows of one step
-constexpr int kGradMostStepQueries = 16;  // of them
-constexpr int kGradTileQueries = 64;      // of a tile of the schedule, at most
-
-/// A block of a sequence; the blocks of all sequences are numbered through.
-struct __align__(8) KeyBlock {
-    int32_t key;   // first key row
-    int32_t keys;  // Bk but for the last of a sequence
-};
 
 /// A (query, block) pair.
 struct __align__(16) GradUse {
@@ -60,7 +50,7 @@ struct GradWorkspace {
     GradItem *found, *items;  // [C most_items()]; as found, and in order
     int32_t* counts;          // [C 4]: items, splits, items taken, pairs whose slots are taken
     GradSplit* splits;        // [C most_splits()]
-    void* slots;              // [slot_buffers()][most_uses(), G, dh] bf16, channels: grad_channel()
+    void* slots;              // [slot_buffers()][most_uses(), G, dh] bf16, channels: grad_channel
     float* parts;             // [most_parts(), 2, Bk, dh]: d_k, d_v
     float *d_k, *d_v;         // [Nk, Hkv, dh]
 };
@@ -74,14 +64,16 @@ struct SparseGradArgs {
     const QueryTile* tiles;        // all, at most kGradTileQueries queries each
     int tile_count, chunk_tiles, batch_chunks;  // of all; of a chunk; chunks scheduled at once
     const KeyRange* visible;                    // [Nq]
-    const KeyBlock* key_blocks;                 // [all_blocks]
-    int all_blocks;                             // of all sequences
+    const SequenceBlock* key_blocks;            // [all_blocks]
     int64_t queries, keys;                      // of the call
     int query_heads, groups, head_dim, block_size, top_k;  // k <= 32
     float scale;                                           // on q . k, above 0
-    int item_uses;                                         // of a work item, about
+    int all_blocks, item_uses;  // of all sequences; of a work item, about
     GradWorkspace workspace;
-    void *d_q, *d_k, *d_v;  // bf16
+    void *d_q, *d_k, *d_v;  // bf16, or float where that is said
+    bool d_q_is_float, d_k_is_float, d_v_is_float;
+    // [Nq, Hkv] of d_q and [all_blocks, Hkv] of d_k and d_v, 0; become 1 where one has a NaN.
+    int32_t *marked_rows, *marked_blocks;
 
     // Made by derive() from the sizes: divisions that kernels need not repeat.
     int group_size;    // G
@@ -91,7 +83,7 @@ struct SparseGradArgs {
     void derive() {
         group_size = query_heads / groups;
         step_queries = kGradStepRows / group_size;
-        if (step_queries > kGradMostStepQueries) step_queries = kGradMostStepQueries;
+        if (step_queries > kGradStepQueries) step_queries = kGradStepQueries;
         row_factor = (0xFFFF + group_size) / group_size;
     }
     /// row / G, of a row of a step.
@@ -145,28 +137,13 @@ struct SparseGradArgs {
     }
 };
 
-/// Slots hold rows as the products leave them: the n-th word (two channels) of a row's 16-byte
-/// chunk c. Which channel the first of the two is.
-__host__ __device__ inline int grad_channel(int c, int n) {
-    return c / 8 * 64 + 8 * (c % 8 / 4 * 4 + n) + 2 * (c % 4);
-}
-
-/// q, k, v, out, d_out, d_q, d_k, d_v bf16 and aligned to 16 bytes, dh and Bk 64 or 128, G and k up
-/// to what is here; Nq Hq, and the 16-byte pieces of a chunk's slots, below 2^31. A step holds at
-/// most kGradMostStepQueries queries: groups of fewer than 4 heads leave rows empty.
-inline bool fits_sparse_attention_grad_sm90(int head_dim, int block_size, int group_size,
-                                            int top_k) {
-    return (head_dim == 64 || head_dim == 128) && (block_size == 64 || block_size == 128) &&
-           group_size >= 1 && group_size <= kGradStepRows && top_k >= 1 && top_k <= 32;
-}
-
-cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs&, int processors, cudaStream_t);
+cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs&, int sms, cudaStream_t);
 
 // The stages of it; products, parts and slots of one chunk.
 cudaError_t launch_grad_prepare(const SparseGradArgs&, cudaStream_t);
 cudaError_t launch_grad_schedule(const SparseGradArgs&, int first_chunk, cudaStream_t);
-cudaError_t launch_grad_products(const SparseGradArgs&, int processors, cudaStream_t);
-cudaError_t launch_grad_parts(const SparseGradArgs&, int processors, cudaStream_t);
+cudaError_t launch_grad_products(const SparseGradArgs&, int sms, cudaStream_t);
+cudaError_t launch_grad_parts(const SparseGradArgs&, int sms, cudaStream_t);
 cudaError_t launch_grad_slots(const SparseGradArgs&, cudaStream_t);
 cudaError_t launch_grad_finish(const SparseGradArgs&, cudaStream_t);
 

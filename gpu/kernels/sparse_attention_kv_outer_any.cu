@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
             const int64_t place = place_of(r), part_head = blockIdx.y * tiling.heads;
             const int64_t head = part_head + r % tiling.heads;
             if (place >= places.end || head >= in.heads) return {};
-            const KeyRange seen = visible[selected[place].query];
-            return {selected[place].query, chunk.group * in.heads + head, seen.first + seen.count};
+            const int64_t query = selected[place].query;
+            return tile_row(query, chunk.group * in.heads + head, visible[query], in.window);
         };
         // Positions do not decrease within a sequence: the last query sees most of the block.
         const KeyRange most = visible[selected[places.end - 1].query];
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
                 const int64_t slot = selected[place_of(warp_row + r)].slot;
                 return in.number(row) * slots.top_k + slot;
             },
-            Output{slots.out, false}, slots.lse);
+            Output{slots.out, Element::f32}, slots.lse);
     }
 }
 
@@ -67,7 +67,8 @@ __global__ void combine_slots_kernel(Slots slots, const int32_t* ids, int64_t ro
     float top = -INFINITY, sum = 0, sums[kDimsPerLane] = {};
     for (; used < slots.top_k && ids[used] != kNoBlock; ++used) top = fmaxf(top, partial[used]);
     for (int64_t slot = 0; slot < used; ++slot) {
-        const float weight = expf(partial[slot] - top);
+        // A block before the window has nothing, top too where all are.
+        const float weight = partial[slot] == -INFINITY ? 0.0F : expf(partial[slot] - top);
         sum += weight;
 #pragma unroll
         for (int i = 0; i < kDimsPerLane; ++i)
@@ -77,8 +78,8 @@ __global__ void combine_slots_kernel(Slots slots, const int32_t* ids, int64_t ro
 #pragma unroll
     for (int i = 0; i < kDimsPerLane; ++i)
         if (const int d = lane_id() + i * kWarp; d < width)
-            out.store(row * width + d, used == 0 ? 0.0F : sums[i] / sum);
-    if (lane_id() == 0) lse[row] = used == 0 ? -INFINITY : top + logf(sum);
+            out.store(row * width + d, sum == 0 ? 0.0F : sums[i] / sum);
+    if (lane_id() == 0) lse[row] = sum == 0 ? -INFINITY : top + logf(sum);
 }
 
 Tensor<int32_t, 3> on_host(const Call& call, View<const int32_t, 3> ids) {

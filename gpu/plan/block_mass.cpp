@@ -23,9 +23,12 @@ int64_t tiles_of_piece(const Device& device, const Problem& p, int64_t tile_quer
 }  // namespace
 
 Support takes_block_mass_sm90(const Device& device, const Problem& p,
-                              const BlockMassRequest& request, bool max_logit, bool aligned) {
+                              const BlockMassRequest& request, bool max_logit, bool aligned,
+                              bool sinks) {
     if (!device.is_hopper()) return not_hopper();
     if (max_logit) return Support::no("max_logit is asked for");
+    if (sinks) return Support::no("there are sinks");
+    if (p.window || p.softcap) return not_plain(p);
     if (request.element != Element::bf16) return not_element(request.element, "bf16");
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
@@ -35,7 +38,7 @@ Support takes_block_mass_sm90(const Device& device, const Problem& p,
     return {};
 }
 
-void block_mass_sm90(const Call& call, In<3> q, In<3> k, const BlockMassOutput& to) {
+void block_mass_sm90(const Call& call, const BlockMassInput& in, const BlockMassOutput& to) {
     if (to.mass.size() == 0) return;
     const Problem& p = call.problem;
     const int64_t tile_queries = kMassTileRows / p.group_size();
@@ -45,7 +48,7 @@ void block_mass_sm90(const Call& call, In<3> q, In<3> k, const BlockMassOutput& 
     auto block_lse = call.scratch<float, 1>(
         {std::min(step * tile_queries, p.queries()) * p.query_heads * p.blocks()});
     const CUtensorMap k_map =
-        tensor_map(k.data(), Element::bf16, p.keys(), p.kv_heads * p.head_dim, kMassTileKeys);
+        tensor_map(in.k.data(), Element::bf16, p.keys(), p.kv_heads * p.head_dim, kMassTileKeys);
     for (int64_t begin = 0; begin < all; begin += step) {
         std::vector<QueryTile> piece(tiles.begin() + begin,
                                      tiles.begin() + std::min(begin + step, all));
@@ -53,7 +56,7 @@ void block_mass_sm90(const Call& call, In<3> q, In<3> k, const BlockMassOutput& 
         const int64_t queries = piece.back().query + piece.back().queries - first;
         sort_longest_first(piece);
         const Tensor<QueryTile, 1> here = call.upload(piece);
-        const BlockMassArgs args{.q = q.data(),
+        const BlockMassArgs args{.q = in.q.data(),
                                  .k = k_map,
                                  .head_dim = narrow(p.head_dim),
                                  .tiles = here.data(),

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: MIT
-// eq:softmax-attention by cuDNN's graph API: the dense attention that MSA is compared with. The
-// library, libcudnn.so.9 from 9.12 on, is opened at run time; without it, and in a build that found
-// no headers (no_cudnn.cpp), the plain kernel answers.
+// eq:softmax-attention and its gradient by cuDNN's graph API: the dense attention that MSA is
+// compared with. The library, libcudnn.so.9 from 9.12 on, is opened at run time; without it, and in
+// a build that found no headers (no_cudnn.cpp), the plain kernels answer.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/backend.h"
 #include "gpu/runtime.h"
 
 namespace msa::cuda {
+
+struct Plan;
+struct Span;
 
 class DenseAttentionCudnn {
 public:
@@ -19,19 +23,28 @@ public:
 
     /// False where cuDNN cannot answer: why_not() says why, and the plain kernel must. It takes
     /// bf16 operands and outputs, queries at consecutive positions that all see a key, and a
-    /// positive scale. Values behind a query's position that are not finite, which cuDNN would
-    /// multiply by 0, are looked for on the device; where there are any, the plain kernel answers
-    /// after it. A plan is made at the first call of a layout, which takes a while; the plans used
-    /// last are kept.
+    /// positive scale, without a window or a soft cap; sinks are the caller's. Values behind a
+    /// query's position that are not finite, which cuDNN would multiply by 0, are looked for on the
+    /// device; where there are any, the plain kernel answers after it. A plan is made at the first
+    /// call of a layout, which takes a while; the plans used last are kept.
     bool run(const Call&, const AttentionInput&, const AttentionOutput&);
+
+    /// The same for the gradient, by cuDNN's deterministic algorithm. Gradients that are not finite
+    /// are looked for on the device; where there are any, the plain kernel answers after it: cuDNN
+    /// multiplies masked probabilities, 0, with what may not be finite.
+    bool run_gradient(const Call&, const AttentionInput&, const AttentionSaved&,
+                      const AttentionGradient&);
 
     /// "cuDNN 9.13.1"; empty where there is none.
     std::string version() const;
-    /// Of the last run() that returned false.
+    /// Of the last of these that returned false.
     const std::string& why_not() const { return why_not_; }
 
 private:
     struct Library;
+    /// Null where there is none; why_not_ says why.
+    std::shared_ptr<Plan> plan_of(const Call&, const std::vector<Span>&, bool of_gradient);
+
     std::unique_ptr<Library> library_;
     std::string why_not_;
 };

@@ -27,6 +27,12 @@ inline Support not_element(Element element, const char* must_be) {
     return Support::no(text("an operand or output is ", to_string(element), ", must be ", must_be));
 }
 
+/// Of a problem with a window or a soft cap, which the plain kernels alone know.
+inline Support not_plain(const Problem& p) {
+    return Support::no(p.window ? text("the window is ", *p.window, ", must be absent")
+                                : text("the soft cap is ", *p.softcap, ", must be absent"));
+}
+
 inline int narrow(int64_t x) { return static_cast<int>(x); }
 
 }  // namespace msa::cuda

@@ -14,6 +14,12 @@ bool DenseAttentionCudnn::run(const Call&, const AttentionInput&, const Attentio
     return false;
 }
 
+bool DenseAttentionCudnn::run_gradient(const Call&, const AttentionInput&, const AttentionSaved&,
+                                       const AttentionGradient&) {
+    why_not_ = "this build is without cuDNN";
+    return false;
+}
+
 std::string DenseAttentionCudnn::version() const { return ""; }
 
 }  // namespace msa::cuda

@@ -30,14 +30,6 @@ int least_sharing(const Problem& p, LoopOrder order, int tile_queries) {
     return narrow(sparse_least_sharing(p.group_size()));
 }
 
-int64_t count_tiles(const Problem& p, int64_t tile_queries) {
-    int64_t tiles = 0;
-    const std::vector<int64_t>& ends = p.batch.cu_seqlens_q();
-    for (size_t s = 0; s + 1 < ends.size(); ++s)
-        tiles += ceil_div(ends[s + 1] - ends[s], tile_queries);
-    return tiles;
-}
-
 SparseCall sizes_of(const Problem& p, int64_t top_k) {
     return {.ids = nullptr,
             .visible = nullptr,
@@ -169,11 +161,20 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
 
 }  // namespace
 
+int64_t count_tiles(const Problem& p, int64_t tile_queries) {
+    int64_t tiles = 0;
+    const std::vector<int64_t>& ends = p.batch.cu_seqlens_q();
+    for (size_t s = 0; s + 1 < ends.size(); ++s)
+        tiles += ceil_div(ends[s + 1] - ends[s], tile_queries);
+    return tiles;
+}
+
 Support takes_sparse_attention_sm90(const Device& device, const Problem& p,
                                     const SparseAttentionRequest& request, bool aligned) {
     if (!device.is_hopper()) return not_hopper();
     if (request.order == LoopOrder::q_outer)
         return Support::no("it has no kernel for one query at a time");
+    if (p.window || p.softcap) return not_plain(p);
     if (request.element != Element::bf16) return not_element(request.element, "bf16");
     if (request.out != Element::bf16) return not_element(request.out, "bf16");
     if (!aligned) return not_aligned();

@@ -11,6 +11,9 @@ namespace msa::cuda {
 /// (kSparseSlotBytes), would be larger is taken in chunks of tiles.
 inline constexpr int64_t kMostListBytes = int64_t{1} << 30;
 
+/// Tiles of at most `tile_queries` queries, none across sequences.
+int64_t count_tiles(const Problem&, int64_t tile_queries);
+
 /// Entries of each array of a SparseWorkspace.
 struct SparseWorkspaceSize {
     int64_t blocks, block_counts, lists, uses, items, item_counts, rows, slot_rows;

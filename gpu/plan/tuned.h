@@ -26,10 +26,15 @@ Support takes_sparse_attention_sm90(const Device&, const Problem&, const SparseA
 void sparse_attention_sm90(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                            const AttentionOutput&, LoopOrder);
 
-/// `max_logit`: is it asked for?
+Support takes_sparse_attention_grad_sm90(const Device&, const Problem&,
+                                         const SparseAttentionGradRequest&, bool aligned = true);
+void sparse_attention_grad_sm90(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
+                                const AttentionSaved&, const AttentionGradient&);
+
+/// `max_logit`: is it asked for? `sinks`: are there any?
 Support takes_block_mass_sm90(const Device&, const Problem&, const BlockMassRequest&,
-                              bool max_logit, bool aligned);
-void block_mass_sm90(const Call&, In<3> q, In<3> k, const BlockMassOutput&);
+                              bool max_logit, bool aligned, bool sinks = false);
+void block_mass_sm90(const Call&, const BlockMassInput&, const BlockMassOutput&);
 
 template <typename... Views>
 bool are_aligned(const Views&... views) {

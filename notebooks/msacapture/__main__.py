@@ -66,7 +66,7 @@ def run_capture(options):
 
 # What only import, and only rotation, looks at.
 IMPORT = ("names", "layout", "lengths", "state", "softmax_scale", "model_id", "model_config")
-ROTATION = ("apply_rope", "interleaved")
+ROTATION = ("apply_rope",)
 
 
 def refuse_unused(options, unused, why: str):
@@ -97,7 +97,7 @@ def run_convert(options):
         import_arrays(options.source, options.out, ImportOptions(
             names=options.names, layers=options.layers, layout=options.layout,
             lengths=options.lengths, state=options.state, softmax_scale=options.softmax_scale,
-            rotary_dim=options.rotary_dim, rope_theta=options.rope_theta,
+            rotary_dim=options.rotary_dim, rope_theta=options.rope_theta, interleaved=options.interleaved,
             model_id=options.model_id, model_config=config), options.overwrite)
         return
     require(len(options.source) == 1, "one activations file is converted at a time")

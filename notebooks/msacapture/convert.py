@@ -38,6 +38,7 @@ class ImportOptions:
     softmax_scale: float | None = None  # default dh^-1/2
     rotary_dim: int | None = None
     rope_theta: float | None = None
+    interleaved: bool = False  # RoPE turns channels 2c and 2c + 1
     model_id: str | None = None
     model_config: str | None = None
 
@@ -97,7 +98,7 @@ def export_safetensors(path, out, layers: list[int] | None = None,
 def rotate(path, out, *, rotary_dim: int | None = None, rope_theta: float | None = None,
            interleaved: bool = False, layers: list[int] | None = None,
            overwrite: bool = False) -> None:
-    """Applies RoPE to queries and keys stored before it; numbers not given are the file's own."""
+    """Applies RoPE to queries and keys stored before it; what is not given is the file's own."""
     with ActivationsReader(path) as file:
         with ActivationsWriter(out, model_id=file.model_id, model_config=file.model_config,
                                producer=file.producer, cu_seqlens=file.cu_seqlens,
@@ -109,6 +110,8 @@ def rotate(path, out, *, rotary_dim: int | None = None, rope_theta: float | None
                 require("pre_rope" in states.values(), f"{place}: q is {states['q']}, k is "
                         f"{states['k']}; there is nothing to rotate")
                 layer = _with_rope(layer, file, rotary_dim, rope_theta, place)
+                if interleaved:
+                    layer = replace(layer, rope_layout="interleaved")
                 inv_freq = layer.rope_inv_freq
                 if inv_freq is None:
                     inv_freq = frequencies(layer.rotary_dim, layer.rope_theta)
@@ -116,7 +119,7 @@ def rotate(path, out, *, rotary_dim: int | None = None, rope_theta: float | None
                     if state == "pre_rope":
                         rotated = apply_rope(getattr(layer, side), positions(file.cu_seqlens),
                                              inv_freq, layer.rope_attention_factor or 1,
-                                             interleaved)
+                                             layer.rope_layout == "interleaved")
                         layer = replace(layer, **{side: rotated, f"{side}_state": "post_rope"})
                 writer.write(number, 0, layer, path)
             writer.finish()
@@ -204,6 +207,8 @@ def _layer(number: int, arrays, source: Source, options: ImportOptions, attribut
     layer = Layer(**arrays, softmax_scale=arrays["q"].shape[-1] ** -0.5)
     given = {name: getattr(options, name) for name in ("softmax_scale", "rotary_dim", "rope_theta")
              if getattr(options, name) is not None}
+    if options.interleaved:
+        given["rope_layout"] = "interleaved"
     if options.state is not None:
         given |= {"q_state": options.state, "k_state": options.state}
     require("q_state" in attributes or "q_state" in given,

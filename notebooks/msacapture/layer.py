@@ -17,9 +17,10 @@ ELEMENTS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
 FIELDS = ("x", "q", "k", "v", "index_q", "index_k")
 STATES = ("post_rope", "pre_rope", "none")
 OWN_ATTENTION = ("sparse",)
+ROPE_LAYOUTS = ("interleaved",)
 ATTRIBUTES = {  # name -> its type
     "q_state": str, "k_state": str, "softmax_scale": float, "rotary_dim": int, "rope_theta": float,
-    "rope_scaling": str, "rope_inv_freq": np.ndarray, "rope_attention_factor": float,
+    "rope_scaling": str, "rope_layout": str, "rope_inv_freq": np.ndarray, "rope_attention_factor": float,
     "sliding_window": int, "attention_chunk": int, "softcap": float, "sinks": np.ndarray,
     "own_attention": str, "own_block_size": int, "own_top_k": int}
 HEAD_DIMS = range(16, 256 + 1)  # what the programs compute with
@@ -45,6 +46,7 @@ class Layer:
     k_state: str = "post_rope"
     rotary_dim: int | None = None  # 0: no RoPE
     rope_theta: float | None = None  # of plain RoPE: frequency c is rope_theta^(-2c/rotary_dim)
+    rope_layout: str | None = None  # "interleaved": pairs of channels 2c and 2c + 1, else half apart
     rope_scaling: str | None = None  # of other RoPE: the model's parameters (JSON)
     rope_inv_freq: np.ndarray | None = None  # [rotary_dim/2] and the frequencies it ran with,
     rope_attention_factor: float | None = None  # and what cosine and sine are multiplied by
@@ -147,6 +149,7 @@ def check_attributes(layer: Layer, place: str):
     one("rotary_dim", f"even, from 0 to {head_dim}",
         lambda value: value % 2 == 0 and 0 <= value <= head_dim)
     one("rope_scaling", "Unicode without NUL", is_storable)
+    one("rope_layout", " or ".join(ROPE_LAYOUTS), lambda value: value in ROPE_LAYOUTS)
     one("own_attention", " or ".join(OWN_ATTENTION), lambda value: value in OWN_ATTENTION)
     numbers("sinks", query_heads, "finite", np.isfinite)
     numbers("rope_inv_freq", rotary_dim // 2, "finite and not negative",

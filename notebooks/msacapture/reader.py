@@ -110,7 +110,10 @@ class ActivationsReader:
 
     def _attributes(self, name: str) -> dict:
         with self._reading(f"/{name.strip('/')} has unreadable attributes"):
-            return dict(self._file[name].attrs)
+            attributes = self._file[name].attrs
+            # Texts of fixed length, as the C++ programs write them, come as bytes.
+            return {key: value.decode() if isinstance(value, bytes) else value
+                    for key, value in attributes.items()}
 
     def _names(self, name: str) -> list[str]:
         with self._reading(f"/{name} is no readable group"):

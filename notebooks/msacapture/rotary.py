@@ -96,17 +96,38 @@ def random_like(values: torch.Tensor) -> torch.Tensor:
     return torch.randn(values.shape, generator=generator).to(values.device, values.dtype)
 
 
-def describe(layer: Layer, embedding: Embedding | None, parameters: dict, turned: int):
-    """Writes into a layer which RoPE it has. `turned`: channels up to the last one that RoPE
-    turns, 0 where there is none; `parameters`: of the model's configuration."""
-    if turned == 0:
+@dataclass
+class Turned:
+    """What RoPE does to queries and keys of a layer, of random hidden states."""
+
+    channels: int  # up to the last one that it turns, 0 where there is none
+    here: np.ndarray  # float32 [heads, dh], queries of a token where it is,
+    at_zero: np.ndarray  # and at position 0
+
+    def layout(self, rotary_dim: int) -> str | None:
+        """Of Layer.rope_layout: which pairs of channels keep their length."""
+        def change(pairs):
+            length_here, length = (
+                np.hypot(*pairs(heads[:, :rotary_dim].astype(np.float64)))
+                for heads in (self.here, self.at_zero))
+            return np.abs(length_here - length).sum()
+
+        halves = change(lambda heads: np.split(heads, 2, axis=1))
+        neighbours = change(lambda heads: (heads[:, ::2], heads[:, 1::2]))
+        return "interleaved" if neighbours < halves else None
+
+
+def describe(layer: Layer, embedding: Embedding | None, parameters: dict, turned: Turned):
+    """Writes into a layer which RoPE it has; `parameters`: of the model's configuration."""
+    if turned.channels == 0:
         layer.q_state = layer.k_state = "none"
         layer.rotary_dim = 0
         return
-    if embedding is None or turned > 2 * len(embedding.inv_freq):
+    if embedding is None or turned.channels > 2 * len(embedding.inv_freq):
         return  # of a kind unknown here, or not of the first channels
     half = len(embedding.inv_freq)
     layer.rotary_dim = 2 * half
+    layer.rope_layout = turned.layout(layer.rotary_dim)
     theta = parameters.get("rope_theta")
     if parameters.get("rope_type") == "default" and theta and embedding.factor == 1:
         plain = float(theta) ** (-np.arange(half) / half)

@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .index_branch import IndexBranch
 from .layer import CaptureError, Layer, require
-from .rotary import RotaryObserver, at_position_zero, describe, random_like
+from .rotary import RotaryObserver, Turned, at_position_zero, describe, random_like
 from .tensors import of_one_sequence, to_numpy
 
 ADAPTER = ("a ModuleAdapter captures such a model (notebooks/README.md, \"Models outside "
@@ -117,8 +117,8 @@ class TransformersModel:
             pass
 
     def _find_attention(self):
-        """Layer number -> its attention module, and -> the channels up to the last one that RoPE
-        turns; found by running two tokens."""
+        """Layer number -> its attention module, and -> what RoPE turns there; found by running two
+        tokens."""
         found, arguments = {}, {}
 
         def observe(module, *_):
@@ -139,7 +139,7 @@ class TransformersModel:
             try:
                 with _observed_attention(observe):
                     self._forward(np.zeros(2, np.int64))
-                turned = {number: _turned_channels(module, *arguments[module])
+                turned = {number: _turned(module, *arguments[module])
                           for number, module in found.items() if not _latent(module)}
             except (CaptureError, torch.OutOfMemoryError):
                 raise
@@ -219,10 +219,9 @@ def _latent(module) -> list[str]:
 
 
 @torch.no_grad()
-def _turned_channels(module, args, kwargs) -> int:
-    """Channels of queries and keys up to the last one that RoPE turns, 0 where it turns none: runs
-    the module on random hidden states up to its attention, with its tokens where they are and with
-    all of them at position 0. args and kwargs: of a call."""
+def _turned(module, args, kwargs) -> Turned:
+    """Runs the module on random hidden states up to its attention, with its tokens where they are
+    and with all of them at position 0. args and kwargs: of a call."""
     names = list(inspect.signature(module.forward).parameters)
     kwargs = dict(zip(names, args)) | kwargs
     hidden = "hidden_states" if "hidden_states" in kwargs else names[0]
@@ -242,11 +241,13 @@ def _turned_channels(module, args, kwargs) -> int:
                 pass
         return taken
 
+    here, at_zero = attended(kwargs), attended(at_position_zero(kwargs))
     channels = 0
-    for here, at_zero in zip(attended(kwargs), attended(at_position_zero(kwargs))):
-        differ = (here != at_zero).flatten(0, -2).any(0).nonzero()
+    for one, other in zip(here, at_zero):
+        differ = (one != other).flatten(0, -2).any(0).nonzero()
         channels = max(channels, *(differ[:, 0] + 1).tolist(), 0)
-    return channels
+    last_token = (to_numpy(queries[0, :, -1].float()) for queries in (here[0], at_zero[0]))
+    return Turned(channels, *last_token)
 
 
 def _hides_keys(arguments, layer: Layer) -> bool:

@@ -13,21 +13,34 @@ from .cost import read_json
 from .results import ResultsError
 from .table import Table
 
-COLUMNS = ("layer", "selector", "setting", "budget", "mass_kept", "oracle_mass", "output_error",
-           "index_flops", "index_bytes", "attention_flops", "attention_bytes", "rows_counted")
-SHOWN = ("layer", "selector", "budget", "mass_kept", "oracle_mass", "output_error")
+COLUMNS = ("layer", "selector", "setting", "budget", "tokens_allowed", "tokens_read", "mass_kept",
+           "oracle_mass", "output_error", "index_flops", "index_bytes", "attention_flops",
+           "attention_bytes", "rows_counted")
+SHOWN = ("layer", "selector", "budget", "tokens_read", "over_budget", "mass_kept", "oracle_mass",
+         "output_error")
 UNITS = {"flops": (1e6, "MFLOP"), "bytes": (1e3, "kB")}
+BASELINE = "random"  # far below the others, it does not set the axis
 
 
-def read_comparison(path) -> Table:
-    """One row per layer, selector and setting, with the phase that all of them are in."""
+class Comparison(Table):
+    """One row per layer, selector and setting, with the phase that all of them are in and whether
+    a row reads more tokens than its budget allows."""
+
+    definitions: dict[str, str]  # of the columns, as the run recorded them
+
+
+def read_comparison(path) -> Comparison:
     summary = read_json(path, "msa-compare-summary")
     if not summary["rows"]:
         raise ResultsError(f"{path}: has no rows")
     phase = summary["options"]["phase"]
-    return Table.from_rows((*COLUMNS, "phase"),
-                           ([math.nan if row[name] is None else row[name] for name in COLUMNS]
-                            + [phase] for row in summary["rows"]))
+    table = Comparison.from_rows(
+        (*COLUMNS, "phase"),
+        ([math.nan if row[name] is None else row[name] for name in COLUMNS] + [phase]
+         for row in summary["rows"]))
+    table.columns["over_budget"] = table["tokens_read"] > table["tokens_allowed"]
+    table.definitions = {name: str(text) for name, text in summary["definitions"].items()}
+    return table
 
 
 def _selectors(table: Table) -> list[str]:
@@ -41,42 +54,70 @@ def _selectors(table: Table) -> list[str]:
 
 def _draw_lines(axes, cost: np.ndarray, here: Table):
     """Mass kept against cost, a line per selector: a handful in colour with their names at the
-    ends, the others grey."""
+    ends, the others grey, whose names show where a pointer rests on them. Hollow: a choice that
+    reads more tokens than its budget."""
     ends, colours = {}, {}
     names = _selectors(here)
     for name in names:
         of_name = here["selector"] == name
         x, kept = cost[of_name], here["mass_kept"][of_name]
-        if name not in style.IN_COLOUR:
-            axes.plot(x, kept, label="others", color=style.OTHERS, linewidth=1, zorder=1.5)
-            continue
-        look = style.selector_style(name, names)
-        axes.plot(x, kept, label=name, linewidth=1.4, **look)
+        over = here["over_budget"][of_name]
+        coloured = name in style.IN_COLOUR
+        look = (style.selector_style(name, names) if coloured
+                else {"color": style.OTHERS, "zorder": 1.5})
+        line, = axes.plot(x, kept, label=name if coloured else "others",
+                          linewidth=1.4 if coloured else 1, **look)
+        style.name_on_hover(line, name)
+        if over.any():
+            axes.plot(x[over], kept[over], linestyle="", marker=look.get("marker") or "o",
+                      color=look["color"], markerfacecolor="white", zorder=2.5,
+                      label=f"{name}, over its budget")
         known = np.flatnonzero(~np.isnan(kept))
-        if len(known):
+        if coloured and len(known):
             ends[name] = (x[known[-1]], kept[known[-1]])
             colours[name] = look["color"]
-    style.label_ends(axes, ends, colours)
+    below = _clip_baseline(axes, here)
+    style.label_ends(axes, {name: end for name, end in ends.items() if name not in below}, colours)
     grey = len(names) - sum(name in style.IN_COLOUR for name in names)
-    if grey:
-        axes.set_title(f"grey: {grey} other selector{'s' * (grey > 1)}", loc="left", fontsize=9,
-                       color=style.GUIDE)
+    notes = [f"grey: {grey} other selector{'s' * (grey > 1)}"] if grey else []
+    if here["over_budget"].any():
+        notes.append("hollow: reads more than its budget")
+    if notes:
+        axes.set_title("; ".join(notes), loc="left", fontsize=9, color=style.GUIDE)
+
+
+def _clip_baseline(axes, here: Table) -> list[str]:
+    """The others set the axis. What it cuts off of the baseline is told in words; returns its name
+    where all of it is cut off."""
+    is_baseline = here["selector"] == BASELINE
+    kept, others = here["mass_kept"][is_baseline], here["mass_kept"][~is_baseline]
+    kept, others = kept[~np.isnan(kept)], others[~np.isnan(others)]
+    if not len(kept) or not len(others):
+        return []
+    top = max(others.max(), kept.max())
+    bottom = others.min() - 0.05 * (top - others.min() or 1)
+    if kept.min() >= bottom:
+        return []
+    axes.set_ylim(bottom, top + 0.05 * (top - bottom))
+    axes.annotate(f"{BASELINE}: {kept.min():.2f} to {kept.max():.2f}", (0.02, 0.0),
+                  (0.02, 0.06), xycoords="axes fraction", textcoords="axes fraction", fontsize=9,
+                  color=style.GUIDE, arrowprops={"arrowstyle": "->", "color": style.GUIDE})
+    return [BASELINE] if kept.max() < bottom else []
 
 
 @style.styled
 def mass_kept_versus_budget(table: Table, layer: int):
-    """Mass kept against the budget in tokens, one line per selector."""
+    """Mass kept against the tokens that a query reads at each budget, one line per selector."""
     here = table.where(layer=layer)
     figure = style.new_figure(4.0)
     axes = figure.subplots()
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(set(here["budget"].tolist())))
-    axes.minorticks_off()
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set(xlabel=f"budget, tokens per query; layer {layer}", ylabel="mass kept")
-    _draw_lines(axes, here["budget"], here)
+    axes.set(xlabel=f"tokens read per query; layer {layer}", ylabel="mass kept")
+    _draw_lines(axes, here["tokens_read"], here)
     return figure, Table(**{name: here[name] for name in
-                            ("layer", "selector", "setting", "budget", "mass_kept")})
+                            ("layer", "selector", "setting", "budget", "tokens_read",
+                             "over_budget", "mass_kept")})
 
 
 def pareto_front(cost: np.ndarray, kept: np.ndarray) -> np.ndarray:
@@ -112,6 +153,15 @@ def mass_kept_versus_cost(table: Table, layer: int, cost: str = "flops"):
     return figure, Table(layer=here["layer"], selector=here["selector"], budget=here["budget"],
                          mass_kept=here["mass_kept"], on_front=np.isin(range(len(here)), front),
                          **{cost: total})
+
+
+def comparison_definitions(table: Comparison) -> dict[str, str]:
+    """Of the columns of comparison_numbers."""
+    costs = {f"{part}_{unit}": f"{table.definitions[f'{part}_{cost}']}, in {unit}"
+             for cost, (_, unit) in UNITS.items() for part in ("index", "attention")}
+    return {**{name: table.definitions[name] for name in SHOWN if name in table.definitions},
+            "over_budget": f"Is tokens_read larger than allowed? {table.definitions['tokens_allowed']}",
+            **costs}
 
 
 def comparison_numbers(table: Table) -> Table:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .results import ResultsError, ResultsFile
 
-HELD_OUT = ("kl", "block_recall", "score_recall", "mass_kept", "oracle_mass", "output_error",
+HELD_OUT = ("kl", "kl_selected", "block_recall", "score_recall", "mass_kept", "oracle_mass", "output_error",
             "entropy_index", "entropy_teacher")
 
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from .comparison import comparison_numbers, mass_kept_versus_budget, mass_kept_versus_cost
+from .comparison import (Comparison, comparison_definitions, comparison_numbers,
+                         mass_kept_versus_budget, mass_kept_versus_cost)
 from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
                    predicted_over_measured_bars, roofline, union_sizes)
 from .entropy import entropy_per_layer
@@ -43,6 +44,7 @@ class Section:
     draw: Callable[[Results, list[int]], Iterator[Picture]]
     table: Table | None = None  # to be read beside the pictures
     table_name: str = ""  # of its file
+    definitions: Mapping[str, str] = field(default_factory=dict)  # of its table's columns
 
 
 def _per_layer(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Picture]]:
@@ -176,7 +178,7 @@ def selections_section(whole: Results, results: Results) -> Section:
         draw=lambda _, layers: section.draw(whole, [n for n in layers if n in whole.layers]))
 
 
-def comparison_section(comparison: Table) -> Section:
+def comparison_section(comparison: Comparison) -> Section:
     """Of the summary of msa-compare."""
     counted = " or ".join(str(rows) for rows in sorted(set(comparison["rows_counted"].tolist())))
 
@@ -191,7 +193,8 @@ def comparison_section(comparison: Table) -> Section:
     return Section(
         "comparison",
         "Which selector keeps most at an equal budget?",
-        ("First: mass kept against the budget, every selector at the same number of tokens. "
+        ("First: mass kept against the tokens that a query reads, at each budget. A hollow marker is a "
+         "selector that reads more tokens than its budget, as snapkv does in the decode phase. "
          "Then the same mass against all FLOPs, and against all bytes read, per query, scores and "
          "attention together: up and to the left is better, and no point lies above the broad "
          "grey line, the Pareto front.",
@@ -199,7 +202,8 @@ def comparison_section(comparison: Table) -> Section:
          "unevenly over the queries, as top-p does.",
          f"Averages over {counted} queries in the {comparison['phase'][0]} phase, all of which see "
          "more keys than the largest budget."),
-        pictures, comparison_numbers(comparison), "comparison")
+        pictures, comparison_numbers(comparison), "comparison",
+        comparison_definitions(comparison))
 
 
 def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = ()) -> Section:
@@ -275,7 +279,8 @@ def training_section(fit: FitResults) -> Section:
         ("Above: the KL divergence of the index distribution from the attention it imitates. "
          "Coloured: the loss of each training step, solid in warm-up, where it runs over all "
          "visible keys, dashed afterwards, over the selected blocks alone; the two do not compare. "
-         "Black: held-out queries, always over all visible keys.",
+         "Black: held-out queries, over all visible keys; black and dotted, over the selected "
+         "blocks alone, which is what the dashed steps train.",
          "Below, on the held-out queries: how much of the oracle's blocks and mass the Index "
          f"Branch finds, against the dashed oracle.{closed_form} A black line that rises while the "
          "coloured one falls is overfitting.",

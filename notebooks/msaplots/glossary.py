@@ -1,31 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""What each number means. The definitions that a run recorded take precedence."""
+"""What the words of the pictures mean. What a metric means, the program that wrote it recorded
+(analysis/metrics.cpp); those definitions take precedence."""
 
 from __future__ import annotations
 
 from .results import Results
 
 GLOSSARY = {
-    "mass_kept": "Dense attention probability that falls on the selected blocks: the sum of P_b "
-                 "over them. 1 loses nothing.",
-    "oracle_mass": "Mass kept by the oracle: the most that k blocks can keep.",
-    "block_recall": "Share of the oracle's blocks that the selector also chose: |I* ∩ I| / |I*|.",
-    "score_recall": "Share of the oracle's mass on the blocks that both chose.",
-    "output_error": "Relative error of the attention output, per head: "
-                    "‖o_sparse − o_dense‖ / ‖o_dense‖. 0 loses nothing.",
-    "sink_mass_dense": "Mean probability that dense attention puts on token 0.",
-    "sink_mass_sparse": "Mean probability on token 0 when attention sees the selected blocks only.",
-    "entropy_dense": "Entropy of dense attention in nats; e to this power is the number of keys "
-                     "that attention is spread over.",
-    "entropy_sparse": "Entropy in nats of attention over the selected blocks.",
-    "rows_counted": "Queries in the averages.",
-    "rows_trivial": "Queries that see at most k blocks, keep all of them, and are left out of the "
-                    "averages.",
     "budget": "Tokens that a query may attend to.",
-    "index_MFLOP": "Arithmetic that the selector needs per query to choose.",
-    "attention_MFLOP": "Arithmetic of attention over the chosen tokens per query.",
-    "index_kB": "Bytes that the selector reads per query to choose.",
-    "attention_kB": "Bytes that attention over the chosen tokens reads per query.",
     "pipeline": "dense: attention over all tokens; q_outer, union, kv_outer, automatic: MSA's stages "
                 "with sparse attention in that loop order.",
     "predicted_ms": "The roofline's time of all stages, in milliseconds.",

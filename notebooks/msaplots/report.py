@@ -100,6 +100,7 @@ def _render(results: Results, layers, summary: Table, sections, shown) -> str:
     environment.filters.update(number=number, caption=caption, zip=zip,
                                label=lambda name: name.replace("_", " "))
     best = best_practical(summary)
+    more = {name: text for section in sections for name, text in section.definitions.items()}
     return environment.get_template("report.html.jinja").render(
         layers=layers, selectors=results.selectors, sections=sections, shown=shown,
         preferred=best[0] if best else results.selectors[0], best=best,
@@ -107,7 +108,7 @@ def _render(results: Results, layers, summary: Table, sections, shown) -> str:
         sizes=results.sizes(layers[0]),
         top_k=results.top_k(results.selectors[0], layers[0]),
         queries=len(results.queries(layers[0]).token), summary=summary, shares=SHARES,
-        definitions=definitions(results), run=_plain_run(results),
+        definitions={**definitions(results), **more}, run=_plain_run(results),
         options=json.dumps(results.run_json("options"), indent=1),
         inputs=results.run_json("inputs"), file=results.path.name)
 

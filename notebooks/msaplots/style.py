@@ -9,6 +9,7 @@ stay readable at the width of a phone.
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 import matplotlib
@@ -88,6 +89,19 @@ def label_ends(axes, ends: dict[str, tuple[float, float]], colours: dict[str, ob
                                   "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3})
 
 
+_HOVER = "hover:"
+
+
+def name_on_hover(artist, name: str):
+    """The SVG shows the name where a pointer rests on the artist."""
+    artist.set_gid(_HOVER + name)
+
+
+def _with_titles(svg: str) -> str:
+    """Each named artist gets a <title>, which browsers show on hover."""
+    return re.sub(f'<g id="{_HOVER}([^"]*)">', r"<g><title>\1</title>", svg)
+
+
 def styled(draw):
     """Decorates a figure function: it runs with the project's settings, whatever the caller's."""
 
@@ -112,5 +126,6 @@ def save(figure: Figure, table, out_dir, name: str) -> list[Path]:
         figure.savefig(png)
         figure.set_layout_engine("none")  # as it stands; laying out again costs as much as drawing
         figure.savefig(svg, metadata={"Date": None})
+    svg.write_text(_with_titles(svg.read_text(encoding="utf-8")), encoding="utf-8")
     table.to_csv(numbers)
     return [png, svg, numbers]

@@ -15,7 +15,7 @@ RECALLS = {"score_recall": "score recall", "mass_kept": "mass kept", "block_reca
 @style.styled
 def training_curves(fit: FitResults, layer: int):
     """(a) KL of the training steps, solid in warm-up, dashed on the selected support, and on
-    held-out queries; (b) recall and mass kept on held-out queries. The dotted line marks the
+    held-out queries, over all keys and on the selected support, dotted; (b) recall and mass kept on held-out queries. The dotted line marks the
     switch."""
     curves = fit.curves(layer)
     figure = style.new_figure(4.6)
@@ -31,6 +31,9 @@ def training_curves(fit: FitResults, layer: int):
                 label="training, selected blocks", **trained)
     kl.plot(curves.step, curves.held_out["kl"], color=style.REFERENCE, marker="o", markersize=3.5,
             label="held out, all visible keys")
+    kl.plot(curves.step, curves.held_out["kl_selected"], color=style.REFERENCE, linestyle=":",
+            marker="o", markersize=3.5, markerfacecolor="white",
+            label="held out, selected blocks")
     kl.set_ylim(bottom=0)
     kl.set_ylabel("KL, nats")
     kl.set_title(f"(a) layer {layer}: KL loss", loc="left")

@@ -80,8 +80,11 @@ def bench() -> dict:
     return {"format": "msa-bench", "measurements": measured}
 
 
-def comparison(layer: int = 3) -> dict:
+def comparison(layer: int = 3, over: str = "") -> dict:
+    """`over`: the selector that reads more than its budget."""
     rows = [{"layer": layer, "selector": selector, "setting": str(budget), "budget": budget,
+             "tokens_allowed": budget,
+             "tokens_read": budget * (4 if selector == over else 0.75),
              "mass_kept": mass + budget / 2000, "oracle_mass": 0.9, "output_error": 0.1,
              "index_flops": index, "index_bytes": index, "attention_flops": 100.0 * budget,
              "attention_bytes": 10.0 * budget, "rows_counted": 40}
@@ -89,7 +92,8 @@ def comparison(layer: int = 3) -> dict:
                                           ("quest", 0.6, 3e4))
             for budget in (128, 256)]
     rows[0]["mass_kept"] = None  # no counted row
-    return {"format": "msa-compare-summary", "options": {"phase": "prefill"}, "rows": rows}
+    return {"format": "msa-compare-summary", "options": {"phase": "prefill"},
+            "definitions": {name: f"what {name} means" for name in rows[0]}, "rows": rows}
 
 
 def write_all(folder: Path) -> dict[str, str]:

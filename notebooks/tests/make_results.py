@@ -17,6 +17,9 @@ import numpy as np
 DEFINITIONS = {
     "block_recall": "|I* ∩ I| / |I*|; I* = top-k blocks by mass, local block forced in",
     "mass_kept": "sum of P_b over the selected blocks, of all mass",
+    **{name: f"what {name} means" for name in (
+        "oracle_mass", "score_recall", "output_error", "sink_mass_dense", "sink_mass_sparse",
+        "entropy_dense", "entropy_sparse", "rows_counted", "rows_trivial")},
 }
 RULES = {"oracle": "the blocks of highest mass", "random": "uniformly random visible blocks",
          "window": "the first block and the newest ones"}

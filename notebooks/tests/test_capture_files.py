@@ -271,3 +271,18 @@ def test_command_line_names_the_types_there_are(tmp_path, capsys, dtype):
         main(["capture", "model", "--dtype", dtype, "--out", str(tmp_path / "a.h5")])
     error = capsys.readouterr().err
     assert end.value.code == 2 and f"invalid choice: '{dtype}'" in error and "bfloat16" in error
+
+
+def test_texts_of_fixed_length_are_read_as_the_programs_write_them(tmp_path):
+    path = tmp_path / "a.h5"
+    capture(Fake(), [np.zeros(8, np.int32)], path)
+    with h5py.File(path, "r+") as file:
+        places = [file, *file["layers"].values()]
+        for place in places:
+            for name, value in place.attrs.items():
+                if isinstance(value, str):
+                    place.attrs.create(name, np.bytes_(value.encode()))
+        assert isinstance(file.attrs["format"], bytes)
+    again = ActivationsReader(path)
+    assert again.model_id == "fake"
+    assert_same(again.layer(0), random_layer(8, 0))

@@ -12,7 +12,7 @@ from msaplots import (ResultsError, Table, efficiency_triple, loop_orders, mass_
                       read_bench, read_comparison, read_cost, roofline, union_sizes)
 from msaplots.__main__ import main
 from msaplots.comparison import pareto_front
-from msaplots.style import OTHERS, label_ends
+from msaplots.style import OTHERS, label_ends, save
 
 
 @pytest.fixture
@@ -126,9 +126,11 @@ def test_mass_against_budget_and_cost(files):
     assert math.isnan(table["mass_kept"][0])
     figure, drawn = mass_kept_versus_budget(table, 3)
     names = [text.get_text() for text in figure.axes[0].texts]
-    assert names == ["random", "quest", "oracle"]  # at the ends of their lines, from below
+    # At the ends of their lines, from below; the baseline does not set the axis.
+    assert names == ["random: 0.43 to 0.43", "quest", "oracle"]
+    assert 0.6 < figure.axes[0].get_ylim()[0] < 0.6 + 0.064
     np.testing.assert_allclose(lines(figure.axes[0])["quest"],
-                               [(128, 0.6 + 0.064), (256, 0.6 + 0.128)])
+                               [(96, 0.6 + 0.064), (192, 0.6 + 0.128)])
     assert len(drawn) == 6
     figure, drawn = mass_kept_versus_cost(table, 3, "bytes")
     np.testing.assert_allclose(lines(figure.axes[0])["quest"][:, 0], [31.28, 32.56])  # kB
@@ -137,16 +139,32 @@ def test_mass_against_budget_and_cost(files):
                                                           "quest"]
 
 
-def test_many_selectors_are_grey_but_for_a_handful(files):
+def test_many_selectors_are_grey_but_for_a_handful(files, tmp_path):
     table = read_comparison(files["compare"])
     renamed = Table(**{**table.columns, "selector": np.where(table["selector"] == "quest", "moba",
                                                              table["selector"])})
     figure, drawn = mass_kept_versus_budget(renamed, 3)
     axes = figure.axes[0]
-    assert [text.get_text() for text in axes.texts] == ["random", "oracle"]
+    assert [text.get_text() for text in axes.texts] == ["random: 0.43 to 0.43", "oracle"]
     assert [line.get_color() for line in axes.lines if line.get_label() == "others"] == [OTHERS]
     assert axes.get_title("left") == "grey: 1 other selector"
     assert "moba" in drawn["selector"]  # the numbers stay
+    _, svg, _ = save(figure, drawn, tmp_path, "budget")
+    assert "<title>moba</title>" in svg.read_text()  # shown on hover
+
+
+def test_a_choice_that_reads_more_than_its_budget_is_hollow(files, tmp_path):
+    path = tmp_path / "over.json"
+    path.write_text(json.dumps(make_cost.comparison(over="quest")))
+    table = read_comparison(path)
+    figure, drawn = mass_kept_versus_budget(table, 3)
+    axes = figure.axes[0]
+    np.testing.assert_allclose(lines(axes)["quest"][:, 0], [512, 1024])  # where it really reads
+    hollow = [line for line in axes.lines if line.get_label() == "quest, over its budget"]
+    assert [line.get_markerfacecolor() for line in hollow] == ["white"]
+    np.testing.assert_allclose(hollow[0].get_xydata(), lines(axes)["quest"])
+    assert "hollow: reads more than its budget" in axes.get_title("left")
+    assert drawn["over_budget"].tolist() == [name == "quest" for name in drawn["selector"]]
 
 
 def test_names_at_the_ends_are_apart():

@@ -7,10 +7,12 @@ import contextlib
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import h5py
 import make_cost
@@ -33,9 +35,11 @@ ROUNDS = int(os.environ.get("MSALAB_FUZZ", "1"))
 
 def run_msaplots(arguments):
     """Draws all pictures, and saves none, which would take most of the time."""
-    msaplots.report._save = lambda picture, folder: Shown(picture.name, picture.layer,
-                                                          picture.selector, "")
-    return msaplots.__main__.main(arguments)
+    def save(picture, _):
+        return Shown(picture.name, picture.layer, picture.selector, "")
+
+    with patch.object(msaplots.report, "_save", save):
+        return msaplots.__main__.main(arguments)
 
 
 def exit_code(program, arguments, folder: Path) -> tuple[int, str]:
@@ -227,19 +231,34 @@ def test_damaged_json(files, tmp_path, kind):
 
 
 VALUES = ("0", "-1", "1", "3,6", "1e400", "nan", "99999999999999999999", "", "text", "bhsd",
-          "\u00e9", "{field}", "layers.{layer}.{field}", "{nothing}", "post_rope", "bf16", "foo",
+          "\u00e9", "\udcff\udcfe", "{field}", "layers.{layer}.{field}", "{nothing}", "post_rope", "bf16", "foo",
           "/dev/null", "/dev/full", "/", ".", "--", "-")
 
 
-@pytest.mark.parametrize("program, commands, options", [
-    (run_msacapture, (["capture", "."], ["convert"]),
-     ("--text", "--tokens", "--max-tokens", "--device", "--dtype", "--attention", "--revision",
-      "--names", "--layout", "--lengths", "--state", "--softmax-scale", "--rotary-dim",
-      "--rope-theta", "--model-id", "--model-config", "--apply-rope", "--interleaved", "--layers",
-      "--overwrite")),
-    (run_msaplots, ([],), ("--fit", "--selections", "--compare", "--cost", "--bench", "--layers"))],
-    ids=["msacapture", "msaplots"])
-def test_odd_command_lines(files, tmp_path, program, commands, options):
+PROGRAMS = {  # program, its commands, its options
+    "msacapture": (run_msacapture, (["capture", "."], ["convert"]), (
+        "--text", "--tokens", "--max-tokens", "--device", "--dtype", "--attention", "--revision",
+        "--names", "--layout", "--lengths", "--state", "--softmax-scale", "--rotary-dim",
+        "--rope-theta", "--model-id", "--model-config", "--apply-rope", "--interleaved",
+        "--layers", "--overwrite")),
+    "msaplots": (run_msaplots, ([],), (
+        "--fit", "--selections", "--compare", "--cost", "--bench", "--layers"))}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_option_is_tried(name, capsys):
+    program, commands, options = PROGRAMS[name]
+    there = set()
+    for command in commands:
+        with pytest.raises(SystemExit):
+            program([*command[:1], "--help"])
+        there |= set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    assert there == {*options, "--out", "--help"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_odd_command_lines(files, tmp_path, name):
+    program, commands, options = PROGRAMS[name]
     rng = np.random.default_rng(7)
     paths = [str(path) for path, *_ in files.values()]
     for case in range(ROUNDS * 60):

@@ -29,7 +29,8 @@ def test_curves_show_the_numbers_of_the_file(fit_path):
     np.testing.assert_array_equal(np.concatenate([warm, selected])[:, 1], curves.train_kl)
     np.testing.assert_array_equal(np.concatenate([warm, selected])[:, 0], range(STEPS))
     assert len(warm) == WARMUP
-    for label, name in (("held out, all visible keys", "kl"), ("block recall", "block_recall"),
+    for label, name in (("held out, all visible keys", "kl"), ("held out, selected blocks", "kl_selected"),
+                        ("block recall", "block_recall"),
                         ("score recall", "score_recall"), ("mass kept", "mass_kept"),
                         ("oracle mass", "oracle_mass")):
         np.testing.assert_array_equal(lines[label][:, 0], curves.step)

@@ -12,6 +12,7 @@ TEST(CostModel, SquareCausalClosedForms) {
     EXPECT_EQ(causal_pairs(p), 5050);
     EXPECT_EQ(block_mass_flops(p), 2.0 * 8 * 32 * 5050);
     EXPECT_EQ(dense_attention_flops(p), 4.0 * 8 * 32 * 5050);
+    EXPECT_EQ(dense_attention_grad_flops(p), 10.0 * 8 * 32 * 5050);
     EXPECT_EQ(index_scores_flops(p), 2.0 * 2 * 16 * 5050);
     EXPECT_EQ(index_kl_flops(p, 10), 2.0 * (4 * 32 + 3 * 16) * 10);
 }
@@ -37,6 +38,7 @@ TEST(CostModel, SelectedPairsCountVisibleTokensOnly) {
     ids(3, 1, 0) = 0;   // tokens 0-3
     EXPECT_EQ(selected_pairs(p, ids), 8 + 4 + 4);
     EXPECT_EQ(sparse_attention_flops(p, ids), 4.0 * 16 * 16);
+    EXPECT_EQ(sparse_attention_grad_flops(p, ids), 10.0 * 16 * 16);
 }
 
 TEST(CostModel, BytesCountEverythingOnce) {
@@ -55,6 +57,12 @@ TEST(CostModel, BytesCountEverythingOnce) {
     ids(19, 1, 0) = 2;  // tokens 16-19 of group 1
     EXPECT_EQ(sparse_attention_bytes(p, ids, Element::f32),
               queries + 2 * 4.0 * (6 + 4) * 16 + 4.0 * 20 * 2 * 2);
+    // d_out, d_q, d_k and d_v beside what the forward pass takes and gives.
+    const double gradient = 2 * 4.0 * (20 * 4 * 16 + 20 * 2 * 16);
+    EXPECT_EQ(dense_attention_grad_bytes(p, Element::f32),
+              dense_attention_bytes(p, Element::f32) + gradient);
+    EXPECT_EQ(sparse_attention_grad_bytes(p, ids, Element::f32),
+              sparse_attention_bytes(p, ids, Element::f32) + gradient);
 }
 
 }  // namespace

@@ -158,7 +158,7 @@ TEST_F(Cuda, MoreSequencesThanAGridHasRows) {
     Backend& backend = runner.backend();
     const Tensor<bf16, 3> q = narrowed(backend, o.q), k = narrowed(backend, o.k);
     Tensor<float, 3> mass = backend.make<float, 3>({p.queries(), 1, p.blocks()});
-    backend.block_mass(p, q, k, {mass, {}});
+    backend.block_mass(p, {q, k}, {mass, {}});
     EXPECT_TRUE(close(backend.download(std::as_const(mass).view()),
                       reference().block_mass(p, o).mass, b.mass))
         << backend.answered_by();

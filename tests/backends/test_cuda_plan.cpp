@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gpu/plan/sparse_attention.h"
+#include "gpu/plan/sparse_attention_grad.h"
 #include "gpu/plan/tuned.h"
 #include "gpu/recent.h"
 #include "gpu/runtime.h"
@@ -93,8 +94,81 @@ TEST(CudaPlan, PredicatesSayWhy) {
         "operands and outputs must begin at multiples of 16 bytes");
     EXPECT_EQ(cuda::takes_block_mass_sm90(hopper, p, {Element::bf16}, true, true).why_not,
               "max_logit is asked for");
+    EXPECT_EQ(cuda::takes_block_mass_sm90(hopper, p, {Element::bf16}, false, true, true).why_not,
+              "there are sinks");
+    Problem own = p;
+    own.softcap = 50.0;
+    EXPECT_EQ(why_not(as_is, own, hopper), "the soft cap is 50, must be absent");
+    own.window = 512;
+    EXPECT_EQ(why_not(as_is, own, hopper), "the window is 512, must be absent");
+    EXPECT_EQ(cuda::takes_block_mass_sm90(hopper, own, {Element::bf16}, false, true).why_not,
+              "the window is 512, must be absent");
     EXPECT_EQ(cuda::takes_select_blocks_sm90(hopper, {.top_k = 40}).why_not,
               "k is 40, must be at most 32");
+}
+
+TEST(CudaPlan, ChunksOfTheGradientAreThoseMeasured) {
+    const auto chunk_queries = [](const Problem& p, int64_t top_k) {
+        return cuda::SparseGradPlan(p, top_k).sizes.chunk_tiles * cuda::kGradTileQueries;
+    };
+    EXPECT_EQ(chunk_queries(layer(1 << 17, 64, 4), 16), 16384);
+    EXPECT_EQ(chunk_queries(layer(1 << 15, 64, 4), 16), 8192);
+    EXPECT_EQ(chunk_queries(layer(1 << 13, 64, 4), 16), 4096);
+    EXPECT_EQ(chunk_queries(layer(1000, 64, 4), 16), 1024);             // whole tiles
+    EXPECT_EQ(chunk_queries(layer(1 << 17, 64, 4), 32), 8192);          // slots fit
+    EXPECT_EQ(chunk_queries(layer(1 << 17, 1 << 14, 1 << 8), 32), 64);  // a tile at least
+    const cuda::SparseGradPlan plan(layer(1 << 17, 64, 4), 16);
+    EXPECT_EQ(plan.sizes.step_queries, 4);
+    EXPECT_EQ(plan.sizes.slot_bytes(), cuda::kGradSlotBytes);
+    EXPECT_EQ(plan.sizes.chunks(), 8);
+    EXPECT_EQ(plan.sizes.batch_chunks, 8);
+}
+
+TEST(CudaPlan, ListsOfTheGradientStayWithinTheirBound) {
+    for (const auto& [query_heads, kv_heads] :
+         {std::pair{64, 4}, {16, 16}, {32, 16}, {64, 16}, {64, 1}})
+        for (int64_t top_k : {16, 32}) {
+            const cuda::SparseGradPlan plan(layer(1 << 20, query_heads, kv_heads), top_k);
+            EXPECT_LE(plan.list_bytes(), cuda::kMostListBytes) << query_heads << '/' << kv_heads;
+            EXPECT_LE(plan.sizes.slot_bytes(), cuda::kGradSlotBytes);
+            EXPECT_GE(plan.sizes.batch_chunks, 1);
+            EXPECT_GE(plan.sizes.chunk_tiles, 1);
+        }
+}
+
+TEST(CudaPlan, TheGradientsPredicateSaysWhy) {
+    const cuda::Device hopper{0, 90, kSms}, older{0, 80, 108};
+    const auto why_not = [](const cuda::Device& device, const Problem& p, const auto& change,
+                            bool aligned = true) {
+        SparseAttentionGradRequest request{.element = Element::bf16,
+                                           .top_k = 16,
+                                           .order = LoopOrder::automatic,
+                                           .saved = Element::bf16};
+        change(request);
+        return cuda::takes_sparse_attention_grad_sm90(device, p, request, aligned).why_not;
+    };
+    const auto as_is = [](auto&) {};
+    const Problem p = layer(4096, 64, 4);
+    EXPECT_EQ(why_not(hopper, p, as_is), "");
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.order = LoopOrder::kv_outer; }), "");
+    EXPECT_EQ(why_not(older, p, as_is), "the device is not of compute capability 9.0");
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.order = LoopOrder::q_outer; }),
+              "it has no kernel for one query at a time");
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.order = LoopOrder::tile_union; }),
+              "it has no kernel for unions of blocks");
+    const std::string wide = "an operand or output is f32, must be bf16";
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.saved = Element::f32; }), wide);
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.element = Element::f32; }), wide);
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.top_k = 33; }), "k is 33, must be at most 32");
+    EXPECT_EQ(why_not(hopper, p, as_is, false),
+              "operands and outputs must begin at multiples of 16 bytes");
+    EXPECT_EQ(why_not(hopper, layer(4096, 65, 1), as_is), "G is 65, must be at most 64");
+    EXPECT_EQ(why_not(hopper, layer(0, 64, 4), as_is), "there are no queries or no keys");
+    EXPECT_EQ(why_not(hopper, layer(1 << 25, 64, 4), as_is),
+              "Nq Hq is 2147483648, must be at most 2147483646");
+    Problem narrow = p;
+    narrow.head_dim = 96;
+    EXPECT_EQ(why_not(hopper, narrow, as_is), "the head dim is 96, must be 64 or 128");
 }
 
 TEST(CudaPlan, WhatIsWrittenMustNotBeReadEarly) {

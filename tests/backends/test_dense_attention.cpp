@@ -11,6 +11,7 @@ namespace {
 
 class DenseAttention : public OperationTest {};
 MSA_FOR_ALL_CASES(DenseAttention);
+MSA_FOR_OWN_ATTENTION(DenseAttention);
 
 TEST_P(DenseAttention, MatchesReference) {
     const Attention want = reference().dense_attention(problem(), operands_);
@@ -24,7 +25,8 @@ TEST_P(DenseAttention, InvisibleKeysHaveNoInfluence) {
     // Poison every key that no query sees.
     std::vector<bool> seen(static_cast<size_t>(problem().keys()), false);
     for (const KeyRange& range : visible_keys(problem()))
-        for (int64_t j = 0; j < range.count; ++j) seen[static_cast<size_t>(range.first + j)] = true;
+        for (int64_t j = problem().window_start(range.count); j < range.count; ++j)
+            seen[static_cast<size_t>(range.first + j)] = true;
     for (int64_t j = 0; j < problem().keys(); ++j)
         if (!seen[static_cast<size_t>(j)])
             for (Tensor<float, 3>* t : {&operands_.k, &operands_.v})

@@ -134,6 +134,31 @@ TEST_P(PyTorch, Attention) {
                         attention("/expected/sparse_attention"), b));
 }
 
+TEST_P(PyTorch, AttentionGradients) {
+    Runner runner(GetParam());
+    if (!runner.backend().supports(problem_, DenseAttentionGradRequest{}).yes)
+        GTEST_SKIP() << "the backend has no gradient of attention";
+    const Tensor<float, 3> d_out = golden_.read<float, 3>("/inputs/d_out");
+    for (bool sparse : {false, true}) {
+        const std::string group =
+            sparse ? "/expected/sparse_attention" : "/expected/dense_attention";
+        const AttentionLoss loss(problem_, operands_, sparse ? ids_.view() : View<int32_t, 3>(),
+                                 d_out);
+        const Backward backward{attention(group), golden_.read<float, 3>("/inputs/d_out")};
+        const AttentionGrad want{golden_.read<float, 3>(group + "/d_q"),
+                                 golden_.read<float, 3>(group + "/d_k"),
+                                 golden_.read<float, 3>(group + "/d_v"),
+                                 {}};
+        const AttentionGrad got =
+            sparse ? runner.sparse_attention_grad(problem_, operands_, ids_, backward)
+                   : runner.dense_attention_grad(problem_, operands_, backward);
+        EXPECT_TRUE(matches(got, want, loss.sizes())) << group;
+        for (const auto& [d, expected] :
+             {std::pair{&got.d_q, &want.d_q}, {&got.d_k, &want.d_k}, {&got.d_v, &want.d_v}})
+            EXPECT_TRUE(close(*d, *expected, 1e-5)) << group;
+    }
+}
+
 TEST_P(PyTorch, Selection) {
     EXPECT_TRUE(identical(
         Runner(GetParam()).index_select(problem_, {.top_k = golden_.size("top_k")}, operands_),

@@ -26,6 +26,7 @@ const char* name(Teacher teacher) { return teacher == Teacher::mean ? "mean" : "
 
 class IndexKlTest : public OperationTest {};
 MSA_FOR_ALL_CASES(IndexKlTest);
+MSA_FOR_OWN_ATTENTION(IndexKlTest);
 
 TEST_P(IndexKlTest, MatchesReferenceOnBothSupports) {
     const Tensor<int32_t, 3> ids = reference().index_select(problem(), rule(), operands_);

@@ -11,6 +11,8 @@ namespace msa::test {
 namespace {
 
 const Case& regular() { return cases().front(); }
+/// With a window, a soft cap and sinks.
+const Case& own_attention() { return own_attention_cases().back(); }
 
 /// `matches` holds, holds with half a bound added to one finite element, fails with two bounds.
 template <typename Check, typename T, int Rank>
@@ -29,11 +31,15 @@ void expect_caught(const Check& matches_now, Tensor<T, Rank>& output, double bou
     element = clean;
 }
 
-TEST(InjectedError, DenseAndSparseAttention) {
-    const Operands o = make_operands(regular(), Element::f32);
-    const Problem& p = regular().problem;
+class InjectedErrorIn : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, InjectedErrorIn, testing::Values(regular(), own_attention()),
+                         [](const auto& of) { return of.param.name; });
+
+TEST_P(InjectedErrorIn, DenseAndSparseAttention) {
+    const Operands o = make_operands(GetParam(), Element::f32);
+    const Problem& p = GetParam().problem;
     const Bounds b = bounds(p, o);
-    const Tensor<int32_t, 3> ids = reference().index_select(p, regular().rule, o);
+    const Tensor<int32_t, 3> ids = reference().index_select(p, GetParam().rule, o);
     for (bool sparse : {false, true}) {
         const auto run = [&] {
             return sparse ? reference().sparse_attention(p, o, ids.view())
@@ -47,21 +53,45 @@ TEST(InjectedError, DenseAndSparseAttention) {
     }
 }
 
-TEST(InjectedError, BlockMass) {
-    const Operands o = make_operands(regular(), Element::f32);
-    const Bounds b = bounds(regular().problem, o);
-    const BlockMass want = reference().block_mass(regular().problem, o);
-    BlockMass got = reference().block_mass(regular().problem, o);
+TEST(InjectedError, AttentionGradients) {
+    const Problem& p = regular().problem;
+    Operands o = make_operands(regular(), Element::f32);
+    const Tensor<int32_t, 3> ids = reference().index_select(p, regular().rule, o);
+    o.sinks = normal<1>({p.query_heads}, 12);
+    for (bool sparse : {false, true}) {
+        const Tensor<float, 3> d_out = normal<3>(o.q.shape(), 11);
+        const AttentionLoss loss(p, o, sparse ? ids.view() : View<int32_t, 3>(), d_out);
+        const Backward backward{loss.saved(), normal<3>(o.q.shape(), 11)};
+        const auto run = [&] {
+            return sparse ? reference().sparse_attention_grad(p, o, ids.view(), backward)
+                          : reference().dense_attention_grad(p, o, backward);
+        };
+        const AttentionGrad want = run();
+        AttentionGrad got = run();
+        const GradientSizes sizes = loss.sizes();
+        const auto check = [&] { return static_cast<bool>(matches(got, want, sizes)); };
+        expect_caught(check, got.d_q, sizes.d_q());
+        expect_caught(check, got.d_k, sizes.d_k());
+        expect_caught(check, got.d_v, sizes.d_v());
+        expect_caught(check, got.d_sinks, sizes.d_sinks());
+    }
+}
+
+TEST_P(InjectedErrorIn, BlockMass) {
+    const Operands o = make_operands(GetParam(), Element::f32);
+    const Bounds b = bounds(GetParam().problem, o);
+    const BlockMass want = reference().block_mass(GetParam().problem, o);
+    BlockMass got = reference().block_mass(GetParam().problem, o);
     const auto check = [&] { return static_cast<bool>(matches(got, want, b)); };
     expect_caught(check, got.mass, b.mass);
     expect_caught(check, got.max_logit, b.max_logit);
 }
 
-TEST(InjectedError, IndexKl) {
-    const Operands o = make_operands(regular(), Element::f32);
-    const Bounds b = bounds(regular().problem, o);
-    const IndexKl want = reference().index_kl(regular().problem, o, {});
-    IndexKl got = reference().index_kl(regular().problem, o, {});
+TEST_P(InjectedErrorIn, IndexKl) {
+    const Operands o = make_operands(GetParam(), Element::f32);
+    const Bounds b = bounds(GetParam().problem, o);
+    const IndexKl want = reference().index_kl(GetParam().problem, o, {});
+    IndexKl got = reference().index_kl(GetParam().problem, o, {});
     const auto check = [&] { return static_cast<bool>(matches(got, want, b)); };
     expect_caught(check, got.kl, b.kl);
     expect_caught(check, got.d_index_q, b.d_index_q);

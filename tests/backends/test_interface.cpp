@@ -77,7 +77,7 @@ TEST_P(Interface, KlGradientsComeTogether) {
 
 TEST_P(Interface, AbsentOperandsAreNamed) {
     Runner runner(GetParam());
-    EXPECT_EQ(refusal([&] { runner.backend().block_mass(problem_, {}, {}, {}); }),
+    EXPECT_EQ(refusal([&] { runner.backend().block_mass(problem_, {}, {}); }),
               "q is absent, must be [Nq, Hq, dh] = [20, 4, 16]");
     problem_.index_dim = 0;
     EXPECT_EQ(refusal([&] { runner.index_scores(problem_, operands_); }),
@@ -98,7 +98,7 @@ TEST_P(Interface, BadProblemsRulesAndIdsAreRefused) {
     EXPECT_EQ(refusal([&] { runner.dense_attention(problem_, operands_); }),
               "block_size is 7, must be from 8 to 256");
     problem_.block_size = 0;
-    EXPECT_EQ(refusal([&] { runner.backend().block_mass(problem_, {}, {}, {}); }),
+    EXPECT_EQ(refusal([&] { runner.backend().block_mass(problem_, {}, {}); }),
               "block_size is 0, must be from 1 to 256");
 }
 

@@ -27,6 +27,7 @@ protected:
     Tensor<int32_t, 3> ids_;
 };
 MSA_FOR_ALL_CASES(SparseAttention);
+MSA_FOR_OWN_ATTENTION(SparseAttention);
 
 TEST_P(SparseAttention, EveryOrderMatchesReference) {
     const Attention want = reference().sparse_attention(problem(), operands_, ids_);
@@ -103,8 +104,8 @@ TEST_P(SparseAttention, UnselectedAndInvisibleKeysHaveNoInfluence) {
         const KeyRange seen = visible_keys(one)[0];
         std::vector<bool> used(static_cast<size_t>(p.keys()), false);
         for (int64_t b : selected(ids, 0, 0))
-            for (int64_t j = b * p.block_size; j < std::min((b + 1) * p.block_size, seen.count);
-                 ++j)
+            for (int64_t j = std::max(b * p.block_size, p.window_start(seen.count));
+                 j < std::min((b + 1) * p.block_size, seen.count); ++j)
                 used[static_cast<size_t>(seen.first + j)] = true;
         for (int64_t j = 0; j < p.keys(); ++j)
             if (!used[static_cast<size_t>(j)])

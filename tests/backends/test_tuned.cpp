@@ -92,7 +92,7 @@ protected:
         const auto q = upload<bf16>(*backend_, o.q), k = upload<bf16>(*backend_, o.k);
         Tensor<float, 3> mass =
             backend_->make<float, 3>({problem().queries(), problem().kv_heads, problem().blocks()});
-        backend_->block_mass(problem(), q, k, {mass, {}});
+        backend_->block_mass(problem(), {q, k}, {mass, {}});
         return backend_->download(mass.view());
     }
     Bounds bounds_here() const { return bf16_bounds(problem(), operands_); }

@@ -29,6 +29,30 @@ TEST(CpuTile, Exp2AtTheEnds) {
     EXPECT_TRUE(std::isnan(exp2(kNan)));
 }
 
+TEST(CpuTile, CapIsWithinSixteenRoundoffsOfTheCap) {
+    constexpr float kCap = 30;
+    for (int n = -20000; n <= 20000; ++n) {
+        const float x = static_cast<float>(n) * 0x1p-10F;  // to 20, where tanh is 1
+        std::vector<float> row(static_cast<size_t>(2 * kLanes), x);
+        cap_row(row.data(), 1, kCap);
+        ASSERT_LE(std::fabs(double{row[0]} - double{kCap} * std::tanh(double{x})),
+                  16 * 0x1p-24 * double{kCap})
+            << x;
+        ASSERT_EQ(row[1], x);  // behind the row
+    }
+    std::vector<float> ends(static_cast<size_t>(2 * kLanes), kNan);
+    ends[0] = -kInfinity;
+    ends[1] = kInfinity;
+    ends[2] = 0;
+    cap_row(ends.data(), kLanes, kCap);
+    EXPECT_EQ(ends[0], -kCap);
+    EXPECT_EQ(ends[1], kCap);
+    EXPECT_EQ(ends[2], 0.0F);
+    EXPECT_TRUE(std::isnan(ends[3]));
+    cap_row(ends.data(), kLanes, 0);
+    EXPECT_EQ(ends[1], kCap);
+}
+
 TEST(CpuTile, MaximumOfAnyCountKnowsNanEverywhere) {
     for (int64_t count = 0; count <= 3 * kLanes; ++count) {
         std::vector<float> values(static_cast<size_t>(4 * kLanes), kNan);  // behind the row: unread

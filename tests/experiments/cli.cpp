@@ -57,6 +57,7 @@ std::string CliTest::make(const std::string& name, const Activations& spec) cons
         layer.q_state = spec.q_state;
         layer.softmax_scale = 0.5;  // sharper than 1/sqrt(dh): blocks differ
         layer.element = Element::f32;
+        layer.own_attention = spec.own_attention;
         info.layers.push_back(layer);
     }
     io::ActivationsWriter writer(path(name), info, true);

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct Program {
     experiments::Run run;
     Outcome operator()(const std::vector<std::string>& args) const;
 };
+/// For the names of tests.
+inline void PrintTo(const Program& program, std::ostream* to) { *to << program.name; }
 /// Every program there is, in the order of experiments/CLI.md.
 const std::vector<Program>& programs();
 extern const Program kAnalyze, kBench, kCompare, kCost, kFit, kInspect, kSynth;
@@ -37,6 +40,8 @@ struct Activations {
     std::vector<int64_t> layers{0, 3};
     int64_t query_heads = 4, kv_heads = 2, head_dim = 16, index_dim = 16;
     io::RopeState q_state = io::RopeState::post_rope;
+    /// As in io::LayerInfo, of every layer.
+    std::map<std::string, std::vector<double>> own_attention = {};
 };
 
 /// A directory of its own for every test, removed at its end.

@@ -32,6 +32,20 @@ nlohmann::json Fit::row(const std::string& out) const {
     return nlohmann::json::parse(file_text(path(out + "/summary.json")))["rows"][0];
 }
 
+namespace {
+
+/// Channels c and c + rotary/2 go to 2c and 2c + 1.
+void interleave(View<float, 3> heads, int64_t rotary) {
+    for (int64_t i = 0; i < heads.extent(0); ++i)
+        for (int64_t h = 0; h < heads.extent(1); ++h) {
+            const std::vector<float> split(&heads(i, h, 0), &heads(i, h, 0) + rotary);
+            for (int64_t c = 0; c < rotary; ++c)
+                heads(i, h, c) = split[static_cast<size_t>(c / 2 + c % 2 * (rotary / 2))];
+        }
+}
+
+}  // namespace
+
 std::string Fit::write(const std::string& name, const Linear& spec) const {
     io::ActivationsInfo info{"test", "{}", "msalab tests", spec.cu_seqlens, {}, false};
     for (int64_t number : spec.layers) {
@@ -45,6 +59,7 @@ std::string Fit::write(const std::string& name, const Linear& spec) const {
         if (spec.rotary_dim > 0) {
             layer.rotary_dim = spec.rotary_dim;
             layer.rope_theta = 100;
+            layer.rope_interleaved = spec.interleaved;
         }
         layer.softmax_scale = 0.1;  // of logits with a deviation of about 2.4
         layer.element = Element::f32;
@@ -65,6 +80,7 @@ std::string Fit::write(const std::string& name, const Linear& spec) const {
             Tensor<float, 3> values = project(x, w, heads);
             if (field != io::Field::v && spec.rotary_dim > 0)
                 apply_rope(values, positions, spec.rotary_dim, 100);
+            if (field != io::Field::v && spec.interleaved) interleave(values, spec.rotary_dim);
             writer.write(layer.layer, field, 0, 0, values);
         }
         if (spec.with_x)

@@ -16,6 +16,7 @@ struct Linear {
     std::vector<int64_t> layers{3};
     int64_t query_heads = 4, kv_heads = 2, head_dim = 16, rotary_dim = 8, model_dim = 24;
     io::RopeState state = io::RopeState::post_rope;
+    bool interleaved = false;  // RoPE turns channels 2c and 2c + 1
     bool with_x = true;
     uint64_t stream = 1;  // of x
 };

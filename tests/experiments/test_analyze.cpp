@@ -103,7 +103,7 @@ TEST_F(Analyze, WhereEveryRowIsTrivialThereAreNoNumbers) {
 TEST_F(Analyze, DatasetsAreThoseOfTheFormat) {
     ASSERT_EQ(
         run(make("a.h5"), "out",
-            {"--layers", "3", "--selector", "index,window", "--dump", "ids,outputs,mass,scores"})
+            {"--layers", "3", "--selector", "index,window", "--dump", "outputs,mass,scores"})
             .code,
         0);
     const io::ResultsReader file(results("out"));

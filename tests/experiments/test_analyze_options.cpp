@@ -5,6 +5,7 @@
 #include <fstream>
 #include <ostream>
 #include <sstream>
+#include <thread>
 
 #include "tests/experiments/cli.h"
 
@@ -55,7 +56,7 @@ const Refusal kRefusals[] = {
     {{"--queries", "10"}, "'10') for option '--queries' is invalid, must be A:B"},
     {{"--sample-queries", "-1"}, "--sample-queries is -1, must be at least 0"},
     {{"--seed", "-1"}, "--seed is -1, must be at least 0"},
-    {{"--threads", "-1"}, "--threads is -1, must be from 0 to 4096"},
+    {{"--threads", "-1"}, "--threads is -1, must be from 0 to "},
     {{"--sink-tokens", "0"}, "--sink-tokens is 0, must be at least 1"},
     {{"--oracle", "luck"}, "--oracle is 'luck', must be one of: mass, max-logit"},
     {{"--oracle-local", "maybe"}, "--oracle-local is 'maybe', must be one of: included, excluded"},
@@ -75,6 +76,14 @@ TEST_F(AnalyzeRefusal, NeedsInputOutputAndAKnownBackend) {
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("no backend is called 'abacus'; there are: reference, cpu"),
               std::string::npos);
+}
+
+TEST_F(AnalyzeRefusal, RefusesMoreThreadsThanTheMachineHasUseFor) {
+    const std::string asked = std::to_string(64 + 4 * std::thread::hardware_concurrency());
+    const Outcome outcome = kAnalyze({make("a.h5"), "--out", path("out"), "--threads", asked});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("--threads is " + asked + ", must be from 0 to "), std::string::npos)
+        << outcome.err;
 }
 
 TEST_F(AnalyzeRefusal, CudaRunsOrSaysWhyNot) {

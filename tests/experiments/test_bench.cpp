@@ -93,6 +93,18 @@ protected:
     static void spoil(bool wrong, float* values, int64_t size) {
         if (wrong) values[size / 2] += 0.1F;
     }
+    static void store_gradient(Tensor<float, 3>& d_q, Tensor<float, 3>& d_k, Tensor<float, 3>& d_v,
+                               const AttentionGradient& to) {
+        const auto spoil_all = [](bool wrong, Tensor<float, 3>& values) {
+            for (int64_t i = 0; i < values.size(); ++i) values.data()[i] += wrong ? 0.1F : 0.0F;
+        };
+        spoil_all(what == "d_q", d_q);
+        spoil_all(what == "d_k", d_k);
+        spoil_all(what == "d_v", d_v);
+        store(d_q, to.d_q);
+        store(d_k, to.d_k);
+        store(d_v, to.d_v);
+    }
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
         Tensor<float, 3> out(in.q.shape());
@@ -128,18 +140,40 @@ protected:
         store(out, to.out);
         if (what == "lse") to.lse(0, 0) += 1e-3F;
     }
-    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
-        cpu_->block_mass(p, floats(q), floats(k), to);
+    /// Gradients of the float forward pass: that of another element rounds out.
+    void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
+                                 const AttentionSaved& saved,
+                                 const AttentionGradient& to) override {
+        Tensor<float, 3> out(in.q.shape());
+        Tensor<float, 2> lse(saved.lse.shape());
+        const Tensor<float, 3> q = floats(in.q), k = floats(in.k), v = floats(in.v);
+        cpu_->dense_attention(p, {q, k, v}, {out, lse});
+        Tensor<float, 3> d_q(q.shape()), d_k(k.shape()), d_v(k.shape());
+        cpu_->dense_attention_grad(p, {q, k, v}, {out, lse.view(), floats(saved.d_out)},
+                                   {d_q, d_k, d_v});
+        store_gradient(d_q, d_k, d_v, to);
+    }
+    void do_sparse_attention_grad(const Problem& p, const AttentionInput& in,
+                                  View<const int32_t, 3> ids, const AttentionSaved& saved,
+                                  const AttentionGradient& to, LoopOrder order) override {
+        Tensor<float, 3> out(in.q.shape());
+        Tensor<float, 2> lse(saved.lse.shape());
+        const Tensor<float, 3> q = floats(in.q), k = floats(in.k), v = floats(in.v);
+        cpu_->sparse_attention(p, {q, k, v}, ids, {out, lse});
+        Tensor<float, 3> d_q(q.shape()), d_k(k.shape()), d_v(k.shape());
+        cpu_->sparse_attention_grad(p, {q, k, v}, ids, {out, lse.view(), floats(saved.d_out)},
+                                    {d_q, d_k, d_v}, order);
+        store_gradient(d_q, d_k, d_v, to);
+    }
+    void do_block_mass(const Problem& p, const BlockMassInput& in,
+                       const BlockMassOutput& to) override {
+        cpu_->block_mass(p, {floats(in.q), floats(in.k), in.sinks}, to);
         spoil(what == "block_mass", to.mass.data(), to.mass.size());
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
-        cpu_->index_kl(p,
-                       {{floats(in.index.index_q), floats(in.index.index_k)},
-                        floats(in.q),
-                        floats(in.k),
-                        in.ids,
-                        in.teacher},
-                       to);
+        const Tensor<float, 3> index_q = floats(in.index.index_q);
+        const Tensor<float, 2> index_k = floats(in.index.index_k);
+        cpu_->index_kl(p, {{index_q, index_k}, floats(in.q), floats(in.k), in.ids, in.teacher}, to);
         if (what == "kl") to.kl.data()[to.kl.size() / 2] += 0.1;
         spoil(what == "d_index_q", to.d_index_q.data(), to.d_index_q.size());
         spoil(what == "d_index_k", to.d_index_k.data(), to.d_index_k.size());
@@ -175,9 +209,10 @@ TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
         }
     }
     // dense_attention, and of each selection: index_select, three orders, layer; on squares also
-    // block_mass, and of each selection index_scores and index_kl on both supports.
+    // block_mass, dense_attention_grad, and of each selection index_scores, index_kl on both
+    // supports, and three orders of sparse_attention_grad.
     const int selected = 2 * (1 + 3 + 1);
-    EXPECT_EQ(of_kind, (std::map<std::string, int>{{"square", 1 + 1 + selected + 2 * (1 + 2)},
+    EXPECT_EQ(of_kind, (std::map<std::string, int>{{"square", 1 + 2 + selected + 2 * (1 + 2 + 3)},
                                                    {"chunk", 1 + selected},
                                                    {"short", 2 * (1 + selected)},
                                                    {"pack", 3 * (1 + selected)},
@@ -243,6 +278,9 @@ TEST_F(Bench, WrongResultsAreCaughtBeforeTiming) {
     caught("index_scores", "index_scores", "index_scores");
     for (const char* output : {"kl", "d_index_q", "d_index_k"})
         caught(output, "index_kl", "index_kl");
+    for (const char* output : {"d_q", "d_k", "d_v"})
+        for (const char* stage : {"dense_attention_grad", "sparse_attention_grad"})
+            caught(output, stage, stage);
     caught("index_select", "layer", "index_select");
     caught("sparse_attention", "sparse_attention", "sparse_attention");
     caught("sparse_attention", "layer", "sparse_attention");
@@ -265,7 +303,9 @@ TEST_F(Bench, EveryIndexElementIsMeasured) {
     }
     EXPECT_EQ(stages, (std::map<std::string, int>{{"block_mass ", 1},
                                                   {"dense_attention ", 1},
+                                                  {"dense_attention_grad ", 1},
                                                   {"sparse_attention ", 3},
+                                                  {"sparse_attention_grad ", 3},
                                                   {"index_scores f32", 1},
                                                   {"index_scores bf16", 1},
                                                   {"index_scores e4m3", 1},

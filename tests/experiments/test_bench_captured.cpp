@@ -63,7 +63,7 @@ TEST_F(BenchCaptured, FileAndIndexerBringOperandsAndSizes) {
         EXPECT_GT(m["checked_rows"], 0);
         const std::string name = m["stage"];
         ++stages[m["case"].get<std::string>() + " " + name];
-        const bool dense = name == "dense_attention" || name == "block_mass";
+        const bool dense = name.starts_with("dense_attention") || name == "block_mass";
         EXPECT_EQ(m.value("selection", ""), dense ? "" : "fitted");
         const double pairs = 80.0 * 81 / 2 + 112.0 * 113 / 2;
         if (name == "dense_attention") {
@@ -75,17 +75,21 @@ TEST_F(BenchCaptured, FileAndIndexerBringOperandsAndSizes) {
     }
     EXPECT_EQ(stages, (std::map<std::string, int>{{"layer 3, 192 block_mass", 1},
                                                   {"layer 3, 192 dense_attention", 1},
+                                                  {"layer 3, 192 dense_attention_grad", 1},
                                                   {"layer 3, 192 index_scores", 1},
                                                   {"layer 3, 192 index_kl", 2},
                                                   {"layer 3, 192 index_select", 1},
                                                   {"layer 3, 192 sparse_attention", 3},
+                                                  {"layer 3, 192 sparse_attention_grad", 3},
                                                   {"layer 3, 192 layer", 1},
                                                   {"layer 5, 192 block_mass", 1},
                                                   {"layer 5, 192 dense_attention", 1},
+                                                  {"layer 5, 192 dense_attention_grad", 1},
                                                   {"layer 5, 192 index_scores", 1},
                                                   {"layer 5, 192 index_kl", 2},
                                                   {"layer 5, 192 index_select", 1},
                                                   {"layer 5, 192 sparse_attention", 3},
+                                                  {"layer 5, 192 sparse_attention_grad", 3},
                                                   {"layer 5, 192 layer", 1}}));
 }
 

@@ -259,6 +259,11 @@ TEST_F(Compare, DecodeComparesTheQueriesBehindThePrompt) {
     const json all =
         summary("out", {"--phase", "decode", "--prompt", "70", "--selectors", "oracle,snapkv"});
     for (const json& row : all["rows"]) EXPECT_EQ(row["rows_counted"], 20);
+    // New tokens come on top of snapkv's budget: the summary and the table tell.
+    for (const json& row : all["rows"])
+        EXPECT_EQ(row["tokens_read"] > row["tokens_allowed"], row["selector"] == "snapkv") << row;
+    EXPECT_NE(file_text(path("out/tables.txt")).find("snapkv: * reads more tokens than its"),
+              std::string::npos);
 }
 
 TEST_F(Compare, BlockSizesAreComparedAtEqualBudget) {

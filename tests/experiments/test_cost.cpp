@@ -249,7 +249,7 @@ TEST_F(Cost, NoSizeMeansItsDefault) {
     refused({"--context", ""}, "context");
     refused({"--context", "-1"}, "--context is -1, must be from 1");
     refused({"--context=1K,"}, "--context is '1K,', it has an empty item");
-    refused({"--preset", ""}, "'' is no file and none of the known models");
+    refused({"--preset", ""}, "--preset is empty, must be MODEL");
     refused({"--results", ""}, "results");
     refused({"--results", "x.h5", "--layers", ""}, "layers");
     refused({"--results", "x.h5", "--index-dim", "0"}, "excludes --index-dim");

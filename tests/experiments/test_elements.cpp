@@ -8,6 +8,7 @@
 #include "core/io/results.h"
 #include "core/select/selector.h"
 #include "core/tolerance.h"
+#include "experiments/driver/operands.h"
 #include "tests/experiments/cli.h"
 #include "tests/support/far_backend.h"
 #include "tests/support/runner.h"
@@ -103,7 +104,7 @@ TEST_P(EveryBackend, SelectsTheSameOnAFileOfFloats) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EveryBackend, testing::ValuesIn(backends_and_far()),
-                         [](const auto& test) { return test.param; });
+                         [](const auto& test) { return identifier(test.param); });
 
 class Elements : public CliTest {
 protected:
@@ -144,8 +145,19 @@ TEST_F(Elements, ARoundedRunIsTheRunOfARoundedFile) {
         const io::ResultsReader results(file("-asked"));
         EXPECT_EQ(results.run().element, "bf16");
         EXPECT_EQ(results.run().index_element, "bf16");
-        EXPECT_EQ(results.run().computed_in, backend == "cpu" ? "f32" : "bf16");
+        EXPECT_EQ(results.run().computed_in,
+                  backend == "cpu" ? "f32" : "bf16; attention outputs on bf16 operands in bf16");
     }
+}
+
+TEST(ElementRecord, SaysWhereAttentionOutputsAreRounded) {
+    using experiments::ElementPair, experiments::LayerElements, experiments::record_elements;
+    constexpr ElementPair kFloat{}, kHalf{Element::bf16, Element::bf16};
+    io::RunRecord record;
+    record_elements(std::vector<LayerElements>{{kFloat, kFloat}}, record);
+    EXPECT_EQ(record.computed_in, "f32");
+    record_elements(std::vector<LayerElements>{{kHalf, kHalf}}, record);
+    EXPECT_EQ(record.computed_in, "bf16; attention outputs on bf16 operands in bf16");
 }
 
 TEST_F(Elements, EveryProgramPrintsAndStoresThem) {

@@ -74,6 +74,21 @@ TEST_F(Fit, ClosedFormHoldsWithoutRopeAndAtHalfTheFrequencies) {
     EXPECT_LT(curve("half", "held_out/kl")[0], 0.5 * curve("normal", "held_out/kl")[0]);
 }
 
+TEST_F(Fit, ClosedFormIsExactWithInterleavedRope) {
+    const std::string split = write("split.h5", {.query_heads = 1, .kv_heads = 1});
+    const std::string file =
+        write("interleaved.h5", {.query_heads = 1, .kv_heads = 1, .interleaved = true});
+    ASSERT_EQ(run({split}, "of-split").code, 0);
+    ASSERT_EQ(run({file}, "out").code, 0);
+    EXPECT_LT(curve("out", "held_out/kl")[0], 0.01);
+    EXPECT_NEAR(curve("out", "held_out/kl")[0], curve("of-split", "held_out/kl")[0], 1e-5);
+    const io::ActivationsReader indexer(path("out/indexer.h5"));
+    EXPECT_TRUE(indexer.layer(3).rope_interleaved);
+    const Outcome outcome = run({split, file}, "both");
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("has rope_layout interleaved, "), std::string::npos) << outcome.err;
+}
+
 TEST_F(Fit, LearnsFromRandomWeights) {
     const std::string file = write("a.h5", {.query_heads = 1, .kv_heads = 1});
     for (const std::string norm : {"none", "rms"}) {

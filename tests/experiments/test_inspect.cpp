@@ -26,9 +26,12 @@ TEST_F(Inspect, AndOthersWarnOfAnAttentionThatIsNotComputedHere) {
     const std::string file = make("a.h5");
     {
         const io::h5::Handle h5(H5Fopen(file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
-        io::h5::set_attribute(io::h5::open_object(h5, {file, "/layers/3"}), "softcap", 50.0);
+        const auto layer = io::h5::open_object(h5, {file, "/layers/3"});
+        io::h5::set_attribute(layer, "softcap", 50.0);  // is computed
+        io::h5::set_attribute(layer, "attention_chunk", int64_t{40});
     }
-    const std::string warning = "/layers/3 has softcap: the model's own attention";
+    const std::string warning =
+        "/layers/3 has attention_chunk: the model's own attention is not the";
     const Outcome shown = kInspect({file, "--json"});
     EXPECT_NE(shown.err.find(warning), std::string::npos) << shown.err;
     EXPECT_EQ(json::parse(shown.out)[0]["layers"][1]["softcap"], 50);
@@ -112,7 +115,7 @@ TEST_F(Inspect, RefusesWithTheReason) {
         EXPECT_EQ(refused.out, "");
         return refused.err;
     };
-    EXPECT_NE(refusal({}).find("'--file' is required"), std::string::npos);
+    EXPECT_NE(refusal({}).find("no file: name one or more to look at"), std::string::npos);
     EXPECT_NE(refusal({path("none.h5")}).find("none.h5"), std::string::npos);
     std::ofstream(path("text.h5")) << "no HDF5 at all";
     EXPECT_NE(refusal({path("text.h5")}).find("text.h5"), std::string::npos);

@@ -184,8 +184,9 @@ private:
         attribute(made, "k_state", "post_rope", false);
         attribute(made, "softmax_scale", "0.25", true);
         if (decide_.choose(4) == 1) attribute(made, "rotary_dim", "8", true);
-        for (const char* optional : {"rope_theta", "softcap", "sliding_window", "own_block_size",
-                                     "sinks", "rope_inv_freq", "rope_scaling", "own_attention"})
+        for (const char* optional :
+             {"rope_theta", "softcap", "sliding_window", "own_block_size", "sinks", "rope_inv_freq",
+              "rope_scaling", "rope_layout", "own_attention"})
             if (decide_.choose(8) == 1) attribute(made, optional, "4", true);
         const int type = decide_.choose(6);
         field(name + "/q", {4, 16}, type);

@@ -4,12 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <numeric>
 
 #include "core/error.h"
 #include "core/io/activations.h"
+#include "core/io/global_heap.h"
 #include "core/io/results.h"
+#include "core/utf8.h"
 
 namespace msa::fuzz {
 namespace {
@@ -65,6 +68,33 @@ void consume_results(std::span<const uint8_t> bytes) {
         }
     } catch (const InputError&) {
     }
+}
+
+void consume_heap(std::span<const uint8_t> bytes) {
+    io::h5::HeapReference reference{};
+    if (bytes.size() < reference.size()) return;
+    std::copy_n(bytes.begin(), reference.size(), reference.begin());
+    bytes = bytes.subspan(reference.size());
+    const io::h5::HeapFile file{bytes.size(), [&](uint64_t address, uint64_t count, void* to) {
+                                    if (address > bytes.size() || count > bytes.size() - address)
+                                        return false;
+                                    std::memcpy(to, bytes.data() + address, count);
+                                    return true;
+                                }};
+    const std::optional<std::string> found = io::h5::find_text(file, reference);
+    MSA_CHECK(!found || found->size() <= bytes.size());
+}
+
+void consume_words(const std::string& words) {
+    const std::string shown = printable(words, "\n");
+    MSA_CHECK(valid_utf8(shown) == shown);
+    for (char c : shown) MSA_CHECK(static_cast<uint8_t>(c) >= ' ' || c == '\n');
+}
+
+void consume_names(const std::string& left, const std::string& right) {
+    const bool before = io::h5::natural_less(left, right);
+    const bool after = io::h5::natural_less(right, left);
+    MSA_CHECK(left == right ? !before && !after : before != after);
 }
 
 namespace {

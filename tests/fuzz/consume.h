@@ -5,12 +5,19 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 
 namespace msa::fuzz {
 
 /// Of the bytes of a file.
 void consume_activations(std::span<const uint8_t> bytes);
 void consume_results(std::span<const uint8_t> bytes);
+/// A reference to a text (16 bytes), and the bytes of the file that has it in a heap.
+void consume_heap(std::span<const uint8_t> bytes);
+/// A text that may be no UTF-8.
+void consume_words(const std::string& words);
+/// The names of two objects.
+void consume_names(const std::string& left, const std::string& right);
 
 /// Takes up a run of which the input damaged a file: the run must go on to the results of an
 /// undamaged one, or be refused.

@@ -139,6 +139,7 @@ TEST_F(Activations, KeepRopeOfEveryKindAndOwnSelection) {
     layer.rope_scaling = R"({"rope_type": "llama3", "factor": 8})";
     layer.rope_inv_freq = {1, 0.1, 1e-3, 0};
     layer.rope_attention_factor = 1.25;
+    layer.rope_interleaved = true;
     layer.own_sparse = true;
     layer.own_block_size = 128;
     layer.own_top_k = 16;
@@ -148,6 +149,7 @@ TEST_F(Activations, KeepRopeOfEveryKindAndOwnSelection) {
     EXPECT_EQ(read.rope_scaling, layer.rope_scaling);
     EXPECT_EQ(read.rope_inv_freq, layer.rope_inv_freq);
     EXPECT_EQ(read.rope_attention_factor, 1.25);
+    EXPECT_TRUE(read.rope_interleaved);
     EXPECT_TRUE(read.own_sparse);
     EXPECT_EQ(read.own_block_size, 128);
     EXPECT_EQ(read.own_top_k, 16);
@@ -188,6 +190,8 @@ TEST_F(Activations, OptionalAttributesAreValidWhereTheyArePresent) {
     EXPECT_EQ(with("rope_inv_freq", Numbers{1, 2, 3, -1}),
               at + "rope_inv_freq is -1 in one place, must not be negative");
     EXPECT_EQ(with("rope_scaling", std::string("{")), at + "rope_scaling is not JSON");
+    EXPECT_EQ(with("rope_layout", std::string("half")),
+              at + "rope_layout is 'half', must be 'interleaved'");
     EXPECT_EQ(with("own_attention", std::string("dense")),
               at + "own_attention is 'dense', must be 'sparse'");
     info_.layers[0].rotary_dim.reset();

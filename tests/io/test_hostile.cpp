@@ -46,6 +46,25 @@ TEST(Hostile, DamagedRunsGoOnOrAreRefused) {
     }
 }
 
+TEST(Hostile, RandomBytesAreNoTextOrOneThatIsThere) {
+    std::mt19937_64 generator(test::seed());
+    const std::vector<uint8_t> heap{
+        5,   0,   0,   0,   0, 0, 0, 0, 0,  0, 0, 0, 1,   0,   0,   0,  // reference
+        'G', 'C', 'O', 'L', 1, 0, 0, 0, 40, 0, 0, 0, 0,   0,   0,   0,   1,   0, 1, 0,
+        0,   0,   0,   0,   5, 0, 0, 0, 0,  0, 0, 0, 'h', 'e', 'l', 'l', 'o', 0, 0, 0};
+    consume_heap(heap);
+    for (int n = 0; n < 20000; ++n) {
+        std::vector<uint8_t> bytes = heap;
+        for (auto changes = 1 + generator() % 3; changes > 0; --changes)
+            bytes[generator() % bytes.size()] = static_cast<uint8_t>(generator());
+        bytes.resize(16 + generator() % (bytes.size() - 15));
+        SCOPED_TRACE(testing::Message() << "seed " << test::seed() << ", text " << n);
+        consume_heap(bytes);
+        consume_words({bytes.begin(), bytes.end()});
+        consume_names({bytes.begin(), bytes.begin() + 16}, {bytes.begin() + 16, bytes.end()});
+    }
+}
+
 TEST(Hostile, EveryTruncationIsRefused) {
     const std::vector<uint8_t> whole = build_activations(nullptr, 0);
     for (size_t size = 0; size < whole.size(); size += 1 + size / 16)

@@ -63,12 +63,62 @@ std::vector<Case> make_cases() {
     return all;
 }
 
+std::vector<Case> make_own_attention_cases() {
+    const Problem gqa = sizes(8, 2, 32, 16, 16);
+    const SelectionRule k4{.top_k = 4};
+    const auto with = [](Problem p, std::optional<int64_t> window, std::optional<double> softcap) {
+        p.window = window;
+        p.softcap = softcap;
+        return p;
+    };
+    const auto plain = Values::normal;
+    const Problem tail = packed(gqa, {0, 203}, {0, 203});
+    const Problem ragged = packed(gqa, {0, 39, 74, 74, 75, 170}, {0, 39, 74, 74, 75, 170});
+    const Problem sampled =
+        at(packed(gqa, {0, 7, 12}, {0, 200, 260}), {0, 3, 17, 17, 90, 143, 199, 5, 31, 40, 58, 59});
+    return {
+        {"window", with(tail, 40, {}), k4},
+        {"window_of_one", with(packed(gqa, {0, 50}, {0, 50}), 1, {}), k4},
+        {"window_of_a_block", with(packed(gqa, {0, 100}, {0, 100}), 16, {}), k4},
+        {"window_over_steps", with(packed(gqa, {0, 30}, {0, 500}), 150, {}), k4},
+        {"window_wider_than_all", with(tail, 1000, {}), k4},
+        {"window_packed", with(ragged, 20, {}), k4},
+        {"window_sampled", with(sampled, 33, {}), k4},
+        {"window_decode", with(packed(gqa, {0, 1}, {0, 190}), 30, {}), k4},
+        {"window_without_keys", with(packed(gqa, {0, 30}, {0, 20}), 7, {}), k4},
+        {"window_odd_dims", with(packed(sizes(6, 2, 37, 19, 11), {0, 85}, {0, 85}), 13, {}), k4},
+        {"window_forty_heads",
+         with(packed(sizes(40, 1, 16, 16, 8), {0, 50}, {0, 50}), 9, {}),
+         {.top_k = 3}},
+        {"softcap", with(tail, {}, 5.0), k4},
+        {"softcap_of_one", with(tail, {}, 1.0), k4},
+        {"softcap_extreme", with(packed(gqa, {0, 120}, {0, 120}), {}, 30.0), k4, Values::extreme},
+        {"softcap_rising", with(packed(gqa, {0, 165}, {0, 165}), {}, 20.0), k4, Values::rising},
+        {"sinks", tail, k4, plain, true},
+        {"sinks_rising", packed(gqa, {0, 165}, {0, 165}), k4, Values::rising, true},
+        {"sinks_extreme", packed(gqa, {0, 120}, {0, 120}), k4, Values::extreme, true},
+        {"sinks_without_keys", packed(gqa, {0, 30}, {0, 20}), k4, plain, true},
+        {"sinks_packed_empty", packed(gqa, {0, 5, 20}, {0, 0, 15}), k4, plain, true},
+        {"window_softcap_sinks", with(ragged, 24, 3.0), k4, plain, true},
+        {"all_of_paper_heads",
+         with(packed(sizes(16, 1, 128, 128, 128), {0, 140}, {0, 600}), 200, 10.0),
+         {.top_k = 3},
+         plain,
+         true},
+    };
+}
+
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
 const std::vector<Case>& cases() {
     static const std::vector<Case> all = make_cases();
+    return all;
+}
+
+const std::vector<Case>& own_attention_cases() {
+    static const std::vector<Case> all = make_own_attention_cases();
     return all;
 }
 

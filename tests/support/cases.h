@@ -24,10 +24,13 @@ struct Case {
     Problem problem;
     SelectionRule rule;
     Values values = Values::normal;
+    bool sinks = false;  // standard normal
 };
 std::ostream& operator<<(std::ostream&, const Case&);
 
 /// Small enough for the reference in a sanitizer build; every edge that the contract names.
 const std::vector<Case>& cases();
+/// For the operations of the Main Branch: windows, soft caps and sinks.
+const std::vector<Case>& own_attention_cases();
 
 }  // namespace msa::test

@@ -125,16 +125,32 @@ protected:
             cpu_->sparse_attention(p, here, near(ids), there, order);
         });
     }
-    void do_block_mass(const Problem& p, In<3> q, In<3> k, const BlockMassOutput& to) override {
+    void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
+                                 const AttentionSaved& saved,
+                                 const AttentionGradient& to) override {
+        attend_grad(in, saved, to,
+                    [&](const auto&... here) { cpu_->dense_attention_grad(p, here...); });
+    }
+    void do_sparse_attention_grad(const Problem& p, const AttentionInput& in,
+                                  View<const int32_t, 3> ids, const AttentionSaved& saved,
+                                  const AttentionGradient& to, LoopOrder order) override {
+        attend_grad(in, saved, to,
+                    [&](const AttentionInput& here, const AttentionSaved& given,
+                        const AttentionGradient& there) {
+                        cpu_->sparse_attention_grad(p, here, near(ids), given, there, order);
+                    });
+    }
+    void do_block_mass(const Problem& p, const BlockMassInput& in,
+                       const BlockMassOutput& to) override {
         const Open open(*pages_);
-        const NearIn<3> queries = near(q), keys = near(k);
-        cpu_->block_mass(p, queries, keys, {near(to.mass), near(to.max_logit)});
+        const NearIn<3> q = near(in.q), k = near(in.k);
+        cpu_->block_mass(p, {q, k, near(in.sinks)}, {near(to.mass), near(to.max_logit)});
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         const Open open(*pages_);
         const NearIn<3> index_q = near(in.index.index_q), q = near(in.q), k = near(in.k);
         const NearIn<2> index_k = near(in.index.index_k);
-        cpu_->index_kl(p, {{index_q, index_k}, q, k, near(in.ids), in.teacher},
+        cpu_->index_kl(p, {{index_q, index_k}, q, k, near(in.ids), in.teacher, near(in.sinks)},
                        {near(to.kl), near(to.d_index_q), near(to.d_index_k)});
     }
 
@@ -172,8 +188,29 @@ private:
         const int64_t count = element_count(to.out.shape());
         pages_->check(to.out.data(), count * element_bytes(to.out.element()));
         Tensor<float, 3> out({p.queries(), p.query_heads, p.head_dim});
-        run({q, k, v}, {out, near(to.lse)});
+        run({q, k, v, near(in.sinks)}, {out, near(to.lse)});
         encode({out.data(), static_cast<size_t>(count)}, to.out.element(), to.out.data());
+    }
+
+    /// Stores what cpu gives in float.
+    void take(const Tensor<float, 3>& values, const Out<3>& to) const {
+        const auto count = static_cast<size_t>(values.size());
+        pages_->check(to.data(), values.size() * element_bytes(to.element()));
+        encode({values.data(), count}, to.element(), to.data());
+    }
+    /// The same for a gradient: run(input, saved, gradient).
+    template <typename Run>
+    void attend_grad(const AttentionInput& in, const AttentionSaved& saved,
+                     const AttentionGradient& to, const Run& run) {
+        const Open open(*pages_);
+        const NearIn<3> q = near(in.q), k = near(in.k), v = near(in.v);
+        const NearIn<3> out = near(saved.out), d_out = near(saved.d_out);
+        Tensor<float, 3> d_q(in.q.shape()), d_k(in.k.shape()), d_v(in.v.shape());
+        run(AttentionInput{q, k, v, near(in.sinks)}, AttentionSaved{out, near(saved.lse), d_out},
+            AttentionGradient{d_q, d_k, d_v, near(to.d_sinks)});
+        take(d_q, to.d_q);
+        take(d_k, to.d_k);
+        take(d_v, to.d_v);
     }
 
     std::shared_ptr<Pages> pages_ = std::make_shared<Pages>();

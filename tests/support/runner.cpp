@@ -146,6 +146,7 @@ Operands make_operands(const Case& c, Element element) {
     }
     for (Tensor<float, 3>* t : {&o.q, &o.k, &o.v, &o.index_q}) round_to(element, *t);
     round_to(element, o.index_k);
+    if (c.sinks) o.sinks = normal<1>({p.query_heads}, 6);
     return o;
 }
 
@@ -162,7 +163,8 @@ Operands with_queries(const Operands& o, QueryRange range) {
             rows(o.v, 0, o.v.extent(0)),
             rows(o.index_q, range.begin, count),
             rows(o.index_k, 0, o.index_k.extent(0)),
-            o.element};
+            o.element,
+            o.sinks.data() != nullptr ? rows(o.sinks, 0, o.sinks.extent(0)) : Tensor<float, 1>()};
 }
 
 double IndexKl::mean() const {
@@ -173,20 +175,26 @@ Runner::Runner(Subject subject, int threads)
     : subject_(std::move(subject)),
       backend_(make_backend(subject_.backend, options_with(threads))) {}
 
+Tensor<float, 1> Runner::upload_sinks(const Operands& o) {
+    if (o.sinks.data() == nullptr) return {};
+    return backend_->upload(o.sinks.view());
+}
+
 /// call(input, output)
 template <typename Call>
 Attention Runner::attend(const Problem& p, const Operands& o, Call call) {
     const Uploaded<3> q(*backend_, element(), o.q), k(*backend_, element(), o.k),
         v(*backend_, element(), o.v);
     const Shape<3> shape{p.queries(), p.query_heads, p.head_dim};
+    const Tensor<float, 1> sinks = upload_sinks(o);
     Guarded<float, 2> lse(*backend_, {p.queries(), p.query_heads});
     if (subject_.stored == Element::f32) {
         Guarded<float, 3> out(*backend_, shape);
-        call(AttentionInput{q, k, v}, AttentionOutput{View<float, 3>(out), lse});
+        call(AttentionInput{q, k, v, sinks}, AttentionOutput{View<float, 3>(out), lse});
         return {out.take(), lse.take()};
     }
     Guarded<bf16, 3> out(*backend_, shape);
-    call(AttentionInput{q, k, v}, AttentionOutput{View<bf16, 3>(out), lse});
+    call(AttentionInput{q, k, v, sinks}, AttentionOutput{View<bf16, 3>(out), lse});
     const Tensor<bf16, 3> narrow = out.take();
     Attention got{Tensor<float, 3>(shape), lse.take()};
     std::transform(narrow.data(), narrow.data() + narrow.size(), got.out.data(),
@@ -237,7 +245,8 @@ BlockMass Runner::block_mass(const Problem& p, const Operands& o) {
     const Uploaded<3> q(*backend_, element(), o.q), k(*backend_, element(), o.k);
     const Shape<3> shape{p.queries(), p.kv_heads, p.blocks()};
     Guarded<float, 3> mass(*backend_, shape), max_logit(*backend_, shape);
-    backend_->block_mass(p, q, k, {mass, max_logit});
+    const Tensor<float, 1> sinks = upload_sinks(o);
+    backend_->block_mass(p, {q, k, sinks}, {mass, max_logit});
     return {mass.take(), max_logit.take()};
 }
 
@@ -251,9 +260,51 @@ IndexKl Runner::index_kl(const Problem& p, const Operands& o, View<const int32_t
     Guarded<double, 2> kl(*backend_, {p.queries(), p.kv_heads});
     Guarded<float, 3> d_index_q(*backend_, o.index_q.shape());
     Guarded<float, 2> d_index_k(*backend_, o.index_k.shape());
-    backend_->index_kl(p, {{index_q, index_k}, q, k, ids_here.view(), teacher},
+    const Tensor<float, 1> sinks = upload_sinks(o);
+    backend_->index_kl(p, {{index_q, index_k}, q, k, ids_here.view(), teacher, sinks},
                        {kl, d_index_q, d_index_k});
     return {kl.take(), d_index_q.take(), d_index_k.take()};
+}
+
+/// call(input, saved, gradient)
+template <typename Call>
+AttentionGrad Runner::attend_grad(const Problem& p, const Operands& o, const Backward& given,
+                                  Call call) {
+    const Uploaded<3> q(*backend_, element(), o.q), k(*backend_, element(), o.k),
+        v(*backend_, element(), o.v), d_out(*backend_, element(), given.d_out);
+    const Tensor<float, 1> sinks = upload_sinks(o);
+    const Tensor<float, 3> out = backend_->upload(given.saved.out.view());
+    const Tensor<float, 2> lse = backend_->upload(given.saved.lse.view());
+    Guarded<float, 3> d_q(*backend_, o.q.shape()), d_k(*backend_, o.k.shape()),
+        d_v(*backend_, o.v.shape());
+    Guarded<float, 1> d_sinks(*backend_, {p.query_heads});
+    const bool has_sinks = o.sinks.data() != nullptr;
+    call(AttentionInput{q, k, v, sinks}, AttentionSaved{out.view(), lse, d_out},
+         AttentionGradient{View<float, 3>(d_q), View<float, 3>(d_k), View<float, 3>(d_v),
+                           has_sinks ? View<float, 1>(d_sinks) : View<float, 1>()});
+    Tensor<float, 1> of_sinks = d_sinks.take();
+    return {d_q.take(), d_k.take(), d_v.take(),
+            has_sinks ? std::move(of_sinks) : Tensor<float, 1>()};
+}
+
+AttentionGrad Runner::dense_attention_grad(const Problem& p, const Operands& o,
+                                           const Backward& given) {
+    return attend_grad(
+        p, o, given,
+        [&](const AttentionInput& in, const AttentionSaved& saved, const AttentionGradient& to) {
+            backend_->dense_attention_grad(p, in, saved, to);
+        });
+}
+
+AttentionGrad Runner::sparse_attention_grad(const Problem& p, const Operands& o,
+                                            View<const int32_t, 3> ids, const Backward& given,
+                                            LoopOrder order) {
+    const Tensor<int32_t, 3> ids_here = backend_->upload(ids);
+    return attend_grad(
+        p, o, given,
+        [&](const AttentionInput& in, const AttentionSaved& saved, const AttentionGradient& to) {
+            backend_->sparse_attention_grad(p, in, ids_here, saved, to, order);
+        });
 }
 
 std::vector<LoopOrder> orders_of(const Backend& backend, const Problem& p,

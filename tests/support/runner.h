@@ -48,6 +48,7 @@ struct Operands {
     Tensor<float, 3> q, k, v, index_q;
     Tensor<float, 2> index_k;
     Element element = Element::f32;  // what the values are stored in where the backend takes them
+    Tensor<float, 1> sinks = {};     // [Hq]; absent: none
 };
 /// The operands of a case, rounded to values that `element` holds exactly.
 Operands make_operands(const Case&, Element);
@@ -58,6 +59,15 @@ Operands with_queries(const Operands&, QueryRange range);
 struct Attention {
     Tensor<float, 3> out;
     Tensor<float, 2> lse;
+};
+/// What a gradient is asked with, and what it gives.
+struct Backward {
+    Attention saved;
+    Tensor<float, 3> d_out;
+};
+struct AttentionGrad {
+    Tensor<float, 3> d_q, d_k, d_v;
+    Tensor<float, 1> d_sinks;  // absent without sinks
 };
 struct BlockMass {
     Tensor<float, 3> mass, max_logit;
@@ -86,6 +96,10 @@ public:
     IndexKl index_kl(const Problem&, const Operands&, View<const int32_t, 3> ids,
                      Teacher = Teacher::mean);
 
+    AttentionGrad dense_attention_grad(const Problem&, const Operands&, const Backward&);
+    AttentionGrad sparse_attention_grad(const Problem&, const Operands&, View<const int32_t, 3> ids,
+                                        const Backward&, LoopOrder order = LoopOrder::automatic);
+
     Backend& backend() { return *backend_; }
     Element element() const { return subject_.element; }
     Element stored() const { return subject_.stored; }
@@ -93,6 +107,9 @@ public:
 private:
     template <typename Call>
     Attention attend(const Problem&, const Operands&, Call call);
+    template <typename Call>
+    AttentionGrad attend_grad(const Problem&, const Operands&, const Backward&, Call call);
+    Tensor<float, 1> upload_sinks(const Operands&);
 
     Subject subject_;
     std::unique_ptr<Backend> backend_;
@@ -129,12 +146,19 @@ protected:
 class SubjectTest : public testing::TestWithParam<Subject> {};
 std::string subject_name(const testing::TestParamInfo<Subject>&);
 
-// Instantiates a fixture over all subjects and cases, or over all subjects.
+// Instantiates a fixture over all subjects and cases, over those with windows, soft caps and sinks
+// too, or over all subjects.
 #define MSA_FOR_ALL_CASES(fixture)                                                        \
     INSTANTIATE_TEST_SUITE_P(All, fixture,                                                \
                              testing::Combine(testing::ValuesIn(::msa::test::subjects()), \
                                               testing::ValuesIn(::msa::test::cases())),   \
                              ::msa::test::param_name)
+#define MSA_FOR_OWN_ATTENTION(fixture)                                           \
+    INSTANTIATE_TEST_SUITE_P(                                                    \
+        OwnAttention, fixture,                                                   \
+        testing::Combine(testing::ValuesIn(::msa::test::subjects()),             \
+                         testing::ValuesIn(::msa::test::own_attention_cases())), \
+        ::msa::test::param_name)
 #define MSA_FOR_ALL_SUBJECTS(fixture)                                                  \
     INSTANTIATE_TEST_SUITE_P(All, fixture, testing::ValuesIn(::msa::test::subjects()), \
                              ::msa::test::subject_name)

@@ -46,7 +46,7 @@ protected:
 
     Tensor<float, 3> mass_of(const Problem& p, View<const float, 3> q) const {
         Tensor<float, 3> mass({p.queries(), p.kv_heads, p.blocks()});
-        backend_->block_mass(p, q, k_.view(), {mass, {}});
+        backend_->block_mass(p, {q, k_.view()}, {mass, {}});
         return mass;
     }
 
@@ -100,7 +100,7 @@ protected:
         const Mirror<3> index_q(*backend_, rows_of(index_q_.view(), tokens));
         const auto previous = [=, this] {
             auto mass = backend_->make<float, 3>({chunk.queries(), chunk.kv_heads, chunk.blocks()});
-            backend_->block_mass(chunk, q.operand(), layer.k.operand(), {mass, {}});
+            backend_->block_mass(chunk, {q.operand(), layer.k.operand()}, {mass, {}});
             backend_->finish();
             return Mirror<3>(*backend_, std::move(mass));
         };

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+// Attention over single tokens, measured from dense attention: with its lse, the probability of
+// each kept token is known, and their sum is what attention over them divides by.
+#pragma once
+
+#include <vector>
+
+#include "core/problem.h"
+#include "core/tensor.h"
+
+namespace msa::experiments::compare {
+
+/// Of every query: the positions that it keeps, ascending, one choice for all heads.
+using KeptTokens = std::vector<std::vector<int64_t>>;
+
+/// On the host.
+struct DenseAttention {
+    View<const float, 3> q;      // [Nq, Hq, dh]
+    View<const float, 3> k;      // [Nk, Hkv, dh]
+    View<const float, 3> v;      // [Nk, Hkv, dh]
+    View<const float, 2> lse;    // [Nq, Hq] of dense attention
+    View<const float, 1> sinks;  // [Hq]; absent: none
+};
+
+struct TokenAttention {
+    Tensor<float, 3> out;    // [Nq, Hq, dh]; 0 where nothing is kept
+    Tensor<double, 2> mass;  // [Nq, Hkv] share of dense attention, mean over the group's heads
+};
+
+/// Attention over each of the choices. The probability of a token that several of them keep is
+/// computed once. The result does not depend on what else is asked for, nor on the threads.
+std::vector<TokenAttention> attend_tokens(const Problem&, const DenseAttention&,
+                                          const std::vector<KeptTokens>& choices, int threads);
+
+}  // namespace msa::experiments::compare

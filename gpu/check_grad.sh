@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# The gradients alone on a machine with a GPU: their tests, compute-sanitizer on few cases, and their
+# times beside PyTorch's backward pass where python3 has it.
+#   gpu/check_grad.sh [OUT]
+# OUT (default: results/grad) gets the logs and the records of msa-bench. A step that fails does not
+# stop the others; the script fails last.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+out=${1:-results/grad}
+mkdir -p "$out"
+PATH=$PATH:/usr/local/cuda/bin
+failed=0
+
+# step NAME SECONDS COMMAND...
+step() {
+    local name=$1 limit=$2 began=$SECONDS outcome=ok
+    shift 2
+    timeout "$limit" "$@" >"$out/$name.log" 2>&1 || outcome="FAILED ($?)"
+    [[ $outcome == ok ]] || failed=1
+    printf '%-22s %-12s %4d s\n' "$name" "$outcome" $((SECONDS - began))
+    [[ $outcome == ok ]] || grep -E -A 6 'FAILED|Failure|=========|error' "$out/$name.log" | head -n 60
+}
+
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+[[ $capability == 90 ]] && capability=90a
+bin=build/release/bin
+step configure 120 cmake --preset release -DMSA_CUDA=ON \
+    -DCMAKE_CUDA_ARCHITECTURES="$capability-real"
+step build 1800 cmake --build --preset release --parallel "$(nproc)" \
+    --target test_backends --target msa-bench
+[[ -x $bin/test_backends ]] || exit 1
+
+export MSA_REQUIRE=cuda
+tests='*Grad*cuda*:*CudaGrad*:CudaPlan.*Gradient*:*UnsupportedSaysWhy/cuda*'
+few='All/CudaGradCases.TunedIsPlainButForRoundings/tail_block'
+few+=':All/CudaGradCases.WhatIsNotSeenHasNoInfluence/packed'
+few+=':All/CudaGradCases.TunedIsPlainButForRoundings/pilot_packed'
+few+=':All/AttentionGradTest.MatchesReference/cuda_bf16_tail_block'
+step tests 300 "$bin/test_backends" --gtest_brief=1 --gtest_filter="$tests"
+for tool in memcheck racecheck initcheck; do
+    step "$tool" 240 compute-sanitizer --tool "$tool" --error-exitcode 9 "$bin/test_backends" \
+        --gtest_brief=1 --gtest_filter="$few"
+    grep -h 'SUMMARY' "$out/$tool.log"
+done
+
+# The paper's sizes, then the pilot's; both directions in one process.
+sizes=(--query-heads 64 --kv-heads 4 --head-dim 128 --index-dim 128 --block-size 128 --top-k 16)
+pilot=(--query-heads 16 --kv-heads 4 --head-dim 64 --index-dim 64 --block-size 64 --top-k 16)
+stages=sparse_attention,sparse_attention_grad,dense_attention,dense_attention_grad
+step bench 600 "$bin/msa-bench" --cases square --stages "$stages" --order automatic \
+    --index-element bf16 --tokens 8K,32K,128K "${sizes[@]}" --out "$out/bench.json" --overwrite
+cat "$out/bench.log"
+step bench-pilot 300 "$bin/msa-bench" --cases square --stages "$stages" --order automatic \
+    --index-element bf16 --tokens 8K,32K "${pilot[@]}" --out "$out/bench-pilot.json" --overwrite
+cat "$out/bench-pilot.log"
+
+# Backward passes of PyTorch's dense attention: median of 5, from caches full of zeros.
+cat >"$out/torch_backward.py" <<'PYTHON'
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+zeros = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
+print(torch.__version__, torch.cuda.get_device_name())
+for n in (8192, 32768, 131072):
+    for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION"):
+        q, k, v, d_out = (torch.randn(1, h, n, 128, device="cuda", dtype=torch.bfloat16,
+                                      requires_grad=True) for h in (64, 4, 4, 64))
+        try:
+            with sdpa_kernel(getattr(SDPBackend, name)):
+                out = torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=True, enable_gqa=True)
+                times = []
+                for _ in range(6):
+                    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    zeros.zero_()
+                    begin.record()
+                    torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True)
+                    end.record()
+                    torch.cuda.synchronize()
+                    times.append(begin.elapsed_time(end))
+            ms = sorted(times[1:])[2]
+            print(f"{n:7} {name:16} {ms:9.3f} ms {2.5 * 2 * 64 * 128 * n * n / ms / 1e9:6.1f} TFLOP/s")
+        except RuntimeError as error:
+            print(n, name, str(error).splitlines()[0])
+PYTHON
+if python3 -c 'import torch' 2>/dev/null; then
+    step torch-backward 300 python3 "$out/torch_backward.py"
+    cat "$out/torch-backward.log"
+fi
+exit "$failed"

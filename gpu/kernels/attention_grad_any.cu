@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: MIT
+// Gradients of eq:softmax-attention and eq:msa-sparse-attn: d_q by query; d_k and d_v by key, whose
+// queries the reverse index of ids lists. No atomics: every sum has one order.
+#include <cub/device/device_radix_sort.cuh>
+
+#include "gpu/device/key_grad.cuh"
+#include "gpu/kernels/kernels.h"
+#include "gpu/layout.h"
+
+namespace msa::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+unsigned blocks_for(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
+
+/// A warp per row.
+__global__ void __launch_bounds__(kThreads)
+    row_products(Operand a, Operand b, int64_t rows, int width, float* to, const int32_t* only_if) {
+    if (only_if != nullptr && *only_if == 0) return;
+    const int64_t row = int64_t{blockIdx.x} * (kThreads / kWarp) + warp_id();
+    if (row >= rows) return;
+    float sum = 0;
+    for (int d = lane_id(); d < width; d += kWarp)
+        sum = fmaf(a.at(row * width + d), b.at(row * width + d), sum);
+    sum = warp_sum(sum);
+    if (lane_id() == 0) to[row] = sum;
+}
+
+/// Part blockIdx.x of the queries, a thread per head: sum of exp(sink - lse) delta.
+__global__ void __launch_bounds__(kThreads)
+    sink_parts(const float* sinks, const float* lse, const float* delta, int64_t queries, int heads,
+               double* parts) {
+    const int64_t each = (queries + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * each;
+    const int64_t end = min(begin + each, queries);
+    for (int head = static_cast<int>(threadIdx.x); head < heads; head += kThreads) {
+        double sum = 0;
+        for (int64_t query = begin; query < end; ++query) {
+            const int64_t row = query * heads + head;
+            if (lse[row] != -INFINITY)
+                sum += double{expf(sinks[head] - lse[row])} * double{delta[row]};
+        }
+        parts[int64_t{blockIdx.x} * heads + head] = sum;
+    }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    add_sink_parts(const double* parts, int count, int heads, float* d_sinks) {
+    const int head = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+    if (head >= heads) return;
+    double sum = 0;
+    for (int part = 0; part < count; ++part) sum += parts[int64_t{part} * heads + head];
+    d_sinks[head] = static_cast<float>(-sum);
+}
+
+/// A thread block per tile of queries, group and part of its heads.
+template <typename T>
+__global__ void __launch_bounds__(kTileThreads)
+    dense_queries(BackwardInput<T> b, HeadTiling tiling, const QueryTile* tiles, Output d_q) {
+    if (b.is_off()) return;
+    extern __shared__ float4 shared[];
+    const QueryTile tile = tiles[blockIdx.x];
+    const QueryRange queries{tile.query, tile.query + tile.queries};
+    query_gradient(
+        b, blockIdx.y,
+        [&](int r) {
+            return tiling.row(r, queries, blockIdx.y, blockIdx.z, b.heads.heads, b.support.visible);
+        },
+        1, [&](int64_t) { return b.support.visible[queries.end - 1]; }, d_q, &shared[0].x);
+}
+
+/// A thread block per query, group and part of its heads.
+template <typename T>
+__global__ void __launch_bounds__(kTileThreads)
+    sparse_queries(BackwardInput<T> b, HeadTiling tiling, Output d_q) {
+    extern __shared__ float4 shared[];
+    const int64_t query = blockIdx.x, group = blockIdx.y;
+    query_gradient(
+        b, group,
+        [&](int r) {
+            return tiling.row(r, {query, query + 1}, group, blockIdx.z, b.heads.heads,
+                              b.support.visible);
+        },
+        b.support.spans(), [&](int64_t slot) { return b.support.span(query, group, slot); }, d_q,
+        &shared[0].x);
+}
+
+/// Which queries selected a block: list group * blocks + block is [starts[list], starts[list + 1])
+/// of `queries`. Absent: all queries of the block's sequence.
+struct ReverseIndex {
+    const int64_t* starts;
+    const int32_t* queries;
+};
+
+/// A thread block per block of keys, group and tile of the block's keys.
+template <typename T>
+__global__ void __launch_bounds__(kTileThreads)
+    block_keys(BackwardInput<T> b, const SequenceBlock* blocks, ReverseIndex index, Output d_k,
+               Output d_v) {
+    if (b.is_off()) return;
+    extern __shared__ float4 shared[];
+    const SequenceBlock block = blocks[blockIdx.x];
+    const KeyRange keys = key_tile(block, blockIdx.z);
+    if (keys.count == 0) return;
+    const int64_t group = blockIdx.y;
+    BlockQueries queries{nullptr, block.queries.begin, block.queries.end - block.queries.begin,
+                         block.block, group};
+    if (index.starts != nullptr) {
+        const int64_t* const starts = index.starts + group * gridDim.x + blockIdx.x;
+        queries.listed = index.queries + starts[0];
+        queries.count = starts[1] - starts[0];
+    }
+    key_gradient(b, keys, queries, d_k, d_v, &shared[0].x);
+}
+
+/// A thread block per tile of queries: the list of each (query, group, slot), and its query; the
+/// list behind the last where the slot is empty.
+__global__ void __launch_bounds__(kThreads)
+    list_uses(const QueryTile* tiles, const int32_t* ids, int groups, int top_k, int all_blocks,
+              int32_t* lists, int32_t* queries) {
+    const QueryTile tile = tiles[blockIdx.x];
+    const int64_t row = int64_t{groups} * top_k, first = tile.query * row;
+    for (int64_t i = threadIdx.x; i < tile.queries * row; i += kThreads) {
+        const int32_t id = ids[first + i];
+        const auto group = static_cast<int>(i % row / top_k);
+        lists[first + i] =
+            id == kNoBlock ? groups * all_blocks : group * all_blocks + tile.first_block + id;
+        queries[first + i] = static_cast<int32_t>(tile.query + i / row);
+    }
+}
+
+/// starts[list]: the first of the sorted `lists` that is not below it.
+__global__ void __launch_bounds__(kThreads)
+    find_starts(const int32_t* lists, int64_t count, int64_t* starts, int64_t list_count) {
+    const int64_t list = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (list > list_count) return;
+    int64_t begin = 0, end = count;
+    while (begin < end) {
+        const int64_t middle = (begin + end) / 2;
+        if (lists[middle] < list)
+            begin = middle + 1;
+        else
+            end = middle;
+    }
+    starts[list] = begin;
+}
+
+/// Scratch memory of a ReverseIndex. The sort keeps the order of equal lists: ascending by query.
+struct SortedUses {
+    Tensor<int32_t, 1> queries;
+    Tensor<int64_t, 1> starts;
+
+    SortedUses(const Call& call, View<const int32_t, 3> ids)
+        : queries(call.scratch<int32_t, 1>({ids.size()})),
+          starts(call.scratch<int64_t, 1>(
+              {call.problem.kv_heads * call.layout->key_blocks().size() + 1})) {
+        constexpr int64_t kTileQueries = 64;
+        const int64_t count = ids.size(), lists = starts.size() - 1;
+        const auto& tiles = call.layout->tiles(kTileQueries, TileOrder::by_query).device;
+        auto list = call.scratch<int32_t, 1>({count}), sorted = call.scratch<int32_t, 1>({count});
+        auto query = call.scratch<int32_t, 1>({count});
+        list_uses<<<static_cast<unsigned>(tiles.size()), kThreads, 0, call.stream()>>>(
+            tiles.data(), ids.data(), static_cast<int>(call.problem.kv_heads),
+            static_cast<int>(ids.extent(2)), static_cast<int>(call.layout->key_blocks().size()),
+            list.data(), query.data());
+        check_launch("sparse_attention_grad_any, lists");
+        int bits = 1;
+        while ((lists >> bits) != 0) ++bits;
+        size_t bytes = 0;
+        const auto sort = [&](void* memory) {
+            check(cub::DeviceRadixSort::SortPairs(memory, bytes, list.data(), sorted.data(),
+                                                  query.data(), queries.data(), count, 0, bits,
+                                                  call.stream()),
+                  "sparse_attention_grad_any, sort");
+        };
+        sort(nullptr);
+        auto memory = call.scratch<char, 1>({static_cast<int64_t>(bytes)});
+        sort(memory.data());
+        find_starts<<<blocks_for(lists + 1), kThreads, 0, call.stream()>>>(sorted.data(), count,
+                                                                           starts.data(), lists);
+        check_launch("sparse_attention_grad_any, starts");
+    }
+};
+
+template <typename T>
+void run_keys(const Call& call, const BackwardInput<T>& b, const ReverseIndex& index,
+              const AttentionGradient& to) {
+    const Problem& p = call.problem;
+    const auto& blocks = call.layout->key_blocks();
+    const dim3 grid(static_cast<unsigned>(blocks.size()), static_cast<unsigned>(p.kv_heads),
+                    static_cast<unsigned>(ceil_div(p.block_size, kPlainTileKeys)));
+    launch_backward(call, block_keys<T>, grid, tile_warps(kPlainTileRows), b, blocks.data(), index,
+                    output(to.d_k), output(to.d_v));
+    check_launch("attention_grad_any, keys");
+}
+
+}  // namespace
+
+void output_gradient_products(const Call& call, const AttentionSaved& saved, float* delta,
+                              const int32_t* only_if) {
+    const int64_t rows = call.problem.queries() * call.problem.query_heads;
+    if (rows == 0) return;
+    row_products<<<blocks_for(rows * kWarp), kThreads, 0, call.stream()>>>(
+        operand(saved.out), operand(saved.d_out), rows, static_cast<int>(call.problem.head_dim),
+        delta, only_if);
+    check_launch("attention_grad_any, delta");
+}
+
+void sink_gradient(const Call& call, View<const float, 1> sinks, const float* lse,
+                   const float* delta, View<float, 1> d_sinks) {
+    if (!d_sinks) return;
+    constexpr int kParts = 512;
+    const auto heads = static_cast<int>(call.problem.query_heads);
+    auto parts = call.scratch<double, 1>({int64_t{kParts} * heads});
+    sink_parts<<<kParts, kThreads, 0, call.stream()>>>(sinks.data(), lse, delta,
+                                                       call.problem.queries(), heads, parts.data());
+    add_sink_parts<<<blocks_for(heads), kThreads, 0, call.stream()>>>(parts.data(), kParts, heads,
+                                                                      d_sinks.data());
+    check_launch("attention_grad_any, sinks");
+}
+
+void dense_attention_grad_any(const Call& call, const AttentionInput& in,
+                              const AttentionSaved& saved, const AttentionGradient& to,
+                              const float* delta, const int32_t* only_if) {
+    const Problem& p = call.problem;
+    const HeadTiling tiling = tile_heads(p.group_size(), p.queries());
+    const auto& tiles = call.layout->tiles(tiling.queries, TileOrder::longest_first).device;
+    const dim3 grid(static_cast<unsigned>(tiles.size()), static_cast<unsigned>(p.kv_heads),
+                    static_cast<unsigned>(tiling.parts));
+    by_half_element(in.q.element(), [&]<typename T>() {
+        const BackwardInput<T> b{main_heads<T>(p, in.q, in.k, in.v),
+                                 key_support(call, {}),
+                                 operand(saved.d_out),
+                                 saved.lse.data(),
+                                 delta,
+                                 only_if};
+        launch_backward(call, dense_queries<T>, grid, tiling.warps(), b, tiling, tiles.data(),
+                        output(to.d_q));
+        check_launch("dense_attention_grad_any, queries");
+        run_keys(call, b, {}, to);
+    });
+}
+
+void sparse_attention_grad_any(const Call& call, const AttentionInput& in,
+                               View<const int32_t, 3> ids, const AttentionSaved& saved,
+                               const AttentionGradient& to, const float* delta) {
+    const Problem& p = call.problem;
+    const HeadTiling tiling = tile_heads(p.group_size(), 1);
+    const dim3 grid(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads),
+                    static_cast<unsigned>(tiling.parts));
+    by_half_element(in.q.element(), [&]<typename T>() {
+        const BackwardInput<T> b{main_heads<T>(p, in.q, in.k, in.v),
+                                 key_support(call, ids),
+                                 operand(saved.d_out),
+                                 saved.lse.data(),
+                                 delta,
+                                 nullptr};
+        launch_backward(call, sparse_queries<T>, grid, tiling.warps(), b, tiling, output(to.d_q));
+        check_launch("sparse_attention_grad_any, queries");
+        if (ids.size() == 0) return run_keys(call, b, {}, to);  // no query: zeros
+        const SortedUses uses(call, ids);
+        run_keys(call, b, {uses.starts.data(), uses.queries.data()}, to);
+    });
+}
+
+}  // namespace msa::cuda

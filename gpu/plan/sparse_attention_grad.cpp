@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+#include "gpu/plan/sparse_attention_grad.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "gpu/kernels/kernels.h"
+#include "gpu/layout.h"
+#include "gpu/plan/limits.h"
+#include "gpu/plan/sparse_attention.h"
+#include "gpu/plan/tuned.h"
+#include "gpu/tensor_map.h"
+
+namespace msa::cuda {
+namespace {
+
+static_assert(sizeof(GradUse) == kGradUseBytes);
+static_assert(kGradTileQueries % kGradStepQueries == 0);
+
+/// Scratch memory of a GradWorkspace, kept until its kernels are queued.
+struct Workspace {
+    Tensor<float, 1> lse, delta, parts, d_k, d_v;
+    Tensor<int32_t, 1> starts, bins, counts;
+    Tensor<GradUse, 1> uses;
+    Tensor<GradItem, 1> found, items;
+    Tensor<GradSplit, 1> splits;
+    Tensor<char, 1> slots;
+
+    Workspace(const Call& call, const SparseGradArgs& a)
+        : lse(call.scratch<float, 1>({a.queries * a.query_heads + 1})),
+          delta(call.scratch<float, 1>({a.queries * a.query_heads + 1})),
+          parts(call.scratch<float, 1>({a.most_parts() * 2 * a.block_size * a.head_dim})),
+          d_k(call.scratch<float, 1>({a.keys * a.groups * a.head_dim})),
+          d_v(call.scratch<float, 1>({a.keys * a.groups * a.head_dim})),
+          starts(call.scratch<int32_t, 1>({int64_t{a.batch_chunks} * a.chunk_tiles * a.lists()})),
+          bins(call.scratch<int32_t, 1>({int64_t{a.batch_chunks} * a.chunk_tiles * a.groups})),
+          counts(call.scratch<int32_t, 1>({int64_t{a.batch_chunks} * 4})),
+          uses(call.scratch<GradUse, 1>({a.batch_chunks * a.most_uses()})),
+          found(call.scratch<GradItem, 1>({a.batch_chunks * a.most_items()})),
+          items(call.scratch<GradItem, 1>({a.batch_chunks * a.most_items()})),
+          splits(call.scratch<GradSplit, 1>({a.batch_chunks * a.most_splits()})),
+          slots(call.scratch<char, 1>({a.slot_buffers() * a.slot_bytes()})) {}
+
+    GradWorkspace view() {
+        return {.lse = lse.data(),
+                .delta = delta.data(),
+                .starts = starts.data(),
+                .bins = bins.data(),
+                .uses = uses.data(),
+                .found = found.data(),
+                .items = items.data(),
+                .counts = counts.data(),
+                .splits = splits.data(),
+                .slots = slots.data(),
+                .parts = parts.data(),
+                .d_k = d_k.data(),
+                .d_v = d_v.data()};
+    }
+};
+
+void bind(SparseGradArgs& args, const Problem& p, const AttentionInput& in,
+          View<const int32_t, 3> ids, const AttentionSaved& saved, const AttentionGradient& to) {
+    const auto rows = [&](const void* data) {
+        return tensor_map(data, Element::bf16, p.queries(), p.query_heads, p.head_dim, 1,
+                          p.group_size());
+    };
+    const auto keys = [&](const void* data) {
+        return tensor_map(data, Element::bf16, p.keys(), p.kv_heads * p.head_dim, p.block_size);
+    };
+    args.out = saved.out.data();
+    args.d_out = saved.d_out.data();
+    args.lse = saved.lse.data();
+    args.q_one = rows(in.q.data());
+    args.d_out_one = rows(saved.d_out.data());
+    args.k = keys(in.k.data());
+    args.v = keys(in.v.data());
+    args.ids = ids.data();
+    args.d_q = to.d_q.data();
+    args.d_k = to.d_k.data();
+    args.d_v = to.d_v.data();
+    args.d_q_is_float = to.d_q.element() == Element::f32;
+    args.d_k_is_float = to.d_k.element() == Element::f32;
+    args.d_v_is_float = to.d_v.element() == Element::f32;
+}
+
+}  // namespace
+
+Support takes_sparse_attention_grad_sm90(const Device& device, const Problem& p,
+                                         const SparseAttentionGradRequest& request, bool aligned) {
+    if (!device.is_hopper()) return not_hopper();
+    if (request.order == LoopOrder::q_outer)
+        return Support::no("it has no kernel for one query at a time");
+    if (request.order == LoopOrder::tile_union)
+        return Support::no("it has no kernel for unions of blocks");
+    for (const Element element : {request.element, request.saved})
+        if (element != Element::bf16) return not_element(element, "bf16");
+    if (!aligned) return not_aligned();
+    if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
+    if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
+    if (p.group_size() > kGradStepRows) return above("G", p.group_size(), kGradStepRows);
+    if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
+    if (p.queries() == 0 || p.keys() == 0) return Support::no("there are no queries or no keys");
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (p.queries() * p.query_heads >= kMost)
+        return above("Nq Hq", p.queries() * p.query_heads, kMost - 1);
+    if (p.keys() > kMost) return above("Nk", p.keys(), kMost);
+    return {};
+}
+
+SparseGradPlan::SparseGradPlan(const Problem& p, int64_t top_k) {
+    sizes.queries = p.queries();
+    sizes.keys = p.keys();
+    sizes.query_heads = narrow(p.query_heads);
+    sizes.groups = narrow(p.kv_heads);
+    sizes.head_dim = narrow(p.head_dim);
+    sizes.block_size = narrow(p.block_size);
+    sizes.top_k = narrow(top_k);
+    sizes.scale = static_cast<float>(p.softmax_scale());
+    sizes.item_uses = kGradItemUses;
+    sizes.derive();
+    sizes.all_blocks = narrow(block_starts(p).back());
+    sizes.tile_count = narrow(count_tiles(p, kGradTileQueries));
+    const int64_t queries =
+        sparse_grad_chunk_queries(p.queries(), p.query_heads, p.head_dim, top_k);
+    sizes.chunk_tiles = std::min(sizes.tile_count, narrow(queries / kGradTileQueries));
+    sizes.batch_chunks = 1;
+    while (list_bytes() > kMostListBytes && sizes.chunk_tiles > 1)
+        sizes.chunk_tiles = (sizes.chunk_tiles + 1) / 2;
+    sizes.batch_chunks = std::min(16, sizes.chunks());
+    while (list_bytes() > kMostListBytes && sizes.batch_chunks > 1) --sizes.batch_chunks;
+}
+
+int64_t SparseGradPlan::list_bytes() const {
+    const auto bytes = [](int64_t count, size_t each) {
+        return count * static_cast<int64_t>(each);
+    };
+    const int64_t tiles = sizes.chunk_tiles;
+    return sizes.batch_chunks *
+           (bytes(tiles * (sizes.lists() + sizes.groups) + 4, sizeof(int32_t)) +
+            bytes(sizes.most_uses(), sizeof(GradUse)) +
+            bytes(2 * sizes.most_items(), sizeof(GradItem)) +
+            bytes(sizes.most_splits(), sizeof(GradSplit)));
+}
+
+void sparse_attention_grad_sm90(const Call& call, const AttentionInput& in,
+                                View<const int32_t, 3> ids, const AttentionSaved& saved,
+                                const AttentionGradient& to) {
+    const Problem& p = call.problem;
+    SparseGradArgs args = SparseGradPlan(p, ids.extent(2)).sizes;
+    const auto& tiles = call.layout->tiles(kGradTileQueries, TileOrder::by_query).device;
+    const auto& blocks = call.layout->key_blocks();
+    MSA_CHECK(tiles.size() == args.tile_count && blocks.size() == args.all_blocks);
+    Workspace work(call, args);
+    args.workspace = work.view();
+    args.tiles = tiles.data();
+    args.key_blocks = blocks.data();
+    args.visible = call.visible;
+    bind(args, p, in, ids, saved, to);
+    const int64_t rows = p.queries() * p.kv_heads, lists = args.lists();
+    auto marked = call.scratch<int32_t, 1>({rows + lists});
+    check(cudaMemsetAsync(marked.data(), 0, sizeof(int32_t) * static_cast<size_t>(marked.size()),
+                          call.stream()),
+          "clearing memory");
+    args.marked_rows = marked.data();
+    args.marked_blocks = marked.data() + rows;
+    check(launch_sparse_attention_grad_sm90(args, call.device.sms, call.stream()),
+          "sparse_attention_grad_sm90");
+    sink_gradient(call, in.sinks, saved.lse.data(), work.delta.data(), to.d_sinks);
+    sparse_attention_grad_repair_any(call, in, ids, saved, to, work.delta.data(),
+                                     {args.marked_rows, args.marked_blocks});
+}
+
+}  // namespace msa::cuda

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: MIT
+// The gradients of the cuda backend: which kernel answers, and that the tuned kernels agree with
+// the plain ones, which tests/backends compares with the reference: in many chunks, beside NaN, in
+// a graph.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+
+#include "core/error.h"
+#include "core/half.h"
+#include "core/tolerance.h"
+#include "tests/support/compare.h"
+#include "tests/support/runner.h"
+
+namespace msa::test {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+Tensor<float, 3> widened(const Tensor<bf16, 3>& narrow) {
+    Tensor<float, 3> wide(narrow.shape());
+    for (int64_t i = 0; i < wide.size(); ++i) wide.data()[i] = static_cast<float>(narrow.data()[i]);
+    return wide;
+}
+
+struct Gradient {
+    Tensor<float, 3> d_q, d_k, d_v;
+    Tensor<float, 1> d_sinks;
+};
+
+void expect_identical(const Gradient& got, const Gradient& want) {
+    EXPECT_TRUE(identical(got.d_q, want.d_q));
+    EXPECT_TRUE(identical(got.d_k, want.d_k));
+    EXPECT_TRUE(identical(got.d_v, want.d_v));
+    EXPECT_TRUE(identical(got.d_sinks, want.d_sinks));
+}
+
+/// A difference in Euclidean norm. A probability or dS, the part in a slot and the result are each
+/// rounded once to bf16, by at most half of storage_roundoff; errors of terms are independent and
+/// add up as the terms do.
+testing::AssertionResult is_rounded(const Tensor<float, 3>& got, const Tensor<float, 3>& want) {
+    double error = 0, size = 0;
+    for (int64_t i = 0; i < want.size(); ++i) {
+        const double g = got.data()[i], w = want.data()[i];
+        if (std::isnan(g) != std::isnan(w))
+            return testing::AssertionFailure()
+                   << "NaN in other places: " << position<3>(got.shape(), i) << " is " << g
+                   << ", want " << w;
+        if (std::isnan(w)) continue;
+        error += (g - w) * (g - w);
+        size += w * w;
+    }
+    const double bound = 1.5 * storage_roundoff(Element::bf16);
+    if (std::sqrt(error) <= bound * std::sqrt(size)) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << "off by " << std::sqrt(error / size) << " of its norm";
+}
+
+void expect_rounded(const Gradient& got, const Gradient& want) {
+    EXPECT_TRUE(is_rounded(got.d_q, want.d_q));
+    EXPECT_TRUE(is_rounded(got.d_k, want.d_k));
+    EXPECT_TRUE(is_rounded(got.d_v, want.d_v));
+}
+
+/// A forward pass of bf16 operands, and gradients of it, on the device.
+class Pass {
+public:
+    Pass(Backend& backend, const Case& c, const std::function<void(Operands&)>& change = {})
+        : backend_(backend), p_(c.problem) {
+        Operands o = make_operands(c, Element::bf16);
+        // Selections as those of the index, in float: there is nothing to compare them with.
+        ids_ = backend.make<int32_t, 3>({p_.queries(), p_.kv_heads, c.rule.top_k});
+        const auto index_q = backend.upload(o.index_q.view());
+        const auto index_k = backend.upload(o.index_k.view());
+        backend.index_select(p_, c.rule, {index_q, index_k}, ids_);
+        if (change) change(o);
+        q_ = narrowed(o.q), k_ = narrowed(o.k), v_ = narrowed(o.v);
+        Operands other = make_operands({c.name + " of d_out", p_, c.rule, c.values}, Element::bf16);
+        std::reverse(other.q.data(), other.q.data() + other.q.size());
+        d_out_ = narrowed(other.q);
+        out_ = backend.make<bf16, 3>(o.q.shape());
+        lse_ = backend.make<float, 2>({p_.queries(), p_.query_heads});
+        Tensor<float, 1> sinks({p_.query_heads});
+        for (int64_t h = 0; h < sinks.size(); ++h) sinks.data()[h] = 0.25F * static_cast<float>(h);
+        sinks_ = backend.upload(sinks.view());
+    }
+    void attend(bool sparse) {
+        const AttentionOutput to{out_, lse_};
+        sparse ? backend_.sparse_attention(p_, {q_, k_, v_}, ids_, to)
+               : backend_.dense_attention(p_, {q_, k_, v_}, to);
+    }
+    /// Of sparse attention in this order, or of dense attention, into outputs that hold NaN.
+    template <typename Stored>
+    Gradient gradient(std::optional<LoopOrder> order) {
+        prepare<Stored>();
+        run<Stored>(order);
+        return download<Stored>();
+    }
+    template <typename Stored>
+    Gradient captured_gradient(std::optional<LoopOrder> order) {
+        prepare<Stored>();
+        const std::function<void()> again = backend_.capture([&] { run<Stored>(order); });
+        prepare<Stored>();  // what the capture itself wrote is gone
+        again();
+        return download<Stored>();
+    }
+    /// d_sinks [Hq] against -sum exp(sink - lse) <d_out, out> in double. A product of float sums
+    /// dh terms; exp and the rounding of the result are each good to kExpRoundoffs.
+    void expect_sinks(const Tensor<float, 1>& got) {
+        const auto lse = backend_.download(std::as_const(lse_).view());
+        const auto out = widened(backend_.download(std::as_const(out_).view()));
+        const auto d_out = widened(backend_.download(std::as_const(d_out_).view()));
+        const auto sinks = backend_.download(std::as_const(sinks_).view());
+        for (int64_t h = 0; h < p_.query_heads; ++h) {
+            double sum = 0, size = 0;
+            for (int64_t i = 0; i < p_.queries(); ++i) {
+                if (std::isinf(lse(i, h))) continue;
+                const double weight = std::exp(double{sinks(h)} - double{lse(i, h)});
+                for (int64_t d = 0; d < p_.head_dim; ++d) {
+                    const double term = weight * out(i, h, d) * d_out(i, h, d);
+                    sum -= term;
+                    size += std::fabs(term);
+                }
+            }
+            // The argument of exp is off by its rounding, at most kRoundoff times it.
+            const double terms = static_cast<double>(p_.head_dim) + 64 + 2 * kExpRoundoffs;
+            EXPECT_NEAR(double{got(h)}, sum, gamma(terms) * size) << "head " << h;
+        }
+    }
+    void spoil_d_out(int64_t query) {
+        const bf16 nan(kNan);
+        backend_.copy(d_out_.data() + query * p_.query_heads * p_.head_dim, Space::device, &nan,
+                      Space::host, int64_t{sizeof nan});
+    }
+
+private:
+    Tensor<bf16, 3> narrowed(const Tensor<float, 3>& wide) {
+        Tensor<bf16, 3> narrow(wide.shape());
+        for (int64_t i = 0; i < wide.size(); ++i) narrow.data()[i] = bf16(wide.data()[i]);
+        return backend_.upload(narrow.view());
+    }
+    template <typename Stored>
+    auto& results() {
+        if constexpr (std::is_same_v<Stored, bf16>)
+            return narrow_;
+        else
+            return wide_;
+    }
+    template <typename Stored>
+    void prepare() {
+        const auto poisoned = [&](Tensor<Stored, 3>& here, Shape<3> shape) {
+            Tensor<Stored, 3> nan(shape);
+            std::fill_n(nan.data(), nan.size(), Stored(kNan));
+            if (here.size() != nan.size()) here = backend_.make<Stored, 3>(shape);
+            backend_.copy(here.data(), Space::device, nan.data(), Space::host,
+                          nan.size() * int64_t{sizeof(Stored)});
+        };
+        poisoned(results<Stored>()[0], q_.shape());
+        poisoned(results<Stored>()[1], k_.shape());
+        poisoned(results<Stored>()[2], k_.shape());
+        if (d_sinks_.size() == 0) d_sinks_ = backend_.make<float, 1>({p_.query_heads});
+    }
+    template <typename Stored>
+    void run(std::optional<LoopOrder> order) {
+        auto& to = results<Stored>();
+        const AttentionInput in{q_, k_, v_, sinks_};
+        const AttentionSaved saved{out_, lse_, d_out_};
+        const AttentionGradient into{to[0], to[1], to[2], d_sinks_};
+        order ? backend_.sparse_attention_grad(p_, in, ids_, saved, into, *order)
+              : backend_.dense_attention_grad(p_, in, saved, into);
+    }
+    template <typename Stored>
+    Gradient download() {
+        const auto here = [&](const Tensor<Stored, 3>& from) {
+            auto host = backend_.download(from.view());
+            if constexpr (std::is_same_v<Stored, bf16>)
+                return widened(host);
+            else
+                return host;
+        };
+        const auto& from = results<Stored>();
+        return {here(from[0]), here(from[1]), here(from[2]),
+                backend_.download(std::as_const(d_sinks_).view())};
+    }
+
+    Backend& backend_;
+    Problem p_;
+    Tensor<bf16, 3> q_, k_, v_, d_out_, out_;
+    Tensor<float, 2> lse_;
+    Tensor<int32_t, 3> ids_;
+    Tensor<float, 1> sinks_, d_sinks_;
+    Tensor<bf16, 3> narrow_[3];
+    Tensor<float, 3> wide_[3];
+};
+
+Case grad_case(const char* name, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k,
+               int64_t heads, int64_t groups, int64_t dim, int64_t block, int64_t top_k) {
+    Problem p = square_problem(0, heads, groups, dim, 64, block);
+    p.batch = PackedBatch(std::move(cu_q), std::move(cu_k));
+    return {name, p, {.top_k = top_k}};
+}
+
+std::vector<Case> grad_cases() {
+    const std::vector<int64_t> q{0, 100, 101, 138, 438}, k{0, 228, 358, 395, 895};
+    return {
+        grad_case("square", {0, 512}, {0, 512}, 32, 2, 128, 128, 3),
+        grad_case("tail_block", {0, 1000}, {0, 1000}, 32, 2, 128, 128, 4),
+        grad_case("packed", q, k, 32, 2, 128, 128, 4),
+        grad_case("more_queries_than_keys", {0, 40, 300}, {0, 20, 280}, 32, 2, 128, 128, 2),
+        grad_case("pilot", {0, 700}, {0, 700}, 16, 4, 64, 64, 5),
+        grad_case("pilot_packed", q, k, 16, 4, 64, 64, 5),
+        grad_case("narrow_wide", {0, 600}, {0, 600}, 24, 8, 64, 128, 3),
+        grad_case("wide_narrow", {0, 600}, {0, 600}, 24, 2, 128, 64, 6),
+        grad_case("g1", {0, 600}, {0, 600}, 8, 8, 128, 128, 3),
+        grad_case("g5", {0, 600}, {0, 600}, 40, 8, 128, 128, 3),
+        grad_case("g64", {0, 600}, {0, 600}, 64, 1, 128, 128, 3),
+        grad_case("k32", {0, 2500}, {0, 2500}, 16, 2, 64, 64, 32),
+    };
+}
+
+class CudaGrad : public testing::Test {
+protected:
+    void SetUp() override {
+        MSA_SKIP_UNLESS_USABLE("cuda");
+        backend_ = make_backend("cuda");
+    }
+    /// Why the tuned kernel does not answer here; empty: it does.
+    std::string no_tuned_kernel(const Problem& p, int64_t top_k) const {
+        return backend_
+            ->supports(p, SparseAttentionGradRequest{.element = Element::bf16,
+                                                     .top_k = top_k,
+                                                     .order = LoopOrder::kv_outer,
+                                                     .saved = Element::bf16})
+            .why_not;
+    }
+
+    std::unique_ptr<Backend> backend_;
+};
+class CudaGradCases : public CudaGrad, public testing::WithParamInterface<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, CudaGradCases, testing::ValuesIn(grad_cases()),
+                         [](const auto& instance) { return instance.param.name; });
+
+TEST_P(CudaGradCases, TunedIsPlainButForRoundings) {
+    const Case& c = GetParam();
+    const std::string why_not = no_tuned_kernel(c.problem, c.rule.top_k);
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+    Pass pass(*backend_, c);
+    pass.attend(true);
+    const Gradient plain = pass.gradient<float>(LoopOrder::q_outer);
+    EXPECT_TRUE(backend_->answered_by().starts_with("sparse_attention_grad_any; sm90: "))
+        << backend_->answered_by();
+    pass.expect_sinks(plain.d_sinks);
+    const Gradient tuned = pass.gradient<float>(LoopOrder::automatic);
+    EXPECT_EQ(backend_->answered_by(), "sparse_attention_grad_sm90");
+    expect_rounded(tuned, plain);
+    pass.expect_sinks(tuned.d_sinks);
+    expect_identical(pass.gradient<float>(LoopOrder::kv_outer), tuned);
+    // bf16 outputs are the float ones rounded, by either kernel.
+    const Gradient narrow = pass.gradient<bf16>(LoopOrder::automatic);
+    expect_rounded(narrow, plain);
+    expect_identical(pass.gradient<bf16>(LoopOrder::automatic), narrow);
+    for (int64_t i = 0; i < narrow.d_q.size(); ++i)
+        ASSERT_EQ(narrow.d_q.data()[i], static_cast<float>(bf16(tuned.d_q.data()[i]))) << i;
+    for (int64_t i = 0; i < narrow.d_k.size(); ++i) {
+        ASSERT_EQ(narrow.d_k.data()[i], static_cast<float>(bf16(tuned.d_k.data()[i]))) << i;
+        ASSERT_EQ(narrow.d_v.data()[i], static_cast<float>(bf16(tuned.d_v.data()[i]))) << i;
+    }
+}
+
+TEST_P(CudaGradCases, DenseIsThePlainOneButForRoundings) {
+    // Sparse attention to every visible block is dense attention.
+    Case c = GetParam();
+    c.rule.top_k = c.problem.blocks();
+    Pass pass(*backend_, c);
+    pass.attend(false);
+    const Gradient want = pass.gradient<float>(LoopOrder::q_outer);
+    const Gradient plain = pass.gradient<float>(std::nullopt);
+    pass.expect_sinks(plain.d_sinks);
+    EXPECT_TRUE(backend_->answered_by().starts_with("dense_attention_grad_any; cuDNN: "))
+        << backend_->answered_by();  // outputs in float are its alone
+    expect_rounded(plain, want);
+    const Gradient narrow = pass.gradient<bf16>(std::nullopt);
+    expect_rounded(narrow, want);
+    expect_identical(pass.gradient<bf16>(std::nullopt), narrow);
+    const bool fits = c.name != "more_queries_than_keys";
+    if (backend_->device().find("cuDNN") != std::string::npos) {
+        EXPECT_EQ(backend_->answered_by().starts_with("cuDNN"), fits) << backend_->answered_by();
+    }
+}
+
+TEST_P(CudaGradCases, WhatIsNotSeenHasNoInfluence) {
+    const Case& c = GetParam();
+    const Problem& p = c.problem;
+    // The last key and value of each sequence, which one query sees, and a d_out.
+    Pass pass(*backend_, c, [&](Operands& o) {
+        for (size_t s = 1; s < p.batch.cu_seqlens_k().size(); ++s) {
+            const int64_t last = p.batch.cu_seqlens_k()[s] - 1;
+            o.k(last, 0, 3) = kNan;
+            o.v(last, p.kv_heads - 1, 5) = kNan;
+        }
+    });
+    pass.attend(true);
+    pass.spoil_d_out(p.queries() / 2);
+    const Gradient plain = pass.gradient<float>(LoopOrder::q_outer);
+    int64_t finite = 0;
+    for (int64_t i = 0; i < plain.d_q.size(); ++i) finite += std::isfinite(plain.d_q.data()[i]);
+    EXPECT_GT(finite, 0);
+    EXPECT_LT(finite, plain.d_q.size());
+    expect_rounded(pass.gradient<float>(LoopOrder::automatic), plain);
+    expect_rounded(pass.gradient<bf16>(LoopOrder::automatic), plain);
+    pass.attend(false);
+    expect_rounded(pass.gradient<bf16>(std::nullopt), pass.gradient<float>(std::nullopt));
+}
+
+TEST_P(CudaGradCases, AGraphRepeatsIt) {
+    Pass pass(*backend_, GetParam());
+    pass.attend(true);
+    for (const auto order : {std::optional(LoopOrder::automatic), std::optional(LoopOrder::q_outer),
+                             std::optional<LoopOrder>()}) {
+        const Gradient want = pass.gradient<bf16>(order);
+        expect_identical(pass.captured_gradient<bf16>(order), want);
+    }
+}
+
+TEST_F(CudaGrad, ManyChunksAreTheirSum) {
+    // Three chunks of queries, one schedule; some blocks are split over work items.
+    const Case c = grad_case("chunks", {0, 9000}, {0, 9000}, 8, 2, 64, 64, 16);
+    const std::string why_not = no_tuned_kernel(c.problem, c.rule.top_k);
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+    Pass pass(*backend_, c);
+    pass.attend(true);
+    const Gradient tuned = pass.gradient<bf16>(LoopOrder::automatic);
+    expect_rounded(tuned, pass.gradient<float>(LoopOrder::q_outer));
+    expect_identical(pass.gradient<bf16>(LoopOrder::automatic), tuned);
+}
+
+TEST_F(CudaGrad, OrdersThatAreMissingAreRefusedWithAReason) {
+    const Problem p = square_problem(90, 8, 2, 40, 16, 16);
+    const auto why_not = [&](LoopOrder order) {
+        return backend_
+            ->supports(
+                p, SparseAttentionGradRequest{.element = Element::f32, .top_k = 3, .order = order})
+            .why_not;
+    };
+    EXPECT_EQ(why_not(LoopOrder::automatic), "");
+    EXPECT_EQ(why_not(LoopOrder::q_outer), "");
+    EXPECT_NE(why_not(LoopOrder::kv_outer), "");
+    EXPECT_NE(why_not(LoopOrder::tile_union), "");
+}
+
+}  // namespace
+}  // namespace msa::test

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: MIT
+// Random command lines for every program. Whatever is asked for, a program answers 0, or 2 with a
+// message, and stops when it is told to. MSA_TEST_COMMAND_LINES=N runs so many for each program.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <random>
+#include <regex>
+#include <sstream>
+#include <thread>
+
+#include "core/utf8.h"
+#include "tests/experiments/fit_test.h"
+#include "tests/support/random.h"
+
+namespace msa::test {
+namespace {
+
+using Words = std::vector<std::string>;
+using std::chrono::milliseconds;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+constexpr milliseconds kWork{2000}, kStop{kSanitized ? 60000 : 15000};
+
+struct Answer {
+    int status = 0;  // of waitpid
+    bool told_to_stop = false;
+    std::string out, err;
+    bool has(int code) const { return WIFEXITED(status) && WEXITSTATUS(status) == code; }
+};
+
+[[noreturn]] void become(const Words& words, const std::string& folder) {
+    Words copies = words;
+    std::vector<char*> argv;
+    for (std::string& word : copies) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    const rlimit bytes_of_a_file{1 << 25, 1 << 25}, memory{rlim_t{1} << 33, rlim_t{1} << 33};
+    setrlimit(RLIMIT_FSIZE, &bytes_of_a_file);
+    if (!kSanitized) setrlimit(RLIMIT_AS, &memory);
+    setenv("OMP_NUM_THREADS", "1", 1);
+    const bool ready = chdir(folder.c_str()) == 0 && freopen("/dev/null", "r", stdin) &&
+                       freopen("out.txt", "w", stdout) && freopen("err.txt", "w", stderr);
+    if (ready) execv(argv[0], argv.data());
+    _exit(127);
+}
+
+/// Runs a built program in `folder`; tells it to stop after kWork, kills it after kStop more.
+Answer answer(const Words& words, const std::string& folder) {
+    const pid_t child = fork();
+    if (child == 0) become(words, folder);
+    Answer result;
+    const auto ends_within = [&](milliseconds limit) {
+        const auto end = std::chrono::steady_clock::now() + limit;
+        while (waitpid(child, &result.status, WNOHANG) == 0) {
+            if (std::chrono::steady_clock::now() > end) return false;
+            std::this_thread::sleep_for(milliseconds(2));
+        }
+        return true;
+    };
+    if (!ends_within(kWork)) {
+        result.told_to_stop = true;
+        kill(child, SIGTERM);
+        if (!ends_within(kStop)) {
+            kill(child, SIGKILL);
+            waitpid(child, &result.status, 0);
+        }
+    }
+    result.out = file_text(folder + "/out.txt");
+    result.err = file_text(folder + "/err.txt");
+    return result;
+}
+
+struct Flag {
+    std::string name;
+    bool takes_a_value;
+};
+
+/// Every option of a program, from its own help.
+std::vector<Flag> flags_of(const Program& program) {
+    std::vector<Flag> flags;
+    std::istringstream help(program({"--help-markdown"}).out);
+    const std::regex row("\\| `(--[a-z-]+)( [^(`]+)?[^`]*` \\|.*");
+    std::smatch found;
+    for (std::string line; std::getline(help, line);)
+        if (std::regex_match(line, found, row)) flags.push_back({found[1], found[2].matched});
+    return flags;
+}
+
+class CommandLines : public Fit, public testing::WithParamInterface<Program> {
+protected:
+    CommandLines() : generator_(seed()) {
+        write("a.h5");
+        std::filesystem::create_directories(path("folder"));
+        std::ofstream(path("text.json")) << R"({"name": 5})";
+        for (const auto& [program, more] :
+             {std::pair<std::string, Words>{"msa-fit-indexer",
+                                            {"--index-dim", "16", "--steps", "2"}},
+              {"msa-analyze", {}}}) {
+            Words words{program_path(program), "a.h5", "--out",   "made-by-" + program,
+                        "--block-size",        "8",    "--top-k", "4"};
+            words.insert(words.end(), more.begin(), more.end());
+            const Answer made = answer(words, path(""));
+            EXPECT_TRUE(made.has(0)) << made.err;
+        }
+    }
+
+    static std::string program_path(const std::string& name) {
+        return std::string(MSA_BIN_DIR) + "/" + name;
+    }
+    size_t pick(size_t of) { return generator_() % of; }
+    const std::string& one_of(const Words& words) { return words[pick(words.size())]; }
+
+    std::string value() {
+        static const Words numbers{"0",
+                                   "1",
+                                   "2",
+                                   "3",
+                                   "4",
+                                   "7",
+                                   "8",
+                                   "16",
+                                   "32",
+                                   "64",
+                                   "100",
+                                   "1K",
+                                   "4K",
+                                   "0.5",
+                                   "1e-3",
+                                   "-1",
+                                   "-0",
+                                   "1e9",
+                                   "1e400",
+                                   "nan",
+                                   "inf",
+                                   "-inf",
+                                   "0x10",
+                                   "2147483648",
+                                   "4294967296",
+                                   "9223372036854775807",
+                                   "-9223372036854775808",
+                                   "99999999999999999999",
+                                   "8388608T"};
+        static const Words lists{"0:10",
+                                 ":",
+                                 "5:",
+                                 ":20",
+                                 "7:3",
+                                 "-5:",
+                                 "0:99999999999999999999",
+                                 "1:2:3",
+                                 "0:10,20:30",
+                                 "3",
+                                 "0,3",
+                                 "3,3",
+                                 ",",
+                                 "3,",
+                                 "32,0.1",
+                                 "1,2,3,4,5,6,7,8",
+                                 "nan,1"};
+        static const Words names{
+            "cpu",      "reference", "cuda",          "f32",           "bf16",     "f16",
+            "e4m3",     "index",     "oracle,window", "random",        "mean-key", "quest",
+            "snapkv",   "h2o",       "position",      "sequence",      "token",    "decode",
+            "prefill",  "square",    "top-k",         "select_blocks", "layer",    "pilot",
+            "paper",    "h100",      "measured",      "rms",           "pca",      "normal",
+            "max",      "window",    "forced",        "block-size",    "group",    "head",
+            "included", "max-logit", "outputs,mass",  "out",           "folder"};
+        static const Words strange{"",
+                                   " ",
+                                   "5 ",
+                                   " 5",
+                                   "\xff\xfe",
+                                   "caf\xc3\xa9",
+                                   "\x1b[31m",
+                                   "\n",
+                                   "--json",
+                                   "-",
+                                   "--",
+                                   "{}",
+                                   "%s%n",
+                                   "/dev/null",
+                                   "/dev/full",
+                                   "missing/x.h5",
+                                   ".",
+                                   "..",
+                                   "text.json",
+                                   std::string(5000, 'a'),
+                                   std::string(5000, '9')};
+        switch (pick(8)) {
+            case 0:
+            case 1:
+            case 2: return one_of(numbers);
+            case 3: return one_of(lists);
+            case 4:
+            case 5: return one_of(names);
+            case 6: return pick(2) == 0 ? file() : one_of(strange);
+            default: return std::to_string(generator_() >> pick(64));
+        }
+    }
+    std::string file() {
+        return one_of({"a.h5", "made-by-msa-analyze/results.h5",
+                       "made-by-msa-fit-indexer/results.h5", "made-by-msa-fit-indexer/indexer.h5",
+                       "text.json"});
+    }
+
+    /// What a user would write; short work.
+    Words sound(const std::string& program) {
+        if (program == "msa-bench")
+            return {"--out",    "bench.json",    "--backend", "cpu",       "--cases",
+                    "square",   "--tokens",      "256",       "--samples", "1",
+                    "--stages", "select_blocks", "--preset",  "pilot"};
+        if (program == "msa-cost")
+            return pick(2) == 0 ? Words{"--context", "4K"} : Words{"--results", file()};
+        if (program == "msa-inspect") return {file()};
+        if (program == "msa-synth") return {"--out", "synth.h5", "--tokens", "256"};
+        Words words{pick(4) == 0 ? file() : "a.h5", "--out", "out", "--block-size", "8"};
+        if (program == "msa-compare") words.insert(words.end(), {"--budgets", "32"});
+        if (program == "msa-analyze") words.insert(words.end(), {"--top-k", "4"});
+        if (program == "msa-fit-indexer")
+            words.insert(words.end(), {"--steps", "3", "--index-dim", "16", "--top-k", "4"});
+        return words;
+    }
+
+    Words line(const std::string& program, const std::vector<Flag>& flags) {
+        Words words = pick(8) == 0 ? Words{} : sound(program);
+        for (size_t more = pick(5); more > 0; --more) {
+            const Flag& flag = flags[pick(flags.size())];
+            if (pick(12) == 0) {
+                words.push_back(one_of({"--bogus", "-x", "--top", "=", "--=", "--out", value()}));
+            } else if (pick(6) == 0) {
+                words.push_back(flag.name + "=" + value());
+            } else {
+                words.push_back(flag.name);
+                if (flag.takes_a_value != (pick(20) == 0)) words.push_back(value());
+            }
+        }
+        if (!words.empty() && pick(3) == 0) words[pick(words.size())] = value();
+        if (!words.empty() && pick(6) == 0)
+            words.erase(words.begin() + static_cast<std::ptrdiff_t>(pick(words.size())));
+        if (!words.empty() && pick(12) == 0) words.push_back(words[pick(words.size())]);
+        words.insert(words.begin(), program_path(program));
+        return words;
+    }
+
+private:
+    std::mt19937_64 generator_;
+};
+
+TEST_P(CommandLines, AreAnsweredOrRefused) {
+    const char* const asked = std::getenv("MSA_TEST_COMMAND_LINES");
+    const int count = asked != nullptr ? std::atoi(asked) : kSanitized ? 40 : 200;
+    const std::vector<Flag> flags = flags_of(GetParam());
+    ASSERT_GT(flags.size(), 5U);
+    const std::string input = file_text(path("a.h5"));
+    int done = 0, refused = 0;
+    for (int n = 0; n < count && !HasFailure(); ++n) {
+        if (n % 4 == 0)
+            for (const char* result : {"out", "synth.h5", "bench.json"})
+                std::filesystem::remove_all(path(result));
+        const Words words = line(GetParam().name, flags);
+        std::string shown;
+        for (const std::string& word : words) shown += " '" + printable(word) + "'";
+        SCOPED_TRACE(testing::Message() << "seed " << seed() << ", line " << n << ":" << shown);
+        const Answer got = answer(words, path(""));
+        EXPECT_TRUE(WIFEXITED(got.status)) << "signal " << WTERMSIG(got.status) << "\n" << got.err;
+        EXPECT_TRUE(got.has(0) || got.has(2) || (got.told_to_stop && got.has(130)))
+            << "exit code " << WEXITSTATUS(got.status) << "\n"
+            << got.err;
+        EXPECT_TRUE(!got.has(2) || got.err.rfind(GetParam().name + ": ") != got.err.npos)
+            << got.err;
+        EXPECT_EQ(got.err.find("internal error"), got.err.npos) << got.err;
+        EXPECT_EQ(printable(got.err, "\n\t\r\x1b"), got.err);
+        EXPECT_TRUE(file_text(path("a.h5")) == input) << "the input has changed";
+        done += got.has(0) ? 1 : 0;
+        refused += got.has(2) ? 1 : 0;
+    }
+    EXPECT_GE(done, count / 20);
+    EXPECT_GE(refused, count / 4);
+}
+INSTANTIATE_TEST_SUITE_P(All, CommandLines, testing::ValuesIn(programs()), [](const auto& program) {
+    std::string name = program.param.name.substr(4);
+    name.erase(std::remove(name.begin(), name.end(), '-'), name.end());
+    return name;
+});
+
+}  // namespace
+}  // namespace msa::test
