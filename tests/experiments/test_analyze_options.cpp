@@ -60,7 +60,7 @@ const Refusal kRefusals[] = {
     {{"--sink-tokens", "0"}, "--sink-tokens is 0, must be at least 1"},
     {{"--oracle", "luck"}, "--oracle is 'luck', must be one of: mass, max-logit"},
     {{"--oracle-local", "maybe"}, "--oracle-local is 'maybe', must be one of: included, excluded"},
-    {{"--dump", "ids,all"}, "--dump is 'all', must be one of: ids, outputs, mass, scores"},
+    {{"--dump", "mass,all"}, "--dump is 'all', must be one of: outputs, mass, scores"},
     {{"--resume", "--overwrite"}, "--resume and --overwrite exclude each other"},
     {{"--backend", "cpu"}, "'--backend' cannot be specified more than once"},
     {{"second.h5"}, "'--input' cannot be specified more than once"},

@@ -51,7 +51,7 @@ protected:
     }
     io::ResultsReader analyse(const std::string& file, const std::string& selectors) const {
         const Words args{file,         "--out",  path("out"),    "--overwrite",
-                         "--threads",  "1",      "--dump",       "ids,mass",
+                         "--threads",  "1",      "--dump",       "mass",
                          "--top-k",    "5",      "--block-size", std::to_string(kBlock),
                          "--selector", selectors};
         const Outcome outcome = kAnalyze(args);
