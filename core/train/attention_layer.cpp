@@ -281,6 +281,7 @@ void AttentionLayer::index_grad(const Pass& pass, View<const float, 3> rope, Att
             o.kl_full_support ? View<const int32_t, 3>() : support(pass, s);
         const IndexInput index{s.index_q, flat(s.index_k.in())};
         IndexKlInput in{.index = index, .q = s.q, .k = s.k, .ids = ids};
+        if (o.sink) in.sinks = w.vector(sinks_);
         ops.backend().index_kl(config_.problem(batch.layout), in, {s.kl, t.kl_d_q, t.kl_d_k});
         const Sum sum = o.value_head ? Sum::add : Sum::set;
         const auto weight = static_cast<float>(o.kl_weight);
