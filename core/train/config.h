@@ -30,7 +30,6 @@ struct ModelSizes {
 enum class Attention : uint8_t {
     full,    // all visible keys; no Index Branch
     msa,     // the blocks that the Index Branch selects (alg:msa-train)
-    window,  // no Index Branch: the first block and the newest tokens, k Bk in all
 };
 
 /// How MSA is trained; with Attention::full, `sink` alone has a meaning.
