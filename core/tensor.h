@@ -120,6 +120,11 @@ public:
     AnyView() = default;
     AnyView(Void* data, Shape<Rank> shape, Element element, Space space)
         : data_(data), shape_(shape), element_(element), space_(space) {}
+    /// Out<R> -> In<R>.
+    template <typename U>
+    requires(std::is_same_v<const U, Void> && !std::is_same_v<U, Void>)
+        AnyView(const AnyView<U, Rank>& other)
+        : AnyView(other.data(), other.shape(), other.element(), other.space()) {}
     template <typename T>
     requires(std::is_convertible_v<T*, Void*>) AnyView(const View<T, Rank>& view)
         : AnyView(view.data(), view.shape(), ElementOf<std::remove_const_t<T>>::value,

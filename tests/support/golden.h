@@ -35,6 +35,7 @@ public:
                      at(object));
         return values;
     }
+    const nlohmann::json& config() const { return config_; }
     int64_t size(const char* name) const { return config_.at(name).get<int64_t>(); }
     double number(const char* name) const { return config_.at(name).get<double>(); }
     int64_t first_query() const {

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+// The attention half of a transformer's layer, y = x + attention(norm(x)), forward and backward:
+// dense attention, or Algorithm 1 of the paper (alg:msa-train) with what its appendix varies.
+#pragma once
+
+#include "core/train/config.h"
+#include "core/train/parameters.h"
+
+namespace msa::train {
+
+/// A batch of packed sequences in the backend's memory.
+struct Batch {
+    PackedBatch layout;
+    View<const int32_t, 1> tokens;     // [n]
+    View<const int32_t, 1> targets;    // [n], Ops::kNoTarget where nothing is predicted
+    View<const int32_t, 1> positions;  // [n] in their sequences
+};
+
+/// Cosines and sines of RoPE [max_positions, rotary_dim / 2, 2] on the backend; absent without
+/// RoPE.
+Tensor<float, 3> rope_table(Backend& backend, int64_t max_positions, int64_t rotary_dim,
+                            double theta);
+
+/// What a pass through a model has at hand.
+struct Pass {
+    Ops& ops;
+    Weights& weights;
+    const Batch& batch;
+    /// Is the indexer's warm-up over: does the Main Branch attend to selected blocks?
+    bool sparse;
+};
+
+/// What one layer keeps of its forward pass for the backward pass, and for who wants to look: n
+/// tokens, letters of core/problem.h.
+struct AttentionState {
+    Buffer<2> x{}, h{};                  // [n, D] input, and after the norm: the x of captures
+    Buffer<3> raw_q{}, q{};              // [n, Hq, dh] before and after norm and RoPE
+    Buffer<3> raw_k{}, k{}, v{};         // [n, Hkv, dh]
+    Buffer<3> out{};                     // [n, Hq, dh]
+    Tensor<float, 2> lse{};              // [n, Hq]
+    Buffer<3> raw_index_q{}, index_q{};  // [n, Hkv, didx]
+    Buffer<3> raw_index_k{}, index_k{};  // [n, 1, didx]
+    Tensor<int32_t, 3> ids{};            // [n, Hkv, k]
+    Tensor<double, 2> kl{};              // [n, Hkv], written by the backward pass
+    Buffer<3> index_v{};                 // [n, 1, didx]; this and the rest of the value head
+    Buffer<3> many_k{}, many_v{};        // [n, Hkv, didx] index_k and index_v for every group
+    Buffer<3> index_out{};               // [n, Hkv, didx]
+    Tensor<float, 2> index_lse{};        // [n, Hkv]
+};
+
+/// Gradients of one layer under way; all layers use the same memory.
+struct AttentionScratch {
+    Buffer<2> d_h{};
+    Buffer<3> d_out{}, d_q{}, d_k{}, d_v{};
+    Tensor<float, 1> d_sinks{};
+    Tensor<float, 3> kl_d_q{};  // [n, Hkv, didx]
+    Tensor<float, 2> kl_d_k{};  // [n, didx]
+    Buffer<3> d_index_q{}, d_index_k{}, d_index_v{}, d_index_out{}, d_many_k{}, d_many_v{};
+};
+
+class AttentionLayer {
+public:
+    /// Adds its parameters, "layers.<layer>....".
+    AttentionLayer(const ModelConfig& config, int64_t layer, ParameterList& parameters);
+
+    AttentionState make_state(Ops& ops, int64_t tokens) const;
+    AttentionScratch make_scratch(Ops& ops, int64_t tokens) const;
+
+    /// y = x + attention(norm(x)); keeps a copy of x, so y may be x.
+    void forward(const Pass& pass, View<const float, 3> rope, View<const float, 3> index_rope,
+                 AttentionState& s, In<2> x, Out<2> y) const;
+    /// d, the gradient of y [n, D], becomes that of x. The gradient of the KL loss, times its
+    /// weight, comes in here.
+    void backward(const Pass& pass, View<const float, 3> rope, View<const float, 3> index_rope,
+                  AttentionState& s, AttentionScratch& scratch, Out<2> d) const;
+
+private:
+    struct Index {
+        Which q = 0, k = 0, q_norm = 0, k_norm = 0, v = 0, o = 0;
+    };
+
+    void project_index(const Pass& pass, View<const float, 3> rope, AttentionState& s) const;
+    void attend(const Pass& pass, AttentionState& s) const;
+    void attend_grad(const Pass& pass, AttentionState& s, AttentionScratch& t) const;
+    void value_head(const Pass& pass, AttentionState& s, Out<2> y) const;
+    void value_head_grad(const Pass& pass, AttentionState& s, AttentionScratch& t, In<2> d) const;
+    void index_grad(const Pass& pass, View<const float, 3> rope, AttentionState& s,
+                    AttentionScratch& t) const;
+    /// Through rotation, norm and projection: heads_grad of what `raw` became.
+    void heads_grad(const Pass& pass, View<const float, 3> rope, Buffer<3>& raw, Buffer<3>& d,
+                    Which norm, bool normed) const;
+    AttentionInput input(const Pass& pass, const AttentionState& s) const;
+    View<const int32_t, 3> support(const Pass& pass, const AttentionState& s) const;
+
+    const ModelConfig& config_;
+    Which norm_ = 0, q_ = 0, k_ = 0, v_ = 0, o_ = 0, q_norm_ = 0, k_norm_ = 0, sinks_ = 0;
+    Index index_;
+};
+
+}  // namespace msa::train

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+#include "core/train/config.h"
+
+#include <cmath>
+
+#include "core/error.h"
+
+namespace msa::train {
+
+double added_deviation(const ModelSizes& sizes) {
+    return kDeviation / std::sqrt(2.0 * static_cast<double>(sizes.layers));
+}
+
+void ModelConfig::validate() const {
+    const ModelSizes& s = sizes;
+    const auto positive = [](const char* name, int64_t value) {
+        require(value >= 1, name, " is ", value, ", must be at least 1");
+    };
+    positive("vocabulary", s.vocabulary);
+    positive("layers", s.layers);
+    positive("model_dim", s.model_dim);
+    positive("hidden_dim", s.hidden_dim);
+    positive("max_positions", s.max_positions);
+    problem(PackedBatch()).validate();
+    const auto rotary = [](const char* name, int64_t value, const char* of, int64_t width) {
+        require(value >= 0 && value % 2 == 0 && value <= width, name, " is ", value,
+                ", must be even, from 0 to ", of, " = ", width);
+    };
+    rotary("rotary_dim", s.rotary_dim, "head_dim", s.head_dim);
+    require(s.rope_theta > 0, "rope_theta is ", s.rope_theta, ", must be positive");
+    if (!has_index()) return;
+    require(s.index_dim >= kMinHeadDim && s.index_dim <= kMaxHeadDim, "index_dim is ", s.index_dim,
+            ", must be from ", kMinHeadDim, " to ", kMaxHeadDim);
+    rotary("index_rotary", s.index_rotary, "index_dim", s.index_dim);
+    msa.rule.validate();
+    require(msa.kl || msa.value_head,
+            "neither the KL loss nor the value head is on, so nothing trains the Index Branch");
+    require(msa.kl_weight >= 0, "kl_weight is ", msa.kl_weight, ", must not be negative");
+}
+
+Problem ModelConfig::problem(const PackedBatch& batch) const {
+    Problem p;
+    p.batch = batch;
+    p.query_heads = sizes.query_heads;
+    p.kv_heads = sizes.kv_heads;
+    p.head_dim = sizes.head_dim;
+    p.index_dim = has_index() ? sizes.index_dim : 0;
+    p.block_size = msa.block_size;
+    return p;
+}
+
+Problem ModelConfig::value_head_problem(const PackedBatch& batch) const {
+    Problem p = problem(batch);
+    p.query_heads = p.kv_heads;
+    p.head_dim = p.index_dim;
+    return p;
+}
+
+}  // namespace msa::train

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+// What a model is made of: sizes of a dense pre-norm transformer (RMS norm, RoPE, SwiGLU, GQA with
+// a norm on the heads of q and k, as MiniMax-M3 and Qwen3 have it), and how its layers attend.
+#pragma once
+
+#include <cstdint>
+
+#include "core/backend.h"
+#include "core/selection.h"
+
+namespace msa::train {
+
+struct ModelSizes {
+    int64_t vocabulary = 256;  // V: bytes
+    int64_t layers = 0;
+    int64_t model_dim = 0;      // D
+    int64_t hidden_dim = 0;     // F, of the feed-forward part
+    int64_t query_heads = 0;    // Hq
+    int64_t kv_heads = 0;       // Hkv
+    int64_t head_dim = 0;       // dh
+    int64_t rotary_dim = 0;     // channels of q and k that RoPE turns; 0: none
+    double rope_theta = 1e5;    // its base, of the Index Branch too
+    int64_t max_positions = 0;  // tokens of the longest sequence
+    int64_t index_dim = 0;      // didx
+    int64_t index_rotary = 0;   // channels of index_q and index_k that RoPE turns
+    bool index_norm = true;     // RMS norm on the heads of index_q and index_k
+};
+
+/// What a layer attends to.
+enum class Attention : uint8_t {
+    full,    // all visible keys; no Index Branch
+    msa,     // the blocks that the Index Branch selects (alg:msa-train)
+};
+
+/// How MSA is trained; with Attention::full, `sink` alone has a meaning.
+struct MsaOptions {
+    int64_t block_size = 64;  // Bk
+    SelectionRule rule{.top_k = 8};
+    bool sink = false;     // a learnable logit per query head (app:prelim-learnable-sink)
+    bool kl = true;        // the KL loss (eq:msa-kl)
+    double kl_weight = 1;  // lambda
+    /// The Index Branch has values and an output of its own, W_o O + W_o_idx O_idx
+    /// (app:prelim-grad-source). Read as one head per group: V_idx = X W_v_idx [N, 1, didx] shared
+    /// by the groups like K_idx, O_idx [N, Hkv, didx] on the support of the Main Branch, and
+    /// W_o_idx [D, Hkv didx]; the paper types O_idx as N x Hq x dh, which its Hkv index heads
+    /// cannot fill.
+    bool value_head = false;
+    /// No gradient through index_q and index_k into the layer's input (eq:msa-detach); V_idx always
+    /// passes its own.
+    bool detach = true;
+    bool kl_full_support = false;  // after the warm-up, too
+};
+
+/// Standard deviation of the normal values that matrices start from; of those that add to the
+/// residual stream it is smaller, for 2 additions a layer (GPT-2).
+inline constexpr double kDeviation = 0.02;
+double added_deviation(const ModelSizes& sizes);
+
+struct ModelConfig {
+    ModelSizes sizes;
+    Attention attention = Attention::msa;
+    MsaOptions msa;
+
+    bool has_index() const { return attention == Attention::msa; }
+    /// Throws InputError naming the value and the rule it breaks.
+    void validate() const;
+    /// The problem of a layer's Main Branch on a batch, and that of the value head, where every
+    /// group is a head of its own.
+    Problem problem(const PackedBatch& batch) const;
+    Problem value_head_problem(const PackedBatch& batch) const;
+};
+
+}  // namespace msa::train

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+// A language model: embedding, layers of attention and feed-forward, norm, output. Forward and
+// backward are written out; there is no graph of operations.
+#pragma once
+
+#include <vector>
+
+#include "core/train/attention_layer.h"
+#include "core/train/feed_forward.h"
+
+namespace msa::train {
+
+/// What a step says. Means over the tokens with a target; KL over queries and groups (eq:msa-kl).
+struct Losses {
+    double lm = 0;           // nats per token
+    std::vector<double> kl;  // [layers]; empty without a KL loss
+    /// LM + lambda * the sum over layers of KL: what is minimised.
+    double total(const ModelConfig& config) const;
+};
+
+class Model {
+public:
+    /// Throws InputError where the configuration is not valid. `start`: the values of parameters(),
+    /// or empty for those of `seed`.
+    Model(const ModelConfig& config, std::unique_ptr<Ops> ops, uint64_t seed,
+          std::span<const float> start = {});
+
+    const ModelConfig& config() const { return config_; }
+    const ParameterList& parameters() const { return parameters_; }
+    Weights& weights() { return *weights_; }
+    Ops& ops() { return *ops_; }
+
+    /// The loss of each token [n] (0 without a target), in the backend's memory until the next
+    /// call. `sparse`: the indexer's warm-up is over.
+    View<const float, 1> forward(const Batch& batch, bool sparse);
+    /// Forward, and the gradient of the total loss into weights(), which it is added to.
+    Losses forward_backward(const Batch& batch, bool sparse);
+
+    /// Of the last forward pass.
+    const AttentionState& attention(int64_t layer) const;
+    /// [n, V] of the last forward(); after forward_backward(), their gradient.
+    In<2> logits() const { return run_.logits; }
+
+private:
+    struct Layer {
+        AttentionLayer attention;
+        FeedForward feed_forward;
+    };
+    struct LayerState {
+        AttentionState attention;
+        FeedForwardState feed_forward;
+    };
+    /// The memory of a batch of n tokens.
+    struct Run {
+        int64_t tokens = -1;
+        std::vector<LayerState> layers;
+        AttentionScratch attention;
+        FeedForwardScratch feed_forward;
+        Buffer<2> x, h, logits, d_x;
+        Tensor<float, 1> losses;
+    };
+
+    static ModelConfig checked(const ModelConfig& config);
+    void make_room(int64_t tokens);
+    void run_forward(const Batch& batch, bool sparse);
+    int64_t count_targets(const Batch& batch);
+
+    ModelConfig config_;
+    std::unique_ptr<Ops> ops_;
+    ParameterList parameters_;
+    Which embedding_ = 0, norm_ = 0, output_ = 0;
+    std::vector<Layer> layers_;
+    std::unique_ptr<Weights> weights_;
+    Tensor<float, 3> rope_, index_rope_;
+    Run run_;
+};
+
+/// The targets of packed sequences of tokens: the next token of the same sequence.
+std::vector<int32_t> next_tokens(std::span<const int32_t> tokens, const PackedBatch& layout);
+/// The positions of all tokens in their sequences.
+std::vector<int32_t> token_positions(const PackedBatch& layout);
+
+}  // namespace msa::train

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+#include "core/train/parameters.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/random.h"
+
+namespace msa::train {
+namespace {
+
+/// FNV-1a: the same on every machine.
+uint64_t hash(const std::string& name) {
+    uint64_t h = 0xcbf29ce484222325U;
+    for (char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+    return h;
+}
+
+}  // namespace
+
+Which ParameterList::add(Parameter parameter) {
+    for (const Parameter& other : all_) MSA_CHECK(other.name != parameter.name);
+    parameter.offset = size_;
+    size_ += parameter.size();
+    all_.push_back(std::move(parameter));
+    return all_.size() - 1;
+}
+
+std::vector<float> ParameterList::start(uint64_t seed) const {
+    std::vector<float> values(static_cast<size_t>(size_));
+    for (const Parameter& p : all_) {
+        const uint64_t own = mix(seed, static_cast<int64_t>(hash(p.name)));
+        for (int64_t i = 0; i < p.size(); ++i)
+            values[static_cast<size_t>(p.offset + i)] =
+                p.deviation > 0 ? static_cast<float>(p.deviation * random_normal(mix(own, i)))
+                                : p.start;
+    }
+    return values;
+}
+
+Weights::Weights(const ParameterList& list, Ops& ops, std::span<const float> start)
+    : list_(list), ops_(ops) {
+    MSA_CHECK(std::ssize(start) == list.size());
+    Backend& backend = ops.backend();
+    values_ = backend.upload(View<const float, 1>(start.data(), {list.size()}));
+    gradient_ = backend.make<float, 1>({list.size()});
+    first_ = backend.make<float, 1>({list.size()});
+    second_ = backend.make<float, 1>({list.size()});
+    if (ops.element() != Element::f32) copy_ = Buffer<1>(backend, ops.element(), {list.size()});
+    renew();
+}
+
+In<2> Weights::matrix(Which which) const {
+    const Parameter& p = list_[which];
+    const In<1> all = copy_ ? copy_.in() : In<1>(values_.view());
+    const auto* bytes = static_cast<const std::byte*>(all.data());
+    return {bytes + p.offset * element_bytes(all.element()),
+            {p.rows, p.columns},
+            all.element(),
+            all.space()};
+}
+
+View<const float, 1> Weights::vector(Which which) const {
+    const Parameter& p = list_[which];
+    return values_.view().slice(p.offset, p.size());
+}
+
+View<float, 2> Weights::matrix_gradient(Which which) {
+    const Parameter& p = list_[which];
+    const View<float, 1> all = gradient_;
+    return {all.data() + p.offset, {p.rows, p.columns}, all.space()};
+}
+
+View<float, 1> Weights::vector_gradient(Which which) {
+    const Parameter& p = list_[which];
+    return gradient_.view().slice(p.offset, p.size());
+}
+
+void Weights::clear_gradient() { ops_.clear(gradient_); }
+
+void Weights::renew() {
+    if (copy_) ops_.add(View<const float, 1>(values_), 1, copy_, Sum::set);
+}
+
+Weights::Norms Weights::gradient_norms() const {
+    std::vector<int64_t> starts{0};
+    for (const Parameter& p : list_.all()) starts.push_back(p.offset + p.size());
+    const std::vector<double> squares = ops_.squared_norms(gradient_, starts);
+    double backbone = 0, indexer = 0;
+    for (Which which = 0; which < squares.size(); ++which)
+        (list_[which].indexer ? indexer : backbone) += squares[which];
+    return {std::sqrt(backbone + indexer), std::sqrt(indexer)};
+}
+
+void Weights::step(const AdamW& rule, int64_t step, double rate, double norm, double clip) {
+    const double factor = clip > 0 && norm > clip ? clip / norm : 1;
+    for (const Parameter& p : list_.all()) {
+        AdamW own = rule;
+        if (!p.decays) own.weight_decay = 0;
+        const auto part = [&](auto&& all) { return all.view().slice(p.offset, p.size()); };
+        ops_.adamw(own, step, rate, factor, part(values_), part(gradient_), part(first_),
+                   part(second_));
+    }
+    renew();
+}
+
+}  // namespace msa::train

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT
+// The model that is trained: its gradient against differences of its loss, what must agree with
+// what, and that it learns.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "core/random.h"
+#include "core/registry.h"
+#include "core/train/model.h"
+
+namespace msa::train {
+namespace {
+
+constexpr uint64_t kSeed = 7;
+
+ModelConfig nano(Attention attention) {
+    ModelConfig c;
+    c.sizes = {.vocabulary = 29,
+               .layers = 2,
+               .model_dim = 32,
+               .hidden_dim = 48,
+               .query_heads = 4,
+               .kv_heads = 2,
+               .head_dim = 16,
+               .rotary_dim = 8,
+               .rope_theta = 1e3,
+               .max_positions = 64,
+               .index_dim = 16,
+               .index_rotary = 8};
+    c.attention = attention;
+    c.msa.block_size = 8;
+    c.msa.rule.top_k = 3;
+    return c;
+}
+
+/// Two sequences of different lengths.
+struct Sample {
+    PackedBatch layout{{0, 50, 91}, {0, 50, 91}};
+    std::vector<int32_t> tokens, targets, positions = token_positions(layout);
+    Sample() {
+        for (int64_t i = 0; i < layout.queries(); ++i)
+            tokens.push_back(static_cast<int32_t>(mix(kSeed, i) % 29));
+        targets = next_tokens(tokens, layout);
+    }
+    Batch batch() const {
+        const auto view = [](const std::vector<int32_t>& list) {
+            return View<const int32_t, 1>(list.data(), {std::ssize(list)});
+        };
+        return {layout, view(tokens), view(targets), view(positions)};
+    }
+};
+
+Model make(const ModelConfig& config, std::span<const float> start = {}, int threads = 2) {
+    return {config, make_cpu_ops(make_backend("cpu", {.threads = threads})), kSeed, start};
+}
+
+/// Starting values that are large enough for every gradient to be well above rounding.
+std::vector<float> lively(const ModelConfig& config) {
+    Model model = make(config);
+    std::vector<float> values = model.parameters().start(kSeed);
+    for (const Parameter& p : model.parameters().all())
+        for (int64_t i = 0; i < p.size(); ++i) {
+            float& value = values[static_cast<size_t>(p.offset + i)];
+            value = p.deviation > 0 ? value * 8
+                                    : value + static_cast<float>(0.1 * random_normal(mix(3, i)));
+        }
+    return values;
+}
+
+std::vector<float> gradient_of(Model& model, const Batch& batch, bool sparse) {
+    model.weights().clear_gradient();
+    model.forward_backward(batch, sparse);
+    const View<const float, 1> g = std::as_const(model.weights()).gradient();
+    return {g.data(), g.data() + g.size()};
+}
+
+double lm_loss(Model& model, const Sample& sample, bool sparse) {
+    const View<const float, 1> losses = model.forward(sample.batch(), sparse);
+    return std::accumulate(losses.data(), losses.data() + losses.size(), 0.0) /
+           static_cast<double>(losses.size() - 2);  // the last tokens of both sequences
+}
+
+/// For each parameter that `counts`, the loss along its own gradient must change by the gradient's
+/// norm. Central differences of a float loss: error about 1e-7 / step + step^2.
+template <typename Loss, typename Counts>
+void expect_slopes(const ModelConfig& config, bool sparse, Loss loss, Counts counts) {
+    const Sample sample;
+    std::vector<float> values = lively(config);
+    Model model = make(config, values);
+    const std::vector<float> g = gradient_of(model, sample.batch(), sparse);
+    constexpr double kStep = 4e-3;
+    for (const Parameter& p : model.parameters().all()) {
+        if (!counts(p)) continue;
+        double squares = 0;
+        for (int64_t i = 0; i < p.size(); ++i)
+            squares += std::pow(double{g[static_cast<size_t>(p.offset + i)]}, 2);
+        const double norm = std::sqrt(squares);
+        ASSERT_GT(norm, 1e-4) << p.name;
+        const auto at = [&](double step) {
+            std::vector<float> moved = values;
+            for (int64_t i = 0; i < p.size(); ++i) {
+                const auto n = static_cast<size_t>(p.offset + i);
+                moved[n] += static_cast<float>(step * double{g[n]} / norm);
+            }
+            Model other = make(config, moved);
+            return loss(other, sample, sparse);
+        };
+        const double slope = (at(kStep) - at(-kStep)) / (2 * kStep);
+        EXPECT_NEAR(slope, norm, 0.01 * norm + 1e-4) << p.name;
+    }
+}
+
+bool every(const Parameter&) { return true; }
+
+TEST(Model, GradientOfFullAttentionIsTheSlopeOfTheLoss) {
+    ModelConfig config = nano(Attention::full);
+    config.msa.sink = true;
+    expect_slopes(config, false, lm_loss, every);
+}
+
+TEST(Model, GradientOfTheValueHeadIsTheSlopeOfTheLoss) {
+    ModelConfig config = nano(Attention::msa);
+    config.msa.value_head = true;
+    config.msa.kl = false;
+    config.msa.detach = false;
+    expect_slopes(config, false, lm_loss, every);
+    config.msa.rule.top_k = 7;  // all blocks, so that no selection jumps
+    expect_slopes(config, true, lm_loss, every);
+}
+
+TEST(Model, GradientOfTheKlIsItsSlopeInTheIndexer) {
+    const ModelConfig config = nano(Attention::msa);
+    const auto kl_loss = [](Model& model, const Sample& sample, bool sparse) {
+        model.weights().clear_gradient();
+        const Losses losses = model.forward_backward(sample.batch(), sparse);
+        return losses.total(model.config()) - losses.lm;
+    };
+    expect_slopes(config, false, kl_loss, [](const Parameter& p) { return p.indexer; });
+}
+
+TEST(Model, WithAllBlocksMsaIsFullAttention) {
+    const Sample sample;
+    ModelConfig msa = nano(Attention::msa);
+    msa.msa.rule.top_k = 7;
+    const ModelConfig full = nano(Attention::full);
+    Model a = make(full), b = make(msa);
+    EXPECT_NEAR(lm_loss(a, sample, true), lm_loss(b, sample, true), 1e-6);
+    const std::vector<float> one = gradient_of(a, sample.batch(), true);
+    const std::vector<float> other = gradient_of(b, sample.batch(), true);
+    for (const Parameter& p : a.parameters().all())
+        for (const Parameter& q : b.parameters().all()) {
+            if (p.name != q.name) continue;
+            for (int64_t i = 0; i < p.size(); ++i)
+                ASSERT_NEAR(one[static_cast<size_t>(p.offset + i)],
+                            other[static_cast<size_t>(q.offset + i)], 1e-6)
+                    << p.name;
+        }
+}
+
+/// eq:msa-detach: the KL weight moves nothing of the backbone.
+TEST(Model, DetachedTheKlReachesTheIndexerAlone) {
+    const Sample sample;
+    ModelConfig config = nano(Attention::msa);
+    const std::vector<float> values = lively(config);
+    for (bool detach : {true, false}) {
+        config.msa.detach = detach;
+        config.msa.kl_weight = 1;
+        Model light = make(config, values);
+        config.msa.kl_weight = 3;
+        Model heavy = make(config, values);
+        const std::vector<float> a = gradient_of(light, sample.batch(), true);
+        const std::vector<float> b = gradient_of(heavy, sample.batch(), true);
+        double backbone = 0, indexer = 0;
+        for (const Parameter& p : light.parameters().all())
+            for (int64_t i = p.offset; i < p.offset + p.size(); ++i) {
+                const auto n = static_cast<size_t>(i);
+                (p.indexer ? indexer : backbone) += std::fabs(double{a[n]} - double{b[n]});
+            }
+        EXPECT_GT(indexer, 0);
+        EXPECT_EQ(backbone == 0, detach);
+    }
+}
+
+TEST(Model, ThreadsAndRerunsChangeNoBit) {
+    const Sample sample;
+    ModelConfig config = nano(Attention::msa);
+    config.msa.value_head = true;
+    config.msa.sink = true;
+    Model one = make(config, {}, 1), three = make(config, {}, 3);
+    const std::vector<float> first = gradient_of(one, sample.batch(), true);
+    EXPECT_EQ(first, gradient_of(three, sample.batch(), true));
+    EXPECT_EQ(first, gradient_of(one, sample.batch(), true));
+}
+
+TEST(Model, LearnsOneBatchByHeart) {
+    const Sample sample;
+    for (Attention attention : {Attention::full, Attention::msa}) {
+        Model model = make(nano(attention));
+        const AdamW rule{.beta2 = 0.95, .weight_decay = 0};
+        Losses losses;
+        for (int64_t step = 1; step <= 150; ++step) {
+            model.weights().clear_gradient();
+            losses = model.forward_backward(sample.batch(), step > 20);
+            model.weights().step(rule, step, 1e-2, model.weights().gradient_norms().all, 1);
+        }
+        EXPECT_LT(losses.lm, 0.05);
+    }
+}
+
+TEST(Model, ConfigurationsAreRefusedWithTheValueAndTheRule) {
+    const auto refusal = [](auto change) -> std::string {
+        ModelConfig config = nano(Attention::msa);
+        change(config);
+        try {
+            make(config);
+        } catch (const InputError& error) {
+            return error.what();
+        }
+        return "";
+    };
+    EXPECT_EQ(refusal([](auto& c) { c.sizes.layers = 0; }), "layers is 0, must be at least 1");
+    EXPECT_EQ(refusal([](auto& c) { c.sizes.rotary_dim = 18; }),
+              "rotary_dim is 18, must be even, from 0 to head_dim = 16");
+    EXPECT_EQ(refusal([](auto& c) { c.msa.kl = false; }),
+              "neither the KL loss nor the value head is on, so nothing trains the Index Branch");
+    EXPECT_EQ(refusal([](auto& c) { c.msa.kl_weight = -1; }),
+              "kl_weight is -1, must not be negative");
+}
+
+}  // namespace
+}  // namespace msa::train
