@@ -7,13 +7,13 @@ namespace msa::analysis {
 
 double Hardware::peak(Element element) const {
     const auto at = flops_per_second.find(element);
-    require(at != flops_per_second.end(), name, ": has no flops_per_second for ",
+    require(at != flops_per_second.end(), name, ": teraflops_per_second has no ",
             to_string(element));
     return at->second;
 }
 
 double Hardware::cache() const {
-    require(cache_bytes.has_value(), name, ": has no cache_bytes");
+    require(cache_bytes.has_value(), name, ": has no cache_mebibytes");
     return *cache_bytes;
 }
 

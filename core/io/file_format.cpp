@@ -7,6 +7,12 @@
 
 namespace msa::io {
 
+void require_file(const std::filesystem::path& path) {
+    std::error_code error;
+    require(std::filesystem::exists(path, error), path.string(), ": there is no such file");
+    require(std::filesystem::is_regular_file(path, error), path.string(), ": is not a file");
+}
+
 FileFormat file_format(const std::filesystem::path& path) {
     const h5::Handle file = h5::open_file(path);
     const h5::Place root{path, "/"};

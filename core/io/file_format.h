@@ -6,6 +6,9 @@
 
 namespace msa::io {
 
+/// Throws InputError where there is no such file, or where it is a folder or a device.
+void require_file(const std::filesystem::path& path);
+
 /// The two formats of data/FORMAT.md.
 enum class FileFormat : uint8_t { activations, results };
 

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "core/io/file_format.h"
 #include "core/io/global_heap.h"
 
 namespace msa::io::h5 {
@@ -192,10 +193,9 @@ std::string take_error() {
 
 Handle open_file(const std::filesystem::path& path) {
     be_quiet();
+    require_file(path);
     std::error_code error;
     const std::string name = path.string();
-    require(std::filesystem::exists(path, error), name, ": there is no such file");
-    require(std::filesystem::is_regular_file(path, error), name, ": is not a file");
     require(std::filesystem::file_size(path, error) > 0 && !error, name, ": is empty");
     require(H5Fis_hdf5(name.c_str()) > 0, name, ": is not an HDF5 file", advice(path));
     const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);

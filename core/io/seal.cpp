@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "core/io/file_format.h"
 #include "core/io/sha256.h"
 
 namespace msa::io {
@@ -24,6 +25,7 @@ void seal(const std::filesystem::path& path) {
 }
 
 Seal check_seal(const std::filesystem::path& path) {
+    require_file(path);
     std::ifstream file(path, std::ios::binary | std::ios::ate);
     require(static_cast<bool>(file), path.string(), ": cannot be read");
     const auto size = static_cast<uint64_t>(file.tellg());

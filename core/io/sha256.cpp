@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/io/file_format.h"
 
 namespace msa::io {
 
 std::string sha256_of_file(const std::filesystem::path& path, uint64_t first_bytes) {
+    require_file(path);
     std::ifstream file(path, std::ios::binary);
     require(static_cast<bool>(file), path.string(), ": cannot be read");
     const std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context(EVP_MD_CTX_new(),

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include <ostream>
+#include <set>
 
 #include "experiments/bench/ceilings.h"
 #include "experiments/bench/stages.h"
+#include "experiments/driver/options.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/programs.h"
@@ -11,24 +13,28 @@
 namespace msa::experiments::bench {
 
 int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    register_cuda_backend();
     const std::optional<BenchOptions> options = parse_bench_options(args, out);
     if (!options) return 0;
     if (const auto& captured = options->captured)
         for (int64_t layer : captured->layers())
             warn_of_own_attention(captured->file().path(), captured->file().layer(layer),
                                   Computed::plain, err);
-    register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(options->backend);
     const std::vector<Case> cases = make_cases(*options);
     Meter meter(*backend);
     Record record(*options, args, *backend, measure_ceilings(*backend));
+    std::set<std::string> stages;
     for (const Case& c : cases) {
         run_case(*backend, meter, *options, c, [&](const Measurement& measured) {
             record.add(c, measured);
+            stages.insert(measured.stage);
             err << record.last_line() << std::endl;
         });
-        record.save(false);
+        if (!stages.empty()) record.save(false);
     }
+    require(!stages.empty(), "--stages is ", join(options->stages), ": no case of ",
+            join(options->cases), " measures it; msa-bench --help says which case has which stage");
     record.save(true);
     record.print(out);
     return 0;

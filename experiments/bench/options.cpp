@@ -78,7 +78,8 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     const auto size = [&](const char* flag, const char* form, std::optional<int64_t>& to,
                           const char* help) { table.count(flag, form, to, help).at_least(1); };
     table.text("out", "FILE", o.out, "record to write, after every case anew");
-    table.text("backend", "NAME", o.backend, "cuda, cpu, cpu-avx2 or reference");
+    table.text("backend", "NAME", o.backend,
+               "cuda, cpu, cpu-avx2 or reference; default: cuda where it can start, else cpu");
     table.text("input", "FILE", w.input, "activations whose layers are the cases");
     table.text("indexer", "FILE", w.indexer,
                "results.h5 of msa-fit-indexer, for index_q and index_k; default: those of --input");
@@ -182,11 +183,19 @@ bool BenchOptions::wants(const std::string& stage) const {
     return std::find(stages.begin(), stages.end(), stage) != stages.end();
 }
 
+/// cuda where it can start, else cpu.
+std::string default_backend() {
+    for (const BackendInfo& info : list_backends())
+        if (info.name == "cuda" && info.usable.yes) return info.name;
+    return "cpu";
+}
+
 std::optional<BenchOptions> parse_bench_options(std::span<const std::string> args,
                                                 std::ostream& out) {
     BenchOptions o;
     Words w;
     if (!option_table(o, w).parse(args, out)) return std::nullopt;
+    if (o.backend.empty()) o.backend = default_backend();
     o.stages = known_list("stages", w.stages, kStages);
     if (w.input.empty()) {
         o.cases = known_list("cases", w.cases, kCases);

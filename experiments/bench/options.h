@@ -17,7 +17,7 @@
 namespace msa::experiments::bench {
 
 struct BenchOptions {
-    std::string backend = "cuda";
+    std::string backend;
     std::vector<std::string> stages, cases, selections;  // known names, in the order given
     std::vector<LoopOrder> orders;                       // of sparse_attention and its gradient
     std::vector<int64_t> tokens;                         // empty: each case's own

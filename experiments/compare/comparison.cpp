@@ -58,17 +58,15 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
       phase_(phase_queries(sizes_, task.options.prompt)),
       k_norm_(largest_norm<3>(task.data.k)) {
     const size_t views = task.data.q.size();
-    const std::vector<analysis::RowKind> kinds =
-        analysis::rows_beyond(all_, largest_budget(task.options, sizes_));
+    const std::vector<analysis::RowKind> kinds = analysis::rows_beyond(all_, plan_.largest_budget);
     for (size_t i = 0; i < kinds.size(); ++i)
         if (kinds[i] == analysis::RowKind::counted) counted_.push_back(task.tokens[i]);
     std::erase_if(plan_.configs, [&](const Config& config) {
         const bool of_tokens = find_token_selector(config.selector) != nullptr;
         if (of_tokens)
             token_configs_.emplace_back(
-                config,
-                mean_tokens(phase_, config.rule.top_k, largest_budget(task.options, sizes_)),
-                sizes_, views);
+                config, mean_tokens(phase_, config.rule.top_k, plan_.largest_budget), sizes_,
+                views);
         return of_tokens;
     });
     for (const Config& config : plan_.configs) {
@@ -211,8 +209,7 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
                               {backend, q.view(), host_view(host_q)}, index_q, needs_logits_,
                               previous);
 
-    const std::vector<analysis::RowKind> kinds =
-        analysis::rows_beyond(p, largest_budget(task_.options, sizes_));
+    const std::vector<analysis::RowKind> kinds = analysis::rows_beyond(p, plan_.largest_budget);
     const MeasuredChunk measured{p,
                                  kinds,
                                  chunk.mass().host(),

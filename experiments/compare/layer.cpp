@@ -22,7 +22,7 @@ void write_stored_queries(const LayerTask& task) {
                               {"query", "token", "packed token index of each query in /select"});
 }
 
-void write_sizes(const LayerTask& task, const Problem& p) {
+void write_sizes(const LayerTask& task, const Problem& p, int64_t largest_budget) {
     const std::string layer = "/layers/" + task.name();
     for (const auto& [name, value] : {std::pair{"query_heads", task.data.info.query_heads},
                                       {"kv_heads", p.kv_heads},
@@ -30,7 +30,7 @@ void write_sizes(const LayerTask& task, const Problem& p) {
                                       {"index_dim", p.index_dim},
                                       {"tokens", p.keys()},
                                       {"queries", std::ssize(task.tokens)},
-                                      {"largest_budget", largest_budget(task.options, p)}})
+                                      {"largest_budget", largest_budget}})
         task.to.attribute(layer, name, value);
     write_attention(task.to, layer, p, io::layer_sinks(task.data.info));
 }
@@ -86,7 +86,7 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
         comparison.run(progress);
         comparison.write();
     }
-    write_sizes(task, sizes);
+    write_sizes(task, sizes, plans.front().largest_budget);
     if (o.sharing != Sharing::head) write_stored_queries(task);
     if (previous != nullptr &&
         std::find(selectors.begin(), selectors.end(), "previous-layer") != selectors.end())

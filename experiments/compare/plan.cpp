@@ -57,7 +57,7 @@ Config make_config(const CompareOptions& o, const std::string& selector, const P
 Plan with_block_size(const CompareOptions& o, const std::vector<std::string>& selectors, Problem p,
                      int64_t block_size, const std::string& suffix) {
     p.block_size = block_size;
-    Plan plan{block_size, {}};
+    Plan plan{.block_size = block_size};
     for (const std::string& selector : selectors)
         for (int64_t tokens : budgets(o, p))
             plan.configs.push_back(make_config(o, selector, p, tokens,
@@ -71,7 +71,7 @@ Plan with_block_size(const CompareOptions& o, const std::vector<std::string>& se
 /// that makes a difference, and every policy of tokens once.
 Plan forced_plan(const CompareOptions& o, const std::vector<std::string>& selectors,
                  const Problem& p) {
-    Plan plan{o.block_size, {}};
+    Plan plan{.block_size = o.block_size};
     const auto add = [&](Config config) {
         const auto same = [&](const Config& other) { return other.key() == config.key(); };
         if (std::none_of(plan.configs.begin(), plan.configs.end(), same))
@@ -100,7 +100,7 @@ int64_t tokens_for_scores(const std::string& selector, const Problem& phase, int
 /// config of its own the window of its FLOPs.
 Plan window_plan(const CompareOptions& o, const std::vector<std::string>& selectors,
                  const Problem& p) {
-    Plan plan{o.block_size, {}};
+    Plan plan{.block_size = o.block_size};
     const Problem phase = phase_queries(p, o.prompt);
     std::vector<int64_t> matched;
     for (const std::string& selector : selectors) {
@@ -121,7 +121,8 @@ Plan window_plan(const CompareOptions& o, const std::vector<std::string>& select
                                            text(tokens, ",equal=", equal)));
     };
     for (int64_t tokens : budgets(o, p)) add(tokens, "budget");
-    for (int64_t tokens : matched) add(tokens, "FLOPs");
+    for (int64_t tokens : matched)
+        if (tokens <= context(p) / 2) add(tokens, "FLOPs");
     return plan;
 }
 
@@ -139,21 +140,21 @@ Problem phase_queries(const Problem& whole, int64_t prompt) {
 
 std::vector<Plan> make_plans(const CompareOptions& o, const std::vector<std::string>& selectors,
                              const Problem& p) {
-    switch (o.ablation) {
-        case Ablation::none: return {with_block_size(o, selectors, p, o.block_size, "")};
-        case Ablation::forced: return {forced_plan(o, selectors, p)};
-        case Ablation::window: return {window_plan(o, selectors, p)};
-        case Ablation::block_size: break;
-    }
     std::vector<Plan> plans;
-    for (int64_t block_size : kBlockSizes)
-        plans.push_back(with_block_size(o, selectors, p, block_size, text(",block=", block_size)));
-    return plans;
-}
-
-int64_t largest_budget(const CompareOptions& o, const Problem& p) {
+    switch (o.ablation) {
+        case Ablation::none: plans = {with_block_size(o, selectors, p, o.block_size, "")}; break;
+        case Ablation::forced: plans = {forced_plan(o, selectors, p)}; break;
+        case Ablation::window: plans = {window_plan(o, selectors, p)}; break;
+        case Ablation::block_size:
+            for (int64_t size : kBlockSizes)
+                plans.push_back(with_block_size(o, selectors, p, size, text(",block=", size)));
+    }
+    int64_t largest = 0;
+    for (const Plan& plan : plans)
+        for (const Config& config : plan.configs) largest = std::max(largest, config.budget);
     const int64_t forced = o.forced_outside ? o.forced_local + o.forced_first : 0;
-    return budgets(o, p).back() + forced * o.block_size;
+    for (Plan& plan : plans) plan.largest_budget = largest + forced * o.block_size;
+    return plans;
 }
 
 }  // namespace msa::experiments::compare

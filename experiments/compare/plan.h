@@ -20,27 +20,28 @@ struct Config {
     SelectionRule rule;          // asked for
     SelectionRule used;          // what the policy makes of it; no more slots than there are blocks
     bool uneven = false;         // it spends the budget unevenly
-    int64_t matched_budget = 0;  // window ablation: of the window with the same FLOPs, in tokens
+    int64_t matched_budget = 0;  // window ablation: of the window with the same FLOPs, in tokens;
+                                 // it is a config where it is no more than half the context
     std::string key() const { return selector + "@" + setting; }
 };
 
 /// Configs that share a block size, and with it the oracle.
 struct Plan {
     int64_t block_size = 0;
-    std::vector<Config> configs;
+    /// The largest budget of all plans of the layer, in tokens, with the forced blocks that come on
+    /// top of it. Means count the rows that see more keys: on the others it is dense attention.
+    int64_t largest_budget = 0;
+    std::vector<Config> configs = {};
 };
 
 /// The queries of the phase: all tokens, or those behind the prompt. `whole`: all tokens as
 /// queries. What costs are counted on, whichever queries are looked at.
 Problem phase_queries(const Problem& whole, int64_t prompt);
 
-/// The plans of a layer; `whole` has all tokens as queries. InputError where the forced blocks do
-/// not fit into a budget.
+/// The plans of a layer; `whole` has all tokens as queries. A window of equal FLOPs that holds more
+/// than half the longest sequence is left out: too few rows would see more keys than it. InputError
+/// where the forced blocks do not fit into a budget.
 std::vector<Plan> make_plans(const CompareOptions&, const std::vector<std::string>& selectors,
                              const Problem& whole);
-
-/// The largest budget asked for, in tokens, with the forced blocks that come on top of it: rows
-/// that see no more are trivial.
-int64_t largest_budget(const CompareOptions&, const Problem&);
 
 }  // namespace msa::experiments::compare

@@ -76,6 +76,8 @@ void print_windows(const io::ResultsReader& results, const std::vector<Row>& row
                    window("output_error", "equal=budget"), window("output_error", "equal=FLOPs")});
     }
     table.print(out);
+    out << "A window of equal FLOPs that holds more than half of the longest sequence is left "
+           "out.\n";
 }
 
 void print_layer(const io::ResultsReader& results, const std::string& layer,

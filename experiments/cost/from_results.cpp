@@ -8,6 +8,7 @@
 #include "analysis/selection_cost.h"
 #include "core/io/results.h"
 #include "core/selection.h"
+#include "core/utf8.h"
 #include "experiments/cost/chip.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/units.h"
@@ -103,6 +104,9 @@ Tensor<int32_t, 3> read_ids(const io::ResultsReader& results, const Problem& p,
 
 std::vector<Arm> read_arms(const CostOptions& o, const analysis::Hardware& on) {
     const io::ResultsReader results(o.results);
+    const std::string program = results.run().program;
+    require(program == "msa-analyze", o.results, ": was written by ", printable(program),
+            ", must be results of msa-analyze");
     const std::vector<std::string> all_layers = results.list("/layers");
     const std::vector<std::string> all_selectors = results.list("/select");
     std::vector<std::string> layers = all_layers, selectors = all_selectors;

@@ -28,6 +28,8 @@ class FitResults(ResultsFile):
     """One results file of msa-fit-indexer, open for reading; use it in a `with` statement."""
 
     group = "fit"
+    elsewhere = {program: "--fit takes results of msa-fit-indexer"
+                 for program in ("msa-analyze", "msa-compare")}
 
     @property
     def start(self) -> str:

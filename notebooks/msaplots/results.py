@@ -103,6 +103,7 @@ class ResultsFile:
     """A file of the format, open for reading; use it in a `with` statement."""
 
     group = ""  # of the layers
+    elsewhere = {}  # other programs whose results have this format: where theirs belong
     text = staticmethod(_text)
 
     def __init__(self, path):
@@ -127,6 +128,9 @@ class ResultsFile:
         version = _text(self._file.attrs.get("format_version", "(none)"))
         if version != str(VERSION):
             raise ResultsError(f"{self.path}: format_version is {version}, must be {VERSION}")
+        program = _text(self._at("run").attrs.get("program", ""))
+        if program in self.elsewhere:
+            raise ResultsError(f"{self.path}: was written by {program}; {self.elsewhere[program]}")
         if not self.layers:
             raise ResultsError(f"{self.path}: /{self.group} is empty; at least one layer is needed")
 
@@ -224,6 +228,8 @@ class Results(ResultsFile):
     """One results file of msa-analyze."""
 
     group = "layers"
+    elsewhere = {"msa-compare": "--compare draws its summary.json",
+                 "msa-fit-indexer": "--fit draws it, beside results of msa-analyze"}
 
     # What there is
 

@@ -142,3 +142,16 @@ def test_command_reports_errors_with_exit_code_2(results_path, tmp_path, capsys)
     assert main([str(results_path), "--out", str(tmp_path / "out"), "--layers", "4"]) == 2
     assert "no layer 4; it has [3, 6]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("program, advice", [
+    ("msa-compare", "--compare draws its summary.json"),
+    ("msa-fit-indexer", "--fit draws it, beside results of msa-analyze")])
+def test_results_of_another_program_are_told_where_they_belong(results_path, tmp_path, program,
+                                                                advice):
+    path = tmp_path / "results.h5"
+    shutil.copy(results_path, path)
+    with h5py.File(path, "a") as file:
+        file["run"].attrs["program"] = program
+    with pytest.raises(ResultsError, match=f"was written by {program}; {advice}"):
+        Results(path)

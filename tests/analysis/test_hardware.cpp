@@ -21,7 +21,7 @@ TEST(Hardware, AMissingEntryIsAnError) {
         roofline_seconds({1, 1}, Element::e4m3, kChip);
         FAIL();
     } catch (const InputError& error) {
-        EXPECT_STREQ(error.what(), "chip: has no flops_per_second for e4m3");
+        EXPECT_STREQ(error.what(), "chip: teraflops_per_second has no e4m3");
     }
     EXPECT_THROW(kChip.cache(), InputError);
     EXPECT_EQ(roofline_seconds({0, 20}, Element::e4m3, kChip), 2);  // no arithmetic, no peak

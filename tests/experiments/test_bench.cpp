@@ -227,6 +227,9 @@ TEST_F(Bench, Refusals) {
     refused(run({"--element", "e4m3"}), "--element is 'e4m3', must be one of: bf16, f32");
     refused(kBench({"--samples", "0"}), "--samples is 0");
     refused(kBench({"--backend", "cpu", "--query-heads", "3"}), "3");
+    refused(run({"--cases", "top-k", "--stages", "index_kl", "--out", path("none.json")}),
+            "--stages is index_kl: no case of top-k measures it");
+    EXPECT_FALSE(std::filesystem::exists(path("none.json")));
     refused(run({}, "abacus"), "no backend is called 'abacus'");
     std::ofstream(path("there.json")) << "{}";
     refused(run({"--out", path("there.json")}), "exists; --overwrite replaces it");
@@ -237,10 +240,13 @@ TEST_F(Bench, WithoutAGpuItSaysSo) {
     register_cuda_backend();
     for (const BackendInfo& info : list_backends())
         if (info.name == "cuda" && info.usable.yes) GTEST_SKIP() << "there is a GPU";
-    const Outcome outcome = kBench({"--cases", "square"});
-    EXPECT_EQ(outcome.code, 2);
-    EXPECT_NE(outcome.err.find("backend cuda cannot start here: "), std::string::npos)
-        << outcome.err;
+    const Outcome asked = kBench({"--cases", "square", "--backend", "cuda"});
+    EXPECT_EQ(asked.code, 2);
+    EXPECT_NE(asked.err.find("backend cuda cannot start here: "), std::string::npos) << asked.err;
+    const Outcome outcome = kBench({"--cases", "top-k", "--tokens", "256", "--samples", "1",
+                                    "--query-heads", "2", "--kv-heads", "1", "--json"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(json::parse(outcome.out)["backend"], "cpu");
 }
 
 TEST_F(Bench, SizesOfZeroAndEmptyListsAreRefused) {

@@ -268,7 +268,7 @@ TEST_F(Cost, ANameIsAString) {
 TEST_F(Cost, RefusesWhatIsMissing) {
     refused({"--preset", "gpt"}, "'gpt' is no file and none of the known models: ");
     refused({"--hardware", "abacus"}, "none of the known hardware: a100, b200");
-    refused({"--hardware", "a100", "--element", "e4m3"}, "has no flops_per_second for e4m3");
+    refused({"--hardware", "a100", "--element", "e4m3"}, "teraflops_per_second has no e4m3");
     refused({"--hardware", "a100", "--ceilings", "measured"}, "a100.json: has no measured");
     refused({"--context", "1K"}, "context is 1024, must hold the k Bk = 16 * 128 tokens");
     refused({"--context", "0"}, "--context is 0, must be from 1 to ");
@@ -317,7 +317,7 @@ TEST_F(Cost, MeasuredSelectionsOfTwoSequences) {
     EXPECT_NE(none.err.find("--selector is 'window', must be one of: oracle, random"),
               std::string::npos);
     const Outcome chip = kCost({"--results", path("out/results.h5"), "--hardware", "gb300"});
-    EXPECT_NE(chip.err.find("has no cache_bytes"), std::string::npos) << chip.err;
+    EXPECT_NE(chip.err.find("has no cache_mebibytes"), std::string::npos) << chip.err;
 }
 
 TEST_F(Cost, BrokenResultsAreNamedWithFileDatasetValueAndRule) {
@@ -343,6 +343,16 @@ TEST_F(Cost, BrokenResultsAreNamedWithFileDatasetValueAndRule) {
     refused_with("/queries/3/position", {4, 0, 0}, 3, layer + "position[4] is 3, must be above");
     refused_with("/queries/3/sequence", {149, 0, 0}, 0, layer + "sequence[149] is 0, must not be");
     refused_with("/queries/3/token", {4, 0, 0}, 77, layer + "its analysed queries have gaps");
+}
+
+TEST_F(Cost, ResultsOfAnotherProgramAreRefusedByItsName) {
+    ASSERT_EQ(kCompare({make("a.h5"), "--out", path("compared"), "--block-size", "8", "--budgets",
+                        "16", "--selectors", "window"})
+                  .code,
+              0);
+    const std::string results = path("compared/results.h5");
+    refused({"--results", results},
+            results + ": was written by msa-compare, must be results of msa-analyze");
 }
 
 TEST_F(Cost, QueriesWithGapsAreRefusedARangeIsNot) {

@@ -14,6 +14,12 @@ namespace {
 using Inspect = CliTest;
 using nlohmann::json;
 
+TEST_F(Inspect, SaysThatThereIsNoSuchFile) {
+    const Outcome outcome = kInspect({path("nosuch")});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_EQ(outcome.err, "msa-inspect: " + path("nosuch") + ": there is no such file\n");
+}
+
 TEST_F(Inspect, ShowsTheLayersOfActivations) {
     const Outcome shown = kInspect({make("a.h5")});
     EXPECT_EQ(shown.code, 0) << shown.err;
