@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""Layouts of selected blocks that other libraries use, to and from ours: [Nq, Hkv, k] int32,
+relative to the query's sequence, ascending, padded with -1 at the end. On numpy arrays."""
+
+import numpy as np
+
+from ._msalab import InputError
+from .operations import _integers, _shape
+
+_PADDING = np.iinfo(np.int32).max
+
+
+def sort_ids(ids):
+    """Ours from rows in any order, padded anywhere with any negative number. Repeats in a row
+    raise InputError naming query and group."""
+    ids = np.asarray(ids)
+    _shape("ids", ids, "Nq", "Hkv", "k")
+    rows = np.sort(np.where(ids < 0, _PADDING, ids), axis=2)
+    repeats = (rows[:, :, 1:] == rows[:, :, :-1]) & (rows[:, :, 1:] != _PADDING)
+    if repeats.any():
+        query, group, slot = np.argwhere(repeats)[0]
+        raise InputError(f"ids[{query}, {group}] holds block {rows[query, group, slot]} twice")
+    return np.where(rows == _PADDING, -1, rows).astype(np.int32)
+
+
+def ids_heads_first(ids):
+    """[Hkv, Nq, k] from ours, or ours from it: the two outer axes change places."""
+    ids = np.asarray(ids)
+    _shape("ids", ids, "Nq", "Hkv", "k")
+    return np.ascontiguousarray(ids.transpose(1, 0, 2))
+
+
+def ids_from_packed(ids, cu_seqlens_q, cu_seqlens_k, block_size=128):
+    """Ours from ids that number the blocks of all sequences through: those of a sequence begin
+    where those of the one before end. An id of another sequence raises InputError."""
+    ids = sort_ids(ids)
+    queries, keys = (_integers(name, lens) for name, lens in
+                     (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)))
+    blocks = -(-np.diff(keys) // block_size)
+    first = np.concatenate([[0], np.cumsum(blocks)])
+    sequence = np.repeat(np.arange(len(blocks)), np.diff(queries))
+    if len(sequence) != len(ids):
+        raise InputError(f"ids has {len(ids)} queries, cu_seqlens_q ends at {queries[-1]}")
+    begin, count = first[sequence][:, None, None], blocks[sequence][:, None, None]
+    outside = (ids >= 0) & ((ids < begin) | (ids >= begin + count))
+    if outside.any():
+        at = tuple(np.argwhere(outside)[0])
+        raise InputError(f"ids{list(map(int, at))} is {ids[at]}, a block of another sequence: "
+                         f"those of sequence {sequence[at[0]]} are {first[sequence[at[0]]]} to "
+                         f"{first[sequence[at[0]] + 1] - 1}")
+    return np.where(ids < 0, -1, ids - begin).astype(np.int32)
+
+
+def build_k2q_csr(ids, blocks):
+    """The reverse index: (starts [Hkv * blocks + 1] int64, queries [total] int32). The queries of
+    group g that selected block b are queries[starts[g * blocks + b]:starts[g * blocks + b + 1]],
+    ascending. ids are of one sequence."""
+    ids = np.asarray(ids)
+    count, groups, _ = _shape("ids", ids, "Nq", "Hkv", "k")
+    if ids.size and ids.max() >= blocks:
+        raise InputError(f"ids holds block {ids.max()}, blocks is {blocks}")
+    query, group, slot = np.nonzero(ids >= 0)
+    row = group * blocks + ids[query, group, slot]
+    order = np.argsort(row, kind="stable")
+    starts = np.zeros(groups * blocks + 1, np.int64)
+    np.cumsum(np.bincount(row, minlength=groups * blocks), out=starts[1:])
+    return starts, query[order].astype(np.int32)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""The operations on numpy arrays against the equations, written out here with numpy in doubles."""
+
+import numpy as np
+import pytest
+
+import msalab
+
+HQ, HKV, DH, DIDX, BK, K = 4, 2, 16, 16, 8, 3
+CU_Q, CU_K = [0, 20, 20, 29], [0, 20, 25, 66]  # square, without queries, a chunk behind a prefix
+
+
+def rows():
+    """(query, first key, visible keys) of every query: the last query sits on the last key."""
+    for s in range(len(CU_Q) - 1):
+        queries, keys = CU_Q[s + 1] - CU_Q[s], CU_K[s + 1] - CU_K[s]
+        for i in range(queries):
+            yield CU_Q[s] + i, CU_K[s], keys - queries + i + 1
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(3)
+    nq, nk = CU_Q[-1], CU_K[-1]
+    shapes = {"q": (nq, HQ, DH), "k": (nk, HKV, DH), "v": (nk, HKV, DH), "sinks": (HQ,),
+              "index_q": (nq, HKV, DIDX), "index_k": (nk, DIDX)}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+PACKED = {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K}
+
+
+def attend(data, keep=None, sinks=None):
+    """out, lse in doubles; keep(query, group, position): is the key in the support?"""
+    q, k, v = (data[name].astype(float) for name in "qkv")
+    out, lse = np.zeros(q.shape), np.full(q.shape[:2], -np.inf)
+    for i, first, count in rows():
+        for h in range(HQ):
+            g = h // (HQ // HKV)
+            at = [j for j in range(count) if keep is None or keep(i, g, j)]
+            logits = [q[i, h] @ k[first + j, g] / DH ** 0.5 for j in at]
+            logits += [] if sinks is None else [float(sinks[h])]
+            if not logits:
+                continue
+            lse[i, h] = np.log(np.sum(np.exp(logits)))
+            for j, logit in zip(at, logits):
+                out[i, h] += np.exp(logit - lse[i, h]) * v[first + j, g]
+    return out, lse
+
+
+def near(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def kept_by(ids):
+    return lambda i, g, j: j // BK in ids[i, g]
+
+
+@pytest.fixture(scope="module")
+def ids(data):
+    return msalab.msa_index_select(data["index_q"], data["index_k"], K, block_size=BK, **PACKED)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_dense_attention_is_the_equation(data, backend, with_sinks):
+    sinks = data["sinks"] if with_sinks else None
+    out, lse = msalab.dense_attention(data["q"], data["k"], data["v"], sinks=sinks, **PACKED,
+                                      return_softmax_lse=True, backend=backend)
+    expected, expected_lse = attend(data, sinks=sinks)
+    assert out.dtype == np.float32 and lse.shape == (CU_Q[-1], HQ)
+    near(out, expected)
+    near(lse, expected_lse)
+
+
+def test_sparse_attention_is_the_equation(data, ids):
+    out, lse = msalab.msa_sparse_attention(data["q"], data["k"], data["v"], ids, block_size=BK,
+                                           return_softmax_lse=True, **PACKED)
+    expected, expected_lse = attend(data, kept_by(ids))
+    near(out, expected)
+    near(lse, expected_lse)
+
+
+def test_scores_and_selection_are_the_equations(data, ids):
+    scores = msalab.msa_proxy_score(data["index_q"], data["index_k"], block_size=BK, **PACKED)
+    index_q, index_k = data["index_q"].astype(float), data["index_k"].astype(float)
+    for i, first, count in rows():
+        for g in range(HKV):
+            products = index_k[first:first + count] @ index_q[i, g] / DIDX ** 0.5
+            blocks = -(-count // BK)
+            expected = [products[b * BK:(b + 1) * BK].max() for b in range(blocks)]
+            near(scores[i, g, :blocks], expected)
+            assert np.all(np.isneginf(scores[i, g, blocks:]))
+            best = sorted(range(blocks - 1), key=lambda b: -expected[b])[:K - 1]
+            row = sorted([*best, blocks - 1])
+            assert ids[i, g].tolist() == row + [-1] * (K - len(row))
+    again = msalab.msa_topk_select(scores, K, block_size=BK, **PACKED)
+    np.testing.assert_array_equal(again, ids)
+
+
+def test_forced_blocks_are_kept(data):
+    ids = msalab.msa_index_select(data["index_q"], data["index_k"], K, force_begin_blocks=1,
+                                  force_end_blocks=2, block_size=BK, **PACKED)
+    for i, _, count in rows():
+        last = (count - 1) // BK
+        assert {0, max(last - 1, 0), last} <= set(ids[i, 0].tolist())
+
+
+def test_block_mass_is_the_probability_of_blocks(data):
+    mass, top = msalab.msa_block_mass(data["q"], data["k"], block_size=BK, return_max_logit=True,
+                                      **PACKED)
+    q, k = data["q"].astype(float), data["k"].astype(float)
+    for i, first, count in rows():
+        for g in range(HKV):
+            logits = np.stack([k[first:first + count, g] @ q[i, h] / DH ** 0.5
+                               for h in (2 * g, 2 * g + 1)])
+            p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+            for b in range(-(-count // BK)):
+                near(mass[i, g, b], p[:, b * BK:(b + 1) * BK].sum(1).mean())
+                near(top[i, g, b], logits[:, b * BK:(b + 1) * BK].max())
+
+
+def test_gradients_are_slopes(data, ids):
+    rng = np.random.default_rng(4)
+    d_out = rng.standard_normal(data["q"].shape).astype(np.float32)
+    out, lse = msalab.msa_sparse_attention(data["q"], data["k"], data["v"], ids, block_size=BK,
+                                           sinks=data["sinks"], return_softmax_lse=True, **PACKED)
+    found = msalab.msa_sparse_attention_grad(data["q"], data["k"], data["v"], ids, out, lse, d_out,
+                                             sinks=data["sinks"], block_size=BK, **PACKED)
+
+    def loss(values):
+        return np.sum(attend(values, kept_by(ids), values["sinks"])[0] * d_out)
+
+    for name, gradient in zip(("q", "k", "v", "sinks"), found):
+        direction = rng.standard_normal(data[name].shape)
+        step = 1e-5
+        ends = [loss({**data, name: data[name].astype(float) + sign * step * direction})
+                for sign in (1, -1)]
+        assert np.sum(gradient * direction) == pytest.approx((ends[0] - ends[1]) / (2 * step),
+                                                             rel=1e-4)
+
+
+def test_kl_falls_along_its_gradient(data, ids):
+    kl, d_index_q, d_index_k = msalab.msa_index_kl(data["q"], data["k"], data["index_q"],
+                                                   data["index_k"], ids, block_size=BK, **PACKED)
+    assert kl.dtype == np.float64 and np.all(kl >= -1e-6)
+    moved = [data["index_q"] - d_index_q, data["index_k"] - d_index_k]
+    lower = msalab.msa_index_kl(data["q"], data["k"], *moved, ids, block_size=BK,
+                                return_gradient=False, **PACKED)
+    assert lower.mean() < kl.mean()
+
+
+def test_a_decode_step_is_the_last_row_of_its_sequence(data):
+    whole = [0, 41]
+    q, k, v = data["q"][-1:], data["k"][25:], data["v"][25:]
+    ids = np.array([[[0, 2, 5], [1, 5, -1]]], np.int32)
+    out = msalab.msa_sparse_decode_attention(q, k, v, ids, block_size=BK, cu_seqlens_k=whole)
+    near(out, attend(data, lambda i, g, j: j // BK in ids[0, g])[0][-1:])
+    with pytest.raises(msalab.InputError, match="q holds 2 queries: cu_seqlens_k must delimit"):
+        msalab.msa_sparse_decode_attention(data["q"][:2], k, v, ids)
+
+
+def test_a_layout_is_kept_across_calls(data):
+    kept = msalab.layout(CU_Q, CU_K)
+    assert (kept.sequences, kept.queries, kept.keys) == (3, 29, 66)
+    near(msalab.dense_attention(data["q"], data["k"], data["v"], layout=kept), attend(data)[0])
+    with pytest.raises(msalab.InputError, match="layout excludes cu_seqlens_q"):
+        msalab.dense_attention(data["q"], data["k"], data["v"], layout=kept, cu_seqlens_q=CU_Q)
+
+
+def test_bad_input_is_named_with_value_and_rule(data, ids):
+    q, k, v = data["q"], data["k"], data["v"]
+
+    def refused(message, call, *arguments, kind=msalab.InputError, **options):
+        with pytest.raises(kind, match=message):
+            call(*arguments, **options)
+
+    dense, sparse = msalab.dense_attention, msalab.msa_sparse_attention
+    refused(r"q has shape \[29, 64\], must be \[Nq, Hq, dh\]", dense, q.reshape(29, -1), k, v)
+    refused("q is list, must be an array or a tensor", dense, [1], k, v)
+    refused("q is not contiguous", dense, np.asfortranarray(q), k, v, **PACKED)
+    refused("topk_idxs is int64, must be int32", sparse, q, k, v, ids.astype(np.int64),
+            block_size=BK, **PACKED)
+    refused("q is int8, which no operation takes", dense, q.astype(np.int8), k, v, **PACKED)
+    refused(r"cu_seqlens_q\[1\]|cu_seqlens_q", dense, q, k, v, cu_seqlens_q=[0, 40, 29],
+            cu_seqlens_k=[0, 20, 66])
+    refused("cu_seqlens_q holds .*, must be integers", dense, q, k, v, cu_seqlens_q=[0, 2.5])
+    refused("topk is 0, must be at least 1", msalab.msa_index_select, data["index_q"],
+            data["index_k"], 0)
+    bad = ids.copy()
+    bad[3, 1] = [1, 0, -1]
+    refused(r"ids\[3, 1", sparse, q, k, v, bad, block_size=BK, **PACKED)
+    refused("order is 'zigzag', must be automatic, union, kv_outer or q_outer", sparse, q, k, v,
+            ids, order="zigzag", block_size=BK, **PACKED)
+    refused("no backend is called 'abacus'", dense, q, k, v, backend="abacus", **PACKED)
+    refused("backend is 'cuda', but q and the other arrays lie on the CPU", dense, q, k, v,
+            backend="cuda", **PACKED)
+    double = [data[name].astype(float) for name in "qkv"]
+    refused("f64", dense, *double, kind=msalab.UnsupportedError, **PACKED)
+    assert issubclass(msalab.InputError, ValueError)
+
+
+def test_backends_say_why_they_cannot_start():
+    found = msalab.backends()
+    assert found["cpu"] == "" and found["reference"] == ""
+    assert "cuda" in found
+
+
+def test_the_processor_is_asked_before_the_compiled_part_is_loaded():
+    from msalab._processor import missing_features
+    assert missing_features("flags : fpu avx2 fma f16c") == ["bmi2"]
+    assert missing_features("no flags here") == []
