@@ -198,7 +198,8 @@ void define_backend(nb::module_& m) {
             "dense_attention",
             [](Backend& b, const Problem& p, const Input& q, const Input& k, const Input& v,
                const MaybeInput& sinks, const Output& result, const Output& lse) {
-                b.dense_attention(p, attention(q, k, v, sinks), attention_output(result, lse));
+                const AttentionInput input = attention(q, k, v, sinks);
+                b.dense_attention(p, input, attention_output(result, lse));
                 b.finish();
             },
             Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
@@ -209,7 +210,8 @@ void define_backend(nb::module_& m) {
                const MaybeInput& sinks, const Input& result, const Input& lse, const Input& d_out,
                const Output& d_q, const Output& d_k, const Output& d_v,
                const MaybeOutput& d_sinks) {
-                b.dense_attention_grad(p, attention(q, k, v, sinks), saved(result, lse, d_out),
+                const AttentionInput input = attention(q, k, v, sinks);
+                b.dense_attention_grad(p, input, saved(result, lse, d_out),
                                        gradient(d_q, d_k, d_v, d_sinks));
                 b.finish();
             },
@@ -220,8 +222,8 @@ void define_backend(nb::module_& m) {
             [](Backend& b, const Problem& p, const Input& q, const Input& k, const Input& v,
                const MaybeInput& sinks, const Input& ids, const std::string& order,
                const Output& result, const Output& lse) {
-                b.sparse_attention(p, attention(q, k, v, sinks),
-                                   typed<const int32_t, 3>("topk_idxs", ids),
+                const AttentionInput input = attention(q, k, v, sinks);
+                b.sparse_attention(p, input, typed<const int32_t, 3>("topk_idxs", ids),
                                    attention_output(result, lse), loop_order(order));
                 b.finish();
             },

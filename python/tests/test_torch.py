@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""The operators of PyTorch: autograd against a masked softmax written with torch's own operations,
+torch.library's own checks, and torch.compile."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import msalab  # noqa: E402
+import msalab.torch as m  # noqa: E402
+
+HQ, HKV, DH, DIDX, BK, K = 4, 2, 16, 16, 8, 3
+CU = [0, 20, 61]
+
+
+def dot(found, expected):
+    torch.testing.assert_close(found, expected, rtol=3e-5, atol=3e-5)
+
+
+@pytest.fixture
+def data():
+    torch.manual_seed(5)
+    n = CU[-1]
+    return {name: torch.randn(shape, requires_grad=True) for name, shape in {
+        "q": (n, HQ, DH), "k": (n, HKV, DH), "v": (n, HKV, DH), "sinks": (HQ,),
+        "index_q": (n, HKV, DIDX), "index_k": (n, DIDX)}.items()}
+
+
+def support(ids=None):
+    """[N, N, Hkv]: which keys each query and group attends to."""
+    n = CU[-1]
+    sequence = torch.bucketize(torch.arange(n), torch.tensor(CU[1:]), right=True)
+    position = torch.arange(n) - torch.tensor(CU)[sequence]
+    seen = (sequence[:, None] == sequence) & (position[:, None] >= position)
+    mask = seen[:, :, None].expand(n, n, HKV)
+    if ids is None:
+        return mask
+    blocks = (position // BK)[None, :, None, None]
+    return mask & (ids.long()[:, None] == blocks).any(-1)
+
+
+def masked(q, k, v, sinks=None, ids=None):
+    """out [N, Hq, dh] and probabilities [N, N, Hq] in doubles, by torch's autograd."""
+    groups = torch.arange(HQ) // (HQ // HKV)
+    logits = torch.einsum("ihd,jhd->ijh", q.double(), k.double()[:, groups]) / DH ** 0.5
+    logits = logits.masked_fill(~support(ids)[:, :, groups], -torch.inf)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.double().expand(len(q), 1, HQ)], 1)
+    p = logits.softmax(1)[:, :len(k)]
+    return torch.einsum("ijh,jhd->ihd", p, v.double()[:, groups]), p
+
+
+def gradients(loss, leaves):
+    return torch.autograd.grad(loss, leaves)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_attention_has_autograds_gradients(data, sparse, with_sinks):
+    names = ["q", "k", "v"] + ["sinks"] * with_sinks
+    leaves = [data[name] for name in names]
+    sinks = data["sinks"] if with_sinks else None
+    ids, call = None, m.dense_attention
+    if sparse:
+        ids = m.msa_index_select(data["index_q"], data["index_k"], K, block_size=BK,
+                                 cu_seqlens_q=CU)
+
+        def call(*qkv, **options):
+            return m.msa_sparse_attention(*qkv, ids, block_size=BK, **options)
+    found = call(*leaves[:3], sinks=sinks, cu_seqlens_q=CU, cu_seqlens_k=torch.tensor(CU))
+    expected, _ = masked(*leaves[:3], sinks, ids)
+    dot(found, expected.float())
+    weights = torch.randn_like(found)
+    for one, other in zip(gradients((found * weights).sum(), leaves),
+                          gradients((expected * weights).sum(), leaves)):
+        dot(one, other)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_kl_has_autograds_gradient_and_the_teacher_none(data, full):
+    leaves = [data["index_q"], data["index_k"]]
+    ids = None if full else m.msa_index_select(*leaves, K, block_size=BK, cu_seqlens_q=CU)
+    found = m.msa_index_kl(data["q"], data["k"], *leaves, ids, block_size=BK, cu_seqlens_q=CU)
+    assert found.shape == () and found.requires_grad
+    _, p = masked(data["q"], data["k"], data["v"], ids=ids)
+    teacher = p.detach().reshape(*p.shape[:2], HKV, -1).mean(-1)
+    logits = torch.einsum("igd,jd->ijg", *(leaf.double() for leaf in leaves)) / DIDX ** 0.5
+    student = logits.masked_fill(~support(ids), -torch.inf).log_softmax(1)
+    terms = torch.where(teacher > 0, teacher * (teacher.clamp_min(1e-300).log() - student), 0)
+    expected = terms.sum(1).mean()
+    dot(found, expected.float())
+    for one, other in zip(gradients(3 * found, leaves), gradients(3 * expected, leaves)):
+        dot(one, other)
+    again = m.msa_index_kl(data["q"], data["k"], *leaves, ids, block_size=BK, cu_seqlens_q=CU)
+    assert torch.autograd.grad(again, data["q"], allow_unused=True) == (None,)
+
+
+def test_numpy_and_torch_give_the_same_bits(data):
+    tensors = [data[name].detach() for name in "qkv"]
+    arrays = [tensor.numpy() for tensor in tensors]
+    out = msalab.dense_attention(*arrays, cu_seqlens_q=CU)
+    assert (msalab.dense_attention(*tensors, cu_seqlens_q=CU).numpy() == out).all()
+    assert (m.dense_attention(*tensors, cu_seqlens_q=CU).numpy() == out).all()
+
+
+def test_operators_pass_pytorchs_own_checks(data):
+    q, k, v, sinks, index_q, index_k = data.values()
+    ids = m.msa_index_select(index_q, index_k, K, block_size=BK, cu_seqlens_q=CU)
+    plain = (None, None, None)  # scale, window, soft cap
+    for operator, arguments in (
+            (m._dense, (q, k, v, None, *plain, CU, CU)),
+            (m._dense, (q, k, v, sinks, *plain, CU, CU)),
+            (m._sparse, (q, k, v, ids, None, *plain, BK, "automatic", CU, CU)),
+            (m._sparse, (q, k, v, ids, sinks, *plain, BK, "kv_outer", CU, CU)),
+            (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, "mean", BK,
+                     CU, CU)),
+            (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, CU, CU))):
+        torch.library.opcheck(operator, arguments)
+
+
+def test_compiled_functions_keep_one_graph(data):
+    ids = m.msa_index_select(data["index_q"], data["index_k"], K, block_size=BK, cu_seqlens_q=CU)
+
+    def step(q, k, v, sinks):
+        out = m.msa_sparse_attention(2 * q, k, v, ids, sinks=sinks, block_size=BK,
+                                     cu_seqlens_q=CU)
+        return (out * out).sum()
+
+    leaves = [data[name] for name in ("q", "k", "v", "sinks")]
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for one, other in zip(gradients(compiled(*leaves), leaves), gradients(step(*leaves), leaves)):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_bad_input_is_named(data):
+    q, k, v = (data[name] for name in "qkv")
+    with pytest.raises(ValueError, match="q is not contiguous"):
+        m.dense_attention(q.transpose(0, 1).contiguous().transpose(0, 1), k, v)
+    with pytest.raises(NotImplementedError, match="f64"):
+        m.dense_attention(q.double(), k.double(), v.double())
+    with pytest.raises(ValueError, match="a window or a soft cap has no gradient"):
+        m.dense_attention(q, k, v, window=4).sum().backward()
