@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""Algorithm 1 of the paper (alg:msa-train) as a module to drop into a training script."""
+
+import torch
+from torch import Tensor, nn
+
+from . import torch as m
+from .operations import InputError
+
+EPSILON = 1e-6  # of RMS norms
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * self.weight
+
+
+def rotate(x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
+    """RoPE of x [N, H, d] at positions [N]: channel c turns with channel c + rotary_dim / 2."""
+    half = rotary_dim // 2
+    frequencies = theta ** (-2 * torch.arange(half, dtype=torch.float64, device=x.device)
+                            / max(rotary_dim, 1))
+    angles = positions[:, None].double() * frequencies
+    cosine, sine = (angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None])
+    low, high, rest = x[..., :half], x[..., half:rotary_dim], x[..., rotary_dim:]
+    return torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], -1)
+
+
+class MSAttention(nn.Module):
+    """Causal attention with an Index Branch that selects its blocks of keys.
+
+    dim: channels of the input; query_heads, kv_heads, head_dim: of the Main Branch, with an RMS
+    norm on the heads of q and k and RoPE on their first rotary_dim channels (all where None);
+    index_dim, index_rotary: of the Index Branch, likewise. block_size, top_k, force_begin_blocks,
+    force_end_blocks: which keys are kept. What the paper's appendix varies:
+
+    sink: a learnable logit per query head (app:prelim-learnable-sink).
+    value_head: the Index Branch has values and an output of its own, so that the loss of the model
+        reaches its projections (app:prelim-grad-source).
+    detach: no gradient through index_q and index_k into the input (eq:msa-detach).
+    kl: the KL loss (eq:msa-kl); kl_full_support: over all visible keys after the warm-up, too.
+
+    forward(x [N, dim], cu_seqlens=None, sparse=True) returns (y [N, dim], kl). x holds packed
+    sequences, one without cu_seqlens. sparse=False is the warm-up: the Main Branch attends to all
+    visible keys, and KL is over them. kl: a scalar, the mean over queries and groups, to be added
+    to the loss times its weight; 0 without a KL loss. The largest intermediate is linear in N.
+    """
+
+    def __init__(self, dim: int, query_heads: int, kv_heads: int, head_dim: int, *,
+                 index_dim: int = 64, block_size: int = 128, top_k: int = 16,
+                 force_begin_blocks: int = 0, force_end_blocks: int = 1, rotary_dim=None,
+                 index_rotary=None, rope_theta: float = 1e5, index_norm: bool = True,
+                 sink: bool = False, value_head: bool = False, detach: bool = True, kl: bool = True,
+                 kl_full_support: bool = False):
+        super().__init__()
+        if query_heads % kv_heads:
+            raise InputError(f"query_heads is {query_heads}, must be a multiple of kv_heads = "
+                             f"{kv_heads}")
+        self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        self.index_rotary = index_dim if index_rotary is None else index_rotary
+        for name, rotary, width in (("rotary_dim", self.rotary_dim, head_dim),
+                                    ("index_rotary", self.index_rotary, index_dim)):
+            if rotary % 2 or not 0 <= rotary <= width:
+                raise InputError(f"{name} is {rotary}, must be even and from 0 to {width}")
+        self.query_heads, self.kv_heads, self.head_dim = query_heads, kv_heads, head_dim
+        self.index_dim, self.rope_theta = index_dim, rope_theta
+        self.block_size, self.top_k = block_size, top_k
+        self.force_begin_blocks, self.force_end_blocks = force_begin_blocks, force_end_blocks
+        self.detach, self.kl, self.kl_full_support = detach, kl, kl_full_support
+        self.q_proj = nn.Linear(dim, query_heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(dim, kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(dim, kv_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(query_heads * head_dim, dim, bias=False)
+        self.q_norm, self.k_norm = RMSNorm(head_dim), RMSNorm(head_dim)
+        self.sinks = nn.Parameter(torch.zeros(query_heads)) if sink else None
+        self.indexer = nn.Module()
+        self.indexer.q_proj = nn.Linear(dim, kv_heads * index_dim, bias=False)
+        self.indexer.k_proj = nn.Linear(dim, index_dim, bias=False)
+        self.indexer.q_norm = RMSNorm(index_dim) if index_norm else nn.Identity()
+        self.indexer.k_norm = RMSNorm(index_dim) if index_norm else nn.Identity()
+        self.value_head = value_head
+        if value_head:
+            self.indexer.v_proj = nn.Linear(dim, index_dim, bias=False)
+            self.indexer.o_proj = nn.Linear(kv_heads * index_dim, dim, bias=False)
+
+    def forward(self, x: Tensor, cu_seqlens=None, sparse: bool = True):
+        n = len(x)
+        cu = [0, n] if cu_seqlens is None else [int(end) for end in cu_seqlens]
+        positions = torch.cat([torch.arange(end - begin, device=x.device)
+                               for begin, end in zip(cu[:-1], cu[1:])])
+        packed = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "block_size": self.block_size}
+
+        def turned(heads, rotary):
+            return rotate(heads, positions, rotary, self.rope_theta)
+
+        q = turned(self.q_norm(self.q_proj(x).view(n, -1, self.head_dim)), self.rotary_dim)
+        k = turned(self.k_norm(self.k_proj(x).view(n, -1, self.head_dim)), self.rotary_dim)
+        v = self.v_proj(x).view(n, -1, self.head_dim)
+        seen = x.detach() if self.detach else x
+        index_q = self.indexer.q_norm(self.indexer.q_proj(seen).view(n, -1, self.index_dim))
+        index_k = self.indexer.k_norm(self.indexer.k_proj(seen).view(n, 1, self.index_dim))
+        index_q, index_k = (turned(heads, self.index_rotary) for heads in (index_q, index_k))
+        ids = None
+        if sparse:
+            ids = m.msa_index_select(index_q, index_k[:, 0], self.top_k, **packed,
+                                     force_begin_blocks=self.force_begin_blocks,
+                                     force_end_blocks=self.force_end_blocks)
+        y = self.o_proj(self._attend(q, k, v, ids, packed, self.sinks).reshape(n, -1))
+        if self.value_head:
+            # V_idx is shared by the groups like K_idx, and always passes its gradient.
+            many_k = index_k.expand(-1, self.kv_heads, -1).contiguous()
+            many_v = self.indexer.v_proj(x).view(n, 1, -1).expand(-1, self.kv_heads, -1)
+            heads = self._attend(index_q, many_k, many_v.contiguous(), ids, packed)
+            y = y + self.indexer.o_proj(heads.reshape(n, -1))
+        if not self.kl:
+            return y, x.new_zeros(())
+        support = None if self.kl_full_support else ids
+        return y, m.msa_index_kl(q, k, index_q, index_k[:, 0].contiguous(), support,
+                                 sinks=self.sinks, **packed)
+
+    @staticmethod
+    def _attend(q, k, v, ids, packed, sinks=None):
+        if ids is not None:
+            return m.msa_sparse_attention(q, k, v, ids, sinks=sinks, **packed)
+        lengths = {name: packed[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
+        return m.dense_attention(q, k, v, sinks=sinks, **lengths)

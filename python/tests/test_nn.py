@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""MSAttention in a whole model against the goldens of tests/goldens/make_train.py, which msa-pretrain's
+engine is held against, too: so the two take the same steps."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+h5py = pytest.importorskip("h5py")
+
+from msalab.nn import MSAttention  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+ARMS = ["full", "full_sink", "msa", "msa_warmup", "msa_full_support", "msa_sink", "lm_signal",
+        "both_signals", "no_detach"]
+
+
+def example():
+    spec = importlib.util.spec_from_file_location("train_torch", ROOT / "examples/train_torch.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_steps_are_those_of_the_training_engine(arm):
+    trainer = example()
+    with h5py.File(ROOT / "tests/goldens/train.h5") as file:
+        config = json.loads(file.attrs["config"])[arm]
+        golden = file["arms/" + arm]
+        full = config["attention"] == "full"
+        model = trainer.Model(
+            config["vocabulary"], config["model_dim"], config["hidden_dim"], config["layers"],
+            **{name: config[name] for name in
+               ("query_heads", "kv_heads", "head_dim", "rotary_dim", "rope_theta", "index_dim",
+                "index_rotary", "block_size", "top_k", "sink", "value_head", "detach",
+                "kl_full_support")}, kl=config["kl"] and not full)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.copy_(torch.from_numpy(file["start/" + name][...]))
+        optimizer = trainer.make_optimizer(model, config["rate"], config["decay"])
+        cu_seqlens = file["cu_seqlens"][...].tolist()
+        for step, tokens in enumerate(file["tokens"][...]):
+            sparse = not full and step >= config["warmup"]
+            loss, kl, norm = trainer.train_step(model, optimizer, torch.from_numpy(tokens).long(),
+                                                cu_seqlens, sparse, config["kl_weight"],
+                                                config["clip"])
+            if step == 0:
+                scale = min(1, config["clip"] / norm)
+                for name, weight in model.named_parameters():
+                    if name in golden:
+                        torch.testing.assert_close(
+                            weight.grad / scale, torch.from_numpy(golden[name][...]), rtol=1e-4,
+                            atol=1e-5 * norm, msg=lambda text, name=name: f"{name}: {text}")
+                    else:
+                        assert weight.grad is None or not weight.grad.any(), name
+            assert loss == pytest.approx(golden["losses"][step], rel=2e-4)
+            assert norm == pytest.approx(golden["norms"][step], rel=5e-3)
+            if not full:
+                assert kl.numpy() == pytest.approx(golden["kl"][step], rel=2e-2, abs=2e-5)
+
+
+def test_refuses_sizes_by_name():
+    with pytest.raises(ValueError, match="query_heads is 3, must be a multiple of kv_heads = 2"):
+        MSAttention(16, 3, 2, 16)
+    with pytest.raises(ValueError, match="index_rotary is 18, must be even and from 0 to 16"):
+        MSAttention(16, 4, 2, 16, index_dim=16, index_rotary=18)
