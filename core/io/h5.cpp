@@ -138,9 +138,9 @@ std::string advice(std::filesystem::path path) {
     const std::string name = path.string();
     for (const char* known : {".safetensors", ".npz", ".npy"})
         if (path.extension() == known)
-            return text("; python -m msacapture convert ", name, " --state post_rope --out ",
+            return text("; msalab convert ", name, " --state post_rope --out ",
                         path.replace_extension(".h5").string(),
-                        " makes one (layouts, names of arrays: notebooks/README.md)");
+                        " makes one (layouts, names of arrays: python/README.md)");
     return ", or cannot be read by this user";
 }
 

@@ -13,24 +13,32 @@ not take a type says which it takes. Results are of the kind of the inputs, nump
 Sequences are packed (THD layout): cu_seqlens_q and cu_seqlens_k say where each begins, and the
 last query of a sequence sits on its last key. Without them all tokens are one sequence.
 
-`msalab.torch` holds the same operations with gradients.
+msalab.torch        the same operations as operators of PyTorch, with gradients
+msalab.nn           MSAttention, Algorithm 1 as a module for training scripts
+msalab.capture      activations of PyTorch models, and of files of other formats
+msalab.plots        pictures and reports of what the programs write
 """
 
-from ._processor import require_processor
+from importlib import import_module
 
-require_processor()
+_MODULES = {
+    "operations": ("InputError", "Layout", "OutOfMemoryError", "SystemError", "UnsupportedError",
+                   "backends", "dense_attention", "dense_attention_grad", "layout",
+                   "msa_block_mass", "msa_index_kl", "msa_index_select", "msa_proxy_score",
+                   "msa_sparse_attention", "msa_sparse_attention_grad",
+                   "msa_sparse_decode_attention", "msa_topk_select"),
+    "selections": ("build_k2q_csr", "ids_from_packed", "ids_heads_first", "sort_ids"),
+}
+__all__ = sorted(name for names in _MODULES.values() for name in names)
 
-from ._msalab import InputError, Layout, OutOfMemoryError, SystemError, UnsupportedError  # noqa: E402
-from .operations import (backends, dense_attention, dense_attention_grad, layout,  # noqa: E402
-                         msa_block_mass, msa_index_kl, msa_index_select, msa_proxy_score,
-                         msa_sparse_attention, msa_sparse_attention_grad,
-                         msa_sparse_decode_attention, msa_topk_select)
-from .selections import build_k2q_csr, ids_from_packed, ids_heads_first, sort_ids  # noqa: E402
 
-__all__ = [
-    "InputError", "Layout", "OutOfMemoryError", "SystemError", "UnsupportedError", "backends",
-    "build_k2q_csr", "dense_attention", "dense_attention_grad", "ids_from_packed",
-    "ids_heads_first", "layout", "msa_block_mass", "msa_index_kl", "msa_index_select",
-    "msa_proxy_score", "msa_sparse_attention", "msa_sparse_attention_grad",
-    "msa_sparse_decode_attention", "msa_topk_select", "sort_ids",
-]
+def __getattr__(name: str):
+    """The operations are loaded at first use: capture and plots do without the compiled part."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

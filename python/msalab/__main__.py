@@ -1,35 +1,52 @@
 # SPDX-License-Identifier: MIT
-"""msalab COMMAND ...: the programs of the package, analyze, bench, compare, cost, fit-indexer and the
-others; msalab COMMAND --help says what each does."""
+"""The command `msalab`."""
 
 import os
 import sys
 from pathlib import Path
 
 BIN = Path(__file__).parent / "bin"
+TOOLS = {"capture": "activations of a PyTorch model as a file",
+         "convert": "activations from and to safetensors, npz and npy",
+         "plot": "every picture of results, and report.html"}
 
 
 def programs() -> dict[str, Path]:
-    """Command -> its program."""
+    """Command -> its program; none in a copy of the package that is not installed."""
     return {path.name.removeprefix("msa-"): path for path in sorted(BIN.glob("msa-*"))}
 
 
+def usage() -> str:
+    lines = ["usage: msalab COMMAND [ARGUMENTS]", ""]
+    lines += [f"  {name:<14}{what}" for name, what in TOOLS.items()]
+    lines += [f"  {name:<14}{path.name}" for name, path in programs().items()]
+    return "\n".join([*lines, "", "msalab COMMAND --help says what each does."])
+
+
+def run_tool(name: str, arguments) -> int:
+    if name == "plot":
+        from .plots.__main__ import main as plot
+        return plot(arguments)
+    from .capture.__main__ import main as capture
+    return capture([name, *arguments])
+
+
 def main(arguments=None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    known = programs()
-    if arguments and arguments[0] in known:
-        path = known[arguments[0]]
-        os.execv(path, [str(path), *arguments[1:]])
-    usage = f"usage: msalab COMMAND [ARGUMENTS]\n\ncommands: {', '.join(known)}\n\n{__doc__}"
-    if arguments and arguments[0] in ("-h", "--help", "help"):
-        print(usage)
+    command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if command in TOOLS:
+        return run_tool(command, rest)
+    if command in programs():
+        path = programs()[command]
+        os.execv(path, [str(path), *rest])
+    if command in ("-h", "--help", "help"):
+        print(usage())
         return 0
-    if arguments and arguments[0] == "--version":
+    if command == "--version":
         from importlib.metadata import version
         print("msalab", version("msalab"))
         return 0
-    named = f"'{arguments[0]}' is no command; " if arguments else ""
-    print(f"msalab: {named}commands are: {', '.join(known)}", file=sys.stderr)
+    named = f"'{command}' is no command; " if command else ""
+    print(f"msalab: {named}commands are: {', '.join([*TOOLS, *programs()])}", file=sys.stderr)
     return 2
 
 

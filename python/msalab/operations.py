@@ -8,8 +8,18 @@ import threading
 
 import numpy as np
 
-from . import _msalab
-from ._msalab import InputError, Layout
+from ._processor import require_processor
+
+require_processor()
+try:
+    from . import _msalab
+except ImportError as error:
+    raise ImportError("the operations of msalab are compiled, and this copy of the package is not: "
+                      f"`pip install .` in the repository does it ({error})") from error
+
+Layout = _msalab.Layout
+InputError, UnsupportedError = _msalab.InputError, _msalab.UnsupportedError
+SystemError, OutOfMemoryError = _msalab.SystemError, _msalab.OutOfMemoryError
 
 _local = threading.local()  # a backend is not safe for two threads
 

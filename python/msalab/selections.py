@@ -4,8 +4,7 @@ relative to the query's sequence, ascending, padded with -1 at the end. On numpy
 
 import numpy as np
 
-from ._msalab import InputError
-from .operations import _integers, _shape
+from .operations import InputError, _integers, _shape
 
 _PADDING = np.iinfo(np.int32).max
 

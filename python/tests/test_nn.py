@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("msalab._msalab")
 h5py = pytest.importorskip("h5py")
 
 from msalab.nn import MSAttention  # noqa: E402

@@ -4,7 +4,9 @@
 import numpy as np
 import pytest
 
-import msalab
+pytest.importorskip("msalab._msalab")
+
+import msalab  # noqa: E402
 
 HQ, HKV, DH, DIDX, BK, K = 4, 2, 16, 16, 8, 3
 CU_Q, CU_K = [0, 20, 20, 29], [0, 20, 25, 66]  # square, without queries, a chunk behind a prefix

@@ -2,7 +2,9 @@
 import numpy as np
 import pytest
 
-import msalab
+pytest.importorskip("msalab._msalab")
+
+import msalab  # noqa: E402
 
 
 def test_rows_in_any_order_are_sorted_and_padded_at_the_end():

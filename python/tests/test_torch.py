@@ -5,6 +5,7 @@ torch.library's own checks, and torch.compile."""
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("msalab._msalab")
 
 import msalab  # noqa: E402
 import msalab.torch as m  # noqa: E402

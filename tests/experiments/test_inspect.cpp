@@ -127,7 +127,7 @@ TEST_F(Inspect, RefusesWithTheReason) {
     EXPECT_NE(refusal({path("text.h5")}).find("text.h5"), std::string::npos);
 
     std::ofstream(path("q.npz")) << "an archive";
-    EXPECT_NE(refusal({path("q.npz")}).find("python -m msacapture convert " + path("q.npz")),
+    EXPECT_NE(refusal({path("q.npz")}).find("msalab convert " + path("q.npz")),
               std::string::npos);
 
     const std::string bad = make("bad.h5");

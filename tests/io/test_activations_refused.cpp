@@ -115,7 +115,7 @@ TEST_F(Activations, FilesThatAreNone) {
         std::filesystem::path other = path_;
         std::ofstream(other.replace_extension(extension)) << "text";
         EXPECT_NE(
-            open(other).find("is not an HDF5 file; python -m msacapture convert " + other.string() +
+            open(other).find("is not an HDF5 file; msalab convert " + other.string() +
                              " --state post_rope --out " + path_.string() + " makes one"),
             std::string::npos);
         std::filesystem::remove(other);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""msacapture on PyTorch models with small random weights: attention computed from the file is the
+"""msalab.capture on PyTorch models with small random weights: attention computed from the file is the
 model's own, by the formulas here and by msa-analyze.
 
 Needs PyTorch and transformers (requirements-capture.txt); the programs in build/release/bin/, or
@@ -21,11 +21,11 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
                                                           "requirements-capture.txt")
 from torch import nn  # noqa: E402
 
-from msacapture import (CaptureError, Layer, ModuleAdapter, TransformersModel,  # noqa: E402
+from msalab.capture import (CaptureError, Layer, ModuleAdapter, TransformersModel,  # noqa: E402
                         capture, to_numpy)
-from msacapture.__main__ import main  # noqa: E402
-from msacapture.layer import bfloat16  # noqa: E402
-from msacapture.reader import ActivationsReader  # noqa: E402
+from msalab.capture.__main__ import main  # noqa: E402
+from msalab.capture.layer import bfloat16  # noqa: E402
+from msalab.capture.reader import ActivationsReader  # noqa: E402
 
 BIN = Path(os.environ.get("MSALAB_BIN", Path(__file__).parents[2] / "build/release/bin"))
 needs_programs = pytest.mark.skipif(not (BIN / "msa-analyze").exists(),

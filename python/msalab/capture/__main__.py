@@ -115,7 +115,7 @@ def run_convert(options):
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m msacapture", description=__doc__)
+    top = argparse.ArgumentParser(prog="msalab", description=__doc__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     command = commands.add_parser("capture", help="run a transformers model and record its layers")
@@ -173,7 +173,7 @@ def main(arguments=None) -> int:
     try:
         options.run(options)
     except ModuleNotFoundError as error:
-        print(f"error: {error}; notebooks/requirements-capture.txt has what capturing needs",
+        print(f"error: {error}; python/requirements-capture.txt has what capturing needs",
               file=sys.stderr)
         return 2
     except (CaptureError, OSError, ImportError) as error:

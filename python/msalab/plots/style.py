@@ -48,7 +48,7 @@ _RC = {
     "figure.dpi": 100,
     "savefig.dpi": 220,
     "svg.fonttype": "path",
-    "svg.hashsalt": "msaplots",
+    "svg.hashsalt": "msalab.plots",
 }
 
 

@@ -5,8 +5,8 @@ import h5py
 import numpy as np
 import pytest
 
-from msaplots import Results, ResultsError, report
-from msaplots.__main__ import main
+from msalab.plots import Results, ResultsError, report
+from msalab.plots.__main__ import main
 
 
 def refused(path, *words):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Damaged files and odd command lines: msacapture and msaplots end with exit code 0, or with 2 and
+"""Damaged files and odd command lines: msalab.capture and msalab.plots end with exit code 0, or with 2 and
 a message, and leave nothing half-written. Fixed seeds; every case runs in a process of its own.
 MSALAB_FUZZ=20 in the environment makes 20 times as many cases."""
 
@@ -22,24 +22,24 @@ from make_fit import make_fit
 from make_results import Case, make_results
 from test_capture_files import Fake, random_layer
 
-import msaplots.__main__
-import msaplots.report
-from msacapture import capture
-from msacapture.__main__ import main as run_msacapture
-from msaplots.report import Shown
+import msalab.plots.__main__
+import msalab.plots.report
+from msalab.capture import capture
+from msalab.capture.__main__ import main as run_capture
+from msalab.plots.report import Shown
 
 MEMORY = 4 << 30  # bytes more than a process has when it starts
 SECONDS = 20
 ROUNDS = int(os.environ.get("MSALAB_FUZZ", "1"))
 
 
-def run_msaplots(arguments):
+def run_plots(arguments):
     """Draws all pictures, and saves none, which would take most of the time."""
     def save(picture, _):
         return Shown(picture.name, picture.layer, picture.selector, "")
 
-    with patch.object(msaplots.report, "_save", save):
-        return msaplots.__main__.main(arguments)
+    with patch.object(msalab.plots.report, "_save", save):
+        return msalab.plots.__main__.main(arguments)
 
 
 def exit_code(program, arguments, folder: Path) -> tuple[int, str]:
@@ -89,7 +89,7 @@ def files(tmp_path_factory):
     arrays = {f"layers.0.{name}": getattr(random_layer(20), name) for name in "qkv"}
     arrays["cu_seqlens"] = np.array([0, 12, 20])
     np.savez(folder / "a.npz", **arrays)
-    assert run_msacapture(["convert", str(folder / "a.h5"), "--out",
+    assert run_capture(["convert", str(folder / "a.h5"), "--out",
                            str(folder / "a.safetensors")]) == 0
     np.save(folder / "x_q.npy", random_layer(20).q)
     for name in "kv":
@@ -101,18 +101,18 @@ def files(tmp_path_factory):
     rest = [str(folder / f"x_{name}.npy") for name in "kv"]
     convert, post = ("convert", "{}"), ("--state", "post_rope", "--out", "{out}.h5")
     return {
-        "h5": (folder / "a.h5", run_msacapture, (*convert, "--out", "{out}.safetensors")),
-        "npz": (folder / "a.npz", run_msacapture, (*convert, *post)),
-        "safetensors": (folder / "a.safetensors", run_msacapture, (*convert, *post)),
-        "npy": (folder / "x_q.npy", run_msacapture,
+        "h5": (folder / "a.h5", run_capture, (*convert, "--out", "{out}.safetensors")),
+        "npz": (folder / "a.npz", run_capture, (*convert, *post)),
+        "safetensors": (folder / "a.safetensors", run_capture, (*convert, *post)),
+        "npy": (folder / "x_q.npy", run_capture,
                 (*convert, *rest, "--names", "x_{{field}}", *post)),
-        "results": (folder / "r.h5", run_msaplots, ("{}", "--out", "{out}")),
-        "fit": (folder / "fit.h5", run_msaplots, (results, "--fit", "{}", "--out", "{out}")),
-        "compare": (Path(made["compare"]), run_msaplots,
+        "results": (folder / "r.h5", run_plots, ("{}", "--out", "{out}")),
+        "fit": (folder / "fit.h5", run_plots, (results, "--fit", "{}", "--out", "{out}")),
+        "compare": (Path(made["compare"]), run_plots,
                     (results, "--compare", "{}", "--out", "{out}")),
-        "cost": (Path(made["cost"]), run_msaplots, (results, "--cost", "{}", "--out", "{out}")),
-        "orders": (Path(made["orders"]), run_msaplots, (results, "--cost", "{}", "--out", "{out}")),
-        "bench": (Path(made["bench"]), run_msaplots,
+        "cost": (Path(made["cost"]), run_plots, (results, "--cost", "{}", "--out", "{out}")),
+        "orders": (Path(made["orders"]), run_plots, (results, "--cost", "{}", "--out", "{out}")),
+        "bench": (Path(made["bench"]), run_plots,
                   (results, "--cost", made["cost"], "--bench", "{}", "--out", "{out}")),
     }
 
@@ -137,7 +137,7 @@ def test_damaged_bytes(files, tmp_path, kind):
     for case in range(ROUNDS * BYTES[kind]):
         damaged.write_bytes(damage_bytes(bytearray(path.read_bytes()), rng))
         words = [word.format(damaged, out=out) for word in arguments]
-        codes.append(ends_well(program, [*words, *["--overwrite"] * (program is run_msacapture)],
+        codes.append(ends_well(program, [*words, *["--overwrite"] * (program is run_capture)],
                                tmp_path, f"{kind}, case {case}"))
     assert 2 in codes
 
@@ -201,7 +201,7 @@ def test_damaged_structure(files, tmp_path, kind):
         with h5py.File(damaged, "a") as file:
             damage_structure(file, rng)
         words = [word.format(damaged, out=out) for word in arguments]
-        codes.append(ends_well(program, [*words, *["--overwrite"] * (program is run_msacapture)],
+        codes.append(ends_well(program, [*words, *["--overwrite"] * (program is run_capture)],
                                tmp_path, f"{kind}, case {case}"))
     assert codes.count(2) > len(codes) / 3
 
@@ -236,12 +236,12 @@ VALUES = ("0", "-1", "1", "3,6", "1e400", "nan", "99999999999999999999", "", "te
 
 
 PROGRAMS = {  # program, its commands, its options
-    "msacapture": (run_msacapture, (["capture", "."], ["convert"]), (
+    "msalab.capture": (run_capture, (["capture", "."], ["convert"]), (
         "--text", "--tokens", "--max-tokens", "--device", "--dtype", "--attention", "--revision",
         "--names", "--layout", "--lengths", "--state", "--softmax-scale", "--rotary-dim",
         "--rope-theta", "--model-id", "--model-config", "--apply-rope", "--interleaved",
         "--layers", "--overwrite")),
-    "msaplots": (run_msaplots, ([],), (
+    "msalab.plots": (run_plots, ([],), (
         "--fit", "--selections", "--compare", "--cost", "--bench", "--layers"))}
 
 

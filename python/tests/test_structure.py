@@ -5,12 +5,12 @@ import h5py
 import numpy as np
 import pytest
 
-from msaplots import (Results, ResultsError, entropy_per_layer, lorenz_curve, needle_depth_map,
+from msalab.plots import (Results, ResultsError, entropy_per_layer, lorenz_curve, needle_depth_map,
                       overlap_map)
-from msaplots.heat_map import selection_share
-from msaplots.lorenz import lorenz
-from msaplots.needle import depth_recall
-from msaplots.overlap import mean_iou, overlap_matrix
+from msalab.plots.heat_map import selection_share
+from msalab.plots.lorenz import lorenz
+from msalab.plots.needle import depth_recall
+from msalab.plots.overlap import mean_iou, overlap_matrix
 
 
 def test_lorenz_by_hand():

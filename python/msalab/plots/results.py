@@ -128,7 +128,7 @@ class ResultsFile:
         version = _text(self._file.attrs.get("format_version", "(none)"))
         if version != str(VERSION):
             raise ResultsError(f"{self.path}: format_version is {version}, must be {VERSION}")
-        program = _text(self._at("run").attrs.get("program", ""))
+        program = _text(self._at("run").attrs.get("program", "")) if "run" in self._file else ""
         if program in self.elsewhere:
             raise ResultsError(f"{self.path}: was written by {program}; {self.elsewhere[program]}")
         if not self.layers:

@@ -58,7 +58,7 @@ def import_arrays(paths, out, options: ImportOptions, overwrite: bool = False) -
     with ActivationsWriter(
             out, model_id=options.model_id or known.get("model_id", source.paths[0].stem),
             model_config=options.model_config or known.get("model_config", "{}"),
-            producer=known.get("producer", "msacapture convert"),
+            producer=known.get("producer", "msalab.capture convert"),
             cu_seqlens=np.cumsum([0, *lengths]), tokens=tokens, overwrite=overwrite) as writer:
         for number, names in found.items():
             arrays = {field: pack(source.read(name), options.layout, lengths, source.place(name))

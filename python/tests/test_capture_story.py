@@ -11,9 +11,9 @@ from test_capture_models import (FAMILIES, SIZES, make_model, needs_programs,  #
                                  run_program, sequences, torch, transformers)
 from test_capture_rope import FACTOR, LIMIT, SCALED, captured_layers, keys_before_rope
 
-from msacapture.__main__ import main
-from msacapture.reader import ActivationsReader
-from msacapture.rope import apply_rope, frequencies, positions
+from msalab.capture.__main__ import main
+from msalab.capture.reader import ActivationsReader
+from msalab.capture.rope import apply_rope, frequencies, positions
 
 FAMILIES["cohere"] = ("CohereConfig", "CohereForCausalLM", {})
 FAMILIES["glm"] = ("GlmConfig", "GlmForCausalLM", {"partial_rotary_factor": 0.5})

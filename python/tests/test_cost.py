@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from msaplots import (ResultsError, Table, efficiency_triple, loop_orders, mass_kept_versus_budget,
+from msalab.plots import (ResultsError, Table, efficiency_triple, loop_orders, mass_kept_versus_budget,
                       mass_kept_versus_cost, predicted_over_measured, predicted_over_measured_bars,
                       read_bench, read_comparison, read_cost, roofline, union_sizes)
-from msaplots.__main__ import main
-from msaplots.comparison import pareto_front
-from msaplots.style import OTHERS, label_ends, save
+from msalab.plots.__main__ import main
+from msalab.plots.comparison import pareto_front
+from msalab.plots.style import OTHERS, label_ends, save
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What msacapture finds out about the attention of transformers models: which RoPE, latent keys and
+"""What msalab.capture finds out about the attention of transformers models: which RoPE, latent keys and
 values, a selection of its own. Needs PyTorch and transformers (requirements-capture.txt)."""
 
 import json
@@ -11,10 +11,10 @@ import pytest
 from test_capture_models import (BLOCK, SEED, SIZES, TOP_K, WINDOW, make_model,  # noqa: F401
                                  needs_programs, run_program, sequences, torch, transformers)
 
-from msacapture import ActivationsWriter, CaptureError, TransformersModel, capture, to_numpy
-from msacapture.__main__ import main
-from msacapture.reader import ActivationsReader
-from msacapture.rope import apply_rope, frequencies, positions
+from msalab.capture import ActivationsWriter, CaptureError, TransformersModel, capture, to_numpy
+from msalab.capture.__main__ import main
+from msalab.capture.reader import ActivationsReader
+from msalab.capture.rope import apply_rope, frequencies, positions
 
 LIMIT = 64  # tokens of the window that a scaled RoPE was made for
 FACTOR = 8.0
@@ -219,7 +219,7 @@ def test_programs_read_what_is_recorded(tmp_path, sequences):
 def test_models_outside_the_interface_are_sent_to_the_adapter(model, words):
     with pytest.raises(CaptureError) as error:
         TransformersModel(model())
-    for word in (words, "ModuleAdapter", "notebooks/README.md"):
+    for word in (words, "ModuleAdapter", "python/README.md"):
         assert word in str(error.value)
 
 

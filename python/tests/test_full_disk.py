@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What msacapture leaves behind when the disk is full or another process writes the same file."""
+"""What msalab.capture leaves behind when the disk is full or another process writes the same file."""
 
 import errno
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from test_capture_files import Fake, random_layer
 
-from msacapture import ActivationsWriter, CaptureError, capture, partial_file
-from msacapture.__main__ import main
-from msacapture.partial_file import PartialFile
-from msacapture.reader import ActivationsReader
+from msalab.capture import ActivationsWriter, CaptureError, capture, partial_file
+from msalab.capture.__main__ import main
+from msalab.capture.partial_file import PartialFile
+from msalab.capture.reader import ActivationsReader
 
 ROOT = Path(__file__).parents[1]
 

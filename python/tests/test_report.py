@@ -9,11 +9,11 @@ import make_cost
 import pytest
 from make_results import Case, make_results
 
-from msaplots import Results, selection_heat_map, summary_table
-from msaplots.__main__ import main
-from msaplots.gallery import selections_section
-from msaplots.glossary import GLOSSARY, definitions
-from msaplots.report import best_practical, number
+from msalab.plots import Results, selection_heat_map, summary_table
+from msalab.plots.__main__ import main
+from msalab.plots.gallery import selections_section
+from msalab.plots.glossary import GLOSSARY, definitions
+from msalab.plots.report import best_practical, number
 
 PER_LAYER = ("mass_kept", "queries_per_block", "lorenz")
 PER_LAYER_AND_SELECTOR = ("selection", "sink", "needle")

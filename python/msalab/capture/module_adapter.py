@@ -26,7 +26,7 @@ from .layer import Layer
 
 
 class ModuleAdapter(ABC):
-    producer = f"msacapture, torch {torch.__version__}"
+    producer = f"msalab capture, torch {torch.__version__}"
 
     def __init__(self, model: torch.nn.Module, model_id: str, model_config: dict | None = None):
         self.model = model.eval()

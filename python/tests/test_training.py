@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from make_fit import SPLIT, STEPS, WARMUP, make_fit
 
-from msaplots import FitResults, ResultsError, training_curves
-from msaplots.__main__ import main
-from msaplots.fit import HELD_OUT
-from msaplots.gallery import training_section
+from msalab.plots import FitResults, ResultsError, training_curves
+from msalab.plots.__main__ import main
+from msalab.plots.fit import HELD_OUT
+from msalab.plots.gallery import training_section
 
 
 @pytest.fixture

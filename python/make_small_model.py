@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Trains a small Qwen3 (GQA, 8 query heads in 2 groups) with a tokenizer of its own on text files
-and saves it as a folder, so that `python -m msacapture capture` can be tried without a download.
+and saves it as a folder, so that `msalab capture` can be tried without a download.
 A minute on a GPU; a CPU takes seconds for each step.
 
 usage: make_small_model.py OUT TEXT... [--steps 700]

@@ -6,7 +6,7 @@ import json
 import h5py
 import numpy as np
 
-from msaplots.fit import HELD_OUT
+from msalab.plots.fit import HELD_OUT
 
 STEPS, WARMUP = 20, 8
 SPLIT = "trained on positions 0:288, held out 288:384, of 1 sequence"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from make_results import Case, make_results
 
-from msaplots import (Results, ResultsError, Table, mass_kept_curve, queries_per_block, save,
+from msalab.plots import (Results, ResultsError, Table, mass_kept_curve, queries_per_block, save,
                       selection_heat_map, sink_bars, summary_table)
-from msaplots.heat_map import selection_share
-from msaplots.popularity import power_of_two_bins
+from msalab.plots.heat_map import selection_share
+from msalab.plots.popularity import power_of_two_bins
 
 
 def write_ids(path, ids, position, block_size, sequence=None):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""python -m msaplots results.h5 --out DIR: every picture as PNG, SVG and CSV, and report.html."""
+"""msalab plot results.h5 --out DIR: every picture as PNG, SVG and CSV, and report.html."""
 
 import argparse
 import sys
@@ -59,7 +59,7 @@ def more_sections(options, files: ExitStack):
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m msaplots", description=__doc__)
+    parser = argparse.ArgumentParser(prog="msalab plot", description=__doc__)
     parser.add_argument("results", help="results file (HDF5, msa-results version 1)")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--fit", metavar="FILE", help="results of msa-fit-indexer: how it learned")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""msacapture without PyTorch: the file it writes, what it refuses, what it leaves behind."""
+"""msalab.capture without PyTorch: the file it writes, what it refuses, what it leaves behind."""
 
 import json
 import os
@@ -14,10 +14,10 @@ import h5py
 import numpy as np
 import pytest
 
-from msacapture import ActivationsWriter, CaptureError, Layer, capture
-from msacapture.__main__ import main
-from msacapture.layer import bfloat16
-from msacapture.reader import ActivationsReader
+from msalab.capture import ActivationsWriter, CaptureError, Layer, capture
+from msalab.capture.__main__ import main
+from msalab.capture.layer import bfloat16
+from msalab.capture.reader import ActivationsReader
 
 ROOT = Path(__file__).parents[1]
 
@@ -230,8 +230,8 @@ KILLED = """
 import signal, sys, time
 sys.path[:0] = [{tests!r}, {root!r}]
 from test_capture_files import Fake, random_layer
-from msacapture import capture
-from msacapture.__main__ import interrupt
+from msalab.capture import capture
+from msalab.capture.__main__ import interrupt
 signal.signal(signal.SIGTERM, interrupt)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's parent ignores it
 def make(tokens, number):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""msacapture convert, without PyTorch."""
+"""msalab.capture convert, without PyTorch."""
 
 import json
 import os
@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from test_capture_files import (OWN_SELECTION, SCALED_ROPE, Fake, assert_same, random_layer)
 
-from msacapture import capture
-from msacapture.__main__ import main
-from msacapture.layer import bfloat16
-from msacapture.reader import ActivationsReader
-from msacapture.rope import apply_rope, frequencies, positions
+from msalab.capture import capture
+from msalab.capture.__main__ import main
+from msalab.capture.layer import bfloat16
+from msalab.capture.reader import ActivationsReader
+from msalab.capture.rope import apply_rope, frequencies, positions
 
 GOLDEN = Path(__file__).parents[2] / "tests/goldens/minimax_m3_b32k4.h5"
 LENGTHS = (70, 33, 51)  # of three sequences

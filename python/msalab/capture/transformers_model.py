@@ -23,7 +23,7 @@ from .layer import CaptureError, Layer, require
 from .rotary import RotaryObserver, Turned, at_position_zero, describe, random_like
 from .tensors import of_one_sequence, to_numpy
 
-ADAPTER = ("a ModuleAdapter captures such a model (notebooks/README.md, \"Models outside "
+ADAPTER = ("a ModuleAdapter captures such a model (python/README.md, \"Models outside "
            "transformers\")")
 # What attention modules with latent keys and values (MLA) have.
 LATENT = ("kv_lora_rank", "kv_b_proj", "kv_a_proj_with_mqa")
@@ -32,7 +32,7 @@ LATENT = ("kv_lora_rank", "kv_b_proj", "kv_a_proj_with_mqa")
 class TransformersModel:
     """A Model (capture.py) around a loaded PreTrainedModel, with or without its language head."""
 
-    producer = f"msacapture, transformers {transformers.__version__}, torch {torch.__version__}"
+    producer = f"msalab capture, transformers {transformers.__version__}, torch {torch.__version__}"
 
     def __init__(self, model: transformers.PreTrainedModel, model_id: str | None = None):
         decoder = model.get_decoder() if hasattr(model, "get_decoder") else model

@@ -12,7 +12,8 @@ import pytest
 from make_fit import make_fit
 from nbclient import NotebookClient
 
-FOLDER = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[1]
+FOLDER = PACKAGE.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
@@ -35,7 +36,7 @@ def demo_results(results_path, tmp_path_factory):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs(path, demo_results, monkeypatch):
     monkeypatch.setenv("MSALAB_RESULTS", str(demo_results))
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE))
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(FOLDER)}}).execute()
     drawn = sum("image/png" in output.get("data", ()) for cell in notebook.cells

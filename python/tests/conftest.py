@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: MIT
+import os
+
 import make_cost
 import pytest
 from make_fit import make_fit
 from make_results import Case, make_results
 
-from msaplots import Results
-from msaplots.__main__ import main
+from msalab.plots import Results
+from msalab.plots.__main__ import main
+
+
+if os.environ.get("MSALAB_MODULE") == "required":  # ./msalab test has built it
+    import msalab._msalab  # noqa: F401
 
 
 def _open(tmp_path_factory, case):
