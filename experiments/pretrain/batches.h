@@ -5,6 +5,8 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "core/packed_batch.h"
@@ -80,7 +82,11 @@ public:
     int64_t sequences() const { return sequences_; }
 
 private:
+    std::optional<Task> task(uint64_t bits) const;
+    void add_row(Sequences& to, uint64_t seed) const;
+
     const Documents& documents_;
+    Documents long_documents_;  // those that are not left out
     Mixture mixture_;
     ShortDocuments short_documents_;
     int64_t context_, sequences_;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <nlohmann/json_fwd.hpp>
 #include <vector>
 
@@ -53,7 +54,7 @@ struct RetrievalScore {
 
 struct Evaluation {
     int64_t bytes = 0;
-    double bits_per_byte = 0;  // NaN without text
+    double bits_per_byte = std::numeric_limits<double>::quiet_NaN();  // NaN: without text
     std::vector<PositionScore> by_position;
     std::vector<RetrievalScore> retrieval;  // by task, length and depth, in this order
 };

@@ -29,16 +29,22 @@ public:
     int64_t bytes() const { return ends_.empty() ? 0 : ends_.back(); }
     /// Bytes of the longest document; 0 without any.
     int64_t longest() const { return longest_; }
-    /// The document that holds byte `at`, from 0 to bytes() - 1, of all of them behind each other.
-    int64_t holding(int64_t at) const;
     /// Depends on every byte and on the order.
     uint64_t fingerprint() const { return fingerprint_; }
+
+    /// At most `longest` bytes of a document, a function of `bits`: a byte of all documents is
+    /// drawn, each as likely, and its document is cut at a random place where it is longer. There
+    /// must be documents.
+    std::string_view cut(int64_t longest, uint64_t bits) const;
+    /// Those of more than `bytes` bytes.
+    Documents longer_than(int64_t bytes) const;
 
     /// Does not copy: `document`, not empty, must stay where it is.
     void add(std::string_view document, uint64_t hash);
 
 private:
     std::vector<std::string_view> documents_;
+    std::vector<uint64_t> hashes_;
     std::vector<int64_t> ends_;  // bytes of the documents up to each, itself included
     int64_t longest_ = 0;
     uint64_t fingerprint_ = 0;
