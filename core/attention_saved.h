@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Do the saved results of a forward pass belong to its input? Asked before a gradient is made of
 // them, on the host.
+//
+// They may be those of attention over more keys, of which the input's are a part, as parts of
+// FlashAttention are merged (AttentionSaved::whole is false). Then p is the probability among all
+// the keys, and the gradients of the parts add up, given that one of them has the sinks.
 #pragma once
 
 #include "core/backend.h"

@@ -44,10 +44,7 @@ struct AttentionSaved {
     In<3> out;                 // [Nq, Hq, dh] of the forward pass
     View<const float, 2> lse;  // [Nq, Hq] of the forward pass
     In<3> d_out;               // [Nq, Hq, dh]
-    /// false: out, lse and d_out are of attention over more keys, of which these are a part (as
-    /// FlashAttention's parts are merged). The gradient is then this part's: p is the probability
-    /// among all the keys, and the gradients of the parts add up, given the sinks in one of them.
-    bool whole = true;
+    bool whole = true;  // false: of attention over more keys; then the gradient is these keys' part
 };
 
 /// What supports() is asked for a call of sparse_attention_grad.
