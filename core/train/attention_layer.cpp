@@ -131,10 +131,12 @@ AttentionScratch AttentionLayer::make_scratch(Ops& ops, int64_t n) const {
     return t;
 }
 
+View<const float, 1> AttentionLayer::sinks(const Weights& weights) const {
+    return config_.msa.sink ? weights.vector(sinks_) : View<const float, 1>();
+}
+
 AttentionInput AttentionLayer::input(const Pass& pass, const AttentionState& s) const {
-    AttentionInput in{s.q, s.k, s.v};
-    if (config_.msa.sink) in.sinks = pass.weights.vector(sinks_);
-    return in;
+    return {s.q, s.k, s.v, sinks(pass.weights)};
 }
 
 /// ids of the selected support; absent where it is the full one.
@@ -286,8 +288,7 @@ void AttentionLayer::index_grad(const Pass& pass, View<const float, 3> rope, Att
         const View<const int32_t, 3> ids =
             o.kl_full_support ? View<const int32_t, 3>() : support(pass, s);
         const IndexInput index{s.index_q, flat(s.index_k.in())};
-        IndexKlInput in{.index = index, .q = s.q, .k = s.k, .ids = ids};
-        if (o.sink) in.sinks = w.vector(sinks_);
+        const IndexKlInput in{.index = index, .q = s.q, .k = s.k, .ids = ids, .sinks = sinks(w)};
         ops.backend().index_kl(config_.problem(batch.layout), in, {s.kl, t.kl_d_q, t.kl_d_k});
         const Sum sum = o.value_head ? Sum::add : Sum::set;
         const auto weight = static_cast<float>(o.kl_weight);

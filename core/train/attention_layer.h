@@ -69,6 +69,9 @@ public:
     AttentionState make_state(Ops& ops, int64_t tokens) const;
     AttentionScratch make_scratch(Ops& ops, int64_t tokens) const;
 
+    /// [Hq]; absent without.
+    View<const float, 1> sinks(const Weights& weights) const;
+
     /// y = x + attention(norm(x)); keeps a copy of x, so y may be x.
     void forward(const Pass& pass, View<const float, 3> rope, View<const float, 3> index_rope,
                  AttentionState& s, In<2> x, Out<2> y) const;

@@ -138,6 +138,10 @@ const AttentionState& Model::attention(int64_t layer) const {
     return run_.layers[static_cast<size_t>(layer)].attention;
 }
 
+View<const float, 1> Model::sinks(int64_t layer) const {
+    return layers_[static_cast<size_t>(layer)].attention.sinks(*weights_);
+}
+
 std::vector<int32_t> next_tokens(std::span<const int32_t> tokens, const PackedBatch& layout) {
     std::vector<int32_t> targets(tokens.size(), Ops::kNoTarget);
     const std::vector<int64_t>& cu = layout.cu_seqlens_q();

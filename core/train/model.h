@@ -38,6 +38,8 @@ public:
 
     /// Of the last forward pass.
     const AttentionState& attention(int64_t layer) const;
+    /// [Hq] The learnable sinks of a layer; absent without.
+    View<const float, 1> sinks(int64_t layer) const;
     /// [n, V] of the last forward(); after forward_backward(), their gradient.
     In<2> logits() const { return run_.logits; }
 
