@@ -26,24 +26,30 @@ const About kAbout{
         "DIR/activations.h5 for msa-analyze. See data/FORMAT.md.",
 };
 
+/// Above any model that is trained here; sizes below them multiply without overflow.
+constexpr double kMostSize = 1 << 20, kMostLayers = 512, kMostSequences = 1 << 16,
+                 kMostSteps = 1e12, kMostBeta = 0.999999;
+
 const std::vector<std::string> kAttentions{"full", "msa", "window"};
 
 void add_model(OptionTable& table, PretrainOptions& o) {
     train::ModelSizes& s = o.sizes;
-    table.count("layers", "N", s.layers, "layers of the model").at_least(1);
-    table.count("model-dim", "N", s.model_dim, "D, width of the residual stream").at_least(1);
+    table.count("layers", "N", s.layers, "layers of the model").between(1, kMostLayers);
+    table.count("model-dim", "N", s.model_dim, "D, width of the residual stream")
+        .between(1, kMostSize);
     table
         .count("hidden-dim", "N", s.hidden_dim,
                "of the feed-forward part, SwiGLU; the paper's "
                "models have a mixture of experts there")
         .at_least(1);
-    table.count("query-heads", "N", s.query_heads, "Hq").at_least(1);
-    table.count("kv-heads", "N", s.kv_heads, "Hkv, the GQA groups").at_least(1);
+    table.count("query-heads", "N", s.query_heads, "Hq").between(1, kMostSize);
+    table.count("kv-heads", "N", s.kv_heads, "Hkv, the GQA groups").between(1, kMostSize);
     table.count("head-dim", "N", s.head_dim, "dh").between(kMinHeadDim, kMaxHeadDim);
     table.count("rotary-dim", "N", s.rotary_dim, "channels of a head that RoPE turns; 0: none")
         .at_least(0);
     table.real("rope-theta", "T", s.rope_theta, "base of RoPE, of the Index Branch too");
-    table.count("context", "TOKENS", o.context, "tokens of a training sequence").at_least(2);
+    table.count("context", "TOKENS", o.context, "tokens of a training sequence")
+        .between(2, kMostSize);
     table.text("attention", "KIND[,KIND...]", o.attention,
                "what layers attend to: full (all visible keys), msa (the blocks that the Index "
                "Branch selects) or window (the first block and the newest tokens, k Bk in all: "
@@ -84,8 +90,8 @@ void add_index_branch(OptionTable& table, PretrainOptions& o) {
 
 void add_training(OptionTable& table, PretrainOptions& o) {
     train::TrainingOptions& t = o.training;
-    table.count("steps", "N", t.steps, "training steps").at_least(1);
-    table.count("sequences", "N", o.sequences, "sequences of a step").at_least(1);
+    table.count("steps", "N", t.steps, "training steps").between(1, kMostSteps);
+    table.count("sequences", "N", o.sequences, "sequences of a step").between(1, kMostSequences);
     table.real("lr", "RATE", t.rate, "learning rate of AdamW at its highest").at_least(0);
     table.count("lr-warmup", "STEPS", t.rate_warmup, "first steps, in which it rises linearly")
         .at_least(0);
@@ -93,7 +99,7 @@ void add_training(OptionTable& table, PretrainOptions& o) {
         .between(0, 1);
     table.real("weight-decay", "RATE", t.adamw.weight_decay, "decoupled weight decay, of matrices")
         .at_least(0);
-    table.real("beta2", "B", t.adamw.beta2, "of AdamW's second moment").between(0, 1);
+    table.real("beta2", "B", t.adamw.beta2, "of AdamW's second moment").between(0, kMostBeta);
     table.real("clip", "NORM", t.clip, "largest norm of a step's gradient; 0: any").at_least(0);
     table
         .path("start-from", "FILE", o.start_from,
@@ -121,12 +127,16 @@ void add_text(OptionTable& table, PretrainOptions& o) {
         .real("exercises", "SHARE", o.exercises,
               "share of the training sequences that carry an exercise, each task alike")
         .between(0, 1);
-    table.count("pairs", "N", o.task.pairs, "facts of multi_key and recall, chains of tracking");
-    table.count("questions", "N", o.task.questions, "of recall");
-    table.count("key-length", "BYTES", o.task.key_length, "of an exercise's keys");
-    table.count("value-length", "BYTES", o.task.value_length, "of its values");
-    table.count("hops", "N", o.task.hops, "references of tracking");
-    table.count("copy-length", "BYTES", o.task.copy_length, "of the run to copy");
+    table.count("pairs", "N", o.task.pairs, "facts of multi_key and recall, chains of tracking")
+        .between(1, kMostSize);
+    table.count("questions", "N", o.task.questions, "of recall").between(1, kMostSize);
+    table.count("key-length", "BYTES", o.task.key_length, "of an exercise's keys")
+        .between(1, kMostSize);
+    table.count("value-length", "BYTES", o.task.value_length, "of its values")
+        .between(1, kMostSize);
+    table.count("hops", "N", o.task.hops, "references of tracking").between(1, kMostSize);
+    table.count("copy-length", "BYTES", o.task.copy_length, "of the run to copy")
+        .between(1, kMostSize);
 }
 
 void add_measuring(OptionTable& table, PretrainOptions& o) {
@@ -142,7 +152,7 @@ void add_measuring(OptionTable& table, PretrainOptions& o) {
           "steps between evaluations on held-out text and exercises; 0: at the end alone");
     every("checkpoint", o.checkpoint_every, "steps between checkpoints; 0: at the end alone");
     table.count("eval-sequences", "N", o.eval_sequences, "held-out sequences of an evaluation")
-        .at_least(1);
+        .between(1, kMostSequences);
     table
         .count("eval-exercises", "N", o.eval_exercises,
                "exercises of every task and length; 0: none")
@@ -152,12 +162,12 @@ void add_measuring(OptionTable& table, PretrainOptions& o) {
                 "lengths of exercises; default: the context")
         .at_least(2);
     table.count("eval-depths", "N", o.eval_depths, "parts of depth that are told apart")
-        .at_least(1);
+        .between(1, kMostSequences);
     table
         .count("capture", "SEQUENCES", o.capture,
                "held-out sequences whose activations the trained model writes to "
                "DIR/activations.h5")
-        .at_least(0);
+        .between(0, kMostSequences);
 }
 
 std::vector<train::Attention> attentions(const std::string& list) {

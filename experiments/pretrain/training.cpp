@@ -161,7 +161,14 @@ void Training::look() {
 }
 
 void Training::judge() {
-    last_ = evaluate(model_, o_.training.sparse(state_.step), text_.held_out(), o_.evaluation());
+    const Predict predict = predictions_of(model_, o_.training.sparse(state_.step));
+    last_ = evaluate(
+        [&](const Sequences& sequences) {
+            if (stop_requested())
+                throw Interrupted("stopped in an evaluation; --resume continues at the checkpoint");
+            return predict(sequences);
+        },
+        text_.held_out(), o_.evaluation());
     if (state_.curves[kEvaluation].has(state_.step)) return;
     std::vector<double> row{static_cast<double>(state_.step), last_.bits_per_byte};
     const std::vector<TaskScore> scores = by_task(last_, o_.chosen_tasks());
