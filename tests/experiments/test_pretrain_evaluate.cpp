@@ -107,12 +107,12 @@ TEST_F(EvaluateTest, BitsGoToTheBucketOfThePosition) {
 }
 
 TEST_F(EvaluateTest, AnAnswerIsRightWhereEveryByteIs) {
-    // Deep answers are right, of the shallow ones the last byte is wrong; a byte costs its depth.
+    // Deep answers are right, of the shallow ones one byte in the middle is wrong.
     const Evaluation e = evaluate_with(predictor([](const Sequences& s, Predictions& p) {
         for (const AnswerTokens& a : s.answers)
             for (int64_t i = a.begin; i < a.end; ++i) {
                 const auto at = static_cast<size_t>(i);
-                p.right[at] = a.depth >= 0.5 || i + 1 < a.end ? 1 : 0;
+                p.right[at] = a.depth >= 0.5 || i != a.begin + 3 ? 1 : 0;
                 p.losses[at] = a.depth >= 0.5 ? 0.25F : 0.5F;
             }
     }));
