@@ -73,8 +73,8 @@ struct Plan {
     }
 };
 
-/// Facts, the first at `depth`, and questions for the first of them in random order. The first
-/// question is for the first fact.
+/// Facts, the first at `depth`, the others anywhere, so that questions in the order of facts are in
+/// random order among the places.
 Plan plan_facts(int64_t facts, int64_t questions, const TaskOptions& o, double depth, Draw& draw) {
     Plan plan;
     for (int64_t i = 0; i < facts; ++i) {
@@ -83,9 +83,6 @@ Plan plan_facts(int64_t facts, int64_t questions, const TaskOptions& o, double d
         plan.plant(i == 0 ? depth : draw.uniform(), prompt + value);
         if (i < questions) plan.ask(prompt, value, static_cast<size_t>(i));
     }
-    for (size_t i = plan.questions.size() - 1; i > 1; --i)
-        std::swap(plan.questions[i],
-                  plan.questions[static_cast<size_t>(1 + draw.below(static_cast<int64_t>(i)))]);
     return plan;
 }
 
