@@ -15,9 +15,9 @@ const About kAbout{
         "What does a choice of training do to a model with MiniMax Sparse Attention? Trains a "
         "small transformer on text, bytes as tokens.",
     .usage = "FILE... --out DIR [options]",
-    .examples = {"msa-pretrain docs/*.md README.md --out results/nano --context 128 --steps 100",
-                 "msa-pretrain docs/*.md README.md --out results/window --context 128 --steps 100 "
-                 "--attention window"},
+    .examples = {"msa-pretrain core/*.cpp core/cpu/*.cpp --out results/nano",
+                 "msa-pretrain core/*.cpp core/cpu/*.cpp --out results/window --attention window "
+                 "--steps 100"},
     .writes =
         "DIR/results.h5 (groups /train, /probe, /evaluation, /text, /retrieval),\n"
         "DIR/checkpoint.h5 (weights and the state of the optimizer, for --resume and "
