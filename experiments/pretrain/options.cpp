@@ -140,7 +140,7 @@ void add_text(OptionTable& table, PretrainOptions& o) {
 }
 
 void add_measuring(OptionTable& table, PretrainOptions& o) {
-    const auto every = [&](const char* flag, int64_t& to, const std::string& what) {
+    const auto every = [&](const char* flag, int64_t& to, const std::string& what) -> OptionRow& {
         return table.count(flag, "STEPS", to, what).at_least(0);
     };
     table.count("log", "STEPS", o.log_every, "steps between entries of the training curves")
@@ -150,7 +150,8 @@ void add_measuring(OptionTable& table, PretrainOptions& o) {
           "entropies, sink mass; 0: at the end alone");
     every("evaluate", o.evaluate_every,
           "steps between evaluations on held-out text and exercises; 0: at the end alone");
-    every("checkpoint", o.checkpoint_every, "steps between checkpoints; 0: at the end alone");
+    every("checkpoint", o.checkpoint_every, "steps between checkpoints; 0: at the end alone")
+        .unrecorded();
     table.count("eval-sequences", "N", o.eval_sequences, "held-out sequences of an evaluation")
         .between(1, kMostSequences);
     table
@@ -167,7 +168,8 @@ void add_measuring(OptionTable& table, PretrainOptions& o) {
         .count("capture", "SEQUENCES", o.capture,
                "held-out sequences whose activations the trained model writes to "
                "DIR/activations.h5")
-        .between(0, kMostSequences);
+        .between(0, kMostSequences)
+        .unrecorded();
 }
 
 std::vector<train::Attention> attentions(const std::string& list) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // msa-pretrain from its command line to its files, on a model and a text of a few kilobytes.
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -154,8 +155,9 @@ TEST_F(Pretrain, InterruptedItKeepsTheStep) {
 
 TEST_F(Pretrain, ADivergingRunKeepsTheLastGoodWeights) {
     text_file("a.txt");
-    const Outcome outcome = run("out", {"--lr", "1e30", "--lr-warmup", "0", "--checkpoint", "1",
-                                        "--evaluate", "0", "--probe", "0"});
+    // Weights that decay by more than all of themselves grow a thousandfold in each step.
+    const Outcome outcome = run("out", {"--weight-decay", "1e5", "--lr", "0.01", "--lr-warmup", "0",
+                                        "--checkpoint", "1", "--evaluate", "0", "--probe", "0"});
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("diverged: the loss or its gradient is not finite after "),
               std::string::npos)
@@ -165,6 +167,24 @@ TEST_F(Pretrain, ADivergingRunKeepsTheLastGoodWeights) {
         kept.visit(dataset, [&](std::span<const double> values) {
             for (double value : values) ASSERT_TRUE(std::isfinite(value)) << dataset.path;
         });
+}
+
+TEST_F(Pretrain, AFullDiskLeavesTheCheckpointBefore) {
+    text_file("a.txt");
+    Words more{"--steps", "100000", "--evaluate", "0", "--probe", "0", "--checkpoint", "0"};
+    run_for("msa-pretrain", args("out", more), std::chrono::milliseconds(500), SIGINT);
+    const std::string before = file_text(path("out/checkpoint.h5"));
+    more.insert(more.end(), {"--resume"});
+    more[7] = "1";
+    constexpr size_t kUlimitBlock = 512;
+    std::string line =
+        text("ulimit -f ", before.size() / 2 / kUlimitBlock, "; ", MSA_BIN_DIR, "/msa-pretrain");
+    for (const std::string& word : args("out", more)) line += " '" + word + "'";
+    const int status = std::system((line + " 2> " + path("err.txt")).c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 2);
+    EXPECT_NE(file_text(path("err.txt")).find("File too large"), std::string::npos)
+        << file_text(path("err.txt"));
+    EXPECT_TRUE(file_text(path("out/checkpoint.h5")) == before);
 }
 
 TEST_F(Pretrain, ContinuesFromADenseCheckpoint) {
@@ -205,7 +225,9 @@ TEST_F(Pretrain, ItsCaptureIsAnalysed) {
     EXPECT_EQ(capture.tokens().size(), 128U);
     EXPECT_EQ(capture.layer(1).own_top_k, 3);
     EXPECT_EQ(capture.layer(1).own_attention.at("sinks").size(), 2U);
-    // It is what the model attends with: the same recall as the run's own, on other text.
+    const Outcome later = run("out", {"--capture", "1", "--sink", "--resume"});
+    ASSERT_EQ(later.code, 0) << later.err;
+    EXPECT_EQ(io::ActivationsReader(path("out/activations.h5")).info().tokens(), 64);
     const json row = json::parse(file_text(path("analysed/summary.json")))["rows"][0];
     EXPECT_GT(row["mass_kept"], 0.3);
 }
