@@ -112,6 +112,9 @@ void add_training(OptionTable& table, PretrainOptions& o) {
 void add_text(OptionTable& table, PretrainOptions& o) {
     table.real("held-out", "SHARE", o.held_out, "share of the documents that are held out")
         .between(0, 1);
+    table.paths("held-out-text", "FILE", o.held_out_files,
+                "text that is held out, in the place of a share (repeatable); documents that it "
+                "has do not train");
     table.choice("short-documents", "WHAT", o.short_documents, {"leave-out", "pack"},
                  "documents that are no longer than the context: leave-out, or pack several into "
                  "a row");
@@ -199,6 +202,13 @@ void check(const PretrainOptions& o) {
 
 }  // namespace
 
+std::vector<std::filesystem::path> PretrainOptions::inputs() const {
+    std::vector<std::filesystem::path> all = files;
+    all.insert(all.end(), held_out_files.begin(), held_out_files.end());
+    if (!start_from.empty()) all.push_back(start_from);
+    return all;
+}
+
 train::ModelConfig PretrainOptions::model() const {
     train::ModelConfig config;
     config.sizes = sizes;
@@ -267,6 +277,12 @@ OptionTable option_table(PretrainOptions& o) {
     add_training(table, o);
     add_text(table, o);
     add_measuring(table, o);
+    table
+        .path("sweep", "FILE", o.sweep,
+              "several runs: JSON with seeds, a list, and arms, each a name and the list of words "
+              "that it adds to this command line; runs what is missing in DIR/ARM/seed-S and "
+              "writes DIR/sweep.json")
+        .unrecorded();
     add_backend(table, o);
     add_existing(table, o);
     return table;

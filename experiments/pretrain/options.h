@@ -22,6 +22,7 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     std::string preset;
     std::vector<std::filesystem::path> files;
     double held_out = 0.05;  // share of the documents
+    std::vector<std::filesystem::path> held_out_files;
     ShortDocuments short_documents = ShortDocuments::leave_out;
 
     train::ModelSizes sizes;
@@ -32,7 +33,7 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     bool no_detach = false, kl_full_support = false, sink = false;
 
     train::TrainingOptions training;
-    std::filesystem::path start_from;
+    std::filesystem::path start_from, sweep;
 
     std::vector<std::string> tasks;  // empty: all
     double exercises = 0.3;          // share of the sequences
@@ -43,6 +44,8 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     std::vector<int64_t> eval_lengths;  // empty: the context
     int64_t capture = 0;                // held-out sequences
 
+    /// All files that decide the results.
+    std::vector<std::filesystem::path> inputs() const;
     train::ModelConfig model() const;
     Mixture mixture() const;
     std::vector<Task> chosen_tasks() const;

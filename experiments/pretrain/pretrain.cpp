@@ -7,6 +7,7 @@
 #include "experiments/pretrain/capture.h"
 #include "experiments/pretrain/options.h"
 #include "experiments/pretrain/results.h"
+#include "experiments/pretrain/sweep.h"
 #include "experiments/pretrain/training.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
@@ -32,19 +33,16 @@ train::Model make_model(const PretrainOptions& o, std::unique_ptr<train::Ops> op
     return {o.model(), std::move(ops), o.seed, start};
 }
 
-}  // namespace
-
-int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+int train_one(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
     std::optional<PretrainOptions> parsed = parse_pretrain_options(args, out);
     if (!parsed) return 0;
     PretrainOptions& o = *parsed;
     register_cuda_backend();
-    const Text text(o.files, o.held_out);
+    const Text text =
+        o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
     train::Model model =
         make_model(o, train::make_cpu_ops(make_backend(o.backend, o.backend_options)));
-    std::vector<std::filesystem::path> inputs = o.files;
-    if (!o.start_from.empty()) inputs.push_back(o.start_from);
-    UnitRun job("msa-pretrain", args, o, inputs,
+    UnitRun job("msa-pretrain", args, o, o.inputs(),
                 {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err);
     job.record.options = option_table(o).record();
     job.record.definitions = pretrain_definitions();
@@ -73,6 +71,16 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         out << pretrain_summary_json(results);
     else
         print_pretrain_tables(results, out);
+    return 0;
+}
+
+}  // namespace
+
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    const std::optional<PretrainOptions> o = parse_pretrain_options(args, out);
+    if (!o) return 0;
+    if (o->sweep.empty()) return train_one(args, out, err);
+    run_sweep(*o, args, train_one, out, err);
     return 0;
 }
 

@@ -189,9 +189,10 @@ void Training::diverged(const train::StepReport& report) const {
                                  ? text("the weights after ", checkpoint_.step(),
                                         " steps are kept in ", checkpoint_.path().string())
                                  : "no checkpoint was written yet";
-    throw InputError(text("diverged: the loss or its gradient is not finite after ", report.step,
-                          " steps (loss ", report.losses.lm, ", gradient norm ", report.norms.all,
-                          "); ", kept, "; a smaller --lr or --kl-weight may help"));
+    throw Diverged(text("diverged: the loss or its gradient is not finite after ", report.step,
+                        " steps (loss ", report.losses.lm, ", gradient norm ", report.norms.all,
+                        "); ", kept, "; a smaller --lr or --kl-weight may help"),
+                   report.step);
 }
 
 void Training::write(io::ResultsWriter& to) const {

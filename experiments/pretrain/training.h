@@ -6,10 +6,21 @@
 #include <fstream>
 #include <iosfwd>
 
+#include "core/error.h"
 #include "experiments/pretrain/checkpoint.h"
 #include "experiments/pretrain/options.h"
 
 namespace msa::experiments::pretrain {
+
+/// The loss of a step, or its gradient, is not finite.
+class Diverged : public InputError {
+public:
+    Diverged(const std::string& message, int64_t step) : InputError(message), step_(step) {}
+    int64_t step() const { return step_; }  // steps done before
+
+private:
+    int64_t step_;
+};
 
 class Training {
 public:
@@ -21,8 +32,8 @@ public:
     void resume();
     /// The steps that are left, with the checkpoints, probes and evaluations of the options; at the
     /// end one of each. Throws Interrupted where a stop is asked for, after a checkpoint, and
-    /// InputError naming the step where a loss or gradient is not finite; the checkpoint is then
-    /// the last one of finite losses.
+    /// Diverged naming the step where a loss or gradient is not finite; the checkpoint is then the
+    /// last one of finite losses.
     void run();
 
     /// Datasets of the curves and of the last evaluation, into the unit under way.

@@ -162,10 +162,10 @@ protected:
     CommandLines() : generator_(seed()) {
         write("a.h5");
         std::filesystem::create_directories(path("folder"));
-        std::ofstream words(path("words.txt"));
-        for (int document = 0; document < 60; ++document)
-            words << std::string(100, static_cast<char>('a' + document % 26)) << document << '\0';
-        words.close();
+        std::ofstream documents(path("words.txt"));
+        for (int n = 0; n < 60; ++n)
+            documents << std::string(100, static_cast<char>('a' + n % 26)) << n << '\0';
+        documents.close();
         std::ofstream(path("text.json")) << R"({"name": 5})";
         for (const auto& [program, more] :
              {std::pair<std::string, Words>{"msa-fit-indexer",
