@@ -10,7 +10,8 @@ out. OUT gets
   train.txt       documents with a byte 0 behind each, as msa-pretrain reads them
   held_out.txt
   manifest.json   packages, versions, what was taken and what was left out, sums; written last
-A run that was killed is repeated: files have other names until they are complete.
+  lock            held while a run writes there
+A run that was killed is repeated: files are named *.partial until they are complete.
 
 A document is one file of a package: UTF-8 without control characters, of kBytes, HTML without its
 marks. A document that was there before is left out: the same bytes, or most of its shingles (runs
@@ -116,12 +117,14 @@ def download(folder, name, version, sha256):
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     print(f"downloading {name} {version}", file=sys.stderr)
-    run(["apt-get", "-q", "download", f"{name}={version}"], cwd=partial)
-    files = list(partial.glob("*.deb"))
-    if len(files) != 1 or sha256_of(files[0]) != sha256:
-        raise Failure(f"{name} {version}: what was downloaded has not the SHA-256 {sha256}")
-    files[0].replace(path)
-    partial.rmdir()
+    try:
+        run(["apt-get", "-q", "download", f"{name}={version}"], cwd=partial)
+        files = list(partial.glob("*.deb"))
+        if len(files) != 1 or sha256_of(files[0]) != sha256:
+            raise Failure(f"{name} {version}: what was downloaded has not the SHA-256 {sha256}")
+        files[0].replace(path)
+    finally:
+        shutil.rmtree(partial)
     return path
 
 
@@ -190,9 +193,7 @@ def members(archive):
             except tarfile.TarError:  # an empty one, for a program's own tests
                 yield name, b""
             continue
-        if member.size > MAX_BYTES:
-            continue
-        data = file.read()
+        data = file.read() if member.size <= MAX_BYTES else b""
         for suffix, open_it in ((".gz", gzip), (".xz", lzma), (".bz2", bz2)):
             if name.endswith(suffix):
                 try:
@@ -301,11 +302,8 @@ def is_complete(out, recipe):
         return False
 
 
-def make(out, recipe):
-    (out / "manifest.json").unlink(missing_ok=True)  # of texts that are to be replaced
-    found = resolve(recipe["packages"])
-    files = {name: download(out / "packages", *found[name]) for name in found}
-    sides = {side: Side(out / f"{side}.txt") for side in SIDES}
+def fill(sides, recipe, found, files):
+    """Adds the documents of all packages to their sides; returns what was taken of each."""
     seen, taken = Seen(), []
     for package in recipe["packages"]:
         name, side, share = package["name"], package["side"], package.get("share", 1)
@@ -318,17 +316,30 @@ def make(out, recipe):
               file=sys.stderr)
         taken.append({"package": real, "version": version, "sha256": sha256, "side": side,
                       "share": share, **counts})
-    raw = sum(package["raw_bytes"] for package in taken)
     for name, side in sides.items():
         if side.documents == 0:
             raise Failure(f"no document is on the side {name}")
-    if raw < recipe["minimum_bytes"]:
-        raise Failure(f"the packages hold {raw} bytes of text, "
-                      f"fewer than minimum_bytes = {recipe['minimum_bytes']}")
-    manifest = {"format": "msalab-corpus", "version": VERSION, "recipe": recipe,
-                "raw_bytes": raw, "packages": taken,
-                "files": {side.path.name: side.finish() for side in sides.values()}}
-    write_manifest(out / "manifest.json", manifest)
+    return taken
+
+
+def make(out, recipe):
+    found = resolve(recipe["packages"])
+    files = {name: download(out / "packages", *found[name]) for name in found}
+    sides = {side: Side(out / f"{side}.txt") for side in SIDES}
+    try:
+        taken = fill(sides, recipe, found, files)
+        raw = sum(package["raw_bytes"] for package in taken)
+        if raw < recipe["minimum_bytes"]:
+            raise Failure(f"the packages hold {raw} bytes of text, "
+                          f"fewer than minimum_bytes = {recipe['minimum_bytes']}")
+        (out / "manifest.json").unlink(missing_ok=True)  # of the texts that are replaced now
+        manifest = {"format": "msalab-corpus", "version": VERSION, "recipe": recipe,
+                    "raw_bytes": raw, "packages": taken,
+                    "files": {side.path.name: side.finish() for side in sides.values()}}
+        write_manifest(out / "manifest.json", manifest)
+    finally:
+        for side in sides.values():
+            side.partial.unlink(missing_ok=True)
     return manifest
 
 
@@ -357,6 +368,9 @@ def main():
     except (Failure, OSError) as error:
         print(f"make_corpus: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("make_corpus: interrupted; the packages that are there stay", file=sys.stderr)
+        return 130
     return 0
 
 
