@@ -23,7 +23,7 @@ constexpr const char* kNumbers[] = {
 ordered_json read_json(const fs::path& file) {
     std::ifstream stream(file);
     require(stream.good(), file.string(), ": there is no such file");
-    const ordered_json json = ordered_json::parse(stream, nullptr, false);
+    ordered_json json = ordered_json::parse(stream, nullptr, false);
     require(!json.is_discarded(), file.string(), ": is no JSON");
     return json;
 }

@@ -139,6 +139,14 @@ TEST_F(Pretrain, KilledAndResumedGivesTheSameBits) {
     EXPECT_TRUE(same_results(path("killed/results.h5"), path("whole/results.h5")));
 }
 
+TEST_F(Pretrain, ThreadsChangeNoBit) {
+    text_file("a.txt");
+    ASSERT_EQ(run("one", {"--threads", "1"}).code, 0);
+    ASSERT_EQ(run("three", {"--threads", "3"}).code, 0);
+    EXPECT_TRUE(same_weights("one", "three"));
+    EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
+}
+
 TEST_F(Pretrain, InterruptedItKeepsTheStep) {
     text_file("a.txt");
     const Words more{"--steps", "100000", "--evaluate", "0", "--probe", "0", "--checkpoint", "0"};
