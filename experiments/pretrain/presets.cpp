@@ -52,7 +52,7 @@ PretrainOptions pilot() {
     o.training = {.steps = 4000, .warmup_steps = 300, .rate = 1e-3, .rate_warmup = 100};
     o.probe_every = 200;
     o.evaluate_every = 400;
-    o.checkpoint_every = 400;
+    o.checkpoint_every = 1000;
     o.eval_sequences = 64;
     o.eval_exercises = 50;
     return o;
