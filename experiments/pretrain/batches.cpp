@@ -65,8 +65,8 @@ Batches::Batches(const Documents& documents, const Mixture& mixture, ShortDocume
     require(sequences >= 1, "sequences per batch are ", sequences, ", must be at least 1");
     mixture_.validate();
     const int64_t needed = short_documents == ShortDocuments::leave_out ? context + 1 : 2;
-    require(documents.longest() >= needed, "the longest document has ", documents.longest(),
-            " bytes, must have at least ", needed,
+    require(documents.longest() >= needed, documents.name(), ": the longest document has ",
+            documents.longest(), " bytes, must have at least ", needed,
             short_documents == ShortDocuments::leave_out
                 ? ": one more than the context, unless short documents are packed"
                 : "");

@@ -23,6 +23,13 @@ void split_documents(std::string_view bytes, const Use& use) {
     }
 }
 
+/// "a.txt and 2 more files"
+std::string names_of(const std::vector<std::filesystem::path>& files) {
+    require(!files.empty(), "no file with text is given");
+    if (files.size() == 1) return files.front().string();
+    return text(files.front().string(), " and ", files.size() - 1, " more");
+}
+
 }  // namespace
 
 uint64_t document_hash(std::string_view document) {
@@ -74,27 +81,26 @@ std::string_view Text::keep(const std::filesystem::path& path) {
     return bytes;
 }
 
-Text::Text(const std::vector<std::filesystem::path>& files, double held_out_share) {
+Text::Text(const std::vector<std::filesystem::path>& files, double held_out_share)
+    : train_(names_of(files)), held_out_(names_of(files)) {
     require(held_out_share >= 0 && held_out_share <= 1, "the held-out share is ", held_out_share,
             ", must be from 0 to 1");
-    require(!files.empty(), "no file with text is given");
     for (const std::filesystem::path& file : files)
         split_documents(keep(file), [&](std::string_view document) {
             const uint64_t hash = document_hash(document);
             (random_uniform(hash) < held_out_share ? held_out_ : train_).add(document, hash);
         });
     const int64_t documents = train_.count() + held_out_.count();
-    require(held_out_.count() > 0 || held_out_share == 0, files.front().string(), ": of ",
-            documents, " documents in ", files.size(), " files none is held out at a share of ",
-            held_out_share, "; give more documents, or files to hold out");
-    require(train_.count() > 0 || held_out_share == 1, files.front().string(), ": of ", documents,
-            " documents in ", files.size(), " files none is left to train at a held-out share of ",
-            held_out_share);
+    require(held_out_.count() > 0 || held_out_share == 0, train_.name(), ": of ", documents,
+            " documents none is held out at a share of ", held_out_share,
+            "; give more documents, or files to hold out");
+    require(train_.count() > 0 || held_out_share == 1, train_.name(), ": of ", documents,
+            " documents none is left to train at a held-out share of ", held_out_share);
 }
 
 Text::Text(const std::vector<std::filesystem::path>& files,
-           const std::vector<std::filesystem::path>& held_out) {
-    require(!files.empty() && !held_out.empty(), "no file with text is given");
+           const std::vector<std::filesystem::path>& held_out)
+    : train_(names_of(files)), held_out_(names_of(held_out)) {
     std::unordered_set<std::string_view> seen;
     for (const std::filesystem::path& file : held_out)
         split_documents(keep(file), [&](std::string_view document) {
@@ -105,8 +111,7 @@ Text::Text(const std::vector<std::filesystem::path>& files,
         split_documents(keep(file), [&](std::string_view document) {
             if (!seen.contains(document)) train_.add(document, document_hash(document));
         });
-    require(train_.count() > 0, files.front().string(),
-            ": has no document that is not held out, too");
+    require(train_.count() > 0, train_.name(), ": has no document that is not held out, too");
 }
 
 }  // namespace msa::experiments::pretrain

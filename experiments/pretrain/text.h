@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace msa::experiments::pretrain {
@@ -23,6 +24,10 @@ inline constexpr int64_t kBytes = 256;
 /// Documents of one side, in the order of files and in them. They refer to memory of a Text.
 class Documents {
 public:
+    /// `name`: whose documents these are, for messages.
+    explicit Documents(std::string name = "the text") : name_(std::move(name)) {}
+
+    const std::string& name() const { return name_; }
     int64_t count() const { return std::ssize(documents_); }
     std::string_view operator[](int64_t i) const { return documents_[static_cast<size_t>(i)]; }
     /// Of all documents.
@@ -43,6 +48,7 @@ public:
     void add(std::string_view document, uint64_t hash);
 
 private:
+    std::string name_;
     std::vector<std::string_view> documents_;
     std::vector<uint64_t> hashes_;
     std::vector<int64_t> ends_;  // bytes of the documents up to each, itself included

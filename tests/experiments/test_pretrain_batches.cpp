@@ -199,16 +199,17 @@ TEST_F(BatchesTest, RefusalsNameTheValueAndTheRule) {
         return refusal([&] { Batches(documents_.all(), mixture, how, context, kRows, 1); });
     };
     EXPECT_EQ(of(ShortDocuments::leave_out, 2999), "");
-    EXPECT_EQ(of(ShortDocuments::leave_out, 3000),
-              "the longest document has 3000 bytes, must have at least 3001: one more than the "
-              "context, unless short documents are packed");
+    EXPECT_EQ(
+        of(ShortDocuments::leave_out, 3000),
+        "the text: the longest document has 3000 bytes, must have at least 3001: one more than the "
+        "context, unless short documents are packed");
     EXPECT_EQ(of(ShortDocuments::pack, 3000), "");
     EXPECT_EQ(of(ShortDocuments::pack, 0), "the context is 0, must be at least 1");
     EXPECT_EQ(of(ShortDocuments::pack, 10, mixture_),
               "an exercise of needle takes 29 bytes without any filler, the context is 10");
     const MadeDocuments bytes({"a", "b"});
     EXPECT_EQ(refusal([&] { Batches(bytes.all(), {}, ShortDocuments::pack, 5, 1, 1); }),
-              "the longest document has 1 bytes, must have at least 2");
+              "the text: the longest document has 1 bytes, must have at least 2");
     EXPECT_EQ(refusal([&] { Batches(bytes.all(), {}, ShortDocuments::pack, 5, 0, 1); }),
               "sequences per batch are 0, must be at least 1");
     Mixture mixture;

@@ -106,11 +106,16 @@ TEST_F(TextTest, RefusalsNameTheFileAndTheRule) {
               path("zeros") + ": is empty, must hold text");
     EXPECT_EQ(of(write("one", "a document"), 0.01),
               path("one") +
-                  ": of 1 documents in 1 files none is held out at a share of 0.01; give more "
+                  ": of 1 documents none is held out at a share of 0.01; give more "
                   "documents, or files to hold out");
     EXPECT_EQ(of(path("one"), 0.999),
+              path("one") + ": of 1 documents none is left to train at a held-out share of 0.999");
+    EXPECT_EQ(refusal([&] {
+                  Text({path("one"), path("one")}, 0.001);
+              }),
               path("one") +
-                  ": of 1 documents in 1 files none is left to train at a held-out share of 0.999");
+                  " and 1 more: of 2 documents none is held out at a share of 0.001; give more "
+                  "documents, or files to hold out");
     EXPECT_EQ(of(path("one"), 1.5), "the held-out share is 1.5, must be from 0 to 1");
     EXPECT_EQ(refusal([] { Text({}, 0.0); }), "no file with text is given");
 }
