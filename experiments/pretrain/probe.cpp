@@ -26,10 +26,8 @@ public:
           q_(on_host(model.ops(), state_.q)),
           k_(on_host(model.ops(), state_.k)),
           sinks_(model.sinks(layer)),
-          host_sinks_(sinks_ ? backend_.download(sinks_) : Tensor<float, 1>()),
-          mass_(backend_, p_, {state_.q, state_.k, sinks_}, false) {
+          host_sinks_(sinks_ ? backend_.download(sinks_) : Tensor<float, 1>()) {
         attention("dense", {});
-        first_block();
         if (!state_.index_q) return;
         auto ids = backend_.make<int32_t, 3>({p_.queries(), p_.kv_heads, rule_.top_k});
         const IndexInput index{state_.index_q, train::flat(state_.index_k.in())};
@@ -66,19 +64,12 @@ private:
         figures_["sink_mass_" + on] = analysis::average(sink.first_token());
     }
 
-    void first_block() {
-        host_mass_ = backend_.download(mass_.mass.view());
-        std::vector<analysis::Mean> means(static_cast<size_t>(p_.kv_heads));
-        for (int64_t i = 0; i < p_.queries(); ++i)
-            for (int64_t r = 0; r < p_.kv_heads; ++r)
-                means[static_cast<size_t>(r)].add(host_mass_(i, r, 0));
-        figures_["sink_mass_first_block"] = analysis::average(analysis::values(means));
-    }
-
     void selection(const Tensor<int32_t, 3>& ids) {
         const std::vector<analysis::RowKind> kinds = analysis::row_kinds(p_, rule_.top_k, false);
+        const Mass there(backend_, p_, {state_.q, state_.k, sinks_}, false);
+        const Tensor<float, 3> mass = backend_.download(there.mass.view());
         analysis::Recall recall(p_.kv_heads, {});
-        recall.add(p_, kinds, ids, pick(backend_, p_, rule_, mass_.mass), host_mass_);
+        recall.add(p_, kinds, ids, pick(backend_, p_, rule_, there.mass), mass);
         figures_["block_recall"] = analysis::average(recall.block_recall());
         figures_["score_recall"] = analysis::average(recall.score_recall());
         figures_["mass_kept"] = analysis::average(recall.mass_kept());
@@ -98,8 +89,6 @@ private:
     Tensor<float, 3> q_, k_;
     View<const float, 1> sinks_;
     Tensor<float, 1> host_sinks_;
-    Mass mass_;
-    Tensor<float, 3> host_mass_;
     Figures figures_;
 };
 

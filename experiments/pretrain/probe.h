@@ -22,7 +22,6 @@ inline constexpr const char* kProbed[] = {"kl",
                                           "entropy_index",
                                           "sink_mass_dense",
                                           "sink_mass_sparse",
-                                          "sink_mass_first_block",
                                           "first_block_rate"};
 
 /// [metric][layer] of kProbed; NaN where a layer has no Index Branch, or a backend no such answer.

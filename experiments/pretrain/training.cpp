@@ -102,8 +102,8 @@ void Training::run() {
     }
     look();
     judge();
-    require(std::isfinite(last_.bits_per_byte), "the loss on held-out text is not finite after ",
-            state_.step, " steps");
+    if (!std::isfinite(last_.bits_per_byte))
+        diverged(state_.step, text("on held-out text it is ", last_.bits_per_byte));
     save();
 }
 
@@ -121,7 +121,9 @@ void Training::step() {
     const Uploaded batch(model_.ops().backend(), batches_.at(state_.step));
     const train::StepReport report = trainer_.gradient(batch.batch());
     state_.seconds += since(start);
-    if (!report.finite()) diverged(report);
+    if (!report.finite())
+        diverged(state_.step,
+                 text("loss ", report.losses.lm, ", gradient norm ", report.norms.all));
     const bool stop = stop_requested();
     if (stop || due(o_.checkpoint_every)) save();
     if (stop) throw Interrupted(text("stopped after ", state_.step, " steps; --resume continues"));
@@ -184,15 +186,14 @@ void Training::record(size_t which, std::vector<double> row) {
     if (!csv_.flush()) throw SystemError(csv_path_.string() + ": cannot be written");
 }
 
-void Training::diverged(const train::StepReport& report) const {
+void Training::diverged(int64_t step, const std::string& what) const {
     const std::string kept = checkpoint_.exists()
                                  ? text("the weights after ", checkpoint_.step(),
                                         " steps are kept in ", checkpoint_.path().string())
                                  : "no checkpoint was written yet";
-    throw Diverged(text("diverged: the loss or its gradient is not finite after ", report.step,
-                        " steps (loss ", report.losses.lm, ", gradient norm ", report.norms.all,
-                        "); ", kept, "; a smaller --lr or --kl-weight may help"),
-                   report.step);
+    throw Diverged(text("diverged: the loss or its gradient is not finite after ", step, " steps (",
+                        what, "); ", kept, "; a smaller --lr or --kl-weight may help"),
+                   step);
 }
 
 void Training::write(io::ResultsWriter& to) const {
