@@ -50,6 +50,8 @@ constexpr Metric kTable[] = {
      "probability on the first --sink-tokens tokens in dense attention"},
     {"sink_mass_first_block", "first block", "probability", "group",
      "probability on the first block in dense attention"},
+    {"first_block_rate", "block 0 rate", "share of queries", "group",
+     "share of the counted queries whose chosen blocks have the first block among them"},
     {"sink_mass_sparse", "sink sparse", "probability", "head",
      "probability on token 0 in attention over the chosen blocks, mean likewise"},
     {"entropy_dense", "entropy dense", "nats", "head",

@@ -43,6 +43,7 @@ struct Rows {
     View<const float, 3> out;
     View<const float, 2> lse;
     Element operands, stored;  // of q, k, v and of out
+    bool whole;
 };
 
 double norm(View<const float, 1> row) { return std::sqrt(reference::dot(row, row)); }
@@ -82,13 +83,19 @@ void require_right(const Rows& rows, int64_t i, int64_t h, const std::vector<int
     const double lse = reference::softmax(weights);
     const auto keys = std::min(static_cast<double>(weights.size()), kMostTerms);
     const double logit = logit_bound(p.softmax_scale(), norm(rows.q[i][h]), k_norm, p.head_dim);
+    const double of_lse = lse_bound(logit, keys, std::fabs(lse));
+    if (!rows.whole) {
+        const auto got = double{rows.lse(i, h)};
+        require(!(got < lse - of_lse), "saved lse[", i, ", ", h, "] is ", got,
+                ", must be at least ", lse, " within ", of_lse, ": it is of fewer keys");
+        return;
+    }
     const auto compare = [&](const std::string& name, double got, double want, double bound) {
         require(!std::isfinite(want) || !std::isfinite(bound) || std::fabs(got - want) <= bound,
                 name, " is ", got, ", must be ", want, " within ", bound,
                 ": it is not of this input");
     };
-    compare(text("saved lse[", i, ", ", h, "]"), double{rows.lse(i, h)}, lse,
-            lse_bound(logit, keys, std::fabs(lse)));
+    compare(text("saved lse[", i, ", ", h, "]"), double{rows.lse(i, h)}, lse, of_lse);
     const double bound = attention_bound(logit, keys, v_max, rows.operands, rows.stored);
     for (int64_t d = 0; d < p.head_dim; ++d) {
         double sum = 0;
@@ -103,15 +110,19 @@ void require_right(const Rows& rows, int64_t i, int64_t h, const std::vector<int
 void check_saved(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                  const AttentionSaved& saved) {
     const Floats q(in.q), k(in.k), v(in.v), out(saved.out);
-    const Rows rows{p,   q.view,   k.view,    v.view,         in.sinks,
-                    ids, out.view, saved.lse, in.q.element(), saved.out.element()};
+    const Rows rows{p,          q.view,   k.view,    v.view,         in.sinks,
+                    ids,        out.view, saved.lse, in.q.element(), saved.out.element(),
+                    saved.whole};
     const std::vector<KeyRange>& visible = visible_keys(p);
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             const bool sees =
                 visible[static_cast<size_t>(i)].count > 0 && (!ids || !selected(ids, i, r).empty());
             for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h)
-                sees ? require_plausible(rows, i, h) : require_empty(rows, i, h);
+                if (sees)
+                    require_plausible(rows, i, h);
+                else if (saved.whole)
+                    require_empty(rows, i, h);
         }
     const int64_t last = p.queries() * p.query_heads - 1;
     for (int64_t n = 0; n < kCheckedRows && last >= 0; ++n) {

@@ -44,6 +44,7 @@ struct AttentionSaved {
     In<3> out;                 // [Nq, Hq, dh] of the forward pass
     View<const float, 2> lse;  // [Nq, Hq] of the forward pass
     In<3> d_out;               // [Nq, Hq, dh]
+    bool whole = true;  // false: of attention over more keys; then the gradient is these keys' part
 };
 
 /// What supports() is asked for a call of sparse_attention_grad.
@@ -157,8 +158,7 @@ public:
     /// of all keys that it sees NaN.
     ///
     /// Saved lse and out that cannot be of this input are refused on the host (check_saved, in
-    /// core/attention_saved.h, says what is looked at); on a device they must be right unchecked.
-    /// No backend takes a window or a soft cap here.
+    /// core/attention_saved.h); on a device they must be right. No backend takes a window or cap.
     void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
                               const AttentionGradient&);
 

@@ -35,6 +35,10 @@ int run(Arguments args, std::ostream& out, std::ostream& err);
 namespace inspect {
 int run(Arguments args, std::ostream& out, std::ostream& err);
 }
+/// msa-pretrain: what does a choice of training do to a model with MSA?
+namespace pretrain {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+}
 /// msa-synth: activations of any size with planted attention structure.
 namespace synth {
 int run(Arguments args, std::ostream& out, std::ostream& err);

@@ -33,7 +33,7 @@ Tensor<float, 3> rope_table(Backend& backend, int64_t max_positions, int64_t rot
 }
 
 AttentionLayer::AttentionLayer(const ModelConfig& config, int64_t layer, ParameterList& list)
-    : config_(config) {
+    : config_(config), kind_(config.attention_of(layer)) {
     const ModelSizes& s = config.sizes;
     const std::string prefix = text("layers.", layer, ".");
     const auto norm = [&](const std::string& name, int64_t width, bool indexer) {
@@ -62,7 +62,7 @@ AttentionLayer::AttentionLayer(const ModelConfig& config, int64_t layer, Paramet
     if (config.msa.sink)
         sinks_ =
             list.add({.name = prefix + "self_attn.sinks", .rows = 1, .columns = s.query_heads});
-    if (!config.has_index()) return;
+    if (!has_index()) return;
     index_.q = matrix("indexer.q_proj", s.kv_heads * s.index_dim, s.model_dim, true);
     index_.k = matrix("indexer.k_proj", s.index_dim, s.model_dim, true);
     if (s.index_norm) {
@@ -89,7 +89,7 @@ AttentionState AttentionLayer::make_state(Ops& ops, int64_t n) const {
                          .v = heads(keys),
                          .out = heads(queries),
                          .lse = b.make<float, 2>({n, s.query_heads})};
-    if (!config_.has_index()) return state;
+    if (!has_index()) return state;
     const Shape<3> groups{n, s.kv_heads, s.index_dim}, one{n, 1, s.index_dim};
     state.raw_index_q = heads(groups);
     state.index_q = heads(groups);
@@ -131,16 +131,18 @@ AttentionScratch AttentionLayer::make_scratch(Ops& ops, int64_t n) const {
     return t;
 }
 
+View<const float, 1> AttentionLayer::sinks(const Weights& weights) const {
+    return config_.msa.sink ? weights.vector(sinks_) : View<const float, 1>();
+}
+
 AttentionInput AttentionLayer::input(const Pass& pass, const AttentionState& s) const {
-    AttentionInput in{s.q, s.k, s.v};
-    if (config_.msa.sink) in.sinks = pass.weights.vector(sinks_);
-    return in;
+    return {s.q, s.k, s.v, sinks(pass.weights)};
 }
 
 /// ids of the selected support; absent where it is the full one.
 View<const int32_t, 3> AttentionLayer::support(const Pass& pass, const AttentionState& s) const {
-    return pass.sparse && config_.has_index() ? View<const int32_t, 3>(s.ids.view())
-                                              : View<const int32_t, 3>();
+    return pass.sparse && has_index() ? View<const int32_t, 3>(s.ids.view())
+                                      : View<const int32_t, 3>();
 }
 
 void AttentionLayer::forward(const Pass& pass, View<const float, 3> rope,
@@ -158,11 +160,11 @@ void AttentionLayer::forward(const Pass& pass, View<const float, 3> rope,
         ops.rotate(s.q, batch.positions, rope, false);
         ops.rotate(s.k, batch.positions, rope, false);
     }
-    if (config_.has_index()) project_index(pass, index_rope, s);
+    if (has_index()) project_index(pass, index_rope, s);
     attend(pass, s);
     ops.add(as_list(s.x.in()), 1, as_list(y), Sum::set);
     ops.linear(flat(s.out.in()), w.matrix(o_), y, Sum::add);
-    if (config_.has_index() && config_.msa.value_head) value_head(pass, s, y);
+    if (has_index() && config_.msa.value_head) value_head(pass, s, y);
 }
 
 void AttentionLayer::project_index(const Pass& pass, View<const float, 3> rope,
@@ -184,6 +186,10 @@ void AttentionLayer::project_index(const Pass& pass, View<const float, 3> rope,
 void AttentionLayer::attend(const Pass& pass, AttentionState& s) const {
     Backend& backend = pass.ops.backend();
     const Problem p = config_.problem(pass.batch.layout);
+    if (kind_ == Attention::window) {
+        s.window->forward(pass.ops, p, input(pass, s), {s.out, s.lse});
+        return;
+    }
     if (!support(pass, s)) {
         backend.dense_attention(p, input(pass, s), {s.out, s.lse});
         return;
@@ -221,7 +227,7 @@ void AttentionLayer::backward(const Pass& pass, View<const float, 3> rope,
         ops.linear_grad_input(flat(gradient->in()), w.matrix(which), t.d_h, sum);
         sum = Sum::add;
     }
-    if (config_.has_index()) {
+    if (has_index()) {
         if (config_.msa.value_head) value_head_grad(pass, s, t, d);
         index_grad(pass, index_rope, s, t);
     }
@@ -233,7 +239,9 @@ void AttentionLayer::attend_grad(const Pass& pass, AttentionState& s, AttentionS
     const Problem p = config_.problem(pass.batch.layout);
     const AttentionSaved saved{s.out, s.lse, t.d_out};
     const AttentionGradient to{t.d_q, t.d_k, t.d_v, t.d_sinks};
-    if (const View<const int32_t, 3> ids = support(pass, s))
+    if (kind_ == Attention::window)
+        s.window->backward(pass.ops, p, input(pass, s), saved, to);
+    else if (const View<const int32_t, 3> ids = support(pass, s))
         backend.sparse_attention_grad(p, input(pass, s), ids, saved, to);
     else
         backend.dense_attention_grad(p, input(pass, s), saved, to);
@@ -280,8 +288,7 @@ void AttentionLayer::index_grad(const Pass& pass, View<const float, 3> rope, Att
         const View<const int32_t, 3> ids =
             o.kl_full_support ? View<const int32_t, 3>() : support(pass, s);
         const IndexInput index{s.index_q, flat(s.index_k.in())};
-        IndexKlInput in{.index = index, .q = s.q, .k = s.k, .ids = ids};
-        if (o.sink) in.sinks = w.vector(sinks_);
+        const IndexKlInput in{.index = index, .q = s.q, .k = s.k, .ids = ids, .sinks = sinks(w)};
         ops.backend().index_kl(config_.problem(batch.layout), in, {s.kl, t.kl_d_q, t.kl_d_k});
         const Sum sum = o.value_head ? Sum::add : Sum::set;
         const auto weight = static_cast<float>(o.kl_weight);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The attention half of a transformer's layer, y = x + attention(norm(x)), forward and backward:
-// dense attention, or Algorithm 1 of the paper (alg:msa-train) with what its appendix varies.
+// dense attention, Algorithm 1 of the paper (alg:msa-train) with what its appendix varies, or the
+// first block and a window of tokens.
 #pragma once
 
 #include "core/train/config.h"
 #include "core/train/parameters.h"
+#include "core/train/window_attention.h"
 
 namespace msa::train {
 
@@ -46,6 +48,7 @@ struct AttentionState {
     Buffer<3> many_k{}, many_v{};        // [n, Hkv, didx] index_k and index_v for every group
     Buffer<3> index_out{};               // [n, Hkv, didx]
     Tensor<float, 2> index_lse{};        // [n, Hkv]
+    WindowAttention* window{};           // for the layout of the batch, where the layer has one
 };
 
 /// Gradients of one layer under way; all layers use the same memory.
@@ -65,6 +68,9 @@ public:
 
     AttentionState make_state(Ops& ops, int64_t tokens) const;
     AttentionScratch make_scratch(Ops& ops, int64_t tokens) const;
+
+    /// [Hq]; absent without.
+    View<const float, 1> sinks(const Weights& weights) const;
 
     /// y = x + attention(norm(x)); keeps a copy of x, so y may be x.
     void forward(const Pass& pass, View<const float, 3> rope, View<const float, 3> index_rope,
@@ -89,10 +95,12 @@ private:
     /// Through rotation, norm and projection: heads_grad of what `raw` became.
     void heads_grad(const Pass& pass, View<const float, 3> rope, Buffer<3>& raw, Buffer<3>& d,
                     Which norm, bool normed) const;
+    bool has_index() const { return kind_ == Attention::msa; }
     AttentionInput input(const Pass& pass, const AttentionState& s) const;
     View<const int32_t, 3> support(const Pass& pass, const AttentionState& s) const;
 
     const ModelConfig& config_;
+    Attention kind_;
     Which norm_ = 0, q_ = 0, k_ = 0, v_ = 0, o_ = 0, q_norm_ = 0, k_norm_ = 0, sinks_ = 0;
     Index index_;
 };

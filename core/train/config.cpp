@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "core/train/config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
@@ -9,6 +10,10 @@ namespace msa::train {
 
 double added_deviation(const ModelSizes& sizes) {
     return kDeviation / std::sqrt(2.0 * static_cast<double>(sizes.layers));
+}
+
+bool ModelConfig::attends(Attention kind) const {
+    return std::find(attention.begin(), attention.end(), kind) != attention.end();
 }
 
 void ModelConfig::validate() const {
@@ -21,6 +26,8 @@ void ModelConfig::validate() const {
     positive("model_dim", s.model_dim);
     positive("hidden_dim", s.hidden_dim);
     positive("max_positions", s.max_positions);
+    require(attention.size() == 1 || std::ssize(attention) == s.layers, "attention is given for ",
+            attention.size(), " layers, must be given once, or for each of the ", s.layers);
     problem(PackedBatch()).validate();
     const auto rotary = [](const char* name, int64_t value, const char* of, int64_t width) {
         require(value >= 0 && value % 2 == 0 && value <= width, name, " is ", value,
@@ -28,6 +35,9 @@ void ModelConfig::validate() const {
     };
     rotary("rotary_dim", s.rotary_dim, "head_dim", s.head_dim);
     require(s.rope_theta > 0, "rope_theta is ", s.rope_theta, ", must be positive");
+    require(
+        !attends(Attention::window) || msa.rule.top_k >= 2, "top_k is ", msa.rule.top_k,
+        ", must be at least 2 for a window: the first block, and k - 1 blocks of newest tokens");
     if (!has_index()) return;
     require(s.index_dim >= kMinHeadDim && s.index_dim <= kMaxHeadDim, "index_dim is ", s.index_dim,
             ", must be from ", kMinHeadDim, " to ", kMaxHeadDim);

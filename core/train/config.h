@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/backend.h"
 #include "core/selection.h"
@@ -30,9 +31,11 @@ struct ModelSizes {
 enum class Attention : uint8_t {
     full,    // all visible keys; no Index Branch
     msa,     // the blocks that the Index Branch selects (alg:msa-train)
+    window,  // the first block and the newest tokens, k Bk in all (app:prelim-swa); no Index Branch
 };
 
-/// How MSA is trained; with Attention::full, `sink` alone has a meaning.
+/// How MSA is trained. Without it, `sink` alone has a meaning; block_size and top_k have one for a
+/// window too.
 struct MsaOptions {
     int64_t block_size = 64;  // Bk
     SelectionRule rule{.top_k = 8};
@@ -58,10 +61,14 @@ double added_deviation(const ModelSizes& sizes);
 
 struct ModelConfig {
     ModelSizes sizes;
-    Attention attention = Attention::msa;
+    std::vector<Attention> attention{Attention::msa};  // of every layer; one stands for all
     MsaOptions msa;
 
-    bool has_index() const { return attention == Attention::msa; }
+    Attention attention_of(int64_t layer) const {
+        return attention.size() == 1 ? attention.front() : attention[static_cast<size_t>(layer)];
+    }
+    bool attends(Attention kind) const;  // does some layer?
+    bool has_index() const { return attends(Attention::msa); }
     /// Throws InputError naming the value and the rule it breaks.
     void validate() const;
     /// The problem of a layer's Main Branch on a batch, and that of the value head, where every

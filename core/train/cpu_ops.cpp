@@ -4,6 +4,7 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/error.h"
 #include "core/problem.h"
@@ -240,6 +241,46 @@ public:
         }
     }
 
+    void gather_rows(In<3> from, View<const int32_t, 1> rows, Out<3> to) override {
+        const View<const float, 3> all = from.as<const float>();
+        const View<float, 3> some = to.as<float>();
+        const int64_t width = all.extent(1) * all.extent(2);
+        MSA_CHECK(rows.size() == some.extent(0) && width == some.extent(1) * some.extent(2));
+        by_rows(rows.size(), [&](Tile t) {
+            for (int64_t i = t.begin; i < t.begin + t.count; ++i)
+                std::copy_n(all[rows(i)].data(), width, some[i].data());
+        });
+    }
+    void add_rows(In<3> from, View<const int32_t, 1> rows, Out<3> to) override {
+        const View<const float, 3> some = from.as<const float>();
+        const View<float, 3> all = to.as<float>();
+        const int64_t width = all.extent(1) * all.extent(2);
+        MSA_CHECK(rows.size() == some.extent(0) && width == some.extent(1) * some.extent(2));
+        by_rows(rows.size(), [&](Tile t) {
+            for (int64_t i = t.begin; i < t.begin + t.count; ++i)
+                Row(all[rows(i)].data(), width) += RowIn(some[i].data(), width);
+        });
+    }
+    void merge_attention(In<3> part_out, View<const float, 2> part_lse, View<const int32_t, 1> rows,
+                         Out<3> out, View<float, 2> lse) override {
+        const View<const float, 3> part = part_out.as<const float>();
+        const View<float, 3> whole = out.as<float>();
+        const int64_t heads = whole.extent(1), dims = whole.extent(2);
+        MSA_CHECK(rows.size() == part.extent(0) && part_lse.extent(1) == heads);
+        by_rows(rows.size(), [&](Tile t) {
+            for (int64_t i = t.begin; i < t.begin + t.count; ++i)
+                for (int64_t h = 0; h < heads; ++h) {
+                    const int64_t row = rows(i);
+                    const auto own = double{lse(row, h)}, other = double{part_lse(i, h)};
+                    const double both = log_add(own, other);
+                    Row to(whole[row][h].data(), dims);
+                    to = to * static_cast<float>(share(own, both)) +
+                         RowIn(part[i][h].data(), dims) * static_cast<float>(share(other, both));
+                    lse(row, h) = static_cast<float>(both);
+                }
+        });
+    }
+
     void clear(View<float, 1> values) override { std::fill_n(values.data(), values.size(), 0.0F); }
     std::vector<double> squared_norms(View<const float, 1> values,
                                       std::span<const int64_t> starts) override {
@@ -266,6 +307,16 @@ public:
     }
 
 private:
+    static constexpr double kNothing = -std::numeric_limits<double>::infinity();
+    /// ln(e^a + e^b)
+    static double log_add(double a, double b) {
+        const double most = std::max(a, b);
+        return most == kNothing ? most : most + std::log(std::exp(a - most) + std::exp(b - most));
+    }
+    /// e^(part - whole); of nothing, 0.
+    static double share(double part, double whole) {
+        return part == kNothing ? 0 : std::exp(part - whole);
+    }
     static const float* floats(In<2> x) { return x.as<const float>().data(); }
     static float inverse_rms(const float* x, int64_t width) {
         const double mean = RowIn(x, width).cast<double>().square().mean();

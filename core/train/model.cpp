@@ -62,8 +62,17 @@ void Model::make_room(int64_t n) {
     run_.losses = backend.make<float, 1>({n});
 }
 
+void Model::place_window(const PackedBatch& layout) {
+    if (!config_.attends(Attention::window)) return;
+    if (!window_ || !(window_->layout() == layout))
+        window_ = std::make_unique<WindowAttention>(*ops_, config_.problem(layout),
+                                                    config_.msa.rule.top_k);
+    for (LayerState& layer : run_.layers) layer.attention.window = window_.get();
+}
+
 void Model::run_forward(const Batch& batch, bool sparse) {
     make_room(batch.tokens.size());
+    place_window(batch.layout);
     Weights& w = *weights_;
     const Pass pass{*ops_, w, batch, sparse};
     ops_->embed(batch.tokens, w.matrix(embedding_), run_.x);
@@ -114,6 +123,10 @@ Losses Model::forward_backward(const Batch& batch, bool sparse) {
         std::accumulate(each.data(), each.data() + each.size(), 0.0) / static_cast<double>(targets);
     if (!config_.has_index() || !config_.msa.kl) return losses;
     for (LayerState& layer : run_.layers) {
+        if (layer.attention.kl.data() == nullptr) {
+            losses.kl.push_back(0);
+            continue;
+        }
         const Tensor<double, 2> kl = backend.download(layer.attention.kl.view());
         losses.kl.push_back(std::accumulate(kl.data(), kl.data() + kl.size(), 0.0) /
                             static_cast<double>(kl.size()));
@@ -123,6 +136,10 @@ Losses Model::forward_backward(const Batch& batch, bool sparse) {
 
 const AttentionState& Model::attention(int64_t layer) const {
     return run_.layers[static_cast<size_t>(layer)].attention;
+}
+
+View<const float, 1> Model::sinks(int64_t layer) const {
+    return layers_[static_cast<size_t>(layer)].attention.sinks(*weights_);
 }
 
 std::vector<int32_t> next_tokens(std::span<const int32_t> tokens, const PackedBatch& layout) {

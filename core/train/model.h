@@ -13,7 +13,7 @@ namespace msa::train {
 /// What a step says. Means over the tokens with a target; KL over queries and groups (eq:msa-kl).
 struct Losses {
     double lm = 0;           // nats per token
-    std::vector<double> kl;  // [layers]; empty without a KL loss
+    std::vector<double> kl;  // [layers], 0 without an Index Branch; empty without a KL loss
     /// LM + lambda * the sum over layers of KL: what is minimised.
     double total(const ModelConfig& config) const;
 };
@@ -38,6 +38,8 @@ public:
 
     /// Of the last forward pass.
     const AttentionState& attention(int64_t layer) const;
+    /// [Hq] The learnable sinks of a layer; absent without.
+    View<const float, 1> sinks(int64_t layer) const;
     /// [n, V] of the last forward(); after forward_backward(), their gradient.
     In<2> logits() const { return run_.logits; }
 
@@ -64,6 +66,8 @@ private:
     void make_room(int64_t tokens);
     void run_forward(const Batch& batch, bool sparse);
     int64_t count_targets(const Batch& batch);
+    /// Hands all layers with a window that of this layout.
+    void place_window(const PackedBatch& layout);
 
     ModelConfig config_;
     std::unique_ptr<Ops> ops_;
@@ -72,6 +76,7 @@ private:
     std::vector<Layer> layers_;
     std::unique_ptr<Weights> weights_;
     Tensor<float, 3> rope_, index_rope_;
+    std::unique_ptr<WindowAttention> window_;
     Run run_;
 };
 

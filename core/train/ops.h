@@ -78,6 +78,16 @@ public:
     /// one [n, d] = the sum over the heads of many [n, H, d].
     virtual void sum_heads(In<3> many, Out<2> one) = 0;
 
+    /// to [m, H, d]: rows[i] of from [n, H, d] as row i; of one element, f32 or element().
+    virtual void gather_rows(In<3> from, View<const int32_t, 1> rows, Out<3> to) = 0;
+    /// Row i of from [m, H, d] is added to rows[i] of to [n, H, d]; rows differ.
+    virtual void add_rows(In<3> from, View<const int32_t, 1> rows, Out<3> to) = 0;
+    /// Attention over two parts of the keys as one: row i of part, [m, Hq, dh] and [m, Hq], is
+    /// merged into rows[i] of whole, [n, Hq, dh] and [n, Hq]; rows differ. With both lse,
+    ///   lse = ln(e^lse_1 + e^lse_2),   out = out_1 e^(lse_1 - lse) + out_2 e^(lse_2 - lse).
+    virtual void merge_attention(In<3> part_out, View<const float, 2> part_lse,
+                                 View<const int32_t, 1> rows, Out<3> out, View<float, 2> lse) = 0;
+
     /// Zeros, whatever was there.
     virtual void clear(View<float, 1>) = 0;
     /// Sums of the squares of the parts [starts[i], starts[i + 1]) of values; waits for them.

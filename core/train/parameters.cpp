@@ -39,6 +39,30 @@ std::vector<float> ParameterList::start(uint64_t seed) const {
     return values;
 }
 
+std::vector<float> continue_from(const ParameterList& list, uint64_t seed,
+                                 const ParameterList& known, std::span<const float> values) {
+    MSA_CHECK(std::ssize(values) == known.size());
+    const auto find = [](const ParameterList& in, const std::string& name) {
+        return std::find_if(in.all().begin(), in.all().end(),
+                            [&](const Parameter& p) { return p.name == name; });
+    };
+    std::vector<float> start = list.start(seed);
+    for (const Parameter& p : list.all()) {
+        const auto from = find(known, p.name);
+        if (from == known.all().end()) {
+            require(p.indexer, p.name, " is not there, but this model has it");
+            continue;
+        }
+        require(from->rows == p.rows && from->columns == p.columns, p.name, " is [", from->rows,
+                ", ", from->columns, "], must be [", p.rows, ", ", p.columns, "]");
+        std::copy_n(values.begin() + from->offset, p.size(), start.begin() + p.offset);
+    }
+    for (const Parameter& p : known.all())
+        require(p.indexer || find(list, p.name) != list.all().end(), p.name,
+                " is there, but this model has none");
+    return start;
+}
+
 Weights::Weights(const ParameterList& list, Ops& ops, std::span<const float> start)
     : list_(list), ops_(ops) {
     MSA_CHECK(std::ssize(start) == list.size());

@@ -46,6 +46,13 @@ private:
     int64_t size_ = 0;
 };
 
+/// The values that training starts from where a trained model is at hand (continued pretraining):
+/// those of its parameters `known`, and for parameters of the Index Branch that it lacks those of
+/// list.start(seed). Parameters of its Index Branch that the list lacks are left out. InputError
+/// naming another parameter that only one of them has, or two shapes.
+std::vector<float> continue_from(const ParameterList& list, uint64_t seed,
+                                 const ParameterList& known, std::span<const float> values);
+
 /// The parameters of a model in memory of its backend.
 class Weights {
 public:

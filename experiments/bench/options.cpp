@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "core/registry.h"
 #include "experiments/cost/presets.h"
 #include "experiments/driver/option_table.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/driver/attend.h"
 
+#include "analysis/entropy.h"
 #include "core/half.h"
 
 namespace msa::experiments {
@@ -33,6 +34,21 @@ Attention attend_selected(Backend& backend, const Problem& p, const AttentionInp
     if (backend.space() == Space::host) return attend(backend, p, in, ids);
     const Tensor<int32_t, 3> there = backend.upload(ids);
     return attend(backend, p, in, there);
+}
+
+double index_entropy(Backend& backend, const Problem& p, const IndexHeads& in,
+                     View<const float, 3> host_q) {
+    Problem index = p;
+    index.query_heads = p.kv_heads;
+    index.kv_heads = 1;
+    index.head_dim = p.index_dim;
+    index.own_softmax_scale = p.index_scale();
+    index.window.reset();  // they are the Main Branch's
+    index.softcap.reset();
+    const Attention mean_key = attend(backend, index, {in.q, in.k, in.k}, {});
+    analysis::Entropy entropy(p.kv_heads);
+    entropy.add(index, host_q, mean_key.out, mean_key.lse);
+    return analysis::average(entropy.nats());
 }
 
 Mass::Mass(Backend& backend, const Problem& p, const BlockMassInput& in, bool logits)

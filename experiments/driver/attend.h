@@ -19,6 +19,14 @@ Attention attend(Backend&, const Problem&, const AttentionInput&, View<const int
 Attention attend_selected(Backend&, const Problem&, const AttentionInput&,
                           View<const int32_t, 3> ids);
 
+/// Mean over queries and groups of the entropy of the index distribution over all visible keys:
+/// attention with index_q [Nq, Hkv, didx] as queries of one shared key head, index_k
+/// [Nk, 1, didx]. host_q is index_q on the host.
+struct IndexHeads {
+    In<3> q, k;
+};
+double index_entropy(Backend&, const Problem&, const IndexHeads&, View<const float, 3> host_q);
+
 /// P_b, and the largest logits where wanted, in the backend's space.
 struct Mass {
     Mass(Backend&, const Problem&, const BlockMassInput&, bool logits);

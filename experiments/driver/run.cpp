@@ -47,6 +47,11 @@ void require_apart(const fs::path& input, const fs::path& output) {
             "; choose another --out");
 }
 
+void check_unfinished(const RunOptions& o, const fs::path& what, bool unfinished) {
+    require(o.resume || o.overwrite || !unfinished, what.string(),
+            ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
+}
+
 nlohmann::ordered_json json_number(double value) {
     return std::isnan(value) ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
 }

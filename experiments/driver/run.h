@@ -92,6 +92,10 @@ private:
     std::unique_ptr<io::ResultsWriter> to_;
 };
 
+/// What an earlier run left follows the rule of results: kept, replaced or refused. InputError
+/// where `what` is of an unfinished run and neither --resume nor --overwrite is given.
+void check_unfinished(const RunOptions&, const std::filesystem::path& what, bool unfinished);
+
 /// Throws InputError naming both where `input` is the file `output` or lies in the directory
 /// `output`, which a run is about to write.
 void require_apart(const std::filesystem::path& input, const std::filesystem::path& output);

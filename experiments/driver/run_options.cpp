@@ -38,7 +38,7 @@ void check_existing(const RunOptions& o) {
     require(!(o.resume && o.overwrite), "--resume and --overwrite exclude each other");
 }
 
-void add_compute(OptionTable& table, ComputeOptions& o) {
+void add_backend(OptionTable& table, ComputeOptions& o) {
     table.text("backend", "NAME", o.backend, "reference, cpu, cpu-avx2, cuda");
     table.count("device", "N", o.backend_options.device, "number of the GPU that cuda uses")
         .between(0, 1023)
@@ -46,6 +46,10 @@ void add_compute(OptionTable& table, ComputeOptions& o) {
     table.count("threads", "N", o.backend_options.threads, "CPU threads; 0: all")
         .between(0, most_threads())
         .unrecorded();
+}
+
+void add_compute(OptionTable& table, ComputeOptions& o) {
+    add_backend(table, o);
     table.element("element", o.element.main, {Element::f32, Element::bf16, Element::f16},
                   "round q, k and v to f32, bf16 or f16; default: as the file stores them");
 }

@@ -34,7 +34,9 @@ struct ComputeOptions {
     BackendOptions backend_options;
     ElementChoice element;
 };
-/// --backend, --device, --threads, --element.
+/// --backend, --device, --threads.
+void add_backend(OptionTable&, ComputeOptions&);
+/// These and --element.
 void add_compute(OptionTable&, ComputeOptions&);
 /// --index-element.
 void add_index_element(OptionTable&, ComputeOptions&);

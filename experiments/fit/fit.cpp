@@ -58,12 +58,6 @@ void warn_of_no_rows(const FitOptions& o, std::span<const io::ActivationsReader>
         << " tokens: the KL is all that will be measured\n";
 }
 
-/// What an earlier run left follows the rule of results: kept, replaced or refused.
-void check_unfinished(const FitOptions& o, const std::filesystem::path& what, bool unfinished) {
-    require(o.resume || o.overwrite || !unfinished, what.string(),
-            ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
-}
-
 }  // namespace
 
 int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {

@@ -32,21 +32,6 @@ double teacher_entropy(const LayerOperands& layer, const Problem& p, In<3> q, Te
            kl_on(layer, p, {zero_q, zero_k}, q, {}, teacher);
 }
 
-/// Entropy of the index distribution: attention with index_q as queries of one shared key head.
-double index_entropy(Backend& backend, const Problem& p, const IndexOperands& in) {
-    Problem index = p;
-    index.query_heads = p.kv_heads;
-    index.kv_heads = 1;
-    index.head_dim = p.index_dim;
-    index.own_softmax_scale = p.index_scale();
-    index.window.reset();  // they are the Main Branch's
-    index.softcap.reset();
-    const Attention mean_key = attend(backend, index, {in.q, in.k, in.k}, {});
-    analysis::Entropy entropy(p.kv_heads);
-    entropy.add(index, in.host_q, mean_key.out, mean_key.lse);
-    return analysis::average(entropy.nats());
-}
-
 }  // namespace
 
 double mean_of(const Tensor<double, 2>& kl) {
@@ -100,7 +85,7 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     e.mass_kept = analysis::average(recall.mass_kept());
     e.oracle_mass = analysis::average(recall.oracle_mass());
     e.output_error = error.mean();
-    e.entropy_index = index_entropy(backend, p, index);
+    e.entropy_index = index_entropy(backend, p, {index.q.view(), index.k.view()}, index.host_q);
     e.entropy_teacher = entropy_teacher_;
     return e;
 }

@@ -162,6 +162,10 @@ protected:
     CommandLines() : generator_(seed()) {
         write("a.h5");
         std::filesystem::create_directories(path("folder"));
+        std::ofstream documents(path("words.txt"));
+        for (int n = 0; n < 60; ++n)
+            documents << std::string(100, static_cast<char>('a' + n % 26)) << n << '\0';
+        documents.close();
         std::ofstream(path("text.json")) << R"({"name": 5})";
         for (const auto& [program, more] :
              {std::pair<std::string, Words>{"msa-fit-indexer",
@@ -208,6 +212,26 @@ protected:
         if (program == "msa-cost")
             return pick(2) == 0 ? Words{"--context", "4K"} : Words{"--results", file()};
         if (program == "msa-inspect") return {file()};
+        if (program == "msa-pretrain")
+            return {pick(4) == 0 ? file() : "words.txt",
+                    "--out",
+                    "out",
+                    "--context",
+                    "64",
+                    "--held-out",
+                    "0.3",
+                    "--steps",
+                    "3",
+                    "--warmup-steps",
+                    "1",
+                    "--lr-warmup",
+                    "1",
+                    "--pairs",
+                    "2",
+                    "--questions",
+                    "2",
+                    "--top-k",
+                    "2"};
         if (program == "msa-synth") return {"--out", "synth.h5", "--tokens", "256"};
         Words words{pick(4) == 0 ? file() : "a.h5", "--out", "out", "--block-size", "8"};
         if (program == "msa-compare") words.insert(words.end(), {"--budgets", "32"});

@@ -38,6 +38,8 @@ ARMS = {
     "lm_signal": {"kl": False, "value_head": True},
     "both_signals": {"value_head": True, "detach": False, "warmup": WARMUP},
     "no_detach": {"detach": False},
+    "window": {"attention": "window"},
+    "window_sink": {"attention": "window", "sink": True},
 }
 S = type("Sizes", (), SIZES)
 
@@ -76,7 +78,7 @@ def used(name, arm):
         return arm["sink"]
     if "indexer" not in name:
         return True
-    if arm["attention"] == "full":
+    if arm["attention"] != "msa":
         return False
     return arm["value_head"] or ("v_proj" not in name and "o_proj" not in name)
 
@@ -110,6 +112,14 @@ def select(logits):
     return chosen[..., :-1].repeat_interleave(S.block_size, -1)[..., :n] & causal
 
 
+def window(n):
+    """The first block, and the newest tokens up to the query: k Bk in all."""
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    newest = i - j < (S.top_k - 1) * S.block_size
+    few = i < S.top_k * S.block_size  # all its tokens are within the budget
+    return (j <= i) & (few | newest | (j < S.block_size))
+
+
 def attend(q, k, v, support, sinks=None):
     """q [n, H, d], k, v [n, H, d], support [H, n, n]; returns out and the probabilities."""
     logits = torch.einsum("ihd,jhd->hij", q, k) / math.sqrt(q.shape[-1])
@@ -134,6 +144,8 @@ def attention(h, w, arm, sparse):
     v = heads("v_proj", S.kv_heads, S.head_dim, h)
     causal = torch.ones(n, n, dtype=torch.bool).tril().expand(S.kv_heads, n, n)
     support = causal
+    if arm["attention"] == "window":
+        support = window(n).expand(S.kv_heads, n, n)
     if arm["attention"] == "msa":
         seen = h.detach() if arm["detach"] else h
         index_q = heads("indexer.q_proj", S.kv_heads, S.index_dim, seen)

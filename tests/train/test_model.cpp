@@ -6,55 +6,10 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/random.h"
-#include "core/registry.h"
-#include "core/train/model.h"
+#include "tests/train/nano.h"
 
 namespace msa::train {
 namespace {
-
-constexpr uint64_t kSeed = 7;
-
-ModelConfig nano(Attention attention) {
-    ModelConfig c;
-    c.sizes = {.vocabulary = 29,
-               .layers = 2,
-               .model_dim = 32,
-               .hidden_dim = 48,
-               .query_heads = 4,
-               .kv_heads = 2,
-               .head_dim = 16,
-               .rotary_dim = 8,
-               .rope_theta = 1e3,
-               .max_positions = 64,
-               .index_dim = 16,
-               .index_rotary = 8};
-    c.attention = attention;
-    c.msa.block_size = 8;
-    c.msa.rule.top_k = 3;
-    return c;
-}
-
-/// Two sequences of different lengths.
-struct Sample {
-    PackedBatch layout{{0, 50, 91}, {0, 50, 91}};
-    std::vector<int32_t> tokens, targets, positions = token_positions(layout);
-    Sample() {
-        for (int64_t i = 0; i < layout.queries(); ++i)
-            tokens.push_back(static_cast<int32_t>(mix(kSeed, i) % 29));
-        targets = next_tokens(tokens, layout);
-    }
-    Batch batch() const {
-        const auto view = [](const std::vector<int32_t>& list) {
-            return View<const int32_t, 1>(list.data(), {std::ssize(list)});
-        };
-        return {layout, view(tokens), view(targets), view(positions)};
-    }
-};
-
-Model make(const ModelConfig& config, std::span<const float> start = {}, int threads = 2) {
-    return {config, make_cpu_ops(make_backend("cpu", {.threads = threads})), kSeed, start};
-}
 
 /// Starting values that are large enough for every gradient to be well above rounding.
 std::vector<float> lively(const ModelConfig& config) {
@@ -140,6 +95,62 @@ TEST(Model, GradientOfTheKlIsItsSlopeInTheIndexer) {
     expect_slopes(config, false, kl_loss, [](const Parameter& p) { return p.indexer; });
 }
 
+TEST(Model, GradientOfAWindowIsTheSlopeOfTheLoss) {
+    ModelConfig config = nano(Attention::window);
+    config.msa.sink = true;
+    expect_slopes(config, false, lm_loss, every);
+}
+
+TEST(Model, GradientOfLayersOfEveryKindIsTheSlopeOfTheLoss) {
+    ModelConfig config = nano(Attention::full);
+    config.sizes.layers = 3;
+    config.attention = {Attention::window, Attention::msa, Attention::full};
+    config.msa.detach = false;
+    config.msa.kl = false;
+    config.msa.value_head = true;
+    config.msa.rule.top_k = 4;
+    expect_slopes(config, false, lm_loss, every);
+}
+
+/// The first block and the newest tokens: what the loss of one token hangs on.
+TEST(Model, AWindowShowsTheFirstBlockAndTheNewestTokens) {
+    Sample sample;
+    ModelConfig config = nano(Attention::window);
+    config.sizes.layers = 1;
+    Model model = make(config, lively(config));
+    const auto loss_at = [&](int64_t token) { return model.forward(sample.batch(), true)(token); };
+    constexpr int64_t kToken = 43, kBudget = 3 * 8, kFirst = 8;  // of the first sequence
+    const float before = loss_at(kToken);
+    for (int64_t seen = 0; seen < kToken; ++seen) {
+        int32_t& token = sample.tokens[static_cast<size_t>(seen)];
+        token = (token + 1) % 29;
+        const bool visible = seen < kFirst || seen > kToken - (kBudget - kFirst);
+        EXPECT_EQ(loss_at(kToken) != before, visible) << seen;
+        token = (token + 28) % 29;
+    }
+}
+
+TEST(Model, AWindowAsLongAsTheContextIsFullAttention) {
+    const Sample sample;
+    ModelConfig window = nano(Attention::window);
+    window.msa.rule.top_k = 7;
+    Model a = make(nano(Attention::full)), b = make(window);
+    EXPECT_NEAR(lm_loss(a, sample, true), lm_loss(b, sample, true), 1e-6);
+}
+
+TEST(Model, LayersAttendEachInTheirOwnWay) {
+    const Sample sample;
+    ModelConfig config = nano(Attention::full);
+    config.attention = {Attention::full, Attention::msa};
+    Model model = make(config);
+    const Losses losses = model.forward_backward(sample.batch(), true);
+    ASSERT_EQ(losses.kl.size(), 2U);
+    EXPECT_EQ(losses.kl[0], 0);
+    EXPECT_GT(losses.kl[1], 0);
+    for (const Parameter& p : model.parameters().all())
+        EXPECT_EQ(p.indexer, p.name.find("layers.1.self_attn.indexer") == 0) << p.name;
+}
+
 TEST(Model, WithAllBlocksMsaIsFullAttention) {
     const Sample sample;
     ModelConfig msa = nano(Attention::msa);
@@ -196,7 +207,7 @@ TEST(Model, ThreadsAndRerunsChangeNoBit) {
 
 TEST(Model, LearnsOneBatchByHeart) {
     const Sample sample;
-    for (Attention attention : {Attention::full, Attention::msa}) {
+    for (Attention attention : {Attention::full, Attention::msa, Attention::window}) {
         Model model = make(nano(attention));
         const AdamW rule{.beta2 = 0.95, .weight_decay = 0};
         Losses losses;
@@ -225,6 +236,14 @@ TEST(Model, ConfigurationsAreRefusedWithTheValueAndTheRule) {
               "rotary_dim is 18, must be even, from 0 to head_dim = 16");
     EXPECT_EQ(refusal([](auto& c) { c.msa.kl = false; }),
               "neither the KL loss nor the value head is on, so nothing trains the Index Branch");
+    EXPECT_EQ(refusal([](auto& c) { c.attention.resize(3); }),
+              "attention is given for 3 layers, must be given once, or for each of the 2");
+    EXPECT_EQ(refusal([](auto& c) {
+                  c.attention = {Attention::window};
+                  c.msa.rule.top_k = 1;
+              }),
+              "top_k is 1, must be at least 2 for a window: the first block, and k - 1 blocks of "
+              "newest tokens");
     EXPECT_EQ(refusal([](auto& c) { c.msa.kl_weight = -1; }),
               "kl_weight is -1, must not be negative");
 }

@@ -15,6 +15,11 @@ namespace {
 using nlohmann::json;
 using test::Golden;
 
+Attention attention_named(const std::string& name) {
+    if (name == "full") return Attention::full;
+    return name == "window" ? Attention::window : Attention::msa;
+}
+
 class Torch : public testing::TestWithParam<const char*> {
 protected:
     Golden golden_{"train.h5"};
@@ -37,7 +42,7 @@ protected:
                    .max_positions = size("max_positions"),
                    .index_dim = size("index_dim"),
                    .index_rotary = size("index_rotary")};
-        c.attention = config_.at("attention") == "full" ? Attention::full : Attention::msa;
+        c.attention = {attention_named(config_.at("attention"))};
         c.msa = {.block_size = size("block_size"),
                  .rule = {.top_k = size("top_k")},
                  .sink = is("sink"),
@@ -86,7 +91,7 @@ protected:
 INSTANTIATE_TEST_SUITE_P(Arms, Torch,
                          testing::Values("full", "full_sink", "msa", "msa_warmup",
                                          "msa_full_support", "msa_sink", "lm_signal",
-                                         "both_signals", "no_detach"));
+                                         "both_signals", "no_detach", "window", "window_sink"));
 
 TEST_P(Torch, TrainsAlike) {
     Model names(config(), ops(), 0);

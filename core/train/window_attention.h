@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// Attention to the first block and to a window of tokens that ends at the query, k Bk tokens in
+// all: the baseline of app:prelim-swa, token by token as core/select/window_tokens.cpp has it.
+//
+// It is made of two calls of a backend. With query i in block b at offset r, it attends to
+//   1. block 0 and the k - 1 newest blocks: sparse attention over k ids;
+//   2. the tokens of block c = b - k + 1 behind offset r, where c > 0. Read backwards, from the
+//   last
+//      token of c to its second, these are the first Bk - 1 - r keys: causal attention of short
+//      sequences, one for each block, whose queries are those of b, backwards too.
+// The two are merged by their lse, and the gradients of both are those of parts
+// (AttentionSaved::whole).
+#pragma once
+
+#include "core/train/buffer.h"
+#include "core/train/ops.h"
+
+namespace msa::train {
+
+class WindowAttention {
+public:
+    /// For one layout, whose sequences have as many queries as keys. top_k is k, at least 2.
+    WindowAttention(Ops& ops, const Problem& problem, int64_t top_k);
+
+    const PackedBatch& layout() const { return layout_; }
+
+    /// `problem` is the one that this was made for.
+    void forward(Ops& ops, const Problem& problem, const AttentionInput& in,
+                 const AttentionOutput& to);
+    /// As Backend::dense_attention_grad's, from the out and lse of forward().
+    void backward(Ops& ops, const Problem& problem, const AttentionInput& in,
+                  const AttentionSaved& saved, const AttentionGradient& to);
+
+private:
+    void gather(Ops& ops, const AttentionInput& in);
+    Problem rest(const Problem& problem) const;
+
+    PackedBatch layout_, rest_;                 // of 1 and 2
+    Tensor<int32_t, 3> ids_;                    // [n, Hkv, k]
+    Tensor<int32_t, 1> query_rows_, key_rows_;  // [m], [j] what 2 takes of the packed tokens
+    Buffer<3> q_, out_, d_out_, d_q_;           // [m, Hq, dh]
+    Buffer<3> k_, v_, d_k_, d_v_;               // [j, Hkv, dh]
+    Tensor<float, 2> lse_;                      // [m, Hq]
+};
+
+}  // namespace msa::train

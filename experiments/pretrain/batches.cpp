@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/pretrain/batches.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/random.h"
+#include "core/train/ops.h"
+
+namespace msa::experiments::pretrain {
+
+void Mixture::validate() const {
+    tasks.validate();
+    double sum = 0;
+    for (size_t task = 0; task < shares.size(); ++task) {
+        require(shares[task] >= 0 && shares[task] <= 1, "the share of ", kTaskNames[task], " is ",
+                shares[task], ", must be from 0 to 1");
+        sum += shares[task];
+    }
+    require(sum <= 1 + 1e-9, "the shares of all tasks sum to ", sum, ", must be at most 1");
+}
+
+void Sequences::add(std::string_view bytes) {
+    MSA_CHECK(bytes.size() >= 2);
+    const auto byte = [&](size_t i) { return int32_t{static_cast<unsigned char>(bytes[i])}; };
+    for (size_t i = 0; i + 1 < bytes.size(); ++i) {
+        tokens.push_back(byte(i));
+        targets.push_back(byte(i + 1));
+        positions.push_back(static_cast<int32_t>(i));
+    }
+    cu_seqlens.push_back(std::ssize(tokens));
+}
+
+void Sequences::add(const Exercise& exercise) {
+    const int64_t before = std::ssize(targets) - 1;  // byte i is the target of token i - 1
+    add(std::string_view(exercise.bytes));
+    for (const auto& [begin, end] : exercise.planted)
+        std::fill(targets.begin() + before + std::max<int64_t>(1, begin),
+                  targets.begin() + before + end, train::Ops::kNoTarget);
+    for (const Answer& answer : exercise.answers)
+        answers.push_back(
+            {before + answer.begin, before + answer.end, exercise.task, answer.depth});
+}
+
+Uploaded::Uploaded(Backend& backend, const Sequences& sequences) : layout_(sequences.layout) {
+    const auto upload = [&](const std::vector<int32_t>& list) {
+        return backend.upload(View<const int32_t, 1>(list.data(), {std::ssize(list)}));
+    };
+    tokens_ = upload(sequences.tokens);
+    targets_ = upload(sequences.targets);
+    positions_ = upload(sequences.positions);
+}
+
+Batches::Batches(const Documents& documents, const Mixture& mixture, ShortDocuments short_documents,
+                 int64_t context, int64_t sequences, uint64_t seed)
+    : documents_(documents),
+      mixture_(mixture),
+      short_documents_(short_documents),
+      context_(context),
+      sequences_(sequences),
+      seed_(seed) {
+    require(context >= 1, "the context is ", context, ", must be at least 1");
+    require(sequences >= 1, "sequences per batch are ", sequences, ", must be at least 1");
+    mixture_.validate();
+    const int64_t needed = short_documents == ShortDocuments::leave_out ? context + 1 : 2;
+    require(documents.longest() >= needed, documents.name(), ": the longest document has ",
+            documents.longest(), " bytes, must have at least ", needed,
+            short_documents == ShortDocuments::leave_out
+                ? ": one more than the context, unless short documents are packed"
+                : "");
+    for (int task = 0; task < kTasks; ++task) {
+        if (mixture_.shares[static_cast<size_t>(task)] == 0) continue;
+        const int64_t planted = planted_bytes(static_cast<Task>(task), mixture_.tasks);
+        require(planted <= context + 1, "an exercise of ", name_of(static_cast<Task>(task)),
+                " takes ", planted, " bytes without any filler, the context is ", context);
+    }
+    if (short_documents == ShortDocuments::leave_out) {
+        long_documents_ = documents.longer_than(context);
+        std::vector<int64_t> cu_seqlens(static_cast<size_t>(sequences) + 1);
+        for (size_t s = 0; s < cu_seqlens.size(); ++s)
+            cu_seqlens[s] = static_cast<int64_t>(s) * context;
+        layout_ = PackedBatch(cu_seqlens, cu_seqlens);
+    }
+}
+
+std::optional<Task> Batches::task(uint64_t bits) const {
+    double left = random_uniform(bits);
+    for (int task = 0; task < kTasks; ++task) {
+        left -= mixture_.shares[static_cast<size_t>(task)];
+        if (left < 0) return static_cast<Task>(task);
+    }
+    return std::nullopt;
+}
+
+void Batches::add_row(Sequences& to, uint64_t seed) const {
+    if (const std::optional<Task> exercise = task(mix(seed, 0))) {
+        to.add(make_exercise(*exercise, mixture_.tasks, documents_, context_ + 1, std::nullopt,
+                             mix(seed, 1)));
+        return;
+    }
+    if (short_documents_ == ShortDocuments::leave_out) {
+        to.add(long_documents_.cut(context_ + 1, mix(seed, 2)));
+        return;
+    }
+    const int64_t end = std::ssize(to.tokens) + context_;
+    for (int64_t draw = 2; std::ssize(to.tokens) < end; ++draw) {
+        const std::string_view cut =
+            documents_.cut(end - std::ssize(to.tokens) + 1, mix(seed, draw));
+        if (cut.size() >= 2) to.add(cut);
+    }
+}
+
+Sequences Batches::at(int64_t step, int64_t first, int64_t count) const {
+    MSA_CHECK(step >= 0 && first >= 0 && count >= 1 && first + count <= sequences_);
+    Sequences rows;
+    for (int64_t row = first; row < first + count; ++row) add_row(rows, mix(seed_, step, row));
+    rows.layout = rows.cu_seqlens == layout_.cu_seqlens_q()
+                      ? layout_
+                      : PackedBatch(rows.cu_seqlens, rows.cu_seqlens);
+    return rows;
+}
+
+}  // namespace msa::experiments::pretrain

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/pretrain/options.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "experiments/pretrain/presets.h"
+
+namespace msa::experiments::pretrain {
+namespace {
+
+const About kAbout{
+    .name = "msa-pretrain",
+    .question =
+        "What does a choice of training do to a model with MiniMax Sparse Attention? Trains a "
+        "small transformer on text, bytes as tokens.",
+    .usage = "FILE... --out DIR [options]",
+    .examples = {"msa-pretrain core/*.cpp core/cpu/*.cpp --out results/nano",
+                 "msa-pretrain core/*.cpp core/cpu/*.cpp --out results/window --attention window "
+                 "--steps 100"},
+    .writes =
+        "DIR/results.h5 (groups /train, /probe, /evaluation, /text, /retrieval),\n"
+        "DIR/checkpoint.h5 (weights and the state of the optimizer, for --resume and "
+        "--start-from),\n"
+        "DIR/curves.csv, which grows while it runs, DIR/summary.json and, with --capture,\n"
+        "DIR/activations.h5 for msa-analyze. See data/FORMAT.md.",
+};
+
+/// Above any model that is trained here; sizes below them multiply without overflow.
+constexpr double kMostSize = 1 << 20, kMostLayers = 512, kMostSequences = 1 << 16,
+                 kMostSteps = 1e12, kMostBeta = 0.999999;
+
+const std::vector<std::string> kAttentions{"full", "msa", "window"};
+
+void add_model(OptionTable& table, PretrainOptions& o) {
+    train::ModelSizes& s = o.sizes;
+    table.count("layers", "N", s.layers, "layers of the model").between(1, kMostLayers);
+    table.count("model-dim", "N", s.model_dim, "D, width of the residual stream")
+        .between(1, kMostSize);
+    table
+        .count("hidden-dim", "N", s.hidden_dim,
+               "of the feed-forward part, SwiGLU; the paper's "
+               "models have a mixture of experts there")
+        .at_least(1);
+    table.count("query-heads", "N", s.query_heads, "Hq").between(1, kMostSize);
+    table.count("kv-heads", "N", s.kv_heads, "Hkv, the GQA groups").between(1, kMostSize);
+    table.count("head-dim", "N", s.head_dim, "dh").between(kMinHeadDim, kMaxHeadDim);
+    table.count("rotary-dim", "N", s.rotary_dim, "channels of a head that RoPE turns; 0: none")
+        .at_least(0);
+    table.real("rope-theta", "T", s.rope_theta, "base of RoPE, of the Index Branch too");
+    table.count("context", "TOKENS", o.context, "tokens of a training sequence")
+        .between(2, kMostSize);
+    table.text("attention", "KIND[,KIND...]", o.attention,
+               "what layers attend to: full (all visible keys), msa (the blocks that the Index "
+               "Branch selects) or window (the first block and the newest tokens, k Bk in all: "
+               "app:prelim-swa); one for all layers, or one for each");
+    add_sizes(table, o);
+    table.flag("sink", o.sink,
+               "a learnable sink: a logit per query head that competes in its "
+               "softmax and has no value (app:prelim-learnable-sink)");
+}
+
+void add_index_branch(OptionTable& table, PretrainOptions& o) {
+    train::ModelSizes& s = o.sizes;
+    table.count("index-dim", "N", s.index_dim, "didx, channels of an index head")
+        .between(kMinHeadDim, kMaxHeadDim);
+    table
+        .count("index-rotary", "N", s.index_rotary,
+               "channels of an index head that RoPE turns; 0: none")
+        .at_least(0);
+    table.choice("index-norm", "NORM", s.index_norm, {"none", "rms"}, "of every index head");
+    table.choice("signals", "SIGNALS", o.signals, {"lm", "kl", "both"},
+                 "where the gradient of the index projections comes from: lm (the language model's "
+                 "loss, through a value head of the Index Branch), kl (the KL loss, without a "
+                 "value head), or both (app:prelim-grad-source)");
+    table.real("kl-weight", "LAMBDA", o.kl_weight, "weight of the KL loss (eq:msa-kl)").at_least(0);
+    table.choice(
+        "detach", "WHETHER", o.no_detach, {"on", "off"},
+        "cut the gradient from the index projections into the backbone: on (eq:msa-detach) "
+        "or off; the teacher is always detached");
+    table.choice("kl-support", "SUPPORT", o.kl_full_support, {"selected", "full"},
+                 "keys that the KL loss compares after the warm-up: those of the selected blocks, "
+                 "or all visible ones");
+    table
+        .count("warmup-steps", "STEPS", o.training.warmup_steps,
+               "indexer warm-up: first steps with full attention, and the KL loss over all visible "
+               "keys (sec:method-training)")
+        .at_least(0);
+}
+
+void add_training(OptionTable& table, PretrainOptions& o) {
+    train::TrainingOptions& t = o.training;
+    table.count("steps", "N", t.steps, "training steps").between(1, kMostSteps);
+    table.count("sequences", "N", o.sequences, "sequences of a step").between(1, kMostSequences);
+    table.real("lr", "RATE", t.rate, "learning rate of AdamW at its highest").at_least(0);
+    table.count("lr-warmup", "STEPS", t.rate_warmup, "first steps, in which it rises linearly")
+        .at_least(0);
+    table.real("lr-floor", "SHARE", t.rate_floor, "share of it that its cosine ends at")
+        .between(0, 1);
+    table.real("weight-decay", "RATE", t.adamw.weight_decay, "decoupled weight decay, of matrices")
+        .at_least(0);
+    table.real("beta2", "B", t.adamw.beta2, "of AdamW's second moment").between(0, kMostBeta);
+    table.real("clip", "NORM", t.clip, "largest norm of a step's gradient; 0: any").at_least(0);
+    table
+        .path("start-from", "FILE", o.start_from,
+              "checkpoint.h5 of another run, whose weights this one starts from (continued "
+              "pretraining); an Index Branch that it lacks starts fresh")
+        .unrecorded();
+    table.seed(o.seed, "of the first weights, and of the text and exercises of every step");
+}
+
+void add_text(OptionTable& table, PretrainOptions& o) {
+    table.real("held-out", "SHARE", o.held_out, "share of the documents that are held out")
+        .between(0, 1);
+    table.paths("held-out-text", "FILE", o.held_out_files,
+                "text that is held out, in the place of a share (repeatable); documents that it "
+                "has do not train");
+    table.choice("short-documents", "WHAT", o.short_documents, {"leave-out", "pack"},
+                 "documents that are no longer than the context: leave-out, or pack several into "
+                 "a row");
+    table.names(
+        "tasks", "TASK,...", o.tasks,
+        [](const std::string& name) {
+            const std::vector<std::string> known(kTaskNames.begin(), kTaskNames.end());
+            return known[choice("tasks", name, known)];
+        },
+        "exercises in retrieval, for training and for evaluation: needle, multi_key, tracking, "
+        "recall, copy; default: all");
+    table
+        .real("exercises", "SHARE", o.exercises,
+              "share of the training sequences that carry an exercise, each task alike")
+        .between(0, 1);
+    table.count("pairs", "N", o.task.pairs, "facts of multi_key and recall, chains of tracking")
+        .between(1, kMostSize);
+    table.count("questions", "N", o.task.questions, "of recall").between(1, kMostSize);
+    table.count("key-length", "BYTES", o.task.key_length, "of an exercise's keys")
+        .between(1, kMostSize);
+    table.count("value-length", "BYTES", o.task.value_length, "of its values")
+        .between(1, kMostSize);
+    table.count("hops", "N", o.task.hops, "references of tracking").between(1, kMostSize);
+    table.count("copy-length", "BYTES", o.task.copy_length, "of the run to copy")
+        .between(1, kMostSize);
+}
+
+void add_measuring(OptionTable& table, PretrainOptions& o) {
+    const auto every = [&](const char* flag, int64_t& to, const std::string& what) -> OptionRow& {
+        return table.count(flag, "STEPS", to, what).at_least(0);
+    };
+    table.count("log", "STEPS", o.log_every, "steps between entries of the training curves")
+        .at_least(1);
+    every("probe", o.probe_every,
+          "steps between looks into every layer on a held-out sequence: recall, mass kept, "
+          "entropies, sink mass; 0: at the end alone");
+    every("evaluate", o.evaluate_every,
+          "steps between evaluations on held-out text and exercises; 0: at the end alone");
+    every("checkpoint", o.checkpoint_every, "steps between checkpoints; 0: at the end alone")
+        .unrecorded();
+    table.count("eval-sequences", "N", o.eval_sequences, "held-out sequences of an evaluation")
+        .between(1, kMostSequences);
+    table
+        .count("eval-exercises", "N", o.eval_exercises,
+               "exercises of every task and length; 0: none")
+        .at_least(0);
+    table
+        .counts("eval-lengths", "TOKENS,...", o.eval_lengths,
+                "lengths of exercises; default: the context")
+        .at_least(2);
+    table.count("eval-depths", "N", o.eval_depths, "parts of depth that are told apart")
+        .between(1, kMostSequences);
+    table
+        .count("capture", "SEQUENCES", o.capture,
+               "held-out sequences whose activations the trained model writes to "
+               "DIR/activations.h5")
+        .between(0, kMostSequences)
+        .unrecorded();
+}
+
+std::vector<train::Attention> attentions(const std::string& list) {
+    std::vector<train::Attention> kinds;
+    for (const std::string& name : split_list("attention", list))
+        kinds.push_back(static_cast<train::Attention>(choice("attention", name, kAttentions)));
+    return kinds;
+}
+
+/// What no row can check alone.
+void check(const PretrainOptions& o) {
+    check_existing(o);
+    o.rule.validate();
+    const train::ModelConfig model = o.model();
+    model.validate();
+    o.training.validate();
+    o.mixture().validate();
+    const bool selects = model.has_index() || model.attends(train::Attention::window);
+    require(!selects || o.rule.top_k * o.block_size <= o.context, "--top-k times --block-size is ",
+            o.rule.top_k * o.block_size, ", must be at most the context of ", o.context,
+            " tokens, or every query attends to everything");
+    for (int64_t length : o.eval_lengths)
+        require(length <= o.context, "--eval-lengths names ", length,
+                ", must be at most the context of ", o.context, " tokens");
+    o.evaluation().validate();
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> PretrainOptions::inputs() const {
+    std::vector<std::filesystem::path> all = files;
+    all.insert(all.end(), held_out_files.begin(), held_out_files.end());
+    if (!start_from.empty()) all.push_back(start_from);
+    return all;
+}
+
+train::ModelConfig PretrainOptions::model() const {
+    train::ModelConfig config;
+    config.sizes = sizes;
+    config.attention = attentions(attention);
+    config.sizes.max_positions = context;
+    config.msa = {.block_size = block_size,
+                  .rule = rule,
+                  .sink = sink,
+                  .kl = signals != Signals::lm,
+                  .kl_weight = kl_weight,
+                  .value_head = signals != Signals::kl,
+                  .detach = !no_detach,
+                  .kl_full_support = kl_full_support};
+    return config;
+}
+
+std::vector<Task> PretrainOptions::chosen_tasks() const {
+    std::vector<Task> chosen;
+    for (int n = 0; n < kTasks; ++n)
+        if (tasks.empty() || std::find(tasks.begin(), tasks.end(),
+                                       kTaskNames[static_cast<size_t>(n)]) != tasks.end())
+            chosen.push_back(static_cast<Task>(n));
+    return chosen;
+}
+
+Mixture PretrainOptions::mixture() const {
+    Mixture mixture{.tasks = task};
+    const std::vector<Task> chosen = chosen_tasks();
+    for (Task one : chosen)
+        mixture.shares[static_cast<size_t>(one)] = exercises / static_cast<double>(chosen.size());
+    return mixture;
+}
+
+EvaluationOptions PretrainOptions::evaluation() const {
+    EvaluationOptions e{.short_documents = short_documents,
+                        .context = context,
+                        .sequences = eval_sequences,
+                        .task = task,
+                        .lengths = eval_lengths,
+                        .depths = eval_depths,
+                        .exercises = eval_exercises,
+                        .batch_tokens = sequences * context,
+                        .seed = seed};
+    if (eval_exercises > 0) e.tasks = chosen_tasks();
+    if (e.lengths.empty()) e.lengths = {context};
+    return e;
+}
+
+OptionTable option_table(PretrainOptions& o) {
+    OptionTable table(kAbout);
+    table
+        .paths("input", "FILE", o.files,
+               "text to train on (positional, repeatable); a byte 0 separates documents")
+        .without_flag()
+        .as("files")
+        .required("no input: name a text file; --help shows how");
+    table.path("out", "DIR", o.out, "directory for the results")
+        .unrecorded()
+        .required("no output: name a directory with --out");
+    table.text("preset", "NAME", o.preset,
+               "sizes that other options start from: nano (seconds on a laptop), pilot (13.9M "
+               "parameters, context 4096) or large (29M, context 8192); the defaults below are "
+               "those of nano");
+    add_model(table, o);
+    add_index_branch(table, o);
+    add_training(table, o);
+    add_text(table, o);
+    add_measuring(table, o);
+    table
+        .path("sweep", "FILE", o.sweep,
+              "several runs: JSON with seeds, a list, and arms, each a name and the list of words "
+              "that it adds to this command line; runs what is missing in DIR/ARM/seed-S and "
+              "writes DIR/sweep.json")
+        .unrecorded();
+    add_backend(table, o);
+    add_existing(table, o);
+    return table;
+}
+
+std::optional<PretrainOptions> parse_pretrain_options(std::span<const std::string> args,
+                                                      std::ostream& out) {
+    PretrainOptions first = preset(kPresets[0]);  // to learn which preset is asked for
+    if (!option_table(first).parse(args, out)) return std::nullopt;
+    std::optional<PretrainOptions> o = preset(first.preset);
+    option_table(*o).parse(args, out);
+    check(*o);
+    return o;
+}
+
+}  // namespace msa::experiments::pretrain

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "core/random.h"
+#include "experiments/driver/run.h"
+#include "experiments/pretrain/capture.h"
+#include "experiments/pretrain/options.h"
+#include "experiments/pretrain/results.h"
+#include "experiments/pretrain/sweep.h"
+#include "experiments/pretrain/training.h"
+#include "experiments/programs.h"
+#include "gpu/cuda_backend.h"
+
+namespace msa::experiments::pretrain {
+namespace {
+
+constexpr int64_t kCapturedText = 2;  // which held-out text is captured
+
+/// Held-out text of the model's own sequences, as the capture has it.
+Sequences captured_text(const PretrainOptions& o, const Text& text) {
+    return Batches(text.held_out(), {}, o.short_documents, o.context, o.capture,
+                   mix(o.seed, kCapturedText))
+        .at(0);
+}
+
+train::Model make_model(const PretrainOptions& o, std::unique_ptr<train::Ops> ops) {
+    std::vector<float> start;
+    if (!o.start_from.empty()) {
+        const train::Model names(o.model(), train::make_cpu_ops(make_backend("cpu")), o.seed);
+        start = start_values(o.start_from, names.parameters(), o.seed);
+    }
+    return {o.model(), std::move(ops), o.seed, start};
+}
+
+int train_one(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    std::optional<PretrainOptions> parsed = parse_pretrain_options(args, out);
+    if (!parsed) return 0;
+    PretrainOptions& o = *parsed;
+    register_cuda_backend();
+    const Text text =
+        o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
+    train::Model model =
+        make_model(o, train::make_cpu_ops(make_backend(o.backend, o.backend_options)));
+    UnitRun job("msa-pretrain", args, o, o.inputs(),
+                {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err);
+    job.record.options = option_table(o).record();
+    job.record.definitions = pretrain_definitions();
+    job.record.device = model.ops().backend().device();
+    job.record.element = job.record.index_element = job.record.computed_in =
+        to_string(model.ops().element());
+    const Checkpoint checkpoint(job.path("checkpoint.h5"), job.record);
+    Training training(o, text, model, checkpoint, job.path("curves.csv"), err);
+    check_unfinished(o, o.out, checkpoint.exists() && !exists(job.path("summary.json")));
+    job.begin();  // locks the folder's results, so that nobody else is at the checkpoint either
+    if (o.overwrite) checkpoint.remove();
+    if (o.resume) training.resume();
+    const Unit unit{"training", [&](const Worker& worker) {
+                        training.run();
+                        worker.write("training", [&] { training.write(worker.to); });
+                    }};
+    job.work({&unit, 1}, o, model.ops().backend(), OnError::stop);
+    std::filesystem::remove(job.path("summary.json"));  // written last
+
+    const io::ResultsReader results = job.finish();
+    if (o.capture > 0)
+        write_capture(job.path("activations.h5"), model, captured_text(o, text),
+                      o.training.sparse(o.training.steps), results.run().options);
+    job.write("summary.json", pretrain_summary_json(results));
+    if (o.json)
+        out << pretrain_summary_json(results);
+    else
+        print_pretrain_tables(results, out);
+    return 0;
+}
+
+}  // namespace
+
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    const std::optional<PretrainOptions> o = parse_pretrain_options(args, out);
+    if (!o) return 0;
+    if (o->sweep.empty()) return train_one(args, out, err);
+    run_sweep(*o, args, train_one, out, err);
+    return 0;
+}
+
+}  // namespace msa::experiments::pretrain

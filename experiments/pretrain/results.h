@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+// What msa-pretrain says of its results, made from them alone.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "core/io/results.h"
+#include "experiments/pretrain/evaluate.h"
+
+namespace msa::experiments::pretrain {
+
+/// Means over the answers of all lengths and depths; NaN without any.
+struct TaskScore {
+    Task task = Task::needle;
+    int64_t answers = 0;
+    double exact_match = 0, log_likelihood = 0;
+};
+std::vector<TaskScore> by_task(const Evaluation& evaluation, const std::vector<Task>& tasks);
+
+/// Groups /text and /retrieval of the unit under way.
+void write_evaluation(io::ResultsWriter& to, const Evaluation& evaluation);
+Evaluation read_evaluation(const io::ResultsReader& from);
+
+/// Text of each number of the summary, JSON object.
+std::string pretrain_definitions();
+
+/// summary.json: {"format", "program", "options", "definitions", "steps", "parameters", "loss",
+/// "bits_per_byte", "tokens_per_second", "retrieval": {task: {...}}, "evaluation", "rows"}: of the
+/// last step; rows are the layers' last probe. What is NaN is null.
+std::string pretrain_summary_json(const io::ResultsReader& results);
+
+/// The same as a few lines and two tables.
+void print_pretrain_tables(const io::ResultsReader& results, std::ostream& out);
+
+}  // namespace msa::experiments::pretrain

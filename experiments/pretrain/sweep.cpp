@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/pretrain/sweep.h"
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <sstream>
+
+#include "core/error.h"
+#include "experiments/driver/write_text.h"
+#include "experiments/pretrain/training.h"
+
+namespace msa::experiments::pretrain {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr const char* kNumbers[] = {
+    "steps", "parameters", "loss", "bits_per_byte", "tokens_per_second", "retrieval", "rows"};
+
+ordered_json read_json(const fs::path& file) {
+    std::ifstream stream(file);
+    require(stream.good(), file.string(), ": there is no such file");
+    ordered_json json = ordered_json::parse(stream, nullptr, false);
+    require(!json.is_discarded(), file.string(), ": is no JSON");
+    return json;
+}
+
+bool is_name(const std::string& arm) {
+    return !arm.empty() && std::all_of(arm.begin(), arm.end(), [](unsigned char c) {
+        return std::isalnum(c) != 0 || c == '-' || c == '_';
+    });
+}
+
+/// The words of a command line without those of the sweep itself: options of one value.
+std::vector<std::string> common_words(std::span<const std::string> args) {
+    constexpr const char* kOwn[] = {"--sweep", "--out", "--seed"};
+    std::vector<std::string> words;
+    for (size_t n = 0; n < args.size(); ++n) {
+        const bool own = std::any_of(std::begin(kOwn), std::end(kOwn), [&](const char* option) {
+            return args[n] == option || args[n].starts_with(std::string(option) + "=");
+        });
+        if (!own)
+            words.push_back(args[n]);
+        else if (args[n].find('=') == std::string::npos)
+            ++n;
+    }
+    std::erase_if(words,
+                  [](const std::string& word) { return word == "--resume" || word == "--json"; });
+    return words;
+}
+
+}  // namespace
+
+Sweep read_sweep(const fs::path& file) {
+    const ordered_json json = read_json(file);
+    const auto rule = [&](bool holds, const std::string& what) {
+        require(holds, file.string(), ": ", what);
+    };
+    rule(json.is_object() && json.contains("seeds") && json["seeds"].is_array() &&
+             !json["seeds"].empty(),
+         "seeds must be a list of numbers");
+    rule(json.contains("arms") && json["arms"].is_object() && !json["arms"].empty(),
+         "arms must be an object of lists of words, by name");
+    Sweep sweep;
+    for (const ordered_json& seed : json["seeds"]) {
+        rule(seed.is_number_unsigned(), "seed " + seed.dump() + " must be a number from 0 on");
+        sweep.seeds.push_back(seed);
+    }
+    for (const auto& [arm, words] : json["arms"].items()) {
+        rule(is_name(arm), "arm '" + arm + "' must be of letters, digits, - and _");
+        const bool list = words.is_array() &&
+                          std::all_of(words.begin(), words.end(),
+                                      [](const ordered_json& word) { return word.is_string(); });
+        rule(list, "arm " + arm + " must be a list of words");
+        sweep.arms.emplace_back(arm, words.get<std::vector<std::string>>());
+    }
+    return sweep;
+}
+
+void run_sweep(const PretrainOptions& o, std::span<const std::string> args, Run train,
+               std::ostream& out, std::ostream& err) {
+    require(!o.overwrite, "--overwrite is not for a sweep, which runs what is missing");
+    const Sweep sweep = read_sweep(o.sweep);
+    ordered_json runs = ordered_json::array();
+    for (uint64_t seed : sweep.seeds)
+        for (const auto& [arm, words] : sweep.arms) {
+            const fs::path folder = o.out / arm / text("seed-", seed);
+            const fs::path diverged = folder / "diverged.json";
+            ordered_json run{{"arm", arm}, {"seed", seed}};
+            std::vector<std::string> all = common_words(args);
+            all.insert(all.end(), words.begin(), words.end());
+            all.insert(all.end(),
+                       {"--seed", std::to_string(seed), "--out", folder.string(), "--resume"});
+            err << arm << ", seed " << seed << '\n';
+            if (!fs::exists(diverged)) {
+                std::ostringstream tables;
+                try {
+                    train(all, tables, err);
+                } catch (const Diverged& error) {
+                    err << error.what() << '\n';
+                    write_text(diverged,
+                               ordered_json{{"diverged_after", error.step()}}.dump() + "\n");
+                }
+            }
+            if (fs::exists(diverged)) {
+                run.update(read_json(diverged));
+            } else {
+                const ordered_json summary = read_json(folder / "summary.json");
+                for (const char* name : kNumbers) run[name] = summary.at(name);
+            }
+            runs.push_back(run);
+            write_text(o.out / "sweep.json",
+                       ordered_json{{"format", "msa-sweep"}, {"runs", runs}}.dump(2) + "\n");
+            out << arm << ", seed " << seed << ": "
+                << (run.contains("diverged_after")
+                        ? text("diverged after ", run["diverged_after"].dump(), " steps")
+                        : text(run["bits_per_byte"].dump(), " bits per byte"))
+                << std::endl;
+        }
+}
+
+}  // namespace msa::experiments::pretrain

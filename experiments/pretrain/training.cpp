@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/pretrain/training.h"
+
+#include <chrono>
+#include <cmath>
+
+#include "analysis/metrics.h"
+#include "core/error.h"
+#include "core/random.h"
+#include "experiments/driver/program.h"
+#include "experiments/driver/progress.h"
+#include "experiments/pretrain/probe.h"
+#include "experiments/pretrain/results.h"
+
+namespace msa::experiments::pretrain {
+namespace {
+
+/// Text that is probed is not that of the evaluations.
+constexpr int64_t kProbedText = 1;
+
+std::vector<std::string> layer_names(int64_t layers) {
+    std::vector<std::string> names;
+    for (int64_t layer = 0; layer < layers; ++layer) names.push_back(std::to_string(layer));
+    return names;
+}
+
+std::vector<Curve> make_curves(const PretrainOptions& o) {
+    const Column step{"step", "steps", "steps done before"};
+    const std::vector<std::string> layers = layer_names(o.sizes.layers);
+    std::vector<Column> probed{step};
+    for (const char* name : kProbed) {
+        const analysis::Metric& of = analysis::metric(name);
+        probed.push_back({name, of.unit, of.definition, "layer", layers});
+    }
+    std::vector<std::string> tasks;
+    for (Task task : o.chosen_tasks()) tasks.emplace_back(name_of(task));
+    return {
+        Curve("/train",
+              {step,
+               {"loss", "nats", "loss of the language model in the step, mean over its targets"},
+               {"gradient_norm", "1", "norm of the gradient before clipping"},
+               {"index_gradient_norm", "1", "of the parameters of the Index Branch alone"},
+               {"learning_rate", "1", "of AdamW"},
+               {"kl_loss", "nats",
+                "KL loss of the step on its support, mean over queries and groups; 0 without",
+                "layer", layers}}),
+        Curve("/probe", std::move(probed)),
+        Curve("/evaluation",
+              {step,
+               {"bits_per_byte", "bits", "on held-out text"},
+               {"exact_match", "share of answers", "mean over lengths and depths", "task", tasks},
+               {"log_likelihood", "nats", "of an answer, mean likewise", "task", tasks}})};
+}
+
+Batches make_batches(const char* side, const Documents& documents, const Mixture& mixture,
+                     const PretrainOptions& o, int64_t sequences, uint64_t seed) {
+    try {
+        return {documents, mixture, o.short_documents, o.context, sequences, seed};
+    } catch (const InputError& error) {
+        throw InputError(text(side, " text: ", error.what()));
+    }
+}
+
+}  // namespace
+
+Training::Training(const PretrainOptions& options, const Text& text, train::Model& model,
+                   const Checkpoint& checkpoint, const std::filesystem::path& csv,
+                   std::ostream& err)
+    : o_(options),
+      model_(model),
+      checkpoint_(checkpoint),
+      trainer_(model, options.training),
+      batches_(make_batches("training", text.train(), options.mixture(), options, options.sequences,
+                            options.seed)),
+      held_out_(make_batches("held-out", text.held_out(), {}, options, 1,
+                             mix(options.seed, kProbedText))),
+      text_(text),
+      csv_path_(csv),
+      err_(err) {
+    state_.curves = make_curves(options);
+}
+
+void Training::resume() {
+    if (!checkpoint_.exists()) return;
+    checkpoint_.load(model_, state_);
+    trainer_.resume(state_.step);
+    logged_ = state_.step;
+    logged_seconds_ = state_.seconds;
+}
+
+void Training::run() {
+    csv_.open(csv_path_);
+    csv_ << "step,group,name,part,value\n";
+    for (const Curve& curve : state_.curves)
+        for (int64_t row = 0; row < curve.rows(); ++row) curve.print(row, csv_);
+    Progress progress(err_, "training", o_.training.steps - state_.step, "steps");
+    while (state_.step < o_.training.steps) {
+        if (due(o_.probe_every)) look();
+        if (due(o_.evaluate_every)) judge();
+        step();
+        progress.advance(1);
+    }
+    look();
+    judge();
+    if (!std::isfinite(last_.bits_per_byte))
+        diverged(state_.step, text("on held-out text it is ", last_.bits_per_byte));
+    save();
+}
+
+bool Training::due(int64_t every) const {
+    return every > 0 && state_.step > 0 && state_.step % every == 0;
+}
+
+/// Kept are weights whose loss and gradient are known to be finite, before they move on.
+void Training::step() {
+    using Clock = std::chrono::steady_clock;
+    const auto since = [](Clock::time_point start) {
+        return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    Clock::time_point start = Clock::now();
+    const Uploaded batch(model_.ops().backend(), batches_.at(state_.step));
+    const train::StepReport report = trainer_.gradient(batch.batch());
+    state_.seconds += since(start);
+    if (!report.finite())
+        diverged(state_.step,
+                 text("loss ", report.losses.lm, ", gradient norm ", report.norms.all));
+    const bool stop = stop_requested();
+    if (stop || due(o_.checkpoint_every)) save();
+    if (stop) throw Interrupted(text("stopped after ", state_.step, " steps; --resume continues"));
+    if (state_.step % o_.log_every == 0 || state_.step + 1 == o_.training.steps) log(report);
+    start = Clock::now();
+    trainer_.update(report);
+    model_.ops().backend().finish();
+    state_.seconds += since(start);
+    state_.step = trainer_.step();
+}
+
+void Training::save() { checkpoint_.save(model_, state_); }
+
+void Training::log(const train::StepReport& report) {
+    std::vector<double> row{static_cast<double>(report.step), report.losses.lm, report.norms.all,
+                            report.norms.indexer, report.rate};
+    std::vector<double> kl = report.losses.kl;
+    kl.resize(static_cast<size_t>(o_.sizes.layers));
+    row.insert(row.end(), kl.begin(), kl.end());
+    record(kTrain, std::move(row));
+    if (state_.step > logged_)
+        csv_ << report.step << ",train,tokens_per_second,,"
+             << static_cast<double>((state_.step - logged_) * o_.sequences * o_.context) /
+                    (state_.seconds - logged_seconds_)
+             << std::endl;
+    logged_ = state_.step;
+    logged_seconds_ = state_.seconds;
+}
+
+void Training::look() {
+    if (state_.curves[kProbe].has(state_.step)) return;
+    std::vector<double> row{static_cast<double>(state_.step)};
+    for (const std::vector<double>& layers :
+         probe(model_, held_out_.at(0), o_.training.sparse(state_.step)))
+        row.insert(row.end(), layers.begin(), layers.end());
+    record(kProbe, std::move(row));
+}
+
+void Training::judge() {
+    const Predict predict = predictions_of(model_, o_.training.sparse(state_.step));
+    last_ = evaluate(
+        [&](const Sequences& sequences) {
+            if (stop_requested())
+                throw Interrupted("stopped in an evaluation; --resume continues at the checkpoint");
+            return predict(sequences);
+        },
+        text_.held_out(), o_.evaluation());
+    if (state_.curves[kEvaluation].has(state_.step)) return;
+    std::vector<double> row{static_cast<double>(state_.step), last_.bits_per_byte};
+    const std::vector<TaskScore> scores = by_task(last_, o_.chosen_tasks());
+    for (const TaskScore& score : scores) row.push_back(score.exact_match);
+    for (const TaskScore& score : scores) row.push_back(score.log_likelihood);
+    record(kEvaluation, std::move(row));
+}
+
+void Training::record(size_t which, std::vector<double> row) {
+    Curve& curve = state_.curves[which];
+    curve.add(std::move(row));
+    curve.print(curve.rows() - 1, csv_);
+    if (!csv_.flush()) throw SystemError(csv_path_.string() + ": cannot be written");
+}
+
+void Training::diverged(int64_t step, const std::string& what) const {
+    const std::string kept = checkpoint_.exists()
+                                 ? text("the weights after ", checkpoint_.step(),
+                                        " steps are kept in ", checkpoint_.path().string())
+                                 : "no checkpoint was written yet";
+    throw Diverged(text("diverged: the loss or its gradient is not finite after ", step, " steps (",
+                        what, "); ", kept, "; a smaller --lr or --kl-weight may help"),
+                   step);
+}
+
+void Training::write(io::ResultsWriter& to) const {
+    for (const Curve& curve : state_.curves) curve.write(to);
+    write_evaluation(to, last_);
+    const auto tokens = static_cast<double>(state_.step * o_.sequences * o_.context);
+    to.attribute("/train", "steps", state_.step);
+    to.attribute("/train", "parameters", model_.parameters().size());
+    to.attribute("/train", "tokens_per_second", tokens / state_.seconds);
+}
+
+}  // namespace msa::experiments::pretrain

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+// A run of training from its first step, or the one of a checkpoint, to its last.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <iosfwd>
+
+#include "core/error.h"
+#include "experiments/pretrain/checkpoint.h"
+#include "experiments/pretrain/options.h"
+
+namespace msa::experiments::pretrain {
+
+/// The loss of a step, or its gradient, is not finite.
+class Diverged : public InputError {
+public:
+    Diverged(const std::string& message, int64_t step) : InputError(message), step_(step) {}
+    int64_t step() const { return step_; }  // steps done before
+
+private:
+    int64_t step_;
+};
+
+class Training {
+public:
+    /// All must outlive this. InputError where the text does not fit the options.
+    Training(const PretrainOptions& options, const Text& text, train::Model& model,
+             const Checkpoint& checkpoint, const std::filesystem::path& csv, std::ostream& err);
+
+    /// Takes over the checkpoint, where there is one.
+    void resume();
+    /// The steps that are left, with the checkpoints, probes and evaluations of the options; at the
+    /// end one of each. Throws Interrupted where a stop is asked for, after a checkpoint, and
+    /// Diverged naming the step where a loss or gradient is not finite; the checkpoint is then the
+    /// last one of finite losses.
+    void run();
+
+    /// Datasets of the curves and of the last evaluation, into the unit under way.
+    void write(io::ResultsWriter& to) const;
+
+private:
+    void step();
+    void save();
+    void log(const train::StepReport& report);
+    void look();
+    void judge();
+    void record(size_t curve, std::vector<double> row);
+    bool due(int64_t every) const;
+    [[noreturn]] void diverged(int64_t step, const std::string& what) const;
+
+    enum Which : size_t { kTrain, kProbe, kEvaluation };
+
+    const PretrainOptions& o_;
+    train::Model& model_;
+    const Checkpoint& checkpoint_;
+    train::Trainer trainer_;
+    Batches batches_, held_out_;
+    const Text& text_;
+    RunState state_;
+    Evaluation last_;
+    std::filesystem::path csv_path_;
+    std::ofstream csv_;
+    std::ostream& err_;
+    int64_t logged_ = 0;  // steps at the last entry of the log
+    double logged_seconds_ = 0;
+};
+
+}  // namespace msa::experiments::pretrain

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: MIT
+"""data/make_corpus.py on tiny packages, with stand-ins for apt-get and apt-cache."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "data" / "make_corpus.py"
+pytestmark = pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="needs dpkg-deb")
+
+# $FAKE/debs has the packages; $FAKE/log what was downloaded; downloads wait while $FAKE/NAME.wait is
+# there.
+APT_CACHE = """#!/bin/bash
+case $1 in
+    pkgnames) ls "$FAKE/debs" | cut -d_ -f1; echo meta ;;
+    depends) echo "meta"; echo "  Depends: code" ;;
+esac
+"""
+APT_GET = """#!/bin/bash
+if [[ $2 == --print-uris ]]; then
+    for name in "${@:3}"; do
+        for deb in "$FAKE/debs/${name}"_*.deb; do
+            echo "'http://nowhere/$(basename "$deb")' $(basename "$deb") $(stat -c %s "$deb")" \\
+                "SHA256:$(sha256sum "$deb" | cut -d' ' -f1)"
+        done
+    done
+else
+    name=${3%%=*}
+    while [[ -e $FAKE/$name.wait ]]; do touch "$FAKE/$name.waits"; sleep 0.02; done
+    echo "$name" >>"$FAKE/log"
+    cp "$FAKE/debs/${name}"_*.deb .
+fi
+"""
+
+
+def lines(word, count):
+    return "".join(f"{word} {i * 7919 % 10007} of the line {i}\n" for i in range(count))
+
+
+class Archive:
+    """Debian packages of given files, and the commands that give them."""
+
+    def __init__(self, root):
+        self.root = root
+        (root / "debs").mkdir()
+        (root / "bin").mkdir()
+        for name, script in (("apt-cache", APT_CACHE), ("apt-get", APT_GET)):
+            (root / "bin" / name).write_text(script)
+            (root / "bin" / name).chmod(0o755)
+        self.environment = os.environ | {"FAKE": str(root),
+                                         "PATH": f"{root / 'bin'}:{os.environ['PATH']}"}
+
+    def add(self, name, files):
+        tree = self.root / "trees" / name
+        (tree / "DEBIAN").mkdir(parents=True)
+        (tree / "DEBIAN" / "control").write_text(
+            f"Package: {name}\nVersion: 1:2.0-1\nArchitecture: all\nMaintainer: nobody <n@n>\n"
+            f"Description: none\n")
+        for path, data in files.items():
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            (tree / path).write_bytes(data if isinstance(data, bytes) else data.encode())
+        subprocess.run(["dpkg-deb", "--build", "--root-owner-group", tree,
+                        self.root / "debs" / f"{name}_1%3a2.0-1_all.deb"],
+                       check=True, capture_output=True)
+
+    def recipe(self, packages, minimum_bytes=1):
+        path = self.root / "recipe.json"
+        path.write_text(json.dumps({"minimum_bytes": minimum_bytes, "packages": packages}))
+        return path
+
+    def command(self, out, recipe):
+        return [sys.executable, SCRIPT, out, "--recipe", recipe]
+
+    def make(self, out, recipe):
+        return subprocess.run(self.command(out, recipe), env=self.environment, capture_output=True,
+                              text=True, timeout=60)
+
+    def downloads(self):
+        return (self.root / "log").read_text().split()
+
+
+HELD_OUT = lines("held", 60)
+CODE = lines("code", 60)
+PAGE = lines("page", 60)
+PACKAGES = [{"name": "other", "side": "held_out"},
+            {"name": "meta", "side": "train", "depends": True},
+            {"name": "docs", "side": "train"},
+            {"name": "gone", "side": "train"}]
+
+
+def tar_of(files):
+    bytes_io = io.BytesIO()
+    with tarfile.open(fileobj=bytes_io, mode="w:xz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data.encode()))
+    return bytes_io.getvalue()
+
+
+@pytest.fixture
+def archive(tmp_path):
+    root = tmp_path / "archive"
+    root.mkdir()
+    archive = Archive(root)
+    archive.add("other", {"usr/a.txt": HELD_OUT})
+    archive.add("code", {
+        "usr/src/tree.tar.xz": tar_of({"tree/code.c": CODE, "tree/again.c": CODE,
+                                       "tree/near.c": HELD_OUT + "one line more, and one\n"}),
+        "usr/src/empty.tar": b"",
+        "usr/src/cut.gz": gzip.compress(CODE.encode())[:-9]})
+    archive.add("docs", {
+        "usr/doc/page.html": "<html><head><title>no</title></head><body><script>no()</script><p>a "
+                             "&lt;b&gt; <b>c</b></p><pre>" + PAGE + "</pre></body></html>",
+        "usr/doc/man.1.gz": gzip.compress(lines("man", 60).encode()),
+        "usr/doc/latin.txt": (lines("latin", 60) + "é").encode("latin-1"),
+        "usr/doc/program": b"\x7fELF\0" + os.urandom(3000),
+        "usr/doc/short.txt": "short\n",
+        "usr/doc/table.txt": lines("table", 20000),
+        "usr/doc/tables.js": lines("script", 60)})
+    return archive
+
+
+def documents(path):
+    *texts, end = path.read_bytes().split(b"\0")
+    assert end == b""
+    return [text.decode() for text in texts]
+
+
+def test_takes_text_once_and_each_package_on_one_side(archive, tmp_path):
+    out = tmp_path / "out"
+    done = archive.make(out, archive.recipe(PACKAGES))
+    assert done.returncode == 0, done.stderr
+    assert "no package gone: left out" in done.stderr
+    assert documents(out / "held_out.txt") == [HELD_OUT]
+    train = documents(out / "train.txt")
+    assert train[0] == CODE
+    assert sorted(train[1:]) == sorted(["a <b> c\n\n" + PAGE, lines("man", 60)])
+    manifest = json.loads((out / "manifest.json").read_text())
+    other, code, docs = manifest["packages"]
+    assert (code["package"], code["version"], code["side"]) == ("code", "1:2.0-1", "train")
+    assert {name: code[name] for name in ("files", "length", "duplicates", "near_duplicates",
+                                          "kept", "kept_bytes")} == {
+        "files": 5, "length": 2, "duplicates": 1, "near_duplicates": 1, "kept": 1,
+        "kept_bytes": len(CODE)}
+    assert {name: docs[name] for name in ("files", "no_text", "length", "kept")} == {
+        "files": 7, "no_text": 3, "length": 2, "kept": 2}
+    for name, file in manifest["files"].items():
+        data = (out / name).read_bytes()
+        assert file == {"documents": data.count(b"\0"), "bytes": len(data),
+                        "sha256": hashlib.sha256(data).hexdigest()}
+    deb = next((out / "packages").glob("code_*.deb")).read_bytes()
+    assert code["sha256"] == hashlib.sha256(deb).hexdigest()
+    assert not list(out.rglob("*.partial"))
+
+
+def test_what_is_complete_is_left_alone_and_what_changed_is_made_again(archive, tmp_path):
+    out, recipe = tmp_path / "out", archive.recipe(PACKAGES)
+    archive.make(out, recipe)
+    before = {path: path.read_bytes() for path in out.glob("*.*")}
+    assert archive.make(out, recipe).stdout == f"{out} is complete\n"
+    (out / "train.txt").write_bytes(b"changed")
+    deb = next((out / "packages").glob("docs_*.deb"))
+    deb.write_bytes(deb.read_bytes()[:-1])
+    assert archive.make(out, recipe).returncode == 0
+    assert archive.downloads() == ["other", "code", "docs", "docs"]
+    assert before == {path: path.read_bytes() for path in out.glob("*.*")}
+
+
+def test_goes_on_after_a_kill_to_the_same_files(archive, tmp_path):
+    recipe = archive.recipe(PACKAGES)
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    archive.make(whole, recipe)
+    (archive.root / "log").unlink()
+    (archive.root / "docs.wait").touch()
+    process = subprocess.Popen(archive.command(out, recipe), env=archive.environment,
+                               stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        while not (archive.root / "docs.waits").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        second = archive.make(out, recipe)
+        assert (second.returncode, second.stderr) == (
+            2, f"make_corpus: {out}: another process is writing there\n")
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not list(out.glob("*.txt")) and not list(out.glob("*.json"))
+    (archive.root / "docs.wait").unlink()
+    assert archive.make(out, recipe).returncode == 0
+    assert archive.downloads() == ["other", "code", "docs"]
+    for name in ("train.txt", "held_out.txt", "manifest.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    assert not list(out.rglob("*.partial"))
+
+
+def test_a_share_takes_documents_by_their_bytes(archive, tmp_path):
+    archive.add("many", {f"usr/{i}.txt": lines(f"word{i}", 40) for i in range(200)})
+    taken = {}
+    for share in (0.2, 0.5):
+        packages = [PACKAGES[0], {"name": "many", "side": "train", "share": share}]
+        out = tmp_path / str(share)
+        archive.make(out, archive.recipe(packages))
+        taken[share] = set(documents(out / "train.txt"))
+        # Binomial: 5 standard deviations of 200 draws.
+        assert abs(len(taken[share]) - 200 * share) < 5 * (200 * share * (1 - share)) ** 0.5
+    assert taken[0.2] < taken[0.5]
+
+
+@pytest.mark.parametrize("packages, minimum, message", [
+    ([{"name": "gone", "side": "held_out"}, {"name": "gone2", "side": "train"}], 1,
+     "apt knows none of the packages; has apt-get update been run?"),
+    (PACKAGES, 10**6, "fewer than minimum_bytes = 1000000"),
+    ([PACKAGES[1]], 1, "recipe.json: packages must be held_out or train, both, and held_out first"),
+    ([PACKAGES[1], PACKAGES[0]], 1, "both, and held_out first"),
+    ([PACKAGES[0], {"name": "docs", "side": "train", "share": 0}], 1,
+     "shares must be above 0 and at most 1"),
+    ([PACKAGES[0], {"side": "train"}], 1, "recipe.json: is no recipe: KeyError('name')"),
+    ([PACKAGES[0], {"name": "shorts", "side": "train"}], 1, "no document is on the side train"),
+])
+def test_refusals_leave_no_text(archive, tmp_path, packages, minimum, message):
+    archive.add("shorts", {"usr/a.txt": "short\n"})
+    out = tmp_path / "out"
+    done = archive.make(out, archive.recipe(packages, minimum))
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert not list(out.glob("*.txt*")) and not list(out.glob("*.json*"))
+
+
+def test_a_download_of_other_bytes_is_refused(archive, tmp_path):
+    (archive.root / "bin" / "apt-get").write_text(
+        APT_GET.replace('cp "$FAKE', "echo other >a.deb; : \"$FAKE"))
+    done = archive.make(tmp_path / "out", archive.recipe(PACKAGES))
+    assert done.returncode == 2
+    assert "other 1:2.0-1: what was downloaded has not the SHA-256 " in done.stderr
+    assert not list((tmp_path / "out" / "packages").iterdir())

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: MIT
+// msa-pretrain from its command line to its files, on a model and a text of a few kilobytes.
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/io/results.h"
+#include "core/random.h"
+#include "tests/experiments/cli.h"
+
+namespace msa::test {
+namespace {
+
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+class Pretrain : public CliTest {
+protected:
+    /// Documents of words that a small model can learn, each of `bytes`.
+    std::string text_file(const std::string& name, int64_t documents = 40,
+                          int64_t bytes = 300) const {
+        const Words words{"the ", "key ", "of a ", "block ", "is ", "near\n", "query "};
+        std::ofstream file(path(name));
+        for (int64_t d = 0; d < documents; ++d) {
+            std::string document;
+            for (int64_t w = 0; std::ssize(document) < bytes; ++w)
+                document += words[mix(5, d, w) % words.size()];
+            file << document.substr(0, static_cast<size_t>(bytes)) << '\0';
+        }
+        return path(name);
+    }
+    /// A short run, with `more` in the place of what is usual here.
+    Words args(const std::string& out, const Words& more = {}) const {
+        Words all{path("a.txt"), "--out", path(out)};
+        const Words usual{
+            "--layers",      "2",   "--model-dim",      "16", "--hidden-dim",     "16",
+            "--query-heads", "2",   "--kv-heads",       "1",  "--context",        "64",
+            "--block-size",  "8",   "--top-k",          "3",  "--sequences",      "2",
+            "--steps",       "12",  "--lr-warmup",      "2",  "--warmup-steps",   "4",
+            "--log",         "2",   "--probe",          "4",  "--evaluate",       "5",
+            "--checkpoint",  "3",   "--eval-sequences", "2",  "--eval-exercises", "2",
+            "--held-out",    "0.3", "--pairs",          "2",  "--questions",      "2",
+            "--threads",     "1"};
+        for (size_t n = 0; n < usual.size(); n += 2)
+            if (std::find(more.begin(), more.end(), usual[n]) == more.end())
+                all.insert(all.end(), {usual[n], usual[n + 1]});
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    Outcome run(const std::string& out, const Words& more = {}) const {
+        return kPretrain(args(out, more));
+    }
+    json summary(const std::string& out) const {
+        return json::parse(file_text(path(out + "/summary.json")));
+    }
+    std::vector<double> curve(const std::string& out, const std::string& name) const {
+        const Tensor<double, 1> values =
+            io::ResultsReader(path(out + "/results.h5")).read<double, 1>(name);
+        return {values.data(), values.data() + values.size()};
+    }
+    /// The trained weights of two runs, bit by bit.
+    testing::AssertionResult same_weights(const std::string& a, const std::string& b) const {
+        return same_data(path(a + "/checkpoint.h5"), path(b + "/checkpoint.h5"));
+    }
+    std::string refusal(const Words& more) const {
+        const Outcome outcome = run("refused", more);
+        EXPECT_EQ(outcome.code, 2) << outcome.err;
+        return outcome.err;
+    }
+};
+
+TEST_F(Pretrain, WritesCurvesAndASummary) {
+    text_file("a.txt");
+    const Outcome outcome = run("out");
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(curve("out", "/train/step"), (std::vector<double>{0, 2, 4, 6, 8, 10, 11}));
+    EXPECT_EQ(curve("out", "/probe/step"), (std::vector<double>{4, 8, 12}));
+    EXPECT_EQ(curve("out", "/evaluation/step"), (std::vector<double>{5, 10, 12}));
+    const json all = summary("out");
+    EXPECT_EQ(all["steps"], 12);
+    EXPECT_NEAR(all["bits_per_byte"], 8, 1.5);  // little is learned
+    EXPECT_GT(all["tokens_per_second"], 0);
+    EXPECT_EQ(all["retrieval"].size(), 5U);
+    EXPECT_EQ(all["retrieval"]["needle"]["answers"], 2);
+    ASSERT_EQ(all["rows"].size(), 2U);
+    for (const json& row : all["rows"]) {
+        EXPECT_GT(row["kl"], 0);
+        EXPECT_LE(row["mass_kept"].get<double>(), row["oracle_mass"].get<double>() + 1e-6);
+        EXPECT_GT(row["entropy_dense"], row["entropy_sparse"]);
+    }
+    const std::string csv = file_text(path("out/curves.csv"));
+    EXPECT_EQ(csv.find("step,group,name,part,value\n0,train,loss,,"), 0U) << csv.substr(0, 99);
+    EXPECT_NE(csv.find("\n12,probe,score_recall,1,"), std::string::npos);
+    EXPECT_NE(outcome.out.find("bits per byte"), std::string::npos);
+}
+
+TEST_F(Pretrain, TheLossOfANanoRunFalls) {
+    text_file("a.txt");
+    ASSERT_EQ(run("out", {"--steps", "60", "--model-dim", "32", "--lr", "0.01", "--exercises", "0",
+                          "--eval-exercises", "0", "--evaluate", "0", "--probe", "0"})
+                  .code,
+              0);
+    const std::vector<double> losses = curve("out", "/train/loss");
+    EXPECT_NEAR(losses.front(), std::log(256.0), 0.1);
+    EXPECT_LT(losses.back(), 2.5);
+    EXPECT_LT(summary("out")["bits_per_byte"], 3.6);
+}
+
+TEST_F(Pretrain, EveryChoiceOfTrainingRuns) {
+    text_file("a.txt");
+    for (const Words& choice : std::vector<Words>{{"--attention", "full"},
+                                                  {"--attention", "window", "--sink"},
+                                                  {"--attention", "full,msa"},
+                                                  {"--signals", "lm"},
+                                                  {"--signals", "both", "--detach", "off"},
+                                                  {"--kl-support", "full", "--index-norm", "none"},
+                                                  {"--short-documents", "pack"},
+                                                  {"--forced-first", "1", "--tasks", "copy"}}) {
+        Words more{"--overwrite", "--steps", "6"};
+        more.insert(more.end(), choice.begin(), choice.end());
+        const Outcome outcome = run("out", more);
+        EXPECT_EQ(outcome.code, 0) << choice[1] << outcome.err;
+    }
+}
+
+TEST_F(Pretrain, KilledAndResumedGivesTheSameBits) {
+    text_file("a.txt");
+    ASSERT_EQ(run("whole").code, 0);
+    int killed = 0, code = -1;
+    for (int64_t delay = 60000; code != 0; delay += 25000) {
+        code =
+            run_for("msa-pretrain", args("killed", {"--resume"}), std::chrono::microseconds(delay));
+        ASSERT_TRUE(code == 0 || code == -1) << code;
+        killed += code == -1 ? 1 : 0;
+    }
+    EXPECT_GT(killed, 2);
+    EXPECT_TRUE(same_weights("killed", "whole"));
+    EXPECT_TRUE(same_results(path("killed/results.h5"), path("whole/results.h5")));
+}
+
+TEST_F(Pretrain, ThreadsChangeNoBit) {
+    text_file("a.txt");
+    ASSERT_EQ(run("one", {"--threads", "1"}).code, 0);
+    ASSERT_EQ(run("three", {"--threads", "3"}).code, 0);
+    EXPECT_TRUE(same_weights("one", "three"));
+    EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
+}
+
+TEST_F(Pretrain, InterruptedItKeepsTheStep) {
+    text_file("a.txt");
+    const Words more{"--steps", "100000", "--evaluate", "0", "--probe", "0", "--checkpoint", "0"};
+    EXPECT_EQ(run_for("msa-pretrain", args("out", more), std::chrono::milliseconds(700), SIGINT),
+              130);
+    const io::ResultsReader kept(path("out/checkpoint.h5"));
+    EXPECT_GT(kept.number("/state", "step"), 0);
+    const Outcome again = run("out", more);
+    EXPECT_EQ(again.code, 2);
+    EXPECT_NE(again.err.find("out: holds an unfinished run; --resume continues it"),
+              std::string::npos)
+        << again.err;
+}
+
+TEST_F(Pretrain, ADivergingRunKeepsTheLastGoodWeights) {
+    text_file("a.txt");
+    // Weights that decay by more than all of themselves grow a thousandfold in each step.
+    const Outcome outcome = run("out", {"--weight-decay", "1e5", "--lr", "0.01", "--lr-warmup", "0",
+                                        "--checkpoint", "1", "--evaluate", "0", "--probe", "0"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("diverged: the loss or its gradient is not finite after "),
+              std::string::npos)
+        << outcome.err;
+    const io::ResultsReader kept(path("out/checkpoint.h5"));
+    for (const io::DatasetInfo& dataset : kept.datasets("/weights"))
+        kept.visit(dataset, [&](std::span<const double> values) {
+            for (double value : values) ASSERT_TRUE(std::isfinite(value)) << dataset.path;
+        });
+}
+
+TEST_F(Pretrain, AFullDiskLeavesTheCheckpointBefore) {
+    text_file("a.txt");
+    Words more{"--steps", "100000", "--evaluate", "0", "--probe", "0", "--checkpoint", "0"};
+    run_for("msa-pretrain", args("out", more), std::chrono::milliseconds(500), SIGINT);
+    const std::string before = file_text(path("out/checkpoint.h5"));
+    more.insert(more.end(), {"--resume"});
+    more[7] = "1";
+    constexpr size_t kUlimitBlock = 512;
+    std::string line =
+        text("ulimit -f ", before.size() / 2 / kUlimitBlock, "; ", MSA_BIN_DIR, "/msa-pretrain");
+    for (const std::string& word : args("out", more)) line += " '" + word + "'";
+    const int status = std::system((line + " 2> " + path("err.txt")).c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 2);
+    EXPECT_NE(file_text(path("err.txt")).find("File too large"), std::string::npos)
+        << file_text(path("err.txt"));
+    EXPECT_TRUE(file_text(path("out/checkpoint.h5")) == before);
+}
+
+TEST_F(Pretrain, ContinuesFromADenseCheckpoint) {
+    text_file("a.txt");
+    ASSERT_EQ(run("dense", {"--attention", "full", "--steps", "40", "--lr", "0.01"}).code, 0);
+    const Words from{"--start-from",   path("dense/checkpoint.h5"),
+                     "--steps",        "2",
+                     "--log",          "1",
+                     "--exercises",    "0",
+                     "--warmup-steps", "1"};
+    const Outcome outcome = run("cpt", from);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_LT(curve("cpt", "/train/loss")[0], 4.5);  // and not ln 256 = 5.5
+    Words wide = from;
+    wide.insert(wide.end(), {"--hidden-dim", "24"});
+    EXPECT_NE(
+        refusal(wide).find(
+            "dense/checkpoint.h5: layers.0.mlp.gate_proj.weight is [16, 16], must be [24, 16]"),
+        std::string::npos);
+}
+
+TEST_F(Pretrain, ACheckpointOfAnotherRunIsRefused) {
+    text_file("a.txt");
+    ASSERT_EQ(run("refused").code, 0);
+    std::filesystem::remove(path("refused/results.h5"));
+    EXPECT_NE(refusal({"--resume", "--model-dim", "24"}).find("model_dim"), std::string::npos);
+}
+
+TEST_F(Pretrain, ItsCaptureIsAnalysed) {
+    text_file("a.txt");
+    const Outcome outcome = run("out", {"--capture", "2", "--sink"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const Outcome analysed =
+        kAnalyze({path("out/activations.h5"), "--out", path("analysed"), "--selector", "index"});
+    ASSERT_EQ(analysed.code, 0) << analysed.err;
+    const io::ActivationsReader capture(path("out/activations.h5"));
+    EXPECT_EQ(capture.info().cu_seqlens, (std::vector<int64_t>{0, 64, 128}));
+    EXPECT_EQ(capture.tokens().size(), 128U);
+    EXPECT_EQ(capture.layer(1).own_top_k, 3);
+    EXPECT_EQ(capture.layer(1).own_attention.at("sinks").size(), 2U);
+    const Outcome later = run("out", {"--capture", "1", "--sink", "--resume"});
+    ASSERT_EQ(later.code, 0) << later.err;
+    EXPECT_EQ(io::ActivationsReader(path("out/activations.h5")).info().tokens(), 64);
+    const json row = json::parse(file_text(path("analysed/summary.json")))["rows"][0];
+    EXPECT_GT(row["mass_kept"], 0.3);
+}
+
+TEST_F(Pretrain, ASweepRunsWhatIsMissing) {
+    text_file("a.txt");
+    std::ofstream(path("arms.json")) << R"({"seeds": [3, 4], "arms": {
+        "full": ["--attention", "full"], "msa": [],
+        "wild": ["--weight-decay", "1e5", "--lr", "0.01"]}})";
+    const auto sweep = [&] { return run("sweep", {"--sweep", path("arms.json")}); };
+    const Outcome first = sweep();
+    ASSERT_EQ(first.code, 0) << first.err;
+    const json runs = json::parse(file_text(path("sweep/sweep.json")))["runs"];
+    ASSERT_EQ(runs.size(), 6U);
+    EXPECT_EQ(runs[0]["arm"], "full");
+    EXPECT_EQ(runs[3]["seed"], 4);
+    EXPECT_GT(runs[2]["diverged_after"], 0);
+    EXPECT_NE(runs[1]["bits_per_byte"], runs[4]["bits_per_byte"]);
+    // The run of an arm is what the program gives for its words.
+    ASSERT_EQ(run("alone", {"--attention", "full", "--seed", "4"}).code, 0);
+    EXPECT_TRUE(same_weights("alone", "sweep/full/seed-4"));
+    // One is lost, and nothing else is run again.
+    const auto written = std::filesystem::last_write_time(path("sweep/msa/seed-3/checkpoint.h5"));
+    std::filesystem::remove_all(path("sweep/full/seed-3"));
+    ASSERT_EQ(sweep().code, 0);
+    EXPECT_EQ(json::parse(file_text(path("sweep/sweep.json")))["runs"][0]["loss"], runs[0]["loss"]);
+    EXPECT_EQ(std::filesystem::last_write_time(path("sweep/msa/seed-3/checkpoint.h5")), written);
+}
+
+TEST_F(Pretrain, ABadSweepIsRefusedWithItsRule) {
+    text_file("a.txt");
+    const auto refused = [&](const char* content) {
+        std::ofstream(path("arms.json")) << content;
+        return refusal({"--sweep", path("arms.json")});
+    };
+    const auto has = [](const std::string& message, const char* what) {
+        return message.find(what) != std::string::npos;
+    };
+    EXPECT_TRUE(has(refused("{"), "arms.json: is no JSON"));
+    EXPECT_TRUE(has(refused("{}"), "seeds must be a list of numbers"));
+    EXPECT_TRUE(has(refused(R"({"seeds": [-1], "arms": {"a": []}})"), "seed -1 must be a number"));
+    EXPECT_TRUE(has(refused(R"({"seeds": [1], "arms": {"a/b": []}})"), "arm 'a/b' must be of"));
+    EXPECT_TRUE(has(refused(R"({"seeds": [1], "arms": {"a": "x"}})"), "arm a must be a list"));
+    EXPECT_TRUE(has(refused(R"({"seeds": [1], "arms": {"a": ["--bogus"]}})"), "bogus"));
+}
+
+TEST_F(Pretrain, TextMayBeHeldOutByFile) {
+    text_file("a.txt");
+    std::ofstream(path("b.txt")) << std::string(200, 'q');
+    ASSERT_EQ(run("out", {"--held-out-text", path("b.txt")}).code, 0);
+    EXPECT_EQ(summary("out")["evaluation"]["by_position"][0]["bytes"], 128);
+    const io::ResultsReader results(path("out/results.h5"));
+    EXPECT_EQ(results.run().inputs.count("b.txt"), 1U);
+}
+
+TEST_F(Pretrain, RefusalsNameTheValueAndTheRule) {
+    text_file("a.txt", 40, 50);
+    const std::string short_text = refusal({});
+    EXPECT_NE(short_text.find("training text: " + path("a.txt")), std::string::npos);
+    EXPECT_NE(short_text.find("the longest document has 50 bytes, must have at least 65"),
+              std::string::npos);
+    text_file("a.txt");
+    EXPECT_NE(refusal({"--top-k", "9"})
+                  .find("--top-k times --block-size is 72, must be at most the context of 64"),
+              std::string::npos);
+    EXPECT_NE(refusal({"--preset", "huge"}).find("nano, pilot, large"), std::string::npos);
+    EXPECT_NE(refusal({"--attention", "full,local"}).find("full, msa, window"), std::string::npos);
+    EXPECT_NE(
+        refusal({"--attention", "full,msa,msa"})
+            .find("attention is given for 3 layers, must be given once, or for each of the 2"),
+        std::string::npos);
+    EXPECT_NE(refusal({"--warmup-steps", "13"}).find("warmup_steps is 13, must be from 0 to steps"),
+              std::string::npos);
+    EXPECT_NE(refusal({"--eval-lengths", "65"}).find("--eval-lengths names 65"), std::string::npos);
+    std::ofstream(path("a.txt")).close();
+    EXPECT_NE(refusal({}).find("a.txt"), std::string::npos);
+    EXPECT_FALSE(std::filesystem::exists(path("refused/results.h5")));
+}
+
+}  // namespace
+}  // namespace msa::test
