@@ -216,12 +216,12 @@ std::string in_chunks(const std::string& file, const std::string& to, int64_t ch
     const auto backend = make_backend(threads == 0 ? "reference" : "cpu", {.threads = threads});
     io::ResultsWriter writer(to, {}, io::IfExists::refuse);
     std::ostringstream err;
-    writer.begin_unit("layer 3");
+    io::UnitWriter unit = writer.begin("layer 3");
     experiments::analyze::analyze_layer(o, reader, reader.layer(3),
                                         experiments::analyze::choose_queries(o, {0, 90, 150}, 3),
-                                        *backend, writer, err, chunk);
-    writer.end_unit();
-    writer.finish("now");
+                                        {*backend, err, err, threads}, unit, chunk);
+    unit.finish();
+    writer.finish();
     return to;
 }
 
