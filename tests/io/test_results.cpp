@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <fstream>
+#include <thread>
 
 #include "core/error.h"
 #include "core/io/h5.h"
@@ -86,6 +88,57 @@ TEST_F(Results, RoundTripOfTypesRowsAttributesAndRun) {
     EXPECT_EQ(reader.run().seed, 7U);
     EXPECT_TRUE(reader.has("/metrics/9"));
     EXPECT_FALSE(reader.has("/metrics/8"));
+}
+
+TEST_F(Results, UnitsOfLikeNamesAreApart) {
+    const std::vector<std::string> units{"a b", "a-b", "a/b", "a%b", "a%2Db"};
+    {
+        ResultsWriter writer(path_, record_, IfExists::refuse);
+        for (const std::string& unit : units) writer.begin(unit).finish();
+    }
+    const ResultsWriter writer(path_, record_, IfExists::resume);
+    for (const std::string& unit : units) EXPECT_TRUE(writer.done(unit)) << unit;
+}
+
+TEST_F(Results, SeveralThreadsWriteUnitsAndTheOrderDoesNotMatter) {
+    const Tensor<float, 3> values = test::normal<3>({3000, 2, 8}, 1);
+    const auto write = [&](ResultsWriter& writer, int64_t number) {
+        UnitWriter to = writer.begin(text("layer ", number));
+        const std::string name = text("/outputs/", number);
+        to.create<float, 3>(name, values.shape(), {"a,b,c", "1", "d"});
+        for (int64_t row = 0; row < 3000; row += 100)
+            to.write_rows<float, 3>(name, row, View<const float, 3>(values.view()).slice(row, 100));
+        to.attribute("/metrics/" + std::to_string(number), "recall", 0.5);
+        to.finish();
+    };
+    std::string bytes;
+    for (const bool threads : {false, true}) {
+        {
+            ResultsWriter writer(path_, record_, IfExists::overwrite);
+            std::vector<std::jthread> workers;
+            for (int64_t number = 11; number >= 0; --number)
+                if (threads)
+                    workers.emplace_back([&, number] { write(writer, number); });
+                else
+                    write(writer, number);
+            workers.clear();
+            writer.finish();
+        }
+        std::ifstream stream(path_, std::ios::binary);
+        const std::string now{std::istreambuf_iterator<char>(stream), {}};
+        EXPECT_TRUE(bytes.empty() || now == bytes);
+        bytes = now;
+        EXPECT_TRUE(test::identical(ResultsReader(path_).read<float, 3>("/outputs/7"), values));
+        std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // HDF5 counts in seconds
+    }
+}
+
+TEST_F(Results, AUnitThatIsNotFinishedLeavesNothing) {
+    ResultsWriter writer(path_, record_, IfExists::refuse);
+    { const UnitWriter to = writer.begin("layer 1"); }
+    EXPECT_FALSE(writer.done("layer 1"));
+    for (const auto& entry : std::filesystem::directory_iterator(path_.string() + ".partial"))
+        EXPECT_NE(entry.path().filename().string().rfind("unit-", 0), 0U) << entry.path();
 }
 
 TEST_F(Results, ReadersRefuseWithFileAndObject) {
