@@ -147,7 +147,7 @@ h5::Handle open_tokens(hid_t file, const h5::Place& at, int64_t tokens) {
 ActivationsInfo read_info(hid_t file, const std::filesystem::path& path) {
     ActivationsInfo info;
     const h5::Place root{path, "/"};
-    const h5::Handle group = open_root(file, root, kActivationsFormat);
+    const h5::Handle group = open_root(file, root, kActivationsFormat, kActivationsVersion);
     info.model_id = h5::text_attribute(group, "model_id", root);
     info.model_config = h5::text_attribute(group, "model_config", root);
     info.producer = h5::text_attribute(group, "producer", root);

@@ -83,7 +83,7 @@ ActivationsWriter::ActivationsWriter(std::filesystem::path path, const Activatio
     const h5::Lock lock;
     const h5::Handle root = h5::open_object(impl_->file, {impl_->partial, "/"});
     h5::set_attribute(root, "format", std::string(kActivationsFormat));
-    h5::set_attribute(root, "format_version", kFormatVersion);
+    h5::set_attribute(root, "format_version", kActivationsVersion);
     h5::set_attribute(root, "model_id", info.model_id);
     h5::set_attribute(root, "model_config", info.model_config);
     h5::set_attribute(root, "producer", info.producer);

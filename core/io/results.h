@@ -95,6 +95,7 @@ public:
     ResultsReader(const std::filesystem::path& name, std::span<const uint8_t> bytes);
     ~ResultsReader();
 
+    int64_t version() const;  // of the format
     const RunRecord& run() const;
     const std::vector<std::string>& done() const;
     bool has(const std::string& object) const;

@@ -16,10 +16,12 @@ struct ResultsReader::Impl {
     h5::Handle file;
     RunRecord run;
     std::vector<std::string> done;
+    int64_t version = 0;
 
     Impl(std::filesystem::path file_name, h5::Handle opened)
         : path(std::move(file_name)), file(std::move(opened)) {
-        open_root(file, at("/"), kResultsFormat);
+        const h5::Handle root = open_root(file, at("/"), kResultsFormat, kResultsVersion);
+        version = static_cast<int64_t>(h5::number_attribute(root, "format_version", at("/")));
 
         const h5::Handle about = h5::open_object(file, at("/run"));
         const auto words = [&](const char* name) {
@@ -66,6 +68,7 @@ ResultsReader::ResultsReader(const std::filesystem::path& name, std::span<const 
 
 ResultsReader::~ResultsReader() = default;
 
+int64_t ResultsReader::version() const { return impl_->version; }
 const RunRecord& ResultsReader::run() const { return impl_->run; }
 const std::vector<std::string>& ResultsReader::done() const { return impl_->done; }
 

@@ -222,7 +222,7 @@ namespace {
 void write_run(hid_t file, const std::filesystem::path& path, const RunRecord& r) {
     const h5::Handle root = h5::open_object(file, {path, "/"});
     h5::set_attribute(root, "format", std::string(kResultsFormat));
-    h5::set_attribute(root, "format_version", kFormatVersion);
+    h5::set_attribute(root, "format_version", kResultsVersion);
     const h5::Handle run = h5::make_group(file, {path, "/run"});
     for (const auto& [name, value] : {std::pair<const char*, std::string>{"program", r.program},
                                       {"options", r.options},

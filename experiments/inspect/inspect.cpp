@@ -115,6 +115,7 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
     const io::ActivationsInfo& info = file.info();
     ordered_json about{{"file", valid_utf8(path)},
                        {"format", "msa-activations"},
+                       {"format_version", 1},
                        {"model_id", valid_utf8(info.model_id)},
                        {"producer", valid_utf8(info.producer)},
                        {"tokens", info.tokens()},
@@ -205,6 +206,7 @@ ordered_json describe_results(const std::string& path, bool stats) {
     const io::RunRecord& run = file.run();
     ordered_json about{{"file", valid_utf8(path)},
                        {"format", "msa-results"},
+                       {"format_version", file.version()},
                        {"program", valid_utf8(run.program)},
                        {"argv", run.argv},  // read from JSON, and so is `inputs`
                        {"commit", valid_utf8(run.commit)},
@@ -372,7 +374,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         ordered_json about =
             activations ? describe_activations(path, stats, err) : describe_results(path, stats);
         if (!json) {
-            out << printable(path) << ": valid " << cell(about["format"]) << " version 1\n";
+            out << printable(path) << ": valid " << cell(about["format"]) << " version "
+                << about["format_version"] << '\n';
             (activations ? print_activations : print_results)(about, stats, out);
         }
         all.push_back(std::move(about));

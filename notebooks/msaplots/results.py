@@ -16,7 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-FORMAT, VERSION = "msa-results", 1
+FORMAT, VERSIONS = "msa-results", ("1", "2")
 LARGEST_RATIO = 1032  # bytes that deflate, the filter of the format, makes of one, at most
 OF_GROUPS = ("block_recall", "score_recall", "mass_kept", "oracle_mass", "sink_mass_first_block")
 
@@ -125,8 +125,9 @@ class ResultsFile:
         if found != FORMAT:
             raise ResultsError(f'{self.path}: attribute format is "{found}", must be "{FORMAT}"')
         version = _text(self._file.attrs.get("format_version", "(none)"))
-        if version != str(VERSION):
-            raise ResultsError(f"{self.path}: format_version is {version}, must be {VERSION}")
+        if version not in VERSIONS:
+            raise ResultsError(f"{self.path}: format_version is {version}, must be "
+                               f"{' or '.join(VERSIONS)}")
         if not self.layers:
             raise ResultsError(f"{self.path}: /{self.group} is empty; at least one layer is needed")
 

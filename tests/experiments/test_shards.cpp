@@ -197,8 +197,7 @@ TEST_F(Shards, WhatDoesNotBelongTogetherIsNamed) {
             other + " (against " + parts[0] +
                 "): is of another run, options.sink_tokens was 3, is 4 here");
     std::filesystem::remove_all(other);
-    const std::string before = file_;
-    make("a.h5", {.layers = {0, 1, 2, 5, 10}, .cu_seqlens = {0, 80, 150}});
+    make("a.h5", {.cu_seqlens = {0, 80, 150}, .layers = {0, 1, 2, 5, 10}});
     ASSERT_EQ(kAnalyze(analyze("other", {"--shard", "1/3"})).code, 0);
     refuses({parts[0], other, parts[2]}, "is of another run, inputs.a.h5 was");
 
