@@ -67,7 +67,8 @@ RunRecord read_record(const std::filesystem::path& directory) {
 
 std::vector<std::filesystem::path> unit_files(const std::filesystem::path& directory) {
     std::vector<std::filesystem::path> files;
-    for (const auto& entry : std::filesystem::directory_iterator(directory))
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(directory, none))
         if (entry.path().extension() == ".h5") files.push_back(entry.path());
     return files;
 }
@@ -178,9 +179,9 @@ ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExi
 ResultsWriter::~ResultsWriter() {
     // finish() let go of it, or it never was ours: the folder may be another's now
     if (!impl_->lock || !impl_->lock->is_held() || impl_->set_aside) return;
-    const bool resumable = !unit_files(impl_->directory).empty() || impl_->replaces;
+    const bool has_units = !impl_->complete && !unit_files(impl_->directory).empty();
     std::error_code ignored;  // what is left is no unfinished run to anybody
-    impl_->clear(resumable, ignored);
+    impl_->clear(has_units || impl_->replaces, ignored);
 }
 
 bool ResultsWriter::complete() const { return impl_->complete; }

@@ -25,7 +25,9 @@ bool stop_requested() { return stop_signal != 0; }
 int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
             std::ostream& err, std::ostream* failures) {
     const auto fail = [&](const char* message, int code) {
-        (failures != nullptr ? *failures : err) << name << ": " << printable(message, "\n\t") << std::endl;
+        // At once: the lines of several ranks do not mix.
+        const std::string line = text(name, ": ", printable(message, "\n\t"), '\n');
+        (failures != nullptr ? *failures : err) << line << std::flush;
         return code;
     };
     try {

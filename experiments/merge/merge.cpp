@@ -83,8 +83,8 @@ void check_units(const std::vector<io::UnitFolder>& shards) {
     for (const io::UnitFolder& shard : shards)
         for (const auto& [unit, file] : shard.units) {
             const auto [at, is_new] = found.insert({unit, &shard});
-            require(is_new, shard.path.parent_path().string(), " and ",
-                    at->second->path.parent_path().string(), ": both hold ", unit);
+            require(is_new, at->second->path.parent_path().string(), " and ",
+                    shard.path.parent_path().string(), ": both hold ", unit);
         }
     const io::RunRecord& run = shards.front().record;
     const std::string of_first = run.shard.substr(run.shard.find('/') + 1);

@@ -310,7 +310,7 @@ TEST_F(Mpi, AKilledRankLosesItsUnitAlone) {
     }
     EXPECT_GT(killed, 0);
     expect_same("killed", "whole", files_);
-    std::cout << "killed " << killed << " times\n";
+    std::cout << "killed " << killed << " times" << std::endl;
 }
 #endif
 
