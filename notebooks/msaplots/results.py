@@ -195,9 +195,21 @@ class ResultsFile:
 
     @cached_property
     def run(self) -> dict[str, str]:
-        """The attributes of /run as text."""
+        """The attributes of /run as text, and what run.json beside the file says of the run."""
         with blamed(self.path, "/run has unreadable attributes"):
-            return {name: _text(value) for name, value in self._at("run").attrs.items()}
+            stored = {name: _text(value) for name, value in self._at("run").attrs.items()}
+        return {**self._beside(stored.get("program")), **stored}
+
+    def _beside(self, program) -> dict[str, str]:
+        try:
+            made = json.loads(self.path.with_name("run.json").read_text())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        if not isinstance(made, dict) or made.get("program") != program:
+            return {}
+        texts = {name: made[name] for name in ("host", "started", "finished")
+                 if isinstance(made.get(name), str)}
+        return {"argv": json.dumps(made.get("argv", [])), **texts}
 
     def run_json(self, name: str) -> dict | list:
         """A JSON attribute of /run: argv, options, definitions or inputs; empty where absent."""

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+import json
 import shutil
 
 import h5py
@@ -142,3 +143,16 @@ def test_command_reports_errors_with_exit_code_2(results_path, tmp_path, capsys)
     assert main([str(results_path), "--out", str(tmp_path / "out"), "--layers", "4"]) == 2
     assert "no layer 4; it has [3, 6]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_run_json_says_how_the_results_were_made(results_path, tmp_path):
+    copy = tmp_path / "results.h5"
+    shutil.copy(results_path, copy)
+    with h5py.File(copy, "a") as file:
+        del file["run"].attrs["argv"], file["run"].attrs["host"]
+    for program, argv in (("make_results", ["a.h5", "--top-k", "4"]), ("another", [])):
+        copy.with_name("run.json").write_text(json.dumps(
+            {"program": program, "argv": ["a.h5", "--top-k", "4"], "host": "here"}))
+        with Results(copy) as results:
+            assert results.run_json("argv") == argv
+            assert results.run.get("host") == ("here" if argv else None)
