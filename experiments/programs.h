@@ -17,7 +17,7 @@ using Arguments = std::span<const std::string>;
 namespace analyze {
 int run(Arguments args, std::ostream& out, std::ostream& err);
 void complete(const Completed&);
-}
+}  // namespace analyze
 /// msa-bench: how fast is each stage of MSA on this machine?
 namespace bench {
 int run(Arguments args, std::ostream& out, std::ostream& err);
@@ -26,7 +26,7 @@ int run(Arguments args, std::ostream& out, std::ostream& err);
 namespace compare {
 int run(Arguments args, std::ostream& out, std::ostream& err);
 void complete(const Completed&);
-}
+}  // namespace compare
 /// msa-cost: what does MSA cost, and in which loop order?
 namespace cost {
 int run(Arguments args, std::ostream& out, std::ostream& err);
@@ -35,7 +35,7 @@ int run(Arguments args, std::ostream& out, std::ostream& err);
 namespace fit {
 int run(Arguments args, std::ostream& out, std::ostream& err);
 void complete(const Completed&);
-}
+}  // namespace fit
 /// msa-inspect: is this file valid, and what is in it?
 namespace inspect {
 int run(Arguments args, std::ostream& out, std::ostream& err);

@@ -84,9 +84,7 @@ std::map<std::string, std::filesystem::path> read_units(const std::filesystem::p
 
 struct ResultsWriter::Impl {
     Impl(std::filesystem::path results, RunRecord run)
-        : path(std::move(results)),
-          directory(path.string() + ".partial"),
-          record(std::move(run)) {}
+        : path(std::move(results)), directory(path.string() + ".partial"), record(std::move(run)) {}
     ~Impl() {
         if (!lock) return;  // it is another's folder
         lock->remove();
@@ -113,9 +111,7 @@ struct ResultsWriter::Impl {
         }
     }
 
-    void write_record() const {
-        write_text_durably(directory / "run.json", to_json(record));
-    }
+    void write_record() const { write_text_durably(directory / "run.json", to_json(record)); }
 
     void start_afresh() const {
         std::error_code error;
@@ -225,12 +221,14 @@ void write_run(hid_t file, const std::filesystem::path& path, const RunRecord& r
     h5::set_attribute(root, "format", std::string(kResultsFormat));
     h5::set_attribute(root, "format_version", kResultsVersion);
     const h5::Handle run = h5::make_group(file, {path, "/run"});
-    for (const auto& [name, value] : {std::pair<const char*, std::string>{"program", r.program},
-                                      {"options", r.options},
-                                      {"definitions", r.definitions},
-                                      {"commit", r.commit},
-                                      {"compiler", r.compiler},
-                                      {"inputs", nlohmann::json(r.inputs).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)}})
+    for (const auto& [name, value] :
+         {std::pair<const char*, std::string>{"program", r.program},
+          {"options", r.options},
+          {"definitions", r.definitions},
+          {"commit", r.commit},
+          {"compiler", r.compiler},
+          {"inputs", nlohmann::json(r.inputs).dump(-1, ' ', false,
+                                                   nlohmann::json::error_handler_t::replace)}})
         h5::set_attribute(run, name, value);
     for (const auto& [name, value] :
          {std::pair{"element", r.element}, std::pair{"index_element", r.index_element},

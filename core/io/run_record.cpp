@@ -18,9 +18,10 @@ std::string dumped(const json& value, int indent = -1) {
 /// What must agree for results to be of one run.
 json identity(const RunRecord& r) {
     const json options = json::parse(r.options, nullptr, false);
-    return {{"program", r.program},   {"options", options.is_discarded() ? json(r.options) : options},
-            {"seed", r.seed},         {"commit", r.commit},
-            {"compiler", r.compiler}, {"inputs", r.inputs}};
+    return {
+        {"program", r.program},   {"options", options.is_discarded() ? json(r.options) : options},
+        {"seed", r.seed},         {"commit", r.commit},
+        {"compiler", r.compiler}, {"inputs", r.inputs}};
 }
 
 /// Throws InputError naming the first difference between what `place` records and this run.

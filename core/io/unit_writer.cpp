@@ -115,8 +115,7 @@ void UnitWriter::finish() {
                                              const Describe&);                        \
     template void UnitWriter::create<T, Rank>(const std::string&, const Shape<Rank>&, \
                                               const Describe&);                       \
-    template void UnitWriter::write_rows<T, Rank>(const std::string&, int64_t,        \
-                                                  View<const T, Rank>);
+    template void UnitWriter::write_rows<T, Rank>(const std::string&, int64_t, View<const T, Rank>);
 #define MSA_INSTANTIATE_RANKS(T) \
     MSA_INSTANTIATE(T, 1) MSA_INSTANTIATE(T, 2) MSA_INSTANTIATE(T, 3) MSA_INSTANTIATE(T, 4)
 MSA_INSTANTIATE_RANKS(float)

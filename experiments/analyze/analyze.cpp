@@ -68,8 +68,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     job.record.device = backend->device();
     record_elements(*backend, file, o.layers, o.element, job.record);
     job.begin(layer_units(
-        file, o.layers,
-        [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
+        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             const std::vector<int64_t> queries =
                 choose_queries(o, file.info().cu_seqlens, layer.layer);
             analyze_layer(o, file, layer, queries, worker, to);

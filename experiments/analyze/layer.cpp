@@ -382,7 +382,7 @@ void analyze_layer(const AnalyzeOptions& o, const io::ActivationsReader& file,
     LayerAnalysis analysis(o, file, layer, tokens, worker.backend, to);
     if (layer.own_attention.contains("softcap"))
         worker.err << "note: layer " << layer.layer
-            << " caps its logits: its entropies are not computed\n";
+                   << " caps its logits: its entropies are not computed\n";
     const auto queries = static_cast<int64_t>(tokens.size());
     const int64_t step = chunk_queries > 0 ? chunk_queries : analysis.chunk_queries();
     Progress progress(worker.progress, text("layer ", layer.layer), queries, "queries");

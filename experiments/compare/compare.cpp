@@ -10,8 +10,8 @@
 #include "experiments/driver/completed.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/driver/sample.h"
+#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
@@ -101,8 +101,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     job.record.device = backend->device();
     record_elements(*backend, file, o.layers, o.element, job.record);
     job.begin(layer_units(
-        file, o.layers,
-        [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
+        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             compare_layer(o, file, layer, layer_before(file, layer), selectors_for(o, file, layer),
                           choose_queries(o, file.info(), layer.layer), worker, to);
         }));

@@ -20,8 +20,9 @@ std::string why_unusable(const CompareOptions&, const io::LayerInfo& layer, bool
 
 /// Compares the selectors on `layer` at the queries of `tokens` (packed, ascending) and writes its
 /// datasets to the unit, and as its note `timing` the seconds that
-/// each selector took to select and to be measured. `previous`: the layer before it, of the same sizes, or absent.
-/// Throws std::logic_error where a self-check fails, Interrupted when a stop is requested.
+/// each selector took to select and to be measured. `previous`: the layer before it, of the same
+/// sizes, or absent. Throws std::logic_error where a self-check fails, Interrupted when a stop is
+/// requested.
 void compare_layer(const CompareOptions&, const io::ActivationsReader&, const io::LayerInfo& layer,
                    const io::LayerInfo* previous, const std::vector<std::string>& selectors,
                    const std::vector<int64_t>& tokens, const Worker&, io::UnitWriter&);

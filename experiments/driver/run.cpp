@@ -60,9 +60,10 @@ std::vector<Unit> layer_units(
     const std::function<void(const io::LayerInfo&, const Worker&, io::UnitWriter&)>& work) {
     std::vector<Unit> units;
     for (int64_t number : layers)
-        units.push_back({text("layer ", number),
-                         [&layer = file.layer(number), work](
-                             const Worker& worker, io::UnitWriter& to) { work(layer, worker, to); }});
+        units.push_back({text("layer ", number), [&layer = file.layer(number), work](
+                                                     const Worker& worker, io::UnitWriter& to) {
+                             work(layer, worker, to);
+                         }});
     return units;
 }
 
@@ -118,12 +119,9 @@ struct UnitRun::Queue {
     };
     Queue(const Ranks& ranks, const std::vector<const Unit*>& units, OnError what_else,
           bool shows_bar, std::ostream& bar)
-        : waiting(units),
-          on_error(what_else),
-          handout(ranks, std::ssize(units)) {
+        : waiting(units), on_error(what_else), handout(ranks, std::ssize(units)) {
         if (shows_bar)
-            ticker = std::jthread(
-                [this, &bar](const std::stop_token& end) { tick(bar, end); });
+            ticker = std::jthread([this, &bar](const std::stop_token& end) { tick(bar, end); });
     }
 
     std::mutex turn;
@@ -266,10 +264,10 @@ io::ResultsReader finish_run(io::ResultsWriter& to, const fs::path& out,
                 units.back()[name] = parsed.is_object() ? parsed : Json(value);
             }
         }
-        const Json about{{"format", "msa-run"},      {"format_version", 1},
+        const Json about{{"format", "msa-run"},       {"format_version", 1},
                          {"program", record.program}, {"argv", record.argv},
-                         {"host", record.host},      {"started", record.started},
-                         {"finished", utc_now()},    {"units", units}};
+                         {"host", record.host},       {"started", record.started},
+                         {"finished", utc_now()},     {"units", units}};
         write_text(out / "run.json",
                    about.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
     }

@@ -22,9 +22,10 @@ namespace msa::experiments {
 /// What one of several workers has to work with.
 struct Worker {
     Backend& backend;
-    std::ostream& err;       // for what is to be said of a unit
-    std::ostream& progress;  // for how far it is; silent where several work, whose units are counted
-    int threads;             // this worker's share
+    std::ostream& err;  // for what is to be said of a unit
+    std::ostream&
+        progress;  // for how far it is; silent where several work, whose units are counted
+    int threads;   // this worker's share
 };
 
 /// A unit: the part of a run that is done or not done, which one worker does, and what --resume

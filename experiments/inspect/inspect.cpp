@@ -326,8 +326,9 @@ void print_results(const ordered_json& about, bool stats, std::ostream& out) {
     for (const ordered_json& argument : about["argv"]) arguments += " " + cell(argument);
     out << "  run       " << cell(about["program"]) << arguments << '\n';
     for (const char* name : {"commit", "host", "device", "started", "finished", "seed"})
-        if (about[name] != "") out << "  " << name << std::string(10 - std::string(name).size(), ' ') << cell(about[name])
-            << '\n';
+        if (about[name] != "")
+            out << "  " << name << std::string(10 - std::string(name).size(), ' ')
+                << cell(about[name]) << '\n';
     for (const auto& [name, digest] : about["inputs"].items())
         out << "  input     " << printable(name) << " sha256 " << cell(digest) << '\n';
     out << "  layers    " << joined(about["layers"]) << "\n  selectors "

@@ -20,9 +20,10 @@ const About kAbout{
     .question = "What is the result of the shards of a run?",
     .usage = "DIR... --out DIR [options]",
     .examples = {"msa-merge results/shard-0 results/shard-1 --out results/merged"},
-    .writes = "what the run itself writes without --shard, byte by byte: DIR/results.h5, "
-              "DIR/summary.json\n"
-              "and what else its program has; and DIR/run.json, which says who did which unit.",
+    .writes =
+        "what the run itself writes without --shard, byte by byte: DIR/results.h5, "
+        "DIR/summary.json\n"
+        "and what else its program has; and DIR/run.json, which says who did which unit.",
 };
 
 struct MergeOptions {
@@ -95,8 +96,8 @@ void check_units(const std::vector<io::UnitFolder>& shards) {
         missing += text(missing.empty() ? "" : ", ", run.units[n], " (of --shard ", n % count, "/",
                         count, ")");
     }
-    require(missing.empty(), shards.front().path.parent_path().string(), " and the others: ",
-            "not finished in any of them: ", missing);
+    require(missing.empty(), shards.front().path.parent_path().string(),
+            " and the others: ", "not finished in any of them: ", missing);
 }
 
 /// Throws InputError unless the inputs are where the run found them, as they were.
@@ -112,8 +113,7 @@ std::vector<fs::path> find_inputs(const io::RunRecord& run) {
     return inputs;
 }
 
-void warn_of_devices(const std::vector<io::ResultsWriter::Notes>& units,
-                     std::ostream& err) {
+void warn_of_devices(const std::vector<io::ResultsWriter::Notes>& units, std::ostream& err) {
     std::set<std::string> devices;
     std::string all;
     for (const auto& [unit, notes] : units)

@@ -101,11 +101,10 @@ TEST_F(Analyze, WhereEveryRowIsTrivialThereAreNoNumbers) {
 }
 
 TEST_F(Analyze, DatasetsAreThoseOfTheFormat) {
-    ASSERT_EQ(
-        run(make("a.h5"), "out",
-            {"--layers", "3", "--selector", "index,window", "--dump", "outputs,mass,scores"})
-            .code,
-        0);
+    ASSERT_EQ(run(make("a.h5"), "out",
+                  {"--layers", "3", "--selector", "index,window", "--dump", "outputs,mass,scores"})
+                  .code,
+              0);
     const io::ResultsReader file(results("out"));
     std::map<std::string, std::vector<int64_t>> shapes;
     for (const io::DatasetInfo& dataset : file.datasets("/")) shapes[dataset.path] = dataset.shape;

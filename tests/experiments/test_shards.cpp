@@ -41,15 +41,17 @@ protected:
 
     std::vector<std::string> analyze(const std::string& out,
                                      const std::vector<std::string>& more = {}) const {
-        std::vector<std::string> all{file_, "--out", path(out), "--block-size", "8", "--top-k",
-                                     "4",   "--selector", "oracle,random", "--threads", "1"};
+        std::vector<std::string> all{file_,     "--out", path(out),    "--block-size",  "8",
+                                     "--top-k", "4",     "--selector", "oracle,random", "--threads",
+                                     "1"};
         all.insert(all.end(), more.begin(), more.end());
         return all;
     }
     std::vector<std::string> compare(const std::string& out,
                                      const std::vector<std::string>& more) const {
-        std::vector<std::string> all{file_, "--out", path(out), "--block-size", "8", "--budgets",
-                                     "32",  "--selectors", "oracle,window,random"};
+        std::vector<std::string> all{file_,          "--out",       path(out),
+                                     "--block-size", "8",           "--budgets",
+                                     "32",           "--selectors", "oracle,window,random"};
         all.insert(all.end(), more.begin(), more.end());
         return all;
     }
@@ -174,7 +176,8 @@ TEST_F(Shards, OneIsRefusedWithoutResumeAndMayBecomeTheWhole) {
     EXPECT_NE(again.err.find("--resume continues it"), std::string::npos) << again.err;
     EXPECT_EQ(kAnalyze(analyze("part0", {"--resume"})).code, 0);
     expect_same("part0", "whole", files_);
-    refuses({path("part0"), path("part1")}, path("part0") + ": holds the results.h5 of a whole run");
+    refuses({path("part0"), path("part1")},
+            path("part0") + ": holds the results.h5 of a whole run");
 }
 
 TEST_F(Shards, WhatDoesNotBelongTogetherIsNamed) {
@@ -190,7 +193,8 @@ TEST_F(Shards, WhatDoesNotBelongTogetherIsNamed) {
               std::string::npos);
 
     std::filesystem::copy(parts[0], other, std::filesystem::copy_options::recursive);
-    refuses({parts[0], parts[1], parts[2], other}, parts[0] + " and " + other + ": both hold layer 0");
+    refuses({parts[0], parts[1], parts[2], other},
+            parts[0] + " and " + other + ": both hold layer 0");
     std::filesystem::remove_all(other);
     ASSERT_EQ(kAnalyze(analyze("other", {"--shard", "1/3", "--sink-tokens", "3"})).code, 0);
     refuses({parts[0], other, parts[2]},
@@ -246,8 +250,8 @@ protected:
     /// The exit code.
     int start(int ranks, const std::vector<std::string>& args,
               std::chrono::milliseconds delay = {}) const {
-        std::vector<std::string> words{MSA_MPIRUN,   "--oversubscribe", "-n",
-                                       text(ranks), MSA_BIN_DIR "/msa-analyze"};
+        std::vector<std::string> words{MSA_MPIRUN, "--oversubscribe", "-n", text(ranks),
+                                       MSA_BIN_DIR "/msa-analyze"};
         words.insert(words.end(), args.begin(), args.end());
         std::vector<char*> argv;
         for (std::string& word : words) argv.push_back(word.data());
@@ -300,7 +304,8 @@ TEST_F(Mpi, AnErrorOfOneRankEndsAll) {
 
 TEST_F(Mpi, AKilledRankLosesItsUnitAlone) {
     const auto args = [&](const std::string& out) {
-        return analyze(out, {"--backend", "reference", "--resume", "--dump", "outputs,scores,mass"});
+        return analyze(out,
+                       {"--backend", "reference", "--resume", "--dump", "outputs,scores,mass"});
     };
     ASSERT_EQ(kAnalyze(args("whole")).code, 0);
     int killed = 0, code = -1;
