@@ -147,7 +147,7 @@ h5::Handle open_tokens(hid_t file, const h5::Place& at, int64_t tokens) {
 ActivationsInfo read_info(hid_t file, const std::filesystem::path& path) {
     ActivationsInfo info;
     const h5::Place root{path, "/"};
-    const h5::Handle group = open_root(file, root, kActivationsFormat);
+    const h5::Handle group = open_root(file, root, kActivationsFormat, kActivationsVersion);
     info.model_id = h5::text_attribute(group, "model_id", root);
     info.model_config = h5::text_attribute(group, "model_config", root);
     info.producer = h5::text_attribute(group, "producer", root);
@@ -279,11 +279,17 @@ struct ActivationsReader::Impl {
 };
 
 ActivationsReader::ActivationsReader(const std::filesystem::path& path)
-    : impl_(std::make_unique<Impl>(path, h5::open_file(path))) {}
+    : impl_([&] {
+          const h5::Lock lock;
+          return std::make_unique<Impl>(path, h5::open_file(path));
+      }()) {}
 
 ActivationsReader::ActivationsReader(const std::filesystem::path& name,
                                      std::span<const uint8_t> bytes)
-    : impl_(std::make_unique<Impl>(name, h5::open_bytes(name, bytes))) {}
+    : impl_([&] {
+          const h5::Lock lock;
+          return std::make_unique<Impl>(name, h5::open_bytes(name, bytes));
+      }()) {}
 
 ActivationsReader::~ActivationsReader() = default;
 ActivationsReader::ActivationsReader(ActivationsReader&&) noexcept = default;
@@ -301,6 +307,7 @@ void ActivationsReader::read(int64_t number, Field field, QueryRange range, int6
                 0 <= first_head && first_head + to.extent(1) <= layer.heads(field),
             impl_->path.string(), ": a buffer of shape ", msa::to_string(to.shape()),
             " does not fit heads from ", first_head, " of /layers/", number, "/", to_string(field));
+    const h5::Lock lock;
     const h5::Handle dataset = impl_->open(layer, field);
     impl_->read_raw(dataset, layer, field, range, first_head, to);
     if (!Eigen::Map<const Eigen::ArrayXf>(to.data(), to.size()).isFinite().all())
@@ -342,6 +349,7 @@ Tensor<float, 3> ActivationsReader::gather(int64_t number, Field field,
 }
 
 std::vector<int32_t> ActivationsReader::tokens() const {
+    const h5::Lock lock;
     const h5::Place at{impl_->path, "/tokens"};
     const h5::Handle dataset = open_tokens(impl_->file, at, impl_->info.tokens());
     std::vector<int32_t> values(static_cast<size_t>(impl_->info.tokens()));

@@ -80,9 +80,10 @@ struct ActivationsWriter::Impl {
 ActivationsWriter::ActivationsWriter(std::filesystem::path path, const ActivationsInfo& info,
                                      bool overwrite)
     : impl_(std::make_unique<Impl>(std::move(path), info, overwrite)) {
+    const h5::Lock lock;
     const h5::Handle root = h5::open_object(impl_->file, {impl_->partial, "/"});
     h5::set_attribute(root, "format", std::string(kActivationsFormat));
-    h5::set_attribute(root, "format_version", kFormatVersion);
+    h5::set_attribute(root, "format_version", kActivationsVersion);
     h5::set_attribute(root, "model_id", info.model_id);
     h5::set_attribute(root, "model_config", info.model_config);
     h5::set_attribute(root, "producer", info.producer);
@@ -103,6 +104,7 @@ void ActivationsWriter::write(int64_t number, Field field, int64_t first_token, 
     const h5::Place place = field_place(impl_->partial, number, field);
     require(Eigen::Map<const Eigen::ArrayXf>(values.data(), values.size()).isFinite().all(),
             place.text(), ": a value to write is NaN or Inf");
+    const h5::Lock lock;
     const h5::Handle dataset = h5::open_object(impl_->file, place);
     const h5::Slab slab = field_slab(field, first_token, first_head, values.shape());
     const h5::Handle memory = h5::memory_type(layer->element);
@@ -117,6 +119,7 @@ void ActivationsWriter::write(int64_t number, Field field, int64_t first_token, 
 }
 
 void ActivationsWriter::write_tokens(std::span<const int32_t> tokens) {
+    const h5::Lock lock;
     const h5::Place at{impl_->partial, "/tokens"};
     const h5::Handle dataset =
         h5::create_dataset(impl_->file, at, H5T_STD_I32LE, {tokens.size()},
@@ -125,6 +128,7 @@ void ActivationsWriter::write_tokens(std::span<const int32_t> tokens) {
 }
 
 void ActivationsWriter::finish() {
+    const h5::Lock lock;
     h5::close_durably(std::move(impl_->file), impl_->partial);
     impl_->output.finish();
 }

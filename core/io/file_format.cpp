@@ -14,6 +14,7 @@ void require_file(const std::filesystem::path& path) {
 }
 
 FileFormat file_format(const std::filesystem::path& path) {
+    const h5::Lock lock;
     const h5::Handle file = h5::open_file(path);
     const h5::Place root{path, "/"};
     const std::string format = h5::text_attribute(h5::open_object(file, root), "format", root);

@@ -146,21 +146,6 @@ std::string advice(std::filesystem::path path) {
 
 }  // namespace
 
-// At exit HDF5 1.10 would crash on what a full disk kept open. Handles close all else; each thread
-// has its own setting of what is printed. HDF5_USE_FILE_LOCKING would go before what open_file()
-// and create_file() say of locks, and TRUE would lock a file against the lock of its own writer.
-void be_quiet() {
-    static const bool left_open = [] {
-        constexpr const char* kLocking = "HDF5_USE_FILE_LOCKING";
-        const char* asked = std::getenv(kLocking);
-        if (asked != nullptr && asked != std::string("FALSE") && asked != std::string("0"))
-            unsetenv(kLocking);
-        return H5dont_atexit() >= 0;
-    }();
-    thread_local const bool quiet = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
-    static_cast<void>(left_open && quiet);
-}
-
 Handle& Handle::operator=(Handle&& other) noexcept {
     if (this != &other) {
         reset();
@@ -171,7 +156,9 @@ Handle& Handle::operator=(Handle&& other) noexcept {
 }
 
 void Handle::reset() {
-    if (id_ >= 0) close_(id_);
+    if (id_ < 0) return;
+    const Lock lock;
+    close_(id_);
     id_ = H5I_INVALID_HID;
 }
 
@@ -192,7 +179,7 @@ std::string take_error() {
 }
 
 Handle open_file(const std::filesystem::path& path) {
-    be_quiet();
+    const Lock lock;
     require_file(path);
     std::error_code error;
     const std::string name = path.string();
@@ -207,7 +194,7 @@ Handle open_file(const std::filesystem::path& path) {
 }
 
 Handle open_bytes(const std::filesystem::path& name, std::span<const uint8_t> bytes) {
-    be_quiet();
+    const Lock lock;
     require(!bytes.empty(), name.string(), ": is empty");
     const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
@@ -223,7 +210,7 @@ Handle open_bytes(const std::filesystem::path& name, std::span<const uint8_t> by
 }
 
 Handle create_file(const std::filesystem::path& path) {
-    be_quiet();
+    const Lock lock;
     const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
     H5Pset_file_locking(access, false, true);
@@ -274,7 +261,7 @@ std::vector<std::string> links(hid_t group) {
 }
 
 Handle open_object(hid_t file, const Place& place) {
-    be_quiet();
+    const Lock lock;
     if (place.object != "/" && !exists(file, place.object)) bad(place, "is missing");
     Handle object(H5Oopen(file, place.object.c_str(), H5P_DEFAULT), H5Oclose);
     if (!object) bad(place, "cannot be opened: " + take_error());
@@ -460,6 +447,7 @@ Handle create_dataset(hid_t file, const Place& place, hid_t type, const std::vec
     const Handle parents(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
     H5Pset_create_intermediate_group(parents, 1);
     const Handle layout(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Pset_obj_track_times(layout, false);  // the same content, the same bytes
     check_chunk(place, type, chunk);
     if (!chunk.empty() && std::find(shape.begin(), shape.end(), hsize_t{0}) == shape.end()) {
         H5Pset_chunk(layout, static_cast<int>(chunk.size()), chunk.data());

@@ -16,6 +16,16 @@
 
 namespace msa::io::h5 {
 
+/// HDF5 is not safe for two threads: this holds it for one, which may hold it several times. Every
+/// public function of core/io that calls HDF5 has one; errors are not printed meanwhile.
+class Lock {
+public:
+    Lock();
+    ~Lock();
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+};
+
 /// Owns one HDF5 identifier.
 class Handle {
 public:
@@ -45,9 +55,6 @@ struct Place {
 /// The innermost message of HDF5's error stack; empties it.
 std::string take_error();
 
-/// Errors are not printed in this thread, and HDF5 leaves open at exit what is open. Everything
-/// here that begins with a file does it.
-void be_quiet();
 /// Opens for reading. InputError for a missing, empty, truncated or non-HDF5 file.
 Handle open_file(const std::filesystem::path& path);
 /// The same of a file in memory, of which it keeps a copy; `name` is for messages.

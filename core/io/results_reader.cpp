@@ -16,10 +16,12 @@ struct ResultsReader::Impl {
     h5::Handle file;
     RunRecord run;
     std::vector<std::string> done;
+    int64_t version = 0;
 
     Impl(std::filesystem::path file_name, h5::Handle opened)
         : path(std::move(file_name)), file(std::move(opened)) {
-        open_root(file, at("/"), kResultsFormat);
+        const h5::Handle root = open_root(file, at("/"), kResultsFormat, kResultsVersion);
+        version = static_cast<int64_t>(h5::number_attribute(root, "format_version", at("/")));
 
         const h5::Handle about = h5::open_object(file, at("/run"));
         const auto words = [&](const char* name) {
@@ -27,7 +29,8 @@ struct ResultsReader::Impl {
         };
         RunRecord& r = run;
         try {
-            r.argv = nlohmann::json::parse(words("argv")).get<std::vector<std::string>>();
+            if (h5::has_attribute(about, "argv"))
+                r.argv = nlohmann::json::parse(words("argv")).get<std::vector<std::string>>();
             r.inputs =
                 nlohmann::json::parse(words("inputs")).get<std::map<std::string, std::string>>();
         } catch (const nlohmann::json::exception& error) {
@@ -37,14 +40,12 @@ struct ResultsReader::Impl {
         r.options = words("options");
         r.definitions = words("definitions");
         r.commit = words("commit");
-        r.host = words("host");
-        r.device = words("device");
         r.compiler = words("compiler");
-        r.started = words("started");
-        r.finished = words("finished");
         for (const auto& [name, value] :
              {std::pair{"element", &r.element}, std::pair{"index_element", &r.index_element},
-              std::pair{"computed_in", &r.computed_in}})
+              std::pair{"computed_in", &r.computed_in}, std::pair{"host", &r.host},
+              std::pair{"device", &r.device}, std::pair{"started", &r.started},
+              std::pair{"finished", &r.finished}})
             if (h5::has_attribute(about, name)) *value = words(name);
         r.seed = static_cast<uint64_t>(h5::integer_attribute(about, "seed", at("/run")));
         done = h5::read_texts(file, at("/done"));
@@ -54,24 +55,36 @@ struct ResultsReader::Impl {
 };
 
 ResultsReader::ResultsReader(const std::filesystem::path& path)
-    : impl_(std::make_unique<Impl>(path, h5::open_file(path))) {}
+    : impl_([&] {
+          const h5::Lock lock;
+          return std::make_unique<Impl>(path, h5::open_file(path));
+      }()) {}
 
 ResultsReader::ResultsReader(const std::filesystem::path& name, std::span<const uint8_t> bytes)
-    : impl_(std::make_unique<Impl>(name, h5::open_bytes(name, bytes))) {}
+    : impl_([&] {
+          const h5::Lock lock;
+          return std::make_unique<Impl>(name, h5::open_bytes(name, bytes));
+      }()) {}
 
 ResultsReader::~ResultsReader() = default;
 
+int64_t ResultsReader::version() const { return impl_->version; }
 const RunRecord& ResultsReader::run() const { return impl_->run; }
 const std::vector<std::string>& ResultsReader::done() const { return impl_->done; }
 
-bool ResultsReader::has(const std::string& object) const { return h5::exists(impl_->file, object); }
+bool ResultsReader::has(const std::string& object) const {
+    const h5::Lock lock;
+    return h5::exists(impl_->file, object);
+}
 
 bool ResultsReader::has(const std::string& object, const std::string& attribute) const {
+    const h5::Lock lock;
     return has(object) &&
            h5::has_attribute(h5::open_object(impl_->file, impl_->at(object)), attribute);
 }
 
 std::vector<std::string> ResultsReader::list(const std::string& group) const {
+    const h5::Lock lock;
     return h5::links(h5::open_object(impl_->file, impl_->at(group)));
 }
 
@@ -95,6 +108,7 @@ int64_t element_total(const std::vector<int64_t>& shape) {
 }  // namespace
 
 std::vector<DatasetInfo> ResultsReader::datasets(const std::string& group) const {
+    const h5::Lock lock;
     constexpr int64_t kDeepest = 32;
     require(std::count(group.begin(), group.end(), '/') < kDeepest, impl_->at(group).text(),
             " lies ", kDeepest, " groups deep, does a group hold itself?");
@@ -121,6 +135,7 @@ std::vector<DatasetInfo> ResultsReader::datasets(const std::string& group) const
 }
 
 void ResultsReader::visit(const DatasetInfo& dataset, const Visitor& visitor) const {
+    const h5::Lock lock;
     constexpr int64_t kValues = int64_t{1} << 20;
     const h5::Place place = impl_->at(dataset.path);
     const h5::Handle opened = h5::open_dataset(impl_->file, place);
@@ -142,6 +157,7 @@ void ResultsReader::visit(const DatasetInfo& dataset, const Visitor& visitor) co
 template <typename T, int Rank>
 Tensor<T, Rank> ResultsReader::read_rows(const std::string& name, int64_t first_row,
                                          int64_t count) const {
+    const h5::Lock lock;
     const h5::Place place = impl_->at(name);
     const h5::Handle dataset = h5::open_dataset(impl_->file, place);
     const std::vector<int64_t> extents = h5::extents(dataset);
@@ -160,17 +176,20 @@ Tensor<T, Rank> ResultsReader::read_rows(const std::string& name, int64_t first_
 
 template <typename T, int Rank>
 Tensor<T, Rank> ResultsReader::read(const std::string& name) const {
+    const h5::Lock lock;
     const h5::Handle dataset = h5::open_object(impl_->file, impl_->at(name));
     const std::vector<int64_t> extents = h5::extents(dataset);
     return read_rows<T, Rank>(name, 0, extents.empty() ? 0 : extents[0]);
 }
 
 double ResultsReader::number(const std::string& object, const std::string& attribute) const {
+    const h5::Lock lock;
     return h5::number_attribute(h5::open_object(impl_->file, impl_->at(object)), attribute,
                                 impl_->at(object));
 }
 
 std::string ResultsReader::words(const std::string& object, const std::string& attribute) const {
+    const h5::Lock lock;
     return h5::text_attribute(h5::open_object(impl_->file, impl_->at(object)), attribute,
                               impl_->at(object));
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/error.h"
 #include "core/io/h5.h"
@@ -11,53 +12,16 @@
 #include "core/io/partial_file.h"
 #include "core/io/results.h"
 #include "core/io/seal.h"
+#include "core/io/unit_file.h"
 
 namespace msa::io {
 namespace {
-
-using nlohmann::json;
-
-/// JSON has no bytes that are not UTF-8: they become U+FFFD, also in the file names of a record.
-std::string dumped(const json& value, int indent = -1) {
-    return value.dump(indent, ' ', false, json::error_handler_t::replace);
-}
-
-/// What must agree for a run to be resumed.
-json identity(const RunRecord& r) {
-    const json options = json::parse(r.options, nullptr, false);
-    return {{"program", r.program},
-            {"options", options.is_discarded() ? json(r.options) : options},
-            {"seed", r.seed},
-            {"commit", r.commit},
-            {"inputs", r.inputs}};
-}
-
-/// Throws InputError naming the first difference between what `place` records and this run.
-void require_same_identity(const std::string& place, const json& known, const json& wanted,
-                           const std::string& group = "") {
-    require(known.is_object(), place, ": cannot resume, its record of the run is unreadable",
-            "; --overwrite starts afresh");
-    for (const auto& [key, value] : wanted.items()) {
-        const json before = known.value(key, json());
-        if (before.is_object() && value.is_object())
-            require_same_identity(place, before, value, group + key + ".");
-        else
-            require(before == value, place, ": cannot resume, ", group, key, " was ",
-                    dumped(before), ", is ", dumped(value), " now; --overwrite starts afresh");
-    }
-}
 
 void write_text_durably(const std::filesystem::path& path, const std::string& content) {
     const std::filesystem::path temporary = path.string() + ".tmp";
     if (std::ofstream file(temporary); !(file << content).flush())
         throw SystemError(text("cannot write ", temporary.string(), ": ", std::strerror(errno)));
     std::filesystem::rename(temporary, path);
-}
-
-std::string file_name_of(const std::string& unit) {
-    std::string name = "unit-";
-    for (char c : unit) name += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '-';
-    return name + ".h5";
 }
 
 /// Copies what `from` holds under `group` into `to`; groups that are there already are entered.
@@ -75,22 +39,6 @@ void merge(hid_t from, hid_t to, const std::string& group, const std::filesystem
     }
 }
 
-template <size_t Rank>
-std::vector<hsize_t> sizes(const std::array<int64_t, Rank>& shape) {
-    return {shape.begin(), shape.end()};
-}
-
-/// Chunks of about 256 KiB along the first axis; none for what is small.
-std::vector<hsize_t> chunk_of(const std::vector<hsize_t>& shape, int64_t element_size) {
-    constexpr hsize_t kSmall = 16384, kChunk = hsize_t{1} << 18;
-    hsize_t row = static_cast<hsize_t>(element_size);
-    for (size_t axis = 1; axis < shape.size(); ++axis) row *= shape[axis];
-    if (row * shape[0] < kSmall) return {};
-    std::vector<hsize_t> chunk = shape;
-    chunk[0] = std::clamp<hsize_t>(kChunk / row, 1, shape[0]);
-    return chunk;
-}
-
 }  // namespace
 
 void require_whole(const std::filesystem::path& path) {
@@ -98,56 +46,61 @@ void require_whole(const std::filesystem::path& path) {
             ": is damaged, its bytes do not match the checksum at its end");
 }
 
-void require_same_run(const std::string& place, const RunRecord& known, const RunRecord& wanted) {
-    require_same_identity(place, identity(known), identity(wanted));
-}
-
 namespace {
 
 /// The lock is inside the folder: what removes one removes the other.
-LockedFile lock_folder(const std::filesystem::path& folder, const std::filesystem::path& path) {
+void lock_folder(std::optional<LockedFile>& lock, const std::filesystem::path& folder,
+                 const std::filesystem::path& path) {
     for (;;) try {
             std::filesystem::create_directories(folder);
-            return {folder / "lock", path};
+            lock.emplace(folder / "lock", path);
+            return;
         } catch (const SystemError&) {  // another writer has just ended and removed the folder
             if (std::filesystem::exists(folder)) throw;
         }
+}
+
+RunRecord read_record(const std::filesystem::path& directory) {
+    std::ifstream stream(directory / "run.json");
+    return parse_record(directory.string(), {std::istreambuf_iterator<char>(stream), {}});
+}
+
+std::vector<std::filesystem::path> unit_files(const std::filesystem::path& directory) {
+    std::vector<std::filesystem::path> files;
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(directory, none))
+        if (entry.path().extension() == ".h5") files.push_back(entry.path());
+    return files;
+}
+
+std::map<std::string, std::filesystem::path> read_units(const std::filesystem::path& directory) {
+    std::map<std::string, std::filesystem::path> units;
+    for (const std::filesystem::path& file : unit_files(directory))
+        units[unit_of_file(file)] = file;
+    return units;
 }
 
 }  // namespace
 
 struct ResultsWriter::Impl {
     Impl(std::filesystem::path results, RunRecord run)
-        : path(std::move(results)),
-          directory(path.string() + ".partial"),
-          record(std::move(run)),
-          lock(lock_folder(directory, path)) {}
+        : path(std::move(results)), directory(path.string() + ".partial"), record(std::move(run)) {}
     ~Impl() {
-        file.reset();
-        lock.remove();
+        if (!lock) return;  // it is another's folder
+        lock->remove();
         std::error_code not_empty;
         std::filesystem::remove(directory, not_empty);
     }
     Impl(const Impl&) = delete;
     Impl& operator=(const Impl&) = delete;
 
-    std::filesystem::path path, directory, unit_path;
+    std::filesystem::path path, directory;
     RunRecord record;
-    LockedFile lock;
-    std::vector<std::string> units;  // finished
-    std::string unit;                // under way
-    h5::Handle file;                 // of the unit under way
-    bool complete = false;           // `path` holds the whole run already
-    bool replaces = false;           // `path` holds another one, till the end of this
-
-    h5::Place at(const std::string& object) const { return {unit_path, object}; }
-
-    std::vector<std::filesystem::path> finished_units() const {
-        std::vector<std::filesystem::path> files;
-        for (const auto& entry : std::filesystem::directory_iterator(directory))
-            if (entry.path().extension() == ".h5") files.push_back(entry.path());
-        return files;
-    }
+    std::optional<LockedFile> lock;
+    std::map<std::string, std::filesystem::path> units;  // finished, with their files
+    bool complete = false;                               // `path` holds the whole run already
+    bool replaces = false;                               // `path` holds another one, till the end
+    bool set_aside = false;
 
     /// Everything in the folder but the lock, or but the finished units too.
     void clear(bool keep_units, std::error_code& error) const {
@@ -158,143 +111,124 @@ struct ResultsWriter::Impl {
         }
     }
 
+    void write_record() const { write_text_durably(directory / "run.json", to_json(record)); }
+
     void start_afresh() const {
         std::error_code error;
         clear(false, error);
         if (error)
             throw SystemError(text("cannot empty ", directory.string(), ": ", error.message()));
         try {
-            write_text_durably(directory / "run.json", dumped(identity(record), 2));
+            write_record();
         } catch (...) {
             clear(false, error);
             throw;
         }
     }
 
-    void take_up() {
-        std::ifstream stream(directory / "run.json");
-        const json known = json::parse(stream, nullptr, false);
-        require_same_identity(directory.string(), known, identity(record));
-        for (const std::filesystem::path& unit_file : finished_units()) {
-            const Seal found = check_seal(unit_file);
-            require(found == Seal::whole, unit_file.string(),
-                    ": cannot resume, this finished unit ",
-                    found == Seal::none ? "has no checksum at its end"
-                                        : "is damaged, its bytes do not match its checksum",
-                    "; --overwrite starts afresh");
-            const h5::Handle finished = h5::open_file(unit_file);
-            const h5::Place root{unit_file, "/"};
-            units.push_back(h5::text_attribute(h5::open_object(finished, root), "unit", root));
-        }
+    std::vector<std::string> in_order() const {
+        std::vector<std::string> names;
+        for (const auto& [unit, unit_file] : units) names.push_back(unit);
+        std::sort(names.begin(), names.end(), h5::natural_less);
+        return names;
     }
+
+    void open(IfExists if_exists);
 };
 
+void ResultsWriter::Impl::open(IfExists if_exists) {
+    complete = std::filesystem::exists(path);
+    const bool unfinished = std::filesystem::exists(directory / "run.json") &&
+                            (complete || !unit_files(directory).empty());
+    require(!unfinished || if_exists != IfExists::refuse, directory.string(),
+            ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
+    replaces = complete;
+    const bool resume = if_exists == IfExists::resume;
+    if (resume && unfinished) {
+        require_same_run(directory.string(), read_record(directory), record);
+        units = read_units(directory);
+        write_record();
+    } else if (resume && complete) {
+        require_whole(path);
+        require_same_run(path.string(), ResultsReader(path).run(), record);
+        replaces = false;
+    } else {
+        start_afresh();
+    }
+    complete = complete && !replaces;
+}
+
 ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists) {
+    if (if_exists == IfExists::join) {
+        impl_ = std::make_unique<Impl>(std::move(path), std::move(record));
+        impl_->complete = !std::filesystem::exists(impl_->directory / "run.json");
+        if (!impl_->complete) look_again();
+        return;
+    }
     check_output(path, if_exists != IfExists::refuse);
     impl_ = std::make_unique<Impl>(std::move(path), std::move(record));
+    lock_folder(impl_->lock, impl_->directory, impl_->path);
     check_output(impl_->path, if_exists != IfExists::refuse);  // another writer may have ended
-    const bool complete = std::filesystem::exists(impl_->path);
-    const bool unfinished = std::filesystem::exists(impl_->directory / "run.json") &&
-                            (complete || !impl_->finished_units().empty());
-    require(!unfinished || if_exists != IfExists::refuse, impl_->directory.string(),
-            ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
-    if (unfinished && if_exists == IfExists::resume) {
-        impl_->replaces = complete;
-        impl_->take_up();
-    } else if (complete && if_exists == IfExists::resume) {
-        require_whole(impl_->path);
-        require_same_run(impl_->path.string(), ResultsReader(impl_->path).run(), impl_->record);
-        impl_->complete = true;
-    } else {
-        impl_->replaces = complete;
-        impl_->start_afresh();
-    }
+    impl_->open(if_exists);
 }
 
 ResultsWriter::~ResultsWriter() {
-    impl_->file.reset();
-    if (!impl_->lock.is_held()) return;  // finish() let go of it: the folder may be another's now
-    const bool resumable = !impl_->units.empty() || impl_->replaces;
+    // finish() let go of it, or it never was ours: the folder may be another's now
+    if (!impl_->lock || !impl_->lock->is_held() || impl_->set_aside) return;
+    const bool has_units = !impl_->complete && !unit_files(impl_->directory).empty();
     std::error_code ignored;  // what is left is no unfinished run to anybody
-    impl_->clear(resumable, ignored);
+    impl_->clear(has_units || impl_->replaces, ignored);
 }
+
+bool ResultsWriter::complete() const { return impl_->complete; }
 
 bool ResultsWriter::done(const std::string& unit) const {
-    return impl_->complete ||
-           std::find(impl_->units.begin(), impl_->units.end(), unit) != impl_->units.end();
+    const h5::Lock lock;
+    return impl_->complete || impl_->units.contains(unit);
 }
 
-void ResultsWriter::begin_unit(const std::string& unit) {
-    MSA_CHECK(!impl_->file && !done(unit));
-    impl_->unit = unit;
-    impl_->unit_path = impl_->directory / (file_name_of(unit) + ".tmp");
-    impl_->file = h5::create_file(impl_->unit_path);
-    h5::set_attribute(h5::open_object(impl_->file, impl_->at("/")), "unit", unit);
+void ResultsWriter::look_again() {
+    const h5::Lock lock;
+    impl_->units = read_units(impl_->directory);
 }
 
-void ResultsWriter::end_unit() {
-    MSA_CHECK(static_cast<bool>(impl_->file));
-    h5::close_durably(std::move(impl_->file), impl_->unit_path);
-    seal(impl_->unit_path);
-    std::filesystem::rename(impl_->unit_path, impl_->directory / file_name_of(impl_->unit));
-    impl_->units.push_back(impl_->unit);
+UnitWriter ResultsWriter::begin(const std::string& unit) {
+    const h5::Lock lock;
+    MSA_CHECK(!done(unit));
+    const std::filesystem::path file = impl_->directory / file_name_of_unit(unit);
+    return UnitWriter(std::make_unique<UnitWriter::Impl>(
+        file, unit, [this, unit, file] { impl_->units[unit] = file; }));
 }
 
-template <typename T, int Rank>
-void ResultsWriter::create(const std::string& name, const Shape<Rank>& shape,
-                           const Describe& describe) {
-    MSA_CHECK(static_cast<bool>(impl_->file));
-    const std::vector<hsize_t> extents = sizes(shape);
-    const h5::Handle type = h5::native_type<T>();
-    const h5::Handle dataset = h5::create_dataset(impl_->file, impl_->at(name), type, extents,
-                                                  chunk_of(extents, int64_t{sizeof(T)}));
-    h5::set_attribute(dataset, "axes", describe.axes);
-    h5::set_attribute(dataset, "unit", describe.unit);
-    h5::set_attribute(dataset, "description", describe.description);
+void ResultsWriter::add(const std::filesystem::path& unit_file) {
+    const h5::Lock lock;
+    const std::string unit = unit_of_file(unit_file);
+    if (!impl_->complete) impl_->units[unit] = unit_file;
 }
 
-template <typename T, int Rank>
-void ResultsWriter::write_rows(const std::string& name, int64_t first_row,
-                               View<const T, Rank> rows) {
-    const h5::Handle dataset = h5::open_object(impl_->file, impl_->at(name));
-    h5::Slab slab{std::vector<hsize_t>(Rank, 0), sizes(rows.shape())};
-    slab.offset[0] = static_cast<hsize_t>(first_row);
-    h5::write(dataset, h5::native_type<T>(), slab, rows.data(), impl_->at(name));
-}
-
-template <typename T, int Rank>
-void ResultsWriter::write(const std::string& name, View<const T, Rank> values,
-                          const Describe& describe) {
-    create<T, Rank>(name, values.shape(), describe);
-    write_rows<T, Rank>(name, 0, values);
+std::vector<ResultsWriter::Notes> ResultsWriter::notes() const {
+    std::vector<Notes> all;
+    for (const std::string& unit : impl_->in_order())
+        all.push_back({unit, notes_of_file(impl_->units.at(unit))});
+    return all;
 }
 
 namespace {
 
-template <typename Value>
-void put(hid_t file, const h5::Place& place, const std::string& name, const Value& value) {
-    const h5::Handle object =
-        h5::exists(file, place.object) ? h5::open_object(file, place) : h5::make_group(file, place);
-    h5::set_attribute(object, name, value);
-}
-
 /// The root's attributes and /run.
-void write_record(hid_t file, const std::filesystem::path& path, const RunRecord& r) {
+void write_run(hid_t file, const std::filesystem::path& path, const RunRecord& r) {
     const h5::Handle root = h5::open_object(file, {path, "/"});
     h5::set_attribute(root, "format", std::string(kResultsFormat));
-    h5::set_attribute(root, "format_version", kFormatVersion);
+    h5::set_attribute(root, "format_version", kResultsVersion);
     const h5::Handle run = h5::make_group(file, {path, "/run"});
-    for (const auto& [name, value] : {std::pair<const char*, std::string>{"program", r.program},
-                                      {"argv", dumped(r.argv)},
-                                      {"options", r.options},
-                                      {"definitions", r.definitions},
-                                      {"commit", r.commit},
-                                      {"host", r.host},
-                                      {"device", r.device},
-                                      {"compiler", r.compiler},
-                                      {"started", r.started},
-                                      {"finished", r.finished},
-                                      {"inputs", dumped(r.inputs)}})
+    for (const auto& [name, value] :
+         {std::pair<const char*, std::string>{"program", r.program},
+          {"options", r.options},
+          {"definitions", r.definitions},
+          {"commit", r.commit},
+          {"compiler", r.compiler},
+          {"inputs", nlohmann::json(r.inputs).dump(-1, ' ', false,
+                                                   nlohmann::json::error_handler_t::replace)}})
         h5::set_attribute(run, name, value);
     for (const auto& [name, value] :
          {std::pair{"element", r.element}, std::pair{"index_element", r.index_element},
@@ -305,28 +239,17 @@ void write_record(hid_t file, const std::filesystem::path& path, const RunRecord
 
 }  // namespace
 
-void ResultsWriter::attribute(const std::string& object, const std::string& name, double value) {
-    put(impl_->file, impl_->at(object), name, value);
-}
-void ResultsWriter::attribute(const std::string& object, const std::string& name, int64_t value) {
-    put(impl_->file, impl_->at(object), name, value);
-}
-void ResultsWriter::attribute(const std::string& object, const std::string& name,
-                              const std::string& value) {
-    put(impl_->file, impl_->at(object), name, value);
-}
-
-void ResultsWriter::finish(const std::string& now) {
+void ResultsWriter::finish() {
     if (impl_->complete) return;
-    impl_->record.finished = now;
+    const h5::Lock lock;
     const std::filesystem::path assembled = impl_->directory / "results.tmp";
     h5::Handle file = h5::create_file(assembled);
-    std::sort(impl_->units.begin(), impl_->units.end(), h5::natural_less);
-    for (const std::string& unit : impl_->units)
-        merge(h5::open_file(impl_->directory / file_name_of(unit)), file, "/", assembled);
+    const std::vector<std::string> names = impl_->in_order();
+    for (const std::string& unit : names)
+        merge(h5::open_file(impl_->units.at(unit)), file, "/", assembled);
 
-    write_record(file, assembled, impl_->record);
-    h5::write_texts(file, {assembled, "/done"}, impl_->units);
+    write_run(file, assembled, impl_->record);
+    h5::write_texts(file, {assembled, "/done"}, names);
     h5::close_durably(std::move(file), assembled);
     seal(assembled);
     std::filesystem::rename(assembled, impl_->path);
@@ -334,24 +257,20 @@ void ResultsWriter::finish(const std::string& now) {
     impl_->replaces = false;
     std::error_code ignored;  // the results are whole under their name
     impl_->clear(false, ignored);
-    impl_->lock.remove();
+    impl_->lock->remove();
     std::filesystem::remove(impl_->directory, ignored);
 }
 
-#define MSA_INSTANTIATE(T, Rank)                                                         \
-    template void ResultsWriter::write<T, Rank>(const std::string&, View<const T, Rank>, \
-                                                const Describe&);                        \
-    template void ResultsWriter::create<T, Rank>(const std::string&, const Shape<Rank>&, \
-                                                 const Describe&);                       \
-    template void ResultsWriter::write_rows<T, Rank>(const std::string&, int64_t,        \
-                                                     View<const T, Rank>);
-#define MSA_INSTANTIATE_RANKS(T) \
-    MSA_INSTANTIATE(T, 1) MSA_INSTANTIATE(T, 2) MSA_INSTANTIATE(T, 3) MSA_INSTANTIATE(T, 4)
-MSA_INSTANTIATE_RANKS(float)
-MSA_INSTANTIATE_RANKS(double)
-MSA_INSTANTIATE_RANKS(int32_t)
-MSA_INSTANTIATE_RANKS(int64_t)
-#undef MSA_INSTANTIATE_RANKS
-#undef MSA_INSTANTIATE
+void ResultsWriter::set_aside() { impl_->set_aside = true; }
+
+UnitFolder open_units(const std::filesystem::path& path) {
+    const std::filesystem::path directory = path.string() + ".partial";
+    require(std::filesystem::exists(directory / "run.json"), directory.string(),
+            ": there is no run under way");
+    LockedFile lock(directory / "lock", path);
+    UnitFolder folder{path, read_record(directory), read_units(directory)};
+    lock.remove();
+    return folder;
+}
 
 }  // namespace msa::io

@@ -7,8 +7,10 @@
 #include "experiments/analyze/layer.h"
 #include "experiments/analyze/options.h"
 #include "experiments/analyze/summary.h"
+#include "experiments/driver/completed.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
@@ -65,24 +67,26 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     job.record.definitions = metric_definitions(note);
     job.record.device = backend->device();
     record_elements(*backend, file, o.layers, o.element, job.record);
-    const std::vector<Unit> units =
-        layer_units(file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker) {
+    job.begin(layer_units(
+        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             const std::vector<int64_t> queries =
                 choose_queries(o, file.info().cu_seqlens, layer.layer);
-            analyze_layer(o, file, layer, queries, worker.backend, worker.to, worker.err);
-        });
-    job.begin();
-    job.work(units, o, *backend, OnError::stop);
-
-    const io::ResultsReader results = job.finish();
-    check_mass_bounds(results);
-    job.write("summary.json", summary_json(results));
-    job.write("metrics.csv", metrics_csv(results));
-    if (o.json)
-        out << summary_json(results);
-    else
-        print_table(results, out);
+            analyze_layer(o, file, layer, queries, worker, to);
+        }));
+    if (!job.work(o, *backend, OnError::stop)) return 0;
+    complete({job.finish(), o.out, {o.file}, o.json, 0, out});
     return 0;
+}
+
+void complete(const Completed& run) {
+    const io::ResultsReader& results = run.results;
+    check_mass_bounds(results);
+    write_text(run.out / "metrics.csv", metrics_csv(results));
+    write_text(run.out / "summary.json", summary_json(results));
+    if (run.json)
+        run.print << summary_json(results);
+    else
+        print_table(results, run.print);
 }
 
 }  // namespace msa::experiments::analyze

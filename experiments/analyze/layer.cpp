@@ -55,7 +55,7 @@ public:
         }
     }
 
-    void write(io::ResultsWriter& to, const std::string& group) const {
+    void write(io::UnitWriter& to, const std::string& group) const {
         const auto n = static_cast<int64_t>(ks_.size());
         const std::vector<double> kept = analysis::values(means_);
         to.write<int64_t, 1>(group + "/k", {ks_.data(), {n}},
@@ -86,7 +86,7 @@ class LayerAnalysis {
 public:
     LayerAnalysis(const AnalyzeOptions& options, const io::ActivationsReader& file,
                   const io::LayerInfo& info, const std::vector<int64_t>& tokens, Backend& backend,
-                  io::ResultsWriter& to)
+                  io::UnitWriter& to)
         : o_(options),
           tokens_(tokens),
           backend_(backend),
@@ -158,7 +158,7 @@ private:
     const AnalyzeOptions& o_;
     const std::vector<int64_t>& tokens_;
     Backend& backend_;
-    io::ResultsWriter& to_;
+    io::UnitWriter& to_;
     std::string name_;
     Problem whole_, all_;  // all tokens as queries; the analysed queries
     LayerElements elements_;
@@ -377,15 +377,15 @@ std::vector<int64_t> choose_queries(const AnalyzeOptions& o, const std::vector<i
 }
 
 void analyze_layer(const AnalyzeOptions& o, const io::ActivationsReader& file,
-                   const io::LayerInfo& layer, const std::vector<int64_t>& tokens, Backend& backend,
-                   io::ResultsWriter& to, std::ostream& err, int64_t chunk_queries) {
-    LayerAnalysis analysis(o, file, layer, tokens, backend, to);
+                   const io::LayerInfo& layer, const std::vector<int64_t>& tokens,
+                   const Worker& worker, io::UnitWriter& to, int64_t chunk_queries) {
+    LayerAnalysis analysis(o, file, layer, tokens, worker.backend, to);
     if (layer.own_attention.contains("softcap"))
-        err << "note: layer " << layer.layer
-            << " caps its logits: its entropies are not computed\n";
+        worker.err << "note: layer " << layer.layer
+                   << " caps its logits: its entropies are not computed\n";
     const auto queries = static_cast<int64_t>(tokens.size());
     const int64_t step = chunk_queries > 0 ? chunk_queries : analysis.chunk_queries();
-    Progress progress(err, text("layer ", layer.layer), queries, "queries");
+    Progress progress(worker.progress, text("layer ", layer.layer), queries, "queries");
     for (int64_t begin = 0; begin < queries; begin += step) {
         if (stop_requested())
             throw Interrupted("stopped; the finished layers are kept, --resume continues");

@@ -2,12 +2,11 @@
 // One layer of msa-analyze: streams its queries in chunks, all selectors sharing the dense pass.
 #pragma once
 
-#include <iosfwd>
 #include <vector>
 
 #include "core/io/activations.h"
-#include "core/io/results.h"
 #include "experiments/analyze/options.h"
+#include "experiments/driver/run.h"
 
 namespace msa::experiments::analyze {
 
@@ -16,11 +15,11 @@ namespace msa::experiments::analyze {
 std::vector<int64_t> choose_queries(const AnalyzeOptions&, const std::vector<int64_t>& cu_seqlens,
                                     int64_t layer);
 
-/// Analyses `layer` at the queries of `tokens` and writes its datasets to the unit under way. The
+/// Analyses `layer` at the queries of `tokens` and writes its datasets to the unit. The
 /// results do not depend on how the queries are cut into chunks of at most `chunk_queries`
 /// (0: as many as fit into a fixed memory budget). Throws Interrupted when a stop is requested.
 void analyze_layer(const AnalyzeOptions&, const io::ActivationsReader&, const io::LayerInfo& layer,
-                   const std::vector<int64_t>& tokens, Backend&, io::ResultsWriter&,
-                   std::ostream& err, int64_t chunk_queries = 0);
+                   const std::vector<int64_t>& tokens, const Worker&, io::UnitWriter&,
+                   int64_t chunk_queries = 0);
 
 }  // namespace msa::experiments::analyze

@@ -58,6 +58,7 @@ OptionTable option_table(AnalyzeOptions& o) {
     add_index_element(table, o);
     table.names("dump", "WHAT,...", o.dump, one_of("dump", {"outputs", "mass", "scores"}),
                 "also store outputs, mass, scores; ids always are");
+    add_workers(table, o);
     add_existing(table, o);
     return table;
 }

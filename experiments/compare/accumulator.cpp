@@ -50,7 +50,7 @@ void Reading::add_counted(int64_t group, int64_t blocks, int64_t tokens) {
     tokens_[static_cast<size_t>(group)].add(static_cast<double>(tokens));
 }
 
-void Reading::write(io::ResultsWriter& to, const std::string& group, const Policy& policy,
+void Reading::write(io::UnitWriter& to, const std::string& group, const Policy& policy,
                     int64_t block_size) const {
     Metrics metrics(to, group);
     metrics.add("blocks_kept", analysis::values(blocks_));
@@ -113,7 +113,7 @@ void Accumulator::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
     }
 }
 
-void Accumulator::write(io::ResultsWriter& to, const std::string& layer, const Problem& p) const {
+void Accumulator::write(io::UnitWriter& to, const std::string& layer, const Problem& p) const {
     const std::string at = "/" + config().key() + "/" + layer, group = "/metrics" + at;
     Metrics metrics(to, group);
     metrics.add("mass_kept", recall_.mass_kept());

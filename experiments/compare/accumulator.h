@@ -44,7 +44,7 @@ public:
     void count_row() { ++counted_; }
 
     /// Attributes and metrics of the config's group, but for what is measured.
-    void write(io::ResultsWriter& to, const std::string& group, const Policy&,
+    void write(io::UnitWriter& to, const std::string& group, const Policy&,
                int64_t block_size) const;
 
     const Config& config() const { return config_; }
@@ -67,7 +67,7 @@ public:
     const Config& config() const { return reading_.config(); }
 
     /// The groups /metrics, /overlap and /distance of the config.
-    void write(io::ResultsWriter& to, const std::string& layer, const Problem& p) const;
+    void write(io::UnitWriter& to, const std::string& layer, const Problem& p) const;
 
 private:
     Reading reading_;

@@ -87,7 +87,7 @@ void SelfChecks::check(const std::string& config, const MeasuredChunk& chunk,
         }
 }
 
-void SelfChecks::write(io::ResultsWriter& to, const std::string& layer) const {
+void SelfChecks::write(io::UnitWriter& to, const std::string& layer) const {
     const std::string group = "/checks/" + layer;
     to.attribute(group, "rows", rows_);
     to.attribute(group, "rows_undefined", undefined_);

@@ -32,7 +32,7 @@ public:
 
     /// Group /checks/<layer>: how many rows were checked and how many undefined, the largest
     /// difference from dense, and the largest bound on a mass.
-    void write(io::ResultsWriter& to, const std::string& layer) const;
+    void write(io::UnitWriter& to, const std::string& layer) const;
 
 private:
     Tensor<double, 3> best_;  // [Nq, Hkv, B + 1]

@@ -7,9 +7,11 @@
 #include "core/select/token_selector.h"
 #include "experiments/compare/layer.h"
 #include "experiments/compare/summary.h"
+#include "experiments/driver/completed.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/sample.h"
+#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
@@ -98,26 +100,27 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     job.record.definitions = compare_definitions();
     job.record.device = backend->device();
     record_elements(*backend, file, o.layers, o.element, job.record);
-    const std::vector<Unit> units =
-        layer_units(file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker) {
+    job.begin(layer_units(
+        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             compare_layer(o, file, layer, layer_before(file, layer), selectors_for(o, file, layer),
-                          choose_queries(o, file.info(), layer.layer), worker.backend, worker.to,
-                          worker.err);
-        });
-    job.begin();
-    job.work(units, o, *backend, OnError::stop);
+                          choose_queries(o, file.info(), layer.layer), worker, to);
+        }));
+    if (!job.work(o, *backend, OnError::stop)) return 0;
+    complete({job.finish(), o.out, {o.file}, o.json, 0, out});
+    return 0;
+}
 
-    const io::ResultsReader results = job.finish();
+void complete(const Completed& run) {
+    const io::ResultsReader& results = run.results;
     check_compare_order(results);
     std::ostringstream tables;
     print_compare_tables(results, tables);
     tables << '\n' << elements_text(results.run()) << '\n';
-    job.write("summary.json", compare_summary(results));
-    job.write("metrics.csv", compare_csv(results));
-    job.write("tables.txt", tables.str());
-    job.write("timing.json", compare_timing(results));
-    out << (o.json ? compare_summary(results) : tables.str());
-    return 0;
+    write_text(run.out / "metrics.csv", compare_csv(results));
+    write_text(run.out / "tables.txt", tables.str());
+    write_text(run.out / "timing.json", compare_timing(run.out / "run.json"));
+    write_text(run.out / "summary.json", compare_summary(results));
+    run.print << (run.json ? compare_summary(results) : tables.str());
 }
 
 }  // namespace msa::experiments::compare

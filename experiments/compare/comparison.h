@@ -31,7 +31,7 @@ struct LayerTask {
     const std::vector<int64_t>& tokens;  // packed tokens of the compared queries, ascending
     std::vector<int64_t> stored;         // those of them, by number, whose ids are stored
     Backend& backend;
-    io::ResultsWriter& to;
+    io::UnitWriter& to;
     SelfChecks checks;
     std::map<std::string, Timing> timing;  // of each selector
 

@@ -2,6 +2,7 @@
 #include "experiments/compare/layer.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "core/select/token_selector.h"
@@ -60,7 +61,8 @@ std::string why_unusable(const CompareOptions& o, const io::LayerInfo& layer, bo
 void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
                    const io::LayerInfo& layer, const io::LayerInfo* previous,
                    const std::vector<std::string>& selectors, const std::vector<int64_t>& tokens,
-                   Backend& backend, io::ResultsWriter& to, std::ostream& err) {
+                   const Worker& worker, io::UnitWriter& to) {
+    Backend& backend = worker.backend;
     const LayerElements elements = layer_elements(backend, layer, o.element);
     const LayerData data(file, layer, elements, o.sharing);
     std::optional<PreviousLayer> before;
@@ -79,7 +81,7 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
                    .timing = {}};
     const Problem sizes = data.problem(file.info(), o.block_size);
     const std::vector<Plan> plans = make_plans(o, selectors, sizes);
-    Progress progress(err, text("layer ", layer.layer),
+    Progress progress(worker.progress, text("layer ", layer.layer),
                       std::ssize(tokens) * std::ssize(plans) * std::ssize(data.q), "queries");
     for (const Plan& plan : plans) {
         LayerComparison comparison(task, plan);
@@ -92,12 +94,12 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
         std::find(selectors.begin(), selectors.end(), "previous-layer") != selectors.end())
         to.attribute("/layers/" + task.name(), "previous_layer", previous->layer);
     task.checks.write(to, task.name());
-    task.checks.warn(task.name(), err);
-    for (const auto& [selector, seconds] : task.timing) {
-        const std::string group = "/timing/" + task.name() + "/" + selector;
-        to.attribute(group, "select_seconds", seconds.select);
-        to.attribute(group, "measure_seconds", seconds.evaluate);
-    }
+    task.checks.warn(task.name(), worker.err);
+    nlohmann::ordered_json timing;
+    for (const auto& [selector, seconds] : task.timing)
+        timing[selector] = {{"select_seconds", seconds.select},
+                            {"measure_seconds", seconds.evaluate}};
+    to.note("timing", timing.dump());
 }
 
 }  // namespace msa::experiments::compare

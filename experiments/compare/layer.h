@@ -2,13 +2,12 @@
 // One layer of msa-compare.
 #pragma once
 
-#include <iosfwd>
 #include <string>
 #include <vector>
 
 #include "core/io/activations.h"
-#include "core/io/results.h"
 #include "experiments/compare/options.h"
+#include "experiments/driver/run.h"
 
 namespace msa::experiments::compare {
 
@@ -20,11 +19,12 @@ std::string why_unusable(const CompareOptions&, const io::LayerInfo& layer, bool
                          const std::string& policy);
 
 /// Compares the selectors on `layer` at the queries of `tokens` (packed, ascending) and writes its
-/// datasets to the unit under way. `previous`: the layer before it, of the same sizes, or absent.
-/// Throws std::logic_error where a self-check fails, Interrupted when a stop is requested.
+/// datasets to the unit, and as its note `timing` the seconds that
+/// each selector took to select and to be measured. `previous`: the layer before it, of the same
+/// sizes, or absent. Throws std::logic_error where a self-check fails, Interrupted when a stop is
+/// requested.
 void compare_layer(const CompareOptions&, const io::ActivationsReader&, const io::LayerInfo& layer,
                    const io::LayerInfo* previous, const std::vector<std::string>& selectors,
-                   const std::vector<int64_t>& tokens, Backend&, io::ResultsWriter&,
-                   std::ostream& err);
+                   const std::vector<int64_t>& tokens, const Worker&, io::UnitWriter&);
 
 }  // namespace msa::experiments::compare

@@ -21,8 +21,8 @@ const About kAbout{
                  "--selectors oracle,mean-key --budgets 512 --sample-queries 256"},
     .writes =
         "DIR/results.h5 (groups /layers, /metrics, /overlap, /distance, /select, /queries, "
-        "/checks,\n"
-        "/timing; see data/FORMAT.md), DIR/summary.json, DIR/metrics.csv, DIR/tables.txt (what is\n"
+        "/checks;\n"
+        "see data/FORMAT.md), DIR/summary.json, DIR/metrics.csv, DIR/tables.txt (what is\n"
         "printed) and DIR/timing.json.\n"
         "Every run checks itself: no selector may keep more than the best choice of as many "
         "blocks,\n"
@@ -102,6 +102,7 @@ OptionTable option_table(CompareOptions& o) {
     table.seed(o.seed, "of sampling and of random");
     add_compute(table, o);
     add_index_element(table, o);
+    add_workers(table, o);
     add_existing(table, o);
     return table;
 }

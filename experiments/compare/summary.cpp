@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <iomanip>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -129,26 +130,23 @@ std::string compare_csv(const io::ResultsReader& results) {
     return csv.str();
 }
 
-std::string compare_timing(const io::ResultsReader& results) {
+std::string compare_timing(const std::filesystem::path& run_json) {
+    std::ifstream stream(run_json);
+    const ordered_json run = ordered_json::parse(stream, nullptr, false);
     ordered_json layers = ordered_json::array();
-    for (const std::string& layer : results.list("/timing")) {
-        ordered_json selectors;
-        double total = 0;
-        for (const std::string& selector : results.list("/timing/" + layer)) {
-            const std::string group = "/timing/" + layer + "/" + selector;
-            for (const char* name : {"select_seconds", "measure_seconds"}) {
-                selectors[selector][name] = results.number(group, name);
-                total += results.number(group, name);
-            }
+    if (run.is_object())
+        for (const ordered_json& unit : run.value("units", ordered_json::array())) {
+            const ordered_json selectors = unit.value("timing", ordered_json::object());
+            double total = 0;
+            for (const auto& [selector, seconds] : selectors.items())
+                for (const auto& [name, value] : seconds.items()) total += value.get<double>();
+            const std::string name = unit.value("unit", "");
+            layers.push_back({{"layer", std::stoll(name.substr(name.find_last_of(' ') + 1))},
+                              {"device", unit.value("device", "")},
+                              {"selectors", selectors},
+                              {"sum_seconds", total}});
         }
-        layers.push_back(
-            {{"layer", std::stoll(layer)}, {"selectors", selectors}, {"sum_seconds", total}});
-    }
-    return ordered_json{{"format", "msa-compare-timing"},
-                        {"device", results.run().device},
-                        {"layers", layers}}
-               .dump(2) +
-           "\n";
+    return ordered_json{{"format", "msa-compare-timing"}, {"layers", layers}}.dump(2) + "\n";
 }
 
 void check_compare_order(const io::ResultsReader& results) {

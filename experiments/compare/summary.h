@@ -3,6 +3,7 @@
 // uninterrupted one give the same, but for the time they took.
 #pragma once
 
+#include <filesystem>
 #include <iosfwd>
 #include <string>
 
@@ -21,7 +22,8 @@ std::string compare_summary(const io::ResultsReader&);
 std::string compare_csv(const io::ResultsReader&);
 
 /// timing.json: seconds that each selector took on each layer, to select and to be measured.
-std::string compare_timing(const io::ResultsReader&);
+/// From run.json; without layers where that is not there.
+std::string compare_timing(const std::filesystem::path& run_json);
 
 /// Mass kept and output error of every selector and setting, costs, checks, definitions.
 void print_compare_tables(const io::ResultsReader&, std::ostream& out);

@@ -61,8 +61,7 @@ void TokenAccumulator::add(const MeasuredChunk& measured, const KeptTokens& kept
     }
 }
 
-void TokenAccumulator::write(io::ResultsWriter& to, const std::string& layer,
-                             const Problem& p) const {
+void TokenAccumulator::write(io::UnitWriter& to, const std::string& layer, const Problem& p) const {
     const std::string group = "/metrics/" + config().key() + "/" + layer;
     Metrics metrics(to, group);
     metrics.add("mass_kept", analysis::values(mass_));

@@ -30,7 +30,7 @@ public:
 
     /// Group /metrics of the config: as an Accumulator's, without recalls; blocks_kept are the
     /// blocks that the tokens touch.
-    void write(io::ResultsWriter& to, const std::string& layer, const Problem& p) const;
+    void write(io::UnitWriter& to, const std::string& layer, const Problem& p) const;
 
 private:
     Reading reading_;

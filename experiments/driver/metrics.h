@@ -14,7 +14,7 @@ namespace msa::experiments {
 /// The datasets of one group of metrics, and their macro averages as attributes of the group.
 class Metrics {
 public:
-    Metrics(io::ResultsWriter& to, std::string group) : to_(to), group_(std::move(group)) {}
+    Metrics(io::UnitWriter& to, std::string group) : to_(to), group_(std::move(group)) {}
     /// A metric of analysis/metrics.h, under its own name or another that the file has for it.
     void add(const char* metric, const std::vector<double>& values, const char* name = nullptr) {
         add_with_mean(metric, values, analysis::average(values), name);
@@ -30,7 +30,7 @@ public:
     }
 
 private:
-    io::ResultsWriter& to_;
+    io::UnitWriter& to_;
     std::string group_;
 };
 

@@ -20,7 +20,7 @@ void warn_of_own_attention(const std::filesystem::path& file, const io::LayerInf
         << "attention computed here\n";
 }
 
-void write_attention(io::ResultsWriter& to, const std::string& group, const Problem& p,
+void write_attention(io::UnitWriter& to, const std::string& group, const Problem& p,
                      View<const float, 1> sinks) {
     to.attribute(group, "softmax_scale", p.softmax_scale());
     if (p.window) to.attribute(group, "window", *p.window);

@@ -34,7 +34,7 @@ private:
 
 /// What a layer's group of results says of its attention: the attribute `softmax_scale`; where the
 /// layer has them, `window`, `softcap` and the dataset `sinks` [Hq].
-void write_attention(io::ResultsWriter& to, const std::string& group, const Problem&,
+void write_attention(io::UnitWriter& to, const std::string& group, const Problem&,
                      View<const float, 1> sinks);
 
 }  // namespace msa::experiments

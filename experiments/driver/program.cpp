@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/utf8.h"
+#include "experiments/driver/ranks.h"
 
 namespace msa::experiments {
 namespace {
@@ -22,9 +23,11 @@ constexpr int kBug = 1, kRefused = 2, kInterrupted = 130;
 bool stop_requested() { return stop_signal != 0; }
 
 int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
-            std::ostream& err) {
+            std::ostream& err, std::ostream* failures) {
     const auto fail = [&](const char* message, int code) {
-        err << name << ": " << printable(message, "\n\t") << std::endl;
+        // At once: the lines of several ranks do not mix.
+        const std::string line = text(name, ": ", printable(message, "\n\t"), '\n');
+        (failures != nullptr ? *failures : err) << line << std::flush;
         return code;
     };
     try {
@@ -41,6 +44,8 @@ int guarded(const std::string& name, Run run, std::span<const std::string> args,
         return fail(text(error.path1().string(), ": ", error.code().message()).c_str(), kRefused);
     } catch (const std::system_error& error) {
         return fail(error.what(), kRefused);
+    } catch (const StoppedElsewhere&) {
+        return kRefused;
     } catch (const Interrupted& error) {
         return fail(error.what(), kInterrupted);
     } catch (const std::bad_alloc&) {
@@ -59,7 +64,21 @@ int program_main(const std::string& name, Run run, int argc, char** argv) {
         });
     std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of the write, not a kill
     const std::vector<std::string> args(argv + 1, argv + argc);
-    return guarded(name, run, args, std::cout, std::cerr);
+    const auto start = [](std::span<const std::string>, std::ostream&, std::ostream&) {
+        Ranks::world();
+        return 0;
+    };
+    if (const int code = guarded(name, start, args, std::cout, std::cerr); code != 0) return code;
+    const Ranks& ranks = Ranks::world();
+    int code = 0;
+    if (ranks.is_first()) {
+        code = guarded(name, run, args, std::cout, std::cerr);
+    } else {
+        Silence silent;
+        code = guarded(text(name, ", rank ", ranks.rank()), run, args, silent, silent, &std::cerr);
+    }
+    ranks.end(code);
+    return code;
 }
 
 }  // namespace msa::experiments

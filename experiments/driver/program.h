@@ -2,15 +2,26 @@
 // What every program's main does: turn exceptions into messages and exit codes.
 #pragma once
 
-#include <iosfwd>
+#include <cstdio>
+#include <ostream>
 #include <span>
 #include <stdexcept>
+#include <streambuf>
 #include <string>
 
 namespace msa::experiments {
 
 /// A program's body, testable in process: results to `out`, progress and warnings to `err`.
 using Run = int (*)(std::span<const std::string> args, std::ostream& out, std::ostream& err);
+
+/// A stream that takes everything and shows nothing.
+class Silence : private std::streambuf, public std::ostream {
+public:
+    Silence() : std::ostream(static_cast<std::streambuf*>(this)) {}
+
+private:
+    int overflow(int character) override { return character == EOF ? 0 : character; }
+};
 
 /// The user asked to stop (SIGINT, SIGTERM).
 class Interrupted : public std::runtime_error {
@@ -23,11 +34,12 @@ bool stop_requested();
 
 /// Runs the body and returns the exit code: 0, or that of the body; 2 for bad input, a request that
 /// cannot be answered, or a refusal of the system; 130 for Interrupted; 1 for anything else, which
-/// is a bug. Messages go to `err` after the program's name.
+/// is a bug. Messages go to `failures`, to `err` without, after the program's name.
 int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
-            std::ostream& err);
+            std::ostream& err, std::ostream* failures = nullptr);
 
-/// The whole of a main function: signals, arguments, standard streams.
+/// The whole of a main function: signals, arguments, standard streams, MPI. Of several ranks
+/// (driver/ranks.h) the first one speaks, the others say what stops them.
 int program_main(const std::string& name, Run run, int argc, char** argv);
 
 }  // namespace msa::experiments

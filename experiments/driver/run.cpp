@@ -4,14 +4,18 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <exception>
+#include <iostream>
+#include <mutex>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <ostream>
+#include <sstream>
 #include <thread>
 
 #include "experiments/driver/program.h"
+#include "experiments/driver/progress.h"
+#include "experiments/driver/ranks.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/write_text.h"
 
@@ -58,21 +62,20 @@ nlohmann::ordered_json json_number(double value) {
 
 std::vector<Unit> layer_units(
     const io::ActivationsReader& file, std::span<const int64_t> layers,
-    const std::function<void(const io::LayerInfo&, const Worker&)>& work) {
+    const std::function<void(const io::LayerInfo&, const Worker&, io::UnitWriter&)>& work) {
     std::vector<Unit> units;
-    for (int64_t number : layers) {
-        const std::string name = text("layer ", number);
-        units.push_back({name, [&layer = file.layer(number), name, work](const Worker& worker) {
-                             worker.write(name, [&] { work(layer, worker); });
+    for (int64_t number : layers)
+        units.push_back({text("layer ", number), [&layer = file.layer(number), work](
+                                                     const Worker& worker, io::UnitWriter& to) {
+                             work(layer, worker, to);
                          }});
-    }
     return units;
 }
 
 UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
                  std::vector<fs::path> inputs, std::vector<std::string> names, std::ostream& err)
     : o_(o), program_(program), inputs_(std::move(inputs)), err_(err) {
-    names.emplace_back("results.h5");
+    names.insert(names.end(), {"results.h5", "run.json"});
     for (const fs::path& input : inputs_)
         for (const std::string& name : names)
             for (const char* suffix : {"", ".partial"}) require_apart(input, path(name + suffix));
@@ -80,90 +83,202 @@ UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, 
     record.seed = o.seed;
 }
 
-void UnitRun::begin() {
-    fs::create_directories(o_.out);
-    to_ = std::make_unique<io::ResultsWriter>(path("results.h5"), record,
-                                              o_.overwrite ? io::IfExists::overwrite
-                                              : o_.resume  ? io::IfExists::resume
-                                                           : io::IfExists::refuse);
+void UnitRun::begin(std::vector<Unit> units) {
+    units_ = std::move(units);
+    for (const Unit& unit : units_) {
+        MSA_CHECK(std::find(record.units.begin(), record.units.end(), unit.name) ==
+                  record.units.end());
+        record.units.push_back(unit.name);
+    }
+    for (const fs::path& input : inputs_)
+        record.input_paths.push_back(fs::absolute(input).lexically_normal().string());
+    const Ranks& ranks = Ranks::world();
+    require(!o_.shard || ranks.count() == 1,
+            "--shard is given, and so are several ranks: one of the two spreads a run");
+    if (o_.shard) record.shard = o_.shard->text();
+    const auto open = [&](io::IfExists if_exists) {
+        std::exception_ptr error;
+        try {
+            fs::create_directories(o_.out);
+            to_ = std::make_unique<io::ResultsWriter>(path("results.h5"), record, if_exists);
+        } catch (...) {
+            error = std::current_exception();
+        }
+        return error;
+    };
+    std::exception_ptr error;
+    if (ranks.is_first())
+        error = open(o_.overwrite ? io::IfExists::overwrite
+                     : o_.resume  ? io::IfExists::resume
+                                  : io::IfExists::refuse);
+    ranks.agree(error);
+    if (!ranks.is_first()) error = open(io::IfExists::join);
+    ranks.agree(error);
 }
 
-/// The units that wait, and what went wrong with others.
+/// What went wrong, and who may have another unit.
 struct UnitRun::Queue {
     struct Failure {
         std::exception_ptr error;
         std::string message;
     };
+    Queue(const Ranks& ranks, const std::vector<const Unit*>& units, OnError what_else,
+          bool shows_bar, std::ostream& bar)
+        : waiting(units), on_error(what_else), handout(ranks, std::ssize(units)) {
+        if (shows_bar)
+            ticker = std::jthread([this, &bar](const std::stop_token& end) { tick(bar, end); });
+    }
+
     std::mutex turn;
-    std::vector<const Unit*> waiting;  // the next one last
+    const std::vector<const Unit*>& waiting;
     std::vector<Failure> failures;
-    OnError on_error = OnError::stop;
+    OnError on_error;
+    Handout handout;
+    std::jthread ticker;
 
     const Unit* take() {
         const std::lock_guard lock(turn);
         const bool stop = on_error == OnError::stop || stop_requested();
-        if (waiting.empty() || (stop && !failures.empty())) return nullptr;
-        const Unit* next = waiting.back();
-        waiting.pop_back();
-        return next;
+        if (stop && !failures.empty()) {
+            handout.stop();
+            return nullptr;
+        }
+        const int64_t number = handout.next();
+        return number < 0 ? nullptr : waiting[static_cast<size_t>(number)];
     }
     void fail(const char* message) {
         const std::lock_guard lock(turn);
         failures.push_back({std::current_exception(), message});
     }
+    /// One bar for the units of all workers.
+    void tick(std::ostream& bar, const std::stop_token& end) const {
+        constexpr auto kTick = std::chrono::milliseconds(50);
+        Progress progress(bar, "units", std::ssize(waiting), "units");
+        for (int64_t shown = 0; !end.stop_requested(); std::this_thread::sleep_for(kTick)) {
+            const int64_t done = handout.done();
+            progress.advance(done - shown);
+            shown = done;
+        }
+    }
 };
 
-void UnitRun::work(std::span<const Unit> units, const ComputeOptions& compute, Backend& first,
-                   OnError on_error, int64_t jobs) {
-    Queue queue;
-    queue.on_error = on_error;
-    for (const Unit& unit : units)
+std::vector<const Unit*> UnitRun::waiting() const {
+    const Shard part = o_.shard.value_or(Shard{});
+    std::vector<const Unit*> units;
+    for (size_t n = 0; n < units_.size(); ++n) {
+        const Unit& unit = units_[n];
+        if (static_cast<int64_t>(n) % part.count != part.index) continue;
         if (!to_->done(unit.name)) {
-            queue.waiting.insert(queue.waiting.begin(), &unit);
+            units.push_back(&unit);
         } else {
             err_ << unit.name << ": done before\n";
-            unit.done_before();
+            if (Ranks::world().is_first()) unit.done();
         }
-    jobs = std::clamp<int64_t>(std::ssize(queue.waiting), 1, jobs);
+    }
+    return units;
+}
+
+void UnitRun::do_unit(const Unit& unit, const Worker& worker, const std::string& device) const {
+    io::UnitWriter to = to_->begin(unit.name);
+    to.note("host", record.host);
+    to.note("device", device);
+    to.note("started", utc_now());
+    unit.work(worker, to);
+    to.note("finished", utc_now());
+    to.finish();
+    unit.done();
+}
+
+void UnitRun::work_with(Backend& backend, int threads, bool alone, Queue& queue) const {
+    const ThreadShare share(threads);
+    const std::string device = backend.device();
+    Silence silent;
+    while (const Unit* unit = queue.take()) {
+        std::ostringstream said;  // several workers do not write into each other's lines
+        try {
+            const Worker worker{backend, alone ? err_ : said, alone ? err_ : silent, threads};
+            do_unit(*unit, worker, device);
+        } catch (const std::exception& error) {
+            queue.fail(error.what());
+        }
+        const std::lock_guard lock(queue.turn);
+        (Ranks::world().is_first() ? err_ : std::cerr) << said.str();
+        queue.handout.count_done();
+    }
+}
+
+bool UnitRun::set_aside(int64_t done) const {
+    if (to_->complete()) return true;
+    to_->set_aside();
+    err_ << "shard " << o_.shard->text() << ": its " << done << " of the run's " << units_.size()
+         << " units are in " << o_.out.string() << "; msa-merge joins it with the others\n";
+    return false;
+}
+
+bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_error) {
+    const Ranks& ranks = Ranks::world();
+    const std::vector<const Unit*> units = waiting();
+    const int64_t jobs = std::clamp<int64_t>(std::ssize(units), 1, o_.jobs);
     BackendOptions share = compute.backend_options;
-    const int all = share.threads > 0 ? share.threads : omp_get_max_threads();
+    const int all = share.threads > 0 ? share.threads : ranks.threads(omp_get_max_threads());
     share.threads = std::max(1, all / static_cast<int>(jobs));
-    std::mutex files;
-    const auto work_with = [&](Backend& backend) {
-        const ThreadShare threads(share.threads);
-        const Worker worker{backend, *to_, files, err_, share.threads};
-        while (const Unit* unit = queue.take()) try {
-                unit->work(worker);
-            } catch (const std::exception& error) {
-                queue.fail(error.what());
-            }
-    };
-    if (jobs == 1) {
-        work_with(first);
+    const bool alone = jobs == 1 && ranks.count() == 1;
+    ranks.agree({});  // all are ready: nothing is found done that another rank has just done
+    Queue queue(ranks, units, on_error, !alone && ranks.is_first(), err_);
+    if (alone) {
+        work_with(first, share.threads, alone, queue);
     } else {
         std::vector<std::jthread> workers;
         for (int64_t job = 0; job < jobs; ++job)
             workers.emplace_back([&] {
                 try {
-                    work_with(*make_backend(compute.backend, share));
+                    work_with(*make_backend(compute.backend, share), share.threads, alone, queue);
                 } catch (const std::exception& error) {
                     queue.fail(error.what());
                 }
             });
     }
-    if (queue.failures.empty()) return;
+    std::exception_ptr error;
+    if (!queue.failures.empty()) error = queue.failures.front().error;
     for (size_t n = 1; n < queue.failures.size(); ++n)
         err_ << program_ << ": " << queue.failures[n].message << '\n';
-    std::rethrow_exception(queue.failures.front().error);
+    ranks.agree(error);
+    if (o_.shard) return set_aside(std::ssize(units));
+    return ranks.is_first();
 }
 
 io::ResultsReader UnitRun::finish() {
-    to_->finish(utc_now());
-    return io::ResultsReader(path("results.h5"));
+    if (!to_->complete()) to_->look_again();
+    for (const Unit& unit : units_)
+        if (!to_->done(unit.name))
+            throw SystemError(text(path("results.h5").string(), ": ", unit.name,
+                                   " was done by a rank that writes elsewhere: --out must lie in "
+                                   "a file system that all hosts share"));
+    return finish_run(*to_, o_.out, record);
 }
 
-void UnitRun::write(const std::string& name, const std::string& content) const {
-    write_text(path(name), content);
+io::ResultsReader finish_run(io::ResultsWriter& to, const fs::path& out,
+                             const io::RunRecord& record) {
+    using Json = nlohmann::ordered_json;
+    if (!to.complete()) {
+        Json units = Json::array();
+        for (const io::ResultsWriter::Notes& notes : to.notes()) {
+            units.push_back({{"unit", notes.unit}});
+            for (const auto& [name, value] : notes.texts) {
+                const Json parsed = Json::parse(value, nullptr, false);
+                units.back()[name] = parsed.is_object() ? parsed : Json(value);
+            }
+        }
+        const Json about{{"format", "msa-run"},       {"format_version", 1},
+                         {"program", record.program}, {"argv", record.argv},
+                         {"host", record.host},       {"started", record.started},
+                         {"finished", utc_now()},     {"units", units}};
+        write_text(out / "run.json",
+                   about.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    }
+    fs::remove(out / "summary.json");
+    to.finish();
+    return io::ResultsReader(out / "results.h5");
 }
 
 }  // namespace msa::experiments

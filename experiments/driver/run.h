@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // A run over units of work, the same for every program that reads activations and writes results:
-// the record, what is there already, the units that are left, their workers, and the files at the
-// end. A program says what its options are, what a unit does, and what the results say.
+// the record, what is there already, the units that are left, their workers (threads, ranks, or
+// processes that know nothing of each other), and the files at the end. A program says what its
+// options are, what a unit does, and what the results say.
 #pragma once
 
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,39 +22,25 @@ namespace msa::experiments {
 /// What one of several workers has to work with.
 struct Worker {
     Backend& backend;
-    io::ResultsWriter& to;
-    std::mutex& files;  // HDF5 is not safe for two threads
-    std::ostream& err;
-    int threads;  // this worker's share
-
-    /// Reads or writes files while no other worker does.
-    template <typename Use>
-    auto alone(const Use& use) const {
-        const std::lock_guard lock(files);
-        return use();
-    }
-    /// Writes a unit: `datasets` writes into it, alone.
-    template <typename Write>
-    void write(const std::string& unit, const Write& datasets) const {
-        alone([&] {
-            to.begin_unit(unit);
-            datasets();
-            to.end_unit();
-        });
-    }
+    std::ostream& err;  // for what is to be said of a unit
+    std::ostream&
+        progress;  // for how far it is; silent where several work, whose units are counted
+    int threads;   // this worker's share
 };
 
-/// A unit: the part of a run that is done or not done, and what --resume starts at. Its name is its
-/// key in /done. Units do not depend on each other, so that any worker may take any of them.
+/// A unit: the part of a run that is done or not done, which one worker does, and what --resume
+/// starts at. Its name is its key in /done, no other's of the run. Units do not depend on each
+/// other, and no number is summed over several: whoever does them, when, changes no bit.
 struct Unit {
     std::string name;
-    std::function<void(const Worker&)> work;
-    std::function<void()> done_before = [] {};  // where an earlier run finished it
+    std::function<void(const Worker&, io::UnitWriter&)> work;
+    std::function<void()> done = [] {};  // after it is finished, by this run or an earlier one
 };
 
-/// One unit for each layer, "layer L"; `work` writes the datasets of its unit, which is open.
-std::vector<Unit> layer_units(const io::ActivationsReader&, std::span<const int64_t> layers,
-                              const std::function<void(const io::LayerInfo&, const Worker&)>& work);
+/// One unit for each layer, "layer L".
+std::vector<Unit> layer_units(
+    const io::ActivationsReader&, std::span<const int64_t> layers,
+    const std::function<void(const io::LayerInfo&, const Worker&, io::UnitWriter&)>& work);
 
 /// What becomes of the other units when one throws.
 enum class OnError : uint8_t { stop, finish_others };
@@ -71,23 +57,28 @@ public:
     std::filesystem::path path(const std::string& name) const { return o_.out / name; }
 
     /// Makes the directory and opens results.h5 as --resume and --overwrite say.
-    void begin();
-    /// Does the units that are not done, `jobs` at once, each with a backend of its own beyond the
-    /// first and its share of the threads. The first error is thrown at the end, further ones are
-    /// printed. Throws Interrupted where a unit does.
-    void work(std::span<const Unit> units, const ComputeOptions& compute, Backend& first,
-              OnError on_error, int64_t jobs = 1);
-    /// Completes results.h5 and opens it.
+    void begin(std::vector<Unit> units);
+    /// Does the units of this process that are not done, `jobs` at once, each with a backend of its
+    /// own beyond the first and its share of the threads: those of --shard, or what the ranks of
+    /// the run (driver/ranks.h) share among them. The first error is thrown at the end, further
+    /// ones are printed. Throws Interrupted where a unit does. True where this process completes
+    /// the run; else its part is done, and said.
+    bool work(const ComputeOptions& compute, Backend& first, OnError on_error);
+    /// Completes results.h5 and opens it. Writes run.json, and removes a summary.json, which
+    /// programs write last.
     io::ResultsReader finish();
-    /// A small file beside it.
-    void write(const std::string& name, const std::string& content) const;
 
 private:
     struct Queue;
+    std::vector<const Unit*> waiting() const;
+    void work_with(Backend& backend, int threads, bool alone, Queue& queue) const;
+    void do_unit(const Unit& unit, const Worker& worker, const std::string& device) const;
+    bool set_aside(int64_t done) const;
 
     RunOptions o_;
     std::string program_;
     std::vector<std::filesystem::path> inputs_;
+    std::vector<Unit> units_;
     std::ostream& err_;
     std::unique_ptr<io::ResultsWriter> to_;
 };
@@ -95,6 +86,10 @@ private:
 /// What an earlier run left follows the rule of results: kept, replaced or refused. InputError
 /// where `what` is of an unfinished run and neither --resume nor --overwrite is given.
 void check_unfinished(const RunOptions&, const std::filesystem::path& what, bool unfinished);
+/// Completes a run's results in the folder `out`, as UnitRun::finish: `argv` and the rest of
+/// `record` say who did.
+io::ResultsReader finish_run(io::ResultsWriter&, const std::filesystem::path& out,
+                             const io::RunRecord& record);
 
 /// Throws InputError naming both where `input` is the file `output` or lies in the directory
 /// `output`, which a run is about to write.

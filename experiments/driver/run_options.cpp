@@ -38,6 +38,22 @@ void check_existing(const RunOptions& o) {
     require(!(o.resume && o.overwrite), "--resume and --overwrite exclude each other");
 }
 
+void add_workers(OptionTable& table, RunOptions& o) {
+    table
+        .count("jobs", "N", o.jobs,
+               "layers at once in this process, each in memory and with its share of the threads")
+        .between(1, 4096)
+        .unrecorded();
+    OptionRow& row =
+        table.text("shard", "I/N", o.asked_shard,
+                   "this part of the layers only, for msa-merge: part I of N, counted from 0, or "
+                   "slurm: that of a task of a job array");
+    row.unrecorded();
+    row.check = [&o] {
+        if (!o.asked_shard.empty()) o.shard = parse_shard(o.asked_shard);
+    };
+}
+
 void add_backend(OptionTable& table, ComputeOptions& o) {
     table.text("backend", "NAME", o.backend, "reference, cpu, cpu-avx2, cuda");
     table.count("device", "N", o.backend_options.device, "number of the GPU that cuda uses")

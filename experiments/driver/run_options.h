@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "core/selection.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/option_table.h"
+#include "experiments/driver/shard.h"
 
 namespace msa::experiments {
 
@@ -20,6 +22,9 @@ struct RunOptions {
     std::vector<int64_t> layers;  // empty: all
     bool resume = false, overwrite = false, json = false;
     uint64_t seed = 0;
+    int64_t jobs = 1;         // units at once in this process
+    std::string asked_shard;  // empty: the whole run
+    std::optional<Shard> shard;
 };
 /// Input by position, --out.
 void add_files(OptionTable&, RunOptions&);
@@ -27,6 +32,8 @@ void add_files(OptionTable&, RunOptions&);
 void add_existing(OptionTable&, RunOptions&);
 /// InputError where the flags exclude each other.
 void check_existing(const RunOptions&);
+/// --jobs, --shard.
+void add_workers(OptionTable&, RunOptions&);
 
 /// Where the computation is done, and in which elements.
 struct ComputeOptions {

@@ -21,6 +21,17 @@ std::string utc_now() {
     return text;
 }
 
+std::map<std::string, std::string> hash_inputs(const std::vector<std::filesystem::path>& inputs) {
+    std::map<std::string, std::string> hashes;
+    for (const std::filesystem::path& input : inputs) {
+        const std::string name = valid_utf8(input.filename().string());
+        std::string key = name;
+        for (int n = 2; hashes.contains(key); ++n) key = text(name, " (", n, ")");
+        hashes[key] = io::sha256_of_file(input);
+    }
+    return hashes;
+}
+
 io::RunRecord start_record(const std::string& program, std::span<const std::string> args,
                            const std::vector<std::filesystem::path>& inputs) {
     io::RunRecord record;
@@ -33,12 +44,7 @@ io::RunRecord start_record(const std::string& program, std::span<const std::stri
     record.host = std::string(system.nodename) + ", " + system.sysname + " " + system.release +
                   ", " + system.machine;
     record.started = utc_now();
-    for (const std::filesystem::path& input : inputs) {
-        const std::string name = valid_utf8(input.filename().string());
-        std::string key = name;
-        for (int n = 2; record.inputs.contains(key); ++n) key = text(name, " (", n, ")");
-        record.inputs[key] = io::sha256_of_file(input);
-    }
+    record.inputs = hash_inputs(inputs);
     return record;
 }
 

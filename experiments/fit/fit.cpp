@@ -4,8 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/rows.h"
+#include "experiments/driver/completed.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/write_text.h"
 #include "experiments/fit/indexer_file.h"
 #include "experiments/fit/layer.h"
 #include "experiments/fit/options.h"
@@ -95,30 +97,39 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     record_elements(elements, job.record);
     job.record.index_element = to_string(Element::f32);  // the Index Branch's own
     check_unfinished(o, o.out, exists(job.path("results.h5")) && !exists(job.path("summary.json")));
-    job.begin();  // locks the folder's results, so that nobody else is at the checkpoints either
     std::vector<Unit> units;
+    std::vector<Checkpoint> checkpoints;
     for (int64_t layer : o.layers) {
-        const Checkpoint checkpoint(job.path(checkpoint_name(layer)), layer, job.record);
-        check_unfinished(o, checkpoint.path(), std::filesystem::exists(checkpoint.path()));
-        if (o.overwrite) checkpoint.remove();
-        if (o.resume) checkpoint.load();  // refuses that of another run before anything is trained
+        const Checkpoint& checkpoint =
+            checkpoints.emplace_back(job.path(checkpoint_name(layer)), layer, job.record);
         units.push_back({unit_of(layer),
-                         [&, layer, checkpoint](const Worker& worker) {
-                             fit_layer(o, files, layer, split, checkpoint, worker);
+                         [&, layer, checkpoint](const Worker& worker, io::UnitWriter& to) {
+                             fit_layer(o, files, layer, split, checkpoint, worker, to);
                          },
                          [checkpoint] { checkpoint.remove(); }});
     }
-    job.work(units, o, *backend, OnError::finish_others, o.jobs);
-    std::filesystem::remove(job.path("summary.json"));  // written last
-
-    const io::ResultsReader results = job.finish();
-    write_indexer_file(job.path("indexer.h5"), files, results, o.layers, o.backend_options.threads);
-    job.write("summary.json", fit_summary_json(results));
-    if (o.json)
-        out << fit_summary_json(results);
-    else
-        print_fit_table(results, out);
+    job.begin(std::move(units));  // locks the folder, so that nobody else is at the checkpoints
+    for (const Checkpoint& checkpoint : checkpoints) {
+        check_unfinished(o, checkpoint.path(), std::filesystem::exists(checkpoint.path()));
+        if (o.overwrite) checkpoint.remove();
+        if (o.resume) checkpoint.load();  // refuses that of another run before anything is trained
+    }
+    if (!job.work(o, *backend, OnError::finish_others)) return 0;
+    complete({job.finish(), o.out, o.files, o.json, o.backend_options.threads, out});
     return 0;
+}
+
+void complete(const Completed& run) {
+    std::vector<io::ActivationsReader> files;
+    for (const std::filesystem::path& file : run.inputs) files.emplace_back(file);
+    std::vector<int64_t> layers;
+    for (const std::string& layer : run.results.list("/fit")) layers.push_back(std::stoll(layer));
+    write_indexer_file(run.out / "indexer.h5", files, run.results, layers, run.threads);
+    write_text(run.out / "summary.json", fit_summary_json(run.results));
+    if (run.json)
+        run.print << fit_summary_json(run.results);
+    else
+        print_fit_table(run.results, run.print);
 }
 
 }  // namespace msa::experiments::fit

@@ -22,7 +22,7 @@ std::vector<int64_t> sample(const std::vector<int64_t>& tokens, int64_t wanted, 
 }
 
 /// What the numbers of a layer hang on.
-void write_sizes(io::ResultsWriter& to, const FitOptions& o, const TrainingLayer& data,
+void write_sizes(io::UnitWriter& to, const FitOptions& o, const TrainingLayer& data,
                  const Split& split, const HeldOut& held_out) {
     const std::string group = text("/fit/", data.info.layer);
     for (const auto& [name, value] : {std::pair{"tokens", data.problem.keys()},
@@ -50,10 +50,10 @@ std::string diverged(std::span<const io::ActivationsReader> files, int64_t layer
 std::string unit_of(int64_t layer) { return text("layer ", layer); }
 
 void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files, int64_t layer,
-               const Split& split, const Checkpoint& checkpoint, const Worker& worker) {
+               const Split& split, const Checkpoint& checkpoint, const Worker& worker,
+               io::UnitWriter& to) {
     const int threads = worker.threads;
-    const auto alone = [&](const auto& use) { return worker.alone(use); };
-    TrainingLayer data = alone([&] { return read_layer(files, layer, o); });
+    TrainingLayer data = read_layer(files, layer, o);
     const IndexForm form = index_form(o, files.front(), layer);
     const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
                               threads);
@@ -63,16 +63,15 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
     const Trainer trainer(o, data, operands, split.train, threads);
 
     FitState state;
-    if (std::optional<FitState> saved = alone([&] { return checkpoint.load(); }))
+    if (std::optional<FitState> saved = checkpoint.load())
         state = std::move(*saved);
     else
         state = start_state(start_weights(o.start, form, data, split.train, o.seed));
     FitState good = state;  // the last one whose loss was finite
     const auto save = [&](const FitState& which) {
-        const IndexWeights plain = whitening.plain(which.weights);
-        alone([&] { checkpoint.save(which, plain); });
+        checkpoint.save(which, whitening.plain(which.weights));
     };
-    Progress progress(worker.err, unit_of(layer), o.steps - state.step, "steps");
+    Progress progress(worker.progress, unit_of(layer), o.steps - state.step, "steps");
     while (true) {
         const bool last = state.step == o.steps;
         const bool known =
@@ -95,15 +94,11 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
         good = std::move(before);
         progress.advance(1);
     }
-    const IndexWeights plain = whitening.plain(state.weights);
-    worker.write(unit_of(layer), [&] {
-        write_fit(worker.to, layer, state, plain);
-        write_sizes(worker.to, o, data, split, held_out);
-        worker.to.write<int64_t, 1>(
-            text("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},
-            {"query", "token", "packed token index of each held-out query that was evaluated"});
-    });
-    worker.alone([&] { checkpoint.remove(); });
+    write_fit(to, layer, state, whitening.plain(state.weights));
+    write_sizes(to, o, data, split, held_out);
+    to.write<int64_t, 1>(
+        text("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},
+        {"query", "token", "packed token index of each held-out query that was evaluated"});
 }
 
 }  // namespace msa::experiments::fit

@@ -16,10 +16,10 @@ namespace msa::experiments::fit {
 /// What a layer is called in results and messages.
 std::string unit_of(int64_t layer);
 
-/// Fits `layer`, from its checkpoint where there is one, writes it as its unit and removes the
-/// checkpoint. Throws Interrupted when a stop is requested, InputError when the loss is not finite;
-/// both after the last good state is in the checkpoint.
+/// Fits `layer`, from its checkpoint where there is one, and writes it. Throws Interrupted when a
+/// stop is requested, InputError when the loss is not finite; both after the last good state is in
+/// the checkpoint.
 void fit_layer(const FitOptions&, std::span<const io::ActivationsReader>, int64_t layer,
-               const Split&, const Checkpoint&, const Worker&);
+               const Split&, const Checkpoint&, const Worker&, io::UnitWriter&);
 
 }  // namespace msa::experiments::fit

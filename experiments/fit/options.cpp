@@ -106,11 +106,7 @@ OptionTable option_table(FitOptions& o) {
     add_training(table, o);
     add_oracle(table, o);
     add_compute(table, o);
-    table
-        .count("jobs", "N", o.jobs,
-               "layers trained at once, each in memory and with its share of the threads")
-        .between(1, 4096)
-        .unrecorded();
+    add_workers(table, o);
     table.seed(o.seed, "of the first weights and of the drawn queries");
     add_existing(table, o);
     return table;

@@ -39,7 +39,6 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     Teacher teacher = Teacher::mean;
     int64_t eval_every = 100;
     int64_t eval_queries = 2048;
-    int64_t jobs = 1;  // layers at once
 
     std::string teacher_name() const;  // as --teacher has it
 };

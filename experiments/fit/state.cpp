@@ -16,7 +16,7 @@ View<const T, 1> line(std::span<const T> values) {
 }
 
 /// One list of numbers in the order of IndexWeights.
-void write_values(io::ResultsWriter& to, const std::string& dataset, const IndexWeights& weights,
+void write_values(io::UnitWriter& to, const std::string& dataset, const IndexWeights& weights,
                   const char* what) {
     to.write<float, 1>(dataset, line(weights.values()), {"value", "1", what});
 }
@@ -30,7 +30,7 @@ IndexWeights read_values(const io::ResultsReader& from, const std::string& datas
     return weights;
 }
 
-void write_form(io::ResultsWriter& to, const std::string& group, const IndexForm& form) {
+void write_form(io::UnitWriter& to, const std::string& group, const IndexForm& form) {
     for (const auto& [name, value] : {std::pair{"groups", form.groups},
                                       {"index_dim", form.index_dim},
                                       {"model_dim", form.model_dim},
@@ -59,7 +59,7 @@ IndexForm read_form(const io::ResultsReader& from, const std::string& group) {
 
 }  // namespace
 
-void write_fit(io::ResultsWriter& to, int64_t layer, const FitState& state,
+void write_fit(io::UnitWriter& to, int64_t layer, const FitState& state,
                const IndexWeights& plain) {
     const std::string group = group_of(layer), held_out = group + "/held_out/";
     write_form(to, group + "/weights", plain.form());
@@ -117,15 +117,15 @@ std::vector<Evaluation> read_evaluations(const io::ResultsReader& from, int64_t 
 }
 
 void Checkpoint::save(const FitState& state, const IndexWeights& plain) const {
-    io::ResultsWriter to(path_, record_, io::IfExists::overwrite);
-    to.begin_unit(text("layer ", layer_));
+    io::ResultsWriter file(path_, record_, io::IfExists::overwrite);
+    io::UnitWriter to = file.begin(text("layer ", layer_));
     write_fit(to, layer_, state, plain);
     const std::string group = group_of(layer_) + "/state/";
     write_values(to, group + "weights", state.weights, "weights for whitened hidden states");
     write_values(to, group + "first", state.first, "first moments of AdamW");
     write_values(to, group + "second", state.second, "second moments of AdamW");
-    to.end_unit();
-    to.finish(record_.started);
+    to.finish();
+    file.finish();
 }
 
 std::optional<FitState> Checkpoint::load() const {

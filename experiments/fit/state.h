@@ -12,7 +12,7 @@
 namespace msa::experiments::fit {
 
 /// Curves, and the weights for plain hidden states, into the unit under way.
-void write_fit(io::ResultsWriter&, int64_t layer, const FitState&, const IndexWeights& plain);
+void write_fit(io::UnitWriter&, int64_t layer, const FitState&, const IndexWeights& plain);
 
 /// The weights of a finished layer.
 IndexWeights read_weights(const io::ResultsReader&, int64_t layer);

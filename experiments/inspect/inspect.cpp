@@ -115,6 +115,7 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
     const io::ActivationsInfo& info = file.info();
     ordered_json about{{"file", valid_utf8(path)},
                        {"format", "msa-activations"},
+                       {"format_version", 1},
                        {"model_id", valid_utf8(info.model_id)},
                        {"producer", valid_utf8(info.producer)},
                        {"tokens", info.tokens()},
@@ -205,6 +206,7 @@ ordered_json describe_results(const std::string& path, bool stats) {
     const io::RunRecord& run = file.run();
     ordered_json about{{"file", valid_utf8(path)},
                        {"format", "msa-results"},
+                       {"format_version", file.version()},
                        {"program", valid_utf8(run.program)},
                        {"argv", run.argv},  // read from JSON, and so is `inputs`
                        {"commit", valid_utf8(run.commit)},
@@ -324,8 +326,9 @@ void print_results(const ordered_json& about, bool stats, std::ostream& out) {
     for (const ordered_json& argument : about["argv"]) arguments += " " + cell(argument);
     out << "  run       " << cell(about["program"]) << arguments << '\n';
     for (const char* name : {"commit", "host", "device", "started", "finished", "seed"})
-        out << "  " << name << std::string(10 - std::string(name).size(), ' ') << cell(about[name])
-            << '\n';
+        if (about[name] != "")
+            out << "  " << name << std::string(10 - std::string(name).size(), ' ')
+                << cell(about[name]) << '\n';
     for (const auto& [name, digest] : about["inputs"].items())
         out << "  input     " << printable(name) << " sha256 " << cell(digest) << '\n';
     out << "  layers    " << joined(about["layers"]) << "\n  selectors "
@@ -372,7 +375,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         ordered_json about =
             activations ? describe_activations(path, stats, err) : describe_results(path, stats);
         if (!json) {
-            out << printable(path) << ": valid " << cell(about["format"]) << " version 1\n";
+            out << printable(path) << ": valid " << cell(about["format"]) << " version "
+                << about["format_version"] << '\n';
             (activations ? print_activations : print_results)(about, stats, out);
         }
         all.push_back(std::move(about));

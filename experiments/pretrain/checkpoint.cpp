@@ -15,7 +15,7 @@ constexpr const char* kIndexer = ".indexer.";  // in the name of a parameter of 
 std::string list_of(const char* name) { return std::string(kState) + "/" + name; }
 
 /// The optimizer's moments: lists in the order of the model's parameters.
-void write_list(io::ResultsWriter& to, Backend& backend, const char* name,
+void write_list(io::UnitWriter& to, Backend& backend, const char* name,
                 View<const float, 1> values, const char* what) {
     const Tensor<float, 1> host = backend.download(values);
     to.write<float, 1>(list_of(name), host.view(), {"value", "1", what});
@@ -50,8 +50,8 @@ void copy_values(Backend& backend, std::span<const float> from, View<float, 1> t
 void Checkpoint::save(train::Model& model, const RunState& state) const {
     Backend& backend = model.ops().backend();
     train::Weights& weights = model.weights();
-    io::ResultsWriter to(path_, record_, io::IfExists::overwrite);
-    to.begin_unit("training");
+    io::ResultsWriter file(path_, record_, io::IfExists::overwrite);
+    io::UnitWriter to = file.begin("training");
     const Tensor<float, 1> values = backend.download(std::as_const(weights).values());
     for (const train::Parameter& p : model.parameters().all()) {
         const float* const first = values.data() + p.offset;
@@ -66,8 +66,8 @@ void Checkpoint::save(train::Model& model, const RunState& state) const {
     to.attribute(kState, "step", state.step);
     to.attribute(kState, "seconds", state.seconds);
     for (const Curve& curve : state.curves) curve.write(to);
-    to.end_unit();
-    to.finish(record_.started);
+    to.finish();
+    file.finish();
 }
 
 void Checkpoint::load(train::Model& model, RunState& state) const {

@@ -26,7 +26,7 @@ double Curve::last(const std::string& name, size_t part) const {
     return std::numeric_limits<double>::quiet_NaN();
 }
 
-void Curve::write(io::ResultsWriter& to) const {
+void Curve::write(io::UnitWriter& to) const {
     size_t at = 0;
     for (const Column& column : columns_) {
         const size_t width = column.width();

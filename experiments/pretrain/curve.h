@@ -33,7 +33,7 @@ public:
     double last(const std::string& column, size_t part = 0) const;
 
     /// Into the unit under way: a dataset for each column, [rows] or [rows, parts].
-    void write(io::ResultsWriter& to) const;
+    void write(io::UnitWriter& to) const;
     /// Replaces the rows by those of a file.
     void read(const io::ResultsReader& from);
     /// Row `row` as lines "step,group,name,part,value"; without those that are NaN.

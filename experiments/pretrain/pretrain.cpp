@@ -4,6 +4,7 @@
 
 #include "core/random.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/write_text.h"
 #include "experiments/pretrain/capture.h"
 #include "experiments/pretrain/options.h"
 #include "experiments/pretrain/results.h"
@@ -52,21 +53,19 @@ int train_one(std::span<const std::string> args, std::ostream& out, std::ostream
     const Checkpoint checkpoint(job.path("checkpoint.h5"), job.record);
     Training training(o, text, model, checkpoint, job.path("curves.csv"), err);
     check_unfinished(o, o.out, checkpoint.exists() && !exists(job.path("summary.json")));
-    job.begin();  // locks the folder's results, so that nobody else is at the checkpoint either
+    // Locks the folder's results, so that nobody else is at the checkpoint either.
+    job.begin({{.name = "training", .work = [&](const Worker&, io::UnitWriter& to) {
+                    training.run();
+                    training.write(to);
+                }}});
     if (o.overwrite) checkpoint.remove();
     if (o.resume) training.resume();
-    const Unit unit{"training", [&](const Worker& worker) {
-                        training.run();
-                        worker.write("training", [&] { training.write(worker.to); });
-                    }};
-    job.work({&unit, 1}, o, model.ops().backend(), OnError::stop);
-    std::filesystem::remove(job.path("summary.json"));  // written last
-
+    if (!job.work(o, model.ops().backend(), OnError::stop)) return 0;
     const io::ResultsReader results = job.finish();
     if (o.capture > 0)
         write_capture(job.path("activations.h5"), model, captured_text(o, text),
                       o.training.sparse(o.training.steps), results.run().options);
-    job.write("summary.json", pretrain_summary_json(results));
+    write_text(job.path("summary.json"), pretrain_summary_json(results));
     if (o.json)
         out << pretrain_summary_json(results);
     else

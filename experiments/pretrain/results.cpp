@@ -56,7 +56,7 @@ const RowColumn<Retrieval> kRetrieval[] = {
 };
 
 template <typename Row, size_t N>
-void write_rows(io::ResultsWriter& to, const std::string& group, const std::vector<Row>& rows,
+void write_rows(io::UnitWriter& to, const std::string& group, const std::vector<Row>& rows,
                 const RowColumn<Row> (&fields)[N]) {
     for (const RowColumn<Row>& of : fields) {
         std::vector<double> values;
@@ -118,7 +118,7 @@ std::vector<TaskScore> by_task(const Evaluation& evaluation, const std::vector<T
     return scores;
 }
 
-void write_evaluation(io::ResultsWriter& to, const Evaluation& evaluation) {
+void write_evaluation(io::UnitWriter& to, const Evaluation& evaluation) {
     write_rows(to, "/text", evaluation.by_position, kPosition);
     write_rows(to, "/retrieval", evaluation.retrieval, kRetrieval);
     to.attribute("/text", "bytes", evaluation.bytes);

@@ -20,7 +20,7 @@ struct TaskScore {
 std::vector<TaskScore> by_task(const Evaluation& evaluation, const std::vector<Task>& tasks);
 
 /// Groups /text and /retrieval of the unit under way.
-void write_evaluation(io::ResultsWriter& to, const Evaluation& evaluation);
+void write_evaluation(io::UnitWriter& to, const Evaluation& evaluation);
 Evaluation read_evaluation(const io::ResultsReader& from);
 
 /// Text of each number of the summary, JSON object.

@@ -196,7 +196,7 @@ void Training::diverged(int64_t step, const std::string& what) const {
                    step);
 }
 
-void Training::write(io::ResultsWriter& to) const {
+void Training::write(io::UnitWriter& to) const {
     for (const Curve& curve : state_.curves) curve.write(to);
     write_evaluation(to, last_);
     const auto tokens = static_cast<double>(state_.step * o_.sequences * o_.context);

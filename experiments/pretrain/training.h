@@ -37,7 +37,7 @@ public:
     void run();
 
     /// Datasets of the curves and of the last evaluation, into the unit under way.
-    void write(io::ResultsWriter& to) const;
+    void write(io::UnitWriter& to) const;
 
 private:
     void step();

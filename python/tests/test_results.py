@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+import json
 import shutil
 
 import h5py
@@ -25,7 +26,7 @@ def test_refuses_what_is_no_results_file(tmp_path):
 
 @pytest.mark.parametrize("attribute, value, words", [
     ("format", "msa-activations", ("msa-activations", "msa-results")),
-    ("format_version", 2, ("format_version is 2", "must be 1")),
+    ("format_version", 3, ("format_version is 3", "must be 1 or 2")),
 ])
 def test_refuses_other_formats_and_versions(results_path, tmp_path, attribute, value, words):
     changed = tmp_path / "changed.h5"
@@ -35,7 +36,7 @@ def test_refuses_other_formats_and_versions(results_path, tmp_path, attribute, v
     refused(changed, *words)
 
 
-@pytest.mark.parametrize("version", [1, "1", b"1"])
+@pytest.mark.parametrize("version", [1, "1", b"1", 2])
 def test_takes_the_version_as_number_or_text(results_path, tmp_path, version):
     changed = tmp_path / "changed.h5"
     shutil.copy(results_path, changed)
@@ -155,3 +156,16 @@ def test_results_of_another_program_are_told_where_they_belong(results_path, tmp
         file["run"].attrs["program"] = program
     with pytest.raises(ResultsError, match=f"was written by {program}; {advice}"):
         Results(path)
+
+
+def test_run_json_says_how_the_results_were_made(results_path, tmp_path):
+    copy = tmp_path / "results.h5"
+    shutil.copy(results_path, copy)
+    with h5py.File(copy, "a") as file:
+        del file["run"].attrs["argv"], file["run"].attrs["host"]
+    for program, argv in (("make_results", ["a.h5", "--top-k", "4"]), ("another", [])):
+        copy.with_name("run.json").write_text(json.dumps(
+            {"program": program, "argv": ["a.h5", "--top-k", "4"], "host": "here"}))
+        with Results(copy) as results:
+            assert results.run_json("argv") == argv
+            assert results.run.get("host") == ("here" if argv else None)

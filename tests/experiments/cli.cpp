@@ -22,12 +22,13 @@ const Program kCompare{"msa-compare", experiments::compare::run};
 const Program kCost{"msa-cost", experiments::cost::run};
 const Program kFit{"msa-fit-indexer", experiments::fit::run};
 const Program kInspect{"msa-inspect", experiments::inspect::run};
+const Program kMerge{"msa-merge", experiments::merge::run};
 const Program kPretrain{"msa-pretrain", experiments::pretrain::run};
 const Program kSynth{"msa-synth", experiments::synth::run};
 
 const std::vector<Program>& programs() {
-    static const std::vector<Program> all{kAnalyze, kBench,   kCompare,  kCost,
-                                          kFit,     kInspect, kPretrain, kSynth};
+    static const std::vector<Program> all{kAnalyze, kBench, kCompare,  kCost, kFit,
+                                          kInspect, kMerge, kPretrain, kSynth};
     return all;
 }
 

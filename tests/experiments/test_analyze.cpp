@@ -101,11 +101,10 @@ TEST_F(Analyze, WhereEveryRowIsTrivialThereAreNoNumbers) {
 }
 
 TEST_F(Analyze, DatasetsAreThoseOfTheFormat) {
-    ASSERT_EQ(
-        run(make("a.h5"), "out",
-            {"--layers", "3", "--selector", "index,window", "--dump", "outputs,mass,scores"})
-            .code,
-        0);
+    ASSERT_EQ(run(make("a.h5"), "out",
+                  {"--layers", "3", "--selector", "index,window", "--dump", "outputs,mass,scores"})
+                  .code,
+              0);
     const io::ResultsReader file(results("out"));
     std::map<std::string, std::vector<int64_t>> shapes;
     for (const io::DatasetInfo& dataset : file.datasets("/")) shapes[dataset.path] = dataset.shape;
@@ -216,12 +215,12 @@ std::string in_chunks(const std::string& file, const std::string& to, int64_t ch
     const auto backend = make_backend(threads == 0 ? "reference" : "cpu", {.threads = threads});
     io::ResultsWriter writer(to, {}, io::IfExists::refuse);
     std::ostringstream err;
-    writer.begin_unit("layer 3");
+    io::UnitWriter unit = writer.begin("layer 3");
     experiments::analyze::analyze_layer(o, reader, reader.layer(3),
                                         experiments::analyze::choose_queries(o, {0, 90, 150}, 3),
-                                        *backend, writer, err, chunk);
-    writer.end_unit();
-    writer.finish("now");
+                                        {*backend, err, err, threads}, unit, chunk);
+    unit.finish();
+    writer.finish();
     return to;
 }
 

@@ -28,7 +28,8 @@ protected:
         std::set<std::string> files;
         for (const auto& entry : std::filesystem::directory_iterator(path(left)))
             files.insert(entry.path().filename().string());
-        EXPECT_EQ(files, (std::set<std::string>{"results.h5", "summary.json", "metrics.csv"}));
+        EXPECT_EQ(files,
+                  (std::set<std::string>{"results.h5", "summary.json", "metrics.csv", "run.json"}));
     }
 
     std::string file_ = make("a.h5", {.layers = {0, 1, 2, 3}});

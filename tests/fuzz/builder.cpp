@@ -248,7 +248,7 @@ private:
 }  // namespace
 
 std::vector<uint8_t> build_activations(const uint8_t* data, size_t size) {
-    io::h5::be_quiet();
+    const io::h5::Lock lock;
     Builder builder(data, size);
     try {
         builder.build_activations();
@@ -258,7 +258,7 @@ std::vector<uint8_t> build_activations(const uint8_t* data, size_t size) {
 }
 
 std::vector<uint8_t> build_results(const uint8_t* data, size_t size) {
-    io::h5::be_quiet();
+    const io::h5::Lock lock;
     Builder builder(data, size);
     try {
         builder.build_results();

@@ -110,9 +110,9 @@ void write_unit(io::ResultsWriter& writer, const std::string& unit) {
     if (writer.done(unit)) return;
     Tensor<int32_t, 1> values({5});
     values(3) = 7;
-    writer.begin_unit(unit);
-    writer.write<int32_t, 1>("/" + unit, values.view(), {"a", "b", "c"});
-    writer.end_unit();
+    io::UnitWriter to = writer.begin(unit);
+    to.write<int32_t, 1>("/" + unit, values.view(), {"a", "b", "c"});
+    to.finish();
 }
 
 }  // namespace
@@ -144,7 +144,7 @@ void consume_run(const uint8_t* data, size_t size) {
         io::ResultsWriter writer(file.path(), fuzzed_run(), io::IfExists::resume);
         write_unit(writer, "one");
         write_unit(writer, "two");
-        writer.finish("now");
+        writer.finish();
     } catch (const InputError&) {
         std::filesystem::remove_all(folder);
         return;

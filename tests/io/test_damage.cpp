@@ -51,12 +51,12 @@ protected:
     void write_results(bool finished) const {
         ResultsWriter writer(file(), record_, IfExists::overwrite);
         for (const char* unit : {"layer 0", "layer 1"}) {
-            writer.begin_unit(unit);
-            writer.write<int64_t, 1>(text("/counts/", unit[6]), Tensor<int64_t, 1>({300}).view(),
-                                     {"block", "queries", "so many"});
-            writer.end_unit();
+            UnitWriter to = writer.begin(unit);
+            to.write<int64_t, 1>(text("/counts/", unit[6]), Tensor<int64_t, 1>({300}).view(),
+                                 {"block", "queries", "so many"});
+            to.finish();
         }
-        if (finished) writer.finish("now");
+        if (finished) writer.finish();
     }
     std::filesystem::path file() const { return folder_ / "a.h5"; }
 
@@ -243,9 +243,9 @@ TEST_F(Damage, AGroupThatHoldsItselfEnds) {
 
 TEST_F(Damage, ARowAboveTheLimitsOfHdf5IsNamed) {
     ResultsWriter writer(file(), record_, IfExists::refuse);
-    writer.begin_unit("layer 0");
+    UnitWriter unit = writer.begin("layer 0");
     EXPECT_EQ(refusal([&] {
-                  writer.create<int32_t, 3>("/select/oracle/0/ids", {64, 2, int64_t{1} << 31}, {});
+                  unit.create<int32_t, 3>("/select/oracle/0/ids", {64, 2, int64_t{1} << 31}, {});
               }),
               folder_.string() +
                   "/a.h5.partial/unit-layer-0.h5.tmp: /select/oracle/0/ids needs "

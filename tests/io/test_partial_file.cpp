@@ -120,15 +120,15 @@ protected:
         ResultsWriter writer(file(), record_, if_exists);
         for (const char* unit : {"layer 0", "layer 1"}) {
             if (writer.done(unit)) continue;
-            writer.begin_unit(unit);
+            UnitWriter to = writer.begin(unit);
             const std::string name = text("/outputs/", unit[6]);
-            writer.create<float, 3>(name, {4096, 1, 32}, {});
+            to.create<float, 3>(name, {4096, 1, 32}, {});
             pause();
-            writer.write_rows<float, 3>(name, 0, values(first));
-            writer.end_unit();
+            to.write_rows<float, 3>(name, 0, values(first));
+            to.finish();
         }
         pause();
-        writer.finish("now");
+        writer.finish();
     }
     void expect_activations(float first) const {
         const ActivationsReader reader(file());
@@ -198,12 +198,12 @@ TEST_F(OneWriter, OfResultsAtEveryStep) {
 
 TEST_F(OneWriter, WhoHasFinishedLeavesTheNextOneAlone) {
     auto first = std::make_unique<ResultsWriter>(file(), record_, IfExists::overwrite);
-    first->finish("now");
+    first->finish();
     ResultsWriter next(file(), record_, IfExists::overwrite);
-    next.begin_unit("layer 0");
+    UnitWriter unit = next.begin("layer 0");
     first.reset();
-    next.end_unit();
-    next.finish("later");
+    unit.finish();
+    next.finish();
     EXPECT_EQ(ResultsReader(file()).done(), std::vector<std::string>{"layer 0"});
 }
 

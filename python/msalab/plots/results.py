@@ -16,7 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-FORMAT, VERSION = "msa-results", 1
+FORMAT, VERSIONS = "msa-results", ("1", "2")
 LARGEST_RATIO = 1032  # bytes that deflate, the filter of the format, makes of one, at most
 OF_GROUPS = ("block_recall", "score_recall", "mass_kept", "oracle_mass", "sink_mass_first_block")
 
@@ -126,8 +126,9 @@ class ResultsFile:
         if found != FORMAT:
             raise ResultsError(f'{self.path}: attribute format is "{found}", must be "{FORMAT}"')
         version = _text(self._file.attrs.get("format_version", "(none)"))
-        if version != str(VERSION):
-            raise ResultsError(f"{self.path}: format_version is {version}, must be {VERSION}")
+        if version not in VERSIONS:
+            raise ResultsError(f"{self.path}: format_version is {version}, must be "
+                               f"{' or '.join(VERSIONS)}")
         program = _text(self._at("run").attrs.get("program", "")) if "run" in self._file else ""
         if program in self.elsewhere:
             raise ResultsError(f"{self.path}: was written by {program}; {self.elsewhere[program]}")
@@ -198,9 +199,21 @@ class ResultsFile:
 
     @cached_property
     def run(self) -> dict[str, str]:
-        """The attributes of /run as text."""
+        """The attributes of /run as text, and what run.json beside the file says of the run."""
         with blamed(self.path, "/run has unreadable attributes"):
-            return {name: _text(value) for name, value in self._at("run").attrs.items()}
+            stored = {name: _text(value) for name, value in self._at("run").attrs.items()}
+        return {**self._beside(stored.get("program")), **stored}
+
+    def _beside(self, program) -> dict[str, str]:
+        try:
+            made = json.loads(self.path.with_name("run.json").read_text())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        if not isinstance(made, dict) or made.get("program") != program:
+            return {}
+        texts = {name: made[name] for name in ("host", "started", "finished")
+                 if isinstance(made.get(name), str)}
+        return {"argv": json.dumps(made.get("argv", [])), **texts}
 
     def run_json(self, name: str) -> dict | list:
         """A JSON attribute of /run: argv, options, definitions or inputs; empty where absent."""

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+#include "core/io/run_record.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+
+namespace msa::io {
+namespace {
+
+using nlohmann::json;
+
+/// JSON has no bytes that are not UTF-8: they become U+FFFD, also in the file names of a record.
+std::string dumped(const json& value, int indent = -1) {
+    return value.dump(indent, ' ', false, json::error_handler_t::replace);
+}
+
+/// What must agree for results to be of one run.
+json identity(const RunRecord& r) {
+    const json options = json::parse(r.options, nullptr, false);
+    return {
+        {"program", r.program},   {"options", options.is_discarded() ? json(r.options) : options},
+        {"seed", r.seed},         {"commit", r.commit},
+        {"compiler", r.compiler}, {"inputs", r.inputs}};
+}
+
+/// Throws InputError naming the first difference between what `place` records and this run.
+void require_same(const std::string& place, const json& known, const json& wanted,
+                  const char* refusal, const char* way_out, const std::string& group = "") {
+    for (const auto& [key, value] : wanted.items()) {
+        const json before = known.value(key, json());
+        if (before.is_object() && value.is_object())
+            require_same(place, before, value, refusal, way_out, group + key + ".");
+        else
+            require(dumped(before) == dumped(value), place, ": ", refusal, group, key, " was ",
+                    dumped(before), ", is ", dumped(value), way_out);
+    }
+}
+
+}  // namespace
+
+void require_same_run(const std::string& place, const RunRecord& known, const RunRecord& wanted) {
+    require_same(place, identity(known), identity(wanted), "cannot resume, ",
+                 " now; --overwrite starts afresh");
+}
+
+void require_same_shards(const std::string& place, const RunRecord& known,
+                         const RunRecord& wanted) {
+    const auto of_shard = [](const RunRecord& r) {
+        json all = identity(r);
+        all["element"] = r.element;
+        all["index_element"] = r.index_element;
+        all["computed_in"] = r.computed_in;
+        return all;
+    };
+    require_same(place, of_shard(wanted), of_shard(known), "is of another run, ", " here");
+}
+
+std::string to_json(const RunRecord& r) {
+    json all = identity(r);
+    all["options"] = r.options;  // as text, whose keys have an order
+    for (const auto& [name, value] : {std::pair<const char*, json>{"definitions", r.definitions},
+                                      {"element", r.element},
+                                      {"index_element", r.index_element},
+                                      {"computed_in", r.computed_in},
+                                      {"units", r.units},
+                                      {"shard", r.shard},
+                                      {"input_paths", r.input_paths}})
+        all[name] = value;
+    return dumped(all, 2);
+}
+
+RunRecord parse_record(const std::string& place, const std::string& text) {
+    RunRecord r;
+    try {
+        const json all = json::parse(text);
+        for (const auto& [name, value] : {std::pair{"program", &r.program},
+                                          {"options", &r.options},
+                                          {"definitions", &r.definitions},
+                                          {"commit", &r.commit},
+                                          {"compiler", &r.compiler},
+                                          {"element", &r.element},
+                                          {"index_element", &r.index_element},
+                                          {"computed_in", &r.computed_in},
+                                          {"shard", &r.shard}})
+            all.at(name).get_to(*value);
+        all.at("seed").get_to(r.seed);
+        all.at("inputs").get_to(r.inputs);
+        all.at("units").get_to(r.units);
+        all.at("input_paths").get_to(r.input_paths);
+    } catch (const json::exception&) {
+        throw InputError(place + ": cannot resume, its record of the run is unreadable; " +
+                         "--overwrite starts afresh");
+    }
+    return r;
+}
+
+}  // namespace msa::io

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#include "core/io/unit_file.h"
+
+#include <cctype>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/io/seal.h"
+
+namespace msa::io {
+
+std::string file_name_of_unit(const std::string& unit) {
+    constexpr const char* kDigits = "0123456789ABCDEF";
+    std::string name = "unit-";
+    for (char c : unit) {
+        const auto byte = static_cast<unsigned char>(c);
+        if (std::isalnum(byte) != 0)
+            name += c;
+        else if (c == ' ')
+            name += '-';
+        else
+            name += std::string("%") + kDigits[byte / 16] + kDigits[byte % 16];
+    }
+    return name + ".h5";
+}
+
+std::string unit_of_file(const std::filesystem::path& path) {
+    const Seal found = check_seal(path);
+    require(found == Seal::whole, path.string(), ": cannot resume, this finished unit ",
+            found == Seal::none ? "has no checksum at its end"
+                                : "is damaged, its bytes do not match its checksum",
+            "; --overwrite starts afresh");
+    const h5::Lock lock;
+    const h5::Handle file = h5::open_file(path);
+    const h5::Place root{path, "/"};
+    return h5::text_attribute(h5::open_object(file, root), "unit", root);
+}
+
+std::map<std::string, std::string> notes_of_file(const std::filesystem::path& path) {
+    const h5::Lock lock;
+    const h5::Handle file = h5::open_file(path);
+    const h5::Place root{path, "/"};
+    const h5::Handle group = h5::open_object(file, root);
+    if (!h5::has_attribute(group, "notes")) return {};
+    try {
+        return nlohmann::json::parse(h5::text_attribute(group, "notes", root))
+            .get<std::map<std::string, std::string>>();
+    } catch (const nlohmann::json::exception&) {
+        throw InputError(root.text() + " attribute notes must be a JSON object of texts");
+    }
+}
+
+}  // namespace msa::io

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// The file of a unit, as UnitWriter makes it and ResultsWriter takes it up.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "core/io/h5.h"
+#include "core/io/unit_writer.h"
+
+namespace msa::io {
+
+struct UnitWriter::Impl {
+    using Done = std::function<void()>;
+    Impl(std::filesystem::path unit_file, const std::string& unit, Done on_finish);
+    ~Impl();
+    Impl(const Impl&) = delete;
+    Impl& operator=(const Impl&) = delete;
+
+    h5::Place at(const std::string& object) const { return {temporary, object}; }
+
+    std::filesystem::path path, temporary;
+    h5::Handle file;
+    std::map<std::string, std::string> notes;
+    Done done;
+};
+
+/// The name of a unit's file: another one for another unit. "layer 3" is unit-layer-3.h5.
+std::string file_name_of_unit(const std::string& unit);
+/// The unit that a file is of. InputError where the file is not whole.
+std::string unit_of_file(const std::filesystem::path& path);
+std::map<std::string, std::string> notes_of_file(const std::filesystem::path& path);
+
+}  // namespace msa::io

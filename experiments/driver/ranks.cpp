@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/driver/ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <string>
+
+#include "core/error.h"
+
+#ifdef MSA_MPI
+#include <mpi.h>
+#endif
+
+namespace msa::experiments {
+namespace {
+
+/// What launchers tell every process; a program that is started alone does not wait for MPI.
+bool launched() {
+    const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
+    return is_set("OMPI_COMM_WORLD_SIZE") || is_set("PMIX_RANK") || is_set("PMI_RANK");
+}
+
+}  // namespace
+
+const Ranks& Ranks::world() {
+    static const Ranks ranks;
+    return ranks;
+}
+
+int Ranks::threads(int available) const {
+    const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+    return of_host_ > 1 ? std::clamp(cores / of_host_, 1, available) : available;
+}
+
+int64_t Handout::take() {
+    if (stopped_) return -1;
+    const int64_t number = taken_++;
+    return number < total_ ? number : -1;
+}
+
+#ifdef MSA_MPI
+
+namespace {
+
+constexpr int kAsk = 1, kAnswer = 2;  // tags
+constexpr int64_t kStop = -1;  // a rank asks with what it has done since, or for nobody to go on
+constexpr auto kServerNap = std::chrono::milliseconds(1);
+
+}  // namespace
+
+Ranks::Ranks() {
+    if (!launched()) return;
+    int level = 0;
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &count_);
+    MPI_Comm host = MPI_COMM_NULL;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host);
+    MPI_Comm_size(host, &of_host_);
+    MPI_Comm_free(&host);
+    require(level >= MPI_THREAD_SERIALIZED || count_ == 1,
+            "this MPI lets one thread of a process call it: --shard spreads a run without MPI");
+}
+
+void Ranks::agree(const std::exception_ptr& error) const {
+    int mine = error ? 1 : 0, any = mine;
+    if (count_ > 1) MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    if (error) std::rethrow_exception(error);
+    if (any != 0) throw StoppedElsewhere();
+}
+
+int64_t Ranks::from_first(int64_t value) const {
+    if (count_ > 1) MPI_Bcast(&value, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
+    return value;
+}
+
+void Ranks::end(int exit_code) const {
+    if (!launched()) return;
+    if (exit_code != 0 && count_ > 1) MPI_Abort(MPI_COMM_WORLD, exit_code);
+    MPI_Finalize();
+}
+
+Handout::Handout(const Ranks& ranks, int64_t total) : ranks_(ranks), total_(total) {
+    if (ranks_.count() > 1 && ranks_.is_first()) server_ = std::jthread([this] { serve(); });
+}
+
+// A thread of its own, so that nobody waits for the first rank's unit; it sleeps between looks.
+void Handout::serve() {
+    for (int others = ranks_.count() - 1; others > 0;) {
+        int is_there = 0;
+        MPI_Status from;
+        MPI_Iprobe(MPI_ANY_SOURCE, kAsk, MPI_COMM_WORLD, &is_there, &from);
+        if (is_there == 0) {
+            std::this_thread::sleep_for(kServerNap);
+            continue;
+        }
+        int64_t asked = 0;
+        MPI_Recv(&asked, 1, MPI_INT64_T, from.MPI_SOURCE, kAsk, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        if (asked == kStop)
+            stopped_ = true;
+        else
+            done_ += asked;
+        const int64_t number = take();
+        if (number < 0) --others;
+        MPI_Send(&number, 1, MPI_INT64_T, from.MPI_SOURCE, kAnswer, MPI_COMM_WORLD);
+    }
+}
+
+int64_t Handout::next() {
+    if (ended_) return -1;
+    int64_t number = -1;
+    if (ranks_.is_first()) {
+        number = take();
+    } else {
+        const int64_t asked = stopped_ ? kStop : done_.exchange(0);
+        MPI_Send(&asked, 1, MPI_INT64_T, 0, kAsk, MPI_COMM_WORLD);
+        MPI_Recv(&number, 1, MPI_INT64_T, 0, kAnswer, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    }
+    ended_ = number < 0;
+    return number;
+}
+
+Handout::~Handout() {
+    if (!ranks_.is_first() && !ended_) {
+        stopped_ = true;
+        next();
+    }
+}
+
+#else
+
+Ranks::Ranks() {
+    const char* const size = std::getenv("OMPI_COMM_WORLD_SIZE");
+    require(!launched() || (size != nullptr && size == std::string("1")),
+            "this program was built without MPI: --shard spreads a run over processes");
+}
+
+void Ranks::agree(const std::exception_ptr& error) const {
+    if (error) std::rethrow_exception(error);
+}
+
+int64_t Ranks::from_first(int64_t value) const { return value; }
+void Ranks::end(int) const {}
+Handout::Handout(const Ranks& ranks, int64_t total) : ranks_(ranks), total_(total) {}
+void Handout::serve() {}
+int64_t Handout::next() { return take(); }
+Handout::~Handout() = default;
+
+#endif
+
+void Handout::stop() { stopped_ = true; }
+
+}  // namespace msa::experiments

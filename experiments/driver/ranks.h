@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+// The processes that do one run together: ranks of MPI, as mpirun or srun start them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+namespace msa::experiments {
+
+/// Another rank says what went wrong.
+class StoppedElsewhere : public std::exception {};
+
+class Ranks {
+public:
+    /// This run's. One where no launcher of MPI has started more. InputError where one has and the
+    /// program was built without MPI.
+    static const Ranks& world();
+
+    int rank() const { return rank_; }
+    int count() const { return count_; }
+    bool is_first() const { return rank_ == 0; }
+    /// Threads of this rank where all of a host's share it.
+    int threads(int available) const;
+
+    /// Collective: waits for all ranks. Throws `error` where there is one, else StoppedElsewhere
+    /// where another rank has one.
+    void agree(const std::exception_ptr& error) const;
+    /// Collective: the first rank's.
+    int64_t from_first(int64_t value) const;
+    /// Ends MPI; with an error, all other ranks too.
+    void end(int exit_code) const;
+
+private:
+    Ranks();
+    int rank_ = 0, count_ = 1, of_host_ = 1;
+};
+
+/// Numbers from 0 to total - 1, each to one rank and thread that asks, in order. The first rank
+/// hands them out while it works itself; its destructor waits until every rank has been told that
+/// there are no more. Collective.
+class Handout {
+public:
+    Handout(const Ranks&, int64_t total);
+    ~Handout();
+    Handout(const Handout&) = delete;
+    Handout& operator=(const Handout&) = delete;
+
+    /// The next number, -1 after the last or after stop(). One thread of a rank at a time.
+    int64_t next();
+    /// No rank gets another number.
+    void stop();
+    /// What a number stood for is done. Like next(), by one thread at a time.
+    void count_done() { ++done_; }
+    /// How many are done, as far as the first rank knows: the others tell when they ask.
+    int64_t done() const { return done_; }
+
+private:
+    int64_t take();
+    void serve();
+
+    const Ranks& ranks_;
+    int64_t total_;
+    std::atomic<int64_t> taken_ = 0, done_ = 0;
+    std::atomic<bool> stopped_ = false, ended_ = false;
+    std::jthread server_;
+};
+
+}  // namespace msa::experiments

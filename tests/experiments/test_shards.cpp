@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: MIT
+// A run is the same bytes for any number of workers: threads, shards and ranks.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+
+#include "core/io/results.h"
+#include "experiments/driver/shard.h"
+#include "tests/experiments/fit_test.h"
+
+namespace msa::test {
+namespace {
+
+using experiments::parse_shard;
+
+/// Sets variables of the environment for the life of a test; null: unset.
+class Environment {
+public:
+    Environment(std::initializer_list<std::pair<const char*, const char*>> all) : all_(all) {
+        for (const auto& [name, value] : all_)
+            value == nullptr ? unsetenv(name) : setenv(name, value, 1);
+    }
+    ~Environment() {
+        for (const auto& [name, value] : all_) unsetenv(name);
+    }
+    Environment(const Environment&) = delete;
+    Environment& operator=(const Environment&) = delete;
+
+private:
+    std::vector<std::pair<const char*, const char*>> all_;
+};
+
+class Shards : public Fit {
+protected:
+    Shards() : file_(make("a.h5", {.layers = {0, 1, 2, 5, 10}})) {}
+
+    std::vector<std::string> analyze(const std::string& out,
+                                     const std::vector<std::string>& more = {}) const {
+        std::vector<std::string> all{file_,     "--out", path(out),    "--block-size",  "8",
+                                     "--top-k", "4",     "--selector", "oracle,random", "--threads",
+                                     "1"};
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    std::vector<std::string> compare(const std::string& out,
+                                     const std::vector<std::string>& more) const {
+        std::vector<std::string> all{file_,          "--out",       path(out),
+                                     "--block-size", "8",           "--budgets",
+                                     "32",           "--selectors", "oracle,window,random"};
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    static std::string part(int64_t index, int64_t count) { return text(index, "/", count); }
+    /// Runs --shard 0/count and so on into NAME0 ..., and returns these.
+    std::vector<std::string> analyze_in(int64_t count, const std::string& name) const {
+        std::vector<std::string> folders;
+        for (int64_t n = 0; n < count; ++n) {
+            const Outcome outcome = kAnalyze(analyze(text(name, n), {"--shard", part(n, count)}));
+            EXPECT_EQ(outcome.code, 0) << outcome.err;
+            folders.push_back(path(text(name, n)));
+        }
+        return folders;
+    }
+    Outcome merge(std::vector<std::string> folders, const std::string& out) const {
+        folders.insert(folders.end(), {"--out", path(out)});
+        return kMerge(folders);
+    }
+    void expect_same(const std::string& left, const std::string& right,
+                     const std::vector<std::string>& files) const {
+        for (const std::string& name : files) {
+            const std::string of_left = file_text(path(left + "/" + name));
+            EXPECT_FALSE(of_left.empty()) << name;
+            EXPECT_TRUE(of_left == file_text(path(right + "/" + name)))
+                << left << "/" << name << " and " << right << "/" << name << " differ";
+        }
+    }
+    void refuses(const std::vector<std::string>& folders, const std::string& message) const {
+        const Outcome outcome = merge(folders, "refused");
+        EXPECT_EQ(outcome.code, 2);
+        EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
+        EXPECT_FALSE(std::filesystem::exists(path("refused/results.h5")));
+    }
+
+    std::string file_;
+    const std::vector<std::string> files_{"results.h5", "summary.json", "metrics.csv"};
+};
+
+TEST_F(Shards, AnyNumberOfThemGivesTheBytesOfOneWorker) {
+    const Outcome whole = kAnalyze(analyze("whole"));
+    ASSERT_EQ(whole.code, 0) << whole.err;
+    for (int64_t count : {1, 2, 3, 7}) {
+        const std::string out = text("merged", count);
+        const Outcome merged = merge(analyze_in(count, text("part", count, "-")), out);
+        ASSERT_EQ(merged.code, 0) << merged.err;
+        EXPECT_EQ(merged.out, whole.out);
+        expect_same(out, "whole", files_);
+    }
+}
+
+TEST_F(Shards, JobsChangeNoByte) {
+    ASSERT_EQ(kAnalyze(analyze("whole")).code, 0);
+    for (const std::string jobs : {"2", "5"}) {
+        const Outcome outcome = kAnalyze(analyze(jobs, {"--jobs", jobs}));
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+        expect_same(jobs, "whole", files_);
+    }
+}
+
+TEST_F(Shards, CompareIsMergedToo) {
+    const std::vector<std::string> files{"results.h5", "summary.json", "metrics.csv", "tables.txt"};
+    const Outcome whole = kCompare(compare("whole", {}));
+    ASSERT_EQ(whole.code, 0) << whole.err;
+    std::vector<std::string> folders;
+    for (int64_t n = 0; n < 3; ++n) {
+        const std::string name = text("part", n);
+        ASSERT_EQ(kCompare(compare(name, {"--shard", part(n, 3), "--jobs", "2"})).code, 0);
+        folders.push_back(path(name));
+    }
+    const Outcome merged = merge(folders, "merged");
+    ASSERT_EQ(merged.code, 0) << merged.err;
+    EXPECT_EQ(merged.out, whole.out);
+    expect_same("merged", "whole", files);
+    const auto timing = nlohmann::json::parse(file_text(path("merged/timing.json")));
+    ASSERT_EQ(timing["layers"].size(), 5U);
+    EXPECT_EQ(timing["layers"][4]["layer"], 10);
+    EXPECT_GT(timing["layers"][4]["sum_seconds"], 0);
+}
+
+TEST_F(Shards, FitIsMergedWhileItsInputsAreThere) {
+    const std::vector<std::string> files{"results.h5", "summary.json", "indexer.h5"};
+    const std::string x = write("x.h5", {.layers = {3, 5, 7}});
+    ASSERT_EQ(run({x}, "whole").code, 0);
+    std::vector<std::string> folders;
+    for (int64_t n = 0; n < 2; ++n) {
+        const Outcome outcome = run({x}, text("part", n), {"--shard", part(n, 2), "--jobs", "2"});
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+        folders.push_back(path(text("part", n)));
+    }
+    const Outcome merged = merge(folders, "merged");
+    ASSERT_EQ(merged.code, 0) << merged.err;
+    expect_same("merged", "whole", files);
+    write("x.h5", {.layers = {3, 5, 7}, .stream = 2});
+    refuses(folders, "x.h5: has changed since the shards read it");
+    std::filesystem::remove(x);
+    refuses(folders, x + ": is not there");
+}
+
+TEST_F(Shards, AKilledOneGoesOn) {
+    using std::chrono::microseconds;
+    ASSERT_EQ(kAnalyze(analyze("whole")).code, 0);
+    std::vector<std::string> folders = analyze_in(2, "part");
+    std::filesystem::remove_all(folders[0]);
+    int code = -1, killed = 0;
+    for (int64_t delay = 4000; code != 0; delay += 3000) {
+        code = run_for("msa-analyze", analyze("part0", {"--shard", "0/2", "--resume"}),
+                       microseconds(delay));
+        ASSERT_TRUE(code == 0 || code == -1) << code;
+        killed += code == -1 ? 1 : 0;
+    }
+    EXPECT_GT(killed, 0);
+    const Outcome merged = merge(folders, "merged");
+    ASSERT_EQ(merged.code, 0) << merged.err;
+    expect_same("merged", "whole", files_);
+}
+
+TEST_F(Shards, OneIsRefusedWithoutResumeAndMayBecomeTheWhole) {
+    ASSERT_EQ(kAnalyze(analyze("whole")).code, 0);
+    analyze_in(2, "part");
+    const Outcome again = kAnalyze(analyze("part0", {"--shard", "0/2"}));
+    EXPECT_EQ(again.code, 2);
+    EXPECT_NE(again.err.find("--resume continues it"), std::string::npos) << again.err;
+    EXPECT_EQ(kAnalyze(analyze("part0", {"--resume"})).code, 0);
+    expect_same("part0", "whole", files_);
+    refuses({path("part0"), path("part1")},
+            path("part0") + ": holds the results.h5 of a whole run");
+}
+
+TEST_F(Shards, WhatDoesNotBelongTogetherIsNamed) {
+    const std::vector<std::string> parts = analyze_in(3, "part");
+    const std::string other = path("other");
+    refuses({parts[0], parts[2]},
+            "not finished in any of them: layer 1 (of --shard 1/3), layer 10 (of --shard 1/3)");
+    refuses({parts[0], parts[0]}, parts[0] + ": is named twice");
+    refuses({parts[0], path("nothing")}, path("nothing") + ": is no directory");
+    std::filesystem::create_directories(path("empty"));
+    refuses({parts[0], path("empty")}, "there is no run under way");
+    EXPECT_NE(merge(parts, "part1").err.find(parts[1] + ": is a shard; choose another --out"),
+              std::string::npos);
+
+    std::filesystem::copy(parts[0], other, std::filesystem::copy_options::recursive);
+    refuses({parts[0], parts[1], parts[2], other},
+            parts[0] + " and " + other + ": both hold layer 0");
+    std::filesystem::remove_all(other);
+    ASSERT_EQ(kAnalyze(analyze("other", {"--shard", "1/3", "--sink-tokens", "3"})).code, 0);
+    refuses({parts[0], other, parts[2]},
+            other + " (against " + parts[0] +
+                "): is of another run, options.sink_tokens was 3, is 4 here");
+    std::filesystem::remove_all(other);
+    make("a.h5", {.cu_seqlens = {0, 80, 150}, .layers = {0, 1, 2, 5, 10}});
+    ASSERT_EQ(kAnalyze(analyze("other", {"--shard", "1/3"})).code, 0);
+    refuses({parts[0], other, parts[2]}, "is of another run, inputs.a.h5 was");
+
+    const std::string unit = parts[1] + "/results.h5.partial/unit-layer-1.h5";
+    std::fstream(unit, std::ios::in | std::ios::out | std::ios::binary).seekp(700).put('!');
+    refuses(parts, unit);
+}
+
+TEST_F(Shards, AreOneOfSoMany) {
+    EXPECT_EQ(parse_shard("2/3").index, 2);
+    EXPECT_EQ(parse_shard("2/3").count, 3);
+    for (const std::string wrong : {"3/3", "-1/3", "1", "1/", "/3", "a/b", "0/0", "1/3x"}) {
+        const Outcome outcome = kAnalyze(analyze("out", {"--shard", wrong}));
+        EXPECT_EQ(outcome.code, 2) << wrong;
+        EXPECT_NE(outcome.err.find("--shard is '" + wrong + "', must be I/N"), std::string::npos)
+            << outcome.err;
+    }
+    EXPECT_FALSE(std::filesystem::exists(path("out")));
+}
+
+TEST_F(Shards, OfAJobArray) {
+    {
+        const Environment none{{"SLURM_ARRAY_TASK_ID", nullptr}};
+        EXPECT_NE(kAnalyze(analyze("out", {"--shard", "slurm"})).err.find("SLURM_ARRAY_TASK_ID is"),
+                  std::string::npos);
+    }
+    const auto of_task = [](const char* id, const char* step, const char* count) {
+        const Environment task{{"SLURM_ARRAY_TASK_ID", id},
+                               {"SLURM_ARRAY_TASK_MIN", "1"},
+                               {"SLURM_ARRAY_TASK_STEP", step},
+                               {"SLURM_ARRAY_TASK_COUNT", count}};
+        return parse_shard("slurm").text();
+    };
+    EXPECT_EQ(of_task("1", "1", "4"), "0/4");
+    EXPECT_EQ(of_task("4", "1", "4"), "3/4");
+    EXPECT_EQ(of_task("7", "3", "4"), "2/4");
+    EXPECT_THROW(of_task("5", "1", "4"), InputError);
+    EXPECT_THROW(of_task("3", "3", "4"), InputError);
+    EXPECT_THROW(of_task("x", "1", "4"), InputError);
+}
+
+#ifdef MSA_MPIRUN
+class Mpi : public Shards {
+protected:
+    /// Starts mpirun with so many ranks, kills the last of them after `delay` where one is given.
+    /// The exit code.
+    int start(int ranks, const std::vector<std::string>& args,
+              std::chrono::milliseconds delay = {}) const {
+        std::vector<std::string> words{MSA_MPIRUN, "--oversubscribe", "-n", text(ranks),
+                                       MSA_BIN_DIR "/msa-analyze"};
+        words.insert(words.end(), args.begin(), args.end());
+        std::vector<char*> argv;
+        for (std::string& word : words) argv.push_back(word.data());
+        argv.push_back(nullptr);
+        const pid_t child = fork();
+        if (child == 0) {
+            const Environment root{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                   {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+            const bool ready = freopen(path("out.txt").c_str(), "w", stdout) != nullptr &&
+                               freopen(path("err.txt").c_str(), "w", stderr) != nullptr;
+            if (ready) execv(argv[0], argv.data());
+            _exit(127);
+        }
+        if (delay.count() > 0) {
+            std::this_thread::sleep_for(delay);
+            std::ifstream children(text("/proc/", child, "/task/", child, "/children"));
+            pid_t last = 0;
+            for (pid_t pid = 0; children >> pid;) last = pid;
+            if (last > 0) kill(last, SIGKILL);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    }
+    std::string said() const { return file_text(path("err.txt")); }
+};
+
+TEST_F(Mpi, AnyNumberOfRanksGivesTheBytesOfOne) {
+    const Outcome whole = kAnalyze(analyze("whole"));
+    for (int ranks : {1, 2, 7}) {
+        const std::string out = text("ranks", ranks);
+        ASSERT_EQ(start(ranks, analyze(out)), 0) << said();
+        expect_same(out, "whole", files_);
+        EXPECT_EQ(file_text(path("out.txt")), whole.out);  // once
+        EXPECT_FALSE(std::filesystem::exists(path(out + "/results.h5.partial")));
+    }
+}
+
+TEST_F(Mpi, AnErrorOfOneRankEndsAll) {
+    EXPECT_NE(start(2, analyze("out", {"--sink-tokens", "0"})), 0);
+    EXPECT_NE(said().find(": --sink-tokens is 0, must be at least 1"), std::string::npos) << said();
+    ASSERT_EQ(start(2, analyze("out")), 0) << said();
+    EXPECT_NE(start(2, analyze("out")), 0);  // the first rank alone looks at what is there
+    EXPECT_NE(said().find("results.h5: exists; --overwrite replaces it"), std::string::npos)
+        << said();
+    poke(file_, "/layers/5/k", {140, 1, 3}, std::nanf(""));
+    EXPECT_NE(start(3, analyze("nan")), 0);
+    EXPECT_NE(said().find("/layers/5/k"), std::string::npos) << said();
+}
+
+TEST_F(Mpi, AKilledRankLosesItsUnitAlone) {
+    const auto args = [&](const std::string& out) {
+        return analyze(out,
+                       {"--backend", "reference", "--resume", "--dump", "outputs,scores,mass"});
+    };
+    ASSERT_EQ(kAnalyze(args("whole")).code, 0);
+    int killed = 0, code = -1;
+    for (int64_t delay = 150; code != 0; delay += 60) {
+        code = start(3, args("killed"), std::chrono::milliseconds(delay));
+        killed += code != 0 ? 1 : 0;
+    }
+    EXPECT_GT(killed, 0);
+    expect_same("killed", "whole", files_);
+    std::cout << "killed " << killed << " times" << std::endl;
+}
+#endif
+
+}  // namespace
+}  // namespace msa::test
