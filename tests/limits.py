@@ -15,7 +15,7 @@ FUNCTION_LINES = 60
 KERNEL_LINES = 150  # a __global__ function and what it is made of: its phases share registers
 
 LONGER = {
-    "core/backend.h": 234,
+    "core/backend.h": 223,
     "core/io/h5.cpp": 501,
     "core/tensor.h": 182,
     "core/tolerance.h": 165,

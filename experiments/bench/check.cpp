@@ -11,6 +11,7 @@
 #include "core/reference/reference_backend.h"
 #include "core/tolerance.h"
 #include "experiments/bench/check_rows.h"
+#include "experiments/bench/given_lse.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments::bench {
@@ -146,8 +147,8 @@ void Checker::index_scores(const IndexOperands& index, int64_t query, View<const
     }
 }
 
-int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index,
-                          View<const int32_t, 3> ids, bool selected) {
+int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index, bool selected,
+                          bool given) {
     const Problem& all = case_.problem;
     // The reference takes all heads' softmax over all keys: a few rows that see enough of them.
     const std::vector<int64_t> rows = stratified_sample(
@@ -155,28 +156,31 @@ int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index,
     const Problem p = all.with_query_rows(rows);
     const Stored<3> q = gather(backend_, layer.q, rows);
     const Stored<3> index_q = gather(backend_, index.q, rows);
-    Tensor<int32_t, 3> some({p.queries(), ids.extent(1), ids.extent(2)});
-    for (size_t n = 0; n < rows.size(); ++n)
-        std::copy_n(ids[rows[n]].data(), some.view()[0].size(),
-                    some.view()[static_cast<int64_t>(n)].data());
-    const Tensor<int32_t, 3> ids_there = backend_.upload(std::as_const(some).view());
+    const IndexInput operands{index_q, index.k};
+    GivenLse lse;
+    if (selected || given)
+        lse = forward_lse(backend_, p, layer, q, operands, selected ? case_.top_k : 0);
     auto kl = backend_.make<double, 2>({p.queries(), p.kv_heads});
     auto d_index_q = backend_.make<float, 3>(index_q.shape());
     auto d_index_k = backend_.make<float, 2>(index.k.shape());
-    IndexKlInput in{{index_q, index.k}, q, layer.k, {}};
-    if (selected) in.ids = ids_there;
+    IndexKlInput in{operands, q, layer.k, lse.ids};
+    if (given) {
+        in.main_lse = lse.main;
+        in.index_lse = lse.index;
+    }
     backend_.index_kl(p, in, {kl, d_index_q, d_index_k});
 
     const Tensor<float, 3> host_q = fetch(backend_, q, 0, p.queries());
     const Tensor<float, 3> host_k = fetch(backend_, layer.k, 0, p.keys());
     const Tensor<float, 3> host_index_q = fetch(backend_, index_q, 0, p.queries());
     const Tensor<float, 2> host_index_k = fetch(backend_, index.k, 0, p.keys());
+    Tensor<int32_t, 3> some;
+    if (selected) some = backend_.download(std::as_const(lse.ids).view());
     Tensor<double, 2> want(kl.shape());
     Tensor<float, 3> want_q(d_index_q.shape());
     Tensor<float, 2> want_k(d_index_k.shape());
-    reference::index_kl(p, host_index_q, host_index_k, {host_q, host_k, {}},
-                        selected ? some.view() : View<int32_t, 3>(), {want, want_q, want_k},
-                        Teacher::mean);
+    reference::index_kl(p, {{host_index_q, host_index_k}, host_q, host_k, some},
+                        {want, want_q, want_k});
 
     double keys = 1;
     for (const KeyRange& seen : visible_keys(p))
@@ -185,10 +189,12 @@ int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index,
     const double index_size =
         p.index_scale() * largest_norm<3>(host_index_q) * largest_norm<2>(host_index_k);
     const double index_logit = logit_bound(p.index_scale(), largest_norm<3>(host_index_q),
-                                           largest_norm<2>(host_index_k), p.index_dim);
+                                           largest_norm<2>(host_index_k), p.index_dim) +
+                               stored_lse_bound(index_size + std::log(keys));
     const TeacherBound teacher =
         teacher_bound(logit_bound(p.softmax_scale(), largest_norm<3>(host_q),
-                                  largest_norm<3>(host_k), p.head_dim),
+                                  largest_norm<3>(host_k), p.head_dim) +
+                          stored_lse_bound(main_size + std::log(keys)),
                       keys, p.group_size(), Teacher::mean);
     const auto n = static_cast<double>(p.queries() * p.kv_heads);
     const double kl_most =
