@@ -46,6 +46,27 @@ double score_bound(const Problem& p, View<const float, 3> index_q, View<const fl
     return logit + kRoundoff * scale * q * k;
 }
 
+/// What index_kl may be off by, with an lse that was kept as a float.
+struct KlErrors {
+    KlErrors(const Problem& p, View<const float, 3> q, View<const float, 3> k,
+             View<const float, 3> index_q, View<const float, 2> index_k) {
+        for (const KeyRange& seen : visible_keys(p))
+            keys = std::max(keys, static_cast<double>(seen.count));
+        const double main_q = largest_norm<3>(q), main_k = largest_norm<3>(k);
+        const double few_q = largest_norm<3>(index_q), few_k = largest_norm<2>(index_k);
+        const double main_size = p.softmax_scale() * main_q * main_k + std::log(keys);
+        const double index_size = p.index_scale() * few_q * few_k + std::log(keys);
+        index_logit =
+            logit_bound(p.index_scale(), few_q, few_k, p.index_dim) + stored_lse_bound(index_size);
+        teacher = teacher_bound(logit_bound(p.softmax_scale(), main_q, main_k, p.head_dim) +
+                                    stored_lse_bound(main_size),
+                                keys, p.group_size(), Teacher::mean);
+        kl = kl_bound(teacher, index_logit, keys, 2 * (main_size + index_size));
+    }
+    double keys = 1, index_logit = 0, kl = 0;
+    TeacherBound teacher{};
+};
+
 }  // namespace
 
 std::vector<int64_t> Checker::sample(int64_t key_bytes) const {
@@ -182,34 +203,19 @@ int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index, bool s
     reference::index_kl(p, {{host_index_q, host_index_k}, host_q, host_k, some},
                         {want, want_q, want_k});
 
-    double keys = 1;
-    for (const KeyRange& seen : visible_keys(p))
-        keys = std::max(keys, static_cast<double>(seen.count));
-    const double main_size = p.softmax_scale() * largest_norm<3>(host_q) * largest_norm<3>(host_k);
-    const double index_size =
-        p.index_scale() * largest_norm<3>(host_index_q) * largest_norm<2>(host_index_k);
-    const double index_logit = logit_bound(p.index_scale(), largest_norm<3>(host_index_q),
-                                           largest_norm<2>(host_index_k), p.index_dim) +
-                               stored_lse_bound(index_size + std::log(keys));
-    const TeacherBound teacher =
-        teacher_bound(logit_bound(p.softmax_scale(), largest_norm<3>(host_q),
-                                  largest_norm<3>(host_k), p.head_dim) +
-                          stored_lse_bound(main_size + std::log(keys)),
-                      keys, p.group_size(), Teacher::mean);
+    const KlErrors errors(p, host_q, host_k, host_index_q, host_index_k);
     const auto n = static_cast<double>(p.queries() * p.kv_heads);
-    const double kl_most =
-        kl_bound(teacher, index_logit, keys, 2 * (main_size + index_size + 2 * std::log(keys)));
     const Tensor<double, 2> got = backend_.download(std::as_const(kl).view());
     for (int64_t i = 0; i < got.size(); ++i)
-        if (!(std::fabs(got.data()[i] - want.data()[i]) <= kl_most))
+        if (!(std::fabs(got.data()[i] - want.data()[i]) <= errors.kl))
             fail("index_kl", rows[static_cast<size_t>(i / p.kv_heads)],
                  text("the loss of group ", i % p.kv_heads, " is ", got.data()[i], ", must be ",
-                      want.data()[i], " within ", kl_most));
+                      want.data()[i], " within ", errors.kl));
     const auto gradient = [&](const char* what, const auto& there, const auto& expected,
                               double operand, double summed) {
         const auto host = backend_.download(std::as_const(there).view());
-        const double bound =
-            kl_gradient_bound(teacher, index_logit, keys, p.index_scale(), operand, summed, n);
+        const double bound = kl_gradient_bound(errors.teacher, errors.index_logit, errors.keys,
+                                               p.index_scale(), operand, summed, n);
         const std::string fault = difference(what, host.data(), expected.data(), host.size(),
                                              [&](int64_t) { return bound; });
         if (!fault.empty()) fail("index_kl", rows.front(), fault);

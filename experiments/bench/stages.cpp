@@ -206,6 +206,20 @@ private:
         m.timing = meter_.time([&](int64_t) { backend_.index_kl(p, in, to); }, 1, o_.samples);
     }
 
+    void all_index_kl(const std::string& selection, size_t element) {
+        const IndexOperands& operands = first().index[element];
+        if (operands.q.element() != o_.sizes.element) return;
+        for (const char* support : {"selected", "selected, lse", "full", "full, lse"}) {
+            const std::string name = support;
+            Measurement kl{.stage = "index_kl", .selection = selection};
+            kl.support = name;
+            kl.element = o_.sizes.element;
+            guarded(kl, [&](Measurement& m) {
+                index_kl(m, operands, name.starts_with("selected"), name.ends_with("lse"));
+            });
+        }
+    }
+
     void dense_attention(Measurement& m) {
         const auto call = [&](Layer& layer) {
             backend_.dense_attention(p_, layer.attention(), layer.result());
@@ -288,17 +302,7 @@ private:
             scores.bytes = analysis::index_scores_bytes(p_, o_.index_elements[element]);
             guarded(scores, [&](Measurement& m) { index_scores(m, element); });
         }
-        const IndexOperands& operands = first().index[element];
-        if (o_.wants("index_kl") && studied() && operands.q.element() == o_.sizes.element)
-            for (const char* support : {"selected", "selected, lse", "full", "full, lse"}) {
-                const std::string name = support;
-                Measurement kl{.stage = "index_kl", .selection = index.selection};
-                kl.support = name;
-                kl.element = o_.sizes.element;
-                guarded(kl, [&](Measurement& m) {
-                    index_kl(m, operands, name.starts_with("selected"), name.ends_with("lse"));
-                });
-            }
+        if (o_.wants("index_kl") && studied()) all_index_kl(index.selection, element);
         Measurement sparse{.stage = "sparse_attention", .selection = index.selection};
         sparse.element = o_.sizes.element;
         sparse.union_of_8 = index.union_of_8;

@@ -262,7 +262,8 @@ __global__ void index_kl_keys_kernel(Heads<T> index, KeySupport support,
 #pragma unroll
                 for (int j = 0; j < kPlainTileKeys; ++j) {
                     const float d_score = __shfl_sync(kAllLanes, mine, j);
-                    if (j < seen) sums[j] += d_score * of_query;  // the query may be NaN
+                    // The query may be NaN, and a row without a teacher has no part in this.
+                    if (j < seen && d_score != 0) sums[j] += d_score * of_query;
                 }
             }
         }

@@ -185,6 +185,23 @@ TEST_P(IndexLseForms, ANanThatARowSeesIsNoFault) {
         for (int64_t r = 0; r < 2; ++r) EXPECT_EQ(std::isnan(got.kl(i, r)), i == 7 && r == 1);
 }
 
+TEST_P(IndexLseForms, ARowWithoutATeacherHasNoPartInTheGradient) {
+    // The window of the last query ends before its one block, and its index_q is NaN.
+    case_.problem.window = 4;
+    case_.rule.top_k = 1;
+    Runner runner(GetParam());
+    GivenSums support(runner, problem(), case_.rule, operands_, false);
+    support.chosen(35, 0, 0) = 0;
+    operands_.index_q(35, 0, 3) = std::nanf("");
+    support.request = {};
+    const IndexKl got = runner.index_kl(problem(), operands_, support.ids());
+    EXPECT_EQ(got.kl(35, 0), 0);
+    for (int64_t d = 0; d < 16; ++d) {
+        EXPECT_EQ(got.d_index_q(35, 0, d), 0);
+        for (int64_t j = 0; j < 36; ++j) EXPECT_TRUE(std::isfinite(got.d_index_k(j, d)));
+    }
+}
+
 TEST_P(IndexLseForms, ShapesAreNamed) {
     Runner runner(GetParam());
     GivenSums support(runner, problem(), case_.rule, operands_, true);
