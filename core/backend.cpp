@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <thread>
 
 #include "core/attention_saved.h"
 #include "core/error.h"
+#include "core/index_lse.h"
 
 namespace msa {
 namespace {
@@ -59,8 +61,11 @@ public:
     void sinks(const View<const float, 1>& given) const {
         if (given) operand("sinks", given, "[Hq]", Shape<1>{p_.query_heads});
     }
-    void lse(const View<const float, 2>& lse) const {
-        operand("lse", lse, "[Nq, Hq]", Shape<2>{p_.queries(), p_.query_heads});
+    void lse(const View<const float, 2>& lse, const char* name = "lse") const {
+        operand(name, lse, "[Nq, Hq]", Shape<2>{p_.queries(), p_.query_heads});
+    }
+    void index_lse(const char* name, const View<const float, 2>& lse) const {
+        operand(name, lse, "[Nq, Hkv]", Shape<2>{p_.queries(), p_.kv_heads});
     }
     void output(const AttentionOutput& to, Element operands) const {
         result_element("out", to.out.element(), operands);
@@ -181,13 +186,14 @@ void Backend::select_blocks(const Problem& p, const SelectionRule& rule,
 }
 
 void Backend::index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
-                           View<int32_t, 3> ids) {
+                           View<int32_t, 3> ids, View<float, 2> lse) {
     const Checker check(*this, p);
     rule.validate();
     check.index(in);
     check.ids(ids, rule.top_k);
+    if (lse) check.index_lse("lse", lse);
     check_support(p, IndexSelectRequest{.element = in.index_q.element(), .top_k = rule.top_k});
-    do_index_select(p, rule, in, ids);
+    do_index_select(p, rule, in, ids, lse);
 }
 
 void Backend::sparse_attention(const Problem& p, const AttentionInput& in,
@@ -238,7 +244,12 @@ void Backend::index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOu
     check.same_element("k", in.k.element(), element);
     check.sinks(in.sinks);
     if (in.ids) check.given_ids(in.ids);
-    check.operand("kl", to.kl, "[Nq, Hkv]", Shape<2>{p.queries(), p.kv_heads});
+    if (in.main_lse) check.lse(in.main_lse, "main_lse");
+    if (in.index_lse) check.index_lse("index_lse", in.index_lse);
+    require(!in.gradient_scale || std::isfinite(*in.gradient_scale), "gradient_scale is ",
+            in.gradient_scale.value_or(0), ", must be finite");
+    require(to.kl || to.d_index_q, "kl, d_index_q and d_index_k are absent, must be one or more");
+    if (to.kl) check.operand("kl", to.kl, "[Nq, Hkv]", Shape<2>{p.queries(), p.kv_heads});
     require(static_cast<bool>(to.d_index_q) == static_cast<bool>(to.d_index_k),
             "only one of d_index_q and d_index_k is present, must be both or none");
     if (to.d_index_q) {
@@ -248,6 +259,7 @@ void Backend::index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOu
     check_support(
         p, IndexKlRequest{
                .element = element, .top_k = in.ids ? in.ids.extent(2) : 0, .teacher = in.teacher});
+    if (space() == Space::host) check_index_lse(p, in);
     do_index_kl(p, in, to);
 }
 

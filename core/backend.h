@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/index_operands.h"
 #include "core/problem.h"
 #include "core/request.h"
 #include "core/selection.h"
@@ -58,11 +59,6 @@ struct AttentionGradient {
     View<float, 1> d_sinks = {};  // [Hq], absent: none
 };
 
-struct IndexInput {
-    In<3> index_q;  // [Nq, Hkv, didx], one head per group
-    In<2> index_k;  // [Nk, didx], one head shared by all groups
-};
-
 struct BlockMassInput {
     In<3> q, k;                       // as in AttentionInput
     View<const float, 1> sinks = {};  // likewise
@@ -71,21 +67,6 @@ struct BlockMassInput {
 struct BlockMassOutput {
     View<float, 3> mass;       // [Nq, Hkv, B]; a block without a visible token: 0
     View<float, 3> max_logit;  // [Nq, Hkv, B], may be absent; without a visible token: -inf
-};
-
-/// What index_kl compares.
-struct IndexKlInput {
-    IndexInput index;            // the Index Branch
-    In<3> q, k;                  // the teacher's, as in AttentionInput
-    View<const int32_t, 3> ids;  // [Nq, Hkv, k] the selected support; absent: full (warm-up)
-    Teacher teacher = Teacher::mean;
-    View<const float, 1> sinks = {};  // the teacher's, as in AttentionInput
-};
-
-struct IndexKlOutput {
-    View<double, 2> kl;        // [Nq, Hkv]; a row without a visible key in its support: 0
-    View<float, 3> d_index_q;  // [Nq, Hkv, didx], of the mean of kl; both absent or both present
-    View<float, 2> d_index_k;  // [Nk, didx]
 };
 
 class Backend {
@@ -173,9 +154,11 @@ public:
     void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
                        View<int32_t, 3> ids);
 
-    /// The two above fused: the same ids, without scores in memory.
-    void index_select(const Problem&, const SelectionRule&, const IndexInput&,
-                      View<int32_t, 3> ids);
+    /// The two above fused: the same ids, without scores in memory. lse [Nq, Hkv], where present:
+    /// natural log of the sum of exp(index_scale * index_q . index_k) over the visible tokens of
+    /// the row's blocks, for index_kl; no block: -inf.
+    void index_select(const Problem&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids,
+                      View<float, 2> lse = {});
 
     /// Softmax attention over the visible tokens of the blocks ids [Nq, Hkv, k] of the query's
     /// group (eq:msa-sparse-attn). An empty row of ids gives out 0, lse -inf. Host ids are checked
@@ -196,15 +179,21 @@ public:
     void block_mass(const Problem&, const BlockMassInput&, const BlockMassOutput&);
 
     /// KL divergence of the index distribution from the teacher, per row (eq:msa-kl), and the
-    /// gradient of the mean over all Nq * Hkv rows. Support: the visible tokens of the blocks
-    /// ids [Nq, Hkv, k], or all visible tokens when ids is absent (warm-up). The teacher gets
-    /// no gradient.
+    /// gradient of a multiple of its sum over all Nq * Hkv rows. Support: the visible tokens of the
+    /// blocks ids [Nq, Hkv, k], or all visible tokens when ids is absent (warm-up). The teacher
+    /// gets no gradient.
     ///
     /// Each head's probabilities on the support are those of sparse attention there: with the
     /// window, the cap and the head's sink. Sinks take part of each head's probability away, so
     /// the mean over the heads is divided by its sum: the teacher is a distribution over the keys,
-    /// to which a head counts by what its sink leaves of it. A row whose window shows no key of
-    /// its support has KL 0 and no gradient.
+    /// to which a head counts by what its sink leaves of it. A row whose support is empty, or whose
+    /// window shows no key of it, has KL 0 and no gradient.
+    ///
+    /// A main_lse has the sinks in it, as attention gives it, so what they leave of a head is 1 -
+    /// exp(sink - lse). Where a float lse cannot tell that, the sums are formed anew; on cuda for
+    /// all rows with sinks. An lse that cannot be of this input is refused on the host
+    /// (check_index_lse, in core/index_lse.h, says what is looked at); on a device it must be right
+    /// unchecked.
     void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 protected:
@@ -214,7 +203,7 @@ protected:
     virtual void do_select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
                                   View<int32_t, 3> ids) = 0;
     virtual void do_index_select(const Problem&, const SelectionRule&, const IndexInput&,
-                                 View<int32_t, 3> ids) = 0;
+                                 View<int32_t, 3> ids, View<float, 2> lse) = 0;
     virtual void do_sparse_attention(const Problem&, const AttentionInput&,
                                      View<const int32_t, 3> ids, const AttentionOutput&,
                                      LoopOrder) = 0;

@@ -58,6 +58,15 @@ private:
     double sum(double terms) const { return (1 + weight) * gamma(terms + 3) + stored; }
 };
 
+/// What an lse adds to the bound of its logits where it is kept as a float: that float, its partial
+/// sum's, and those of its base-2 logarithm.
+inline double stored_lse_bound(double lse_magnitude) { return 4 * kRoundoff * lse_magnitude; }
+
+/// Sinks leave 1 - e^(sink - lse) of a head, off by e^(sink - lse) times what lse is, and of a
+/// row's heads together at least an eighth where index_kl takes a given lse: the logarithm of that
+/// sum is off by at most seven times `lse`, and each head by its own.
+inline double kept_share_bound(double lse) { return 8 * lse; }
+
 /// Error of one component of a KL gradient: scale / rows * sum over tokens of (t - p) times the
 /// other operand, |t - p| off by both weight bounds in total over a row, n additions.
 inline double kl_gradient_bound(const TeacherBound& teacher, double index_logit, double keys,

@@ -241,12 +241,13 @@ protected:
         });
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
-                         View<int32_t, 3> ids) override {
-        answer(p, Written(ids), [&](const Call& call) {
+                         View<int32_t, 3> ids, View<float, 2> lse) override {
+        answer(p, Written(ids, lse), [&](const Call& call) {
             const Support tuned = takes_index_select_sm90(
                 device_, p, {.element = in.index_q.element(), .top_k = rule.top_k},
                 are_aligned(in.index_q, in.index_k));
             (tuned.yes ? index_select_sm90 : index_select_any)(call, rule, in, ids);
+            index_lse_any(call, in, ids, lse);
             return kernel_name("index_select", tuned);
         });
     }

@@ -68,9 +68,9 @@ protected:
         cpu::select_blocks(p, rule, scores, ids, threads_);
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
-                         View<int32_t, 3> ids) override {
+                         View<int32_t, 3> ids, View<float, 2> lse) override {
         cpu::index_select(p, rule, in.index_q.as<const float>(), in.index_k.as<const float>(), ids,
-                          threads_);
+                          lse, threads_);
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
@@ -102,9 +102,7 @@ protected:
         cpu::block_mass(p, in.q.as<const float>(), in.k.as<const float>(), in.sinks, to, threads_);
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
-        cpu::index_kl(p, in.index.index_q.as<const float>(), in.index.index_k.as<const float>(),
-                      in.q.as<const float>(), in.k.as<const float>(), in.sinks, in.ids, to,
-                      in.teacher, threads_);
+        cpu::index_kl(p, in, to, threads_);
     }
 
 private:

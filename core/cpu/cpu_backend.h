@@ -26,7 +26,8 @@ void index_scores(const Problem&, View<const float, 3> index_q, View<const float
 void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
                    View<int32_t, 3> ids, int threads);
 void index_select(const Problem&, const SelectionRule&, View<const float, 3> index_q,
-                  View<const float, 2> index_k, View<int32_t, 3> ids, int threads);
+                  View<const float, 2> index_k, View<int32_t, 3> ids, View<float, 2> lse,
+                  int threads);
 void sparse_attention_q_outer(const Problem&, View<const float, 3> q, View<const float, 3> k,
                               View<const float, 3> v, View<const int32_t, 3> ids,
                               View<float, 3> out, View<float, 2> lse, int threads);
@@ -42,9 +43,7 @@ void sparse_attention_grad(const Problem&, const AttentionInput&, View<const int
                            const AttentionSaved&, const AttentionGradient&, LoopOrder, int threads);
 void block_mass(const Problem&, View<const float, 3> q, View<const float, 3> k,
                 View<const float, 1> sinks, const BlockMassOutput&, int threads);
-void index_kl(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
-              View<const float, 3> q, View<const float, 3> k, View<const float, 1> sinks,
-              View<const int32_t, 3> ids, const IndexKlOutput&, Teacher, int threads);
+void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&, int threads);
 
 }  // namespace cpu
 }  // namespace msa

@@ -1,367 +1,307 @@
 // SPDX-License-Identifier: MIT
-// eq:msa-pp and eq:msa-kl. Queries go in pieces. Phase 1, over tiles of queries: the lse of the
-// main heads and of the index head; then again the logits, from which the row's KL, the score
-// gradients t - p (kept for the piece) and d_index_q; the maximum as teacher has a pass between the
-// two, for its sum. Heads are divided by what weighs them, so that without sinks the mean divides
-// by G. Phase 2, over key blocks: d_index_k, as each block's queries in order. Every sum has one
-// owner and one order.
+// eq:msa-pp and eq:msa-kl, block by block: a block gathers its queries, of which it makes the
+// teacher's probabilities p and the index's t. The score gradients t - p give the block's
+// d_index_k, which has one owner, and each query's part of d_index_q and of its KL, which go to
+// slots that a second phase adds up in order. The log-sum-exp of both branches come from the
+// caller, or from a pass before; the maximum as teacher has one more, for its sum. Queries go in
+// pieces, and the full support in rounds of some blocks, so that memory does not grow with the
+// sequence.
 #include <Eigen/Core>
-#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "core/cpu/cpu_backend.h"
-#include "core/cpu/support_loop.h"
-#include "core/schedule.h"
+#include "core/cpu/support_sums.h"
+#include "core/cpu/teacher_lse.h"
 
 namespace msa::cpu {
 namespace {
 
-constexpr int64_t kPieceFloats = int64_t{1} << 24;  // score gradients of one piece
-constexpr int64_t kTileRows = 256;                  // main rows of a tile
-constexpr int64_t kGathered = 128;                  // queries of one product of phase 2
-
 using Row = Eigen::Map<Eigen::ArrayXf>;
 
-struct Inputs {
-    View<const float, 3> index_q;
-    View<const float, 2> index_k;
-    View<const float, 3> q, k;
-    View<const float, 1> sinks;
-};
+constexpr std::array<float, kStrip> kKeep{1, 1, 1, 1, 1, 1};
 
-/// Scratch memory of one thread, for one kind of head: rows of queries, their sums, packed keys.
-struct Branch {
-    Branch(int64_t rows, int64_t width, int64_t block_size, LogitRule logits,
-           int64_t window = kNoWindow)
-        : rule(logits),
-          window_size(window),
-          q({rows, width}),
-          softmax({rows}),
-          panels({panel_floats(width, block_size)}) {}
-    LogitRule rule;
-    int64_t window_size;
-    Tensor<float, 2> q;
-    Tensor<OnlineSum, 1> softmax;
-    Tensor<float, 1> panels;
-    Panels keys{};
-};
-
-struct Scratch {
-    Scratch(const Problem& p, int64_t queries)
-        : main(queries * p.group_size(), p.head_dim, p.block_size, main_logits(p),
-               p.window.value_or(kNoWindow)),
-          index(queries, p.index_dim, p.block_size, {static_cast<float>(p.index_scale() * kLog2E)}),
-          divisor({queries * p.group_size()}),
-          index_values({panel_floats(p.block_size, p.index_dim)}),
-          logits({kStrip * padded(p.block_size) + kLanes}),
-          teacher({queries, p.block_size}),
-          d_query({queries, padded(p.index_dim)}),
-          teacher_sum({queries}),
-          kl({queries}) {}
+/// Both branches of a piece of the queries, and what is known of its rows.
+struct Rows {
+    const Problem& p;
     Branch main, index;
-    Tensor<float, 1> divisor;  // [main rows] of a head's probabilities
-    Tensor<float, 1> index_values, logits;
-    Tensor<float, 2> teacher;           // [queries of a run, Bk]
-    Tensor<float, 2> d_query;           // [queries, padded(didx)]
-    Tensor<double, 1> teacher_sum, kl;  // [queries]
-    Panels values{};
+    Teacher by;
+    Tensor<float, 2> main_lse;      // [Nq, Hq] base 2: what a head's logits are off its share of p
+    Tensor<float, 2> index_lse;     // [Nq, Hkv] base 2
+    Tensor<double, 2> teacher_sum;  // [Nq, Hkv] of the maximum; absent for the mean
 };
 
-/// The tile's rows of the runs of one branch in strips: visit(row of the run, logits, first key,
-/// end), of the block's keys that the branch sees.
-template <typename Visit>
-void for_each_row(const Branch& branch, const UseRun& run, int64_t heads, const SupportTile& tile,
-                  int64_t block_size, float* logits, Visit visit) {
-    const int64_t stride = padded(branch.keys.columns), width = branch.keys.depth;
-    const int64_t rows = run.count * heads;
-    for (int64_t row = 0; row < rows; row += kStrip) {
-        const int64_t strip = std::min(kStrip, rows - row);
-        const auto seen = [&](int64_t r) {
-            return tile.seen(run.first + (row + r) / heads, run.block, block_size);
-        };
-        multiply({branch.q.data() + (run.first * heads + row) * width, width, strip},
-                 {branch.keys.data, width, seen(strip - 1)}, logits, stride);
-        for (int64_t r = 0; r < strip; ++r) {
-            const KeyRange& visible = tile.visible[run.first + (row + r) / heads];
-            const int64_t shown = window_start(visible.count, branch.window_size);
-            cap_row(logits + r * stride, seen(r), branch.rule.cap);
-            visit(row + r, logits + r * stride,
-                  std::clamp<int64_t>(shown - run.block * block_size, 0, seen(r)), seen(r));
-        }
+/// A thread's blocks, and p of a pass.
+struct Teaching {
+    Teaching(const Rows& of, int64_t block_size)
+        : rows(&of),
+          scratch(of.main, block_size),
+          stride(padded(block_size) + 2 * kLanes),
+          p({kPassQueries, stride}) {}
+
+    void start(const GroupBlock& block) { scratch.pack(rows->main, block); }
+    /// p of the pass, 0 before a window; the maximum is not yet divided by its sum.
+    void teach(const BlockPass& pass) {
+        std::fill_n(p.data(), pass.size() * stride, 0.0F);
+        const bool mean = rows->by == Teacher::mean;
+        for_each_row(rows->main, pass, scratch,
+                     [&](int64_t n, int64_t head, float* logits, int64_t first, int64_t end) {
+                         if (first == end) return;
+                         const int64_t h = pass.block.group * rows->main.heads + head;
+                         const float lse = rows->main_lse(pass.use(n).query, h);
+                         (mean ? add_exp2 : keep_larger_exp2)(logits + first, end - first, lse,
+                                                              &p(n, first));
+                     });
     }
-}
 
-/// log2 of the sum of exponentials.
-float log2_sum(const OnlineSum& state) {
-    return static_cast<float>(double{state.top} + std::log2(state.sum));
-}
+    const Rows* rows;
+    BranchScratch scratch;
+    int64_t stride;  // rows do not all fall on the same cache sets
+    Tensor<float, 2> p;
+};
 
-class Piece {
+/// The sums of p, for the maximum.
+struct SumWorker {
+    Teaching teaching;
+    View<double, 3> slots;  // [Nq, Hkv, k]
+
+    void begin() {}
+    void start(const GroupBlock& block) { teaching.start(block); }
+    void add(const BlockPass& pass) {
+        teaching.teach(pass);
+        for (int64_t n = 0; n < pass.size(); ++n)
+            slots(pass.use(n).query, pass.block.group, pass.use(n).slot) =
+                Row(&teaching.p(n, 0), pass.seen(n)).cast<double>().sum();
+    }
+    void end(const KeyRange&) {}
+};
+
+/// Where the gradients and the KL of one round go; each absent where it is not asked for.
+struct Slots {
+    View<float, 4> d_index_q;  // [Nq, Hkv, k, didx]
+    View<double, 3> kl;        // [Nq, Hkv, k]
+    View<float, 2> d_index_k;  // [Nk, didx]
+    float key_gradient;        // of index_q times the branch's factor
+};
+
+class GradientWorker {
 public:
-    Piece(const Problem& p, const Inputs& in, View<const int32_t, 3> ids, double rows,
-          const IndexKlOutput& to, Teacher teacher, int threads)
-        : p_(p),
-          in_(in),
-          ids_(ids),
+    GradientWorker(const Rows& rows, const Slots& to)
+        : rows_(&rows),
           to_(to),
-          teacher_(teacher),
-          threads_(threads),
-          gradient_(static_cast<float>(p.index_scale() / rows)) {
-        if (to.d_index_q)
-            d_scores_ = Tensor<float, 3>({p.queries(), p.kv_heads, ids.extent(2) * p.block_size});
+          teaching_(rows, rows.p.block_size),
+          index_(rows.index, rows.p.block_size),
+          width_(rows.p.index_dim),
+          d_scores_({kPassQueries, teaching_.stride}),
+          key_rows_({panel_floats(rows.p.block_size, width_)}),
+          query_panels_({panel_floats(kPassQueries, width_)}),
+          d_query_({kStrip, padded(width_)}),
+          d_keys_({rows.p.block_size, padded(width_)}) {}
+
+    void begin() { std::fill_n(d_keys_.data(), d_keys_.size(), 0.0F); }
+
+    void start(const GroupBlock& block) {
+        teaching_.start(block);
+        index_.pack(rows_->index, block);
+        values_ = pack_values(rows_->index.keys + block.first * width_, width_, block.keys, width_,
+                              key_rows_.data());
     }
 
-    void run() {
-        const int64_t tile_queries = std::max<int64_t>(1, kTileRows / p_.group_size());
-        std::vector<Scratch> scratch;
-        for (int t = 0; t < threads_; ++t) scratch.emplace_back(p_, tile_queries);
-        for_each_support_tile(p_, ids_, tile_queries, threads_,
-                              [&](const SupportTile& tile, int thread) {
-                                  rows_of_tile(tile, scratch[static_cast<size_t>(thread)]);
-                              });
-        if (to_.d_index_k) gather_keys();
+    void add(const BlockPass& pass) {
+        teaching_.teach(pass);
+        for_each_row(rows_->index, pass, index_,
+                     [&](int64_t n, int64_t, float* logits, int64_t, int64_t end) {
+                         compare(pass, n, logits, end);
+                     });
+        if (!to_.d_index_k) return;
+        add_to_queries(pass);
+        for (int64_t n = 0; n < pass.size(); ++n)  // a NaN there has no part in the sums
+            if (!taught(pass, n)) std::fill_n(&index_.rows(n, 0), width_, 0.0F);
+        std::array<int64_t, kPassQueries> seen{};
+        for (int64_t n = 0; n < pass.size(); ++n) seen[static_cast<size_t>(n)] = pass.seen(n);
+        add_transposed(
+            d_scores_.data(), teaching_.stride, pass.seen(pass.size() - 1),
+            pack_values(index_.rows.data(), width_, pass.size(), width_, query_panels_.data()),
+            seen.data(), d_keys_.data(), padded(width_));
+    }
+
+    void end(const KeyRange& keys) {
+        if (!to_.d_index_k) return;
+        for (int64_t j = 0; j < keys.count; ++j)
+            for (int64_t d = 0; d < width_; ++d)
+                to_.d_index_k(keys.first + j, d) += to_.key_gradient * d_keys_(j, d);
     }
 
 private:
-    void pack_block(const SupportTile& tile, int64_t block, Scratch& s) const {
-        const int64_t first = tile.first_key() + block * p_.block_size;
-        const int64_t count = tile.keys(block, p_.block_size);
-        s.main.keys = pack_keys(in_.k[first][tile.group].data(), p_.kv_heads * p_.head_dim, count,
-                                p_.head_dim, s.main.panels.data());
-        s.index.keys = pack_keys(in_.index_k[first].data(), p_.index_dim, count, p_.index_dim,
-                                 s.index.panels.data());
-        s.values = pack_values(in_.index_k[first].data(), p_.index_dim, count, p_.index_dim,
-                               s.index_values.data());
+    static_assert(kPassQueries <= kGatheredRows, "for_each_row leaves the pass's rows in scratch");
+
+    /// Does the window show the row a key of its support?
+    bool taught(const BlockPass& pass, int64_t n) const {
+        return rows_->main_lse(pass.use(n).query, pass.block.group * rows_->main.heads) !=
+               -kInfinity;
     }
 
-    void rows_of_tile(const SupportTile& tile, Scratch& s) {
-        const int64_t heads = p_.group_size();
-        pack_queries(in_.q, tile.queries, tile.group * heads, heads, s.main.rule.factor,
-                     s.main.q.data());
-        pack_queries(in_.index_q, tile.queries, tile.group, 1, s.index.rule.factor,
-                     s.index.q.data());
-        std::fill_n(s.main.softmax.data(), s.main.softmax.size(), OnlineSum{});
-        std::fill_n(s.index.softmax.data(), s.index.softmax.size(), OnlineSum{});
-        std::fill_n(s.d_query.data(), s.d_query.size(), 0.0F);
-        std::fill_n(s.teacher_sum.data(), s.teacher_sum.size(), 0.0);
-        std::fill_n(s.kl.data(), s.kl.size(), 0.0);
-        const auto pack = [&](int64_t block) { pack_block(tile, block, s); };
-        for_each_run(tile.uses, pack, [&](const UseRun& run) {
-            for (auto [branch, width] : {std::pair{&s.main, heads}, {&s.index, int64_t{1}}})
-                for_each_row(*branch, run, width, tile, p_.block_size, s.logits.data(),
-                             [&, branch = branch, width = width](int64_t row, float* logits,
-                                                                 int64_t first, int64_t end) {
-                                 softmax_step(logits + first, end - first,
-                                              branch->softmax(run.first * width + row));
-                             });
-        });
-        weigh_heads(tile, s);
-        if (teacher_ == Teacher::max)
-            for_each_run(tile.uses, pack, [&](const UseRun& run) { sum_teacher(tile, run, s); });
-        for_each_run(tile.uses, pack, [&](const UseRun& run) { second_pass(tile, run, s); });
-        for (int64_t i = 0; i < tile.size(); ++i) {
-            const int64_t query = tile.queries.begin + i;
-            to_.kl(query, tile.group) = s.kl(i);
-            if (!to_.d_index_q) continue;
-            for (int64_t d = 0; d < p_.index_dim; ++d)
-                to_.d_index_q(query, tile.group, d) = gradient_ * s.d_query(i, d);
+    /// t - p of one query, and its part of the KL.
+    void compare(const BlockPass& pass, int64_t n, float* logits, int64_t seen) {
+        const auto [query, slot] = pass.use(n);
+        const int64_t group = pass.block.group;
+        float* const p = &teaching_.p(n, 0);
+        if (rows_->by == Teacher::max)
+            Row(p, seen) /= static_cast<float>(rows_->teacher_sum(query, group));
+        const float lse = rows_->index_lse(query, group);
+        const bool known = taught(pass, n);
+        if (to_.kl) {
+            const Row teacher(p, seen), index(logits, seen);
+            // 0 ln 0 is 0; a NaN stays.
+            const float sum = (teacher * (teacher.max(std::numeric_limits<float>::min()).log() -
+                                          (index - lse) * static_cast<float>(kLn2)))
+                                  .sum();
+            to_.kl(query, group, slot) = known ? double{sum} : 0;
         }
+        if (!to_.d_index_k) return;
+        float* const d = &d_scores_(n, 0);
+        if (known)
+            exp2_difference(logits, p, seen, pass.block.keys, lse, d);
+        else
+            std::fill_n(d, padded(pass.block.keys), 0.0F);
     }
 
-    /// What each head's probabilities are divided by: heads count by what their sinks leave of
-    /// them, the mean's add up to 1, the maximum's are at most 1.
-    void weigh_heads(const SupportTile& tile, Scratch& s) const {
-        const int64_t heads = p_.group_size();
-        const double alone = teacher_ == Teacher::mean ? static_cast<double>(heads) : 1;
-        std::fill_n(s.divisor.data(), s.divisor.size(), static_cast<float>(alone));
-        if (!in_.sinks) return;
-        for (int64_t i = 0; i < tile.size(); ++i) {
-            std::vector<double> left;  // the logarithm of what a sink leaves of its head
-            for (int64_t h = 0; h < heads; ++h) {
-                const double lse = kLn2 * double{log2_sum(s.main.softmax(i * heads + h))};
-                const double above = double{in_.sinks(tile.group * heads + h)} - lse;
-                left.push_back(above > 0 ? -above - std::log1p(std::exp(-above))
-                                         : -std::log1p(std::exp(above)));
-            }
-            const double most = *std::max_element(left.begin(), left.end());
-            double sum = 0;
-            for (double& share : left) sum += share = std::exp(share - most);
-            for (int64_t h = 0; h < heads; ++h)
-                s.divisor(i * heads + h) = static_cast<float>(
-                    (teacher_ == Teacher::mean ? sum : 1) / left[static_cast<size_t>(h)]);
-        }
-    }
-
-    /// The teacher's rows of the run; the maximum is not yet divided by its sum.
-    void teach(const SupportTile& tile, const UseRun& run, Scratch& s) {
-        const int64_t heads = p_.group_size();
-        std::fill_n(s.teacher.data(), run.count * p_.block_size, 0.0F);
-        for_each_row(s.main, run, heads, tile, p_.block_size, s.logits.data(),
-                     [&](int64_t row, float* logits, int64_t first, int64_t end) {
-                         const int64_t of_tile = run.first * heads + row;
-                         exp2_row(logits + first, end - first, log2_sum(s.main.softmax(of_tile)));
-                         Row teacher(&s.teacher(row / heads, first), end - first);
-                         Row head(logits + first, end - first);
-                         head /= s.divisor(of_tile);
-                         if (teacher_ == Teacher::mean)
-                             teacher += head;
-                         else
-                             teacher = (teacher.isNaN() || teacher > head).select(teacher, head);
-                     });
-    }
-
-    void sum_teacher(const SupportTile& tile, const UseRun& run, Scratch& s) {
-        teach(tile, run, s);
-        for (int64_t row = 0; row < run.count; ++row)
-            s.teacher_sum(run.first + row) +=
-                Row(&s.teacher(row, 0), p_.block_size).cast<double>().sum();
-    }
-
-    void second_pass(const SupportTile& tile, const UseRun& run, Scratch& s) {
-        teach(tile, run, s);
-        for_each_row(s.index, run, 1, tile, p_.block_size, s.logits.data(),
-                     [&](int64_t row, float* logits, int64_t, int64_t seen) {
-                         index_row(tile, run, row, Row(logits, seen), s);
-                     });
-    }
-
-    /// One query and one block: its KL, its score gradients, and its part of d_index_q.
-    void index_row(const SupportTile& tile, const UseRun& run, int64_t row, Row logits,
-                   Scratch& s) {
-        const int64_t i = run.first + row, seen = logits.size();
-        const auto keep_scores = [&](const auto& gradients) {
-            Row(&d_scores_(tile.queries.begin + i, tile.group, run.uses[row].slot * p_.block_size),
-                seen) = gradients;
-        };
-        if (s.main.softmax(i * p_.group_size()).sum == 0) {  // no key of the support in its window
-            if (to_.d_index_q) keep_scores(Eigen::ArrayXf::Zero(seen));
-            return;
-        }
-        Row teacher(&s.teacher(row, 0), seen);
-        if (teacher_ == Teacher::max) teacher /= static_cast<float>(s.teacher_sum(i));
-        const float lse = log2_sum(s.index.softmax(i));
-        // 0 ln 0 is 0; a NaN stays.
-        s.kl(i) +=
-            (teacher <= 0.0F)
-                .select(0.0F, teacher * (teacher.log() - (logits - lse) * static_cast<float>(kLn2)))
-                .template cast<double>()
-                .sum();
-        if (!to_.d_index_q) return;
-        exp2_row(logits.data(), seen, lse);
-        logits -= teacher;
-        const float keep = 1;
-        add_values(logits.data(), seen, 1, s.values, &seen, &keep, &s.d_query(i, 0),
-                   padded(p_.index_dim));
-        keep_scores(logits);
-    }
-
-    /// Phase 2: d_index_k of every block takes in this piece's queries.
-    void gather_keys() {
-        const KvOuterSchedule schedule =
-            schedule_kv_outer(p_, ids_, std::max<int64_t>(1, p_.queries()));
-        const std::vector<int64_t> first_block = block_starts(p_);
-        const std::vector<KeyRange> visible = visible_keys(p_);
-#pragma omp parallel num_threads(threads_)
-        {
-            Tensor<float, 2> sums({p_.block_size, padded(p_.index_dim)});
-            Tensor<float, 2> left({p_.block_size, kGathered}), right({kGathered, p_.index_dim});
-            Tensor<float, 1> panels({panel_floats(kGathered, p_.index_dim)});
-            for (int64_t sequence = 0; sequence < p_.sequences(); ++sequence) {
-                const auto s = static_cast<size_t>(sequence);
-#pragma omp for schedule(dynamic)
-                for (int64_t b = first_block[s]; b < first_block[s + 1]; ++b) {
-                    std::fill_n(sums.data(), sums.size(), 0.0F);
-                    const int64_t first = (b - first_block[s]) * p_.block_size;
-                    for (int64_t r = 0; r < p_.kv_heads; ++r) {
-                        const auto at = static_cast<size_t>(r * first_block.back() + b);
-                        const std::span<const SelectedQuery> all(
-                            schedule.queries.data() + schedule.starts[at],
-                            schedule.queries.data() + schedule.starts[at + 1]);
-                        for (size_t begin = 0; begin < all.size(); begin += kGathered)
-                            add_queries(
-                                all.subspan(begin, std::min<size_t>(kGathered, all.size() - begin)),
-                                r, first, visible, left, right, panels, sums);
-                    }
-                    const int64_t token = p_.batch.cu_seqlens_k()[s] + first;
-                    const int64_t count =
-                        std::min(p_.block_size, p_.batch.cu_seqlens_k()[s + 1] - token);
-                    for (int64_t j = 0; j < count; ++j)
-                        for (int64_t d = 0; d < p_.index_dim; ++d)
-                            to_.d_index_k(token + j, d) += gradient_ * sums(j, d);
-                }
+    /// (t - p) k of every query, to its slot.
+    void add_to_queries(const BlockPass& pass) {
+        std::array<int64_t, kStrip> seen{};
+        for (int64_t n = 0; n < pass.size(); n += kStrip) {
+            const int64_t strip = std::min(kStrip, pass.size() - n);
+            for (int64_t r = 0; r < strip; ++r) seen[static_cast<size_t>(r)] = pass.seen(n + r);
+            std::fill_n(d_query_.data(), d_query_.size(), 0.0F);
+            add_values(&d_scores_(n, 0), teaching_.stride, strip, values_, seen.data(),
+                       kKeep.data(), d_query_.data(), padded(width_));
+            for (int64_t r = 0; r < strip; ++r) {
+                const auto [query, slot] = pass.use(n + r);
+                float* const slot_of = &to_.d_index_q(query, pass.block.group, slot, 0);
+                if (taught(pass, n + r))
+                    std::copy_n(&d_query_(r, 0), width_, slot_of);
+                else
+                    std::fill_n(slot_of, width_, 0.0F);
             }
         }
     }
 
-    /// sums [Bk, padded(didx)] += score gradients^T index_q over at most kGathered queries.
-    void add_queries(std::span<const SelectedQuery> queries, int64_t group, int64_t first,
-                     const std::vector<KeyRange>& visible, Tensor<float, 2>& left,
-                     Tensor<float, 2>& right, Tensor<float, 1>& panels,
-                     Tensor<float, 2>& sums) const {
-        const auto n = static_cast<int64_t>(queries.size());
-        const auto seen = [&](int64_t e) {
-            const auto query = static_cast<size_t>(queries[static_cast<size_t>(e)].query);
-            return std::min(p_.block_size, visible[query].count - first);
-        };
-        for (int64_t e = 0; e < n; ++e) {
-            const auto [query, slot] = queries[static_cast<size_t>(e)];
-            std::copy_n(in_.index_q[query][group].data(), p_.index_dim, &right(e, 0));
-            for (int64_t j = 0; j < seen(e); ++j)
-                left(j, e) = d_scores_(query, group, slot * p_.block_size + j);
-        }
-        const Panels values =
-            pack_values(right.data(), p_.index_dim, n, p_.index_dim, panels.data());
-        // Later queries see more: key j takes the queries from its own first one on.
-        const auto first_query = [&](int64_t j) {
-            int64_t e = 0;
-            while (e < n && seen(e) <= j) ++e;
-            return e;
-        };
-        const std::array<float, kStrip> keep{1, 1, 1, 1, 1, 1};
-        for (int64_t j = 0; j < seen(n - 1); j += kStrip) {
-            const int64_t strip = std::min(kStrip, seen(n - 1) - j);
-            const int64_t common = first_query(j + strip - 1);
-            multiply_add({&left(j, 0), kGathered, strip}, values, common, n, keep.data(),
-                         &sums(j, 0), padded(p_.index_dim));
-            for (int64_t r = 0; r < strip - 1; ++r)
-                if (const int64_t own = first_query(j + r); own < common)
-                    multiply_add({&left(j + r, 0), kGathered, 1}, values, own, common, keep.data(),
-                                 &sums(j + r, 0), padded(p_.index_dim));
-        }
-    }
-
-    const Problem& p_;
-    const Inputs& in_;
-    View<const int32_t, 3> ids_;
-    const IndexKlOutput& to_;
-    Teacher teacher_;
-    int threads_;
-    float gradient_;             // of a score, in the mean of the loss
-    Tensor<float, 3> d_scores_;  // [Nq, Hkv, k * Bk] t - p of the visible tokens
+    const Rows* rows_;
+    Slots to_;
+    Teaching teaching_;
+    BranchScratch index_;
+    int64_t width_;
+    Tensor<float, 2> d_scores_;  // [kPassQueries, stride]
+    Tensor<float, 1> key_rows_, query_panels_;
+    Panels values_{};
+    Tensor<float, 2> d_query_, d_keys_;
 };
+
+/// Adds up the slots in use of every row: d_index_q, times `gradient`, and KL.
+void add_slots(const Problem& p, View<const int32_t, 3> ids, const Slots& from, float gradient,
+               const IndexKlOutput& to, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r)
+            for (int64_t slot = 0; slot < std::ssize(selected(ids, i, r)); ++slot) {
+                if (to.kl) to.kl(i, r) += from.kl(i, r, slot);
+                for (int64_t d = 0; to.d_index_q && d < p.index_dim; ++d)
+                    to.d_index_q(i, r, d) += gradient * from.d_index_q(i, r, slot, d);
+            }
+}
+
+void sum_teacher(Rows& rows, View<const int32_t, 3> support, int threads) {
+    const Problem& p = rows.p;
+    rows.teacher_sum = Tensor<double, 2>({p.queries(), p.kv_heads});
+    for_each_round(p, support, [&](View<const int32_t, 3> ids) {
+        Tensor<double, 3> slots(ids.shape(), Fill::nothing);
+        std::vector<SumWorker> workers;
+        for (int t = 0; t < threads; ++t) workers.push_back({Teaching(rows, p.block_size), slots});
+        for_each_block(p, ids, workers);
+        for (int64_t i = 0; i < p.queries(); ++i)
+            for (int64_t r = 0; r < p.kv_heads; ++r)
+                for (int64_t slot = 0; slot < std::ssize(selected(ids, i, r)); ++slot)
+                    rows.teacher_sum(i, r) += slots(i, r, slot);
+    });
+}
+
+/// [Nq, Hkv] base 2.
+Tensor<float, 2> index_lse_of(const Problem& p, const Branch& index, View<const float, 2> given,
+                              View<const int32_t, 3> support, int threads) {
+    Tensor<float, 2> lse({p.queries(), p.kv_heads}, Fill::nothing);
+    SupportSums sums(p, index, threads);
+    if (!given) for_each_round(p, support, [&](View<const int32_t, 3> ids) { sums.add(ids); });
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r)
+            lse(i, r) = static_cast<float>(kLog2E * double{given ? given(i, r) : sums.lse(i, r)});
+    return lse;
+}
+
+/// Memory of the slots, for all pieces and rounds: new pages cost more than what is done with them.
+struct SlotMemory {
+    Tensor<float, 1> d_index_q;
+    Tensor<double, 1> kl;
+    template <typename T, int Rank>
+    static View<T, Rank> take(Tensor<T, 1>& memory, Shape<Rank> shape) {
+        if (memory.size() < element_count(shape))
+            memory = Tensor<T, 1>({element_count(shape)}, Fill::nothing);
+        return {memory.data(), shape};
+    }
+};
+
+/// One piece: `to` of its queries alone, but d_index_k of all keys.
+void run_piece(const Problem& p, const IndexKlInput& in, double gradient, const IndexKlOutput& to,
+               SlotMemory& memory, int threads) {
+    const auto k = in.k.as<const float>();
+    const auto index_k = in.index.index_k.as<const float>();
+    Rows rows{p,
+              main_branch(p, in.q.as<const float>(), k),
+              index_branch(p, in.index.index_q.as<const float>(), index_k),
+              in.teacher,
+              {},
+              {},
+              {}};
+    rows.main_lse = teacher_lse(p, rows.main, in, threads);
+    rows.index_lse = index_lse_of(p, rows.index, in.index_lse, in.ids, threads);
+    if (in.teacher == Teacher::max) sum_teacher(rows, in.ids, threads);
+    if (to.kl) std::fill_n(to.kl.data(), to.kl.size(), 0.0);
+    if (to.d_index_q) std::fill_n(to.d_index_q.data(), to.d_index_q.size(), 0.0F);
+    for_each_round(p, in.ids, [&](View<const int32_t, 3> ids) {
+        const auto [n, groups, slots] = ids.shape();
+        Slots round{{}, {}, to.d_index_k, static_cast<float>(gradient * kLn2)};
+        if (to.d_index_q)
+            round.d_index_q =
+                SlotMemory::take<float, 4>(memory.d_index_q, {n, groups, slots, p.index_dim});
+        if (to.kl) round.kl = SlotMemory::take<double, 3>(memory.kl, ids.shape());
+        std::vector<GradientWorker> workers;
+        for (int t = 0; t < threads; ++t) workers.emplace_back(rows, round);
+        for_each_block(p, ids, workers);
+        add_slots(p, ids, round, static_cast<float>(gradient * p.index_scale()), to, threads);
+    });
+}
 
 }  // namespace
 
-void index_kl(const Problem& whole, View<const float, 3> index_q, View<const float, 2> index_k,
-              View<const float, 3> q, View<const float, 3> k, View<const float, 1> sinks,
-              View<const int32_t, 3> ids, const IndexKlOutput& to, Teacher teacher, int threads) {
+void index_kl(const Problem& whole, const IndexKlInput& in, const IndexKlOutput& to, int threads) {
     if (to.d_index_k) std::fill_n(to.d_index_k.data(), to.d_index_k.size(), 0.0F);
-    const int64_t slots = ids ? ids.extent(2) : std::max<int64_t>(1, whole.blocks());
-    const int64_t piece =
-        std::max<int64_t>(1, kPieceFloats / (whole.kv_heads * slots * whole.block_size));
-    const double rows = static_cast<double>(whole.queries() * whole.kv_heads);
+    const double gradient =
+        in.gradient_scale.value_or(1 / static_cast<double>(whole.queries() * whole.kv_heads));
+    const int64_t floats = whole.kv_heads * (whole.index_dim + 2) + whole.query_heads;
+    const int64_t piece = piece_queries(whole, in.ids, floats);
+    SlotMemory memory;
     for (int64_t begin = 0; begin < whole.queries(); begin += piece) {
-        const QueryRange range{begin, std::min(begin + piece, whole.queries())};
-        const Problem p = whole.with_queries(range);
+        const Problem p = whole.with_queries({begin, std::min(begin + piece, whole.queries())});
         const int64_t n = p.queries();
-        Tensor<int32_t, 3> all;
-        if (!ids) all = all_visible_blocks(p);
-        const Inputs in{index_q.slice(begin, n), index_k, q.slice(begin, n), k, sinks};
-        const IndexKlOutput part{to.kl.slice(begin, n),
-                                 to.d_index_q ? to.d_index_q.slice(begin, n) : View<float, 3>(),
-                                 to.d_index_k};
-        Piece(p, in, ids ? ids.slice(begin, n) : all.view(), rows, part, teacher, threads).run();
+        const auto rows = [&](const auto& view) { return view ? view.slice(begin, n) : view; };
+        IndexKlInput part = in;
+        part.index.index_q = rows(in.index.index_q.as<const float>());
+        part.q = rows(in.q.as<const float>());
+        part.ids = rows(in.ids);
+        part.main_lse = rows(in.main_lse);
+        part.index_lse = rows(in.index_lse);
+        run_piece(p, part, gradient, {rows(to.kl), rows(to.d_index_q), to.d_index_k}, memory,
+                  threads);
     }
 }
 

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: MIT
 // index_scores and select_blocks fused: each row of a tile keeps its best blocks as they come.
+// The sum of exponentials is formed anew over the chosen blocks alone: their share of the products
+// is small, and no other block needs exponentials.
 #include "core/cpu/block_scores.h"
 #include "core/cpu/cpu_backend.h"
+#include "core/cpu/support_sums.h"
 #include "core/cpu/top_blocks.h"
 
 namespace msa::cpu {
 
 void index_select(const Problem& p, const SelectionRule& rule, View<const float, 3> index_q,
-                  View<const float, 2> index_k, View<int32_t, 3> ids, int threads) {
+                  View<const float, 2> index_k, View<int32_t, 3> ids, View<float, 2> lse,
+                  int threads) {
     const TileLoop loop = score_loop(p, threads);
     std::vector<TopBlocks> all;
     for (int64_t row = 0; row < threads * loop.tile_rows(); ++row) all.emplace_back(rule);
@@ -21,6 +25,7 @@ void index_select(const Problem& p, const SelectionRule& rule, View<const float,
         for (int64_t row = 0; row < tile.size(); ++row)
             tops[row].finish(ids[tile.query(row)][tile.head(row)]);
     });
+    if (lse) index_lse(p, index_q, index_k, ids, lse, threads);
 }
 
 }  // namespace msa::cpu

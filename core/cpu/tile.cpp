@@ -157,6 +157,18 @@ float exp2_and_sum(float* logits, int64_t count, float reference) {
     return lane_sum(sum);
 }
 
+/// into[j] = join(into[j], exp2(logits[j] - reference))
+template <typename Join>
+void join_exp2(const float* logits, int64_t count, float reference, float* into, Join join) {
+    const int64_t whole = count / kLanes * kLanes;
+    for (int64_t j = 0; j < whole; j += kLanes)
+        store(into + j, join(load(into + j), exp2(load(logits + j) - reference)));
+    if (whole == count) return;
+    const Vec before = load(into + whole);
+    const Vec joined = join(before, exp2(load(logits + whole) - reference));
+    store(into + whole, first_lanes(count - whole) ? joined : before);
+}
+
 /// kLanes rows of width floats become kLanes columns of a panel.
 void pack_lanes(const float* rows, int64_t stride, int64_t width, float* panel) {
     int64_t d = 0;
@@ -325,6 +337,23 @@ float log_sum(const OnlineSum& state) {
 
 void exp2_row(float* logits, int64_t count, float reference) {
     exp2_and_sum(logits, count, reference);
+}
+
+void add_exp2(const float* logits, int64_t count, float reference, float* sum) {
+    join_exp2(logits, count, reference, sum, [](Vec a, Vec b) { return a + b; });
+}
+
+void keep_larger_exp2(const float* logits, int64_t count, float reference, float* largest) {
+    join_exp2(logits, count, reference, largest,
+              [](Vec a, Vec b) { return is_nan(a) ? a : max(a, b); });
+}
+
+void exp2_difference(const float* logits, const float* from, int64_t count, int64_t end,
+                     float reference, float* difference) {
+    for (int64_t j = 0; j < padded(end); j += kLanes) {
+        const Vec x = exp2(load(logits + j) - reference) - load(from + j);
+        store(difference + j, first_lanes(count - j) ? x : 0);
+    }
 }
 
 float exp2(float x) { return exp2(broadcast(x))[0]; }

@@ -125,6 +125,15 @@ float log_sum(const OnlineSum& state);
 /// logits[j] = exp2(logits[j] - reference); like softmax_step.
 void exp2_row(float* logits, int64_t count, float reference);
 
+/// sum[j] += exp2(logits[j] - reference), or the larger of the two, NaN if one is; the logits are
+/// kept. Like softmax_step, behind `sum` too.
+void add_exp2(const float* logits, int64_t count, float reference, float* sum);
+void keep_larger_exp2(const float* logits, int64_t count, float reference, float* largest);
+
+/// difference[j] = exp2(logits[j] - reference) - from[j], and 0 from `count` to padded(end).
+void exp2_difference(const float* logits, const float* from, int64_t count, int64_t end,
+                     float reference, float* difference);
+
 /// 2^x, for a single value; like softmax_step.
 float exp2(float x);
 

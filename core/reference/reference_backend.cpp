@@ -101,10 +101,13 @@ protected:
         reference::select_blocks(p, rule, scores, ids);
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
-                         View<int32_t, 3> ids) override {
+                         View<int32_t, 3> ids, View<float, 2> lse) override {
         Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
         do_index_scores(p, in, scores);
         do_select_blocks(p, rule, scores, ids);
+        if (lse)
+            reference::index_lse(p, in.index_q.as<const float>(), in.index_k.as<const float>(), ids,
+                                 lse);
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder) override {
@@ -125,9 +128,7 @@ protected:
         reference::block_mass(p, main_branch(in), to);
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
-        reference::index_kl(p, in.index.index_q.as<const float>(),
-                            in.index.index_k.as<const float>(), main_branch(in), in.ids, to,
-                            in.teacher);
+        reference::index_kl(p, in, to);
     }
 
 private:

@@ -34,8 +34,9 @@ void dense_attention_grad(const Problem&, const AttentionInput&, const Attention
 void sparse_attention_grad(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
                            const AttentionSaved&, const AttentionGradient&);
 void block_mass(const Problem&, const MainBranch&, const BlockMassOutput&);
-void index_kl(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
-              const MainBranch& teacher, View<const int32_t, 3> ids, const IndexKlOutput&, Teacher);
+void index_lse(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
+               View<const int32_t, 3> ids, View<float, 2> lse);
+void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 /// A sink without weight.
 inline constexpr double kNoSink = -std::numeric_limits<double>::infinity();

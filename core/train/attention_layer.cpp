@@ -97,6 +97,7 @@ AttentionState AttentionLayer::make_state(Ops& ops, int64_t n) const {
     state.index_k = heads(one);
     state.ids = b.make<int32_t, 3>({n, s.kv_heads, config_.msa.rule.top_k});
     state.kl = b.make<double, 2>({n, s.kv_heads});
+    if (config_.msa.kl) state.support_lse = b.make<float, 2>({n, s.kv_heads});
     if (!config_.msa.value_head) return state;
     state.index_v = heads(one);
     state.many_k = heads(groups);
@@ -194,7 +195,8 @@ void AttentionLayer::attend(const Pass& pass, AttentionState& s) const {
         backend.dense_attention(p, input(pass, s), {s.out, s.lse});
         return;
     }
-    backend.index_select(p, config_.msa.rule, {s.index_q, flat(s.index_k.in())}, s.ids);
+    backend.index_select(p, config_.msa.rule, {s.index_q, flat(s.index_k.in())}, s.ids,
+                         s.support_lse);
     backend.sparse_attention(p, input(pass, s), s.ids, {s.out, s.lse});
 }
 
@@ -288,12 +290,17 @@ void AttentionLayer::index_grad(const Pass& pass, View<const float, 3> rope, Att
         const View<const int32_t, 3> ids =
             o.kl_full_support ? View<const int32_t, 3>() : support(pass, s);
         const IndexInput index{s.index_q, flat(s.index_k.in())};
-        const IndexKlInput in{.index = index, .q = s.q, .k = s.k, .ids = ids, .sinks = sinks(w)};
-        ops.backend().index_kl(config_.problem(batch.layout), in, {s.kl, t.kl_d_q, t.kl_d_k});
+        IndexKlInput in{.index = index, .q = s.q, .k = s.k, .ids = ids, .sinks = sinks(w)};
+        if (static_cast<bool>(ids) == static_cast<bool>(support(pass, s))) {  // attention's support
+            in.main_lse = s.lse;
+            if (ids) in.index_lse = s.support_lse;
+        }
+        const Problem p = config_.problem(batch.layout);
+        in.gradient_scale = o.kl_weight / static_cast<double>(p.queries() * p.kv_heads);
+        ops.backend().index_kl(p, in, {s.kl, t.kl_d_q, t.kl_d_k});
         const Sum sum = o.value_head ? Sum::add : Sum::set;
-        const auto weight = static_cast<float>(o.kl_weight);
-        ops.add(as_list(In<3>(t.kl_d_q)), weight, as_list(t.d_index_q.out()), sum);
-        ops.add(as_list(In<2>(t.kl_d_k)), weight, as_list(t.d_index_k.out()), sum);
+        ops.add(as_list(In<3>(t.kl_d_q)), 1, as_list(t.d_index_q.out()), sum);
+        ops.add(as_list(In<2>(t.kl_d_k)), 1, as_list(t.d_index_k.out()), sum);
     }
     const bool normed = config_.sizes.index_norm;
     heads_grad(pass, rope, s.raw_index_q, t.d_index_q, index_.q_norm, normed);

@@ -43,6 +43,7 @@ struct AttentionState {
     Buffer<3> raw_index_q{}, index_q{};  // [n, Hkv, didx]
     Buffer<3> raw_index_k{}, index_k{};  // [n, 1, didx]
     Tensor<int32_t, 3> ids{};            // [n, Hkv, k]
+    Tensor<float, 2> support_lse{};      // [n, Hkv] of index_select
     Tensor<double, 2> kl{};              // [n, Hkv], written by the backward pass
     Buffer<3> index_v{};                 // [n, 1, didx]; this and the rest of the value head
     Buffer<3> many_k{}, many_v{};        // [n, Hkv, didx] index_k and index_v for every group

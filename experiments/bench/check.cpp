@@ -11,6 +11,7 @@
 #include "core/reference/reference_backend.h"
 #include "core/tolerance.h"
 #include "experiments/bench/check_rows.h"
+#include "experiments/bench/given_lse.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments::bench {
@@ -44,6 +45,27 @@ double score_bound(const Problem& p, View<const float, 3> index_q, View<const fl
                                                   : logit_bound(scale, q, k, p.index_dim);
     return logit + kRoundoff * scale * q * k;
 }
+
+/// What index_kl may be off by, with an lse that was kept as a float.
+struct KlErrors {
+    KlErrors(const Problem& p, View<const float, 3> q, View<const float, 3> k,
+             View<const float, 3> index_q, View<const float, 2> index_k) {
+        for (const KeyRange& seen : visible_keys(p))
+            keys = std::max(keys, static_cast<double>(seen.count));
+        const double main_q = largest_norm<3>(q), main_k = largest_norm<3>(k);
+        const double few_q = largest_norm<3>(index_q), few_k = largest_norm<2>(index_k);
+        const double main_size = p.softmax_scale() * main_q * main_k + std::log(keys);
+        const double index_size = p.index_scale() * few_q * few_k + std::log(keys);
+        index_logit =
+            logit_bound(p.index_scale(), few_q, few_k, p.index_dim) + stored_lse_bound(index_size);
+        teacher = teacher_bound(logit_bound(p.softmax_scale(), main_q, main_k, p.head_dim) +
+                                    stored_lse_bound(main_size),
+                                keys, p.group_size(), Teacher::mean);
+        kl = kl_bound(teacher, index_logit, keys, 2 * (main_size + index_size));
+    }
+    double keys = 1, index_logit = 0, kl = 0;
+    TeacherBound teacher{};
+};
 
 }  // namespace
 
@@ -146,8 +168,8 @@ void Checker::index_scores(const IndexOperands& index, int64_t query, View<const
     }
 }
 
-int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index,
-                          View<const int32_t, 3> ids, bool selected) {
+int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index, bool selected,
+                          bool given) {
     const Problem& all = case_.problem;
     // The reference takes all heads' softmax over all keys: a few rows that see enough of them.
     const std::vector<int64_t> rows = stratified_sample(
@@ -155,55 +177,45 @@ int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index,
     const Problem p = all.with_query_rows(rows);
     const Stored<3> q = gather(backend_, layer.q, rows);
     const Stored<3> index_q = gather(backend_, index.q, rows);
-    Tensor<int32_t, 3> some({p.queries(), ids.extent(1), ids.extent(2)});
-    for (size_t n = 0; n < rows.size(); ++n)
-        std::copy_n(ids[rows[n]].data(), some.view()[0].size(),
-                    some.view()[static_cast<int64_t>(n)].data());
-    const Tensor<int32_t, 3> ids_there = backend_.upload(std::as_const(some).view());
+    const IndexInput operands{index_q, index.k};
+    GivenLse lse;
+    if (selected || given)
+        lse = forward_lse(backend_, p, layer, q, operands, selected ? case_.top_k : 0);
     auto kl = backend_.make<double, 2>({p.queries(), p.kv_heads});
     auto d_index_q = backend_.make<float, 3>(index_q.shape());
     auto d_index_k = backend_.make<float, 2>(index.k.shape());
-    IndexKlInput in{{index_q, index.k}, q, layer.k, {}};
-    if (selected) in.ids = ids_there;
+    IndexKlInput in{operands, q, layer.k, lse.ids};
+    if (given) {
+        in.main_lse = lse.main;
+        in.index_lse = lse.index;
+    }
     backend_.index_kl(p, in, {kl, d_index_q, d_index_k});
 
     const Tensor<float, 3> host_q = fetch(backend_, q, 0, p.queries());
     const Tensor<float, 3> host_k = fetch(backend_, layer.k, 0, p.keys());
     const Tensor<float, 3> host_index_q = fetch(backend_, index_q, 0, p.queries());
     const Tensor<float, 2> host_index_k = fetch(backend_, index.k, 0, p.keys());
+    Tensor<int32_t, 3> some;
+    if (selected) some = backend_.download(std::as_const(lse.ids).view());
     Tensor<double, 2> want(kl.shape());
     Tensor<float, 3> want_q(d_index_q.shape());
     Tensor<float, 2> want_k(d_index_k.shape());
-    reference::index_kl(p, host_index_q, host_index_k, {host_q, host_k, {}},
-                        selected ? some.view() : View<int32_t, 3>(), {want, want_q, want_k},
-                        Teacher::mean);
+    reference::index_kl(p, {{host_index_q, host_index_k}, host_q, host_k, some},
+                        {want, want_q, want_k});
 
-    double keys = 1;
-    for (const KeyRange& seen : visible_keys(p))
-        keys = std::max(keys, static_cast<double>(seen.count));
-    const double main_size = p.softmax_scale() * largest_norm<3>(host_q) * largest_norm<3>(host_k);
-    const double index_size =
-        p.index_scale() * largest_norm<3>(host_index_q) * largest_norm<2>(host_index_k);
-    const double index_logit = logit_bound(p.index_scale(), largest_norm<3>(host_index_q),
-                                           largest_norm<2>(host_index_k), p.index_dim);
-    const TeacherBound teacher =
-        teacher_bound(logit_bound(p.softmax_scale(), largest_norm<3>(host_q),
-                                  largest_norm<3>(host_k), p.head_dim),
-                      keys, p.group_size(), Teacher::mean);
+    const KlErrors errors(p, host_q, host_k, host_index_q, host_index_k);
     const auto n = static_cast<double>(p.queries() * p.kv_heads);
-    const double kl_most =
-        kl_bound(teacher, index_logit, keys, 2 * (main_size + index_size + 2 * std::log(keys)));
     const Tensor<double, 2> got = backend_.download(std::as_const(kl).view());
     for (int64_t i = 0; i < got.size(); ++i)
-        if (!(std::fabs(got.data()[i] - want.data()[i]) <= kl_most))
+        if (!(std::fabs(got.data()[i] - want.data()[i]) <= errors.kl))
             fail("index_kl", rows[static_cast<size_t>(i / p.kv_heads)],
                  text("the loss of group ", i % p.kv_heads, " is ", got.data()[i], ", must be ",
-                      want.data()[i], " within ", kl_most));
+                      want.data()[i], " within ", errors.kl));
     const auto gradient = [&](const char* what, const auto& there, const auto& expected,
                               double operand, double summed) {
         const auto host = backend_.download(std::as_const(there).view());
-        const double bound =
-            kl_gradient_bound(teacher, index_logit, keys, p.index_scale(), operand, summed, n);
+        const double bound = kl_gradient_bound(errors.teacher, errors.index_logit, errors.keys,
+                                               p.index_scale(), operand, summed, n);
         const std::string fault = difference(what, host.data(), expected.data(), host.size(),
                                              [&](int64_t) { return bound; });
         if (!fault.empty()) fail("index_kl", rows.front(), fault);

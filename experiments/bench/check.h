@@ -26,10 +26,9 @@ public:
     std::vector<int64_t> score_queries() const;
     /// scores [Hkv, B] of query i = score_queries()[i].
     void index_scores(const IndexOperands& index, int64_t query, View<const float, 2> scores);
-    /// Loss and gradients of a few queries alone, on their blocks of ids [Nq, Hkv, k] (host) or on
-    /// all that they see.
-    int64_t index_kl(const Layer& layer, const IndexOperands& index, View<const int32_t, 3> ids,
-                     bool selected);
+    /// Loss and gradients of a few queries alone, on the blocks that index_select
+    /// gives them or on all that they see; from given lse of the forward pass, or without.
+    int64_t index_kl(const Layer& layer, const IndexOperands& index, bool selected, bool given);
     /// layer.ids, that were checked before, as they were.
     void same_ids(View<const int32_t, 3> want, const Layer& layer);
     /// layer.out and layer.lse, over layer.ids.

@@ -43,7 +43,8 @@ const About kAbout{
         "to\n"
         "128K unless --tokens says more. index_kl is one step of a fit: loss and gradients of 512 "
         "spread\n"
-        "queries, on the selected support and on the full one.\n"
+        "queries, on the selected support and on the full one; with \", lse\", the gradients from "
+        "given lse.\n"
         "Before a stage is timed, sampled rows of its result are checked against the reference\n"
         "backend.",
 };

@@ -17,7 +17,8 @@ namespace msa::experiments::bench {
 
 struct Measurement {
     std::string stage = {};
-    // Empty where it has none; support: of index_kl, "full" or "selected".
+    // Empty where it has none; support: of index_kl, "full" or "selected", with
+    // ", lse" where it is given the lse and gives gradients alone.
     std::string selection = {}, order = {}, index_element = {}, support = {};
     Element element = Element::f32;  // of its matrix products
     int64_t rows = 0;                // queries of one call, where they are not all of the case

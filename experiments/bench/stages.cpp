@@ -8,6 +8,7 @@
 #include "analysis/cost_model.h"
 #include "analysis/selection_cost.h"
 #include "experiments/bench/check.h"
+#include "experiments/bench/given_lse.h"
 #include "experiments/bench/layers.h"
 #include "experiments/bench/operands.h"
 #include "experiments/driver/program.h"
@@ -171,37 +172,52 @@ private:
             });
     }
 
-    /// One step of a fit: spread queries, the loss and both gradients.
-    void index_kl(Measurement& m, const IndexOperands& index, View<const int32_t, 3> all_ids,
-                  bool selected) {
+    /// One step of a fit: spread queries, the loss and both gradients; with the lse given, as
+    /// training has them, the gradients alone.
+    void index_kl(Measurement& m, const IndexOperands& index, bool selected, bool given) {
         const std::vector<int64_t> rows =
             stratified_sample(p_.queries(), std::min(kFitQueries, p_.queries()), o_.seed);
         const Problem p = p_.with_query_rows(rows);
         const Stored<3> q = gather(backend_, first().q, rows);
         const Stored<3> index_q = gather(backend_, index.q, rows);
-        Tensor<int32_t, 3> host_ids({p.queries(), p.kv_heads, case_.top_k});
-        for (size_t n = 0; n < rows.size(); ++n)
-            std::copy_n(all_ids[rows[n]].data(), host_ids.view()[0].size(),
-                        host_ids.view()[static_cast<int64_t>(n)].data());
-        const Tensor<int32_t, 3> ids = backend_.upload(std::as_const(host_ids).view());
-        IndexKlInput in{{index_q, index.k}, q, first().k, {}};
-        if (selected) in.ids = ids;
+        const IndexInput operands{index_q, index.k};
+        GivenLse lse;
+        if (selected || given)
+            lse = forward_lse(backend_, p, first(), q, operands, selected ? case_.top_k : 0);
+        IndexKlInput in{operands, q, first().k, lse.ids};
         auto kl = backend_.make<double, 2>({p.queries(), p.kv_heads});
         auto d_index_q = backend_.make<float, 3>(index_q.shape());
         auto d_index_k = backend_.make<float, 2>(index.k.shape());
-        m.checked_rows = check_.index_kl(first(), index, all_ids, selected);
-        backend_.index_kl(p, in, {kl, d_index_q, d_index_k});
+        IndexKlOutput to{kl, d_index_q, d_index_k};
+        if (given) {
+            in.main_lse = lse.main;
+            in.index_lse = lse.index;
+            to.kl = {};
+        }
+        m.checked_rows = check_.index_kl(first(), index, selected, given);
+        backend_.index_kl(p, in, to);
         m.answered_by = backend_.answered_by();
         m.rows = p.queries();
-        const double pairs = selected ? analysis::selected_pairs(p, host_ids)
-                                      : static_cast<double>(p.kv_heads) * analysis::causal_pairs(p);
+        const double pairs =
+            selected ? analysis::selected_pairs(p, backend_.download(std::as_const(lse.ids).view()))
+                     : static_cast<double>(p.kv_heads) * analysis::causal_pairs(p);
         m.flops = analysis::index_kl_flops(p, pairs);
         m.bytes = analysis::index_kl_bytes(p, m.element);
-        m.timing = meter_.time(
-            [&](int64_t) {
-                backend_.index_kl(p, in, {kl, d_index_q, d_index_k});
-            },
-            1, o_.samples);
+        m.timing = meter_.time([&](int64_t) { backend_.index_kl(p, in, to); }, 1, o_.samples);
+    }
+
+    void all_index_kl(const std::string& selection, size_t element) {
+        const IndexOperands& operands = first().index[element];
+        if (operands.q.element() != o_.sizes.element) return;
+        for (const char* support : {"selected", "selected, lse", "full", "full, lse"}) {
+            const std::string name = support;
+            Measurement kl{.stage = "index_kl", .selection = selection};
+            kl.support = name;
+            kl.element = o_.sizes.element;
+            guarded(kl, [&](Measurement& m) {
+                index_kl(m, operands, name.starts_with("selected"), name.ends_with("lse"));
+            });
+        }
     }
 
     void dense_attention(Measurement& m) {
@@ -286,14 +302,7 @@ private:
             scores.bytes = analysis::index_scores_bytes(p_, o_.index_elements[element]);
             guarded(scores, [&](Measurement& m) { index_scores(m, element); });
         }
-        const IndexOperands& operands = first().index[element];
-        if (o_.wants("index_kl") && studied() && operands.q.element() == o_.sizes.element)
-            for (bool selected : {true, false}) {
-                Measurement kl{.stage = "index_kl", .selection = index.selection};
-                kl.support = selected ? "selected" : "full";
-                kl.element = o_.sizes.element;
-                guarded(kl, [&](Measurement& m) { index_kl(m, operands, ids, selected); });
-            }
+        if (o_.wants("index_kl") && studied()) all_index_kl(index.selection, element);
         Measurement sparse{.stage = "sparse_attention", .selection = index.selection};
         sparse.element = o_.sizes.element;
         sparse.union_of_8 = index.union_of_8;

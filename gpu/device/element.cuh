@@ -37,8 +37,7 @@ struct Output {
     Element element;
 
     __device__ float load(int64_t i) const {
-        return is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i])
-                       : static_cast<const float*>(data)[i];
+        return Operand{data, element}.at(i);
     }
     __device__ void store(int64_t i, float value) const {
         if (element == Element::bf16)

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Gradients of eq:softmax-attention and eq:msa-sparse-attn: d_q by query; d_k and d_v by key, whose
 // queries the reverse index of ids lists. No atomics: every sum has one order.
-#include <cub/device/device_radix_sort.cuh>
-
 #include "gpu/device/key_grad.cuh"
 #include "gpu/kernels/kernels.h"
+#include "gpu/kernels/reverse_index.h"
 #include "gpu/layout.h"
 
 namespace msa::cuda {
@@ -85,13 +84,6 @@ __global__ void __launch_bounds__(kTileThreads)
         &shared[0].x);
 }
 
-/// Which queries selected a block: list group * blocks + block is [starts[list], starts[list + 1])
-/// of `queries`. Absent: all queries of the block's sequence.
-struct ReverseIndex {
-    const int64_t* starts;
-    const int32_t* queries;
-};
-
 /// A thread block per block of keys, group and tile of the block's keys.
 template <typename T>
 __global__ void __launch_bounds__(kTileThreads)
@@ -112,75 +104,6 @@ __global__ void __launch_bounds__(kTileThreads)
     }
     key_gradient(b, keys, queries, d_k, d_v, &shared[0].x);
 }
-
-/// A thread block per tile of queries: the list of each (query, group, slot), and its query; the
-/// list behind the last where the slot is empty.
-__global__ void __launch_bounds__(kThreads)
-    list_uses(const QueryTile* tiles, const int32_t* ids, int groups, int top_k, int all_blocks,
-              int32_t* lists, int32_t* queries) {
-    const QueryTile tile = tiles[blockIdx.x];
-    const int64_t row = int64_t{groups} * top_k, first = tile.query * row;
-    for (int64_t i = threadIdx.x; i < tile.queries * row; i += kThreads) {
-        const int32_t id = ids[first + i];
-        const auto group = static_cast<int>(i % row / top_k);
-        lists[first + i] =
-            id == kNoBlock ? groups * all_blocks : group * all_blocks + tile.first_block + id;
-        queries[first + i] = static_cast<int32_t>(tile.query + i / row);
-    }
-}
-
-/// starts[list]: the first of the sorted `lists` that is not below it.
-__global__ void __launch_bounds__(kThreads)
-    find_starts(const int32_t* lists, int64_t count, int64_t* starts, int64_t list_count) {
-    const int64_t list = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    if (list > list_count) return;
-    int64_t begin = 0, end = count;
-    while (begin < end) {
-        const int64_t middle = (begin + end) / 2;
-        if (lists[middle] < list)
-            begin = middle + 1;
-        else
-            end = middle;
-    }
-    starts[list] = begin;
-}
-
-/// Scratch memory of a ReverseIndex. The sort keeps the order of equal lists: ascending by query.
-struct SortedUses {
-    Tensor<int32_t, 1> queries;
-    Tensor<int64_t, 1> starts;
-
-    SortedUses(const Call& call, View<const int32_t, 3> ids)
-        : queries(call.scratch<int32_t, 1>({ids.size()})),
-          starts(call.scratch<int64_t, 1>(
-              {call.problem.kv_heads * call.layout->key_blocks().size() + 1})) {
-        constexpr int64_t kTileQueries = 64;
-        const int64_t count = ids.size(), lists = starts.size() - 1;
-        const auto& tiles = call.layout->tiles(kTileQueries, TileOrder::by_query).device;
-        auto list = call.scratch<int32_t, 1>({count}), sorted = call.scratch<int32_t, 1>({count});
-        auto query = call.scratch<int32_t, 1>({count});
-        list_uses<<<static_cast<unsigned>(tiles.size()), kThreads, 0, call.stream()>>>(
-            tiles.data(), ids.data(), static_cast<int>(call.problem.kv_heads),
-            static_cast<int>(ids.extent(2)), static_cast<int>(call.layout->key_blocks().size()),
-            list.data(), query.data());
-        check_launch("sparse_attention_grad_any, lists");
-        int bits = 1;
-        while ((lists >> bits) != 0) ++bits;
-        size_t bytes = 0;
-        const auto sort = [&](void* memory) {
-            check(cub::DeviceRadixSort::SortPairs(memory, bytes, list.data(), sorted.data(),
-                                                  query.data(), queries.data(), count, 0, bits,
-                                                  call.stream()),
-                  "sparse_attention_grad_any, sort");
-        };
-        sort(nullptr);
-        auto memory = call.scratch<char, 1>({static_cast<int64_t>(bytes)});
-        sort(memory.data());
-        find_starts<<<blocks_for(lists + 1), kThreads, 0, call.stream()>>>(sorted.data(), count,
-                                                                           starts.data(), lists);
-        check_launch("sparse_attention_grad_any, starts");
-    }
-};
 
 template <typename T>
 void run_keys(const Call& call, const BackwardInput<T>& b, const ReverseIndex& index,
@@ -259,7 +182,7 @@ void sparse_attention_grad_any(const Call& call, const AttentionInput& in,
         check_launch("sparse_attention_grad_any, queries");
         if (ids.size() == 0) return run_keys(call, b, {}, to);  // no query: zeros
         const SortedUses uses(call, ids);
-        run_keys(call, b, {uses.starts.data(), uses.queries.data()}, to);
+        run_keys(call, b, uses.index(), to);
     });
 }
 

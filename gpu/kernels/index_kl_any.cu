@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: MIT
-// eq:msa-pp and eq:msa-kl. Phase 1 makes the lse of the main and the index heads. Phase 2, one
+// eq:msa-pp and eq:msa-kl. Phase 1 makes the lse of the main and the index heads, where they
+// are not given. Phase 2, one
 // thread block per query and group, makes the row's KL, d_index_q and the score gradients t - p,
 // which are kept for a piece of the queries; the maximum as teacher has a pass before, for its sum.
-// Phase 3, one thread block per 32 keys, sums d_index_k over the queries in order. Every sum has
+// Phase 3, one thread block per 32 keys, sums d_index_k over the queries in order that the reverse
+// index of ids lists. Every sum has
 // one owner and one order.
+#include <optional>
+
 #include "gpu/device/max_or_nan.cuh"
 #include "gpu/device/support.cuh"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/pieces.h"
+#include "gpu/kernels/reverse_index.h"
+#include "gpu/layout.h"
+#include "gpu/query_tile.h"
 
 namespace msa::cuda {
 namespace {
@@ -22,8 +29,8 @@ struct RowArguments {
     KeySupport support;
     const float *main_lse, *index_lse;  // [Nq, Hq], [Nq, Hkv]
     const float* head_weights;          // [Nq, Hq] of the teacher's heads; null: all alike
-    float gradient;                     // score_scale / rows of the whole problem
-    double* kl;                         // [Nq, Hkv]
+    float gradient;                     // index_scale times that of a KL
+    double* kl;                         // [Nq, Hkv], may be absent
     float* d_index_q;                   // [Nq, Hkv, didx], may be absent
     float* d_scores;                    // [Nq, Hkv, slot_keys], likewise
     int64_t slot_keys;
@@ -186,80 +193,86 @@ __global__ void index_kl_rows_kernel(RowArguments<T> a) {
     });
     if (warp_id() == 0) {
         kl = warp_sum(kl);
-        if (lane_id() == 0) a.kl[row] = kl;
+        if (lane_id() == 0 && a.kl != nullptr) a.kl[row] = kl;
     }
     if (a.d_index_q != nullptr && d < a.index.width)
         a.d_index_q[row * a.index.width + d] = a.gradient * d_query;
 }
 
-/// A key block, and the queries of the piece that belong to its sequence.
-struct KeyBlock {
-    KeyRange keys;  // packed
-    int64_t block;  // in its sequence
-    QueryRange queries;
-};
-
-std::vector<KeyBlock> key_blocks(const Problem& p) {
-    std::vector<KeyBlock> all;
-    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s) {
-        const int64_t first = p.batch.cu_seqlens_k()[s], end = p.batch.cu_seqlens_k()[s + 1];
-        for (int64_t b = 0; first + b * p.block_size < end; ++b) {
-            const int64_t at = first + b * p.block_size;
-            all.push_back({{at, std::min(p.block_size, end - at)},
-                           b,
-                           {p.batch.cu_seqlens_q()[s], p.batch.cu_seqlens_q()[s + 1]}});
-        }
-    }
-    return all;
-}
-
-/// Where a row's score gradients of `block` begin in its slot_keys; -1 if it is not selected.
+/// Where the score gradients of `block`, which the row uses, begin in its slot_keys.
 __device__ int64_t place_of_block(const KeySupport& support, int64_t row, int64_t block) {
     if (support.ids == nullptr) return block * support.block_size;
     const int32_t* ids = support.ids + row * support.top_k;
-    for (int64_t slot = 0; slot < support.top_k && ids[slot] != kNoBlock; ++slot)
-        if (ids[slot] == block) return slot * support.block_size;
-    return -1;
+    int64_t slot = 0;
+    while (ids[slot] != block) ++slot;
+    return slot * support.block_size;
 }
 
-/// d_index_k of 32 keys of a block takes in the queries of a piece; thread d owns dimension d.
+/// The uses of a block by queries of the piece: of a list of the whole problem, or its queries.
+__device__ QueryRange uses_in(const ReverseIndex& index, int64_t list, const SequenceBlock& block,
+                              QueryRange piece) {
+    if (index.starts == nullptr)
+        return {max(block.queries.begin, piece.begin), min(block.queries.end, piece.end)};
+    const auto first_from = [&](int64_t query) {
+        int64_t begin = index.starts[list], end = index.starts[list + 1];
+        while (begin < end) {
+            const int64_t middle = (begin + end) / 2;
+            if (index.queries[middle] < query)
+                begin = middle + 1;
+            else
+                end = middle;
+        }
+        return begin;
+    };
+    return {first_from(piece.begin), first_from(piece.end)};
+}
+
+/// d_index_k of 32 keys of a block takes in the queries of a piece that use it; thread d owns
+/// dimension d.
 template <typename T>
-__global__ void index_kl_keys_kernel(Heads<T> index, KeySupport support, const KeyBlock* blocks,
-                                     const float* d_scores, int64_t slot_keys, float gradient,
-                                     float* d_index_k) {
-    __shared__ int64_t place[kThreads];  // of the block in each of the next rows
-    const KeyBlock block = blocks[blockIdx.x];
+__global__ void index_kl_keys_kernel(Heads<T> index, KeySupport support,
+                                     const SequenceBlock* blocks, ReverseIndex reverse,
+                                     QueryRange piece, const float* d_scores, int64_t slot_keys,
+                                     float gradient, float* d_index_k) {
+    __shared__ int64_t row[kThreads], place[kThreads];  // of the next uses
+    const SequenceBlock block = blocks[blockIdx.x];
     const int64_t at = int64_t{blockIdx.y} * kPlainTileKeys;  // in the block
-    if (at >= block.keys.count) return;
+    if (at >= block.keys) return;
     const int d = static_cast<int>(threadIdx.x);
-    const int64_t begin = block.queries.begin * support.kv_heads;
-    const int64_t end = block.queries.end * support.kv_heads;
     float sums[kPlainTileKeys] = {};
-    for (int64_t row = begin; row < end; row += kThreads) {
-        __syncthreads();
-        place[d] = row + d < end ? place_of_block(support, row + d, block.block) : -1;
-        __syncthreads();
-        for (int n = 0; n < kThreads && row + n < end; ++n) {
-            const KeyRange visible = support.visible[(row + n) / support.kv_heads];
-            const int seen = keys_before(visible.first + visible.count, block.keys.first + at);
-            if (place[n] < 0 || seen == 0) continue;
-            const float mine = lane_id() < min(seen, static_cast<int>(block.keys.count - at))
-                                   ? d_scores[(row + n) * slot_keys + place[n] + at + lane_id()]
-                                   : 0.0F;
-            const float of_query =
-                d < index.width ? load(index.q + (row + n) * index.width + d) : 0.0F;
+    for (int64_t group = 0; group < support.kv_heads; ++group) {
+        const QueryRange uses = uses_in(reverse, group * gridDim.x + blockIdx.x, block, piece);
+        for (int64_t first = uses.begin; first < uses.end; first += kThreads) {
+            __syncthreads();
+            if (const int64_t use = first + d; use < uses.end) {
+                const int64_t query = reverse.starts == nullptr ? use : reverse.queries[use];
+                row[d] = (query - piece.begin) * support.kv_heads + group;
+                place[d] = place_of_block(support, row[d], block.block);
+            }
+            __syncthreads();
+            for (int n = 0; n < kThreads && first + n < uses.end; ++n) {
+                const KeyRange visible = support.visible[row[n] / support.kv_heads];
+                const int seen = keys_before(visible.first + visible.count, block.key + at);
+                if (seen == 0) continue;
+                const float mine = lane_id() < min(seen, static_cast<int>(block.keys - at))
+                                       ? d_scores[row[n] * slot_keys + place[n] + at + lane_id()]
+                                       : 0.0F;
+                const float of_query =
+                    d < index.width ? load(index.q + row[n] * index.width + d) : 0.0F;
 #pragma unroll
-            for (int j = 0; j < kPlainTileKeys; ++j) {
-                const float d_score = __shfl_sync(kAllLanes, mine, j);
-                if (j < seen) sums[j] += d_score * of_query;  // the query may be NaN
+                for (int j = 0; j < kPlainTileKeys; ++j) {
+                    const float d_score = __shfl_sync(kAllLanes, mine, j);
+                    // The query may be NaN, and a row without a teacher has no part in this.
+                    if (j < seen && d_score != 0) sums[j] += d_score * of_query;
+                }
             }
         }
     }
     if (d >= index.width) return;
 #pragma unroll
     for (int j = 0; j < kPlainTileKeys; ++j)
-        if (at + j < block.keys.count)
-            d_index_k[(block.keys.first + at + j) * index.width + d] += gradient * sums[j];
+        if (at + j < block.keys)
+            d_index_k[(block.key + at + j) * index.width + d] += gradient * sums[j];
 }
 
 /// The heads' weights [Nq, Hq]; absent without sinks.
@@ -276,68 +289,92 @@ Tensor<float, 2> weigh_heads(const Call& call, const float* main_lse, View<const
     return weights;
 }
 
+/// The lse of the piece's rows on their support: the caller's, or made here.
 template <typename T>
-void run_piece(const Call& call, RowArguments<T> a, Teacher by, View<const float, 1> sinks,
-               float* main_lse, float* index_lse, const IndexKlOutput& to) {
+const float* lse_of(const Call& call, const Heads<T>& heads, const KeySupport& support,
+                    View<const float, 2> given, Tensor<float, 2>& made, int64_t all_heads) {
+    if (given) return given.data();
+    made = call.scratch<float, 2>({call.problem.queries(), all_heads});
+    attend_to_support(call, heads, support, {}, made.data());
+    return made.data();
+}
+
+/// What the pieces share.
+struct Whole {
+    const Call& call;
+    const IndexKlInput& in;
+    const IndexKlOutput& to;
+    float gradient;
+    int64_t slot_keys;
+    ReverseIndex reverse;
+};
+
+template <typename T>
+void run_piece(const Whole& whole, const Call& call, QueryRange queries) {
     const Problem& p = call.problem;
-    attend_to_support(call, a.main, a.support, {}, main_lse);
-    attend_to_support(call, a.index, a.support, {}, index_lse);
-    const Tensor<float, 2> weights = weigh_heads(call, main_lse, sinks, by);
+    const IndexKlInput& in = whole.in;
+    const IndexKlOutput& to = whole.to;
+    const auto rows = [&](const auto& view) {
+        return view ? view.slice(queries.begin, p.queries()) : view;
+    };
+    Tensor<float, 2> main_made, index_made;
+    Tensor<float, 3> d_scores;
+    if (to.d_index_q) d_scores = call.scratch<float, 3>({p.queries(), p.kv_heads, whole.slot_keys});
+    RowArguments<T> a{
+        .main = main_heads<T>(p, slice(in.q, queries), in.k, {}),
+        .index = index_heads<T>(p, {slice(in.index.index_q, queries), in.index.index_k}),
+        .support = key_support(call, rows(in.ids)),
+        .main_lse = nullptr,
+        .index_lse = nullptr,
+        .head_weights = nullptr,
+        .gradient = whole.gradient,
+        .kl = rows(to.kl).data(),
+        .d_index_q = rows(to.d_index_q).data(),
+        .d_scores = d_scores.data(),
+        .slot_keys = whole.slot_keys};
+    // A given lse has the sinks in it, the weights take the lse of the logits alone.
+    const View<const float, 2> main_given = in.sinks ? View<const float, 2>() : rows(in.main_lse);
+    a.main_lse = lse_of(call, a.main, a.support, main_given, main_made, p.query_heads);
+    a.index_lse = lse_of(call, a.index, a.support, rows(in.index_lse), index_made, p.kv_heads);
+    const Tensor<float, 2> weights = weigh_heads(call, a.main_lse, in.sinks, in.teacher);
     a.head_weights = weights.data();
     const int bytes = KlTiles(a.main.width, a.index.width).stack.bytes();
-    const dim3 rows(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads));
-    const auto rows_kernel = by == Teacher::mean ? index_kl_rows_kernel<T, Teacher::mean>
-                                                 : index_kl_rows_kernel<T, Teacher::max>;
+    const dim3 grid(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads));
+    const auto rows_kernel = in.teacher == Teacher::mean ? index_kl_rows_kernel<T, Teacher::mean>
+                                                         : index_kl_rows_kernel<T, Teacher::max>;
     allow_shared(rows_kernel, bytes);
-    rows_kernel<<<rows, kThreads, bytes, call.stream()>>>(a);
+    rows_kernel<<<grid, kThreads, bytes, call.stream()>>>(a);
     check_launch("index_kl_any, rows");
-    const std::vector<KeyBlock> blocks = key_blocks(p);
-    if (!to.d_index_k || blocks.empty()) return;
-    const Tensor<KeyBlock, 1> here = call.upload(blocks);
+    const Tensor<SequenceBlock, 1>& blocks = whole.call.layout->key_blocks();
+    if (!to.d_index_k || blocks.size() == 0) return;
     const dim3 keys(static_cast<unsigned>(blocks.size()),
                     static_cast<unsigned>(ceil_div(p.block_size, kPlainTileKeys)));
     index_kl_keys_kernel<<<keys, kThreads, 0, call.stream()>>>(
-        a.index, a.support, here.data(), a.d_scores, a.slot_keys, a.gradient, to.d_index_k.data());
+        a.index, a.support, blocks.data(), whole.reverse, queries, a.d_scores, a.slot_keys,
+        a.gradient, to.d_index_k.data());
     check_launch("index_kl_any, keys");
 }
 
 }  // namespace
 
 void index_kl_any(const Call& call, const IndexKlInput& in, const IndexKlOutput& to) {
-    const Problem& whole = call.problem;
-    const View<const int32_t, 3>& ids = in.ids;
+    const Problem& p = call.problem;
     if (to.d_index_k)
         check(cudaMemsetAsync(to.d_index_k.data(), 0,
                               static_cast<size_t>(to.d_index_k.size()) * sizeof(float),
                               call.stream()),
               "clearing d_index_k");
-    const int64_t slot_keys = whole.block_size * (ids ? ids.extent(2) : whole.blocks());
-    const int64_t row_bytes = whole.kv_heads * slot_keys * int64_t{sizeof(float)};
+    const int64_t slot_keys = p.block_size * (in.ids ? in.ids.extent(2) : p.blocks());
+    const int64_t row_bytes = p.kv_heads * slot_keys * int64_t{sizeof(float)};
+    const double gradient =
+        in.gradient_scale.value_or(1 / static_cast<double>(p.queries() * p.kv_heads));
+    std::optional<SortedUses> uses;
+    if (to.d_index_k && in.ids.size() > 0) uses.emplace(call, in.ids);
+    const Whole whole{call,      in,
+                      to,        static_cast<float>(gradient * p.index_scale()),
+                      slot_keys, uses ? uses->index() : ReverseIndex{}};
     for_each_piece(call, row_bytes, [&](const Call& piece, QueryRange queries) {
-        const Problem& p = piece.problem;
-        const int64_t count = p.queries();
-        Tensor<float, 2> main_lse = piece.scratch<float, 2>({count, p.query_heads});
-        Tensor<float, 2> index_lse = piece.scratch<float, 2>({count, p.kv_heads});
-        Tensor<float, 3> d_scores;
-        if (to.d_index_q) d_scores = piece.scratch<float, 3>({count, p.kv_heads, slot_keys});
-        const View<const int32_t, 3> ids_here = ids ? ids.slice(queries.begin, count) : ids;
-        by_element(in.q.element(), [&]<typename T>() {
-            const RowArguments<T> arguments{
-                main_heads<T>(p, slice(in.q, queries), in.k, {}),
-                index_heads<T>(p, {slice(in.index.index_q, queries), in.index.index_k}),
-                key_support(piece, ids_here),
-                main_lse.data(),
-                index_lse.data(),
-                nullptr,
-                static_cast<float>(p.index_scale() /
-                                   static_cast<double>(whole.queries() * whole.kv_heads)),
-                to.kl.slice(queries.begin, count).data(),
-                to.d_index_q ? to.d_index_q.slice(queries.begin, count).data() : nullptr,
-                d_scores.data(),
-                slot_keys};
-            run_piece(piece, arguments, in.teacher, in.sinks, main_lse.data(), index_lse.data(),
-                      to);
-        });
+        by_element(in.q.element(), [&]<typename T>() { run_piece<T>(whole, piece, queries); });
     });
 }
 

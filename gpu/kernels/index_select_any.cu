@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // index_scores, then select_blocks, over pieces of the queries: the scores of one piece alone are
-// in memory.
+// in memory. Then the sums over the chosen blocks.
+#include "gpu/device/support.cuh"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/pieces.h"
 
@@ -16,6 +17,15 @@ void index_select_any(const Call& call, const SelectionRule& rule, const IndexIn
                        index_scores_any(piece, {slice(in.index_q, queries), in.index_k}, scores);
                        select_blocks_any(piece, rule, scores, ids.slice(queries.begin, count));
                    });
+}
+
+void index_lse_any(const Call& call, const IndexInput& in, View<const int32_t, 3> ids,
+                   View<float, 2> lse) {
+    if (lse.size() == 0) return;
+    by_index_element(in.index_q.element(), [&]<typename T>() {
+        attend_to_support(call, index_heads<T>(call.problem, in), key_support(call, ids), {},
+                          lse.data());
+    });
 }
 
 }  // namespace msa::cuda

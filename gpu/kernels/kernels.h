@@ -39,6 +39,8 @@ void index_scores_any(const Call&, const IndexInput&, View<float, 3> scores);
 void select_blocks_any(const Call&, const SelectionRule&, View<const float, 3> scores,
                        View<int32_t, 3> ids);
 void index_select_any(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
+/// lse [Nq, Hkv] of the index scores on the blocks ids; nothing where lse is absent.
+void index_lse_any(const Call&, const IndexInput&, View<const int32_t, 3> ids, View<float, 2> lse);
 void sparse_attention_q_outer_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                                   const AttentionOutput&);
 void sparse_attention_kv_outer_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,

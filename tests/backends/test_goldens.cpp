@@ -178,5 +178,27 @@ TEST_P(PyTorch, IndexKlAndItsGradient) {
     }
 }
 
+TEST_P(PyTorch, IndexKlFromGivenSums) {
+    Runner runner(GetParam());
+    for (bool full : {true, false}) {
+        const std::string group = full ? "/expected/index_kl_full" : "/expected/index_kl_selected";
+        const std::string main = full ? "/expected/dense_attention" : "/expected/sparse_attention";
+        KlRequest given;
+        given.main_lse = golden_.read<float, 2>(main + "/lse");
+        given.index_lse = golden_.read<float, 2>(group + "/index_lse");
+        const IndexKl got =
+            runner.index_kl(problem_, operands_, full ? View<const int32_t, 3>() : ids_.view(),
+                            Teacher::mean, given);
+        const IndexKl want = index_kl(group);
+        EXPECT_TRUE(matches(got, want, bounds(problem_, operands_, Teacher::mean, true))) << group;
+        EXPECT_TRUE(close(got.d_index_q, want.d_index_q, 1e-5)) << group;
+        EXPECT_TRUE(close(got.d_index_k, want.d_index_k, 1e-5)) << group;
+        if (full) continue;
+        const SelectionRule rule{.top_k = golden_.size("top_k")};
+        EXPECT_TRUE(close(runner.index_select_lse(problem_, rule, operands_).lse, given.index_lse,
+                          bounds(problem_, operands_).index_lse));
+    }
+}
+
 }  // namespace
 }  // namespace msa::test

@@ -91,10 +91,12 @@ protected:
         cpu_->select_blocks(p, rule, worst, ids);
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
-                         View<int32_t, 3> ids) override {
+                         View<int32_t, 3> ids, View<float, 2> lse) override {
         Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
         do_index_scores(p, in, scores);
         do_select_blocks(p, rule, scores, ids);
+        Tensor<int32_t, 3> right(ids.shape());
+        if (lse) cpu_->index_select(p, rule, {floats(in.index_q), floats(in.index_k)}, right, lse);
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
@@ -140,7 +142,7 @@ protected:
         const Tensor<float, 3> index_q = floats(in.index.index_q);
         const Tensor<float, 2> index_k = floats(in.index.index_k);
         cpu_->index_kl(p, {{index_q, index_k}, floats(in.q), floats(in.k), in.ids, in.teacher}, to);
-        if (what == "kl") to.kl.data()[to.kl.size() / 2] += 0.1;
+        if (what == "kl" && to.kl) to.kl.data()[to.kl.size() / 2] += 0.1;
         spoil(what == "d_index_q", to.d_index_q.data(), to.d_index_q.size());
         spoil(what == "d_index_k", to.d_index_k.data(), to.d_index_k.size());
     }

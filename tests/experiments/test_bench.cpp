@@ -63,9 +63,9 @@ TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
     }
     // dense_attention, and of each selection: index_select, three orders, layer; on squares also
     // block_mass, dense_attention_grad, and of each selection index_scores, index_kl on both
-    // supports, and three orders of sparse_attention_grad.
+    // supports with and without lse, and three orders of sparse_attention_grad.
     const int selected = 2 * (1 + 3 + 1);
-    EXPECT_EQ(of_kind, (std::map<std::string, int>{{"square", 1 + 2 + selected + 2 * (1 + 2 + 3)},
+    EXPECT_EQ(of_kind, (std::map<std::string, int>{{"square", 1 + 2 + selected + 2 * (1 + 4 + 3)},
                                                    {"chunk", 1 + selected},
                                                    {"short", 2 * (1 + selected)},
                                                    {"pack", 3 * (1 + selected)},
@@ -162,7 +162,7 @@ TEST_F(Bench, EveryIndexElementIsMeasured) {
                                                   {"index_scores f32", 1},
                                                   {"index_scores bf16", 1},
                                                   {"index_scores e4m3", 1},
-                                                  {"index_kl ", 2},
+                                                  {"index_kl ", 4},
                                                   {"index_select f32", 1},
                                                   {"index_select bf16", 1},
                                                   {"index_select e4m3", 1},

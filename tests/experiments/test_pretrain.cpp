@@ -128,7 +128,7 @@ TEST_F(Pretrain, KilledAndResumedGivesTheSameBits) {
     text_file("a.txt");
     ASSERT_EQ(run("whole").code, 0);
     int killed = 0, code = -1;
-    for (int64_t delay = 60000; code != 0; delay += 25000) {
+    for (int64_t delay = 30000; code != 0; delay += 8000) {
         code =
             run_for("msa-pretrain", args("killed", {"--resume"}), std::chrono::microseconds(delay));
         ASSERT_TRUE(code == 0 || code == -1) << code;

@@ -61,6 +61,8 @@ def main(path: str) -> None:
         ).sum(-1)
         gradient = torch.autograd.grad(rows.mean(), (t["index_q"], t["index_k"]), retain_graph=True)
         outputs[f"{name}/kl"] = rows.detach().T.numpy()
+        of_support = index_logits.masked_fill(~support, -math.inf)
+        outputs[f"{name}/index_lse"] = of_support.logsumexp(-1).detach().T.numpy()
         outputs[f"{name}/d_index_q"], outputs[f"{name}/d_index_k"] = (g.numpy() for g in gradient)
 
     kl(causal.expand(HKV, N, N), "index_kl_full")

@@ -113,11 +113,11 @@ protected:
         cpu_->select_blocks(p, rule, near(scores), near(ids));
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
-                         View<int32_t, 3> ids) override {
+                         View<int32_t, 3> ids, View<float, 2> lse) override {
         const Open open(*pages_);
         const NearIn<3> q = near(in.index_q);
         const NearIn<2> k = near(in.index_k);
-        cpu_->index_select(p, rule, {q, k}, near(ids));
+        cpu_->index_select(p, rule, {q, k}, near(ids), near(lse));
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
@@ -150,7 +150,16 @@ protected:
         const Open open(*pages_);
         const NearIn<3> index_q = near(in.index.index_q), q = near(in.q), k = near(in.k);
         const NearIn<2> index_k = near(in.index.index_k);
-        cpu_->index_kl(p, {{index_q, index_k}, q, k, near(in.ids), in.teacher, near(in.sinks)},
+        cpu_->index_kl(p,
+                       {{index_q, index_k},
+                        q,
+                        k,
+                        near(in.ids),
+                        in.teacher,
+                        near(in.sinks),
+                        near(in.main_lse),
+                        near(in.index_lse),
+                        in.gradient_scale},
                        {near(to.kl), near(to.d_index_q), near(to.d_index_k)});
     }
 

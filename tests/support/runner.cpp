@@ -201,6 +201,15 @@ Tensor<int32_t, 3> Runner::index_select(const Problem& p, const SelectionRule& r
     return ids.take();
 }
 
+Selection Runner::index_select_lse(const Problem& p, const SelectionRule& rule, const Operands& o) {
+    const Uploaded<3> index_q(*backend_, element(), o.index_q);
+    const Uploaded<2> index_k(*backend_, element(), o.index_k);
+    Guarded<int32_t, 3> ids(*backend_, {p.queries(), p.kv_heads, rule.top_k});
+    Guarded<float, 2> lse(*backend_, {p.queries(), p.kv_heads});
+    backend_->index_select(p, rule, {index_q, index_k}, ids, lse);
+    return {ids.take(), lse.take()};
+}
+
 Attention Runner::sparse_attention(const Problem& p, const Operands& o, View<const int32_t, 3> ids,
                                    LoopOrder order) {
     const Tensor<int32_t, 3> ids_here = backend_->upload(ids);
@@ -219,18 +228,33 @@ BlockMass Runner::block_mass(const Problem& p, const Operands& o) {
 }
 
 IndexKl Runner::index_kl(const Problem& p, const Operands& o, View<const int32_t, 3> ids,
-                         Teacher teacher) {
+                         Teacher teacher, const KlRequest& request) {
     const Uploaded<3> index_q(*backend_, element(), o.index_q), q(*backend_, element(), o.q),
         k(*backend_, element(), o.k);
     const Uploaded<2> index_k(*backend_, element(), o.index_k);
     Tensor<int32_t, 3> ids_here;
     if (ids) ids_here = backend_->upload(ids);
+    const auto given = [&](const Tensor<float, 2>& lse) {
+        return lse.data() != nullptr ? backend_->upload(lse.view()) : Tensor<float, 2>();
+    };
+    const Tensor<float, 2> main_lse = given(request.main_lse);
+    const Tensor<float, 2> index_lse = given(request.index_lse);
     Guarded<double, 2> kl(*backend_, {p.queries(), p.kv_heads});
     Guarded<float, 3> d_index_q(*backend_, o.index_q.shape());
     Guarded<float, 2> d_index_k(*backend_, o.index_k.shape());
     const Tensor<float, 1> sinks = upload_sinks(o);
-    backend_->index_kl(p, {{index_q, index_k}, q, k, ids_here.view(), teacher, sinks},
-                       {kl, d_index_q, d_index_k});
+    backend_->index_kl(
+        p,
+        {{index_q, index_k},
+         q,
+         k,
+         ids_here.view(),
+         teacher,
+         sinks,
+         main_lse,
+         index_lse,
+         request.gradient_scale},
+        {request.value ? View<double, 2>(kl) : View<double, 2>(), d_index_q, d_index_k});
     return {kl.take(), d_index_q.take(), d_index_k.take()};
 }
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -31,6 +32,16 @@ Operands with_queries(const Operands&, QueryRange range);
 struct Attention {
     Tensor<float, 3> out;
     Tensor<float, 2> lse;
+};
+struct Selection {
+    Tensor<int32_t, 3> ids;
+    Tensor<float, 2> lse;
+};
+/// What index_kl is asked with beside its operands.
+struct KlRequest {
+    Tensor<float, 2> main_lse, index_lse;  // absent: not given
+    std::optional<double> gradient_scale;
+    bool value = true;  // the KL too
 };
 /// What a gradient is asked with, and what it gives.
 struct Backward {
@@ -61,12 +72,13 @@ public:
     Tensor<int32_t, 3> select_blocks(const Problem&, const SelectionRule&,
                                      View<const float, 3> scores);
     Tensor<int32_t, 3> index_select(const Problem&, const SelectionRule&, const Operands&);
+    Selection index_select_lse(const Problem&, const SelectionRule&, const Operands&);
     Attention sparse_attention(const Problem&, const Operands&, View<const int32_t, 3> ids,
                                LoopOrder = LoopOrder::automatic);
     BlockMass block_mass(const Problem&, const Operands&);
     /// ids absent: the full support.
     IndexKl index_kl(const Problem&, const Operands&, View<const int32_t, 3> ids,
-                     Teacher = Teacher::mean);
+                     Teacher = Teacher::mean, const KlRequest& = {});
 
     AttentionGrad dense_attention_grad(const Problem&, const Operands&, const Backward&);
     AttentionGrad sparse_attention_grad(const Problem&, const Operands&, View<const int32_t, 3> ids,

@@ -21,7 +21,7 @@ double largest(View<const float, Rank> values) {
 
 }  // namespace
 
-Bounds bounds(const Problem& p, const Operands& o, Teacher teacher) {
+Bounds bounds(const Problem& p, const Operands& o, Teacher teacher, bool given_lse) {
     double keys = 1;
     for (const KeyRange& seen : visible_keys(p))
         keys = std::max(keys, static_cast<double>(seen.count));
@@ -45,15 +45,20 @@ Bounds bounds(const Problem& p, const Operands& o, Teacher teacher) {
     b.scores = index + kRoundoff * index_magnitude;
     b.mass = mass_bound(main, sinks ? keys + 1 : keys);
     b.max_logit = main + kRoundoff * main_magnitude;
-    // Sinks weigh the heads by e^(lse - lse'), whose logarithm is off by no more than lse.
-    const TeacherBound p_bound =
-        teacher_bound(sinks ? main + b.lse : main, keys, p.group_size(), teacher);
+    b.index_lse = lse_bound(index, keys, index_magnitude);
+    // Sinks weigh the heads by e^(lse - lse'), whose logarithm is off by no more than lse, or as
+    // kept_share_bound says.
+    const double by_sinks = !sinks ? 0 : given_lse ? kept_share_bound(b.lse) : b.lse;
+    const double rounded = main + stored_lse_bound(main_magnitude);
+    const double index_rounded = index + stored_lse_bound(index_magnitude);
+    const TeacherBound p_bound = teacher_bound(rounded + by_sinks, keys, p.group_size(), teacher);
     const double of_heads = sinks ? std::log(static_cast<double>(p.group_size())) : 0;
-    b.kl = kl_bound(p_bound, index, keys, 2 * (main_magnitude + index_magnitude) + of_heads);
-    b.d_index_q =
-        kl_gradient_bound(p_bound, index, keys, p.index_scale(), largest<2>(o.index_k), 1, rows);
-    b.d_index_k =
-        kl_gradient_bound(p_bound, index, keys, p.index_scale(), largest<3>(o.index_q), rows, rows);
+    b.kl =
+        kl_bound(p_bound, index_rounded, keys, 2 * (main_magnitude + index_magnitude) + of_heads);
+    b.d_index_q = kl_gradient_bound(p_bound, index_rounded, keys, p.index_scale(),
+                                    largest<2>(o.index_k), 1, rows);
+    b.d_index_k = kl_gradient_bound(p_bound, index_rounded, keys, p.index_scale(),
+                                    largest<3>(o.index_q), rows, rows);
     return b;
 }
 

@@ -15,9 +15,10 @@ namespace msa::test {
 /// The tolerances of core/tolerance.h and core/gradient_tolerance.h for the sizes and values of a
 /// case.
 struct Bounds {
-    double out, lse, scores, mass, max_logit, kl, d_index_q, d_index_k;
+    double out, lse, scores, mass, max_logit, kl, d_index_q, d_index_k, index_lse;
 };
-Bounds bounds(const Problem&, const Operands&, Teacher = Teacher::mean);
+/// given_lse: of an index_kl that is given the lse of both branches.
+Bounds bounds(const Problem&, const Operands&, Teacher = Teacher::mean, bool given_lse = false);
 /// Where attention's outputs are bf16, and their slots too.
 Bounds bf16_bounds(const Problem&, const Operands&);
 

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+// Queries and keys of one kind of head, as the loops by block take them.
+#pragma once
+
+#include "core/cpu/tile.h"
+#include "core/problem.h"
+
+namespace msa::cpu {
+
+/// The G heads of a group in the Main Branch, or its one of the Index Branch.
+struct Branch {
+    View<const float, 3> q;  // [Nq, groups * heads, width]
+    const float* keys;
+    int64_t token, group;  // floats from a token, and from a group, to the next
+    int64_t heads;
+    LogitRule rule;
+    int64_t window = kNoWindow;
+    int64_t width() const { return q.extent(2); }
+};
+inline Branch main_branch(const Problem& p, View<const float, 3> q, View<const float, 3> k) {
+    return {q,
+            k.data(),
+            p.kv_heads * p.head_dim,
+            p.head_dim,
+            p.group_size(),
+            main_logits(p),
+            p.window.value_or(kNoWindow)};
+}
+inline Branch index_branch(const Problem& p, View<const float, 3> index_q,
+                           View<const float, 2> index_k) {
+    return {
+        index_q, index_k.data(), p.index_dim, 0, 1, {static_cast<float>(p.index_scale() * kLog2E)}};
+}
+
+}  // namespace msa::cpu

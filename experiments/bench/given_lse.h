@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "experiments/bench/operands.h"
+
+namespace msa::experiments::bench {
+
+/// What a forward pass leaves for index_kl of some queries (LSE fusion).
+struct GivenLse {
+    Tensor<int32_t, 3> ids;  // [Nq, Hkv, k] of the selected support; absent: the full one
+    Tensor<float, 2> main, index;
+};
+
+/// Of the queries of `p`, whose rows are `q` and index.index_q, over the keys of `layer`. top_k 0:
+/// on the full support.
+GivenLse forward_lse(Backend&, const Problem& p, const Layer& layer, const Stored<3>& q,
+                     const IndexInput& index, int64_t top_k);
+
+}  // namespace msa::experiments::bench
