@@ -26,6 +26,14 @@ const std::map<std::string, std::vector<int64_t>> kTokens{
     {"top-k", {128 << 10, 512 << 10}},
 };
 
+constexpr int64_t kHostTokens = 8 << 10;
+
+/// Of a case, where --tokens does not say.
+std::vector<int64_t> default_tokens(const BenchOptions& o, const std::string& kind) {
+    if (o.backend != "cuda") return {kHostTokens};
+    return kTokens.at(kind);
+}
+
 class Maker {
 public:
     explicit Maker(const BenchOptions& options) : o_(options) {}
@@ -114,7 +122,7 @@ std::vector<Case> make_cases(const BenchOptions& o) {
         return std::move(make.cases);
     }
     for (const std::string& kind : o.cases)
-        for (int64_t n : o.tokens.empty() ? kTokens.at(kind) : o.tokens) {
+        for (int64_t n : o.tokens.empty() ? default_tokens(o, kind) : o.tokens) {
             if (kind == "square") make.square(n);
             if (kind == "chunk") make.last_queries(kind, std::min(kChunk, n / 2), n);
             if (kind == "short")

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "experiments/driver/program.h"
 #include "gpu/cuda_backend.h"
 
 namespace msa::experiments::bench {
@@ -62,7 +63,10 @@ std::function<void()> Meter::capture(const std::function<void()>& work, Timing& 
 
 Timing Meter::time(const std::function<void(int64_t)>& call, int64_t layers, int64_t samples) {
     std::function<void()> work = [&] { call(0); };
-    const auto sample = [&] { return cold_seconds(backend_, work); };
+    const auto sample = [&] {
+        if (stop_requested()) throw Interrupted("stopped; --out keeps the stages before");
+        return cold_seconds(backend_, work);
+    };
     const double first = sample();
     Timing timing;
     if (first > kMostSeconds) {

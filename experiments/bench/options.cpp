@@ -22,7 +22,8 @@ const About kAbout{
                  "msa-bench --backend cpu --input data/sample.h5 --indexer results/fit/results.h5"},
     .writes =
         "FILE, the record: device, commit, sizes and every sample (data/FORMAT.md).\n\n"
-        "Cases, by tokens N (keys of a sequence; of a pack, all tokens):\n\n"
+        "Cases, by tokens N (keys of a sequence; of a pack, all tokens); N on a GPU, and 8K "
+        "elsewhere:\n\n"
         "- square: N queries over N keys; N 8K, 32K, 128K, 1M\n"
         "- chunk: the last 16K queries, at most N / 2; N 32K, 128K, 173824\n"
         "- short: the last 171 and 347 queries; N 18K, 132K\n"
