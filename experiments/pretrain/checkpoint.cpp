@@ -15,8 +15,8 @@ constexpr const char* kIndexer = ".indexer.";  // in the name of a parameter of 
 std::string list_of(const char* name) { return std::string(kState) + "/" + name; }
 
 /// The optimizer's moments: lists in the order of the model's parameters.
-void write_list(io::UnitWriter& to, Backend& backend, const char* name,
-                View<const float, 1> values, const char* what) {
+void write_list(io::UnitWriter& to, Backend& backend, const char* name, View<const float, 1> values,
+                const char* what) {
     const Tensor<float, 1> host = backend.download(values);
     to.write<float, 1>(list_of(name), host.view(), {"value", "1", what});
 }

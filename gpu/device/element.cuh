@@ -36,9 +36,7 @@ struct Output {
     void* data;
     Element element;
 
-    __device__ float load(int64_t i) const {
-        return Operand{data, element}.at(i);
-    }
+    __device__ float load(int64_t i) const { return Operand{data, element}.at(i); }
     __device__ void store(int64_t i, float value) const {
         if (element == Element::bf16)
             static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(value);

@@ -127,8 +127,7 @@ TEST_F(Inspect, RefusesWithTheReason) {
     EXPECT_NE(refusal({path("text.h5")}).find("text.h5"), std::string::npos);
 
     std::ofstream(path("q.npz")) << "an archive";
-    EXPECT_NE(refusal({path("q.npz")}).find("msalab convert " + path("q.npz")),
-              std::string::npos);
+    EXPECT_NE(refusal({path("q.npz")}).find("msalab convert " + path("q.npz")), std::string::npos);
 
     const std::string bad = make("bad.h5");
     poke(bad, "/layers/3/v", {7, 1, 2}, NAN);

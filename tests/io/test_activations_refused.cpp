@@ -114,10 +114,9 @@ TEST_F(Activations, FilesThatAreNone) {
     for (const std::string extension : {".safetensors", ".npz", ".npy"}) {
         std::filesystem::path other = path_;
         std::ofstream(other.replace_extension(extension)) << "text";
-        EXPECT_NE(
-            open(other).find("is not an HDF5 file; msalab convert " + other.string() +
-                             " --state post_rope --out " + path_.string() + " makes one"),
-            std::string::npos);
+        EXPECT_NE(open(other).find("is not an HDF5 file; msalab convert " + other.string() +
+                                   " --state post_rope --out " + path_.string() + " makes one"),
+                  std::string::npos);
         std::filesystem::remove(other);
     }
     write();
