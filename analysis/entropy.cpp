@@ -19,8 +19,9 @@ void Entropy::add(const Problem& p, View<const float, 3> q, View<const float, 3>
                 dot += double{q(i, h, d)} * double{mean_key(i, h, d)};
             double entropy = double{lse(i, h)} - p.softmax_scale() * dot;
             if (sinks) entropy -= std::exp(double{sinks(h)} - double{lse(i, h)}) * double{sinks(h)};
+            // In this order max() keeps NaN.
             values[static_cast<size_t>(h)] =
-                p.softcap ? std::numeric_limits<double>::quiet_NaN() : std::max(0.0, entropy);
+                p.softcap ? std::numeric_limits<double>::quiet_NaN() : std::max(entropy, 0.0);
         }
     });
 }

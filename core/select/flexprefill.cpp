@@ -34,7 +34,7 @@ double distance(const std::vector<double>& p, const std::vector<double>& q) {
         if (p[b] > 0) divergence += p[b] / 2 * std::log(p[b] / mean);
         if (q[b] > 0) divergence += q[b] / 2 * std::log(q[b] / mean);
     }
-    return std::sqrt(std::max(0.0, divergence));
+    return std::sqrt(std::max(divergence, 0.0));
 }
 
 using Estimates = std::vector<std::vector<double>>;  // [row][block] distributions

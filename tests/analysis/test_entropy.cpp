@@ -44,6 +44,15 @@ TEST(Entropy, IsNeverNegativeAndSkipsEmptyRows) {
     EXPECT_TRUE(std::isnan(entropy.nats()[1]));
 }
 
+TEST(Entropy, OfNanIsNan) {
+    const Problem p = square_problem(2, 1, 1, 16, 0, 8);
+    auto mean_key = filled<float, 3>({2, 1, 16}, 1.0F);
+    mean_key(1, 0, 3) = NAN;
+    Entropy entropy(1);
+    entropy.add(p, filled<float, 3>({2, 1, 16}, 1.0F), mean_key, filled<float, 2>({2, 1}, 9.0F));
+    EXPECT_TRUE(std::isnan(entropy.nats()[0]));
+}
+
 TEST(Entropy, UsesTheScaleOfTheProblem) {
     Problem p = square_problem(1, 1, 1, 16, 0, 8);
     p.own_softmax_scale = 0.5;
