@@ -147,7 +147,8 @@ def test_command_reports_errors_with_exit_code_2(results_path, tmp_path, capsys)
 
 @pytest.mark.parametrize("program, advice", [
     ("msa-compare", "--compare draws its summary.json"),
-    ("msa-fit-indexer", "--fit draws it, beside results of msa-analyze")])
+    ("msa-fit-indexer", "--fit draws it, beside results of msa-analyze"),
+    ("msa-pretrain", "its curves are in curves.csv")])
 def test_results_of_another_program_are_told_where_they_belong(results_path, tmp_path, program,
                                                                 advice):
     path = tmp_path / "results.h5"

@@ -242,7 +242,9 @@ class Results(ResultsFile):
 
     group = "layers"
     elsewhere = {"msa-compare": "--compare draws its summary.json",
-                 "msa-fit-indexer": "--fit draws it, beside results of msa-analyze"}
+                 "msa-fit-indexer": "--fit draws it, beside results of msa-analyze",
+                 "msa-pretrain": "its curves are in curves.csv; of its activations.h5, msa-analyze "
+                                 "makes results to draw"}
 
     # What there is
 
