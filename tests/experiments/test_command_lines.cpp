@@ -29,7 +29,8 @@ constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
-constexpr milliseconds kWork{2000}, kStop{kSanitized ? 60000 : 15000};
+// Under a sanitizer a program may take seconds to begin, and cannot be told to stop before.
+constexpr milliseconds kWork{kSanitized ? 10000 : 2000}, kStop{kSanitized ? 60000 : 15000};
 
 struct Answer {
     int status = 0;  // of waitpid
