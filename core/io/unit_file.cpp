@@ -10,7 +10,7 @@
 namespace msa::io {
 
 std::string file_name_of_unit(const std::string& unit) {
-    constexpr const char* kDigits = "0123456789ABCDEF";
+    constexpr const char* kHex = "0123456789ABCDEF";
     std::string name = "unit-";
     for (char c : unit) {
         const auto byte = static_cast<unsigned char>(c);
@@ -19,7 +19,7 @@ std::string file_name_of_unit(const std::string& unit) {
         else if (c == ' ')
             name += '-';
         else
-            name += std::string("%") + kDigits[byte / 16] + kDigits[byte % 16];
+            name += std::string("%") + kHex[byte / 16] + kHex[byte % 16];
     }
     return name + ".h5";
 }

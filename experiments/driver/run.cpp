@@ -259,22 +259,22 @@ io::ResultsReader UnitRun::finish() {
 
 io::ResultsReader finish_run(io::ResultsWriter& to, const fs::path& out,
                              const io::RunRecord& record) {
-    using Json = nlohmann::ordered_json;
+    using nlohmann::ordered_json;
     if (!to.complete()) {
-        Json units = Json::array();
+        ordered_json units = ordered_json::array();
         for (const io::ResultsWriter::Notes& notes : to.notes()) {
             units.push_back({{"unit", notes.unit}});
             for (const auto& [name, value] : notes.texts) {
-                const Json parsed = Json::parse(value, nullptr, false);
-                units.back()[name] = parsed.is_object() ? parsed : Json(value);
+                const ordered_json parsed = ordered_json::parse(value, nullptr, false);
+                units.back()[name] = parsed.is_object() ? parsed : ordered_json(value);
             }
         }
-        const Json about{{"format", "msa-run"},       {"format_version", 1},
-                         {"program", record.program}, {"argv", record.argv},
-                         {"host", record.host},       {"started", record.started},
-                         {"finished", utc_now()},     {"units", units}};
+        const ordered_json about{{"format", "msa-run"},       {"format_version", 1},
+                                 {"program", record.program}, {"argv", record.argv},
+                                 {"host", record.host},       {"started", record.started},
+                                 {"finished", utc_now()},     {"units", units}};
         write_text(out / "run.json",
-                   about.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+                   about.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
     }
     fs::remove(out / "summary.json");
     to.finish();
