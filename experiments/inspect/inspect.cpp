@@ -326,7 +326,7 @@ void print_results(const ordered_json& about, bool stats, std::ostream& out) {
     for (const ordered_json& argument : about["argv"]) arguments += " " + cell(argument);
     out << "  run       " << cell(about["program"]) << arguments << '\n';
     for (const char* name : {"commit", "host", "device", "started", "finished", "seed"})
-        if (about[name] != "")
+        if (about[name].is_number() || !about[name].get<std::string>().empty())
             out << "  " << name << std::string(10 - std::string(name).size(), ' ')
                 << cell(about[name]) << '\n';
     for (const auto& [name, digest] : about["inputs"].items())
