@@ -131,7 +131,7 @@ struct SparseGradArgs {
         work.uses += scheduled * most_uses();
         work.found += scheduled * most_items();
         work.items += scheduled * most_items();
-        work.counts += 4 * scheduled;
+        work.counts += int64_t{4} * scheduled;
         work.splits += scheduled * most_splits();
         return one;
     }
