@@ -20,8 +20,7 @@ struct BlockQueries {
         if (use >= count) return {};
         const int64_t query = listed != nullptr ? listed[use] : first + use;
         if (listed == nullptr && !selects(b.support, query)) return {};
-        const KeyRange seen = b.support.visible[query];
-        return {query, group * heads + n % heads, seen.first + seen.count};
+        return tile_row(query, group * heads + n % heads, b.support.visible[query], kNoWindow);
     }
 
 private:
