@@ -50,21 +50,31 @@ double causal_pairs(const Problem& p) {
     return pairs;
 }
 
+double attended_pairs(const Problem& p) {
+    double pairs = 0;
+    for (const KeyRange& seen : visible_keys(p))
+        pairs += real(seen.count - p.window_start(seen.count));
+    return pairs;
+}
+
 double selected_pairs(const Problem& p, View<const int32_t, 3> ids) {
     const std::vector<KeyRange> visible = visible_keys(p);
     double pairs = 0;
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r)
-            for (int64_t b : selected(ids, i, r))
-                pairs += static_cast<double>(std::min(
-                    p.block_size, visible[static_cast<size_t>(i)].count - b * p.block_size));
+            for (int64_t b : selected(ids, i, r)) {
+                const int64_t count = visible[static_cast<size_t>(i)].count;
+                const int64_t begin = std::max(b * p.block_size, p.window_start(count));
+                pairs +=
+                    real(std::max<int64_t>(0, std::min((b + 1) * p.block_size, count) - begin));
+            }
     return pairs;
 }
 
 double dense_attention_flops(const Problem& p) { return 2 * block_mass_flops(p); }
 
 double block_mass_flops(const Problem& p) {
-    return 2 * static_cast<double>(p.query_heads * p.head_dim) * causal_pairs(p);
+    return 2 * static_cast<double>(p.query_heads * p.head_dim) * attended_pairs(p);
 }
 
 double index_scores_flops(const Problem& p) {

@@ -14,10 +14,13 @@ namespace msa::analysis {
 /// paper's N^2 / 2 (sec:msa-flops) is its limit.
 double causal_pairs(const Problem&);
 
-/// (query, visible selected key) pairs summed over groups, for ids [Nq, Hkv, k].
+/// Those of them that the Main Branch attends to: within its window, where it has one.
+double attended_pairs(const Problem&);
+
+/// (query, attended selected key) pairs summed over groups, for ids [Nq, Hkv, k].
 double selected_pairs(const Problem&, View<const int32_t, 3> ids);
 
-/// Q K^T and P V over all visible keys: 4 Hq dh pairs (F_GQA of sec:msa-flops).
+/// Q K^T and P V over all attended keys: 4 Hq dh pairs (F_GQA of sec:msa-flops).
 double dense_attention_flops(const Problem&);
 /// Q K^T alone, as block_mass needs it: 2 Hq dh pairs.
 double block_mass_flops(const Problem&);

@@ -24,8 +24,10 @@ struct Letters {
           k(real(s.top_k)),
           e(real(element_bytes(s.element))),
           ei(real(element_bytes(s.index_element))),
+          w(std::min(n, real(s.window.value_or(s.tokens)))),
           scores(hkv * n * n / bk / 2) {}
     double n, hq, hkv, dh, didx, bk, k, e, ei;
+    double w;       // keys that dense attention sees at most
     double scores;  // (query, group, visible block)
 };
 
@@ -38,6 +40,8 @@ struct Phase : Letters {
           sizes(s),
           nq(real(queries)),
           pairs(queries == 1 ? n : n * n / 2),
+          attended(queries == 1 ? w : w * n - w * w / 2),
+          attended_keys(queries == 1 ? w : n),
           in_tile(std::min(s.tile_queries(), queries)),
           tiles(real(ceil_div(queries, in_tile))),
           chunks(real(ceil_div(ceil_div(queries, s.tile_queries()),
@@ -46,7 +50,8 @@ struct Phase : Letters {
           key_values(2 * e * n * dh) {}
     const LayerSizes& sizes;
     double nq, pairs;
-    int64_t in_tile;  // T
+    double attended, attended_keys;  // of dense attention: pairs, keys that any query attends to
+    int64_t in_tile;                 // T
     double tiles, chunks;
     double key_values;  // bytes of one group's keys and values
 
@@ -65,12 +70,13 @@ struct Phase : Letters {
 };
 
 Stage dense(const Phase& x) {
-    return {"dense attention",
-            {4 * x.hq * x.dh * x.pairs,
-             2 * x.e * (x.hq * x.nq + x.hkv * x.n) * x.dh + kScoreBytes * x.hq * x.nq},
-            x.sizes.element,
-            "4 Hq dh P",
-            "2 e (Hq Nq + Hkv N) dh + 4 Hq Nq"};
+    return {
+        "dense attention",
+        {4 * x.hq * x.dh * x.attended,
+         2 * x.e * (x.hq * x.nq + x.hkv * x.attended_keys) * x.dh + kScoreBytes * x.hq * x.nq},
+        x.sizes.element,
+        x.sizes.window ? "4 Hq dh Pw" : "4 Hq dh P",
+        x.sizes.window ? "2 e (Hq Nq + Hkv Nw) dh + 4 Hq Nq" : "2 e (Hq Nq + Hkv N) dh + 4 Hq Nq"};
 }
 
 Stage index_select(const Phase& x) {
@@ -175,9 +181,9 @@ std::vector<Pipeline> pipelines(const Phase& x) {
 Stage dense_attention(const LayerSizes& s) {
     const Letters x(s);
     return {"dense attention",
-            {2 * x.hq * x.dh * x.n * x.n, 2 * x.e * (x.hq + x.hkv) * x.n * x.dh},
+            {4 * x.hq * x.dh * (x.w * x.n - x.w * x.w / 2), 2 * x.e * (x.hq + x.hkv) * x.n * x.dh},
             s.element,
-            "2 Hq dh N^2",
+            s.window ? "4 Hq dh (w N - w^2 / 2)" : "2 Hq dh N^2",
             "2 e (Hq + Hkv) N dh"};
 }
 
@@ -238,10 +244,10 @@ Stage combine(const LayerSizes& s) {
 Stage decode_dense(const LayerSizes& s) {
     const Letters x(s);
     return {"dense attention",
-            {4 * x.hq * x.dh * x.n, 2 * x.e * x.hkv * x.n * x.dh},
+            {4 * x.hq * x.dh * x.w, 2 * x.e * x.hkv * x.w * x.dh},
             s.element,
-            "4 Hq dh N",
-            "2 e Hkv N dh"};
+            s.window ? "4 Hq dh w" : "4 Hq dh N",
+            s.window ? "2 e Hkv w dh" : "2 e Hkv N dh"};
 }
 
 Stage decode_index(const LayerSizes& s) {
@@ -314,6 +320,7 @@ void LayerSizes::validate() const {
                                       {"block size", block_size},
                                       {"top-k", top_k}})
         require(value > 0, name, " is ", value, ", must be positive");
+    require(window.value_or(1) > 0, "window is ", window.value_or(1), ", must be positive");
     require(query_heads % kv_heads == 0, "query heads are ", query_heads,
             ", must be a multiple of the ", kv_heads, " key-value heads");
     require(top_k <= tokens / block_size, "context is ", tokens, ", must hold the k Bk = ", top_k,

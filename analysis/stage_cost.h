@@ -29,6 +29,9 @@ struct LayerSizes {
     int64_t tokens = 0;  // N
     int64_t query_heads = 0, kv_heads = 0, head_dim = 0, index_dim = 0;
     int64_t block_size = 128, top_k = 16;
+    /// Dense attention sees so many keys of each query, as the model's own does; unset, all. MSA,
+    /// which takes its place, selects among all.
+    std::optional<int64_t> window = {};
     Element element = Element::bf16;        // of q, k, v, outputs and partial outputs
     Element index_element = Element::bf16;  // of index_q and index_k
     /// Distinct blocks that the queries of a tile select, mean, from k (all alike) to T k (none

@@ -58,6 +58,7 @@ Problem read_problem(const io::ResultsReader& results, const std::string& layer)
     p.head_dim = size("head_dim");
     p.index_dim = size("index_dim");
     p.block_size = size("block_size");
+    if (results.has("/layers/" + layer, "window")) p.window = size("window");
     const int64_t queries = token.size();
     require(position.size() == queries && sequence.size() == queries,
             "token, position and "
@@ -116,7 +117,7 @@ std::vector<Arm> read_arms(const CostOptions& o, const analysis::Hardware& on) {
             layers.push_back(all_layers[choice("layers", std::to_string(layer), all_layers)]);
     }
     if (!o.selectors.empty()) selectors = o.selectors;
-    for (const std::string& selector : selectors) choice("selector", selector, all_selectors);
+    for (const std::string& selector : selectors) choice("selectors", selector, all_selectors);
     std::vector<Arm> arms;
     for (const std::string& layer : layers) {
         const Problem p =

@@ -2,7 +2,9 @@
 #include "experiments/cost/from_sizes.h"
 
 #include <algorithm>
+#include <array>
 #include <iomanip>
+#include <optional>
 #include <ostream>
 #include <span>
 
@@ -38,6 +40,15 @@ Context cost_context(const CostOptions& o, const Model& model, int64_t tokens) {
     return {sizes,
             {{"prefill", prefill_pipelines(sizes), paper_prefill_pipelines(sizes)},
              {"decode", decode_pipelines(sizes), paper_decode_pipelines(sizes)}}};
+}
+
+/// Dense attention of the windowed layers, where only some have a window: prefill and decode.
+std::optional<std::array<double, 2>> window_seconds(const Model& model, LayerSizes sizes,
+                                                    const analysis::Hardware& on) {
+    if (!model.window || sizes.window) return std::nullopt;
+    sizes.window = model.window;
+    return std::array{prefill_pipelines(sizes)[0].seconds(on),
+                      decode_pipelines(sizes)[0].seconds(on)};
 }
 
 /// Dense attention over the pipeline that answers first.
@@ -82,7 +93,8 @@ ordered_json pipelines_json(const std::vector<Pipeline>& pipelines, const analys
     return all;
 }
 
-ordered_json context_json(const Context& context, const analysis::Hardware& on) {
+ordered_json context_json(const Model& model, const Context& context,
+                          const analysis::Hardware& on) {
     const LayerSizes& sizes = context.sizes;
     ordered_json json{{"tokens", sizes.tokens}, {"union_blocks", sizes.union_blocks()}};
     ordered_json paper{{"flop_ratio", paper_flop_ratio(sizes)},
@@ -96,6 +108,9 @@ ordered_json context_json(const Context& context, const analysis::Hardware& on) 
         paper[phase.name] = pipelines_json(phase.paper, on);
     }
     json["paper"] = paper;
+    if (const auto seconds = window_seconds(model, sizes, on))
+        json["windowed_layer"] = {{"prefill_seconds", seconds->front()},
+                                  {"decode_seconds", seconds->back()}};
     return json;
 }
 
@@ -105,11 +120,14 @@ void print_json(const CostOptions& o, const Model& model, const std::vector<Cont
                       {"format_version", kRecordVersion},
                       {"model", model.name},
                       {"layers", model.layers},
+                      {"windowed_layers", model.windowed_layers},
+                      {"window", model.window ? ordered_json(*model.window) : ordered_json()},
                       {"sizes", sizes_json(contexts.front().sizes)},
                       {"assumed", assumed_sizes(model)},
                       {"hardware", hardware_json(on, o.ceilings)},
                       {"contexts", ordered_json::array()}};
-    for (const Context& context : contexts) json["contexts"].push_back(context_json(context, on));
+    for (const Context& context : contexts)
+        json["contexts"].push_back(context_json(model, context, on));
     out << json.dump(2) << '\n';
 }
 
@@ -201,6 +219,27 @@ std::string assumed_text(const Model& model) {
     return assumed.empty() ? "" : "; assumed, not given by the source: " + join(assumed);
 }
 
+void print_windows(const Model& model, const std::vector<Context>& contexts,
+                   const analysis::Hardware& on, std::ostream& out) {
+    if (!model.window) return;
+    std::string times;
+    for (const Context& context : contexts)
+        if (const auto seconds = window_seconds(model, context.sizes, on))
+            times += text(times.empty() ? "" : ", ", count_text(context.sizes.tokens), ": ",
+                          number_text(seconds->front() / kMilli), " ms and ",
+                          number_text(seconds->back() / kMicro), " us");
+    print_paragraph(
+        out, times.empty()
+                 ? text("Dense attention is the model's own, with a window of ", *model.window,
+                        " tokens in every layer. MSA selects among all tokens.")
+                 : text(model.windowed_layers, " of the ", model.layers,
+                        " layers attend to a window of ", *model.window,
+                        " tokens; the tables are of a layer without one. Prefill and decode of a "
+                        "layer with the window take, at ",
+                        times, "."));
+    out << '\n';
+}
+
 void print_tables(const CostOptions& o, const Model& model, const std::vector<Context>& contexts,
                   const analysis::Hardware& on, std::ostream& out) {
     const LayerSizes& s = contexts.front().sizes;
@@ -209,6 +248,7 @@ void print_tables(const CostOptions& o, const Model& model, const std::vector<Co
         << s.block_size << ", k " << s.top_k << "; " << to_string(s.element) << ", index "
         << to_string(s.index_element) << assumed_text(model) << '\n'
         << hardware_text(on, o.ceilings, {s.element, s.index_element}) << "\n\n";
+    print_windows(model, contexts, on, out);
     print_times(contexts, 0, "ms", kMilli, on, out);
     print_times(contexts, 1, "us", kMicro, on, out);
     print_paper(contexts, on, out);
@@ -232,7 +272,8 @@ void print_tables(const CostOptions& o, const Model& model, const std::vector<Co
              number_text(paper_q_outer_cost(s).intensity(), 3), " FLOP/byte in q_outer, ",
              number_text(paper_kv_outer_cost(s).intensity(), 3),
              " in kv_outer; the chip's ridge is at ", number_text(on.ridge(s.element), 3),
-             ". Letters: Nq queries, P visible (query, key) pairs, B = N / Bk, e and e_i bytes "
+             ". Letters: Nq queries, P visible (query, key) pairs, Pw and Nw pairs and keys within "
+             "the window w, B = N / Bk, e and e_i bytes "
              "of an element, T queries and R rows of a tile, U blocks of its union, s blocks "
              "of a query that kv_outer takes, R1 and Rs rows of a query alone and in a pass, C "
              "chunks of slots."));

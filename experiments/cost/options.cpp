@@ -55,7 +55,7 @@ OptionTable option_table(CostOptions& o, Words& w) {
                "cost the blocks selected in a results file, instead of sizes");
     table.numbers("layers", "L,...", o.layers, "of the results; default: all");
     table.names(
-        "selector", "NAME,...", o.selectors, [](const std::string& name) { return name; },
+        "selectors", "NAME,...", o.selectors, [](const std::string& name) { return name; },
         "of the results, repeatable; default: all");
     table.flag("json", w.json, "print JSON instead of the tables");
     table.flag("csv", w.csv, "print CSV, one line per stage or loop order");
@@ -69,7 +69,7 @@ void check_exclusions(std::span<const std::string> args) {
          {"preset", "context", "block-size", "top-k", "index-dim", "tile-union", "index-element"})
         require(!measured || !given(args, name), "--results brings its own sizes and excludes --",
                 name);
-    for (const char* name : {"layers", "selector"})
+    for (const char* name : {"layers", "selectors"})
         require(measured || !given(args, name), "--", name,
                 " picks from --results, which is not given");
     require(!(given(args, "json") && given(args, "csv")), "--json and --csv exclude each other");

@@ -160,6 +160,29 @@ int64_t read_head_dim(const Object& config, int64_t query_heads) {
     return config.size("hidden_size") / query_heads;
 }
 
+/// Layers with a window, as transformers decides: what layer_types says, else a pattern in which
+/// every n-th layer has none, else those behind max_window_layers, else all.
+int64_t count_windowed(const Object& config, int64_t layers) {
+    if (config.has("layer_types")) {
+        const json& types = config.value()["layer_types"];
+        require(types.is_array(), config.said("layer_types"), "must be a list of names");
+        return std::count(types.begin(), types.end(), "sliding_attention");
+    }
+    const bool alternates = config.string_or("model_type", "") == "gemma2";
+    const std::optional<int64_t> pattern =
+        alternates ? 2 : config.size_if_there("sliding_window_pattern");
+    if (pattern) return layers - layers / *pattern;
+    if (config.has("use_sliding_window") && config.has("max_window_layers"))
+        return std::max<int64_t>(0, layers - config.size("max_window_layers"));
+    return layers;
+}
+
+void read_window(const Object& config, Model& model) {
+    if (!config.has("sliding_window") || !config.flag_or("use_sliding_window", true)) return;
+    model.windowed_layers = count_windowed(config, model.layers);
+    if (model.windowed_layers > 0) model.window = config.size("sliding_window");
+}
+
 std::vector<std::string> read_assumed(const Object& file) {
     std::vector<std::string> names;
     if (!file.has("assumed")) return names;
@@ -208,6 +231,7 @@ Model read_model(const std::string& name_or_path) {
     require(config.size_if_there("v_head_dim").value_or(model.head_dim) == model.head_dim,
             config.name(), ": v_head_dim is ", config.size_if_there("v_head_dim").value_or(0),
             ", must be head_dim = ", model.head_dim, ": keys and values of one width");
+    read_window(config, model);
     const std::vector<Object> sparse = sparse_objects(file, config);
     model.block_size = sparse_size(sparse, kBlockSizeKeys);
     model.top_k = sparse_size(sparse, kTopKKeys);
@@ -230,6 +254,7 @@ analysis::LayerSizes layer_sizes(const Model& model) {
     sizes.index_dim = model.index_dim.value_or(kIndexDim);
     sizes.block_size = model.block_size.value_or(kBlockSize);
     sizes.top_k = model.top_k.value_or(kTopK);
+    if (model.windowed_layers == model.layers) sizes.window = model.window;
     return sizes;
 }
 

@@ -25,6 +25,8 @@ struct Model {
     std::string name;
     int64_t layers = 0, query_heads = 0, kv_heads = 0, head_dim = 0;
     std::optional<int64_t> index_dim, block_size, top_k;
+    std::optional<int64_t> window;  // keys that a query of its windowed layers attends to
+    int64_t windowed_layers = 0;
     /// Sizes of the file that its source does not give: "block_size", "top_k", "index_dim".
     std::vector<std::string> assumed;
 };
@@ -33,13 +35,15 @@ struct Model {
 /// model its text_config is read. The sparse sizes are those of sparse_attention_config where it
 /// has them, else of the keys index_block_size, index_topk_blocks and index_head_dim, as in
 /// transformers' MiniMax-M3. Key-value heads are num_key_value_heads or Falcon's num_kv_heads,
-/// multi_query and new_decoder_architecture. Throws InputError for what is no GQA with block
-/// selection: latent attention, values of another width than keys, selection of tokens, another
-/// number of index heads than key-value heads.
+/// multi_query and new_decoder_architecture. Windows are sliding_window, of the layers that
+/// use_sliding_window, layer_types, sliding_window_pattern and max_window_layers leave it. Throws
+/// InputError for what is no GQA with block selection: latent attention, values of another width
+/// than keys, selection of tokens, another number of index heads than key-value heads.
 Model read_model(const std::string& name_or_path);
 std::vector<std::string> list_models();
 
-/// Sizes of one of its layers, all but the tokens; what the model lacks is the paper's.
+/// Sizes of one of its layers without a window, or of any where all have one; all but the tokens.
+/// What the model lacks is the paper's.
 analysis::LayerSizes layer_sizes(const Model&);
 /// Names of the sizes of layer_sizes() that nobody gave: the file's `assumed` and those it lacks.
 std::vector<std::string> assumed_sizes(const Model&);

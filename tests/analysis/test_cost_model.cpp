@@ -41,6 +41,23 @@ TEST(CostModel, SelectedPairsCountVisibleTokensOnly) {
     EXPECT_EQ(sparse_attention_grad_flops(p, ids), 10.0 * 16 * 16);
 }
 
+TEST(CostModel, AWindowIsCountedWhereTheMainBranchHasOne) {
+    Problem p = square_problem(20, 2, 2, 16, 16, 8);
+    p.window = 5;
+    const double pairs = 1 + 2 + 3 + 4 + 16 * 5;
+    EXPECT_EQ(attended_pairs(p), pairs);
+    EXPECT_EQ(dense_attention_flops(p), 4.0 * 2 * 16 * pairs);
+    EXPECT_EQ(block_mass_flops(p), 2.0 * 2 * 16 * pairs);
+    EXPECT_EQ(index_scores_flops(p), 2.0 * 2 * 16 * 210);  // it has no window
+    Tensor<int32_t, 3> ids({20, 2, 2});
+    for (int64_t i = 0; i < ids.size(); ++i) ids.data()[i] = kNoBlock;
+    ids(17, 0, 0) = 0;  // none: the window is 13-17
+    ids(17, 0, 1) = 1;  // tokens 13-15
+    ids(17, 1, 0) = 2;  // tokens 16, 17
+    ids(3, 1, 0) = 0;   // tokens 0-3
+    EXPECT_EQ(selected_pairs(p, ids), 3 + 2 + 4);
+}
+
 TEST(CostModel, BytesCountEverythingOnce) {
     const Problem p = square_problem(20, 4, 2, 16, 32, 8);  // blocks of 8, 8 and 4 tokens
     EXPECT_EQ(select_blocks_bytes(p, 2), 4.0 * 20 * 2 * (3 + 2));

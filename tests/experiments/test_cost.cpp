@@ -215,6 +215,48 @@ TEST_F(Cost, ReadsFalconsHeadsAndRefusesLatentAttention) {
     bad(R"(, "num_key_value_heads": 3)", "num_attention_heads is 8, must be a multiple of the 3");
 }
 
+TEST_F(Cost, CountsTheWindowsOfTheModel) {
+    const auto cost = [&](const std::string& more) {
+        std::ofstream(path("config.json")) << R"({"num_hidden_layers": 6, "head_dim": 64,
+            "num_attention_heads": 8, "num_key_value_heads": 2)" +
+                                                  more + "}";
+        return run_json({"--preset", path("config.json"), "--context", "32K"});
+    };
+    const auto dense = [](const json& all, const char* phase) {
+        return all["contexts"][0][phase][0]["flops"].get<double>();
+    };
+    const json full = cost(""),
+               off = cost(R"(, "sliding_window": 4096, "use_sliding_window": false)");
+    EXPECT_EQ(full, off);
+    EXPECT_EQ(full["windowed_layers"], 0);
+    const json all = cost(R"(, "sliding_window": 4096)");
+    const double n = 32768, w = 4096;
+    EXPECT_EQ(all["windowed_layers"], 6);
+    EXPECT_EQ(dense(all, "prefill"), 4 * 8 * 64 * (w * n - w * w / 2));
+    EXPECT_EQ(dense(all, "decode"), 4 * 8 * 64 * w);
+    EXPECT_EQ(all["contexts"][0]["prefill"][1], full["contexts"][0]["prefill"][1]);
+    EXPECT_EQ(all["contexts"][0]["paper"]["prefill"][0]["flops"], dense(all, "prefill"));
+    for (const char* some :
+         {R"(, "sliding_window": 4096, "layer_types": ["full_attention", "sliding_attention",
+              "sliding_attention", "full_attention", "sliding_attention", "full_attention"])",
+          R"(, "sliding_window": 4096, "sliding_window_pattern": 2)",
+          R"(, "sliding_window": 4096, "model_type": "gemma2")",
+          R"(, "sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 3)"}) {
+        const json mixed = cost(some);
+        EXPECT_EQ(mixed["windowed_layers"], 3) << some;
+        EXPECT_EQ(mixed["window"], 4096);
+        EXPECT_EQ(mixed["contexts"][0]["prefill"], full["contexts"][0]["prefill"]);
+        EXPECT_EQ(mixed["contexts"][0]["windowed_layer"]["prefill_seconds"],
+                  all["contexts"][0]["prefill"][0]["seconds"]);
+    }
+    const Outcome table = kCost({"--preset", path("config.json"), "--context", "32K"});
+    EXPECT_NE(table.out.find("3 of the 6 layers attend to a window of 4096"), std::string::npos)
+        << table.out;
+    std::ofstream(path("bad.json")) << R"({"num_hidden_layers": 6, "head_dim": 64,
+        "num_attention_heads": 8, "sliding_window": -1})";
+    refused({"--preset", path("bad.json")}, "bad.json: sliding_window is -1, must be a positive");
+}
+
 TEST_F(Cost, SaysWhichSizesTheSourceDoesNotGive) {
     const json pilot = run_json({"--preset", "paper-pilot"});
     EXPECT_EQ(pilot["assumed"], (json{"block_size", "top_k", "index_dim"}));
@@ -292,7 +334,7 @@ TEST_F(Cost, RefusesWhatIsMissing) {
 
 TEST_F(Cost, MeasuredSelectionsOfTwoSequences) {
     ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
-                        "--selector", "oracle,random"})
+                        "--selectors", "oracle,random"})
                   .code,
               0);
     const json cost = run_json({"--results", path("out/results.h5")});
@@ -310,11 +352,11 @@ TEST_F(Cost, MeasuredSelectionsOfTwoSequences) {
     EXPECT_EQ(row["paper"]["orders"].size(), 2U);
     EXPECT_EQ(kCost({"--results", path("out/results.h5")}).code, 0);
     const Outcome csv = kCost(
-        {"--results", path("out/results.h5"), "--csv", "--layers", "3", "--selector", "random"});
+        {"--results", path("out/results.h5"), "--csv", "--layers", "3", "--selectors", "random"});
     EXPECT_EQ(lines(csv.out), 1 + 4 + 2);
-    const Outcome none = kCost({"--results", path("out/results.h5"), "--selector", "window"});
+    const Outcome none = kCost({"--results", path("out/results.h5"), "--selectors", "window"});
     EXPECT_EQ(none.code, 2);
-    EXPECT_NE(none.err.find("--selector is 'window', must be one of: oracle, random"),
+    EXPECT_NE(none.err.find("--selectors is 'window', must be one of: oracle, random"),
               std::string::npos);
     const Outcome chip = kCost({"--results", path("out/results.h5"), "--hardware", "gb300"});
     EXPECT_NE(chip.err.find("has no cache_mebibytes"), std::string::npos) << chip.err;
@@ -322,7 +364,7 @@ TEST_F(Cost, MeasuredSelectionsOfTwoSequences) {
 
 TEST_F(Cost, BrokenResultsAreNamedWithFileDatasetValueAndRule) {
     ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
-                        "--selector", "random"})
+                        "--selectors", "random"})
                   .code,
               0);
     const std::string whole = path("out/results.h5"), broken = path("broken.h5");
@@ -358,7 +400,7 @@ TEST_F(Cost, ResultsOfAnotherProgramAreRefusedByItsName) {
 TEST_F(Cost, QueriesWithGapsAreRefusedARangeIsNot) {
     const std::string file = make("a.h5");
     const std::vector<std::string> common{file, "--block-size", "8",     "--top-k",
-                                          "4",  "--selector",   "oracle"};
+                                          "4",  "--selectors",  "oracle"};
     const auto analyse = [&](const std::string& out, const std::vector<std::string>& more) {
         std::vector<std::string> args = common;
         args.insert(args.end(), {"--out", path(out)});
