@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "core/convert.h"
 
-#include <cstring>
+#include <limits>
+#include <type_traits>
 
 #include "core/e4m3.h"
 #include "core/half.h"
@@ -22,6 +23,17 @@ void as_type(Element element, const With& with) {
 }
 
 }  // namespace
+
+double largest_value(Element element) {
+    double largest = 0;
+    as_type(element, [&]<typename T>(T) {
+        if constexpr (std::is_same_v<T, e4m3>)
+            largest = e4m3::kLargest;
+        else
+            largest = double{static_cast<float>(std::numeric_limits<T>::max())};
+    });
+    return largest;
+}
 
 void encode(std::span<const float> values, Element element, void* to) {
     as_type(element, [&]<typename T>(T) {

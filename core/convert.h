@@ -10,6 +10,9 @@
 
 namespace msa {
 
+/// The largest finite value of f32, f16, bf16 or e4m3.
+double largest_value(Element);
+
 /// The nearest values of `element` (f32, f16, bf16 or e4m3), ties to even, into
 /// values.size() * element_bytes(element) bytes. f16 beyond its range becomes infinite; e4m3 takes
 /// its largest value. NaN stays NaN.

@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kBias = 7, kFractionBits = 3, kFractions = 1 << kFractionBits;
 constexpr uint8_t kSign = 0x80, kNan = 0x7F;
-constexpr float kLargest = 448;
 
 }  // namespace
 

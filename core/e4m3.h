@@ -8,13 +8,14 @@
 
 namespace msa {
 
-/// Sign, 4 bits of exponent (bias 7), 3 of fraction; subnormals of 2^-9, no infinities, largest
-/// 448, NaN is 0x7F of either sign. Source: OCP 8-bit floating point specification (OFP8), E4M3.
+/// Sign, 4 bits of exponent (bias 7), 3 of fraction; subnormals of 2^-9, no infinities, NaN is 0x7F
+/// of either sign. Source: OCP 8-bit floating point specification (OFP8), E4M3.
 struct E4m3 {
+    static constexpr float kLargest = 448;
     uint8_t bits = 0;
 
     E4m3() = default;
-    /// The nearest, ties to even; beyond 448, infinities too: 448. NaN stays NaN.
+    /// The nearest, ties to even; beyond kLargest, infinities too: kLargest. NaN stays NaN.
     explicit E4m3(float value);
     explicit operator float() const;
 };

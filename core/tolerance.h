@@ -27,7 +27,12 @@ constexpr double gamma(double n) { return n * kRoundoff / (1 - n * kRoundoff); }
 
 /// Unit roundoff of a stored output.
 constexpr double storage_roundoff(Element element) {
-    return element == Element::bf16 ? 0x1p-8 : kRoundoff;
+    switch (element) {
+        case Element::f16: return 0x1p-11;
+        case Element::bf16: return 0x1p-8;
+        case Element::e4m3: return 0x1p-4;
+        default: return kRoundoff;
+    }
 }
 
 /// Largest Euclidean norm of the rows (last axis) of a tensor, NaN rows left out.

@@ -6,8 +6,7 @@
 #include <cmath>
 #include <string>
 
-#include "core/e4m3.h"
-#include "core/half.h"
+#include "core/convert.h"
 #include "experiments/bench/operands.h"
 
 namespace msa::experiments::bench {
@@ -19,17 +18,12 @@ template <int Rank>
 Tensor<float, Rank> fetch(Backend& backend, const Stored<Rank>& from, int64_t first,
                           int64_t count) {
     const In<Rank> part = from.slice(first, count);
-    const auto floats = [](const auto& stored) {
-        Tensor<float, Rank> values(stored.shape());
-        std::transform(stored.data(), stored.data() + stored.size(), values.data(),
-                       [](auto value) { return static_cast<float>(value); });
-        return values;
-    };
-    if (part.element() == Element::bf16)
-        return floats(backend.download(part.template as<const bf16>()));
-    if (part.element() == Element::e4m3)
-        return floats(backend.download(part.template as<const e4m3>()));
-    return backend.download(part.template as<const float>());
+    Tensor<float, Rank> values(part.shape(), Fill::nothing);
+    const int64_t bytes = values.size() * element_bytes(part.element());
+    const std::shared_ptr<void> stored = allocate_host(bytes, Fill::nothing);
+    backend.copy(stored.get(), Space::host, part.data(), part.space(), bytes);
+    decode(stored.get(), part.element(), {values.data(), static_cast<size_t>(values.size())});
+    return values;
 }
 
 /// One head of the rows [first, first + count) of an operand.

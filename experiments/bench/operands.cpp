@@ -5,8 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/e4m3.h"
-#include "core/half.h"
+#include "core/convert.h"
 #include "core/random.h"
 #include "experiments/synth/pattern.h"
 
@@ -18,20 +17,10 @@ constexpr int64_t kStaging = int64_t{1} << 24;  // bytes that are made on the ho
 /// The streams of random numbers.
 enum class Stream : int64_t { q = 301, k, v, index_q, index_k, scores, d_out };
 
-template <typename T>
-std::vector<char> convert_to(const float* values, int64_t count) {
-    std::vector<char> stored(static_cast<size_t>(count) * sizeof(T));
-    auto* to = reinterpret_cast<T*>(stored.data());
-#pragma omp parallel for
-    for (int64_t i = 0; i < count; ++i) to[i] = T(values[i]);
+std::vector<char> encoded(std::span<const float> values, Element element) {
+    std::vector<char> stored(values.size() * static_cast<size_t>(element_bytes(element)));
+    encode(values, element, stored.data());
     return stored;
-}
-
-std::vector<char> convert(const float* values, int64_t count, Element element) {
-    if (element == Element::bf16) return convert_to<bf16>(values, count);
-    if (element == Element::e4m3) return convert_to<e4m3>(values, count);
-    MSA_CHECK(element == Element::f32);
-    return convert_to<float>(values, count);
 }
 
 /// Normal values. Rows (last axis) are windows of one long run at random places: a gigabyte takes
@@ -47,7 +36,7 @@ void fill_noise(Backend& backend, const Stored<Rank>& to, uint64_t seed, Stream 
 #pragma omp parallel for
     for (int64_t i = 0; i < kRun + width; ++i)
         normal[static_cast<size_t>(i)] = static_cast<float>(random_normal(mix(key, i)));
-    const std::vector<char> run = convert(normal.data(), std::ssize(normal), to.element());
+    const std::vector<char> run = encoded(normal, to.element());
     const int64_t each = element_bytes(to.element()), row_bytes = width * each;
     const int64_t piece = std::min(rows, std::max<int64_t>(1, kStaging / row_bytes));
     std::vector<char> staging(static_cast<size_t>(piece * row_bytes));
@@ -105,7 +94,8 @@ void fill_from(Backend& backend, const std::vector<Stored<Rank>>& to, const Sour
         const QueryRange range{begin, std::min(tokens.end, begin + piece)};
         const Tensor<float, 3> made = source(field, range);
         for (const Stored<Rank>& one : to) {
-            const std::vector<char> stored = convert(made.data(), made.size(), one.element());
+            const std::vector<char> stored =
+                encoded({made.data(), static_cast<size_t>(made.size())}, one.element());
             backend.copy(one.data() + (row + begin - tokens.begin) * one.row_bytes(),
                          backend.space(), stored.data(), Space::host, std::ssize(stored));
         }

@@ -101,8 +101,8 @@ std::string elements_text(const io::RunRecord& record) {
 void round_field(const io::ActivationsReader& file, int64_t layer, Field field, Element element,
                  View<float, 3> values) {
     if (field == Field::x || element == Element::f32) return;
-    const double largest = element == Element::e4m3 ? 448 : element == Element::f16 ? 65504 : 0;
-    for (int64_t i = 0; largest > 0 && i < values.size(); ++i)
+    const double largest = largest_value(element);
+    for (int64_t i = 0; i < values.size(); ++i)
         require(std::fabs(values.data()[i]) <= largest, file.path().string(), ": /layers/", layer,
                 "/", to_string(field), " holds ", values.data()[i], ", which is beyond the ",
                 largest, " that ", is_index(field) ? "--index-element " : "--element ",

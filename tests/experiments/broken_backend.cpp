@@ -3,8 +3,7 @@
 
 #include <algorithm>
 
-#include "core/e4m3.h"
-#include "core/half.h"
+#include "core/convert.h"
 #include "core/host_backend.h"
 #include "core/registry.h"
 
@@ -37,24 +36,11 @@ protected:
     template <int Rank>
     static Tensor<float, Rank> floats(In<Rank> in) {
         Tensor<float, Rank> copy(in.shape());
-        const auto take = [&](const auto* from) {
-            std::transform(from, from + copy.size(), copy.data(),
-                           [](auto value) { return static_cast<float>(value); });
-        };
-        if (in.element() == Element::bf16)
-            take(in.template as<const bf16>().data());
-        else if (in.element() == Element::e4m3)
-            take(in.template as<const e4m3>().data());
-        else
-            take(in.template as<const float>().data());
+        decode(in.data(), in.element(), {copy.data(), static_cast<size_t>(copy.size())});
         return copy;
     }
     static void store(const Tensor<float, 3>& values, Out<3> to) {
-        if (to.element() == Element::bf16)
-            std::transform(values.data(), values.data() + values.size(), to.as<bf16>().data(),
-                           [](float value) { return bf16(value); });
-        else
-            std::copy_n(values.data(), values.size(), to.as<float>().data());
+        encode({values.data(), static_cast<size_t>(values.size())}, to.element(), to.data());
     }
     static void spoil(bool wrong, float* values, int64_t size) {
         if (wrong) values[size / 2] += 0.1F;

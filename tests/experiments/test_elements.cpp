@@ -2,6 +2,7 @@
 // The element types of operands: no program rounds what nobody asked it to round, and the same file
 // gives the same selections on every backend.
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/convert.h"
@@ -66,7 +67,7 @@ double bound_of_mass(const Problem& p, double q_norm, double k_norm) {
 TEST_P(EveryBackend, SelectsTheSameOnOneRealFile) {
     MSA_SKIP_UNLESS_USABLE(GetParam());
     const std::string file = std::string(MSA_SOURCE_DIR) + "/data/sample.h5";  // stored in f16
-    const std::vector<std::string> options{"--selector", "oracle", "--sample-queries", "160"};
+    const std::vector<std::string> options{"--selectors", "oracle", "--sample-queries", "160"};
     for (const std::string element : {"", "bf16"}) {
         std::vector<std::string> more = options;
         if (!element.empty()) more.insert(more.end(), {"--element", element});
@@ -87,7 +88,7 @@ TEST_P(EveryBackend, SelectsTheSameOnOneRealFile) {
 TEST_P(EveryBackend, SelectsTheSameOnAFileOfFloats) {
     MSA_SKIP_UNLESS_USABLE(GetParam());
     const std::string file = make("f32.h5", {.cu_seqlens = {0, 700, 1200}, .layers = {0}});
-    const std::vector<std::string> options{"--selector", "oracle,index"};
+    const std::vector<std::string> options{"--selectors", "oracle,index"};
     ASSERT_EQ(analyze(file, "cpu", "cpu", options).code, 0);
     const Outcome outcome = analyze(file, GetParam(), "other", options);
     ASSERT_EQ(outcome.code, 0) << outcome.err;
@@ -190,12 +191,28 @@ TEST_F(Elements, AValueBeyondTheTypeIsRefused) {
         << outcome.err;
 }
 
+TEST_F(Elements, AFloatBeyondBfloat16IsRefusedNotMadeInfinite) {
+    const std::string file = make("a.h5");
+    poke(file, "/layers/3/k", {7, 1, 2}, 3.4e38F);
+    const Outcome outcome = run(kAnalyze, file, "out", {"--element", "bf16"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("/layers/3/k holds 3.4e+38, which is beyond the 3.38953e+38 that "
+                               "--element bf16 can hold"),
+              std::string::npos)
+        << outcome.err;
+}
+
+TEST(Convert, KnowsTheLargestValueOfEveryElement) {
+    EXPECT_EQ(largest_value(Element::e4m3), 448);
+    EXPECT_EQ(largest_value(Element::f16), 65504);
+    EXPECT_EQ(largest_value(Element::bf16), 0x1.FEp127);
+    EXPECT_EQ(largest_value(Element::f32), double{std::numeric_limits<float>::max()});
+}
+
 TEST(Convert, RoundsToTheNearestOfEveryElement) {
     const std::vector<float> values{1.0F, 1.0F + 0x1p-8F, -3.14159F, 0x1p-20F, 300.0F};
-    for (const auto& [element, unit] : {std::pair{Element::f32, 0.0},
-                                        {Element::f16, 0x1p-11},
-                                        {Element::bf16, 0x1p-8},
-                                        {Element::e4m3, 0x1p-4}}) {
+    for (Element element : {Element::f32, Element::f16, Element::bf16, Element::e4m3}) {
+        const double unit = element == Element::f32 ? 0 : storage_roundoff(element);
         std::vector<float> rounded = values, back(values.size());
         round_to(element, rounded);
         std::vector<char> stored(values.size() * static_cast<size_t>(element_bytes(element)));
