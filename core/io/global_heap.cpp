@@ -36,19 +36,39 @@ bool register_conversion(hid_t reference) {
     return H5Tregister(H5T_PERS_SOFT, "heap reference", texts, reference, keep_reference) >= 0;
 }
 
+/// What the property lists of an open file say.
+struct Lists {
+    hid_t file = H5I_INVALID_HID;
+    bool valid = false, in_memory = false;
+    hsize_t user_block = 0;
+};
+
+/// Property lists take HDF5 longer to copy than all texts of a file to read, so that those of the
+/// file that was asked for last are kept. HDF5 gives no number to two files.
+Lists lists_of(hid_t file) {
+    const Lock lock;
+    static Lists last;
+    if (last.file == file) return last;
+    last = {.file = file};
+    const Handle access(H5Fget_access_plist(file), H5Pclose);
+    const Handle creation(H5Fget_create_plist(file), H5Pclose);
+    last.in_memory = H5Pget_driver(access) == H5FD_CORE;
+    last.valid = H5Pget_userblock(creation, &last.user_block) >= 0;
+    return last;
+}
+
 /// The bytes of an open file, on disk or in memory.
 class FileBytes {
 public:
     explicit FileBytes(hid_t object) : file_(H5Iget_file_id(object), H5Fclose) {
-        const Handle access(H5Fget_access_plist(file_), H5Pclose);
-        in_memory_ = H5Pget_driver(access) == H5FD_CORE;
-        const Handle creation(H5Fget_create_plist(file_), H5Pclose);
-        hsize_t user_block = 0, size = 0;
-        if (H5Pget_userblock(creation, &user_block) < 0 || H5Fget_filesize(file_, &size) < 0 ||
+        const Lists lists = lists_of(file_);
+        in_memory_ = lists.in_memory;
+        base_ = lists.user_block;
+        hsize_t size = 0;
+        if (!lists.valid || H5Fget_filesize(file_, &size) < 0 ||
             H5Fget_vfd_handle(file_, H5P_DEFAULT, &handle_) < 0)
             handle_ = nullptr;
-        base_ = user_block;
-        size_ = size > user_block ? size - user_block : 0;
+        size_ = size > base_ ? size - base_ : 0;
     }
     uint64_t size() const { return size_; }
     /// Addresses count from the end of the user block. False beyond the end.

@@ -252,5 +252,14 @@ TEST_F(Damage, ARowAboveTheLimitsOfHdf5IsNamed) {
                   "chunks of 1.71799e+10 bytes, HDF5 takes at most 4.29497e+09");
 }
 
+TEST_F(Damage, TextsOfTwoOpenFilesAreReadFromTheirOwn) {
+    const Bytes whole = fuzz::build_results(nullptr, 0);
+    put(file(), whole);
+    const ResultsReader on_disk(file()), in_memory("memory", whole);
+    for (int turn = 0; turn < 2; ++turn)
+        for (const ResultsReader* reader : {&on_disk, &in_memory})
+            EXPECT_EQ(reader->words("/run", "commit"), "{}");
+}
+
 }  // namespace
 }  // namespace msa::io
