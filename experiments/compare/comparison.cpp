@@ -57,7 +57,7 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
       all_(sizes_.with_query_rows(task.tokens)),
       phase_(phase_queries(sizes_, task.options.prompt)),
       k_norm_(largest_norm<3>(task.data.k)) {
-    const size_t views = task.data.q.size();
+    const auto views = static_cast<size_t>(task.data.views);
     const std::vector<analysis::RowKind> kinds = analysis::rows_beyond(all_, plan_.largest_budget);
     for (size_t i = 0; i < kinds.size(); ++i)
         if (kinds[i] == analysis::RowKind::counted) counted_.push_back(task.tokens[i]);
@@ -123,8 +123,9 @@ SelectorLayer LayerComparison::selector_layer(const LayerView& view,
             .rule = rules.empty() ? SelectionRule{} : rules.front(),
             .rules = rules,
             .read_q =
-                [q = view.host_q, &backend = task_.backend](std::span<const int64_t> tokens) {
-                    return Mirror<3>(backend, gather_rows(q, tokens));
+                [&data = task_.data, &backend = task_.backend,
+                 index = view.index](std::span<const int64_t> tokens) {
+                    return Mirror<3>(backend, data.q(tokens, index));
                 },
             .prompt = task_.options.prompt,
             .counted = counted_,
@@ -161,7 +162,7 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
 }
 
 void LayerComparison::run(Progress& progress) {
-    for (size_t index = 0; index < task_.data.q.size(); ++index) {
+    for (size_t index = 0; index < static_cast<size_t>(task_.data.views); ++index) {
         const LayerView view(task_.backend, task_.data, sizes_, index);
         std::vector<Scorer> scorers = make_scorers(view);
         const int64_t step = chunk_queries();
@@ -191,13 +192,11 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     const std::span<const int64_t> tokens(task_.tokens.data() + range.begin,
                                           task_.tokens.data() + range.end);
     Backend& backend = task_.backend;
-    const Tensor<float, 3> host_q = gather_rows(view.host_q, tokens);
+    const Tensor<float, 3> host_q = task_.data.q(tokens, view.index);
     const Operand<3> q(backend, host_view(host_q), task_.data.elements.main.computed);
     const Attention dense = attend(backend, p, {q, view.k_there, view.v_there, view.sinks}, {});
     Mirror<3> index_q;
-    Tensor<float, 3> host_index_q;
-    if (task_.data.index_q.data() != nullptr)
-        host_index_q = gather_rows(task_.data.index_q, tokens);
+    const Tensor<float, 3> host_index_q = task_.data.index_q(tokens);
     const Operand<3> index_q_there(backend, host_view(host_index_q),
                                    task_.data.elements.index.computed);
     if (host_index_q.data() != nullptr)

@@ -82,7 +82,7 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
     const Problem sizes = data.problem(file.info(), o.block_size);
     const std::vector<Plan> plans = make_plans(o, selectors, sizes);
     Progress progress(worker.progress, text("layer ", layer.layer),
-                      std::ssize(tokens) * std::ssize(plans) * std::ssize(data.q), "queries");
+                      std::ssize(tokens) * std::ssize(plans) * data.views, "queries");
     for (const Plan& plan : plans) {
         LayerComparison comparison(task, plan);
         comparison.run(progress);

@@ -4,31 +4,31 @@
 #include <algorithm>
 
 namespace msa::experiments::compare {
-namespace {
 
 using io::Field;
 
-}  // namespace
-
 LayerData::LayerData(const io::ActivationsReader& file, const io::LayerInfo& layer,
                      const LayerElements& rounded, Sharing sharing)
-    : info(layer), elements(rounded) {
-    const LayerReader read(file, info, elements);
-    k = read.all(Field::k);
-    v = read.all(Field::v);
-    index_q = read.all(Field::index_q);
-    index_k = read.all(Field::index_k);
-    q.push_back(read.all(Field::q));
-    const int64_t group_size = info.query_heads / info.kv_heads;
-    if (sharing != Sharing::head || group_size == 1) return;
-    const Tensor<float, 3> all = std::move(q.front());
-    q.clear();
-    for (int64_t member = 0; member < group_size; ++member)
-        q.push_back(one_of_each_group(all, group_size, member));
+    : info(layer),
+      elements(rounded),
+      views(sharing == Sharing::head ? layer.query_heads / layer.kv_heads : 1),
+      read_(file, layer, rounded) {
+    k = read_.all(Field::k);
+    v = read_.all(Field::v);
+    index_k = read_.all(Field::index_k);
+}
+
+Tensor<float, 3> LayerData::q(std::span<const int64_t> tokens, size_t view) const {
+    Tensor<float, 3> all = read_.rows(Field::q, tokens);
+    return views == 1 ? std::move(all) : one_of_each_group(all, views, static_cast<int64_t>(view));
+}
+
+Tensor<float, 3> LayerData::index_q(std::span<const int64_t> tokens) const {
+    return read_.rows(Field::index_q, tokens);
 }
 
 Tensor<float, 1> LayerData::sinks(size_t view) const {
-    return sinks_of_view(info, static_cast<int64_t>(q.size()), static_cast<int64_t>(view));
+    return sinks_of_view(info, views, static_cast<int64_t>(view));
 }
 
 Tensor<float, 1> sinks_of_view(const io::LayerInfo& layer, int64_t views, int64_t view) {
@@ -49,7 +49,7 @@ Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, i
 
 Problem LayerData::problem(const io::ActivationsInfo& file, int64_t block_size) const {
     Problem p = io::layer_problem(file, info, block_size);
-    p.query_heads = q.front().extent(1);
+    p.query_heads = info.query_heads / views;
     return p;
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The operands of one layer in host memory, and the layer as the selectors are to see it: with the
-// heads that share a choice of blocks as its groups.
+// The operands of one layer, and the layer as the selectors are to see it: with the heads that
+// share a choice of blocks as its groups. Keys and values are in host memory; queries, which are G
+// times as many, are read from the file where they are looked at.
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "core/io/activations.h"
 #include "experiments/compare/options.h"
@@ -13,20 +13,29 @@
 
 namespace msa::experiments::compare {
 
-struct LayerData {
+class LayerData {
+public:
+    /// `layer` is one of the file's; both must outlive this.
     LayerData(const io::ActivationsReader&, const io::LayerInfo&, const LayerElements&, Sharing);
 
     io::LayerInfo info;
     LayerElements elements;
-    /// q [N, Hkv * heads, dh] of each view. Sharing by head makes G views of one head a group, and
-    /// so of every operation that works by group one that works by head; else there is one view.
-    std::vector<Tensor<float, 3>> q;
-    Tensor<float, 3> k, v, index_q, index_k;  // [N, heads, channels]; index absent where not there
+    /// Sharing by head makes G views of one head a group, and so of every operation that works by
+    /// group one that works by head; else there is one view.
+    int64_t views = 1;
+    Tensor<float, 3> k, v, index_k;  // [N, heads, channels]; index_k absent where not there
 
+    /// [n, Hq / views, dh] of a view, of the packed tokens, ascending.
+    Tensor<float, 3> q(std::span<const int64_t> tokens, size_t view) const;
+    /// [n, Hkv, didx] likewise; absent where not there.
+    Tensor<float, 3> index_q(std::span<const int64_t> tokens) const;
     /// [Hkv * heads] of a view; absent without.
     Tensor<float, 1> sinks(size_t view) const;
     /// The whole layer as a view has it.
     Problem problem(const io::ActivationsInfo&, int64_t block_size) const;
+
+private:
+    LayerReader read_;
 };
 
 /// Of q [n, Hq, dh]: what the view `view` of a layer that is shared by head sees, [n, Hkv, dh].

@@ -15,7 +15,6 @@ struct LayerView {
     LayerView(Backend& backend, const LayerData& data, Problem problem, size_t view)
         : index(view),
           whole(std::move(problem)),
-          host_q(data.q[view].view()),
           k_there(backend, host_view(data.k), data.elements.main.computed),
           v_there(backend, host_view(data.v), data.elements.main.computed),
           index_k_there(backend, host_index_k(data), data.elements.index.computed),
@@ -27,7 +26,6 @@ struct LayerView {
     }
     size_t index;
     Problem whole;
-    View<const float, 3> host_q;
     Operand<3> k_there, v_there;
     Operand<2> index_k_there;
     Tensor<float, 1> host_sinks;

@@ -180,6 +180,20 @@ TEST_F(Compare, LargeConstantLogitsAreNoError) {
     EXPECT_LT(all["checks"][0]["largest_mass_bound"], 1e-2);
 }
 
+TEST_F(Compare, ReadsOnlyTheQueriesThatAreLookedAt) {
+    const std::string file = make("part.h5");
+    poke(file, "/layers/3/q", {0, 0, 0}, NAN);
+    const auto compare = [&](const char* out, const char* queries) {
+        return kCompare({file, "--out", path(out), "--layers", "3", "--selectors", "oracle",
+                         "--budgets", "16", "--block-size", "8", "--queries", queries});
+    };
+    const Outcome some = compare("some", "100:150"), all = compare("all", ":");
+    EXPECT_EQ(some.code, 0) << some.err;
+    EXPECT_EQ(all.code, 2);
+    EXPECT_NE(all.err.find("/layers/3/q holds 1 values that are NaN or Inf"), std::string::npos)
+        << all.err;
+}
+
 TEST_F(Compare, UndefinedAttentionIsNamedAndStaysUndefined) {
     Activations sizes;
     sizes.layers = {0};
@@ -363,7 +377,8 @@ struct RefusedOptions {
 
 TEST_F(Compare, RefusesWithTheRule) {
     const RefusedOptions refusals[] = {
-        {{"--selectors", "best"}, "no selector is called 'best'"},
+        {{"--selectors", "best"}, "--selectors is 'best', must be one of: index, oracle,"},
+        {{"--selectors", "all,oracle"}, "--selectors has all beside others"},
         {{"--selectors", "moba,mean-key"}, "--selectors names 'mean-key' twice"},
         {{"--selectors", "previous-layer"}, "cannot run on layer 0: the file has no layer"},
         {{"--prompt", "9"}, "--prompt needs --phase decode"},
