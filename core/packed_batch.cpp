@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/cu_seqlens.h"
 #include "core/error.h"
 
 namespace msa {
@@ -20,14 +21,14 @@ void check_cu_seqlens(const std::vector<int64_t>& cu_seqlens, std::string_view n
                 ", must not be below ", name, "[", s - 1, "] = ", cu_seqlens[s - 1]);
 }
 
-int64_t longest(const std::vector<int64_t>& cu_seqlens) {
+}  // namespace
+
+int64_t longest_sequence(std::span<const int64_t> cu_seqlens) {
     int64_t tokens = 0;
     for (size_t s = 1; s < cu_seqlens.size(); ++s)
         tokens = std::max(tokens, cu_seqlens[s] - cu_seqlens[s - 1]);
     return tokens;
 }
-
-}  // namespace
 
 struct PackedBatch::Layout {
     std::vector<int64_t> cu_seqlens_q{0}, cu_seqlens_k{0}, query_positions;
@@ -97,8 +98,8 @@ const std::vector<int64_t>& PackedBatch::query_positions() const {
 int64_t PackedBatch::sequences() const { return std::ssize(layout_->cu_seqlens_q) - 1; }
 int64_t PackedBatch::queries() const { return layout_->cu_seqlens_q.back(); }
 int64_t PackedBatch::keys() const { return layout_->cu_seqlens_k.back(); }
-int64_t PackedBatch::longest_keys() const { return longest(layout_->cu_seqlens_k); }
-int64_t PackedBatch::longest_queries() const { return longest(layout_->cu_seqlens_q); }
+int64_t PackedBatch::longest_keys() const { return longest_sequence(layout_->cu_seqlens_k); }
+int64_t PackedBatch::longest_queries() const { return longest_sequence(layout_->cu_seqlens_q); }
 
 const std::vector<KeyRange>& PackedBatch::visible_keys() const {
     std::call_once(layout_->made, [this] { layout_->make_visible(); });

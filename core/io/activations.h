@@ -48,9 +48,9 @@ struct LayerInfo {
     std::vector<double> rope_inv_freq;  // and its frequencies [rotary_dim/2], or none
     std::optional<double> rope_attention_factor;  // and what cosine and sine are multiplied by
     bool rope_interleaved = false;  // it turns channels 2c and 2c+1; else c and c + rotary_dim/2
-    /// The model attends to selected keys only (attribute own_attention = "sparse"); block size and
-    /// k of its own Index Branch.
+    /// The model attends to selected keys only (attribute own_attention = "sparse").
     bool own_sparse = false;
+    /// Block size and k of the Index Branch that the layer has: the model's own, or a fitted one.
     std::optional<int64_t> own_block_size, own_top_k;
     /// What the model's own attention adds to plain causal attention, by attribute (those of
     /// kOwnAttention). layer_problem and layer_sinks take over all but attention_chunk.

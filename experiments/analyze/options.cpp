@@ -16,7 +16,7 @@ const About kAbout{
         "lose?",
     .usage = "FILE --out DIR [options]",
     .examples = {"msa-analyze data/sample.h5 --out results/first --block-size 32",
-                 "msa-analyze data/sample.h5 --out results/sampled --selector oracle,window "
+                 "msa-analyze data/sample.h5 --out results/sampled --selectors oracle,window "
                  "--block-size 64 --top-k 8 --sample-queries 512"},
     .writes =
         "DIR/results.h5 (groups /queries, /layers, /select, /metrics, /curves, /popularity,\n"
@@ -24,11 +24,9 @@ const About kAbout{
         "DIR/metrics.csv.",
 };
 
-/// A value that must be one of a few names.
-std::function<std::string(const std::string&)> one_of(const std::string& option,
-                                                      const std::vector<std::string>& known) {
-    return [=](const std::string& name) { return known[choice(option, name, known)]; };
-}
+const std::vector<std::string> kDumps{"outputs", "mass", "scores"};
+
+std::string known_dump(const std::string& name) { return kDumps[choice("dump", name, kDumps)]; }
 
 }  // namespace
 
@@ -40,12 +38,7 @@ OptionTable option_table(AnalyzeOptions& o) {
     OptionTable table(kAbout);
     add_files(table, o);
     table.numbers("layers", "L,...", o.layers, "layers; default: all");
-    const std::vector<std::string> selectors = list_pointwise_selectors();
-    table
-        .names("selector", "NAME,...", o.selectors, one_of("selector", selectors),
-               "selectors, repeatable: " + join(selectors) +
-                   "; default: all that the file has operands for")
-        .as("selectors");
+    add_selectors(table, o.selectors, list_pointwise_selectors());
     add_sizes(table, o);
     add_oracle(table, o);
     table
@@ -56,7 +49,7 @@ OptionTable option_table(AnalyzeOptions& o) {
     table.seed(o.seed, "of sampling and of random");
     add_compute(table, o);
     add_index_element(table, o);
-    table.names("dump", "WHAT,...", o.dump, one_of("dump", {"outputs", "mass", "scores"}),
+    table.names("dump", "WHAT,...", o.dump, known_dump,
                 "also store outputs, mass, scores; ids always are");
     add_workers(table, o);
     add_existing(table, o);

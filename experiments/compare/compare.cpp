@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/cu_seqlens.h"
 #include "core/select/token_selector.h"
 #include "experiments/compare/layer.h"
 #include "experiments/compare/summary.h"
@@ -59,9 +60,7 @@ std::vector<int64_t> choose_queries(const CompareOptions& o, const io::Activatio
 /// One line where budgets are more than the longest sequence.
 void note_large_budgets(const CompareOptions& o, const io::ActivationsInfo& info,
                         std::ostream& err) {
-    int64_t longest = 0;
-    for (size_t s = 1; s < info.cu_seqlens.size(); ++s)
-        longest = std::max(longest, info.cu_seqlens[s] - info.cu_seqlens[s - 1]);
+    const int64_t longest = longest_sequence(info.cu_seqlens);
     for (const Budget& budget : o.budgets)
         if (!budget.is_share && budget.value > static_cast<double>(longest))
             err << "note: --budgets has " << budget.asked << ", more than the " << longest
@@ -85,6 +84,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     CompareOptions& o = *parsed;
     const io::ActivationsReader file(o.file);
     resolve(o, file);
+    std::vector<io::LayerInfo> layers;
+    for (int64_t number : o.layers) layers.push_back(file.layer(number));
+    if (o.ablation != Ablation::block_size) take_own_block_size(o.block_size, args, layers, err);
     for (int64_t number : o.layers)
         warn_of_own_attention(o.file, file.layer(number), Computed::with_window_cap_and_sinks, err);
     for (int64_t number : o.layers) choose_queries(o, file.info(), number);

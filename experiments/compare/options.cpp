@@ -31,7 +31,7 @@ const About kAbout{
 
 const std::vector<std::string> kSharings{"head", "group", "layer"};
 const std::vector<std::string> kAblations{"none", "block-size", "forced", "window"};
-const std::string kAll = "all", kBudgets = "256,512,1024,2048";
+const std::string kBudgets = "256,512,1024,2048";
 
 Budget parse_budget(const std::string& item) {
     Budget budget{item, 0, item.find('.') != std::string::npos};
@@ -45,11 +45,6 @@ Budget parse_budget(const std::string& item) {
                 budget.value <= 1,
             "--budgets has '", item, "', a share of the context must be above 0.0 and at most 1.0");
     return budget;
-}
-
-/// A policy's own name; "all" stands for every one.
-std::string known_policy(const std::string& name) {
-    return name == kAll ? name : std::string(make_policy(name)->name());
 }
 
 }  // namespace
@@ -69,10 +64,7 @@ OptionTable option_table(CompareOptions& o) {
     OptionTable table(kAbout);
     add_files(table, o);
     table.numbers("layers", "L,...", o.layers, "layers; default: all");
-    table
-        .names("selectors", "NAME,...", o.selectors, known_policy,
-               "all that the file has operands for, or some of: " + join(list_policies()))
-        .shown_as(kAll);
+    add_selectors(table, o.selectors, list_policies());
     table
         .names(
             "budgets", "TOKENS,...", o.asked,
@@ -111,9 +103,6 @@ std::optional<CompareOptions> parse_compare_options(std::span<const std::string>
                                                     std::ostream& out) {
     CompareOptions o;
     if (!option_table(o).parse(args, out)) return std::nullopt;
-    const bool all = std::find(o.selectors.begin(), o.selectors.end(), kAll) != o.selectors.end();
-    require(!all || o.selectors.size() == 1, "--selectors has all beside others");
-    if (all) o.selectors.clear();
     if (o.asked.empty()) o.asked = split_list("budgets", kBudgets);
     for (const std::string& item : o.asked) o.budgets.push_back(parse_budget(item));
     require(o.decode == (o.prompt > 0),

@@ -14,13 +14,6 @@ constexpr int64_t kBlockSizes[] = {32, 64, 128};  // of tab:block-ablation
 constexpr int64_t kForcedLocal = 2;               // of the ablation; the paper does not say
 const char* const kWindow = "window-tokens";      // app:prelim-swa
 
-int64_t context(const Problem& p) {
-    int64_t longest = 0;
-    for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s)
-        longest = std::max(longest, p.batch.cu_seqlens_k()[s + 1] - p.batch.cu_seqlens_k()[s]);
-    return longest;
-}
-
 SelectionRule rule_of(const CompareOptions& o, int64_t tokens, int64_t block_size) {
     SelectionRule rule{ceil_div(tokens, block_size), o.forced_local, o.forced_first};
     if (o.forced_outside) rule.top_k += rule.forced_local + rule.forced_first;
@@ -30,7 +23,7 @@ SelectionRule rule_of(const CompareOptions& o, int64_t tokens, int64_t block_siz
 
 std::vector<int64_t> budgets(const CompareOptions& o, const Problem& p) {
     std::vector<int64_t> tokens;
-    for (const Budget& budget : o.budgets) tokens.push_back(budget.tokens(context(p)));
+    for (const Budget& budget : o.budgets) tokens.push_back(budget.tokens(p.batch.longest_keys()));
     std::sort(tokens.begin(), tokens.end());
     tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
     return tokens;
@@ -122,7 +115,7 @@ Plan window_plan(const CompareOptions& o, const std::vector<std::string>& select
     };
     for (int64_t tokens : budgets(o, p)) add(tokens, "budget");
     for (int64_t tokens : matched)
-        if (tokens <= context(p) / 2) add(tokens, "FLOPs");
+        if (tokens <= p.batch.longest_keys() / 2) add(tokens, "FLOPs");
     return plan;
 }
 

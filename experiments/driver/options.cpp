@@ -147,6 +147,13 @@ void check_at_least(const std::string& option, int64_t value, int64_t low) {
     require(value >= low, "--", option, " is ", value, ", must be at least ", low);
 }
 
+void check_folder(const std::string& option, const std::filesystem::path& folder) {
+    std::filesystem::path there = folder;
+    while (!there.empty() && !std::filesystem::exists(there)) there = there.parent_path();
+    require(there.empty() || std::filesystem::is_directory(there), "--", option, " is ",
+            folder.string(), ", but ", there.string(), " is a file, not a folder");
+}
+
 bool parse_command_line(const About& about, const po::options_description& options,
                         const std::string& positional, std::span<const std::string> args,
                         std::ostream& out) {
@@ -179,6 +186,14 @@ bool parse_command_line(const About& about, const po::options_description& optio
             visible.find_nothrow(option.substr(option.find_first_not_of('-')), false);
         const std::string form = known == nullptr ? "" : ", must be " + known->format_parameter();
         throw InputError(text(error.what(), form, "; ", about.name, " --help lists the options"));
+    } catch (const po::unknown_option& error) {
+        const std::string asked = error.get_option_name();
+        std::string meant;
+        for (const auto& option : visible.options())
+            if (("--" + option->long_name()).starts_with(asked))
+                meant += (meant.empty() ? "" : ", ") + ("--" + option->long_name());
+        throw InputError(text(error.what(), meant.empty() ? "" : ", but there is ", meant, "; ",
+                              about.name, " --help lists the options"));
     } catch (const po::error& error) {
         throw InputError(text(error.what(), "; ", about.name, " --help lists the options"));
     }

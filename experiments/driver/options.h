@@ -5,6 +5,7 @@
 
 #include <boost/program_options.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <iosfwd>
 #include <optional>
 #include <span>
@@ -61,6 +62,9 @@ std::optional<Element> element_option(const std::string& option, const std::stri
 void check_option(const std::string& option, int64_t value, int64_t low, int64_t high);
 /// InputError "--option is V, must be at least L".
 void check_at_least(const std::string& option, int64_t value, int64_t low);
+
+/// InputError where a file stands in the way of a folder: the path itself, or what it lies in.
+void check_folder(const std::string& option, const std::filesystem::path& folder);
 
 /// Is "--option" among the arguments? For defaults that must not look like a choice.
 bool given(std::span<const std::string> args, const std::string& option);

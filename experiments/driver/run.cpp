@@ -75,6 +75,7 @@ std::vector<Unit> layer_units(
 UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
                  std::vector<fs::path> inputs, std::vector<std::string> names, std::ostream& err)
     : o_(o), program_(program), inputs_(std::move(inputs)), err_(err) {
+    check_folder("out", o_.out);
     names.insert(names.end(), {"results.h5", "run.json"});
     for (const fs::path& input : inputs_)
         for (const std::string& name : names)

@@ -5,7 +5,9 @@
 #include <ostream>
 #include <thread>
 
+#include "core/cu_seqlens.h"
 #include "core/io/results.h"
+#include "core/select/token_selector.h"
 
 namespace msa::experiments {
 
@@ -89,21 +91,54 @@ void add_sizes(OptionTable& table, SizeOptions& o) {
     table.count("forced-first", "BLOCKS", o.rule.forced_first, "oldest blocks always kept");
 }
 
+namespace {
+
+void take_own(const char* option, std::optional<int64_t> io::LayerInfo::*own, int64_t& to,
+              std::span<const std::string> args, std::span<const io::LayerInfo> layers,
+              std::ostream& err) {
+    const bool alike = std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
+        return layer.*own && layer.*own == layers.front().*own;
+    });
+    if (layers.empty() || !alike || given(args, option) || to == *(layers.front().*own)) return;
+    to = *(layers.front().*own);
+    err << "note: --" << option << " is " << to << ", as the file says of its Index Branch\n";
+}
+
+}  // namespace
+
+void take_own_block_size(int64_t& block_size, std::span<const std::string> args,
+                         std::span<const io::LayerInfo> layers, std::ostream& err) {
+    take_own("block-size", &io::LayerInfo::own_block_size, block_size, args, layers, err);
+    check_option("block-size", block_size, kMinBlockSize, kMaxBlockSize);
+}
+
 void take_own_sizes(SizeOptions& o, std::span<const std::string> args,
                     std::span<const io::LayerInfo> layers, std::ostream& err) {
-    const auto take = [&](const char* option, std::optional<int64_t> io::LayerInfo::*own,
-                          int64_t& to) {
-        const bool alike = std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
-            return layer.*own && layer.*own == layers.front().*own;
-        });
-        if (layers.empty() || !alike || given(args, option) || to == *(layers.front().*own)) return;
-        to = *(layers.front().*own);
-        err << "note: --" << option << " is " << to << ", as in the model's own Index Branch\n";
-    };
-    take("block-size", &io::LayerInfo::own_block_size, o.block_size);
-    take("top-k", &io::LayerInfo::own_top_k, o.rule.top_k);
-    check_option("block-size", o.block_size, kMinBlockSize, kMaxBlockSize);
+    take_own_block_size(o.block_size, args, layers, err);
+    take_own("top-k", &io::LayerInfo::own_top_k, o.rule.top_k, args, layers, err);
     o.rule.validate();
+}
+
+void add_selectors(OptionTable& table, std::vector<std::string>& to,
+                   const std::vector<std::string>& offered) {
+    const std::string all = "all";
+    const auto known = [=](const std::string& name) {
+        if (name == all) return all;
+        for (const std::string& own : offered) {
+            const std::vector<std::string_view> others = make_policy(own)->other_names();
+            if (std::find(others.begin(), others.end(), name) != others.end()) return own;
+        }
+        return offered[choice("selectors", name, offered)];
+    };
+    OptionRow& row =
+        table.names("selectors", "NAME,...", to, known,
+                    "all that the file has operands for, or some of: " + join(offered));
+    row.shown_as(all);
+    row.check = [=, &to] {
+        const bool has_all = std::find(to.begin(), to.end(), all) != to.end();
+        require(!has_all || to.size() == 1, "--selectors has all beside others");
+        if (has_all) to.clear();
+    };
 }
 
 void add_oracle(OptionTable& table, OracleOptions& o) {
@@ -171,10 +206,9 @@ std::vector<int64_t> chosen_queries(const QueryOptions& o, const std::vector<int
     const int ways = int{!o.queries.empty()} + int{!o.positions.empty()} + int{!o.held_out.empty()};
     require(ways <= 1, "--queries, --positions and --held-out exclude each other");
     if (!o.held_out.empty()) return held_out_queries(o.held_out, layer, cu.back());
-    int64_t longest = 0;
-    for (size_t s = 1; s < cu.size(); ++s) longest = std::max(longest, cu[s] - cu[s - 1]);
     const std::vector<QueryRange> queries = resolve_ranges("queries", o.queries, cu.back()),
-                                  positions = resolve_ranges("positions", o.positions, longest);
+                                  positions = resolve_ranges("positions", o.positions,
+                                                             longest_sequence(cu));
     std::vector<int64_t> chosen;
     for (size_t s = 1; s < cu.size(); ++s)
         for (int64_t token = cu[s - 1]; token < cu[s]; ++token)
@@ -184,9 +218,7 @@ std::vector<int64_t> chosen_queries(const QueryOptions& o, const std::vector<int
 }
 
 std::string clamp_top_k(SelectionRule& rule, int64_t block_size, const std::vector<int64_t>& cu) {
-    int64_t longest = 0;
-    for (size_t s = 1; s < cu.size(); ++s) longest = std::max(longest, cu[s] - cu[s - 1]);
-    const int64_t blocks = ceil_div(longest, block_size);
+    const int64_t blocks = ceil_div(longest_sequence(cu), block_size);
     const int64_t most = std::max({int64_t{1}, blocks, rule.forced_local + rule.forced_first});
     if (rule.top_k <= most) return "";
     std::string note = text("--top-k is ", rule.top_k, ", more than the ", blocks,

@@ -56,10 +56,17 @@ struct SizeOptions {
 /// --block-size, --top-k, --forced-local, --forced-first.
 void add_sizes(OptionTable&, SizeOptions&);
 
-/// Where layers name the block size and k of their model's own Index Branch, all the same, these
-/// become the defaults of options that `args` do not give; said on `err`.
+/// Where layers name the block size of their Index Branch, all the same, it becomes the default of
+/// --block-size where `args` do not give that; said on `err`.
+void take_own_block_size(int64_t& block_size, std::span<const std::string> args,
+                         std::span<const io::LayerInfo> layers, std::ostream& err);
+/// The same of block size and k.
 void take_own_sizes(SizeOptions&, std::span<const std::string> args,
                     std::span<const io::LayerInfo> layers, std::ostream& err);
+
+/// --selectors: some of `offered`, by any of their names; empty for all that can run.
+void add_selectors(OptionTable&, std::vector<std::string>& to,
+                   const std::vector<std::string>& offered);
 
 /// How I* is chosen, and which rows the averages count.
 struct OracleOptions {

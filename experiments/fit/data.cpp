@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/cu_seqlens.h"
 #include "core/error.h"
 #include "experiments/fit/rope.h"
 
@@ -107,14 +108,12 @@ Split split_queries(const FitOptions& o, const std::vector<int64_t>& cu) {
     const auto sequences = std::ssize(cu) - 1;
     constexpr const char* kCounted[] = {"positions", "sequences", "tokens"};
     const char* const what = kCounted[static_cast<size_t>(o.split)];
-    int64_t longest = 0;
-    for (size_t s = 1; s < cu.size(); ++s) longest = std::max(longest, cu[s] - cu[s - 1]);
     const bool by_sequence = o.split == SplitBy::sequence;
     require(!by_sequence || sequences >= 2,
             "--split is sequence, must be position: there is one sequence");
     const int64_t available = by_sequence                 ? sequences
                               : o.split == SplitBy::token ? cu.back()
-                                                          : longest;
+                                                          : longest_sequence(cu);
     const std::string of_what = text("of ", what);
     const int64_t cut = std::max<int64_t>(1, available * 3 / 4);
     const std::vector<QueryRange> train =

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/fit/indexer_file.h"
 
+#include <nlohmann/json.hpp>
+
 #include "experiments/fit/data.h"
 #include "experiments/fit/state.h"
 
@@ -45,10 +47,13 @@ void write_indexer_file(const std::filesystem::path& path,
     info.cu_seqlens = all_sequences(files);
     info.has_tokens = false;
     info.layers.clear();
+    const auto options = nlohmann::json::parse(results.run().options);
     for (int64_t layer : layers) {
         info.layers.push_back(files.front().layer(layer));
         info.layers.back().model_dim = 0;  // no x: the weights are in the results
         info.layers.back().index_dim = read_weights(results, layer).form().index_dim;
+        info.layers.back().own_block_size = options.at("block_size").get<int64_t>();
+        info.layers.back().own_top_k = options.at("top_k").get<int64_t>();
     }
     io::ActivationsWriter to(path, info, true);
     for (int64_t layer : layers) {

@@ -15,7 +15,8 @@ Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer, 
                               io::Field, QueryRange range, int threads = 0);
 
 /// Writes the fitted layers of `results` as activations, replacing `path`: q, k and v of all input
-/// files, index_q and index_k of the fitted weights, in the element type of the input.
+/// files, index_q and index_k of the fitted weights, in the element type of the input, and the
+/// block size and k that they were fitted for.
 void write_indexer_file(const std::filesystem::path& path,
                         std::span<const io::ActivationsReader> files,
                         const io::ResultsReader& results, std::span<const int64_t> layers,

@@ -15,11 +15,11 @@ const About kAbout{
     .usage = "FILE... --out DIR [options]",
     .examples = {"msa-fit-indexer data/sample.h5 --out results/fit --block-size 32 --top-k 8 "
                  "--steps 200",
-                 "msa-analyze results/fit/indexer.h5 --out results/fitted --block-size 32 "
-                 "--top-k 8 --held-out results/fit/results.h5"},
+                 "msa-analyze results/fit/indexer.h5 --out results/fitted --held-out "
+                 "results/fit/results.h5"},
     .writes =
         "DIR/results.h5 (group /fit: curves and weights), DIR/indexer.h5 (activations with the\n"
-        "fitted index_q and index_k, stored as the input is, for msa-analyze --selector index) "
+        "fitted index_q and index_k, stored as the input is, for msa-analyze --selectors index) "
         "and\n"
         "DIR/summary.json; while it runs, DIR/checkpoint-L.h5 for --resume. See data/FORMAT.md.",
 };

@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/cu_seqlens.h"
 #include "experiments/fit/data.h"
 
 namespace msa::experiments::fit {
@@ -61,13 +62,6 @@ std::optional<RopeParameters> configured(const io::ActivationsReader& file,
     return parse_rope(file.info().model_config, info.head_dim);
 }
 
-int64_t longest_sequence(const io::ActivationsReader& file) {
-    int64_t longest = 0;
-    const std::vector<int64_t>& cu = file.info().cu_seqlens;
-    for (size_t s = 1; s < cu.size(); ++s) longest = std::max(longest, cu[s] - cu[s - 1]);
-    return longest;
-}
-
 }  // namespace
 
 std::optional<RopeParameters> parse_rope(const std::string& text, int64_t head_dim) {
@@ -106,7 +100,7 @@ std::vector<double> model_frequencies(const FitOptions& o, const io::Activations
     require(config.has_value(), at, " does not say rope_theta; give --rope-theta");
     RopeParameters p = *config;
     p.rotary_dim = *rotary;
-    return rope_frequencies(p, longest_sequence(file)).inverse;
+    return rope_frequencies(p, longest_sequence(file.info().cu_seqlens)).inverse;
 }
 
 IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int64_t layer) {

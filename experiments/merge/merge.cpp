@@ -55,7 +55,7 @@ constexpr MergedProgram kPrograms[] = {
     {"msa-fit-indexer", fit::complete, true},
 };
 
-const MergedProgram& program_of(const std::string& shard, const std::string& name) {
+MergedProgram program_of(std::string_view shard, std::string_view name) {
     for (const MergedProgram& program : kPrograms)
         if (program.name == name) return program;
     throw InputError(text(shard, ": is of ", name, ", whose runs have no shards"));
@@ -130,9 +130,10 @@ void warn_of_devices(const std::vector<io::ResultsWriter::Notes>& units, std::os
 int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
     MergeOptions o;
     if (!option_table(o).parse(args, out)) return 0;
+    check_folder("out", o.out);
     const std::vector<io::UnitFolder> shards = open_shards(o);
     io::RunRecord record = shards.front().record;
-    const MergedProgram& program = program_of(o.shards.front().string(), record.program);
+    const MergedProgram program = program_of(o.shards.front().string(), record.program);
     check_units(shards);
     const std::vector<fs::path> inputs =
         program.reads_inputs ? find_inputs(record) : std::vector<fs::path>();

@@ -67,7 +67,8 @@ OptionTable option_table(SynthOptions& o) {
     table.count("index-dim", "N", layer.index_dim, "didx; 0: no index_q and index_k");
     add_real(table, "sink", "NATS", pattern.sink, "gain of token 0");
     add_real(table, "diagonal", "NATS", pattern.diagonal, "gain of the query's own neighbourhood");
-    table.count("stripes", "N", pattern.stripes, "slowly moving far targets per group").at_least(0);
+    table.count("stripes", "N", pattern.stripes, "slowly moving far targets per group")
+        .between(0, 256);
     add_real(table, "stripe", "NATS", pattern.stripe, "gain of a stripe's target");
     table
         .count("needles", "N", pattern.needles,

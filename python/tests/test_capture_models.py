@@ -221,7 +221,7 @@ def test_analyze_with_all_blocks_gives_the_models_own_output(tmp_path, sequences
     capture(captured, sequences, tmp_path / "a.h5")
     run_program("msa-inspect", tmp_path / "a.h5", "--stats")
     blocks = -(-max(LENGTHS) // BLOCK)
-    run_program("msa-analyze", tmp_path / "a.h5", "--out", tmp_path / "r", "--selector", "oracle",
+    run_program("msa-analyze", tmp_path / "a.h5", "--out", tmp_path / "r", "--selectors", "oracle",
                 "--block-size", BLOCK, "--top-k", blocks, "--dump", "outputs")
     outputs, selected = own_answers(model, captured._attention, sequences)
     compared = 0
@@ -245,7 +245,7 @@ def test_minimax_m3_selects_what_transformers_selects(tmp_path, sequences, dtype
     model = make_model("minimax_m3", dtype)
     captured = TransformersModel(model)
     capture(captured, sequences, tmp_path / "a.h5", layers=[1, 3])
-    run_program("msa-analyze", tmp_path / "a.h5", "--out", tmp_path / "r", "--selector", "index",
+    run_program("msa-analyze", tmp_path / "a.h5", "--out", tmp_path / "r", "--selectors", "index",
                 "--block-size", BLOCK, "--top-k", TOP_K, "--dump", "outputs")
     outputs, selected = own_answers(model, captured._attention, sequences)
     with ActivationsReader(tmp_path / "a.h5") as file, \

@@ -59,7 +59,7 @@ def story(tmp_path, model, *fit_options, tokens=400):
                  "--layers", "1,3", "--out", str(tmp_path / "mine.h5")]) == 0
     run_program("msa-fit-indexer", tmp_path / "mine.h5", "--out", tmp_path / "fit", *fit_options)
     run_program("msa-analyze", tmp_path / "fit/indexer.h5", "--out", tmp_path / "mine",
-                "--block-size", 16, "--top-k", 4, "--selector", "index,oracle,mean-key,window",
+                "--block-size", 16, "--top-k", 4, "--selectors", "index,oracle,mean-key,window",
                 "--queries", "300:")
     rows = json.loads((tmp_path / "mine/summary.json").read_text())["rows"]
     assert {(row["layer"], row["selector"]) for row in rows} == {

@@ -65,7 +65,7 @@ TEST_F(Analyze, WritesARowPerLayerAndSelector) {
 
 TEST_F(Analyze, OracleIsItsOwnMeasure) {
     const json summary =
-        json::parse(run(make("a.h5"), "out", {"--selector", "oracle,random", "--json"}).out);
+        json::parse(run(make("a.h5"), "out", {"--selectors", "oracle,random", "--json"}).out);
     for (const json& row : summary["rows"]) {
         if (row["selector"] != "oracle") {
             EXPECT_LT(row["mass_kept"], row["oracle_mass"]);
@@ -80,7 +80,7 @@ TEST_F(Analyze, OracleIsItsOwnMeasure) {
 
 TEST_F(Analyze, AllBlocksLoseNothing) {
     const json summary = json::parse(
-        run(make("a.h5"), "out", {"--all-rows", "--json", "--selector", "random"}, "12").out);
+        run(make("a.h5"), "out", {"--all-rows", "--json", "--selectors", "random"}, "12").out);
     for (const json& row : summary["rows"]) {
         EXPECT_NEAR(row["mass_kept"].get<double>(), 1, 1e-6);
         EXPECT_NEAR(row["output_error"].get<double>(), 0, 1e-6);
@@ -102,7 +102,7 @@ TEST_F(Analyze, WhereEveryRowIsTrivialThereAreNoNumbers) {
 
 TEST_F(Analyze, DatasetsAreThoseOfTheFormat) {
     ASSERT_EQ(run(make("a.h5"), "out",
-                  {"--layers", "3", "--selector", "index,window", "--dump", "outputs,mass,scores"})
+                  {"--layers", "3", "--selectors", "index,window", "--dump", "outputs,mass,scores"})
                   .code,
               0);
     const io::ResultsReader file(results("out"));
@@ -157,7 +157,7 @@ TEST_F(Analyze, MassAndCurvesAreConsistent) {
 }
 
 TEST_F(Analyze, MetricsTableIsTidy) {
-    ASSERT_EQ(run(make("a.h5"), "out", {"--selector", "oracle", "--layers", "0"}).code, 0);
+    ASSERT_EQ(run(make("a.h5"), "out", {"--selectors", "oracle", "--layers", "0"}).code, 0);
     std::istringstream csv(file_text(path("out/metrics.csv")));
     std::string line;
     std::getline(csv, line);
@@ -198,7 +198,7 @@ TEST_F(Analyze, SampledQueriesAreRowsOfTheFullRun) {
     ASSERT_EQ(run(file, "seed", {"--sample-queries", "20", "--seed", "1"}).code, 0);
     const auto other = io::ResultsReader(results("seed")).read<int64_t, 1>("/queries/0/token");
     EXPECT_FALSE(std::equal(other.data(), other.data() + 20, tokens.data()));
-    ASSERT_EQ(run(file, "range", {"--queries", "100:110", "--selector", "oracle"}).code, 0);
+    ASSERT_EQ(run(file, "range", {"--queries", "100:110", "--selectors", "oracle"}).code, 0);
     const auto range = io::ResultsReader(results("range")).read<int64_t, 1>("/queries/3/position");
     ASSERT_EQ(range.size(), 10);
     EXPECT_EQ(range(0), 10);  // token 100 of the packed axis, in the second sequence
@@ -265,7 +265,7 @@ TEST_F(Analyze, WithoutAnIndexTheDefaultLeavesItOut) {
                       [](const std::string& name) { return make_selector(name)->needs().index; }),
         0U);
     EXPECT_EQ(summary["rows"].size(), 2 * names.size());
-    const Outcome asked = run(file, "asked", {"--selector", "index"});
+    const Outcome asked = run(file, "asked", {"--selectors", "index"});
     EXPECT_EQ(asked.code, 2);
     EXPECT_NE(asked.err.find("has no index_q and index_k"), std::string::npos);
 }

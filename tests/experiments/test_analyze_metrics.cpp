@@ -21,7 +21,7 @@ protected:
         const Outcome outcome = kAnalyze({file, "--out", path("out"), "--backend", "reference",
                                           "--layers", "3", "--block-size", "8", "--top-k", "4",
                                           "--oracle", "max-logit", "--oracle-local", "excluded",
-                                          "--sink-tokens", "3", "--selector", "index,window"});
+                                          "--sink-tokens", "3", "--selectors", "index,window"});
         ASSERT_EQ(outcome.code, 0) << outcome.err;
         const io::ActivationsReader reader(file);
         problem_ = io::layer_problem(reader.info(), reader.layer(3), 8);

@@ -35,6 +35,7 @@ TEST_P(Refused, WithTheValueAndTheRule) {
 const Refusal kRefusals[] = {
     {{"--bogus"}, "unrecognised option '--bogus'"},
     {{"--top"}, "unrecognised option '--top'"},  // no abbreviations
+    {{"--selector", "oracle"}, "unrecognised option '--selector', but there is --selectors"},
     {{"--top-k", "0"}, "--top-k is 0, must be at least 1"},
     {{"--top-k", "four"}, "'four') for option '--top-k' is invalid"},
     {{"--top-k", "99999999999999999999"}, "for option '--top-k' is invalid"},
@@ -49,8 +50,9 @@ const Refusal kRefusals[] = {
     {{"--layers", "0,3,0"}, "--layers is '0,3,0', it names a layer twice"},
     {{"--layers", "0,"}, "--layers is '0,', it has an empty item"},
     {{"--layers", "first"}, "--layers is 'first', 'first' is no integer"},
-    {{"--selector", "best"}, "--selector is 'best', must be one of: index, oracle,"},
-    {{"--selector", "oracle,oracle"}, "--selector names 'oracle' twice"},
+    {{"--selectors", "best"}, "--selectors is 'best', must be one of: index, oracle,"},
+    {{"--selectors", "moba,mean-key"}, "--selectors names 'mean-key' twice"},
+    {{"--selectors", "oracle,oracle"}, "--selectors names 'oracle' twice"},
     {{"--queries", "5:5"}, "--queries is 5:5, must be a non-empty range within 0:150"},
     {{"--queries", "100:151"}, "--queries is 100:151, must be a non-empty range within 0:150"},
     {{"--queries", "10"}, "'10') for option '--queries' is invalid, must be A:B"},
@@ -116,7 +118,7 @@ TEST_F(AnalyzeRefusal, RefusesNanAndLeavesNothing) {
 
 TEST_F(AnalyzeRefusal, RefusesResultsThatExist) {
     const std::vector<std::string> args{make("a.h5"), "--out",        path("out"), "--backend",
-                                        "reference",  "--block-size", "8",         "--selector",
+                                        "reference",  "--block-size", "8",         "--selectors",
                                         "oracle",     "--layers",     "0"};
     const auto with = [&](const char* flag) {
         std::vector<std::string> more = args;
@@ -149,7 +151,7 @@ TEST_F(AnalyzeRefusal, ReplacesRegularFilesOnly) {
 TEST_F(AnalyzeRefusal, TheTableSaysWhichChoicesStandBehindIt) {
     const Outcome outcome = kAnalyze(
         {make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4", "--forced-first",
-         "1", "--oracle", "max-logit", "--oracle-local", "excluded", "--selector", "window"});
+         "1", "--oracle", "max-logit", "--oracle-local", "excluded", "--selectors", "window"});
     EXPECT_NE(outcome.out.find("Blocks of 8 tokens, k = 4 with the newest 1 and the oldest 1 "
                                "forced. I*: the blocks of highest maximum logit, the query's own "
                                "block excluded."),

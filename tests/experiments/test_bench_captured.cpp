@@ -104,7 +104,7 @@ TEST_F(BenchCaptured, SelectsWhatMsaAnalyzeSelects) {
         EXPECT_EQ(record["measurements"].size(), 1U);
         return record["measurements"][0];
     };
-    const Outcome analyzed = kAnalyze({indexer, "--out", path("analyzed"), "--selector", "index",
+    const Outcome analyzed = kAnalyze({indexer, "--out", path("analyzed"), "--selectors", "index",
                                        "--layers", "5", "--block-size", "8", "--top-k", "3"});
     ASSERT_EQ(analyzed.code, 0) << analyzed.err;
     const Tensor<int32_t, 3> ids =

@@ -141,7 +141,7 @@ TEST_F(Fit, EntropiesAreThoseOfTheDistributions) {
     const std::string file = write("a.h5", {.query_heads = 1, .kv_heads = 1});
     ASSERT_EQ(run({file}, "out").code, 0);
     const Outcome analysis =
-        kAnalyze({path("out/indexer.h5"), "--out", path("a"), "--selector", "oracle",
+        kAnalyze({path("out/indexer.h5"), "--out", path("a"), "--selectors", "oracle",
                   "--block-size", "8", "--top-k", "4", "--queries", "144:", "--json"});
     ASSERT_EQ(analysis.code, 0) << analysis.err;
     const double dense = json::parse(analysis.out)["rows"][0]["entropy_dense"];
@@ -172,7 +172,7 @@ TEST_F(Fit, IndexerFileGivesAnalyzeTheSameNumbers) {
     for (const std::string norm : {"none", "rms"}) {
         ASSERT_EQ(run({file}, norm, {"--norm", norm}).code, 0);
         const Outcome analysis = kAnalyze({path(norm + "/indexer.h5"), "--out", path(norm + "-a"),
-                                           "--selector", "index,oracle", "--block-size", "8",
+                                           "--selectors", "index,oracle", "--block-size", "8",
                                            "--top-k", "4", "--queries", "144:", "--json"});
         ASSERT_EQ(analysis.code, 0) << analysis.err;
         const json fitted = row(norm);

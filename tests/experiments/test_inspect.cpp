@@ -89,7 +89,7 @@ TEST_F(Inspect, StatsAreThoseOfTheValues) {
 
 TEST_F(Inspect, ShowsResults) {
     ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
-                        "--backend", "reference", "--selector", "oracle"})
+                        "--backend", "reference", "--selectors", "oracle"})
                   .code,
               0);
     const Outcome shown = kInspect({path("out/results.h5"), "--stats"});
@@ -184,7 +184,7 @@ TEST_F(Inspect, NamesOfAnyBytesAreRecorded) {
 
 TEST_F(Inspect, NamesWrongIds) {
     ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
-                        "--backend", "reference", "--selector", "oracle"})
+                        "--backend", "reference", "--selectors", "oracle"})
                   .code,
               0);
     const std::string file = path("out/results.h5");
@@ -209,7 +209,7 @@ TEST_F(Inspect, NamesWrongIds) {
 
 TEST_F(Inspect, ADamagedFileOfResultsIsRefused) {
     ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
-                        "--backend", "reference", "--selector", "oracle"})
+                        "--backend", "reference", "--selectors", "oracle"})
                   .code,
               0);
     const std::string file = path("out/results.h5");

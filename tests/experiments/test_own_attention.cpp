@@ -107,7 +107,7 @@ const std::map<std::string, std::vector<double>> kOwnAttention{
 
 TEST_F(OwnAttentionOfModels, IsWhatAnalyzeComputes) {
     write(kOwnAttention);
-    const Outcome outcome = run(kAnalyze, {"--top-k", "4", "--sink-tokens", "3", "--selector",
+    const Outcome outcome = run(kAnalyze, {"--top-k", "4", "--sink-tokens", "3", "--selectors",
                                            "oracle,index", "--dump", "outputs,mass"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_EQ(outcome.err.find("warning"), std::string::npos) << outcome.err;
@@ -166,7 +166,7 @@ TEST_F(OwnAttentionOfModels, IsWhatAnalyzeComputes) {
 
 TEST_F(OwnAttentionOfModels, EntropyCountsTheSink) {
     write({{"sliding_window", {double{kOwnWindow}}}, {"sinks", kOwnSinks}});
-    const Outcome outcome = run(kAnalyze, {"--top-k", "4", "--selector", "oracle"});
+    const Outcome outcome = run(kAnalyze, {"--top-k", "4", "--selectors", "oracle"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const io::ResultsReader results(path("out/results.h5"));
     const auto entropy = results.read<double, 1>("/metrics/dense/3/entropy");
@@ -227,7 +227,7 @@ TEST_F(OwnAttentionOfModels, IsWhatCompareComputes) {
 
 TEST_F(OwnAttentionOfModels, WhatIsNotComputedIsStillSaid) {
     write({{"attention_chunk", {40}}, {"softcap", {kOwnCap}}});
-    const Outcome outcome = run(kAnalyze, {"--top-k", "4", "--selector", "oracle"});
+    const Outcome outcome = run(kAnalyze, {"--top-k", "4", "--selectors", "oracle"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_NE(outcome.err.find("/layers/3 has attention_chunk: the model's own attention is not "
                                "the attention computed here"),

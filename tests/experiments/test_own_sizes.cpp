@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Block size and k of the model's own Index Branch are the defaults for its captures.
+// Block size and k of a file's Index Branch, the model's own or a fitted one, are the defaults for
+// it.
 #include <hdf5.h>
 
 #include <nlohmann/json.hpp>
@@ -39,8 +40,8 @@ TEST(OwnSizes, OfAllLayersAreTheDefaults) {
     EXPECT_EQ(own.block_size, 32);
     EXPECT_EQ(own.top_k, 5);
     EXPECT_EQ(own.notes,
-              "note: --block-size is 32, as in the model's own Index Branch\n"
-              "note: --top-k is 5, as in the model's own Index Branch\n");
+              "note: --block-size is 32, as the file says of its Index Branch\n"
+              "note: --top-k is 5, as the file says of its Index Branch\n");
     const Sizes usual = sizes({layer_with(128, 16)});
     EXPECT_EQ(usual.block_size, 128);
     EXPECT_EQ(usual.notes, "");  // nothing has changed
@@ -52,7 +53,7 @@ TEST(OwnSizes, GiveWayToWhatIsAskedFor) {
         const Sizes own = sizes({layer_with(32, 5)}, args);
         EXPECT_EQ(own.block_size, 128);
         EXPECT_EQ(own.top_k, 5);
-        EXPECT_EQ(own.notes, "note: --top-k is 5, as in the model's own Index Branch\n");
+        EXPECT_EQ(own.notes, "note: --top-k is 5, as the file says of its Index Branch\n");
     }
 }
 
@@ -93,8 +94,24 @@ TEST_F(Fit, AndAnalyzeTakeTheModelsOwnSizes) {
         EXPECT_EQ(options(out)["block_size"], 16) << out;
         EXPECT_EQ(options(out)["top_k"], 3) << out;
     }
-    EXPECT_NE(analyze.err.find("note: --block-size is 16, as in the model's own"),
-              std::string::npos);
+    EXPECT_NE(analyze.err.find("note: --block-size is 16, as the file says"), std::string::npos);
+}
+
+TEST_F(Fit, IndexerFileSaysWhatItWasFittedFor) {
+    const std::string file = write("a.h5");
+    const Outcome fit = kFit({file, "--out", path("fit"), "--index-dim", "16", "--steps", "2",
+                              "--block-size", "8", "--top-k", "3"});
+    ASSERT_EQ(fit.code, 0) << fit.err;
+    const io::ActivationsReader indexer(path("fit/indexer.h5"));
+    EXPECT_EQ(indexer.layer(3).own_block_size, 8);
+    EXPECT_EQ(indexer.layer(3).own_top_k, 3);
+    const Outcome compare = kCompare({path("fit/indexer.h5"), "--out", path("compare"),
+                                      "--selectors", "index", "--budgets", "16"});
+    ASSERT_EQ(compare.code, 0) << compare.err;
+    EXPECT_EQ(compare.err.substr(0, compare.err.find('\n')),
+              "note: --block-size is 8, as the file says of its Index Branch");
+    const auto options = nlohmann::json::parse(file_text(path("compare/summary.json")))["options"];
+    EXPECT_EQ(options["block_size"], 8);
 }
 
 }  // namespace

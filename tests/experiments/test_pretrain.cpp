@@ -226,7 +226,7 @@ TEST_F(Pretrain, ItsCaptureIsAnalysed) {
     const Outcome outcome = run("out", {"--capture", "2", "--sink"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const Outcome analysed =
-        kAnalyze({path("out/activations.h5"), "--out", path("analysed"), "--selector", "index"});
+        kAnalyze({path("out/activations.h5"), "--out", path("analysed"), "--selectors", "index"});
     ASSERT_EQ(analysed.code, 0) << analysed.err;
     const io::ActivationsReader capture(path("out/activations.h5"));
     EXPECT_EQ(capture.info().cu_seqlens, (std::vector<int64_t>{0, 64, 128}));

@@ -16,7 +16,7 @@ protected:
     std::vector<std::string> args(const std::string& out,
                                   const std::vector<std::string>& more = {}) const {
         std::vector<std::string> all{
-            file_,           "--out",  path(out),        "--backend",    "reference", "--selector",
+            file_,           "--out",  path(out),        "--backend",    "reference", "--selectors",
             "oracle,random", "--dump", "outputs,scores", "--block-size", "8"};
         all.insert(all.end(), more.begin(), more.end());
         return all;

@@ -98,7 +98,7 @@ TEST_F(Driver, QueriesAreTokensOrPositionsInSeveralRanges) {
     const std::string file = make("a.h5");  // sequences of 90 and 60 tokens
     const auto tokens = [&](const std::string& option, const std::string& ranges) {
         const Outcome outcome =
-            kAnalyze(small(file, path(ranges), {option, ranges, "--selector", "oracle"}));
+            kAnalyze(small(file, path(ranges), {option, ranges, "--selectors", "oracle"}));
         EXPECT_EQ(outcome.code, 0) << outcome.err;
         const auto stored =
             io::ResultsReader(path(ranges + "/results.h5")).read<int64_t, 1>("/queries/3/token");
@@ -115,7 +115,7 @@ TEST_F(Driver, TheHeldOutQueriesOfAFitCanBeAnalysed) {
     ASSERT_EQ(run({file}, "fit", {"--eval-queries", "17"}).code, 0);
     const std::string fit = path("fit/results.h5"), indexer = path("fit/indexer.h5");
     const Outcome outcome = kAnalyze(
-        small(indexer, path("out"), {"--top-k", "4", "--held-out", fit, "--selector", "index"}));
+        small(indexer, path("out"), {"--top-k", "4", "--held-out", fit, "--selectors", "index"}));
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const auto wanted = io::ResultsReader(fit).read<int64_t, 1>("/queries/3/token");
     const auto got = io::ResultsReader(path("out/results.h5")).read<int64_t, 1>("/queries/3/token");
@@ -179,6 +179,22 @@ TEST(ParseRope, ReadsConfigurations) {
     EXPECT_FALSE(parse_rope("", 64).has_value());
     EXPECT_THROW(parse_rope(R"({"rope_theta": 1, "rope_scaling": {"type": "odd"}})", 64),
                  InputError);
+}
+
+TEST_F(Driver, AFileInTheWayOfTheOutputIsNamed) {
+    const std::string file = make("a.h5");
+    for (const std::string& out : {file, file + "/x", file + "/x/y"}) {
+        const Outcome analyze = kAnalyze(small(file, out, {"--top-k", "4"}));
+        EXPECT_EQ(analyze.code, 2);
+        EXPECT_NE(
+            analyze.err.find("--out is " + out + ", but " + file + " is a file, not a folder"),
+            std::string::npos)
+            << analyze.err;
+        const Outcome merge = kMerge({path("shard"), "--out", out});
+        EXPECT_EQ(merge.code, 2);
+        EXPECT_NE(merge.err.find(file + " is a file, not a folder"), std::string::npos)
+            << merge.err;
+    }
 }
 
 }  // namespace

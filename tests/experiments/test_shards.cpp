@@ -41,9 +41,9 @@ protected:
 
     std::vector<std::string> analyze(const std::string& out,
                                      const std::vector<std::string>& more = {}) const {
-        std::vector<std::string> all{file_,     "--out", path(out),    "--block-size",  "8",
-                                     "--top-k", "4",     "--selector", "oracle,random", "--threads",
-                                     "1"};
+        std::vector<std::string> all{
+            file_, "--out",       path(out),       "--block-size", "8", "--top-k",
+            "4",   "--selectors", "oracle,random", "--threads",    "1"};
         all.insert(all.end(), more.begin(), more.end());
         return all;
     }

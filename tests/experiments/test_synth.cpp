@@ -50,10 +50,10 @@ protected:
         return make(gain + nats + ".h5", args);
     }
     io::ResultsReader analyse(const std::string& file, const std::string& selectors) const {
-        const Words args{file,         "--out",  path("out"),    "--overwrite",
-                         "--threads",  "1",      "--dump",       "mass",
-                         "--top-k",    "5",      "--block-size", std::to_string(kBlock),
-                         "--selector", selectors};
+        const Words args{file,          "--out",  path("out"),    "--overwrite",
+                         "--threads",   "1",      "--dump",       "mass",
+                         "--top-k",     "5",      "--block-size", std::to_string(kBlock),
+                         "--selectors", selectors};
         const Outcome outcome = kAnalyze(args);
         EXPECT_EQ(outcome.code, 0) << outcome.err;
         return io::ResultsReader(path("out/results.h5"));
@@ -288,7 +288,8 @@ TEST_F(Synth, RefusesWithTheReasonAndWritesNothing) {
          "--query-heads is 6, must be a positive multiple of --kv-heads = 4"},
         {{"--head-dim", "8"}, "--head-dim is 8, must be from 16 to 256"},
         {{"--index-dim", "300"}, "--index-dim is 300, must be from 16 to 256"},
-        {{"--stripes", "-1"}, "--stripes is -1, must be at least 0"},
+        {{"--stripes", "-1"}, "--stripes is -1, must be from 0 to 256"},
+        {{"--stripes", "100000"}, "--stripes is 100000, must be from 0 to 256"},
         {{"--needles", "-1"}, "--needles is -1, must be from 0 to 4096"},
         {{"--sink", "101"}, "--sink is 101, must be from 0 to 100"},
         {{"--diagonal", "-2"}, "--diagonal is -2, must be from 0 to 100"},
