@@ -5,13 +5,12 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     using namespace msa::fuzz;
     if (size == 0) return 0;
-    const std::string words(data + 1, data + size);
+    const uint8_t *const begin = data + 1, *const end = data + size,
+                         *const middle = begin + (size - 1) / 2;
     switch (data[0] % 4) {
-        case 0: consume_words(words); break;
-        case 1:
-            consume_names(words.substr(0, words.size() / 2), words.substr(words.size() / 2));
-            break;
-        default: consume_heap({data + 1, size - 1}); break;
+        case 0: consume_words({begin, end}); break;
+        case 1: consume_names({begin, middle}, {middle, end}); break;
+        default: consume_heap({begin, end}); break;
     }
     return 0;
 }
