@@ -13,6 +13,16 @@ namespace msa {
 /// The largest finite value of f32, f16, bf16 or e4m3.
 double largest_value(Element);
 
+/// Unit roundoff of a value stored in f32, f16, bf16 or e4m3.
+constexpr double storage_roundoff(Element element) {
+    switch (element) {
+        case Element::f16: return 0x1p-11;
+        case Element::bf16: return 0x1p-8;
+        case Element::e4m3: return 0x1p-4;
+        default: return 0x1p-24;
+    }
+}
+
 /// The nearest values of `element` (f32, f16, bf16 or e4m3), ties to even, into
 /// values.size() * element_bytes(element) bytes. f16 beyond its range becomes infinite; e4m3 takes
 /// its largest value. NaN stays NaN.

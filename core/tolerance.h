@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "core/backend.h"
+#include "core/convert.h"
 #include "core/problem.h"
 #include "core/tensor.h"
 
@@ -24,16 +25,6 @@ inline constexpr double kRoundoff = 0x1p-24;  // of a float sum
 inline constexpr double kExpRoundoffs = 4;
 
 constexpr double gamma(double n) { return n * kRoundoff / (1 - n * kRoundoff); }
-
-/// Unit roundoff of a stored output.
-constexpr double storage_roundoff(Element element) {
-    switch (element) {
-        case Element::f16: return 0x1p-11;
-        case Element::bf16: return 0x1p-8;
-        case Element::e4m3: return 0x1p-4;
-        default: return kRoundoff;
-    }
-}
 
 /// Largest Euclidean norm of the rows (last axis) of a tensor, NaN rows left out.
 template <int Rank>

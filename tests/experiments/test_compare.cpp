@@ -183,15 +183,11 @@ TEST_F(Compare, LargeConstantLogitsAreNoError) {
 TEST_F(Compare, ReadsOnlyTheQueriesThatAreLookedAt) {
     const std::string file = make("part.h5");
     poke(file, "/layers/3/q", {0, 0, 0}, NAN);
-    const auto compare = [&](const char* out, const char* queries) {
-        return kCompare({file, "--out", path(out), "--layers", "3", "--selectors", "oracle",
-                         "--budgets", "16", "--block-size", "8", "--queries", queries});
-    };
-    const Outcome some = compare("some", "100:150"), all = compare("all", ":");
-    EXPECT_EQ(some.code, 0) << some.err;
-    EXPECT_EQ(all.code, 2);
-    EXPECT_NE(all.err.find("/layers/3/q holds 1 values that are NaN or Inf"), std::string::npos)
-        << all.err;
+    for (const auto& [queries, code] : {std::pair{"100:150", 0}, {"0:150", 2}})
+        EXPECT_EQ(kCompare({file, "--out", path(queries), "--selectors", "oracle", "--budgets",
+                            "16", "--block-size", "8", "--queries", queries})
+                      .code,
+                  code);
 }
 
 TEST_F(Compare, UndefinedAttentionIsNamedAndStaysUndefined) {
