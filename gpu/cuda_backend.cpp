@@ -247,7 +247,8 @@ protected:
                 device_, p, {.element = in.index_q.element(), .top_k = rule.top_k},
                 are_aligned(in.index_q, in.index_k));
             (tuned.yes ? index_select_sm90 : index_select_any)(call, rule, in, ids);
-            index_lse_any(call, in, ids, lse);
+            const bool lse_tuned = takes_index_lse_mma(p, in).yes;
+            (lse_tuned ? index_lse_mma : index_lse_any)(call, in, ids, lse);
             return kernel_name("index_select", tuned);
         });
     }
@@ -312,8 +313,9 @@ protected:
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         answer(p, Written(to.kl, to.d_index_q, to.d_index_k), [&](const Call& call) -> std::string {
-            index_kl_any(call, in, to);
-            return "index_kl_any";
+            const Support tuned = takes_index_kl_mma(p, in, to);
+            (tuned.yes ? index_kl_mma : index_kl_any)(call, in, to);
+            return tuned.yes ? "index_kl_mma" : text("index_kl_any; mma: ", tuned.why_not);
         });
     }
 
