@@ -12,8 +12,8 @@ constexpr int kWorkers = 8;  // warps that multiply; of the four behind them, th
 constexpr int kWorkThreads = kWorkers * kWarp, kBlockThreads = kWorkThreads + 4 * kWarp;
 constexpr int kWorkRegisters = 240, kFetchRegisters = 24;
 constexpr int kThreads = 256, kListThreads = 1024;
-constexpr int kStepKeys = 16, kStepQueries = 16;       // of a product
-constexpr int kWarpColumns = 32;                       // (query, head) of a warp
+constexpr int kStepKeys = 16, kStepQueries = 16;  // of a product
+constexpr int kWarpColumns = 32;                  // (query, head) of a warp
 constexpr int kMetaBuffers = 3;
 
 unsigned blocks_for(int64_t threads) {
@@ -367,17 +367,17 @@ struct KlShared {
     static constexpr int kTeacherStride = kKlMostKeys + 4;
     MmaTile<kDim> keys;
     MmaTile<kIndexDim> index_keys, rows;  // rows: of two tiles
-    MmaTile<kKlMostKeys> high, low;  // t - p by query, in two parts
-    float* teacher;                  // p [kQueries][kTeacherStride]
-    float* kl;                       // of each 16 keys, [8][kQueries]
+    MmaTile<kKlMostKeys> high, low;       // t - p by query, in two parts
+    float* teacher;                       // p [kQueries][kTeacherStride]
+    float* kl;                            // of each 16 keys, [8][kQueries]
     typename Shape::Meta* meta;
     int* unsound;  // the tile's index operands hold what is not finite
 
-    static constexpr int kBytes =
-        MmaTile<kDim>::bytes(kKlMostKeys) + MmaTile<kIndexDim>::bytes(kKlMostKeys + 2 * kQueries) +
-        2 * MmaTile<kKlMostKeys>::bytes(kQueries) +
-        kQueries * (kTeacherStride + kWorkers) * int{sizeof(float)} +
-        kMetaBuffers * int{sizeof(typename Shape::Meta)} + 16;
+    static constexpr int kBytes = MmaTile<kDim>::bytes(kKlMostKeys) +
+                                  MmaTile<kIndexDim>::bytes(kKlMostKeys + 2 * kQueries) +
+                                  2 * MmaTile<kKlMostKeys>::bytes(kQueries) +
+                                  kQueries * (kTeacherStride + kWorkers) * int{sizeof(float)} +
+                                  kMetaBuffers * int{sizeof(typename Shape::Meta)} + 16;
 
     __device__ explicit KlShared(char* at) {
         const auto take = [&](int bytes) { return at += bytes, at - bytes; };
@@ -391,8 +391,7 @@ struct KlShared {
         low.at = take_rows(MmaTile<kKlMostKeys>::bytes(kQueries));
         teacher = reinterpret_cast<float*>(take(kQueries * kTeacherStride * int{sizeof(float)}));
         kl = reinterpret_cast<float*>(take(kQueries * kWorkers * int{sizeof(float)}));
-        meta =
-            reinterpret_cast<typename Shape::Meta*>(take(kMetaBuffers * int{sizeof(*meta)}));
+        meta = reinterpret_cast<typename Shape::Meta*>(take(kMetaBuffers * int{sizeof(*meta)}));
         unsound = reinterpret_cast<int*>(take(16));
     }
 };
@@ -415,9 +414,10 @@ struct MainColumns {
                 a.q + (query * a.heads + group * kGroup + column % kGroup) * kDim;
 #pragma unroll
             for (int step = 0; step < kSteps; ++step)
-                words[j][step] = query < 0 ? uint4{}
-                                           : *reinterpret_cast<const uint4*>(
-                                                 row + (4 * step + lane % 4) * kChunk);
+                words[j][step] =
+                    query < 0
+                        ? uint4{}
+                        : *reinterpret_cast<const uint4*>(row + (4 * step + lane % 4) * kChunk);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int own = first + 8 * j + 2 * (lane % 4) + i;
@@ -463,7 +463,10 @@ struct MainColumns {
             const float both[4] = {sums[0][0] + sums[1][0], sums[0][1] + sums[1][1],
                                    sums[2][0] + sums[3][0], sums[2][1] + sums[3][1]};
             store(own / 2, own % 2,
-                  own == 0 ? both[0] : own == 1 ? both[1] : own == 2 ? both[2] : both[3]);
+                  own == 0   ? both[0]
+                  : own == 1 ? both[1]
+                  : own == 2 ? both[2]
+                             : both[3]);
         } else {
 #pragma unroll
             for (int j = 0; j < Shape::kColumnTiles; ++j)
@@ -498,9 +501,9 @@ __device__ void load_sound(const MmaTile<kIndexDim>& from, int row, int column, 
 /// t - p of the warp's 16 keys and of the queries from `first` on, to shared memory, and their
 /// part of d_index_k.
 template <typename Shared, int kIndexDim>
-__device__ void compare(const KlBlocks& a, const Shared& shared, const typename Shared::Shape::Meta& meta,
-                        const MmaTile<kIndexDim>& rows, int first_key, int first,
-                        KeySums<kIndexDim>& sums) {
+__device__ void compare(const KlBlocks& a, const Shared& shared,
+                        const typename Shared::Shape::Meta& meta, const MmaTile<kIndexDim>& rows,
+                        int first_key, int first, KeySums<kIndexDim>& sums) {
     float score[2][4];
     index_scores_of(shared.index_keys, first_key, rows, first, score);
     const float scale = a.index_scale * kLog2E;
@@ -628,8 +631,7 @@ __device__ void store_d_keys(const KlBlocks& a, const Shared& shared, const Scor
 }
 
 template <int kDim, int kIndexDim, int kGroup>
-__global__ void __launch_bounds__(kBlockThreads, 1)
-    kl_blocks(const __grid_constant__ KlBlocks a) {
+__global__ void __launch_bounds__(kBlockThreads, 1) kl_blocks(const __grid_constant__ KlBlocks a) {
     using Shared = KlShared<kDim, kIndexDim, kGroup>;
     using Shape = typename Shared::Shape;
     constexpr int kQueries = Shape::kQueries;
@@ -749,14 +751,10 @@ cudaError_t launch_group(const KlBlocks& a, int64_t most_items, cudaStream_t str
                             KlShared<kDim, kIndexDim, kGroup>::kBytes, a, most_items, stream);
     };
     switch (a.group_size()) {
-        case 2:
-            return launch.template operator()<2>();
-        case 4:
-            return launch.template operator()<4>();
-        case 8:
-            return launch.template operator()<8>();
-        default:
-            return launch.template operator()<16>();
+        case 2: return launch.template operator()<2>();
+        case 4: return launch.template operator()<4>();
+        case 8: return launch.template operator()<8>();
+        default: return launch.template operator()<16>();
     }
 }
 
@@ -789,7 +787,7 @@ cudaError_t launch_kl_sum_slots(const KlBlocks& a, float gradient, bool first, f
                                 double* kl, cudaStream_t stream) {
     const int64_t rows = (a.piece.end - a.piece.begin) * a.groups;
     sum_slots<<<blocks_for(rows * (a.index_dim / 4)), kThreads, 0, stream>>>(a, gradient, first,
-                                                                           d_index_q, kl);
+                                                                             d_index_q, kl);
     return cudaGetLastError();
 }
 

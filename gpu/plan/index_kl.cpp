@@ -19,10 +19,8 @@ Support takes_blocks(const Problem& p, Element element, bool aligned) {
     if (element != Element::bf16) return not_element(element, "bf16");
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.index_dim)) return not_tuned("the index dim", p.index_dim);
-    if (p.block_size > kKlMostKeys || p.block_size < 16 ||
-        (p.block_size & (p.block_size - 1)) != 0)
-        return Support::no(
-            text("the block size is ", p.block_size, ", must be 16, 32, 64 or 128"));
+    if (p.block_size > kKlMostKeys || p.block_size < 16 || (p.block_size & (p.block_size - 1)) != 0)
+        return Support::no(text("the block size is ", p.block_size, ", must be 16, 32, 64 or 128"));
     return {};
 }
 
