@@ -30,6 +30,12 @@ constexpr double storage_roundoff(Element element) {
     return element == Element::bf16 ? 0x1p-8 : kRoundoff;
 }
 
+/// Error of a sum of n products whose magnitudes add up to `magnitude`, and of rounding it to the
+/// type that it is stored in. Tensor cores cut what they align, which doubles a roundoff.
+inline double sum_bound(double terms, double magnitude, Element stored) {
+    return (gamma(2 * terms) + storage_roundoff(stored)) * magnitude;
+}
+
 /// Largest Euclidean norm of the rows (last axis) of a tensor, NaN rows left out.
 template <int Rank>
 double largest_norm(View<const float, Rank> rows) {

@@ -144,6 +144,10 @@ public:
         // The driver has its own copy of pageable memory when it returns, of pinned memory none.
         if (to_host || (from_host && is_read_later(from))) finish();
     }
+    Workplace share() {
+        stream_->share();
+        return {device_, stream_};
+    }
     void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
     /// See cuda_cold_seconds. What the host does for the first calls is hidden behind the reading
     /// of zeros, some 80 us.
@@ -374,6 +378,13 @@ private:
 };
 
 }  // namespace
+
+Workplace share_workplace(Backend& backend) {
+    auto* const cuda_backend = dynamic_cast<CudaBackend*>(&backend);
+    require(cuda_backend != nullptr, "backend ", backend.name(), " is not a cuda backend");
+    return cuda_backend->share();
+}
+
 }  // namespace cuda
 
 std::optional<double> cuda_cold_seconds(Backend& backend, const std::function<void()>& work) {

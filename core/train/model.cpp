@@ -98,11 +98,12 @@ int64_t Model::count_targets(const Batch& batch) {
 }
 
 Losses Model::forward_backward(const Batch& batch, bool sparse) {
+    // Before the forward pass is queued, which a copy to the host would wait for.
+    const int64_t targets = std::max<int64_t>(1, count_targets(batch));
     run_forward(batch, sparse);
     Weights& w = *weights_;
     Backend& backend = ops_->backend();
     const Pass pass{*ops_, w, batch, sparse};
-    const int64_t targets = std::max<int64_t>(1, count_targets(batch));
     ops_->cross_entropy(run_.logits, batch.targets, run_.losses,
                         static_cast<float>(1.0 / static_cast<double>(targets)), true);
     ops_->linear_grad_weight(run_.logits, run_.h, w.matrix_gradient(output_));

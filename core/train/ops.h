@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/adamw.h"
@@ -37,6 +38,8 @@ public:
     virtual Backend& backend() = 0;
     /// Of activations and of the weights of products.
     virtual Element element() const = 0;
+    /// What computes, recorded beside results.
+    virtual std::string device() { return backend().device(); }
 
     /// y [n, a] = x [n, b] w^T, w [a, b].
     virtual void linear(In<2> x, In<2> w, Out<2> y, Sum) = 0;
