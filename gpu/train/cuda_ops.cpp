@@ -82,8 +82,8 @@ public:
         MSA_CHECK(is_ours(d_x) && tokens.size() == d_x.shape()[0] &&
                   d_table.extent(1) == d_x.shape()[1]);
         const cudaStream_t stream = begin();
-        const auto parts = take<float>(
-            cuda::embed_parts(tokens.size(), d_table.extent(0), d_table.extent(1)));
+        const auto parts =
+            take<float>(cuda::embed_parts(tokens.size(), d_table.extent(0), d_table.extent(1)));
         cuda::embed_grad(stream, tokens, d_x, d_table, parts.get());
     }
 

@@ -61,15 +61,12 @@ Arm tuned(const char* name, Attention attention) {
 }
 
 std::vector<Arm> arms() {
-    std::vector<Arm> all{{"full", nano(Attention::full)},
-                         {"msa", nano(Attention::msa)},
-                         {"window", nano(Attention::window)},
-                         {"value_head", nano(Attention::msa)},
-                         {"full_support", nano(Attention::msa)},
-                         tuned("tuned_full", Attention::full),
-                         tuned("tuned_msa", Attention::msa),
-                         tuned("tuned_window", Attention::window),
-                         tuned("tuned_value_head", Attention::msa)};
+    std::vector<Arm> all{
+        {"full", nano(Attention::full)},          {"msa", nano(Attention::msa)},
+        {"window", nano(Attention::window)},      {"value_head", nano(Attention::msa)},
+        {"full_support", nano(Attention::msa)},   tuned("tuned_full", Attention::full),
+        tuned("tuned_msa", Attention::msa),       tuned("tuned_window", Attention::window),
+        tuned("tuned_value_head", Attention::msa)};
     for (Arm& arm : all) {
         const std::string name = arm.name;
         MsaOptions& o = arm.config.msa;
