@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/half.h"
@@ -502,6 +503,12 @@ TEST_P(Operations, ListsOfParameters) {
             sum += double{values[at(i)]} * values[at(i)];
         EXPECT_NEAR(norms[part], sum, 1e-11 * sum);  // sums in double
     }
+    Doubles wide_values(values.begin(), values.end());
+    const double sum = std::accumulate(wide_values.begin(), wide_values.end(), 0.0);
+    const Tensor<double, 1> doubles =
+        ops_->backend().upload(View<const double, 1>(wide_values.data(), {starts.back()}));
+    EXPECT_NEAR(ops_->total(there.view<1>({starts.back()})), sum, 1e-9);
+    EXPECT_NEAR(ops_->total(In<1>(doubles.view())), sum, 1e-9);
     ops_->clear(there.floats());
     EXPECT_EQ(there.get(), Values(values.size()));
 }
