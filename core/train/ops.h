@@ -93,6 +93,8 @@ public:
 
     /// Zeros, whatever was there.
     virtual void clear(View<float, 1>) = 0;
+    /// The sum of a list of f32 or f64; waits for it.
+    virtual double total(In<1> values) = 0;
     /// Sums of the squares of the parts [starts[i], starts[i + 1]) of values; waits for them.
     virtual std::vector<double> squared_norms(View<const float, 1> values,
                                               std::span<const int64_t> starts) = 0;

@@ -48,8 +48,7 @@ int train_one(std::span<const std::string> args, std::ostream& out, std::ostream
     register_cuda_backend();
     const Text text =
         o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
-    train::Model model =
-        make_model(o, make_ops(make_backend(o.backend, o.backend_options)));
+    train::Model model = make_model(o, make_ops(make_backend(o.backend, o.backend_options)));
     UnitRun job("msa-pretrain", args, o, o.inputs(),
                 {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err);
     job.record.options = option_table(o).record();

@@ -24,6 +24,11 @@ public:
                 to_string(element), ", must be f32 or bf16");
     }
 
+    CudaOps(const CudaOps&) = delete;
+    CudaOps& operator=(const CudaOps&) = delete;
+    /// What products are under way is done before the library goes.
+    ~CudaOps() override { cudaStreamSynchronize(place_.stream->get()); }
+
     Backend& backend() override { return *backend_; }
     Element element() const override { return element_; }
     std::string device() override { return backend_->device() + ", " + cublas_.name(); }
@@ -82,8 +87,8 @@ public:
         MSA_CHECK(is_ours(d_x) && tokens.size() == d_x.shape()[0] &&
                   d_table.extent(1) == d_x.shape()[1]);
         const cudaStream_t stream = begin();
-        const auto parts = take<float>(
-            cuda::embed_parts(tokens.size(), d_table.extent(0), d_table.extent(1)));
+        const auto parts =
+            take<float>(cuda::embed_parts(tokens.size(), d_table.extent(0), d_table.extent(1)));
         cuda::embed_grad(stream, tokens, d_x, d_table, parts.get());
     }
 
@@ -129,6 +134,14 @@ public:
         cuda::check(cudaMemsetAsync(values.data(), 0,
                                     static_cast<size_t>(values.size()) * sizeof(float), begin()),
                     "clearing memory");
+    }
+    double total(In<1> values) override {
+        const cudaStream_t stream = begin();
+        const auto parts = take<double>(cuda::kTotalParts), sum = take<double>(1);
+        cuda::total(stream, values, parts.get(), sum.get());
+        double host = 0;
+        backend_->copy(&host, Space::host, sum.get(), Space::device, sizeof(host));
+        return host;
     }
     std::vector<double> squared_norms(View<const float, 1> values,
                                       std::span<const int64_t> starts) override {

@@ -159,7 +159,8 @@ void rotate(cudaStream_t stream, Out<3> heads, const int32_t* positions, View<co
     const int64_t half = table.extent(1), pairs = tokens * head_count * half;
     if (pairs == 0) return;
     by_element(heads.element(), [&]<typename T>() {
-        const auto launch = [&, tokens = tokens, head_count = head_count, dims = dims]<int Width>() {
+        const auto launch = [&, tokens = tokens, head_count = head_count,
+                             dims = dims]<int Width>() {
             rotate_kernel<Width><<<blocks_for(pairs / Width), kThreads, 0, stream>>>(
                 static_cast<T*>(heads.data()), positions, table.data(), tokens, head_count, dims,
                 half, backward ? -1.0F : 1.0F);
@@ -177,8 +178,8 @@ void repeat(cudaStream_t stream, In<2> one, Out<3> many) {
     if (count == 0) return;
     by_element(one.element(), [&]<typename T>() {
         repeat_kernel<<<blocks_for(count), kThreads, 0, stream>>>(
-            static_cast<const T*>(one.data()), static_cast<T*>(many.data()), count,
-            many.shape()[1], many.shape()[2]);
+            static_cast<const T*>(one.data()), static_cast<T*>(many.data()), count, many.shape()[1],
+            many.shape()[2]);
     });
     check_launch("repeat");
 }
@@ -188,8 +189,8 @@ void sum_heads(cudaStream_t stream, In<3> many, Out<2> one) {
     if (count == 0) return;
     by_element(many.element(), [&]<typename T>() {
         sum_heads_kernel<<<blocks_for(count), kThreads, 0, stream>>>(
-            static_cast<const T*>(many.data()), static_cast<T*>(one.data()), count,
-            many.shape()[1], many.shape()[2]);
+            static_cast<const T*>(many.data()), static_cast<T*>(one.data()), count, many.shape()[1],
+            many.shape()[2]);
     });
     check_launch("sum_heads");
 }

@@ -40,6 +40,10 @@ void merge_attention(cudaStream_t, In<3> part_out, const float* part_lse,
                      View<const int32_t, 1> rows, Out<3> out, float* lse);
 
 // losses.cu
+/// Doubles of `parts`, which total takes for its sums.
+inline constexpr int64_t kTotalParts = 512;
+/// sum [1] of f32 or f64 values.
+void total(cudaStream_t, In<1> values, double* parts, double* sum);
 void cross_entropy(cudaStream_t, Out<2> logits, const int32_t* targets, float* losses, float factor,
                    bool gradient);
 

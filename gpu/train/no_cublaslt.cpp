@@ -6,7 +6,8 @@ namespace msa::cuda {
 
 struct CublasLt::Library {};
 
-CublasLt::CublasLt(std::shared_ptr<Stream>) : name_("no cuBLASLt: this build had no header of it") {}
+CublasLt::CublasLt(std::shared_ptr<Stream>)
+    : name_("no cuBLASLt: this build had no header of it") {}
 CublasLt::~CublasLt() = default;
 bool CublasLt::run(const Product&) { return false; }
 

@@ -71,7 +71,8 @@ struct SumPlaces {
     int64_t stride;  // from row to row
 
     __host__ __device__ SumPlaces(int lanes_of_row, int vector, int64_t width)
-        : lanes(lanes_of_row), stride(ceil_div(width, int64_t{lanes} * vector) * lanes * vector + lanes) {}
+        : lanes(lanes_of_row),
+          stride(ceil_div(width, int64_t{lanes} * vector) * lanes * vector + lanes) {}
     /// Of element i of the lane's vector that begins at column c.
     __device__ int64_t place(int64_t c, int lane, int i, int vector) const {
         return c - int64_t{lane} * vector + int64_t{i} * lanes + lane;
@@ -170,8 +171,7 @@ GradLaunch plan_grad(int64_t rows, int64_t width, int vector) {
     constexpr int64_t kMostBytes = int64_t{96} << 10;
     GradLaunch plan{};
     plan.lanes = lanes_for(width, vector);
-    const int64_t row_bytes =
-        SumPlaces(plan.lanes, vector, width).stride * int64_t{sizeof(float)};
+    const int64_t row_bytes = SumPlaces(plan.lanes, vector, width).stride * int64_t{sizeof(float)};
     const int64_t fit = kMostBytes / row_bytes;  // groups
     if (fit * plan.lanes < kWarp)
         throw UnsupportedError(text("cuda: the gradient of rms_norm takes rows of at most ",

@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kThreads)
     first[i] = static_cast<float>(m);
     second[i] = static_cast<float>(v);
     const double move = m / u.correction1 / (sqrt(v / u.correction2) + u.rule.epsilon);
-    weights[i] = static_cast<float>(double{weights[i]} * (1 - u.rate * u.rule.weight_decay) -
-                                    u.rate * move);
+    weights[i] =
+        static_cast<float>(double{weights[i]} * (1 - u.rate * u.rule.weight_decay) - u.rate * move);
 }
 
 }  // namespace

@@ -169,11 +169,11 @@ private:
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.to_alignment);
         cublasLtMatmulHeuristicResult_t result{};
         int count = 0;
-        const cublasStatus_t status = f.heuristic(handle, product, right, left, to, to, preference,
-                                                  1, &result, &count);
+        const cublasStatus_t status =
+            f.heuristic(handle, product, right, left, to, to, preference, 1, &result, &count);
         f.preference_destroy(preference);
-        found = status == CUBLAS_STATUS_SUCCESS && count > 0 &&
-                result.state == CUBLAS_STATUS_SUCCESS;
+        found =
+            status == CUBLAS_STATUS_SUCCESS && count > 0 && result.state == CUBLAS_STATUS_SUCCESS;
         algorithm = result.algo;
     }
 };
@@ -221,12 +221,11 @@ bool CublasLt::run(const Product& p) {
     const Plan& plan = library_->plan_of(key_of(p));
     if (!plan.found) return false;
     const float alpha = 1, beta = p.sum == Sum::add ? 1.0F : 0.0F;
-    check_cublas(
-        opened().f.matmul(library_->handle, plan.product, &alpha, p.right.data(), plan.right,
-                          p.left.data(), plan.left, &beta, p.to.data(), plan.to, p.to.data(),
-                          plan.to, &plan.algorithm, library_->workspace.get(), kWorkspace,
-                          library_->stream->get()),
-        "a product");
+    check_cublas(opened().f.matmul(library_->handle, plan.product, &alpha, p.right.data(),
+                                   plan.right, p.left.data(), plan.left, &beta, p.to.data(),
+                                   plan.to, p.to.data(), plan.to, &plan.algorithm,
+                                   library_->workspace.get(), kWorkspace, library_->stream->get()),
+                 "a product");
     return true;
 }
 

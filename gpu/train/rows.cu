@@ -33,13 +33,13 @@ __global__ void __launch_bounds__(kThreads)
     store_vector(there, sum);
 }
 
-constexpr int64_t kTokensOfPart = 1024;              // at least
-constexpr int64_t kMostPartBytes = int64_t{1} << 26;  // of all partial sums, where there are several
+constexpr int64_t kTokensOfPart = 1024;  // at least
+constexpr int64_t kMostPartBytes = int64_t{1}
+                                   << 26;  // of all partial sums, where there are several
 
 int64_t embed_part_count(int64_t tokens, int64_t vocabulary, int64_t width) {
     const int64_t bytes = vocabulary * width * int64_t{sizeof(float)};
-    return std::max<int64_t>(
-        1, std::min(ceil_div(tokens, kTokensOfPart), kMostPartBytes / bytes));
+    return std::max<int64_t>(1, std::min(ceil_div(tokens, kTokensOfPart), kMostPartBytes / bytes));
 }
 
 constexpr int kEmbedThreads = 128, kEmbedColumns = 4;  // a thread's columns lie kEmbedThreads apart
@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(kThreads)
     const float share = own == -INFINITY ? 0.0F : expf(own - both);
     const float other_share = other == -INFINITY ? 0.0F : expf(other - both);
     for (int64_t d = lane_id(); d < dims; d += kWarp)
-        put(out + to * dims + d, load(out + to * dims + d) * share +
-                                     load(part_out + from * dims + d) * other_share);
+        put(out + to * dims + d,
+            load(out + to * dims + d) * share + load(part_out + from * dims + d) * other_share);
     __syncwarp();
     if (lane_id() == 0) lse[to] = both;
 }

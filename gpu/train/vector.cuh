@@ -3,6 +3,8 @@
 // asks for addresses that are multiples of 16 bytes, a Width of 1 for none.
 #pragma once
 
+#include <cstring>
+
 #include "gpu/device/element.cuh"
 
 namespace msa::cuda {
@@ -28,7 +30,8 @@ __device__ void load_vector(const T* from, float (&to)[Width]) {
         uint4 raw[kPieces];
 #pragma unroll
         for (int p = 0; p < kPieces; ++p) raw[p] = reinterpret_cast<const uint4*>(from)[p];
-        const T* const elements = reinterpret_cast<const T*>(raw);
+        T elements[Width];
+        memcpy(elements, raw, sizeof(raw));
 #pragma unroll
         for (int i = 0; i < Width; ++i) to[i] = load(elements + i);
     }
@@ -40,10 +43,11 @@ __device__ void store_vector(T* to, const float (&from)[Width]) {
         put(to, from[0]);
     } else {
         constexpr int kPieces = Width * static_cast<int>(sizeof(T)) / 16;
-        uint4 raw[kPieces];
-        T* const elements = reinterpret_cast<T*>(raw);
+        T elements[Width];
 #pragma unroll
         for (int i = 0; i < Width; ++i) put(elements + i, from[i]);
+        uint4 raw[kPieces];
+        memcpy(raw, elements, sizeof(raw));
 #pragma unroll
         for (int p = 0; p < kPieces; ++p) reinterpret_cast<uint4*>(to)[p] = raw[p];
     }

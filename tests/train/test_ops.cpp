@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/half.h"
@@ -90,16 +91,14 @@ protected:
         Values values(at(count));
         for (int64_t i = 0; i < count; ++i) {
             const auto value = static_cast<float>(random_normal(mix(seed, i)));
-            values[at(i)] =
-                element() == Element::bf16 ? static_cast<float>(bf16(value)) : value;
+            values[at(i)] = element() == Element::bf16 ? static_cast<float>(bf16(value)) : value;
         }
         return values;
     }
     Stored stored(const Values& values) { return {ops_->backend(), element(), values}; }
     Stored wide(const Values& values) { return {ops_->backend(), Element::f32, values}; }
     Tensor<int32_t, 1> list(const std::vector<int32_t>& values) {
-        return ops_->backend().upload(
-            View<const int32_t, 1>(values.data(), {std::ssize(values)}));
+        return ops_->backend().upload(View<const int32_t, 1>(values.data(), {std::ssize(values)}));
     }
     Element element() const { return GetParam().element; }
 
@@ -117,7 +116,8 @@ protected:
 };
 
 INSTANTIATE_TEST_SUITE_P(All, Operations,
-                         testing::Values(Subject{"cpu", Element::f32}, Subject{"cuda", Element::f32},
+                         testing::Values(Subject{"cpu", Element::f32},
+                                         Subject{"cuda", Element::f32},
                                          Subject{"cuda", Element::bf16}),
                          test::subject_name);
 
@@ -125,7 +125,7 @@ INSTANTIATE_TEST_SUITE_P(All, Operations,
 struct ProductSize {
     int64_t n, a, b;
 };
-constexpr ProductSize kProducts[] = {{1, 1, 1},     {91, 29, 32},    {64, 96, 48}, {130, 16, 40},
+constexpr ProductSize kProducts[] = {{1, 1, 1},       {91, 29, 32},    {64, 96, 48}, {130, 16, 40},
                                      {300, 256, 384}, {2048, 64, 384}, {77, 33, 17}};
 
 TEST_P(Operations, Linear) {
@@ -158,8 +158,8 @@ TEST_P(Operations, GradientOfLinearInItsInput) {
                         want.add(i * b + c, double{d_y[at(i * a + j)]} * w[at(j * b + c)]);
                 }
             Stored left = stored(d_y), right = stored(w), to = stored(before);
-            ops_->linear_grad_input(left.view<2>({n, a}), right.view<2>({a, b}),
-                                    to.view<2>({n, b}), sum);
+            ops_->linear_grad_input(left.view<2>({n, a}), right.view<2>({a, b}), to.view<2>({n, b}),
+                                    sum);
             expect(to, want, static_cast<double>(a) + 2);
         }
     }
@@ -176,15 +176,14 @@ TEST_P(Operations, GradientOfLinearInItsWeight) {
                     want.add(j * b + c, double{d_y[at(i * a + j)]} * x[at(i * b + c)]);
             }
         Stored left = stored(d_y), right = stored(x), to = wide(before);
-        ops_->linear_grad_weight(left.view<2>({n, a}), right.view<2>({n, b}),
-                                 to.floats<2>({a, b}));
+        ops_->linear_grad_weight(left.view<2>({n, a}), right.view<2>({n, b}), to.floats<2>({a, b}));
         expect(to, want, static_cast<double>(n) + 2);
     }
 }
 
 /// Rows and widths of a norm: vectors of eight or not, fewer than a warp's, and many.
-constexpr int64_t kNorms[][2] = {{5, 1},    {3, 29},    {1000, 64},  {33, 128},
-                                 {700, 384}, {65, 1408}, {9, 1030}, {4000, 16}};
+constexpr int64_t kNorms[][2] = {{5, 1},     {3, 29},    {1000, 64}, {33, 128},
+                                 {700, 384}, {65, 1408}, {9, 1030},  {4000, 16}};
 
 TEST_P(Operations, RmsNormAndItsGradient) {
     for (const auto& [rows, width] : kNorms) {
@@ -248,7 +247,10 @@ TEST_P(Operations, RmsNormAndItsGradient) {
 
 TEST_P(Operations, Rotate) {
     constexpr int64_t kShapes[][4] = {// tokens, heads, head dim, pairs
-                                      {7, 3, 64, 16}, {5, 1, 16, 4}, {9, 2, 20, 8}, {4, 2, 6, 3}};
+                                      {7, 3, 64, 16},
+                                      {5, 1, 16, 4},
+                                      {9, 2, 20, 8},
+                                      {4, 2, 6, 3}};
     for (const auto& [n, heads, dims, half] : kShapes)
         for (bool backward : {false, true}) {
             constexpr int64_t kPositions = 11;
@@ -273,8 +275,7 @@ TEST_P(Operations, Rotate) {
                         const bool low = c < half;
                         const double sine = angles[at(angle + 1)] * (low == backward ? 1 : -1);
                         want.add(first + c, double{before[at(first + c)]} * angles[at(angle)]);
-                        want.add(first + c,
-                                 before[at(first + (low ? c + half : c - half))] * sine);
+                        want.add(first + c, before[at(first + (low ? c + half : c - half))] * sine);
                     }
             }
             Stored there = stored(before), table = wide(angles);
@@ -342,12 +343,14 @@ TEST_P(Operations, CrossEntropy) {
         Sums losses(n), d(n * vocabulary);
         for (int64_t i = 0; i < n; ++i) {
             const bool none = i % 5 == 3;
-            targets.push_back(none ? Ops::kNoTarget
-                                   : static_cast<int32_t>(mix(9, i) %
-                                                          static_cast<uint64_t>(vocabulary)));
+            targets.push_back(
+                none ? Ops::kNoTarget
+                     : static_cast<int32_t>(mix(9, i) % static_cast<uint64_t>(vocabulary)));
             if (none) continue;
             double sum = 0;
-            const auto logit = [&, i, width = vocabulary](int64_t v) { return double{logits[at(i * width + v)]}; };
+            const auto logit = [&, i, width = vocabulary](int64_t v) {
+                return double{logits[at(i * width + v)]};
+            };
             for (int64_t v = 0; v < vocabulary; ++v) sum += std::exp(logit(v));
             losses.add(i, std::log(sum));
             losses.add(i, -logit(targets.back()));
@@ -433,7 +436,8 @@ TEST_P(Operations, RowsOfAList) {
                     gathered.add(i * width + c, all[at(rows[at(i)] * width + c)]);
                     added.add(rows[at(i)] * width + c, part[at(i * width + c)]);
                 }
-            Stored whole = floats ? wide(all) : stored(all), to = floats ? wide(part) : stored(part),
+            Stored whole = floats ? wide(all) : stored(all),
+                   to = floats ? wide(part) : stored(part),
                    from = floats ? wide(part) : stored(part);
             ops_->gather_rows(whole.view<3>({kAll, kHeads, dims}), there,
                               to.view<3>({some, kHeads, dims}));
@@ -451,8 +455,8 @@ TEST_P(Operations, MergeAttention) {
     const Values whole = draw(1, kAll * kHeads * kDims), part = draw(2, some * kHeads * kDims);
     Values lse = draw(3, kAll * kHeads), part_lse = draw(4, some * kHeads);
     const float none = -std::numeric_limits<float>::infinity();
-    lse[8 * kHeads] = none;           // the part alone
-    part_lse[kHeads + 1] = none;      // the whole alone
+    lse[8 * kHeads] = none;                                 // the part alone
+    part_lse[kHeads + 1] = none;                            // the whole alone
     lse[5 * kHeads + 2] = part_lse[2 * kHeads + 2] = none;  // neither
     Sums out(kAll * kHeads * kDims);
     Doubles both(lse.begin(), lse.end());
@@ -499,6 +503,12 @@ TEST_P(Operations, ListsOfParameters) {
             sum += double{values[at(i)]} * values[at(i)];
         EXPECT_NEAR(norms[part], sum, 1e-11 * sum);  // sums in double
     }
+    Doubles wide_values(values.begin(), values.end());
+    const double sum = std::accumulate(wide_values.begin(), wide_values.end(), 0.0);
+    const Tensor<double, 1> doubles =
+        ops_->backend().upload(View<const double, 1>(wide_values.data(), {starts.back()}));
+    EXPECT_NEAR(ops_->total(there.view<1>({starts.back()})), sum, 1e-9);
+    EXPECT_NEAR(ops_->total(In<1>(doubles.view())), sum, 1e-9);
     ops_->clear(there.floats());
     EXPECT_EQ(there.get(), Values(values.size()));
 }
