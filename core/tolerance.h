@@ -26,6 +26,12 @@ inline constexpr double kExpRoundoffs = 4;
 
 constexpr double gamma(double n) { return n * kRoundoff / (1 - n * kRoundoff); }
 
+/// Error of a sum of n products whose magnitudes add up to `magnitude`, and of rounding it to the
+/// type that it is stored in. Tensor cores cut what they align, which doubles a roundoff.
+inline double sum_bound(double terms, double magnitude, Element stored) {
+    return (gamma(2 * terms) + storage_roundoff(stored)) * magnitude;
+}
+
 /// Largest Euclidean norm of the rows (last axis) of a tensor, NaN rows left out.
 template <int Rank>
 double largest_norm(View<const float, Rank> rows) {

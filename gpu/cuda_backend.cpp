@@ -144,6 +144,10 @@ public:
         // The driver has its own copy of pageable memory when it returns, of pinned memory none.
         if (to_host || (from_host && is_read_later(from))) finish();
     }
+    Workplace share() {
+        stream_->share();
+        return {device_, stream_};
+    }
     void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
     /// See cuda_cold_seconds. What the host does for the first calls is hidden behind the reading
     /// of zeros, some 80 us.
@@ -247,7 +251,8 @@ protected:
                 device_, p, {.element = in.index_q.element(), .top_k = rule.top_k},
                 are_aligned(in.index_q, in.index_k));
             (tuned.yes ? index_select_sm90 : index_select_any)(call, rule, in, ids);
-            index_lse_any(call, in, ids, lse);
+            const bool lse_tuned = takes_index_lse_mma(p, in).yes;
+            (lse_tuned ? index_lse_mma : index_lse_any)(call, in, ids, lse);
             return kernel_name("index_select", tuned);
         });
     }
@@ -312,8 +317,9 @@ protected:
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         answer(p, Written(to.kl, to.d_index_q, to.d_index_k), [&](const Call& call) -> std::string {
-            index_kl_any(call, in, to);
-            return "index_kl_any";
+            const Support tuned = takes_index_kl_mma(p, in, to);
+            (tuned.yes ? index_kl_mma : index_kl_any)(call, in, to);
+            return tuned.yes ? "index_kl_mma" : text("index_kl_any; mma: ", tuned.why_not);
         });
     }
 
@@ -372,6 +378,13 @@ private:
 };
 
 }  // namespace
+
+Workplace share_workplace(Backend& backend) {
+    auto* const cuda_backend = dynamic_cast<CudaBackend*>(&backend);
+    require(cuda_backend != nullptr, "backend ", backend.name(), " is not a cuda backend");
+    return cuda_backend->share();
+}
+
 }  // namespace cuda
 
 std::optional<double> cuda_cold_seconds(Backend& backend, const std::function<void()>& work) {

@@ -2,6 +2,7 @@
 // Stands for the backend in builds without a CUDA compiler.
 #include "core/error.h"
 #include "gpu/cuda_backend.h"
+#include "gpu/train/cuda_ops.h"
 
 namespace msa {
 namespace {
@@ -20,5 +21,9 @@ void register_cuda_backend() {
 }
 
 std::optional<double> cuda_cold_seconds(Backend&, const std::function<void()>&) { return {}; }
+
+std::unique_ptr<train::Ops> train::make_cuda_ops(std::unique_ptr<Backend>, Element) {
+    throw UnsupportedError(text("training on cuda cannot start: ", kReason));
+}
 
 }  // namespace msa

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/problem.h"
@@ -282,6 +283,13 @@ public:
     }
 
     void clear(View<float, 1> values) override { std::fill_n(values.data(), values.size(), 0.0F); }
+    double total(In<1> values) override {
+        const auto sum = [](auto list) {
+            return std::accumulate(list.data(), list.data() + list.size(), 0.0);
+        };
+        return values.element() == Element::f64 ? sum(values.as<const double>())
+                                                : sum(values.as<const float>());
+    }
     std::vector<double> squared_norms(View<const float, 1> values,
                                       std::span<const int64_t> starts) override {
         std::vector<double> sums(starts.size() - 1);

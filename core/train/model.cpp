@@ -98,11 +98,11 @@ int64_t Model::count_targets(const Batch& batch) {
 }
 
 Losses Model::forward_backward(const Batch& batch, bool sparse) {
+    // Before the forward pass is queued, which a copy to the host would wait for.
+    const int64_t targets = std::max<int64_t>(1, count_targets(batch));
     run_forward(batch, sparse);
     Weights& w = *weights_;
-    Backend& backend = ops_->backend();
     const Pass pass{*ops_, w, batch, sparse};
-    const int64_t targets = std::max<int64_t>(1, count_targets(batch));
     ops_->cross_entropy(run_.logits, batch.targets, run_.losses,
                         static_cast<float>(1.0 / static_cast<double>(targets)), true);
     ops_->linear_grad_weight(run_.logits, run_.h, w.matrix_gradient(output_));
@@ -118,18 +118,15 @@ Losses Model::forward_backward(const Batch& batch, bool sparse) {
     ops_->embed_grad(batch.tokens, run_.d_x, w.matrix_gradient(embedding_));
 
     Losses losses;
-    const Tensor<float, 1> each = backend.download(run_.losses.view());
-    losses.lm =
-        std::accumulate(each.data(), each.data() + each.size(), 0.0) / static_cast<double>(targets);
+    losses.lm = ops_->total(run_.losses) / static_cast<double>(targets);
     if (!config_.has_index() || !config_.msa.kl) return losses;
     for (LayerState& layer : run_.layers) {
         if (layer.attention.kl.data() == nullptr) {
             losses.kl.push_back(0);
             continue;
         }
-        const Tensor<double, 2> kl = backend.download(layer.attention.kl.view());
-        losses.kl.push_back(std::accumulate(kl.data(), kl.data() + kl.size(), 0.0) /
-                            static_cast<double>(kl.size()));
+        Tensor<double, 2>& kl = layer.attention.kl;
+        losses.kl.push_back(ops_->total(as_list(In<2>(kl))) / static_cast<double>(kl.size()));
     }
     return losses;
 }

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/adamw.h"
@@ -37,6 +38,8 @@ public:
     virtual Backend& backend() = 0;
     /// Of activations and of the weights of products.
     virtual Element element() const = 0;
+    /// What computes, recorded beside results.
+    virtual std::string device() { return backend().device(); }
 
     /// y [n, a] = x [n, b] w^T, w [a, b].
     virtual void linear(In<2> x, In<2> w, Out<2> y, Sum) = 0;
@@ -90,6 +93,8 @@ public:
 
     /// Zeros, whatever was there.
     virtual void clear(View<float, 1>) = 0;
+    /// The sum of a list of f32 or f64; waits for it.
+    virtual double total(In<1> values) = 0;
     /// Sums of the squares of the parts [starts[i], starts[i + 1]) of values; waits for them.
     virtual std::vector<double> squared_norms(View<const float, 1> values,
                                               std::span<const int64_t> starts) = 0;

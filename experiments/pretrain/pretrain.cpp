@@ -12,6 +12,7 @@
 #include "experiments/pretrain/training.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
+#include "gpu/train/cuda_ops.h"
 
 namespace msa::experiments::pretrain {
 namespace {
@@ -23,6 +24,12 @@ Sequences captured_text(const PretrainOptions& o, const Text& text) {
     return Batches(text.held_out(), {}, o.short_documents, o.context, o.capture,
                    mix(o.seed, kCapturedText))
         .at(0);
+}
+
+/// Float on the host, bf16 on a GPU.
+std::unique_ptr<train::Ops> make_ops(std::unique_ptr<Backend> backend) {
+    return backend->space() == Space::host ? train::make_cpu_ops(std::move(backend))
+                                           : train::make_cuda_ops(std::move(backend));
 }
 
 train::Model make_model(const PretrainOptions& o, std::unique_ptr<train::Ops> ops) {
@@ -41,13 +48,12 @@ int train_one(std::span<const std::string> args, std::ostream& out, std::ostream
     register_cuda_backend();
     const Text text =
         o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
-    train::Model model =
-        make_model(o, train::make_cpu_ops(make_backend(o.backend, o.backend_options)));
+    train::Model model = make_model(o, make_ops(make_backend(o.backend, o.backend_options)));
     UnitRun job("msa-pretrain", args, o, o.inputs(),
                 {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err);
     job.record.options = option_table(o).record();
     job.record.definitions = pretrain_definitions();
-    job.record.device = model.ops().backend().device();
+    job.record.device = model.ops().device();
     job.record.element = job.record.index_element = job.record.computed_in =
         to_string(model.ops().element());
     const Checkpoint checkpoint(job.path("checkpoint.h5"), job.record);

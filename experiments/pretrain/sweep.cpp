@@ -52,6 +52,11 @@ std::vector<std::string> common_words(std::span<const std::string> args) {
     return words;
 }
 
+void replace_all(std::string& in, const std::string& name, const std::string& value) {
+    for (size_t at = 0; (at = in.find(name, at)) != std::string::npos; at += value.size())
+        in.replace(at, name.size(), value);
+}
+
 }  // namespace
 
 Sweep read_sweep(const fs::path& file) {
@@ -91,7 +96,11 @@ void run_sweep(const PretrainOptions& o, std::span<const std::string> args, Run 
             const fs::path diverged = folder / "diverged.json";
             ordered_json run{{"arm", arm}, {"seed", seed}};
             std::vector<std::string> all = common_words(args);
-            all.insert(all.end(), words.begin(), words.end());
+            for (std::string word : words) {
+                replace_all(word, "{seed}", std::to_string(seed));
+                replace_all(word, "{out}", o.out.string());
+                all.push_back(std::move(word));
+            }
             all.insert(all.end(),
                        {"--seed", std::to_string(seed), "--out", folder.string(), "--resume"});
             err << arm << ", seed " << seed << '\n';

@@ -65,7 +65,7 @@ protected:
         if (ways(runner_, problem(), rule().top_k).empty())
             GTEST_SKIP() << "the backend has no gradient of attention";
         ids_ = reference().index_select(problem(), rule(), operands_);
-        d_out_ = normal<3>(operands_.q.shape(), 11);
+        d_out_ = make_d_out(operands_.q.shape(), subject().element);
         sinks_ = normal<1>({problem().query_heads}, 12);
     }
     View<const int32_t, 3> support(const Way& way) const {
@@ -191,12 +191,12 @@ MSA_FOR_ALL_SUBJECTS(AttentionGradForms);
 TEST_P(AttentionGradForms, OneKeyGetsAllOfDOutAndMovesNoQuery) {
     const Case one{"one", square_problem(1, 4, 2, 16, 16, 8), {.top_k = 1}};
     const Operands o = make_operands(one, GetParam().element);
-    const Tensor<float, 3> d_out = normal<3>({1, 4, 16}, 11);
+    const Tensor<float, 3> d_out = make_d_out({1, 4, 16}, GetParam().element);
     const AttentionLoss loss(one.problem, o, {}, d_out);
     const Tensor<int32_t, 3> ids = all_visible_blocks(one.problem);
     for (const Way& way : ways(runner_, one.problem, 1)) {
-        const AttentionGrad got =
-            run(runner_, way, one.problem, o, ids, {loss.saved(), normal<3>({1, 4, 16}, 11)});
+        const AttentionGrad got = run(runner_, way, one.problem, o, ids,
+                                      {loss.saved(), make_d_out({1, 4, 16}, GetParam().element)});
         const GradientSizes sizes = loss.sizes();
         for (int64_t d = 0; d < 16; ++d)
             for (int64_t r = 0; r < 2; ++r) {
@@ -285,7 +285,7 @@ TEST_P(AttentionGradForms, ANanSpreadsToWhatSeesItAndNoFurther) {
     for (const Way& way : ways(runner_, p, 2))
         for (In in : {In::q, In::k, In::v, In::gradient}) {
             Operands o = make_operands(c, GetParam().element);
-            Tensor<float, 3> d_out_now = normal<3>({40, 4, 16}, 11);
+            Tensor<float, 3> d_out_now = make_d_out({40, 4, 16}, GetParam().element);
             if (in == In::q) o.q(20, 1, 3) = kNan;
             if (in == In::k) o.k(20, 0, 3) = kNan;
             if (in == In::v) o.v(20, 0, 3) = kNan;
@@ -331,9 +331,9 @@ TEST_P(AttentionGradForms, SlotsThatExceedAnyBufferChangeNothing) {
     std::fill_n(ids.data(), ids.size(), kNoBlock);
     for (int64_t i = 0; i < 40; ++i)
         for (int64_t r = 0; r < 2; ++r) ids(i, r, 0) = static_cast<int32_t>((i + r) % 3);
-    const Tensor<float, 3> d_out = normal<3>(o.q.shape(), 11);
+    const Tensor<float, 3> d_out = make_d_out(o.q.shape(), GetParam().element);
     const AttentionLoss loss(p, o, ids.view(), d_out);
-    const Backward backward{loss.saved(), normal<3>(o.q.shape(), 11)};
+    const Backward backward{loss.saved(), make_d_out(o.q.shape(), GetParam().element)};
     const AttentionGrad want = reference().sparse_attention_grad(p, o, ids.view(), backward);
     for (const Way& way : ways(runner_, p, 4096))
         if (way.sparse) {

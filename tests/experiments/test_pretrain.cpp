@@ -244,16 +244,20 @@ TEST_F(Pretrain, ASweepRunsWhatIsMissing) {
     text_file("a.txt");
     std::ofstream(path("arms.json")) << R"({"seeds": [3, 4], "arms": {
         "full": ["--attention", "full"], "msa": [],
-        "wild": ["--weight-decay", "1e5", "--lr", "0.01"]}})";
+        "wild": ["--weight-decay", "1e5", "--lr", "0.01"],
+        "on": ["--start-from", "{out}/msa/seed-{seed}/checkpoint.h5"]}})";
     const auto sweep = [&] { return run("sweep", {"--sweep", path("arms.json")}); };
     const Outcome first = sweep();
     ASSERT_EQ(first.code, 0) << first.err;
     const json runs = json::parse(file_text(path("sweep/sweep.json")))["runs"];
-    ASSERT_EQ(runs.size(), 6U);
+    ASSERT_EQ(runs.size(), 8U);
     EXPECT_EQ(runs[0]["arm"], "full");
-    EXPECT_EQ(runs[3]["seed"], 4);
+    EXPECT_EQ(runs[4]["seed"], 4);
     EXPECT_GT(runs[2]["diverged_after"], 0);
-    EXPECT_NE(runs[1]["bits_per_byte"], runs[4]["bits_per_byte"]);
+    EXPECT_NE(runs[1]["bits_per_byte"], runs[5]["bits_per_byte"]);
+    // What goes on from an arm of its seed is better than it.
+    EXPECT_LT(runs[3]["bits_per_byte"], runs[1]["bits_per_byte"]);
+    EXPECT_LT(runs[7]["bits_per_byte"], runs[5]["bits_per_byte"]);
     // The run of an arm is what the program gives for its words.
     ASSERT_EQ(run("alone", {"--attention", "full", "--seed", "4"}).code, 0);
     EXPECT_TRUE(same_weights("alone", "sweep/full/seed-4"));

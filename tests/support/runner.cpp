@@ -87,6 +87,12 @@ BackendOptions options_with(int threads) {
 
 }  // namespace
 
+Tensor<float, 3> make_d_out(Shape<3> shape, Element element) {
+    Tensor<float, 3> d_out = normal<3>(shape, 11);
+    round_to(element, d_out);
+    return d_out;
+}
+
 Operands make_operands(const Case& c, Element element) {
     const Problem& p = c.problem;
     const float q_scale = c.values == Values::extreme ? 1e4F : 1.0F;

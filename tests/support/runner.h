@@ -23,6 +23,8 @@ struct Operands {
     Element element = Element::f32;  // what the values are stored in where the backend takes them
     Tensor<float, 1> sinks = {};     // [Hq]; absent: none
 };
+/// A gradient of attention's output, rounded to values that `element` holds exactly.
+Tensor<float, 3> make_d_out(Shape<3> shape, Element element);
 /// The operands of a case, rounded to values that `element` holds exactly.
 Operands make_operands(const Case&, Element);
 /// The same keys and values with the query rows [range.begin, range.end) alone, for

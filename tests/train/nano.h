@@ -51,9 +51,26 @@ inline Model make(const ModelConfig& config, std::span<const float> start = {}, 
     return {config, make_cpu_ops(make_backend("cpu", {.threads = threads})), kSeed, start};
 }
 
+/// A list of floats in memory of the model's backend.
+inline std::vector<float> on_host(Model& model, View<const float, 1> list) {
+    const Tensor<float, 1> host = model.ops().backend().download(list);
+    return {host.data(), host.data() + host.size()};
+}
 inline std::vector<float> values_of(Model& model) {
-    const View<const float, 1> all = std::as_const(model.weights()).values();
-    return {all.data(), all.data() + all.size()};
+    return on_host(model, std::as_const(model.weights()).values());
+}
+
+/// Starting values that are large enough for every gradient to be well above rounding.
+inline std::vector<float> lively(const ModelConfig& config) {
+    Model model = make(config);
+    std::vector<float> values = model.parameters().start(kSeed);
+    for (const Parameter& p : model.parameters().all())
+        for (int64_t i = 0; i < p.size(); ++i) {
+            float& value = values[static_cast<size_t>(p.offset + i)];
+            value = p.deviation > 0 ? value * 8
+                                    : value + static_cast<float>(0.1 * random_normal(mix(3, i)));
+        }
+    return values;
 }
 
 }  // namespace msa::train

@@ -11,19 +11,6 @@
 namespace msa::train {
 namespace {
 
-/// Starting values that are large enough for every gradient to be well above rounding.
-std::vector<float> lively(const ModelConfig& config) {
-    Model model = make(config);
-    std::vector<float> values = model.parameters().start(kSeed);
-    for (const Parameter& p : model.parameters().all())
-        for (int64_t i = 0; i < p.size(); ++i) {
-            float& value = values[static_cast<size_t>(p.offset + i)];
-            value = p.deviation > 0 ? value * 8
-                                    : value + static_cast<float>(0.1 * random_normal(mix(3, i)));
-        }
-    return values;
-}
-
 std::vector<float> gradient_of(Model& model, const Batch& batch, bool sparse) {
     model.weights().clear_gradient();
     model.forward_backward(batch, sparse);

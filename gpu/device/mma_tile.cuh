@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+// Tiles of bf16 rows in shared memory as mma.sync reads them. 16-byte chunks are permuted within a
+// row, so that neither 16 bytes of two rows at a time (words_of) nor 8 rows of one chunk
+// (load_matrices) meet in a bank.
+//
+// words_of() gives a lane 8 neighbouring values of a row: the operands of two products of depth 16.
+// The depth is summed in another order than the matrices' own, the same one in both operands.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "gpu/device/mma.cuh"
+#include "gpu/device/warp.cuh"
+
+namespace msa::cuda {
+
+constexpr int kChunk = 8;  // values in 16 bytes
+
+/// kWidth: values of a row, a multiple of 64.
+template <int kWidth>
+struct MmaTile {
+    static constexpr int kChunks = kWidth / kChunk;
+    static constexpr int kSteps = kWidth / 32;  // of words_of
+    __nv_bfloat16* at;
+
+    static constexpr int bytes(int rows) { return rows * kWidth * 2; }
+
+    __device__ __nv_bfloat16* chunk(int row, int chunk) const {
+        const int moved = chunk ^ ((row & 1) << 2 | (row >> 1 & 3));
+        return at + row * kWidth + moved * kChunk;
+    }
+    __device__ __nv_bfloat16& value(int row, int column) const {
+        return chunk(row, column / kChunk)[column % kChunk];
+    }
+    /// Of the lane: values 32 step + 8 (lane % 4) on of a row.
+    __device__ uint4 words_of(int row, int step) const {
+        return *reinterpret_cast<const uint4*>(chunk(row, 4 * step + lane_id() % 4));
+    }
+    /// A [16, 16] of rows and columns from there on, in the order of the columns.
+    __device__ void load_a(uint32_t (&a)[4], int row, int column) const {
+        const int lane = lane_id();
+        load_matrices(a, chunk(row + lane % 16, column / kChunk + lane / 16));
+    }
+    /// B of two products: depth are 16 rows from there on, 16 columns.
+    __device__ void load_b(uint32_t (&b)[4], int row, int column) const {
+        const int lane = lane_id();
+        load_transposed(b, chunk(row + lane % 16, column / kChunk + lane / 16));
+    }
+};
+
+/// sum += A B of two products of depth 16: the lane's words of rows g and g + 8 of A, and of
+/// column g of B, g = lane / 4.
+__device__ inline void multiply_words(float* sum, const uint4& low, const uint4& high,
+                                      const uint4& column) {
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, first_b[2] = {column.x, column.y};
+    const uint32_t second[4] = {low.z, high.z, low.w, high.w}, second_b[2] = {column.z, column.w};
+    multiply_16x8(sum, first, first_b);
+    multiply_16x8(sum, second, second_b);
+}
+
+/// 16 bytes from global to shared memory, or zeros; without waiting.
+__device__ inline void copy_chunk(void* to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/// Of `threads` threads of the block, those that name the barrier, 1 to 15.
+template <int Number>
+__device__ inline void barrier_of(int threads) {
+    asm volatile("bar.sync %0, %1;" ::"n"(Number), "r"(threads) : "memory");
+}
+
+/// Registers of a thread from here on, for four warps that call it together; an architecture
+/// without the instruction keeps what the launch gave. Source: PTX ISA, setmaxnreg.
+template <int Registers>
+__device__ inline void take_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+#endif
+}
+template <int Registers>
+__device__ inline void give_up_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+#endif
+}
+
+/// Two bf16, those that are not finite as zeros.
+__device__ inline uint32_t finite_or_zero(uint32_t pair) {
+    constexpr uint32_t kExponent = 0x7F80U;
+    if ((pair & kExponent) == kExponent) pair &= 0xFFFF0000U;
+    if ((pair >> 16 & kExponent) == kExponent) pair &= 0x0000FFFFU;
+    return pair;
+}
+
+/// Two values and what their rounding to bf16 left, the first in the low half.
+struct SplitPair {
+    uint32_t high, low;
+
+    __device__ SplitPair(float a, float b) {
+        const __nv_bfloat162 rounded = __floats2bfloat162_rn(a, b);
+        const __nv_bfloat162 rest =
+            __floats2bfloat162_rn(a - __low2float(rounded), b - __high2float(rounded));
+        high = reinterpret_cast<const uint32_t&>(rounded);
+        low = reinterpret_cast<const uint32_t&>(rest);
+    }
+};
+
+}  // namespace msa::cuda

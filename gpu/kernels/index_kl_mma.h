@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+// index_kl by blocks of keys, on tensor cores (mma.sync, bf16). A thread block keeps the keys of a
+// block while the queries that use it pass: their teacher's probabilities p, the index's t, and
+// from t - p the block's part of d_index_k, which stays in registers, and each query's part of
+// d_index_q, which goes to a slot. Sums over slots and parts have one order.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/problem.h"
+#include "gpu/kernels/reverse_index.h"
+#include "gpu/query_tile.h"
+
+namespace msa::cuda {
+
+constexpr int kKlItemUses = 2048;  // most queries of an item
+constexpr int kKlMostKeys = 128;   // of a block
+
+/// A block of keys of a group, and some of the queries that use it: places in the reverse index, or
+/// query rows where that is absent.
+struct KlItem {
+    int64_t begin, end;
+    int32_t block, group;  // block: its number through all sequences
+};
+
+/// Of a piece of the queries and, on the full support, a round of the blocks. Arrays by query are
+/// those of the whole problem; workspaces by query begin with the piece.
+struct KlBlocks {
+    const __nv_bfloat16 *q, *k;              // [Nq, Hq, dh], [Nk, Hkv, dh]
+    const __nv_bfloat16 *index_q, *index_k;  // [Nq, Hkv, didx], [Nk, didx]
+    const float *main_lse, *index_lse;       // [Nq, Hq], [Nq, Hkv], natural log
+    const int32_t* ids;                      // [Nq, Hkv, slots]; null: full support
+    const KeyRange* visible;                 // [Nq]
+    const SequenceBlock* blocks;
+    ReverseIndex reverse;
+    QueryRange piece;
+    int block_count, first_block;  // blocks of all sequences; the round's first in each
+    int slots;                     // k, or the round's blocks
+    int heads, groups;             // Hq, Hkv
+    int head_dim, index_dim, block_size;
+    float scale, index_scale;
+
+    // Workspace.
+    KlItem* items;
+    int32_t* item_starts;  // [groups * block_count + 1], lists as those of ReverseIndex
+    float* d_query;        // [piece, Hkv, slots, didx]
+    double* kl;            // [piece, Hkv, slots]; may be absent
+    float* slot_lse;       // [piece, Hkv, slots]
+    float* d_keys;         // [items, Bk, didx]
+
+    int group_size() const { return heads / groups; }
+    __host__ __device__ int lists() const { return groups * block_count; }
+};
+
+/// items and item_starts.
+cudaError_t launch_kl_items(const KlBlocks&, cudaStream_t);
+/// slot_lse of the index scores, of at most `most_items` items.
+cudaError_t launch_kl_slot_lse(const KlBlocks&, int64_t most_items, cudaStream_t);
+/// lse [Nq, Hkv] of the piece's rows, joined with what is there unless `first`.
+cudaError_t launch_kl_join_lse(const KlBlocks&, bool first, float* lse, cudaStream_t);
+/// d_query, kl and d_keys.
+cudaError_t launch_kl_blocks(const KlBlocks&, int64_t most_items, cudaStream_t);
+/// d_index_q [Nq, Hkv, didx], and kl [Nq, Hkv] where it is there: the sums of the slots of the
+/// piece's rows, `gradient` times for the former; added to what is there unless `first`.
+cudaError_t launch_kl_sum_slots(const KlBlocks&, float gradient, bool first, float* d_index_q,
+                                double* kl, cudaStream_t);
+/// d_index_k [Nk, didx] += gradient * the sums of the blocks' items.
+cudaError_t launch_kl_sum_items(const KlBlocks&, float gradient, float* d_index_k, cudaStream_t);
+
+}  // namespace msa::cuda

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT
+// index_kl and the lse of index_select on tensor cores: pieces of the queries and rounds of the
+// blocks, so that the slots fit the workspace.
+#include <algorithm>
+#include <optional>
+
+#include "gpu/kernels/index_kl_mma.h"
+#include "gpu/kernels/kernels.h"
+#include "gpu/layout.h"
+#include "gpu/plan/limits.h"
+#include "gpu/plan/tuned.h"
+
+namespace msa::cuda {
+namespace {
+
+constexpr int64_t kSlotBytes = int64_t{1} << 31;  // of the slots of a piece and round
+
+Support takes_blocks(const Problem& p, Element element, bool aligned) {
+    if (element != Element::bf16) return not_element(element, "bf16");
+    if (!aligned) return not_aligned();
+    if (!is_tuned_width(p.index_dim)) return not_tuned("the index dim", p.index_dim);
+    if (p.block_size > kKlMostKeys || p.block_size < 16 || (p.block_size & (p.block_size - 1)) != 0)
+        return Support::no(text("the block size is ", p.block_size, ", must be 16, 32, 64 or 128"));
+    return {};
+}
+
+const __nv_bfloat16* bf16_of(const In<3>& view) {
+    return static_cast<const __nv_bfloat16*>(view.data());
+}
+
+/// Pieces of the queries and rounds of the blocks of one call.
+class Walk {
+public:
+    Walk(const Call& call, const IndexInput& in, View<const int32_t, 3> ids, int64_t slot_bytes)
+        : call_(call), selected_(ids.data() != nullptr) {
+        const Problem& p = call.problem;
+        const Tensor<SequenceBlock, 1>& blocks = call.layout->key_blocks();
+        all_.index_q = bf16_of(in.index_q);
+        all_.index_k = static_cast<const __nv_bfloat16*>(in.index_k.data());
+        all_.ids = ids.data();
+        all_.visible = call.visible;
+        all_.blocks = blocks.data();
+        all_.block_count = narrow(blocks.size());
+        all_.heads = narrow(p.query_heads);
+        all_.groups = narrow(p.kv_heads);
+        all_.head_dim = narrow(p.head_dim);
+        all_.index_dim = narrow(p.index_dim);
+        all_.block_size = narrow(p.block_size);
+        all_.scale = static_cast<float>(p.softmax_scale());
+        all_.index_scale = static_cast<float>(p.index_scale());
+        if (selected_ && ids.size() > 0) {
+            uses_.emplace(call, ids);
+            all_.reverse = uses_->index();
+        }
+        const int64_t fitting = std::max<int64_t>(
+            1, kSlotBytes / std::max<int64_t>(1, p.queries() * p.kv_heads * slot_bytes));
+        slots_ = selected_ ? ids.extent(2) : std::clamp<int64_t>(p.blocks(), 1, fitting);
+        queries_ = std::max<int64_t>(1, kSlotBytes / (p.kv_heads * slots_ * slot_bytes));
+        starts_ = call.scratch<int32_t, 1>({all_.lists() + 1});
+        items_ = call.scratch<char, 1>({most_items() * int64_t{sizeof(KlItem)}});
+        all_.slots = narrow(slots_);
+        all_.items = reinterpret_cast<KlItem*>(items_.data());
+        all_.item_starts = starts_.data();
+    }
+
+    KlBlocks& all() { return all_; }
+    /// (query, group, slot) of a piece.
+    int64_t rows_and_slots() const {
+        return std::min(queries_, call_.problem.queries()) * call_.problem.kv_heads * slots_;
+    }
+    /// Of a piece and round: of each list one that is not full, and the full ones.
+    int64_t most_items() const {
+        const Problem& p = call_.problem;
+        const int64_t lists =
+            selected_ ? all_.lists()
+                      : std::min<int64_t>(all_.lists(), slots_ * p.sequences() * p.kv_heads);
+        return lists + rows_and_slots() / kKlItemUses;
+    }
+    /// body(KlBlocks, whether the piece's first round), the items listed.
+    template <typename Body>
+    void for_each(Body body) {
+        const Problem& p = call_.problem;
+        const int64_t rounds = selected_ ? 1 : ceil_div(p.blocks(), slots_);
+        for (int64_t begin = 0; begin < p.queries(); begin += queries_)
+            for (int64_t round = 0; round < rounds; ++round) {
+                KlBlocks a = all_;
+                a.piece = {begin, std::min(begin + queries_, p.queries())};
+                a.first_block = narrow(round * slots_);
+                check(launch_kl_items(a, call_.stream()), "index_kl_mma, items");
+                body(a, round == 0);
+            }
+    }
+
+private:
+    const Call& call_;
+    bool selected_;
+    KlBlocks all_{};
+    std::optional<SortedUses> uses_;
+    int64_t slots_ = 0, queries_ = 0;
+    Tensor<int32_t, 1> starts_;
+    Tensor<char, 1> items_;
+};
+
+void clear(const Call& call, void* memory, int64_t bytes) {
+    check(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), call.stream()),
+          "clearing an output of index_kl");
+}
+
+}  // namespace
+
+Support takes_index_lse_mma(const Problem& p, const IndexInput& in) {
+    return takes_blocks(p, in.index_q.element(), are_aligned(in.index_q, in.index_k));
+}
+
+void index_lse_mma(const Call& call, const IndexInput& in, View<const int32_t, 3> ids,
+                   View<float, 2> lse) {
+    if (lse.size() == 0) return;
+    Walk walk(call, in, ids, sizeof(float));
+    auto slots = call.scratch<float, 1>({walk.rows_and_slots()});
+    walk.all().slot_lse = slots.data();
+    walk.for_each([&](const KlBlocks& a, bool first) {
+        check(launch_kl_slot_lse(a, walk.most_items(), call.stream()), "index_kl_mma, slot lse");
+        check(launch_kl_join_lse(a, first, lse.data(), call.stream()), "index_kl_mma, lse");
+    });
+}
+
+Support takes_index_kl_mma(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) {
+    const Support blocks =
+        takes_blocks(p, in.q.element(),
+                     are_aligned(in.q, in.k, in.index.index_q, in.index.index_k) &&
+                         are_aligned(to.d_index_q, to.d_index_k));
+    if (!blocks.yes) return blocks;
+    if (in.index.index_q.element() != Element::bf16)
+        return not_element(in.index.index_q.element(), "bf16");
+    if (p.window || p.softcap) return not_plain(p);
+    if (in.sinks) return Support::no("there are sinks");
+    if (in.teacher != Teacher::mean) return Support::no("the teacher is not the mean");
+    if (!in.main_lse) return Support::no("main_lse is not given");
+    if (!to.d_index_q) return Support::no("no gradient is asked for");
+    if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
+    if (p.index_dim > p.head_dim) return above("the index dim", p.index_dim, p.head_dim);
+    const int64_t heads = p.group_size();
+    if (heads != 2 && heads != 4 && heads != 8 && heads != 16)
+        return Support::no(text("G is ", heads, ", must be 2, 4, 8 or 16"));
+    return {};
+}
+
+void index_kl_mma(const Call& call, const IndexKlInput& in, const IndexKlOutput& to) {
+    const Problem& p = call.problem;
+    clear(call, to.d_index_k.data(), to.d_index_k.size() * int64_t{sizeof(float)});
+    if (p.queries() == 0 || p.keys() == 0 || (in.ids && in.ids.size() == 0)) {
+        clear(call, to.d_index_q.data(), to.d_index_q.size() * int64_t{sizeof(float)});
+        if (to.kl) clear(call, to.kl.data(), to.kl.size() * int64_t{sizeof(double)});
+        return;
+    }
+    Tensor<float, 2> made;
+    if (!in.index_lse) {
+        made = call.scratch<float, 2>({p.queries(), p.kv_heads});
+        index_lse_mma(call, in.index, in.ids, made);
+    }
+    const int64_t slot_bytes = p.index_dim * int64_t{sizeof(float)};
+    Walk walk(call, in.index, in.ids, slot_bytes);
+    auto d_query = call.scratch<float, 1>({walk.rows_and_slots() * p.index_dim});
+    auto d_keys = call.scratch<float, 1>({walk.most_items() * p.block_size * p.index_dim});
+    Tensor<double, 1> kl;
+    if (to.kl) kl = call.scratch<double, 1>({walk.rows_and_slots()});
+    KlBlocks& all = walk.all();
+    all.q = bf16_of(in.q);
+    all.k = bf16_of(in.k);
+    all.main_lse = in.main_lse.data();
+    all.index_lse = in.index_lse ? in.index_lse.data() : made.data();
+    all.d_query = d_query.data();
+    all.d_keys = d_keys.data();
+    all.kl = kl.data();
+    const double scale =
+        in.gradient_scale.value_or(1 / static_cast<double>(p.queries() * p.kv_heads));
+    const auto gradient = static_cast<float>(scale * p.index_scale());
+    walk.for_each([&](const KlBlocks& a, bool first) {
+        check(launch_kl_blocks(a, walk.most_items(), call.stream()), "index_kl_mma, blocks");
+        check(launch_kl_sum_slots(a, gradient, first, to.d_index_q.data(), to.kl.data(),
+                                  call.stream()),
+              "index_kl_mma, d_index_q");
+        check(launch_kl_sum_items(a, gradient, to.d_index_k.data(), call.stream()),
+              "index_kl_mma, d_index_k");
+    });
+}
+
+}  // namespace msa::cuda

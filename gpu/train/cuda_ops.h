@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+// What a transformer computes beside attention, on one NVIDIA GPU: see core/train/ops.h. Products
+// are those of cuBLASLt, which is opened at run time, or plain kernels where it is not there; sums
+// are float, each with one order, so that the same call gives bitwise the same results.
+#pragma once
+
+#include <memory>
+
+#include "core/train/ops.h"
+
+namespace msa::train {
+
+/// `element`: of activations and of the weights that products read, bf16 or f32. InputError unless
+/// the backend is "cuda"; UnsupportedError where this build has no CUDA.
+std::unique_ptr<Ops> make_cuda_ops(std::unique_ptr<Backend> backend,
+                                   Element element = Element::bf16);
+
+}  // namespace msa::train

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+// index_kl on tensor cores against the plain kernel, which tests/backends compares with the
+// reference: shapes, packed sequences, NaN, rounds of blocks and pieces of queries.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "core/gradient_tolerance.h"
+#include "tests/support/compare.h"
+#include "tests/support/truth.h"
+
+namespace msa::test {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+Case kl_case(const char* name, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k, int64_t heads,
+             int64_t groups, int64_t dim, int64_t index_dim, int64_t block, int64_t top_k) {
+    Problem p = square_problem(0, heads, groups, dim, index_dim, block);
+    p.batch = PackedBatch(std::move(cu_q), std::move(cu_k));
+    return {name, p, {.top_k = top_k}};
+}
+
+std::vector<Case> kl_cases() {
+    const std::vector<int64_t> q{0, 100, 101, 138, 438}, k{0, 228, 358, 395, 895};
+    return {
+        kl_case("paper", {0, 700}, {0, 700}, 64, 4, 128, 128, 128, 3),
+        kl_case("paper_packed", q, k, 32, 2, 128, 128, 128, 3),
+        kl_case("pilot", {0, 700}, {0, 700}, 16, 4, 64, 64, 64, 5),
+        kl_case("pilot_packed", q, k, 16, 4, 64, 64, 64, 5),
+        kl_case("narrow_index", {0, 600}, {0, 600}, 16, 2, 128, 64, 128, 3),
+        kl_case("g2_small_blocks", {0, 500}, {0, 500}, 8, 4, 64, 64, 16, 7),
+        kl_case("g8_blocks_of_32", {0, 500}, {0, 500}, 16, 2, 128, 128, 32, 6),
+        kl_case("many_uses", {0, 5000}, {0, 5000}, 8, 2, 64, 64, 64, 4),
+    };
+}
+
+class CudaKl : public testing::Test {
+protected:
+    void SetUp() override {
+        MSA_SKIP_UNLESS_USABLE("cuda");
+        runner_.emplace(Subject{"cuda", Element::bf16});
+    }
+
+    std::optional<Runner> runner_;
+};
+class CudaKlCases : public CudaKl, public testing::WithParamInterface<Case> {
+protected:
+    void SetUp() override {
+        CudaKl::SetUp();
+        if (!IsSkipped()) operands_ = make_operands(GetParam(), Element::bf16);
+    }
+    const Problem& problem() const { return GetParam().problem; }
+    /// The support's ids, absent for the full one.
+    Tensor<int32_t, 3> ids(bool full) {
+        if (full) return {};
+        return runner_->index_select(problem(), GetParam().rule, operands_);
+    }
+    Tensor<float, 2> main_lse(const Tensor<int32_t, 3>& ids) {
+        return ids.size() == 0 ? runner_->dense_attention(problem(), operands_).lse
+                               : runner_->sparse_attention(problem(), operands_, ids).lse;
+    }
+
+    Operands operands_;
+};
+INSTANTIATE_TEST_SUITE_P(All, CudaKlCases, testing::ValuesIn(kl_cases()),
+                         [](const auto& instance) { return instance.param.name; });
+
+View<const int32_t, 3> support(const Tensor<int32_t, 3>& ids) {
+    return ids.size() == 0 ? View<const int32_t, 3>() : ids.view();
+}
+
+TEST_P(CudaKlCases, TensorCoresGiveWhatThePlainKernelGives) {
+    for (bool full : {true, false}) {
+        const Tensor<int32_t, 3> chosen = ids(full);
+        const IndexKl plain = runner_->index_kl(problem(), operands_, support(chosen));
+        EXPECT_EQ(runner_->backend().answered_by(), "index_kl_any; mma: main_lse is not given");
+        KlRequest given;
+        given.main_lse = main_lse(chosen);
+        const auto run = [&] {
+            IndexKl got =
+                runner_->index_kl(problem(), operands_, support(chosen), Teacher::mean, given);
+            EXPECT_EQ(runner_->backend().answered_by(), "index_kl_mma");
+            return got;
+        };
+        const Bounds bound = bounds(problem(), operands_, Teacher::mean, true);
+        const IndexKl got = run(), again = run();
+        EXPECT_TRUE(matches(got, plain, bound)) << (full ? "full" : "selected");
+        EXPECT_TRUE(identical(again.kl, got.kl));
+        EXPECT_TRUE(identical(again.d_index_q, got.d_index_q));
+        EXPECT_TRUE(identical(again.d_index_k, got.d_index_k));
+        if (!full) {
+            given.index_lse = runner_->index_select_lse(problem(), GetParam().rule, operands_).lse;
+            EXPECT_TRUE(matches(run(), plain, bound)) << "selected, both lse given";
+        }
+        given.value = false;  // gradients alone
+        const IndexKl alone = run();
+        if (full) {
+            EXPECT_TRUE(identical(alone.d_index_q, got.d_index_q));
+            EXPECT_TRUE(identical(alone.d_index_k, got.d_index_k));
+        }
+    }
+}
+
+TEST_P(CudaKlCases, WhatIsNotSeenHasNoInfluence) {
+    const Problem& p = problem();
+    const Tensor<int32_t, 3> chosen = ids(false);
+    for (size_t s = 1; s < p.batch.cu_seqlens_k().size(); ++s) {
+        const int64_t last = p.batch.cu_seqlens_k()[s] - 1;
+        operands_.index_k(last, 3) = kNan;  // the last query of the sequence alone sees it
+        operands_.k(last, 0, 1) = kNan;
+    }
+    operands_.index_q(p.queries() / 2, 1, 5) = kNan;
+    operands_.index_q(p.queries() / 3, 0, 2) = std::numeric_limits<float>::infinity();
+    for (bool full : {true, false}) {
+        const View<const int32_t, 3> over = full ? View<const int32_t, 3>() : support(chosen);
+        const IndexKl plain = runner_->index_kl(p, operands_, over);
+        KlRequest given;
+        given.main_lse = full ? main_lse({}) : main_lse(chosen);
+        const IndexKl got = runner_->index_kl(p, operands_, over, Teacher::mean, given);
+        const auto alike = [](const auto& a, const auto& b) {
+            int64_t finite = 0;
+            for (int64_t i = 0; i < a.size(); ++i) {
+                EXPECT_EQ(std::isfinite(a.data()[i]), std::isfinite(b.data()[i])) << i;
+                finite += std::isfinite(a.data()[i]);
+                if (testing::Test::HasFailure()) return int64_t{0};
+            }
+            return finite;
+        };
+        const int64_t finite = alike(got.d_index_q, plain.d_index_q);
+        EXPECT_GT(finite, 0);
+        EXPECT_LT(finite, got.d_index_q.size());
+        alike(got.d_index_k, plain.d_index_k);
+    }
+}
+
+TEST_F(CudaKl, RoundsAndPiecesAreTheirSum) {
+    // More slots than one workspace holds: rounds of blocks on the full support, pieces of the
+    // queries on the selected one.
+    for (const Case& c : {kl_case("rounds", {0, 20000}, {0, 20000}, 8, 4, 128, 128, 128, 4),
+                          kl_case("pieces", {0, 40000}, {0, 40000}, 8, 4, 128, 128, 64, 32)}) {
+        const bool full = c.name == "rounds";
+        const Operands o = make_operands(c, Element::bf16);
+        const Tensor<int32_t, 3> ids =
+            full ? Tensor<int32_t, 3>() : runner_->index_select(c.problem, c.rule, o);
+        KlRequest given;
+        given.main_lse = full ? runner_->dense_attention(c.problem, o).lse
+                              : runner_->sparse_attention(c.problem, o, ids).lse;
+        const IndexKl plain = runner_->index_kl(c.problem, o, support(ids));
+        const IndexKl got = runner_->index_kl(c.problem, o, support(ids), Teacher::mean, given);
+        EXPECT_EQ(runner_->backend().answered_by(), "index_kl_mma");
+        EXPECT_TRUE(matches(got, plain, bounds(c.problem, o, Teacher::mean, true))) << c.name;
+    }
+}
+
+}  // namespace
+}  // namespace msa::test
