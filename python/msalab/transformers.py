@@ -6,10 +6,10 @@
     model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation="msalab_msa")
     msalab.transformers.configure(model, selector="mean-key", block_size=128, top_k=16)
 
-Prefill and decode with a dynamic cache, padding on either side, grouped queries, sinks and soft
-caps. A layer with a sliding window keeps it, and attends to all of it. What cannot be had raises
-InputError: static caches, packed rows, masks of one's own, chunked attention, dropout, weights of
-attention as an output."""
+Prefill and decode with a cache, padding on either side, grouped queries, sinks and soft caps. A
+layer with a sliding window keeps it, and attends to all of it. What cannot be had raises
+InputError: packed rows, masks of one's own, chunked attention, dropout, weights of attention as an
+output, and generate() with a static cache."""
 
 from __future__ import annotations
 
@@ -44,10 +44,17 @@ def register() -> None:
 class Spans:
     """What a mask comes to: of each row of the batch, the keys and queries that are no padding, as
     [first key, end of keys, first query, end of queries] of what attention is given; the last query
-    sits on the last key. window: a query sees so many tokens, itself included; None: all."""
+    sits on the last key. keys: of a row, with its padding; a static cache holds more. window: a
+    query sees so many tokens, itself included; None: all."""
 
     rows: tuple
+    keys: int
     window: int | None
+
+    def contiguous(self):
+        """Asked of a mask that generate() makes itself."""
+        raise InputError(f"{NAME}: generate() with a static cache is not supported; use a dynamic "
+                         "one")
 
 
 def _require(condition, text: str):
@@ -59,7 +66,7 @@ def _spans(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
            mask_function=causal_mask_function, attention_mask=None, local_size=None, device="cpu",
            **_) -> Spans:
     """The mask function of the implementation: never of size N x N."""
-    _require(not isinstance(q_offset, Tensor), "a static cache is not supported; use a dynamic one")
+    q_offset = int(q_offset)  # of a static cache, a tensor
     if mask_function is not causal_mask_function:
         _check_mask(mask_function, batch_size, q_length, q_offset, kv_offset, local_size, device)
     end = q_offset + q_length
@@ -72,7 +79,7 @@ def _spans(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
         keys = [min(max(token - kv_offset, 0), kv_length) for token in (first, last)]
         queries = [min(max(token - q_offset, 0), q_length) for token in (first, last)]
         clipped.append((*keys, *queries))
-    return Spans(tuple(clipped), local_size)
+    return Spans(tuple(clipped), end - kv_offset, local_size)
 
 
 def _valid_tokens(row: Tensor, number: int):
@@ -251,7 +258,8 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
         if layer.selector == OWN:
             ids = _own_ids(block_indices, spans, cu_q)
         elif layer.branch is not None:
-            ids = _index_ids(layer, x, cache, key, spans, lengths)
+            seen = key[:, :, :attention_mask.keys]
+            ids = _index_ids(layer, x, cache, seen, spans, lengths)
         else:
             ids = torch.cat([
                 selectors.select(layer.selector, q[cu_q[row]:cu_q[row + 1]].detach(),
