@@ -131,6 +131,23 @@ class Layer:
         self.cache = kwargs.get("past_key_values")
 
 
+@dataclass
+class Plan:
+    """How each attention module of a model attends, checked."""
+
+    layers: dict  # module -> Layer
+    sparse: list[int]  # layers that select
+
+    def apply(self):
+        """From now on, until another plan is."""
+        for module, layer in self.layers.items():
+            old = getattr(module, _ATTRIBUTE, None)
+            if old is not None:
+                old.hook.remove()
+            layer.hook = module.register_forward_pre_hook(layer.keep_input, with_kwargs=True)
+            object.__setattr__(module, _ATTRIBUTE, layer)
+
+
 def configure(model, selector=None, block_size=128, top_k=16, indexer=None, dense_layers=(), *,
               force_begin_blocks=0, force_end_blocks=1, observe=None) -> list[int]:
     """Says how each attention layer of a loaded model selects; may be called again.
@@ -141,8 +158,15 @@ def configure(model, selector=None, block_size=128, top_k=16, indexer=None, dens
     layers that attend to everything; layers with a sliding window keep to it. observe(layer, ids):
     is told the blocks [n, Hkv, k] that each row's n queries attend to, and for a dense layer None.
     Returns the layers that select. InputError where a layer cannot."""
-    modules, windows = _attention_modules(model)
-    rule = Rule(block_size, top_k, force_begin_blocks, force_end_blocks)
+    made = plan(model, selector, indexer, dense_layers, observe, Rule(
+        block_size, top_k, force_begin_blocks, force_end_blocks))
+    made.apply()
+    return made.sparse
+
+
+def plan(model, selector, indexer, dense_layers, observe, rule: Rule) -> Plan:
+    """What configure() would apply."""
+    modules, windows = attention_modules(model)
     dense = set(dense_layers)
     unknown = sorted(dense - modules.keys())
     _require(not unknown, f"dense_layers names {unknown}; layers with attention are "
@@ -152,7 +176,9 @@ def configure(model, selector=None, block_size=128, top_k=16, indexer=None, dens
     _require(selector != "index" or indexer is not None, "selector \"index\" needs an indexer, the "
              "results.h5 of msa-fit-indexer")
     branches = {} if indexer is None else indexers.read(indexer)
-    if indexer is None and selector != OWN:
+    if indexer is not None:
+        selector = "index"
+    elif selector != OWN:
         selector = selector or "mean-key"
         selectors.find(selector)
     sparse = sorted(modules.keys() - dense - windows.keys())
@@ -161,25 +187,18 @@ def configure(model, selector=None, block_size=128, top_k=16, indexer=None, dens
     _require(not lacking, f"{indexer} has no Index Branch of layers {lacking}; it has those of "
              f"{sorted(branches)}: fit them, or name them in dense_layers")
     if selector == OWN:
-        own = {number for number in sparse if getattr(modules[number], "indexer", None) is not None}
-        _require(own, "selector \"own\" is for models that have an Index Branch, as MiniMax-M3")
-        sparse = sorted(own)
+        sparse = [number for number in sparse if getattr(modules[number], "indexer", None)]
+        _require(sparse, "selector \"own\" is for models that have an Index Branch, as MiniMax-M3")
     layers = {}
     for number, module in modules.items():
-        layer = Layer(number, rule, None, observe=observe)
-        if number in sparse:
-            layer.selector = "index" if indexer is not None else selector
-            layer.branch = _fitting(branches.get(number), module, number)
-            if selector == OWN:
-                layer.rule = Rule(module.indexer.block_size, module.indexer.topk_blocks)
-        layers[module] = layer
-    for module, layer in layers.items():  # everything is checked: now it counts
-        old = getattr(module, _ATTRIBUTE, None)
-        if old is not None:
-            old.hook.remove()
-        layer.hook = module.register_forward_pre_hook(layer.keep_input, with_kwargs=True)
-        object.__setattr__(module, _ATTRIBUTE, layer)
-    return sparse
+        layer = layers[module] = Layer(number, rule, None, observe=observe)
+        if number not in sparse:
+            continue
+        layer.selector = selector
+        layer.branch = _fitting(branches.get(number), module, number)
+        if selector == OWN:
+            layer.rule = Rule(module.indexer.block_size, module.indexer.topk_blocks)
+    return Plan(layers, sparse)
 
 
 def _fitting(branch, module, number: int):
@@ -194,7 +213,7 @@ def _fitting(branch, module, number: int):
 
 
 @torch.no_grad()
-def _attention_modules(model):
+def attention_modules(model):
     """Layer -> its attention module, and -> its sliding window where it has one; found by running
     two tokens."""
     found, windows = {}, {}
