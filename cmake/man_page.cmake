@@ -16,6 +16,8 @@ foreach(part question usage text)
 endforeach()
 string(TOUPPER ${name} title)
 file(WRITE ${OUTPUT} ".TH ${title} 1 \"\" \"msalab ${VERSION}\"
+.ad l
+.nh
 .SH NAME
 ${name} \\- ${question}
 .SH SYNOPSIS

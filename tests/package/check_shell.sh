@@ -20,17 +20,18 @@ complete_after() {
 
 for program in "$bin"/msa-*; do
     name=${program##*/} page=$pages/${program##*/}.1
+    help=$("$program" --help)
     [[ -s $page ]] || fail "no manual page of $name"
     if command -v man >/dev/null; then
         faults=$(MANROFFSEQ='' LC_ALL=C.UTF-8 man --warnings -E UTF-8 -l -Tutf8 -Z "$page" 2>&1 >/dev/null)
         [[ -z $faults ]] || fail "$page: $faults"
-        text=$(LC_ALL=C.UTF-8 MANWIDTH=120 man -l "$page" | col -bx)
-        question=$("$program" --help | head -n 1)
-        [[ $text == *"${question:0:60}"* || $text == *"$name - "* ]] || fail "$page: no name"
+        text=$(LC_ALL=C.UTF-8 MANWIDTH=200 man -l "$page" | col -bx)
+        question=${help%%$'\n'*}
+        [[ $text == *"$name - ${question:${#name}+2:60}"* ]] || fail "$page does not say: $question"
         # Every line of the options stands there as the program prints it.
         while IFS= read -r line; do
             [[ $text == *"$line"* ]] || fail "$page lacks: $line"
-        done < <("$program" --help | grep -E '^  --' | sed 's/ *$//')
+        done < <(grep -E '^  --' <<<"$help" | sed 's/ *$//')
     fi
     [[ -s $completions/$name ]] || fail "no completion of $name"
     # shellcheck source=/dev/null
