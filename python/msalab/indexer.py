@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,11 +95,11 @@ def _branch(place: str, group) -> IndexBranch:
                        values("w_index_k", dim, model_dim), *norms, frequencies)
 
 
-def export_safetensors(branches: dict[int, IndexBranch], path, metadata=None) -> None:
-    """Writes the weights under the names of transformers' MiniMax-M3: model.layers.<l>.self_attn.
+def as_safetensors(branches: dict[int, IndexBranch]) -> bytes:
+    """A file of the weights under the names of transformers' MiniMax-M3: model.layers.<l>.self_attn.
     indexer.{q_proj,k_proj,q_norm,k_norm}.weight. Its norms multiply by 1 + weight, so a norm's
     weight less 1 is stored; a branch without norms cannot be said there: InputError."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors = {}
     for layer, branch in branches.items():
@@ -112,4 +111,4 @@ def export_safetensors(branches: dict[int, IndexBranch], path, metadata=None) ->
                     f"{name}.k_proj.weight": branch.w_k.contiguous(),
                     f"{name}.q_norm.weight": branch.norm_q - 1,
                     f"{name}.k_norm.weight": branch.norm_k - 1}
-    save_file(tensors, str(path), metadata={"format": "pt", "msalab": json.dumps(metadata or {})})
+    return save(tensors, {"format": "pt"})

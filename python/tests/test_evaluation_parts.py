@@ -13,6 +13,7 @@ from msalab.capture.layer import CaptureError
 from msalab.evaluation import exercises, files, text
 from msalab.evaluation.intervals import ratio_interval
 from msalab.plots import evaluation as pictures
+from msalab.plots.__main__ import main as plot
 from msalab.plots.results import ResultsError
 
 FILLER = [np.frombuffer(b"Blocks of keys. " * 60, np.uint8).astype(np.int64),
@@ -172,7 +173,9 @@ def summary():
          "excess": interval, "layer_error": [0.25, None]}
         for name in ("oracle", "mean-key") for budget in (64, 128)]
     names = [config["config"] for config in configs]
-    return {"format": "msalab-evaluation", "format_version": 1, "configs": configs, "layers": [0, 1],
+    return {"format": "msalab-evaluation", "format_version": 1, "model": "small", "tokens": 40,
+            "sequences": 4, "documents": 2, "resampled": "documents", "definitions": {},
+            "configs": configs, "layers": [0, 1],
             "by_position": [{"config": name, "first": first, "end": 2 * first, "tokens": 5,
                              "bits_per_token": 3.0, "excess": interval}
                             for name in names for first in (64, 128)],
@@ -198,6 +201,18 @@ def test_pictures_show_the_numbers_of_the_summary(tmp_path):
     figure, _ = pictures.loss_by_budget(summary())
     lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     assert lines["oracle"] == [0.5, 0.5]
+
+
+def test_the_report_has_a_section_of_it(results_path, tmp_path):
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(summary()))
+    assert plot([str(results_path), "--out", str(tmp_path / "out"), "--layers", "3", "--evaluate",
+                 str(path)]) == 0
+    page = (tmp_path / "out/report.html").read_text("utf-8")
+    assert "What does the model itself lose?" in page and "over documents" in page
+    assert (tmp_path / "out/evaluation_retrieval.svg").exists()
+    with open(tmp_path / "out/evaluation.csv", encoding="utf-8") as file:
+        assert [row["excess"] for row in csv.DictReader(file)] == ["nan", *["0.5"] * 4]
 
 
 def test_refuses_a_summary_of_another_program(tmp_path):

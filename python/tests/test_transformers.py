@@ -20,6 +20,7 @@ from transformers.modeling_utils import AttentionInterface  # noqa: E402
 import msalab  # noqa: E402
 import msalab.transformers as mt  # noqa: E402
 from msalab import indexer, selectors  # noqa: E402
+from msalab.capture.__main__ import main as convert  # noqa: E402
 
 mt.register()
 TOKENS, BLOCK, TOP_K, ALL = 150, 16, 3, 10  # ALL: blocks of TOKENS
@@ -355,14 +356,17 @@ def test_index_branch_is_the_equation(tmp_path, norm, rotary, frequencies):
                                    atol=24 * 2.0 ** -23 * np.abs(expected).max())
 
 
-def test_exported_weights_select_in_minimax_m3_what_they_select_here(tmp_path):
+def test_exported_weights_select_in_minimax_m3_what_they_select_here(tmp_path, capsys):
     from safetensors.torch import load_file
 
     model, ids, chosen = model_of("minimax_m3"), tokens_of(), {}
     theta, half = 5e6, SIZES["head_dim"] // 4
     file = make_indexer(tmp_path / "results.h5", [1, 3], groups=GROUPS, dim=16, model_dim=64,
                         rotary=2 * half, theta=theta)
-    indexer.export_safetensors(indexer.read(file), tmp_path / "indexer.safetensors")
+    out = tmp_path / "indexer.safetensors"
+    assert convert(["convert", str(file), "--out", str(out)]) == 0
+    assert convert(["convert", str(file), "--out", str(out)]) == 2
+    assert "exists" in capsys.readouterr().err
     state = load_file(tmp_path / "indexer.safetensors")
     missing = set(state) - set(model.state_dict())
     prefix = "model.language_model" if missing else "model"
@@ -375,8 +379,11 @@ def test_exported_weights_select_in_minimax_m3_what_they_select_here(tmp_path):
         found = logits_of(model, ids)
     assert_as_exact(model, ids, found, own)
     plain = make_indexer(tmp_path / "plain.h5", [1], groups=2, dim=16, model_dim=64, norm=False)
-    with pytest.raises(msalab.InputError, match="--norm rms"):
-        indexer.export_safetensors(indexer.read(plain), tmp_path / "none.safetensors")
+    assert convert(["convert", str(plain), "--out", str(tmp_path / "none.safetensors")]) == 2
+    assert "--norm rms" in capsys.readouterr().err
+    assert convert(["convert", str(file), "--out", str(out), "--overwrite", "--layers", "2"]) == 2
+    assert "no Index Branch of layers [2]" in capsys.readouterr().err
+    assert load_file(out) and not (tmp_path / "none.safetensors").exists()
 
 
 def test_rule_is_part_of_selecting():

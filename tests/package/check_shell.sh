@@ -41,7 +41,7 @@ for program in "$bin"/msa-*; do
 done
 [[ $(complete_after "$bin/msa-cost" --con) == --context ]] || fail "msa-cost --con"
 offered=$(complete_after "$bin/msa-cost" --)
-for option in --preset --results --json --help; do
+for option in --preset --results --block-size --help; do
     [[ " $offered " == *" $option "* ]] || fail "msa-cost -- does not offer $option: $offered"
 done
 [[ $(complete_after "$bin/msa-cost" "$pages/msa-cos") == "$pages/msa-cost.1" ]] || fail "no files"

@@ -148,6 +148,15 @@ def retrieval(summary):
                                     "answers"), rows)
 
 
+def numbers(summary) -> Table:
+    """A row for each setting."""
+    rows = [(c["config"], *(_value(c.get(name)) for name in
+                            ("bits_per_token", "bits_per_byte", "perplexity")),
+             *(_value(c.get("excess", NONE)[name]) for name in NONE)) for c in summary["configs"]]
+    return Table.from_rows(("config", "bits_per_token", "bits_per_byte", "perplexity", "excess",
+                            "low", "high"), rows)
+
+
 def pictures(summary):
     """Name and drawing function of what the summary has."""
     if summary["by_position"]:
