@@ -3,6 +3,7 @@
 the compiled module."""
 
 import json
+import subprocess
 
 import h5py
 import numpy as np
@@ -14,7 +15,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab test builds it")
 
 from make_indexer import make_indexer  # noqa: E402
-from test_capture_models import SIZES, make_model  # noqa: E402
+from test_capture_models import BIN, SIZES, make_model, needs_programs  # noqa: E402
 
 import msalab.transformers as mt  # noqa: E402
 from msalab.evaluation import scoring  # noqa: E402
@@ -95,6 +96,20 @@ def test_loss_is_the_models_own_and_that_of_the_sparse_model(folder, text_file, 
     assert {"loss_by_budget.png", "loss_by_position.svg", "error_by_layer.csv"} <= {
         path.name for path in out.iterdir()}
     assert not (out / "results.h5.partial").exists()
+
+
+@needs_programs
+def test_msa_inspect_reads_the_results(folder, text_file, tmp_path):
+    assert evaluate(folder, text_file, tmp_path / "out", "--selector", "window") == 0
+    for damaged in (False, True):
+        path = tmp_path / "out/results.h5"
+        if damaged:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        said = subprocess.run([BIN / "msa-inspect", path], capture_output=True, text=True)
+        assert said.returncode == (2 if damaged else 0), said.stderr
+    assert "checksum" in said.stderr
 
 
 def test_answers_are_scored_where_they_stand(folder, text_file, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -117,9 +118,24 @@ def record_of(options, model, settings) -> dict:
         inputs[name] = sha256(path)
     names = ("block_size", "force_begin_blocks", "force_end_blocks", "dense_layers", "context",
              "sequences", "tasks", "lengths", "exercises", "depths", "pairs", "dtype", "bytes")
-    return {"program": "msalab evaluate", "model": weights, "inputs": inputs, "seed": options.seed,
+    return {"program": "msalab evaluate", "commit": _version(), "compiler": _software(),
+            "model": weights, "inputs": inputs, "seed": options.seed,
             "options": {name: getattr(options, name) for name in names} |
                        {"configs": [setting.name for setting in settings]}}
+
+
+def _version() -> str:
+    try:
+        return f"msalab {metadata.version('msalab')}"
+    except metadata.PackageNotFoundError:
+        return "unknown"  # a copy of the package that is not installed
+
+
+def _software() -> str:
+    import torch
+    import transformers
+
+    return f"torch {torch.__version__}, transformers {transformers.__version__}"
 
 
 def run(options, note) -> dict:

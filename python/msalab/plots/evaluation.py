@@ -37,6 +37,14 @@ def _draw_with_interval(axes, x, excess, look, label):
     axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
+def _count_axis(axes, counts, label: str):
+    """A logarithmic x axis with the counts themselves as its ticks."""
+    ticks = sorted(set(counts))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xlabel(label)
+
+
 @style.styled
 def loss_by_budget(summary):
     """(figure, table): bits per token above dense attention against the budget."""
@@ -52,10 +60,8 @@ def loss_by_budget(summary):
         _draw_with_interval(axes, [c["budget"] for c in of_name], [c["excess"] for c in of_name],
                             style.selector_style(name, names), name)
     axes.axhline(0, color=style.DENSE, linewidth=1)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted({c["budget"] for c in settings}),
-                    [str(budget) for budget in sorted({c["budget"] for c in settings})])
-    axes.set(xlabel="budget, tokens per query", ylabel="bits per token above dense")
+    _count_axis(axes, [c["budget"] for c in settings], "budget, tokens per query")
+    axes.set_ylabel("bits per token above dense")
     axes.legend()
     return figure, Table.from_rows(("selector", "budget", "bits_per_token", "excess", "low",
                                     "high"), rows)
@@ -88,9 +94,8 @@ def loss_by_position(summary):
             rows += [(name, budget, row["first"], row["end"], row["bits_per_token"],
                       *(_value(row["excess"][part]) for part in NONE)) for row in here]
         axes.axhline(0, color=style.DENSE, linewidth=1)
-        axes.set_xscale("log", base=2)
         axes.set_ylabel("bits per token\nabove dense")
-    panels[-1][1].set_xlabel("position, up to")
+    _count_axis(panels[-1][1], [row["end"] for row in summary["by_position"]], "position, up to")
     panels[0][1].legend()
     return figure, Table.from_rows(("selector", "budget", "first", "end", "bits_per_token",
                                     "excess", "low", "high"), rows)
@@ -139,10 +144,9 @@ def retrieval(summary):
         axes.set_title(f"{task}, {length} tokens")
         axes.set_ylabel("right answers")
         axes.set_ylim(-0.03, 1.03)
-        axes.set_xscale("log", base=2)
         rows += [(task, length, config, of[config].get("budget", 0), value, found[config][1])
                  for config, value in share.items()]
-    panels[-1].set_xlabel("budget, tokens per query")
+    _count_axis(panels[-1], [c["budget"] for c in _settings(summary)], "budget, tokens per query")
     panels[0].legend()
     return figure, Table.from_rows(("task", "length", "config", "budget", "exact_match",
                                     "answers"), rows)
