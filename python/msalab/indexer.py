@@ -30,9 +30,9 @@ class IndexBranch:
     frequencies: Tensor
 
     def to(self, device) -> IndexBranch:
-        return IndexBranch(self.groups, *(None if tensor is None else tensor.to(device) for tensor in
-                                          (self.w_q, self.w_k, self.norm_q, self.norm_k,
-                                           self.frequencies)))
+        tensors = (self.w_q, self.w_k, self.norm_q, self.norm_k, self.frequencies)
+        return IndexBranch(self.groups, *(None if tensor is None else tensor.to(device)
+                                          for tensor in tensors))
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
         """index_q [n, Hkv, didx] float32 of the hidden states x [n, d_model] at positions [n]."""
@@ -96,9 +96,10 @@ def _branch(place: str, group) -> IndexBranch:
 
 
 def as_safetensors(branches: dict[int, IndexBranch]) -> bytes:
-    """A file of the weights under the names of transformers' MiniMax-M3: model.layers.<l>.self_attn.
-    indexer.{q_proj,k_proj,q_norm,k_norm}.weight. Its norms multiply by 1 + weight, so a norm's
-    weight less 1 is stored; a branch without norms cannot be said there: InputError."""
+    """A file of the weights under the names of transformers' MiniMax-M3:
+    model.layers.<l>.self_attn.indexer.{q_proj,k_proj,q_norm,k_norm}.weight. Its norms multiply by
+    1 + weight, so a norm's weight less 1 is stored; a branch without norms cannot be said there:
+    InputError."""
     from safetensors.torch import save
 
     tensors = {}

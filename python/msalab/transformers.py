@@ -153,10 +153,11 @@ def configure(model, selector=None, block_size=128, top_k=16, indexer=None, dens
     """Says how each attention layer of a loaded model selects; may be called again.
 
     selector: "oracle", "mean-key" (where nothing is said), "quest", "window"; "own": the model's
-    own Index Branch, block size and k (MiniMax-M3); or a function as in selectors.find. indexer: the
-    results.h5 of msa-fit-indexer, whose weights then select ("index"). dense_layers: numbers of
-    layers that attend to everything; layers with a sliding window keep to it. observe(layer, ids):
-    is told the blocks [n, Hkv, k] that each row's n queries attend to, and for a dense layer None.
+    own Index Branch, block size and k (MiniMax-M3); or a function as in selectors.find.
+    indexer: the results.h5 of msa-fit-indexer, whose weights then select ("index").
+    dense_layers: numbers of layers that attend to everything; layers with a sliding window keep
+    to it. observe(layer, ids): is told the blocks [n, Hkv, k] that the n queries of all rows
+    attend to, and for a dense layer None.
     Returns the layers that select. InputError where a layer cannot."""
     made = plan(model, selector, indexer, dense_layers, observe, Rule(
         block_size, top_k, force_begin_blocks, force_end_blocks))
@@ -334,7 +335,8 @@ def _index_ids(layer: Layer, x, cache, key, spans, lengths) -> Tensor:
         same = (held is not None and held[0].shape[:2] == (len(x), tokens - new)
                 and torch.equal(held[1], key[:, :, tokens - new - 1]))
         _require(same, f"layer {layer.number}: the cache is not as this layer left it: it was "
-                 "filled by another implementation, or its rows were reordered (beam search) or cut")
+                 "filled by another implementation, or its rows were reordered (beam search) or "
+                 "cut")
         index_k = torch.cat([held[0], index_k], 1)
     if cache is not None:
         layer.index_keys[cache] = index_k, key[:, :, -1].clone()

@@ -206,6 +206,7 @@ def test_a_tokenizers_bytes_are_those_of_the_text(tmp_path):
     (["--selector", "index"], "--selector index needs --indexer"),
     (["--tasks", "poem"], "--tasks names poem"),
     (["--context", "1"], "--context is 1, must be at least 2"),
+    (["--context", "40000"], "--context has 40000, must be at most 32768, the positions"),
     (["--lengths", "10"], "an exercise of needle takes"),
     (["--dense-layers", "7"], r"dense_layers names [7]"),
     (["--force-end-blocks", "3"], "must be at most top_k = 2"),

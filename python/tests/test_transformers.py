@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """msalab.transformers on models with small random weights: with all blocks selected a model's
 logits are its own; with fewer they are those of a masked softmax; decoding, padding and batches
-change nothing; what cannot be had is refused. Needs PyTorch, transformers and the compiled module."""
+change nothing; what cannot be had is refused. Needs PyTorch, transformers and the compiled
+module."""
 
 from contextlib import contextmanager
 

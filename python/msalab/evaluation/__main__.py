@@ -104,6 +104,8 @@ def main(arguments=None) -> int:
     options = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, interrupt)
     try:
+        import torch
+
         from ..operations import InputError, OutOfMemoryError
         from .run import run
     except ImportError as error:
@@ -115,7 +117,7 @@ def main(arguments=None) -> int:
     except (CaptureError, InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (MemoryError, OutOfMemoryError) as error:
+    except (MemoryError, OutOfMemoryError, torch.OutOfMemoryError) as error:
         print(f"error: not enough memory: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -99,6 +99,14 @@ def load(options):
     return model if options.device == "auto" else model.to(options.device)
 
 
+def _check_positions(options, model):
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    for name, values in (("context", [options.context]), ("lengths", options.lengths)):
+        for value in values:
+            require(value <= most, f"--{name} has {value}, must be at most {most}, the positions of "
+                    "the model")
+
+
 def record_of(options, model, settings) -> dict:
     """Which run this is: what decides its numbers."""
     folder = Path(options.model)
@@ -149,6 +157,7 @@ def run(options, note) -> dict:
     sequences = text.cut(documents, vocabulary, options.context, options.sequences)
     require(sequences or not options.sequences, "the text has no sequence of two tokens")
     options.lengths = options.lengths or [options.context]
+    _check_positions(options, model)
     filler = [vocabulary.with_bytes(document)[0] for document in documents] if options.tasks else []
     planned = [(task, length, [_exercise(options, task, length, number, vocabulary, filler)
                                for number in range(options.exercises)])
@@ -169,7 +178,8 @@ def run(options, note) -> dict:
         summary = summarise(options, settings, scorer.layers, sequences, texts, planned, tasks)
         record = json.loads((units.folder / "run.json").read_text("utf-8"))
         whole = units.folder / "results.h5"
-        write_h5(whole, lambda file: _fill(file, record, settings, sequences, texts, planned, tasks))
+        write_h5(whole, lambda file: _fill(file, record, settings, sequences, texts, planned,
+                                           tasks))
         whole.replace(out / whole.name)
         write_json(out / "summary.json", summary)
         draw_all(summary, out)

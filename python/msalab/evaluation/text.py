@@ -41,8 +41,8 @@ class Tokenizer:
             raise CaptureError(f"{name}: has no tokenizer that can be loaded: {error}; --bytes is "
                                "for models of bytes") from error
         # Of a folder without one, some versions of the library load an empty tokenizer.
-        require(self.encode("text"), f"{name}: has no tokenizer that makes tokens of a text; --bytes "
-                "is for models of bytes")
+        require(self.encode("text"), f"{name}: has no tokenizer that makes tokens of a text; "
+                "--bytes is for models of bytes")
         self.prefix = list(self._tokenizer("")["input_ids"])[:1]
 
     def encode(self, text: str) -> list[int]:
@@ -85,8 +85,8 @@ def read_documents(paths) -> list[str]:
 
 def cut(documents, vocabulary, context: int, most: int) -> list[Sequence]:
     """Sequences of at most `context` tokens, one behind the other in each document, a last one of
-    fewer than 2 tokens left out; at most `most`, of all documents in turn, longest use of the first
-    part of each."""
+    fewer than 2 tokens left out; at most `most`, of all documents in turn: the first of each, then
+    the second of each, and so on."""
     prefix = np.asarray(vocabulary.prefix, np.int64)
     room = context - len(prefix)
     by_turn: list[list[Sequence]] = []
