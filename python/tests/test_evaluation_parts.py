@@ -8,6 +8,7 @@ import math
 import h5py
 import numpy as np
 import pytest
+from make_evaluation import summary
 
 from msalab.capture.layer import CaptureError
 from msalab.evaluation import exercises, files, text
@@ -164,24 +165,6 @@ def test_units_go_on_with_the_same_run_alone(tmp_path):
         units(tmp_path, resume=True)
     with pytest.raises(CaptureError, match="exists; --overwrite replaces it"):
         units(tmp_path)
-
-
-def summary():
-    interval = {"mean": 0.5, "low": 0.25, "high": None}
-    configs = [{"config": "dense"}] + [
-        {"config": f"{name}@{budget}", "selector": name, "budget": budget, "bits_per_token": 3.5,
-         "excess": interval, "layer_error": [0.25, None]}
-        for name in ("oracle", "mean-key") for budget in (64, 128)]
-    names = [config["config"] for config in configs]
-    return {"format": "msalab-evaluation", "format_version": 1, "model": "small", "tokens": 40,
-            "sequences": 4, "documents": 2, "resampled": "documents", "definitions": {},
-            "configs": configs, "layers": [0, 1],
-            "by_position": [{"config": name, "first": first, "end": 2 * first, "tokens": 5,
-                             "bits_per_token": 3.0, "excess": interval}
-                            for name in names for first in (64, 128)],
-            "retrieval": [{"task": "needle", "length": 256, "config": name, "answers": answers,
-                           "exact_match": share}
-                          for name in names for answers, share in ((1, 1.0), (3, 0.0))]}
 
 
 def test_pictures_show_the_numbers_of_the_summary(tmp_path):
