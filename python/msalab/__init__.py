@@ -15,6 +15,10 @@ last query of a sequence sits on its last key. Without them all tokens are one s
 
 msalab.torch        the same operations as operators of PyTorch, with gradients
 msalab.nn           MSAttention, Algorithm 1 as a module for training scripts
+msalab.transformers MSA in place of the attention of a transformers model
+msalab.selectors    selectors that need no training, on tensors of PyTorch
+msalab.indexer      Index Branches that msa-fit-indexer has fitted
+msalab.evaluation   loss and retrieval of a model with MSA: `msalab evaluate`
 msalab.capture      activations of PyTorch models, and of files of other formats
 msalab.plots        pictures and reports of what the programs write
 """

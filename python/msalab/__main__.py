@@ -8,6 +8,7 @@ from pathlib import Path
 BIN = Path(__file__).parent / "bin"
 TOOLS = {"capture": "activations of a PyTorch model as a file",
          "convert": "activations from and to safetensors, npz and npy",
+         "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "plot": "every picture of results, and report.html"}
 
 
@@ -27,6 +28,9 @@ def run_tool(name: str, arguments) -> int:
     if name == "plot":
         from .plots.__main__ import main as plot
         return plot(arguments)
+    if name == "evaluate":
+        from .evaluation.__main__ import main as evaluate
+        return evaluate(arguments)
     from .capture.__main__ import main as capture
     return capture([name, *arguments])
 

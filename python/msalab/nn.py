@@ -19,15 +19,21 @@ class RMSNorm(nn.Module):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * self.weight
 
 
-def rotate(x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
-    """RoPE of x [N, H, d] at positions [N]: channel c turns with channel c + rotary_dim / 2."""
-    half = rotary_dim // 2
-    frequencies = theta ** (-2 * torch.arange(half, dtype=torch.float64, device=x.device)
-                            / max(rotary_dim, 1))
+def turn(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
+    """RoPE of x [N, H, d] at positions [N] by frequencies [n] float64: channel c turns with channel
+    c + n, the channels from 2n on pass."""
+    half = len(frequencies)
     angles = positions[:, None].double() * frequencies
     cosine, sine = (angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None])
-    low, high, rest = x[..., :half], x[..., half:rotary_dim], x[..., rotary_dim:]
+    low, high, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
     return torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], -1)
+
+
+def rotate(x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
+    """The same with the frequencies theta^(-2c / rotary_dim) of plain RoPE."""
+    frequencies = theta ** (-2 * torch.arange(rotary_dim // 2, dtype=torch.float64, device=x.device)
+                            / max(rotary_dim, 1))
+    return turn(x, positions, frequencies)
 
 
 class MSAttention(nn.Module):

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import h5py
 import make_cost
+import make_evaluation
 import numpy as np
 import pytest
 from make_fit import make_fit
@@ -97,6 +98,8 @@ def files(tmp_path_factory):
     make_results(folder / "r.h5", Case(lengths=(96,), layers=(3,), selectors=("oracle", "window")))
     make_fit(folder / "fit.h5")
     made = make_cost.write_all(folder)
+    evaluation = folder / "evaluation.json"
+    evaluation.write_text(json.dumps(make_evaluation.summary()))
     results = str(folder / "r.h5")
     rest = [str(folder / f"x_{name}.npy") for name in "kv"]
     convert, post = ("convert", "{}"), ("--state", "post_rope", "--out", "{out}.h5")
@@ -108,6 +111,8 @@ def files(tmp_path_factory):
                 (*convert, *rest, "--names", "x_{{field}}", *post)),
         "results": (folder / "r.h5", run_plots, ("{}", "--out", "{out}")),
         "fit": (folder / "fit.h5", run_plots, (results, "--fit", "{}", "--out", "{out}")),
+        "evaluation": (evaluation, run_plots,
+                       (results, "--evaluate", "{}", "--out", "{out}")),
         "compare": (Path(made["compare"]), run_plots,
                     (results, "--compare", "{}", "--out", "{out}")),
         "cost": (Path(made["cost"]), run_plots, (results, "--cost", "{}", "--out", "{out}")),
@@ -126,7 +131,7 @@ def damage_bytes(data: bytearray, rng) -> bytearray:
 
 
 BYTES = {"h5": 30, "npz": 12, "safetensors": 12, "npy": 12, "results": 16, "fit": 6, "compare": 3,
-         "cost": 3, "orders": 3, "bench": 3}
+         "evaluation": 3, "cost": 3, "orders": 3, "bench": 3}
 
 
 @pytest.mark.parametrize("kind", BYTES)
@@ -219,7 +224,7 @@ def damage_json(value, rng):
     return (None, -1, "text", [], {}, [[1]], 1e300, True)[rng.integers(8)]
 
 
-@pytest.mark.parametrize("kind", ["compare", "cost", "orders", "bench"])
+@pytest.mark.parametrize("kind", ["compare", "evaluation", "cost", "orders", "bench"])
 def test_damaged_json(files, tmp_path, kind):
     path, program, arguments = files[kind]
     rng = np.random.default_rng(len(kind))
@@ -242,7 +247,7 @@ PROGRAMS = {  # program, its commands, its options
         "--rope-theta", "--model-id", "--model-config", "--apply-rope", "--interleaved",
         "--layers", "--overwrite")),
     "msalab.plots": (run_plots, ([],), (
-        "--fit", "--selections", "--compare", "--cost", "--bench", "--layers"))}
+        "--fit", "--selections", "--compare", "--evaluate", "--cost", "--bench", "--layers"))}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

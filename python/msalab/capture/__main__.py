@@ -8,10 +8,12 @@ import sys
 import zipfile
 from pathlib import Path
 
+import h5py
 import numpy as np
 
 from .capture import capture, token_ids
 from .layer import STATES, CaptureError, require
+from .partial_file import PartialFile
 
 
 def integers(text: str) -> list[int]:
@@ -86,6 +88,37 @@ def read_config(path) -> str:
     return text
 
 
+def is_fit(path) -> bool:
+    """Results of msa-fit-indexer?"""
+    try:
+        with h5py.File(path, "r") as file:
+            return file.attrs.get("format") in ("msa-results", b"msa-results") and "fit" in file
+    except (OSError, KeyError, RuntimeError, ValueError):
+        return False  # what else it is, its reader says
+
+
+def export_indexer(options, path):
+    """The fitted Index Branches under MiniMax-M3's names in transformers."""
+    from .. import indexer
+    from ..operations import InputError
+
+    refuse_unused(options, (*IMPORT, *ROTATION, "interleaved", "rotary_dim", "rope_theta"),
+                  f"{path} holds fitted weights")
+    require(options.out.endswith(".safetensors"), f"{options.out}: fitted weights become "
+            ".safetensors")
+    try:
+        branches = indexer.read(path)
+        wanted = options.layers or list(branches)
+        unknown = sorted(set(wanted) - branches.keys())
+        require(not unknown, f"{path}: has no Index Branch of layers {unknown}; there are: "
+                f"{', '.join(map(str, branches))}")
+        with PartialFile(options.out, options.overwrite) as file:
+            file.write(indexer.as_safetensors({layer: branches[layer] for layer in wanted}))
+            file.finish()
+    except InputError as error:
+        raise CaptureError(str(error)) from error
+
+
 def run_convert(options):
     from .convert import ImportOptions, export_safetensors, import_arrays, rotate
 
@@ -101,6 +134,9 @@ def run_convert(options):
             model_id=options.model_id, model_config=config), options.overwrite)
         return
     require(len(options.source) == 1, "one activations file is converted at a time")
+    if is_fit(first):
+        export_indexer(options, first)
+        return
     refuse_unused(options, IMPORT, f"{first} is an activations file and says so itself")
     if options.apply_rope:
         rotate(first, options.out, rotary_dim=options.rotary_dim, rope_theta=options.rope_theta,
@@ -135,7 +171,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--revision", help="of the model on the hub")
 
     command = commands.add_parser("convert", help="from .safetensors, .npz or .npy; to "
-                                                  ".safetensors; apply RoPE")
+                                                  ".safetensors, fitted weights too; apply RoPE")
     command.set_defaults(run=run_convert)
     command.add_argument("source", nargs="+", help="file to read; several .npy files")
     command.add_argument("--names", default="layers.{layer}.{field}",

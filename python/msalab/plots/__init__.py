@@ -5,6 +5,7 @@ from .comparison import mass_kept_versus_budget, mass_kept_versus_cost, read_com
 from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
                    predicted_over_measured_bars, read_bench, read_cost, roofline, union_sizes)
 from .entropy import entropy_per_layer
+from .evaluation import read_evaluation
 from .fit import FitResults
 from .heat_map import selection_heat_map
 from .lorenz import lorenz_curve
@@ -23,5 +24,5 @@ __all__ = ["FitResults", "Results", "ResultsError", "Table", "efficiency_triple"
            "entropy_per_layer", "loop_orders", "lorenz_curve", "mass_kept_curve",
            "mass_kept_versus_budget", "mass_kept_versus_cost", "needle_depth_map", "overlap_map",
            "predicted_over_measured", "predicted_over_measured_bars", "queries_per_block",
-           "read_bench", "read_comparison", "read_cost", "roofline", "save",
+           "read_bench", "read_comparison", "read_cost", "read_evaluation", "roofline", "save",
            "selection_heat_map", "sink_bars", "summary_table", "training_curves", "union_sizes"]

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from .comparison import read_comparison
 from .cost import read_bench, read_cost
+from .evaluation import read_evaluation
 from .fit import FitResults
-from .gallery import (comparison_section, efficiency_section, orders_section, selections_section,
-                      training_section)
+from .gallery import (comparison_section, efficiency_section, evaluation_section, orders_section,
+                      selections_section, training_section)
 from .report import write_report
 from .results import Results, ResultsError, blamed
 
@@ -46,6 +47,9 @@ def more_sections(options, files: ExitStack):
     if options.compare:
         after.append(of_file(options.compare, comparison_section,
                              read(options.compare, read_comparison)))
+    if options.evaluate:
+        after.append(of_file(options.evaluate, evaluation_section,
+                             read(options.evaluate, read_evaluation)))
     records = ", ".join(options.bench)
     bench = read(records, read_bench, *options.bench) if options.bench else {}
     costs = [(path, read(path, read_cost)) for path in options.cost]
@@ -66,6 +70,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--selections", metavar="FILE",
                         help="results of more of the queries, to draw the heat maps from")
     parser.add_argument("--compare", metavar="FILE", help="summary.json of msa-compare")
+    parser.add_argument("--evaluate", metavar="FILE", help="summary.json of msalab evaluate")
     parser.add_argument("--cost", action="append", default=[], metavar="FILE",
                         help="output of msa-cost --json, from sizes or from results; repeatable")
     parser.add_argument("--bench", action="append", default=[], metavar="FILE",

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from .comparison import (Comparison, comparison_definitions, comparison_numbers,
                          mass_kept_versus_budget, mass_kept_versus_cost)
+from . import evaluation
 from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
                    predicted_over_measured_bars, roofline, union_sizes)
 from .entropy import entropy_per_layer
@@ -204,6 +205,26 @@ def comparison_section(comparison: Comparison) -> Section:
          "more keys than the largest budget."),
         pictures, comparison_numbers(comparison), "comparison",
         comparison_definitions(comparison))
+
+
+def evaluation_section(summary: dict) -> Section:
+    """Of the summary of msalab evaluate."""
+    def drawn(*_):
+        for name, draw in evaluation.pictures(summary):
+            yield Picture(f"evaluation_{name}", *draw(summary))
+
+    counted = (f"{summary['tokens']} tokens of {summary['sequences']} sequences from "
+               f"{summary['documents']} documents, each under every setting; the shaded intervals "
+               f"are of a bootstrap over {summary['resampled']}." if summary["resampled"] else "")
+    return Section(
+        "evaluation",
+        "What does the model itself lose?",
+        (f"The model {summary['model']} with MSA in place of its attention, so that the error of a "
+         "layer is carried through all that follow. 0 is the model's own attention. " + counted,
+         "Behind a layer, the error is that of its hidden states, relative to their norm. Right "
+         "answers are those of which every token is the likeliest one; the grey line is the "
+         "model's own attention."),
+        drawn, evaluation.numbers(summary), "evaluation", summary["definitions"])
 
 
 def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = ()) -> Section:

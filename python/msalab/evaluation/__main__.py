@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""Would MSA work on this model? Its loss on text and its retrieval of planted facts, with its own
+attention and with MSA in place of it, on the same tokens."""
+
+import argparse
+import signal
+import sys
+
+from ..capture.__main__ import integers, interrupt
+from ..capture.layer import CaptureError
+
+
+def names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="msalab evaluate", description=__doc__)
+    top.add_argument("model", help="id on the hub, or folder")
+    top.add_argument("--text", action="extend", nargs="+", required=True, metavar="FILE",
+                     help="UTF-8 text; the byte 0 separates documents")
+    top.add_argument("--out", required=True, metavar="DIR",
+                     help="gets results.h5, summary.json and pictures")
+    select = top.add_argument_group("what selects")
+    select.add_argument("--indexer", metavar="FIT", help="results.h5 of msa-fit-indexer, or its "
+                        "folder: the selector index")
+    select.add_argument("--selector", type=names, metavar="A,B",
+                        help="oracle, mean-key, quest, window, index (default: mean-key,window,"
+                             "oracle, and index with --indexer)")
+    size = select.add_mutually_exclusive_group()
+    size.add_argument("--budgets", type=integers, default=[512, 1024], metavar="N,M",
+                      help="tokens that a query reads (default: 512,1024)")
+    size.add_argument("--top-k", type=integers, metavar="N,M", help="the same in blocks")
+    select.add_argument("--block-size", type=int, default=128, metavar="N",
+                        help="tokens (default: 128)")
+    select.add_argument("--force-begin-blocks", type=int, default=0, metavar="N",
+                        help="oldest blocks that are always kept (default: 0)")
+    select.add_argument("--force-end-blocks", type=int, default=1, metavar="N",
+                        help="newest ones, the query's own among them (default: 1)")
+    select.add_argument("--dense-layers", type=integers, default=[], metavar="0,1",
+                        help="layers that attend to everything; those with a sliding window always "
+                             "keep to it")
+    on = top.add_argument_group("on what")
+    on.add_argument("--context", type=int, default=2048, metavar="N",
+                    help="tokens of a sequence, at most (default: 2048)")
+    on.add_argument("--sequences", type=int, default=64, metavar="N",
+                    help="sequences of text, at most, of all documents in turn (default: 64)")
+    on.add_argument("--tasks", type=names, default=["needle"], metavar="A,B",
+                    help="exercises in retrieval: needle (default), multi_key, tracking, recall, "
+                         "copy; '' for none")
+    on.add_argument("--lengths", type=integers, metavar="N,M",
+                    help="tokens of an exercise (default: that of --context)")
+    on.add_argument("--exercises", type=int, default=16, metavar="N",
+                    help="of each task and length, by depth (default: 16)")
+    on.add_argument("--depths", type=int, default=4, metavar="N",
+                    help="parts of the depth that are told apart (default: 4)")
+    on.add_argument("--pairs", type=int, default=8, metavar="N",
+                    help="facts of multi_key and recall, chains of tracking (default: 8)")
+    on.add_argument("--bytes", action="store_true",
+                    help="a model of bytes, without a tokenizer (as msa-pretrain's)")
+    how = top.add_argument_group("how")
+    how.add_argument("--seed", type=int, default=0, metavar="N")
+    how.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, auto")
+    how.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"),
+                     help="that the model runs in; auto (default): that of the weights")
+    how.add_argument("--revision", help="of the model on the hub")
+    how.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    how.add_argument("--overwrite", action="store_true", help="replace results that exist")
+    return top
+
+
+def table(summary) -> str:
+    """Of the text: a line for each setting."""
+    lines = [f"{'config':<20}{'bits/token':>11}{'bits/byte':>11}{'excess':>9}  interval of 95 %"]
+    for config in summary["configs"]:
+        if "bits_per_token" not in config:
+            continue
+        per_byte, excess = config["bits_per_byte"], config.get("excess", {})
+        line = (f"{config['config']:<20}{config['bits_per_token']:>11.4f}"
+                f"{'-' if per_byte is None else format(per_byte, '.4f'):>11}")
+        if excess:
+            line += f"{excess['mean']:>+9.4f}"
+        if excess.get("low") is not None:
+            line += f"  {excess['low']:+.4f} to {excess['high']:+.4f}"
+        lines.append(line)
+    return "\n".join(lines) if len(lines) > 1 else ""
+
+
+def retrieval_table(summary) -> str:
+    """Share of right answers over all depths, a line for each task, length and setting."""
+    found: dict[tuple, list] = {}
+    for row in summary["retrieval"]:
+        found.setdefault((row["task"], row["length"], row["config"]), []).append(row)
+    lines = [f"{'task':<12}{'length':>7}  {'config':<20}{'exact match':>12}{'log-lik.':>10}"]
+    for (task, length, config), rows in found.items():
+        answers = sum(row["answers"] for row in rows)
+        match, likelihood = (sum(row[name] * row["answers"] for row in rows) / answers
+                             for name in ("exact_match", "log_likelihood"))
+        lines.append(f"{task:<12}{length:>7}  {config:<20}{match:>12.4f}{likelihood:>10.3f}")
+    return "\n".join(lines) if found else ""
+
+
+def main(arguments=None) -> int:
+    options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        import torch
+
+        from ..operations import InputError, OutOfMemoryError
+        from .run import run
+    except ImportError as error:
+        print(f"error: {error}; evaluating needs the compiled module and what "
+              "python/requirements-capture.txt lists", file=sys.stderr)
+        return 2
+    try:
+        summary = run(options, lambda line: print(line, file=sys.stderr))
+    except (CaptureError, InputError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (MemoryError, OutOfMemoryError, torch.OutOfMemoryError) as error:
+        print(f"error: not enough memory: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; --resume goes on", file=sys.stderr)
+        return 130
+    print("\n\n".join(part for part in (table(summary), retrieval_table(summary)) if part))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+"""Selectors that need no training and work while a model runs: from queries and the keys so far
+they score key blocks. Rules are those of core/select/README.md, on tensors of PyTorch."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import operations
+from .operations import InputError
+
+QUERIES_AT_ONCE = 2048  # scores [queries, Hkv, B] are held of so many queries
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is kept beside the blocks of highest score; top_k counts all of them."""
+
+    block_size: int = 128
+    top_k: int = 16
+    force_begin_blocks: int = 0
+    force_end_blocks: int = 1
+
+    def __post_init__(self):
+        for name, least in (("block_size", 1), ("top_k", 1), ("force_begin_blocks", 0),
+                            ("force_end_blocks", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise InputError(f"{name} is {value!r}, must be an integer of at least {least}")
+        forced = self.force_begin_blocks + self.force_end_blocks
+        if forced > self.top_k:
+            raise InputError(f"force_begin_blocks + force_end_blocks is {forced}, must be at most "
+                             f"top_k = {self.top_k}")
+
+
+def _whole_blocks(k: Tensor, block_size: int) -> Tensor:
+    """[blocks, block_size, Hkv, dh] of the keys k [Nk, Hkv, dh]. A block that is not whole is the
+    last query's own: it is always kept, and its score is read by nobody."""
+    whole = len(k) // block_size
+    return k[:whole * block_size].unflatten(0, (whole, block_size)).float()
+
+
+def _products(q: Tensor, vectors: Tensor, blocks: int) -> Tensor:
+    """Scores [n, Hkv, blocks] of q [n, Hkv, width] and vectors [whole blocks, Hkv, width]."""
+    scores = q.new_zeros((*q.shape[:2], blocks))
+    scores[:, :, :len(vectors)] = torch.einsum("nhd,bhd->nhb", q, vectors)
+    return scores
+
+
+def _by_group(q: Tensor, kv_heads: int) -> Tensor:
+    return q.float().unflatten(1, (kv_heads, -1))
+
+
+def oracle(q, k, block_size: int, **attention) -> Tensor:
+    """The probability of each block in dense attention, mean over the group's heads."""
+    return operations.msa_block_mass(q, k, block_size=block_size, cu_seqlens_q=[0, len(q)],
+                                     cu_seqlens_k=[0, len(k)], **attention)
+
+
+def mean_key(q, k, block_size: int, **_) -> Tensor:
+    """q . mean of the block's keys, summed over the group's heads (MoBA)."""
+    vectors = _whole_blocks(k, block_size).mean(1)
+    return _products(_by_group(q, k.shape[1]).sum(2), vectors, -(-len(k) // block_size))
+
+
+def quest(q, k, block_size: int, **_) -> Tensor:
+    """An upper bound of q . k in the block, summed over the group's heads (Quest)."""
+    keys, heads = _whole_blocks(k, block_size), _by_group(q, k.shape[1])
+    vectors = torch.cat([keys.amax(1), keys.amin(1)], -1)
+    parts = torch.cat([heads.clamp(min=0).sum(2), heads.clamp(max=0).sum(2)], -1)
+    return _products(parts, vectors, -(-len(k) // block_size))
+
+
+def window(q, k, block_size: int, **_) -> Tensor:
+    """The newest blocks, and the first one where top_k leaves it room."""
+    blocks = -(-len(k) // block_size)
+    newest = torch.arange(blocks, dtype=torch.float32, device=q.device)
+    return newest.expand(len(q), k.shape[1], blocks).contiguous()
+
+
+SCORES = {"oracle": oracle, "mean-key": mean_key, "quest": quest, "window": window}
+
+
+def find(selector):
+    """The function of a name; a function is its own: scores [n, Hkv, B] float32 of the queries q
+    [n, Hq, dh], the last of which sits on the last of the keys k [Nk, Hkv, dh]."""
+    if callable(selector):
+        return selector
+    if selector not in SCORES:
+        raise InputError(f"selector is {selector!r}; those that work in a running model are: "
+                         f"{', '.join(SCORES)}")
+    return SCORES[selector]
+
+
+@torch.no_grad()
+def select(selector, q: Tensor, k: Tensor, rule: Rule, **attention) -> Tensor:
+    """Blocks [n, Hkv, top_k] int32 of the newest n tokens q [n, Hq, dh] of a sequence with keys k
+    [Nk, Hkv, dh]. attention: softmax_scale, sinks and softcap of the layer, which oracle reads."""
+    score, begin = find(selector), rule.force_begin_blocks
+    if score is window:
+        begin = max(begin, min(1, rule.top_k - rule.force_end_blocks))
+    first, parts = len(k) - len(q), []
+    for at in range(0, len(q), QUERIES_AT_ONCE):
+        some = q[at:at + QUERIES_AT_ONCE]
+        seen = k[:first + at + len(some)]
+        parts.append(operations.msa_topk_select(
+            score(some, seen, rule.block_size, **attention).contiguous(), rule.top_k,
+            force_begin_blocks=begin, force_end_blocks=rule.force_end_blocks,
+            block_size=rule.block_size, cu_seqlens_q=[0, len(some)], cu_seqlens_k=[0, len(seen)]))
+    return torch.cat(parts)

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: MIT
+"""MSA in place of the attention of a transformers model:
+
+    import msalab.transformers
+    msalab.transformers.register()
+    model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation="msalab_msa")
+    msalab.transformers.configure(model, selector="mean-key", block_size=128, top_k=16)
+
+Prefill and decode with a cache, padding on either side, grouped queries, sinks and soft caps. A
+layer with a sliding window keeps it, and attends to all of it. What cannot be had raises
+InputError: packed rows, masks of one's own, chunked attention, dropout, weights of attention as an
+output, and generate() with a static cache."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from . import indexer as indexers
+from . import operations, selectors
+from . import torch as m
+from .operations import InputError
+from .selectors import Rule
+
+NAME = "msalab_msa"
+_ATTRIBUTE = "_msalab"  # of an attention module: its Layer
+OWN = "own"  # selector of a model that has an Index Branch itself
+
+
+def register() -> None:
+    """Tells transformers of the attention implementation "msalab_msa"."""
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _spans)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """What a mask comes to: of each row of the batch, the keys and queries that are no padding, as
+    [first key, end of keys, first query, end of queries] of what attention is given; the last query
+    sits on the last key. keys: of a row, with its padding; a static cache holds more. window: a
+    query sees so many tokens, itself included; None: all."""
+
+    rows: tuple
+    keys: int
+    window: int | None
+
+    def contiguous(self):
+        """Asked of a mask that generate() makes itself."""
+        raise InputError(f"{NAME}: generate() with a static cache is not supported; use a dynamic "
+                         "one")
+
+
+def _require(condition, text: str):
+    if not condition:
+        raise InputError(f"{NAME}: {text}")
+
+
+def _spans(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
+           mask_function=causal_mask_function, attention_mask=None, local_size=None, device="cpu",
+           **_) -> Spans:
+    """The mask function of the implementation: never of size N x N."""
+    q_offset = int(q_offset)  # of a static cache, a tensor
+    if mask_function is not causal_mask_function:
+        _check_mask(mask_function, batch_size, q_length, q_offset, kv_offset, local_size, device)
+    end = q_offset + q_length
+    rows = [(0, end)] * batch_size
+    if attention_mask is not None:
+        rows = [_valid_tokens(row, number) for number, row in
+                enumerate(attention_mask[:, :end].cpu())]
+    clipped = []
+    for first, last in rows:
+        keys = [min(max(token - kv_offset, 0), kv_length) for token in (first, last)]
+        queries = [min(max(token - q_offset, 0), q_length) for token in (first, last)]
+        clipped.append((*keys, *queries))
+    return Spans(tuple(clipped), end - kv_offset, local_size)
+
+
+def _valid_tokens(row: Tensor, number: int):
+    """[first, end) of the tokens of a row that are no padding."""
+    tokens = row.nonzero()[:, 0]
+    first, end = (int(tokens[0]), int(tokens[-1]) + 1) if len(tokens) else (0, 0)
+    _require(len(tokens) == end - first, f"row {number} of attention_mask has padding between "
+             "tokens; padding must be at one end (generate from prompts padded on the left)")
+    return first, end
+
+
+def _check_mask(mask_function, batch_size, q_length, q_offset, kv_offset, window, device):
+    """Of each query the first key that it should see, the one before, its own and the next: enough
+    to tell causal attention in a window from packed rows, chunks and what a caller adds."""
+    batch = torch.arange(batch_size, device=device)[:, None]
+    query = torch.arange(q_length, device=device)[None] + q_offset
+    first = (query - (window or q_offset + q_length) + 1).clamp(min=0).clamp(min=kv_offset)
+
+    def sees(key):
+        return mask_function(batch, torch.zeros_like(batch), query, key)
+
+    last = q_offset + q_length - 1
+    right = sees(query).all() and sees(first).all()
+    for key, exists in ((query + 1, query < last), (first - 1, first > kv_offset)):
+        right = right and not (sees(key.clamp(kv_offset, last)) & exists).any()
+    _require(right, "the mask is not that of causal attention, in a sliding window or without: "
+             "packed rows (position_ids that begin anew), chunked attention and masks of one's own "
+             "are not supported; give each sequence a row of its own")
+
+
+@dataclass
+class Layer:
+    """How one attention module attends."""
+
+    number: int
+    rule: Rule
+    selector: str | Callable | None  # None: dense
+    branch: indexers.IndexBranch | None = None
+    observe: Callable | None = None
+    x: Tensor | None = None  # of the call under way: input of the module,
+    cache: object = None  # and its cache
+    index_keys: weakref.WeakKeyDictionary = field(default_factory=weakref.WeakKeyDictionary)
+    hook: object = None
+
+    def keep_input(self, _, args, kwargs):
+        if self.branch is None:
+            return
+        self.x = kwargs.get("hidden_states", args[0] if args else None)
+        self.cache = kwargs.get("past_key_values")
+
+
+@dataclass
+class Plan:
+    """How each attention module of a model attends, checked."""
+
+    layers: dict  # module -> Layer
+    sparse: list[int]  # layers that select
+
+    def apply(self):
+        """From now on, until another plan is."""
+        for module, layer in self.layers.items():
+            old = getattr(module, _ATTRIBUTE, None)
+            if old is not None:
+                old.hook.remove()
+            layer.hook = module.register_forward_pre_hook(layer.keep_input, with_kwargs=True)
+            object.__setattr__(module, _ATTRIBUTE, layer)
+
+
+def configure(model, selector=None, block_size=128, top_k=16, indexer=None, dense_layers=(), *,
+              force_begin_blocks=0, force_end_blocks=1, observe=None) -> list[int]:
+    """Says how each attention layer of a loaded model selects; may be called again.
+
+    selector: "oracle", "mean-key" (where nothing is said), "quest", "window"; "own": the model's
+    own Index Branch, block size and k (MiniMax-M3); or a function as in selectors.find.
+    indexer: the results.h5 of msa-fit-indexer, whose weights then select ("index").
+    dense_layers: numbers of layers that attend to everything; layers with a sliding window keep
+    to it. observe(layer, ids): is told the blocks [n, Hkv, k] that the n queries of all rows
+    attend to, and for a dense layer None.
+    Returns the layers that select. InputError where a layer cannot."""
+    made = plan(model, selector, indexer, dense_layers, observe, Rule(
+        block_size, top_k, force_begin_blocks, force_end_blocks))
+    made.apply()
+    return made.sparse
+
+
+def plan(model, selector, indexer, dense_layers, observe, rule: Rule) -> Plan:
+    """What configure() would apply."""
+    modules, windows = attention_modules(model)
+    dense = set(dense_layers)
+    unknown = sorted(dense - modules.keys())
+    _require(not unknown, f"dense_layers names {unknown}; layers with attention are "
+             f"{sorted(modules)}")
+    _require(indexer is None or selector in (None, "index"), f"selector is {selector!r}, but an "
+             "indexer is given, which selects itself")
+    _require(selector != "index" or indexer is not None, "selector \"index\" needs an indexer, the "
+             "results.h5 of msa-fit-indexer")
+    branches = {} if indexer is None else indexers.read(indexer)
+    if indexer is not None:
+        selector = "index"
+    elif selector != OWN:
+        selector = selector or "mean-key"
+        selectors.find(selector)
+    sparse = sorted(modules.keys() - dense - windows.keys())
+    _require(sparse, "no layer is left to select: each is in dense_layers or has a sliding window")
+    lacking = sorted(set(sparse) - branches.keys()) if indexer is not None else []
+    _require(not lacking, f"{indexer} has no Index Branch of layers {lacking}; it has those of "
+             f"{sorted(branches)}: fit them, or name them in dense_layers")
+    if selector == OWN:
+        sparse = [number for number in sparse if getattr(modules[number], "indexer", None)]
+        _require(sparse, "selector \"own\" is for models that have an Index Branch, as MiniMax-M3")
+    layers = {}
+    for number, module in modules.items():
+        layer = layers[module] = Layer(number, rule, None, observe=observe)
+        if number not in sparse:
+            continue
+        layer.selector = selector
+        layer.branch = _fitting(branches.get(number), module, number)
+        if selector == OWN:
+            layer.rule = Rule(module.indexer.block_size, module.indexer.topk_blocks)
+    return Plan(layers, sparse)
+
+
+def _fitting(branch, module, number: int):
+    if branch is None:
+        return None
+    groups = module.config.num_attention_heads // module.num_key_value_groups
+    width = module.q_proj.in_features if hasattr(module, "q_proj") else branch.w_q.shape[1]
+    _require(branch.groups == groups and branch.w_q.shape[1] == width, f"layer {number}: the Index "
+             f"Branch has {branch.groups} groups and takes {branch.w_q.shape[1]} channels, the "
+             f"model has {groups} and {width}: it was fitted to another model")
+    return branch.to(next(module.parameters()).device)
+
+
+@torch.no_grad()
+def attention_modules(model):
+    """Layer -> its attention module, and -> its sliding window where it has one; found by running
+    two tokens."""
+    found, windows = {}, {}
+
+    def attend(module, query, key, value, *_, sliding_window=None, **__):
+        number = getattr(module, "layer_idx", None)
+        _require(number is not None, f"{type(module).__name__} has no layer_idx")
+        _require(getattr(module, "is_causal", True), f"layer {number} is not causal")
+        _require(found.setdefault(number, module) is module, f"layer {number} has two attention "
+                 "modules")
+        window = sliding_window or getattr(module, "sliding_window", None)
+        if window and _layer_type(module) != "full_attention":
+            windows[number] = int(window)
+        return query.new_zeros((len(query), query.shape[2], query.shape[1], value.shape[-1])), None
+
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    device = decoder.get_input_embeddings().weight.device
+    with patch.object(ALL_ATTENTION_FUNCTIONS, "get_interface", lambda *_, **__: attend):
+        decoder(input_ids=torch.zeros((1, 2), dtype=torch.long, device=device), use_cache=False)
+    _require(found, f"no layer of {type(model).__name__} attends through transformers' attention "
+             "interface")
+    return found, windows
+
+
+def _layer_type(module):
+    types = getattr(module.config, "layer_types", None)
+    return types[module.layer_idx] if types else None
+
+
+def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None,
+               s_aux=None, position_bias=None, block_indices=None, **options):
+    """What an attention module of transformers calls: query [batch, Hq, Nq, dh], key and value
+    [batch, Hkv, Nk, dh]. Returns [batch, Nq, Hq, dh] and no weights."""
+    layer = getattr(module, _ATTRIBUTE, None)
+    _require(layer is not None, "the model has not been told how to select: call "
+             "msalab.transformers.configure(model, ...)")
+    _require(isinstance(attention_mask, Spans), "the model or its caller makes a mask of its own "
+             f"({type(attention_mask).__name__}); attention_mask must be 2-dimensional, or absent")
+    _require(not dropout, f"dropout of attention is {dropout}, must be 0")
+    _require(position_bias is None, "a bias on the logits is not supported")
+    _require(not options.get("output_attentions"), "weights of attention are not at hand: "
+             "output_attentions must be False")
+    x, layer.x, cache, layer.cache = layer.x, None, layer.cache, None
+    element = torch.float32 if query.device.type == "cpu" else query.dtype
+    given = {"softmax_scale": scaling, "softcap": softcap,
+             "sinks": None if s_aux is None else s_aux.float().contiguous()}
+    spans = attention_mask.rows
+
+    def packed(heads, of):
+        rows = [heads[row, :, span[of]:span[of + 1]].transpose(0, 1)
+                for row, span in enumerate(spans)]
+        return torch.cat(rows).to(element).contiguous()
+
+    q, k, v = packed(query, 2), packed(key, 0), packed(value, 0)
+    cu_q, cu_k = _ends(spans, 2), _ends(spans, 0)
+    lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    if layer.selector is None or attention_mask.window is not None:
+        ids = None
+        out = m.dense_attention(q, k, v, window=attention_mask.window, **given, **lengths)
+    else:
+        if layer.selector == OWN:
+            ids = _own_ids(block_indices, spans, cu_q)
+        elif layer.branch is not None:
+            seen = key[:, :, :attention_mask.keys]
+            ids = _index_ids(layer, x, cache, seen, spans, lengths)
+        else:
+            ids = torch.cat([
+                selectors.select(layer.selector, q[cu_q[row]:cu_q[row + 1]].detach(),
+                                 k[cu_k[row]:cu_k[row + 1]].detach(), layer.rule, **given)
+                for row in range(len(spans))])
+        out = m.msa_sparse_attention(q, k, v, ids, block_size=layer.rule.block_size, **given,
+                                     **lengths)
+    if layer.observe is not None:
+        layer.observe(layer.number, ids)
+    return _unpacked(out.to(query.dtype), query, spans, cu_q), None
+
+
+def _ends(spans, of: int) -> list[int]:
+    ends = [0]
+    for span in spans:
+        ends.append(ends[-1] + span[of + 1] - span[of])
+    return ends
+
+
+def _unpacked(out: Tensor, query: Tensor, spans, cu_q) -> Tensor:
+    """[batch, Nq, Hq, dh]; queries of padding are 0."""
+    length = query.shape[2]
+    if all(span[2:] == (0, length) for span in spans):
+        return out.unflatten(0, (len(spans), length))
+    return torch.stack([torch.nn.functional.pad(
+        out[cu_q[row]:cu_q[row + 1]], (0, 0, 0, 0, span[2], length - span[3]))
+        for row, span in enumerate(spans)])
+
+
+def _own_ids(block_indices, spans, cu_q) -> Tensor:
+    """Ours of what the model's own indexer selected, [batch, Hkv, Nq, k] in any order."""
+    _require(block_indices is not None, "the model hands over no blocks of its own indexer")
+    _require(all(span[0] == 0 for span in spans), "the model's own blocks begin at the first "
+             "token of a row: padding must be on the right")
+    padding = torch.iinfo(torch.int32).max
+    rows = [block_indices[row, :, span[2]:span[3]].transpose(0, 1)
+            for row, span in enumerate(spans)]
+    ids = torch.cat(rows).to(torch.int32)
+    ids = torch.where(ids < 0, padding, ids).sort(-1).values
+    return torch.where(ids == padding, -1, ids).contiguous()
+
+
+@torch.no_grad()
+def _index_ids(layer: Layer, x, cache, key, spans, lengths) -> Tensor:
+    """By the fitted Index Branch, whose keys are kept beside the model's cache."""
+    _require(x is not None, f"layer {layer.number}: its input was not seen")
+    tokens, new = key.shape[2], x.shape[1]
+    begin = torch.tensor([span[0] for span in spans], device=x.device)
+    positions = (torch.arange(tokens - new, tokens, device=x.device) - begin[:, None]).clamp(min=0)
+    index_k = layer.branch.keys(x.flatten(0, 1), positions.flatten()).unflatten(0, x.shape[:2])
+    if tokens > new:
+        held = layer.index_keys.get(cache) if cache is not None else None
+        same = (held is not None and held[0].shape[:2] == (len(x), tokens - new)
+                and torch.equal(held[1], key[:, :, tokens - new - 1]))
+        _require(same, f"layer {layer.number}: the cache is not as this layer left it: it was "
+                 "filled by another implementation, or its rows were reordered (beam search) or "
+                 "cut")
+        index_k = torch.cat([held[0], index_k], 1)
+    if cache is not None:
+        layer.index_keys[cache] = index_k, key[:, :, -1].clone()
+    index_q = torch.cat([layer.branch.queries(x[row, span[2]:span[3]],
+                                              positions[row, span[2]:span[3]])
+                         for row, span in enumerate(spans)])
+    index_k = torch.cat([index_k[row, span[0]:span[1]] for row, span in enumerate(spans)])
+    rule = layer.rule
+    return operations.msa_index_select(
+        index_q.contiguous(), index_k.contiguous(), rule.top_k, block_size=rule.block_size,
+        force_begin_blocks=rule.force_begin_blocks, force_end_blocks=rule.force_end_blocks,
+        **lengths)

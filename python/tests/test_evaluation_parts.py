@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT
+"""Parts of `msalab evaluate` that need no PyTorch: exercises, sequences, intervals, files, pictures."""
+
+import csv
+import json
+import math
+
+import h5py
+import numpy as np
+import pytest
+from make_evaluation import summary
+
+from msalab.capture.layer import CaptureError
+from msalab.evaluation import exercises, files, text
+from msalab.evaluation.intervals import ratio_interval
+from msalab.plots import evaluation as pictures
+from msalab.plots.__main__ import main as plot
+from msalab.plots.results import ResultsError
+
+FILLER = [np.frombuffer(b"Blocks of keys. " * 60, np.uint8).astype(np.int64),
+          np.frombuffer(b"Another document! " * 5, np.uint8).astype(np.int64)]
+
+
+class Words:
+    """A tokenizer of whole words, with a token before every text."""
+
+    prefix, separator = [1], "\n"
+
+    def __init__(self):
+        self.known = {}
+
+    def encode(self, line):
+        return [self.known.setdefault(word, len(self.known) + 2)
+                for word in line.replace("\n", " \n ").split(" ") if word]
+
+
+def exercise(task, depth=0.5, length=900, vocabulary=None, pairs=5, seed=3):
+    return exercises.make_exercise(task, vocabulary or text.Bytes(), FILLER, length, depth, pairs,
+                                   [seed])
+
+
+@pytest.mark.parametrize("task", exercises.TASKS)
+@pytest.mark.parametrize("vocabulary", [text.Bytes(), Words()])
+def test_exercises_end_with_an_answer_that_was_planted(task, vocabulary):
+    made = exercise(task, vocabulary=vocabulary)
+    assert len(made.ids) == 900 and made.answers[-1][1] == 900
+    assert len(made.answers) == (5 if task == "recall" else 1)
+    ids = made.ids.tolist()
+    for begin, end in made.answers:
+        answer = ids[begin:end]
+        planted = [at for at in range(begin) if ids[at:at + end - begin] == answer]
+        if vocabulary.separator == "\n" and task != "copy":  # there the word ends with the full stop
+            word = {number: name for name, number in vocabulary.known.items()}[answer[0]]
+            planted = [at for at in range(begin) if ids[at] == vocabulary.known.get(word + ".")]
+        assert len(planted) == 1 or task == "copy"
+    assert exercise(task).ids.tolist() == exercise(task).ids.tolist()
+    assert exercise(task).ids.tolist() != exercise(task, seed=4).ids.tolist()
+
+
+def test_exercises_of_bytes_have_the_shape_of_msa_pretrain():
+    made = bytes(exercise("tracking", pairs=1).ids.tolist())
+    lines = [line.partition(b"\n")[0] for line in made.split(b"\0")[1:]]
+    key, value = lines[0].split(b"=")
+    for line in lines[1:-1]:
+        name, _, other = line.partition(b"=$")
+        assert other == key
+        key = name
+    assert len(lines) == 2 + exercises.HOPS and lines[-1] == key + b"?" + value
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.25, 1.0])
+def test_depth_is_where_the_line_lies(depth):
+    made = bytes(exercise("needle", depth).ids.tolist())
+    question = made.rindex(b"\0")
+    line = made.index(b"\0")
+    planted = made.index(b"\n", line) + 1 - line
+    assert abs(line - depth * (question - planted)) <= 0.5
+
+
+def test_exercises_refuse_a_length_without_room():
+    with pytest.raises(CaptureError, match="recall takes [0-9]+ tokens without any filler, a length"):
+        exercise("recall", length=60)
+
+
+def test_sequences_are_cut_from_all_documents_in_turn():
+    documents = ["a" * 25, "b" * 9, "c" * 11]
+    found = text.cut(documents, text.Bytes(), 10, 100)
+    assert [(s.document, len(s.ids)) for s in found] == [(0, 10), (1, 9), (2, 10), (0, 10), (0, 5)]
+    assert [len(s.bytes) for s in found] == [9, 8, 9, 9, 4]
+    assert len(text.cut(documents, text.Bytes(), 10, 2)) == 2
+
+
+def test_documents_are_read_or_refused(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes("one\0\0zwei ä".encode())
+    assert text.read_documents([path]) == ["one", "zwei ä"]
+    path.write_bytes(b"\0")
+    with pytest.raises(CaptureError, match="text: holds no text"):
+        text.read_documents([path])
+    path.write_bytes(b"\xff")
+    with pytest.raises(CaptureError, match="text: is no UTF-8 text"):
+        text.read_documents([path])
+
+
+def test_intervals_are_those_of_the_bootstrap():
+    assert ratio_interval([4.0], [2], 0) == {"mean": 2.0, "low": None, "high": None}
+    assert ratio_interval([0.0], [0], 0)["mean"] is None
+    same = ratio_interval([2.0, 4.0, 6.0], [1, 2, 3], 0)
+    assert same["low"] == same["mean"] == same["high"] == 2.0
+    # Of n clusters of one value each the mean is about normal, its deviation 1 / sqrt(n).
+    rng, n, inside = np.random.default_rng(1), 60, 0
+    for seed in range(200):
+        found = ratio_interval(rng.standard_normal(n), np.ones(n), seed)
+        inside += found["low"] <= 0 <= found["high"]
+        assert abs((found["high"] - found["low"]) / (2 * 1.96 / math.sqrt(n)) - 1) < 0.5
+    # Binomial of 200 at 0.95: five deviations are 15.4; percentile intervals are a little short.
+    assert 0.95 * 200 - 16 - 4 <= inside <= 200
+
+
+def test_files_are_sealed(tmp_path):
+    path = tmp_path / "one.h5"
+    files.write_h5(path, lambda file: file.create_dataset("a", data=[1, 2]))
+    files.check_seal(path)
+    with h5py.File(path) as file:
+        assert file["a"][()].tolist() == [1, 2]
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(CaptureError, match="one.h5: does not match its checksum"):
+        files.check_seal(path)
+
+
+def units(tmp_path, resume=False, overwrite=False, **options):
+    return files.Units(tmp_path / "results.h5", {"program": "p", "options": {"a": 1} | options},
+                       resume, overwrite)
+
+
+def test_units_go_on_with_the_same_run_alone(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return {"x": np.arange(3)}
+
+    first = units(tmp_path)
+    assert first.get("text 0", make)["x"].tolist() == [0, 1, 2]
+    with pytest.raises(CaptureError, match="another process is writing it"):
+        units(tmp_path, resume=True)
+    first.close()
+    with pytest.raises(CaptureError, match="a run was under way; --resume goes on"):
+        units(tmp_path)
+    with pytest.raises(CaptureError, match="options a was 1, is 2"):
+        units(tmp_path, resume=True, a=2)
+    again = units(tmp_path, resume=True)
+    again.get("text 0", make)
+    assert len(made) == 1
+    again.close()
+    anew = units(tmp_path, overwrite=True)
+    anew.get("text 0", make)
+    assert len(made) == 2
+    (tmp_path / "results.h5").write_bytes(b"")
+    anew.done()
+    assert not anew.folder.exists()
+    with pytest.raises(CaptureError, match="is complete"):
+        units(tmp_path, resume=True)
+    with pytest.raises(CaptureError, match="exists; --overwrite replaces it"):
+        units(tmp_path)
+
+
+def test_pictures_show_the_numbers_of_the_summary(tmp_path):
+    pictures.draw_all(summary(), tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg", ".csv"}
+
+    def rows(name):
+        with open(tmp_path / f"{name}.csv", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    assert [(row["selector"], row["budget"], row["low"], row["high"])
+            for row in rows("loss_by_budget")] == [
+        (name, budget, "0.25", "nan") for name in ("oracle", "mean-key") for budget in ("64", "128")]
+    assert len(rows("loss_by_position")) == 8
+    assert {row["error"] for row in rows("error_by_layer")} == {"0.25", "nan"}
+    assert {row["exact_match"] for row in rows("retrieval")} == {"0.25"}
+    figure, _ = pictures.loss_by_budget(summary())
+    lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
+    assert lines["oracle"] == [0.5, 0.5]
+
+
+def test_the_report_has_a_section_of_it(results_path, tmp_path):
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(summary()))
+    assert plot([str(results_path), "--out", str(tmp_path / "out"), "--layers", "3", "--evaluate",
+                 str(path)]) == 0
+    page = (tmp_path / "out/report.html").read_text("utf-8")
+    assert "What does the model itself lose?" in page and "over documents" in page
+    assert (tmp_path / "out/evaluation_retrieval.svg").exists()
+    with open(tmp_path / "out/evaluation.csv", encoding="utf-8") as file:
+        assert [row["excess"] for row in csv.DictReader(file)] == ["nan", *["0.5"] * 4]
+
+
+def test_refuses_a_summary_of_another_program(tmp_path):
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"format": "msa-compare-summary"}))
+    with pytest.raises(ResultsError, match='must be "msalab-evaluation"'):
+        pictures.read_evaluation(path)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""Selectors on tensors choose the blocks that the programs choose, and a fitted Index Branch read
+from its file gives the index queries and keys that msa-fit-indexer wrote. Needs PyTorch, the
+compiled module, and the programs."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
+pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab test builds it")
+import h5py  # noqa: E402
+
+from msalab import indexer, selectors  # noqa: E402
+from msalab.capture.reader import ActivationsReader  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(os.environ.get("MSALAB_BIN", ROOT / "build/release/bin"))
+SAMPLE = ROOT / "data/sample.h5"
+BLOCK, TOP_K = 32, 8
+NAMES = ("oracle", "mean-key", "quest", "window")
+
+
+def run(program, *arguments):
+    if not (BIN / program).exists():
+        pytest.skip(f"no {program} in {BIN}: ./msalab build")
+    subprocess.run([BIN / program, *map(str, arguments)], check=True, capture_output=True)
+
+
+def sample():
+    with ActivationsReader(SAMPLE) as file:
+        return file.layers[0], file.layer(file.layers[0])
+
+
+def test_the_programs_choose_the_same_blocks(tmp_path):
+    run("msa-analyze", SAMPLE, "--out", tmp_path / "out", "--block-size", BLOCK, "--top-k", TOP_K,
+        "--selector", ",".join(NAMES))
+    number, layer = sample()
+    q, k = (torch.as_tensor(values.astype(np.float32)) for values in (layer.q, layer.k))
+    with h5py.File(tmp_path / "out/results.h5") as file:
+        chosen = {name: file[f"select/{name}/{number}/ids"][()] for name in NAMES}
+    for name, expected in chosen.items():
+        found = selectors.select(name, q, k, selectors.Rule(BLOCK, TOP_K),
+                                 softmax_scale=layer.softmax_scale).numpy()
+        # Scores are sums in another order: those of two blocks may be closer than their rounding.
+        other = (found != expected).any(-1).mean()
+        assert other == 0 if name == "window" else other < 1e-3, name
+
+
+@pytest.mark.parametrize("norm", ["none", "rms"])
+def test_a_fitted_index_branch_is_read_as_it_was_fitted(tmp_path, norm):
+    run("msa-fit-indexer", SAMPLE, "--out", tmp_path / "fit", "--block-size", BLOCK, "--top-k",
+        TOP_K, "--steps", 2, "--warmup-steps", 1, "--eval-every", 2, "--norm", norm, "--train",
+        ":1728", "--eval", "1728:")
+    number, layer = sample()
+    branch = indexer.read(tmp_path / "fit")[number]
+    x = torch.as_tensor(layer.x.astype(np.float32))
+    positions = torch.arange(len(x))
+    with h5py.File(tmp_path / "fit/indexer.h5") as file:
+        for name, found in (("index_q", branch.queries(x, positions)),
+                            ("index_k", branch.keys(x, positions))):
+            expected = file[f"layers/{number}/{name}"][()]
+            # A product sums d_model terms, each rounded once; the file holds float16.
+            bound = x.shape[1] * 2.0 ** -24 * np.abs(expected).max()
+            np.testing.assert_allclose(found.numpy(), expected.astype(np.float32), rtol=2.0 ** -11,
+                                       atol=bound)

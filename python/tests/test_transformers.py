@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: MIT
+"""msalab.transformers on models with small random weights: with all blocks selected a model's
+logits are its own; with fewer they are those of a masked softmax; decoding, padding and batches
+change nothing; what cannot be had is refused. Needs PyTorch, transformers and the compiled
+module."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: "
+                                                          "requirements-capture.txt")
+pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab test builds it")
+
+from make_indexer import make_indexer  # noqa: E402
+from test_capture_models import SIZES, make_model  # noqa: E402
+from transformers.modeling_utils import AttentionInterface  # noqa: E402
+
+import msalab  # noqa: E402
+import msalab.transformers as mt  # noqa: E402
+from msalab import indexer, selectors  # noqa: E402
+from msalab.capture.__main__ import main as convert  # noqa: E402
+
+mt.register()
+TOKENS, BLOCK, TOP_K, ALL = 150, 16, 3, 10  # ALL: blocks of TOKENS
+GROUPS = SIZES["num_key_value_heads"]
+FULL = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "exaone4", "smollm3",
+        "minimax_m2")
+
+
+def model_of(family, **changes):
+    if family == "mistral":
+        changes.setdefault("sliding_window", None)
+    model = make_model(family, **changes).eval()
+    model.set_experts_implementation("eager")  # the others refuse double precision
+    return model
+
+
+def tokens_of(count=TOKENS, seed=7):
+    rng = np.random.default_rng(seed)
+    return torch.as_tensor(rng.integers(3, SIZES["vocab_size"], count))[None]
+
+
+@torch.no_grad()
+def logits_of(model, ids, **options):
+    return model(ids, use_cache=False, **options).logits.double()
+
+
+def assert_as_exact(model, ids, found, own=None):
+    """`found` differs from the model's logits in double precision by no more than four times what
+    its own single precision does: attention is rounded otherwise, the rest is the same."""
+    own = logits_of(model, ids) if own is None else own
+    exact = logits_of(model.double(), ids)
+    model.float()
+    assert (found - exact).abs().max() <= 4 * (own - exact).abs().max()
+
+
+@contextmanager
+def attending(model, name):
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    yield
+    model.set_attn_implementation(before)
+
+
+def configured(model, **options):
+    layers = mt.configure(model, **{"block_size": BLOCK, "top_k": TOP_K, **options})
+    model.set_attn_implementation(mt.NAME)
+    return layers
+
+
+@contextmanager
+def masked_reference(model, chosen):
+    """Attention as a masked softmax in double precision, over the blocks chosen[layer] [n, Hkv, k],
+    or over all where None."""
+    def attend(module, query, key, value, mask, scaling=None, softcap=None, s_aux=None,
+               sliding_window=None, **_):
+        length, group = query.shape[2], query.shape[1] // key.shape[1]
+        q, k, v = query[0].double(), key[0].double(), value[0].double()
+        k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+        logits = q @ k.transpose(1, 2) * scaling
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        at = torch.arange(length)
+        seen = at[:, None] >= at
+        if sliding_window:
+            seen &= at[:, None] - at < sliding_window
+        seen = seen.expand(len(q), -1, -1)
+        ids = chosen[module.layer_idx]
+        if ids is not None:
+            of_group = (ids.long()[:, :, :, None] == at // BLOCK).any(2).transpose(0, 1)
+            seen = seen & of_group.repeat_interleave(group, 0)
+        logits = logits.masked_fill(~seen, -torch.inf)
+        if s_aux is not None:
+            logits = torch.cat([logits, s_aux.double()[:, None, None].expand(-1, length, 1)], -1)
+        weights = logits.softmax(-1)[..., :length]
+        return (weights @ v).transpose(0, 1)[None].to(query.dtype), None
+
+    AttentionInterface.register("masked_reference", attend)
+    with attending(model, "masked_reference"):
+        yield
+
+
+def observed(chosen):
+    def observe(layer, ids):
+        chosen[layer] = ids
+    return observe
+
+
+@pytest.mark.parametrize("family", FULL)
+def test_with_all_blocks_the_logits_are_the_models_own(family):
+    model, ids = model_of(family), tokens_of()
+    own = logits_of(model, ids)
+    with attending(model, mt.NAME):
+        sparse = configured(model, top_k=ALL)
+        found = logits_of(model, ids)
+    assert sparse
+    assert_as_exact(model, ids, found, own)
+    with attending(model, mt.NAME):  # and the test would see it if they were not
+        configured(model, top_k=1)
+        assert (logits_of(model, ids) - own).abs().max() > 100 * (found - own).abs().max()
+
+
+@pytest.mark.parametrize("family", FULL)
+@pytest.mark.parametrize("selector", ["pinned", "mean-key"])
+def test_selected_blocks_are_those_of_a_masked_softmax(family, selector):
+    model, ids, chosen = model_of(family), tokens_of(), {}
+
+    def pinned(q, k, block_size, **_):
+        generator = torch.Generator().manual_seed(len(q))
+        return torch.rand((len(q), k.shape[1], -(-len(k) // block_size)), generator=generator)
+
+    with attending(model, mt.NAME):
+        configured(model, selector=pinned if selector == "pinned" else selector,
+                   observe=observed(chosen))
+        found = logits_of(model, ids)
+    with masked_reference(model, chosen):
+        expected = logits_of(model, ids)
+        assert_as_exact(model, ids, found, expected)
+        expected_of_all = dict.fromkeys(chosen)
+    with masked_reference(model, expected_of_all):
+        assert (logits_of(model, ids) - expected).abs().max() > 1e-3
+
+
+def test_minimax_m3_with_its_own_indexer_is_that_of_transformers():
+    model, ids = model_of("minimax_m3"), tokens_of()
+    own = logits_of(model, ids)
+    with attending(model, mt.NAME):
+        assert configured(model, selector="own") == [1, 3]
+        found = logits_of(model, ids)
+    assert_as_exact(model, ids, found, own)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss", "minimax_m3"])
+def test_generates_with_all_blocks_what_the_model_generates(family):
+    model, ids = model_of(family), tokens_of(40)
+    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+    own = model.generate(ids, **options)
+    with attending(model, mt.NAME):
+        configured(model, top_k=ALL, selector="own" if family == "minimax_m3" else None)
+        found = model.generate(ids, **options)
+    assert found.tolist() == own.tolist()
+
+
+@pytest.mark.parametrize("selector", ["mean-key", "quest", "window", "oracle", "index"])
+@torch.no_grad()
+def test_decoding_from_a_cache_is_what_prefill_computes(selector, tmp_path):
+    model, ids, split = model_of("qwen3"), tokens_of(), 61
+    options = {"selector": selector}
+    if selector == "index":
+        options = {"indexer": make_indexer(tmp_path / "results.h5", range(4), groups=GROUPS, dim=16,
+                                           model_dim=SIZES["hidden_size"])}
+    with attending(model, mt.NAME):
+        configured(model, **options)
+        whole = logits_of(model, ids)
+        steps, cache = [], None
+        for begin, end in ((0, split), (split, split + 20), *((t, t + 1)
+                                                              for t in range(split + 20, TOKENS))):
+            out = model(ids[:, begin:end], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            steps.append(out.logits.double())
+    found = torch.cat(steps, 1)
+    assert_as_exact(model, ids, found - whole + logits_of(model, ids))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("selector", ["mean-key", "index"])
+def test_padding_changes_nothing(side, selector, tmp_path):
+    model = model_of("llama")
+    options = {"selector": selector}
+    if selector == "index":
+        options = {"indexer": make_indexer(tmp_path / "results.h5", range(4), groups=GROUPS, dim=16,
+                                           model_dim=SIZES["hidden_size"])}
+    lengths = (TOKENS, 97)
+    rows = [tokens_of(length, seed=length) for length in lengths]
+    ids, mask = torch.zeros((2, TOKENS), dtype=torch.long), torch.zeros((2, TOKENS), dtype=torch.long)
+    places = [slice(TOKENS - length, None) if side == "left" else slice(length)
+              for length in lengths]
+    for row, place in enumerate(places):
+        ids[row, place], mask[row, place] = rows[row][0], 1
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with attending(model, mt.NAME):
+        configured(model, **options)
+        found = logits_of(model, ids, attention_mask=mask, position_ids=positions)
+        alone = [logits_of(model, row) for row in rows]
+    for row, place in enumerate(places):
+        own = logits_of(model, rows[row])
+        assert_as_exact(model, rows[row], found[row, place][None] - alone[row] + own, own)
+        with pytest.raises(AssertionError):
+            assert_as_exact(model, rows[row], found[1 - row, place][None] - alone[row] + own, own)
+
+
+def test_dense_layers_attend_to_everything():
+    model, ids, chosen = model_of("llama"), tokens_of(), {}
+    with attending(model, mt.NAME):
+        assert configured(model, dense_layers=(0, 2), observe=observed(chosen)) == [1, 3]
+        logits_of(model, ids)
+    assert [chosen[layer] is None for layer in range(4)] == [True, False, True, False]
+    ids_of = chosen[1]
+    assert ids_of.shape == (TOKENS, GROUPS, TOP_K)
+
+
+def test_layers_with_a_window_keep_it():
+    model, ids, chosen = model_of("gemma3"), tokens_of(), {}
+    with attending(model, mt.NAME):
+        assert configured(model, observe=observed(chosen)) == [1, 3]
+        logits_of(model, ids)
+    assert chosen[0] is None and chosen[1] is not None
+    with pytest.raises(msalab.InputError, match="no layer is left to select"):
+        configured(model_of("mistral", sliding_window=40))
+
+
+def test_gradients_reach_the_weights():
+    model, ids = model_of("llama"), tokens_of(60)
+    own = model(ids, labels=ids).loss
+    own.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    with attending(model, mt.NAME):
+        configured(model, top_k=ALL)
+        model(ids, labels=ids).loss.backward()
+    for name, parameter in model.named_parameters():
+        error = (parameter.grad - expected[name]).norm()
+        assert error <= 1e-4 * expected[name].norm(), name
+
+
+# What is refused.
+
+def refused(model, text, **options):
+    with attending(model, mt.NAME), pytest.raises(msalab.InputError, match=text):
+        configured(model, **options)
+
+
+def test_refuses_settings_that_cannot_be(tmp_path):
+    model = model_of("llama")
+    refused(model, "selector is 'best'.*oracle, mean-key, quest, window", selector="best")
+    refused(model, "top_k is 0, must be an integer of at least 1", top_k=0)
+    refused(model, "force_begin_blocks . force_end_blocks is 4, must be at most top_k = 3",
+            force_begin_blocks=3)
+    refused(model, r"dense_layers names \[9\]", dense_layers=(9,))
+    refused(model, "no layer is left", dense_layers=range(4))
+    refused(model, 'selector "index" needs an indexer', selector="index")
+    refused(model, "models that have an Index Branch", selector="own")
+    refused(model, "no such file", indexer=tmp_path / "none.h5")
+    some = make_indexer(tmp_path / "some.h5", [1, 3], groups=GROUPS, dim=16, model_dim=64)
+    refused(model, r"no Index Branch of layers \[0, 2\]", indexer=some)
+    refused(model, "selector is 'quest', but an indexer", indexer=some, selector="quest")
+    other = make_indexer(tmp_path / "other.h5", range(4), groups=4, dim=16, model_dim=64)
+    refused(model, "layer 0: the Index Branch has 4 groups.*another model", indexer=other)
+    (tmp_path / "text.h5").write_text("no HDF5")
+    refused(model, "text.h5: cannot be read", indexer=tmp_path / "text.h5")
+
+
+def test_refuses_what_is_not_configured():
+    model = model_of("llama")
+    with attending(model, mt.NAME), pytest.raises(msalab.InputError, match="call msalab.*configure"):
+        logits_of(model, tokens_of())
+
+
+def test_refuses_masks_that_are_not_causal():
+    model, ids = model_of("llama"), tokens_of(20)
+    configured(model)
+    packed = torch.cat([torch.arange(12), torch.arange(8)])[None]
+    with pytest.raises(msalab.InputError, match="packed rows"):
+        logits_of(model, ids, position_ids=packed)
+    with pytest.raises(msalab.InputError, match="mask of its own"):
+        logits_of(model, ids, attention_mask=torch.zeros(1, 1, 20, 20))
+    holes = torch.ones_like(ids)
+    holes[0, 5] = 0
+    with pytest.raises(msalab.InputError, match="row 0 of attention_mask has padding between"):
+        logits_of(model, ids, attention_mask=holes)
+    chunked = model_of("llama4")
+    configured(chunked, dense_layers=(0, 1, 2))
+    with pytest.raises(msalab.InputError, match="chunked"):
+        logits_of(chunked, tokens_of())
+
+
+@torch.no_grad()
+def test_refuses_caches_that_the_index_does_not_know(tmp_path):
+    model, ids = model_of("llama"), tokens_of(40)
+    file = make_indexer(tmp_path / "results.h5", range(4), groups=GROUPS, dim=16, model_dim=64)
+    both = torch.cat([ids, tokens_of(40, seed=8)])
+    own = model(both, use_cache=True).past_key_values
+    configured(model, indexer=file)
+    with pytest.raises(msalab.InputError, match="layer 0: the cache is not as this layer left it"):
+        model(both[:, :1], past_key_values=own)
+    cache = model(both, use_cache=True).past_key_values
+    cache.reorder_cache(torch.tensor([1, 0]))
+    with pytest.raises(msalab.InputError, match="reordered"):
+        model(both[:, :1], past_key_values=cache)
+    with pytest.raises(msalab.InputError, match="static cache"):
+        model.generate(ids, cache_implementation="static", max_new_tokens=2)
+
+
+@torch.no_grad()
+def test_a_static_cache_holds_what_a_dynamic_one_does(tmp_path):
+    model, ids = model_of("llama"), tokens_of(40)
+    configured(model, indexer=make_indexer(tmp_path / "results.h5", range(4), groups=GROUPS,
+                                           dim=16, model_dim=64))
+    found = []
+    for cache in (transformers.StaticCache(config=model.config, max_cache_len=64),
+                  transformers.DynamicCache(config=model.config)):
+        model(ids[:, :30], past_key_values=cache)
+        found.append(model(ids[:, 30:], past_key_values=cache).logits)
+    assert torch.equal(*found)
+
+
+# Index Branches from files.
+
+@pytest.mark.parametrize("norm, rotary, frequencies", [
+    (False, 0, None), (True, 8, None), (True, 16, [1.0, 0.5, 0.25, 0.2, 0.1, 0.05, 0.02, 0.01])])
+def test_index_branch_is_the_equation(tmp_path, norm, rotary, frequencies):
+    path = make_indexer(tmp_path / "results.h5", [2], groups=2, dim=16, model_dim=24, norm=norm,
+                        rotary=rotary, frequencies=frequencies)
+    branch = indexer.read(tmp_path)[2]
+    import h5py
+    with h5py.File(path) as file:
+        weights = {name: values[()].astype(np.float64)
+                   for name, values in file["fit/2/weights"].items()}
+    rng = np.random.default_rng(1)
+    x, positions = rng.standard_normal((5, 24)).astype(np.float32), np.array([0, 1, 2, 3, 700])
+    for side, heads in (("q", 2), ("k", 1)):
+        expected = (x.astype(np.float64) @ weights[f"w_index_{side}"].T).reshape(5, heads, 16)
+        if norm:
+            expected /= np.sqrt((expected ** 2).mean(-1, keepdims=True) + 1e-6)
+            expected *= weights[f"index_{side}_norm"]
+        half = rotary // 2
+        of = frequencies if frequencies is not None else 1e4 ** (-np.arange(half) / max(half, 1))
+        turned = (expected[..., :half] + 1j * expected[..., half:rotary]) * np.exp(
+            1j * positions[:, None, None] * np.asarray(of[:half] if half else []))
+        expected[..., :half], expected[..., half:rotary] = turned.real, turned.imag
+        found = {"q": branch.queries, "k": branch.keys}[side](torch.as_tensor(x),
+                                                              torch.as_tensor(positions))
+        np.testing.assert_allclose(found.numpy().reshape(expected.shape), expected, rtol=0,
+                                   atol=24 * 2.0 ** -23 * np.abs(expected).max())
+
+
+def test_exported_weights_select_in_minimax_m3_what_they_select_here(tmp_path, capsys):
+    from safetensors.torch import load_file
+
+    model, ids, chosen = model_of("minimax_m3"), tokens_of(), {}
+    theta, half = 5e6, SIZES["head_dim"] // 4
+    file = make_indexer(tmp_path / "results.h5", [1, 3], groups=GROUPS, dim=16, model_dim=64,
+                        rotary=2 * half, theta=theta)
+    out = tmp_path / "indexer.safetensors"
+    assert convert(["convert", str(file), "--out", str(out)]) == 0
+    assert convert(["convert", str(file), "--out", str(out)]) == 2
+    assert "exists" in capsys.readouterr().err
+    state = load_file(tmp_path / "indexer.safetensors")
+    assert not set(state) - set(model.state_dict())
+    model.load_state_dict(state, strict=False)
+    own = logits_of(model, ids)
+    with attending(model, mt.NAME):
+        configured(model, selector=None, indexer=file, dense_layers=(0, 2))
+        found = logits_of(model, ids)
+    assert_as_exact(model, ids, found, own)
+    plain = make_indexer(tmp_path / "plain.h5", [1], groups=2, dim=16, model_dim=64, norm=False)
+    assert convert(["convert", str(plain), "--out", str(tmp_path / "none.safetensors")]) == 2
+    assert "--norm rms" in capsys.readouterr().err
+    assert convert(["convert", str(file), "--out", str(out), "--overwrite", "--layers", "2"]) == 2
+    assert "no Index Branch of layers [2]" in capsys.readouterr().err
+    assert load_file(out) and not (tmp_path / "none.safetensors").exists()
+
+
+def test_rule_is_part_of_selecting():
+    q, k = torch.randn(40, 4, 16), torch.randn(40, 2, 16)
+    rule = selectors.Rule(8, 3, 1, 1)
+    ids = selectors.select("mean-key", q, k, rule)
+    own = torch.arange(40) // 8
+    assert (ids[own >= 1, :, 0] == 0).all()
+    newest = selectors.select("window", q, k, selectors.Rule(8, 3))
+    assert newest[-1].tolist() == [[0, 3, 4]] * 2

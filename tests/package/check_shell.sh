@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# check_shell.sh PREFIX BINDIR DATADIR MANDIR: of an installed package, every program has its manual
+# page, without faults where man is there, and bash completes its options.
+set -euo pipefail
+cd "$1"
+bin=$2 completions=$3/bash-completion/completions pages=$4/man1
+
+fail() {
+    echo "$*" >&2
+    exit 1
+}
+
+# complete_after COMMAND WORD: what bash offers.
+complete_after() {
+    COMP_WORDS=("$1" "$2") COMP_CWORD=1 COMPREPLY=()
+    _msalab_complete "$1" "$2" "$1"
+    echo "${COMPREPLY[*]}"
+}
+
+for program in "$bin"/msa-*; do
+    name=${program##*/} page=$pages/${program##*/}.1
+    help=$("$program" --help)
+    [[ -s $page ]] || fail "no manual page of $name"
+    if command -v man >/dev/null; then
+        faults=$(MANROFFSEQ='' LC_ALL=C.UTF-8 man --warnings -E UTF-8 -l -Tutf8 -Z "$page" 2>&1 >/dev/null)
+        [[ -z $faults ]] || fail "$page: $faults"
+        text=$(LC_ALL=C.UTF-8 MANWIDTH=200 man -l "$page" | col -bx)
+        question=${help%%$'\n'*}
+        [[ $text == *"$name - ${question:${#name}+2:60}"* ]] || fail "$page does not say: $question"
+        # Every line of the options stands there as the program prints it.
+        while IFS= read -r line; do
+            [[ $text == *"$line"* ]] || fail "$page lacks: $line"
+        done < <(grep -E '^  --' <<<"$help" | sed 's/ *$//')
+    fi
+    [[ -s $completions/$name ]] || fail "no completion of $name"
+    # shellcheck source=/dev/null
+    source "$completions/$name"
+    complete -p "$name" >/dev/null || fail "bash does not complete $name"
+    [[ $(complete_after "$program" --ver) == --version ]] || fail "$name --ver is not completed"
+done
+[[ $(complete_after "$bin/msa-cost" --con) == --context ]] || fail "msa-cost --con"
+offered=$(complete_after "$bin/msa-cost" --)
+for option in --preset --results --block-size --help; do
+    [[ " $offered " == *" $option "* ]] || fail "msa-cost -- does not offer $option: $offered"
+done
+[[ $(complete_after "$bin/msa-cost" "$pages/msa-cos") == "$pages/msa-cost.1" ]] || fail "no files"
