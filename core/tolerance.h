@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // How far two right answers may differ: every tolerance of the tests, of the programs' own checks
-// and of the benchmark, derived here or, for gradients, in core/gradient_tolerance.h, and nowhere
-// else.
+// and of the benchmark, derived here, for gradients in core/gradient_tolerance.h or for training in
+// core/train/tolerance.h, and nowhere else.
 //
 // u is the unit roundoff of the arithmetic that sums (float: 2^-24; the reference sums in double
 // and only rounds its result, which the constants below absorb). A sum of n products, in any
@@ -25,12 +25,6 @@ inline constexpr double kRoundoff = 0x1p-24;  // of a float sum
 inline constexpr double kExpRoundoffs = 4;
 
 constexpr double gamma(double n) { return n * kRoundoff / (1 - n * kRoundoff); }
-
-/// Error of a sum of n products whose magnitudes add up to `magnitude`, and of rounding it to the
-/// type that it is stored in. Tensor cores cut what they align, which doubles a roundoff.
-inline double sum_bound(double terms, double magnitude, Element stored) {
-    return (gamma(2 * terms) + storage_roundoff(stored)) * magnitude;
-}
 
 /// Largest Euclidean norm of the rows (last axis) of a tensor, NaN rows left out.
 template <int Rank>

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: MIT
 # Training on a machine with a GPU: its tests, then tokens per second of the pilot's sizes, beside
 # the same dense model in PyTorch where python3 has it.
-#   TEXT='FILE...' gpu/check_train.sh [OUT]
+#   TEXT='FILE...' SANITIZE=1 gpu/check_train.sh [OUT]
 # build/release must be built with MSA_CUDA=ON (test_train, msa-pretrain). TEXT: any files of text,
-# some megabytes in all; default: the sources of this project. OUT (default: results/train) gets the
-# logs and the runs. A step that fails does not stop the others; the script fails last.
+# some megabytes in all; default: the sources of this project. SANITIZE, where it is set: few tests
+# under compute-sanitizer too. OUT (default: results/train) gets the logs and the runs. A step that
+# fails does not stop the others; the script fails last.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${1:-results/train}
@@ -28,10 +29,10 @@ step() {
     [[ $outcome == ok ]] || grep -E -A 6 'FAILED|Failure|=========|rror|msa-' "$out/$name.log" | head -n 60
 }
 
-export MSA_REQUIRE=cuda
+export MSA_REQUIRE=cuda OMP_WAIT_POLICY=passive
 step tests 240 "$bin/test_train" --gtest_brief=1
 grep -hE 'off by at most|cuBLASLt|PASSED|FAILED TEST' "$out/tests.log"
-if [[ ${1-} != '' && ${SANITIZE-} ]]; then
+if [[ ${SANITIZE-} ]]; then
     few='All/Operations.*cuda*:Arms/OnGpu.RerunsChangeNoBit/value_head'
     for tool in memcheck racecheck; do
         step "$tool" 240 compute-sanitizer --tool "$tool" --error-exitcode 9 "$bin/test_train" \
@@ -41,26 +42,28 @@ if [[ ${1-} != '' && ${SANITIZE-} ]]; then
 fi
 
 # Documents of 64 KiB, whatever the files are.
-read -ra files <<<"${TEXT:-$(git ls-files '*.cpp' '*.h' '*.md' | tr '\n' ' ')}"
+read -ra files <<<"${TEXT:-$(find analysis core experiments gpu tests -name '*.cpp' -o -name '*.h' |
+    sort | tr '\n' ' ')}"
 cat "${files[@]}" | head -c 20000000 | split -b 65536 --filter='cat; printf "\0"' - >"$out/text.bin"
 
-# train NAME STEPS OPTIONS...: a run of the pilot's sizes, whose last entry of the log counts.
+# train NAME STEPS WARMUP_STEPS OPTIONS...: a run of the pilot's sizes, whose last entry of the log
+# counts.
 train() {
-    local name=$1 steps=$2
-    shift 2
-    step "$name" 240 "$bin/msa-pretrain" "$out/text.bin" --preset pilot --backend cuda \
-        --steps "$steps" --lr-warmup 5 --warmup-steps 5 --log 10 --probe 0 --evaluate 0 \
+    local name=$1 steps=$2 warm_up=$3
+    shift 3
+    step "$name" 240 "$bin/msa-pretrain" "$out/text.bin" --held-out 0.2 --preset pilot --backend cuda \
+        --steps "$steps" --lr-warmup 5 --warmup-steps "$warm_up" --log 10 --probe 0 --evaluate 0 \
         --checkpoint 0 --eval-sequences 2 --eval-exercises 0 --out "$out/$name" --overwrite "$@"
     rates+=("$(printf '%-22s %s' "$name" \
         "$(grep -h ',tokens_per_second,' "$out/$name/curves.csv" 2>/dev/null | tail -n 1)")")
 }
 rates=()
-train full 31 --attention full
-train msa 31 --attention msa
-train msa_warm_up 21 --attention msa --warmup-steps 21
-train window 31 --attention window
-train full_again 31 --attention full
-train msa_again 31 --attention msa
+train full 31 5 --attention full
+train msa 31 5 --attention msa
+train msa_warm_up 21 21 --attention msa
+train window 31 5 --attention window
+train full_again 31 5 --attention full
+train msa_again 31 5 --attention msa
 for arm in full msa; do  # the same weights, bit by bit?
     python3 - "$out/$arm/curves.csv" "$out/${arm}_again/curves.csv" <<'PYTHON' || failed=1
 import sys

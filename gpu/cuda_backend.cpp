@@ -8,56 +8,15 @@
 #include "core/error.h"
 #include "gpu/kernels/fill_caches.h"
 #include "gpu/kernels/kernels.h"
-#include "gpu/kernels/kernels_run_here.h"
 #include "gpu/layout.h"
 #include "gpu/plan/dense_attention_cudnn.h"
 #include "gpu/plan/tuned.h"
-#include "gpu/runtime.h"
+#include "gpu/start.h"
+#include "gpu/workplace.h"
 
 namespace msa {
 namespace cuda {
 namespace {
-
-constexpr int kOldestDevice = 80;  // compute capability, 10 major + minor
-
-std::string version(int number) { return text(number / 1000, '.', number % 1000 / 10); }
-
-/// Can anything run here at all?
-Support usable() {
-    int driver = 0, devices = 0;
-    const cudaError_t status = cudaGetDeviceCount(&devices);
-    cudaGetLastError();
-    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
-        return Support::no("there is no NVIDIA driver");
-    if (status == cudaErrorInsufficientDriver)
-        return Support::no(text("the NVIDIA driver knows CUDA ", version(driver),
-                                ", this build needs ", version(CUDART_VERSION)));
-    if (status == cudaErrorNoDevice || devices == 0) return Support::no("there is no NVIDIA GPU");
-    if (status != cudaSuccess) return Support::no(cudaGetErrorString(status));
-    return {};
-}
-
-/// Device `ordinal`, which must be able to run the kernels of this build.
-Device require_device(int ordinal) {
-    int devices = 0, major = 0, minor = 0, sms = 0;
-    const auto ask = [&](int& value, cudaDeviceAttr what) {
-        check(cudaDeviceGetAttribute(&value, what, ordinal), "asking for the device's attributes");
-    };
-    check(cudaGetDeviceCount(&devices), "counting the devices");
-    require(0 <= ordinal && ordinal < devices, "device is ", ordinal, ", must be from 0 to ",
-            devices - 1);
-    ask(major, cudaDevAttrComputeCapabilityMajor);
-    ask(minor, cudaDevAttrComputeCapabilityMinor);
-    ask(sms, cudaDevAttrMultiProcessorCount);
-    const auto refuse = [&](const char* rule) {
-        throw UnsupportedError(text("backend cuda cannot start on device ", ordinal,
-                                    ": its compute capability is ", major, '.', minor, ", ", rule));
-    };
-    if (10 * major + minor < kOldestDevice) refuse("must be 8.0 or later");
-    check(cudaSetDevice(ordinal), "choosing the device");
-    if (!kernels_run_here()) refuse("this build has no kernels for it (CMAKE_CUDA_ARCHITECTURES)");
-    return {ordinal, 10 * major + minor, sms};
-}
 
 /// Pinned or managed host memory, which a copy reads after it has returned.
 bool is_read_later(const void* host) {
@@ -145,7 +104,7 @@ public:
         if (to_host || (from_host && is_read_later(from))) finish();
     }
     Workplace share() {
-        stream_->share();
+        shared_ = true;
         return {device_, stream_};
     }
     void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
@@ -349,7 +308,7 @@ private:
                         scratch_.get(),
                         layout->visible(),
                         layout.get(),
-                        stream_->is_own() ? written_ : foreign_,
+                        stream_->is_own() && !shared_ ? written_ : foreign_,
                         resources};
         call.keep_for_graph(layout);
         try {
@@ -367,6 +326,7 @@ private:
     int threads_;
     Device device_;
     std::shared_ptr<Stream> stream_;
+    bool shared_ = false;  // with kernels of others
     std::shared_ptr<Scratch> scratch_;
     LayoutCache layouts_;
     Written written_;          // by what was queued last

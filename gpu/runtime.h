@@ -41,9 +41,7 @@ public:
 
     cudaStream_t get() const { return stream_; }
     /// Does this backend alone queue work on it?
-    bool is_own() const { return own_ && !shared_; }
-    /// From now on somebody else does too.
-    void share() { shared_ = true; }
+    bool is_own() const { return own_; }
     /// Do calls go into a graph instead of being run?
     bool is_capturing() const;
 
@@ -53,17 +51,9 @@ public:
 
 private:
     cudaStream_t stream_ = nullptr;
-    bool own_ = false, shared_ = false;
+    bool own_ = false;
     CudaOptions options_;
 };
-
-/// Where a cuda backend works, for kernels of others that take their turn among its calls.
-struct Workplace {
-    Device device;
-    std::shared_ptr<Stream> stream;
-};
-/// Shares the backend's stream. InputError where it is not a cuda backend.
-Workplace share_workplace(Backend&);
 
 /// A point in a stream's work, with the time at which the device passes it.
 class Event {

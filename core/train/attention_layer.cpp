@@ -147,10 +147,9 @@ View<const int32_t, 3> AttentionLayer::support(const Pass& pass, const Attention
 }
 
 void AttentionLayer::forward(const Pass& pass, View<const float, 3> rope,
-                             View<const float, 3> index_rope, AttentionState& s, In<2> x,
-                             Out<2> y) const {
+                             View<const float, 3> index_rope, AttentionState& s, Out<2> x) const {
     auto& [ops, w, batch, sparse] = pass;
-    ops.add(as_list(x), 1, as_list(s.x.out()), Sum::set);
+    ops.add(as_list(In<2>(x)), 1, as_list(s.x.out()), Sum::set);
     ops.rms_norm(s.x, w.vector(norm_), s.h);
     ops.linear(s.h, w.matrix(q_), flat(s.raw_q.out()), Sum::set);
     ops.linear(s.h, w.matrix(k_), flat(s.raw_k.out()), Sum::set);
@@ -163,9 +162,8 @@ void AttentionLayer::forward(const Pass& pass, View<const float, 3> rope,
     }
     if (has_index()) project_index(pass, index_rope, s);
     attend(pass, s);
-    ops.add(as_list(s.x.in()), 1, as_list(y), Sum::set);
-    ops.linear(flat(s.out.in()), w.matrix(o_), y, Sum::add);
-    if (has_index() && config_.msa.value_head) value_head(pass, s, y);
+    ops.linear(flat(s.out.in()), w.matrix(o_), x, Sum::add);
+    if (has_index() && config_.msa.value_head) value_head(pass, s, x);
 }
 
 void AttentionLayer::project_index(const Pass& pass, View<const float, 3> rope,

@@ -73,9 +73,9 @@ public:
     /// [Hq]; absent without.
     View<const float, 1> sinks(const Weights& weights) const;
 
-    /// y = x + attention(norm(x)); keeps a copy of x, so y may be x.
+    /// x [n, D] becomes x + attention(norm(x)).
     void forward(const Pass& pass, View<const float, 3> rope, View<const float, 3> index_rope,
-                 AttentionState& s, In<2> x, Out<2> y) const;
+                 AttentionState& s, Out<2> x) const;
     /// d, the gradient of y [n, D], becomes that of x. The gradient of the KL loss, times its
     /// weight, comes in here.
     void backward(const Pass& pass, View<const float, 3> rope, View<const float, 3> index_rope,

@@ -41,15 +41,13 @@ FeedForwardScratch FeedForward::make_scratch(Ops& ops, int64_t n) const {
     return {make(model_dim_), make(hidden_dim_), make(hidden_dim_), make(hidden_dim_)};
 }
 
-void FeedForward::forward(Ops& ops, const Weights& w, FeedForwardState& s, In<2> x,
-                          Out<2> y) const {
-    ops.add(as_list(x), 1, as_list(s.x.out()), Sum::set);
+void FeedForward::forward(Ops& ops, const Weights& w, FeedForwardState& s, Out<2> x) const {
+    ops.add(as_list(In<2>(x)), 1, as_list(s.x.out()), Sum::set);
     ops.rms_norm(s.x, w.vector(norm_), s.h);
     ops.linear(s.h, w.matrix(gate_), s.gate, Sum::set);
     ops.linear(s.h, w.matrix(up_), s.up, Sum::set);
     ops.swiglu(s.gate, s.up, s.inner);
-    ops.add(as_list(s.x.in()), 1, as_list(y), Sum::set);
-    ops.linear(s.inner, w.matrix(down_), y, Sum::add);
+    ops.linear(s.inner, w.matrix(down_), x, Sum::add);
 }
 
 void FeedForward::backward(Ops& ops, Weights& w, const FeedForwardState& s, FeedForwardScratch& t,

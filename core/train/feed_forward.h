@@ -24,8 +24,8 @@ public:
     FeedForwardState make_state(Ops& ops, int64_t tokens) const;
     FeedForwardScratch make_scratch(Ops& ops, int64_t tokens) const;
 
-    /// Keeps a copy of x, so y may be x.
-    void forward(Ops& ops, const Weights& w, FeedForwardState& s, In<2> x, Out<2> y) const;
+    /// x [n, D] becomes y.
+    void forward(Ops& ops, const Weights& w, FeedForwardState& s, Out<2> x) const;
     /// d, the gradient of y, becomes that of x.
     void backward(Ops& ops, Weights& w, const FeedForwardState& s, FeedForwardScratch& t,
                   Out<2> d) const;

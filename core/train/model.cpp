@@ -77,9 +77,8 @@ void Model::run_forward(const Batch& batch, bool sparse) {
     const Pass pass{*ops_, w, batch, sparse};
     ops_->embed(batch.tokens, w.matrix(embedding_), run_.x);
     for (size_t l = 0; l < layers_.size(); ++l) {
-        layers_[l].attention.forward(pass, rope_, index_rope_, run_.layers[l].attention, run_.x,
-                                     run_.x);
-        layers_[l].feed_forward.forward(*ops_, w, run_.layers[l].feed_forward, run_.x, run_.x);
+        layers_[l].attention.forward(pass, rope_, index_rope_, run_.layers[l].attention, run_.x);
+        layers_[l].feed_forward.forward(*ops_, w, run_.layers[l].feed_forward, run_.x);
     }
     ops_->rms_norm(run_.x, w.vector(norm_), run_.h);
     ops_->linear(run_.h, w.matrix(output_), run_.logits, Sum::set);

@@ -34,22 +34,28 @@ bool is_name(const std::string& arm) {
     });
 }
 
-/// The words of a command line without those of the sweep itself: options of one value.
-std::vector<std::string> common_words(std::span<const std::string> args) {
-    constexpr const char* kOwn[] = {"--sweep", "--out", "--seed"};
-    std::vector<std::string> words;
-    for (size_t n = 0; n < args.size(); ++n) {
-        const bool own = std::any_of(std::begin(kOwn), std::end(kOwn), [&](const char* option) {
-            return args[n] == option || args[n].starts_with(std::string(option) + "=");
-        });
-        if (!own)
-            words.push_back(args[n]);
-        else if (args[n].find('=') == std::string::npos)
-            ++n;
+/// The option that a word of a command line names; empty for a value.
+std::string option_of(const std::string& word) {
+    return word.starts_with("--") ? word.substr(0, word.find('=')) : "";
+}
+
+/// Takes the options that `others` name out of `words`. Whether one has a value behind it shows in
+/// `others`.
+void drop_options(std::vector<std::string>& words, const std::vector<std::string>& others) {
+    for (size_t n = 0; n < others.size(); ++n) {
+        const std::string option = option_of(others[n]);
+        if (option.empty()) continue;
+        const bool valued = n + 1 < others.size() && option_of(others[n + 1]).empty();
+        for (size_t at = 0; at < words.size();) {
+            if (option_of(words[at]) != option) {
+                ++at;
+                continue;
+            }
+            const size_t count = valued && words[at] == option && at + 1 < words.size() ? 2 : 1;
+            const auto first = words.begin() + static_cast<std::ptrdiff_t>(at);
+            words.erase(first, first + static_cast<std::ptrdiff_t>(count));
+        }
     }
-    std::erase_if(words,
-                  [](const std::string& word) { return word == "--resume" || word == "--json"; });
-    return words;
 }
 
 void replace_all(std::string& in, const std::string& name, const std::string& value) {
@@ -95,7 +101,10 @@ void run_sweep(const PretrainOptions& o, std::span<const std::string> args, Run 
             const fs::path folder = o.out / arm / text("seed-", seed);
             const fs::path diverged = folder / "diverged.json";
             ordered_json run{{"arm", arm}, {"seed", seed}};
-            std::vector<std::string> all = common_words(args);
+            std::vector<std::string> all(args.begin(), args.end());
+            drop_options(all,
+                         {"--sweep", "FILE", "--out", "DIR", "--seed", "S", "--resume", "--json"});
+            drop_options(all, words);
             for (std::string word : words) {
                 replace_all(word, "{seed}", std::to_string(seed));
                 replace_all(word, "{out}", o.out.string());

@@ -5,8 +5,9 @@
 //    "arms": {"full": ["--attention", "full"], "msa": [], "window": ["--attention", "window"]}}
 //
 // An arm is a list of words of a command line, in which {seed} stands for the seed and {out} for
-// DIR. All runs have the other words of the sweep's own command line too. The run of an arm and a
-// seed is DIR/<arm>/seed-<seed>; an arm may start from the checkpoint of one before it.
+// DIR. All runs have the other words of the sweep's own command line too, but for options that the
+// arm gives. The run of an arm and a seed is DIR/<arm>/seed-<seed>; an arm may start from the
+// checkpoint of one before it.
 #pragma once
 
 #include <filesystem>

@@ -8,6 +8,7 @@
 #include "core/train/buffer.h"
 #include "gpu/train/kernels.h"
 #include "gpu/train/products.h"
+#include "gpu/workplace.h"
 
 namespace msa::train {
 namespace {

@@ -197,7 +197,7 @@ struct CublasLt::Library {
     Library(const Library&) = delete;
     Library& operator=(const Library&) = delete;
 
-    const Plan& plan_of(const Key& key) {
+    Plan& plan_of(const Key& key) {
         std::unique_ptr<Plan>& plan = plans[key];
         if (!plan) plan = std::make_unique<Plan>(handle, key);
         return *plan;
@@ -218,15 +218,16 @@ CublasLt::~CublasLt() = default;
 
 bool CublasLt::run(const Product& p) {
     if (!library_) return false;
-    const Plan& plan = library_->plan_of(key_of(p));
+    Plan& plan = library_->plan_of(key_of(p));
     if (!plan.found) return false;
     const float alpha = 1, beta = p.sum == Sum::add ? 1.0F : 0.0F;
-    check_cublas(opened().f.matmul(library_->handle, plan.product, &alpha, p.right.data(),
-                                   plan.right, p.left.data(), plan.left, &beta, p.to.data(),
-                                   plan.to, p.to.data(), plan.to, &plan.algorithm,
-                                   library_->workspace.get(), kWorkspace, library_->stream->get()),
-                 "a product");
-    return true;
+    const cublasStatus_t status = opened().f.matmul(
+        library_->handle, plan.product, &alpha, p.right.data(), plan.right, p.left.data(),
+        plan.left, &beta, p.to.data(), plan.to, p.to.data(), plan.to, &plan.algorithm,
+        library_->workspace.get(), kWorkspace, library_->stream->get());
+    plan.found = status != CUBLAS_STATUS_NOT_SUPPORTED;
+    if (plan.found) check_cublas(status, "a product");
+    return plan.found;
 }
 
 }  // namespace msa::cuda

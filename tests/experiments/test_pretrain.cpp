@@ -245,7 +245,7 @@ TEST_F(Pretrain, ASweepRunsWhatIsMissing) {
     std::ofstream(path("arms.json")) << R"({"seeds": [3, 4], "arms": {
         "full": ["--attention", "full"], "msa": [],
         "wild": ["--weight-decay", "1e5", "--lr", "0.01"],
-        "on": ["--start-from", "{out}/msa/seed-{seed}/checkpoint.h5"]}})";
+        "on": ["--start-from", "{out}/msa/seed-{seed}/checkpoint.h5", "--steps", "13"]}})";
     const auto sweep = [&] { return run("sweep", {"--sweep", path("arms.json")}); };
     const Outcome first = sweep();
     ASSERT_EQ(first.code, 0) << first.err;
@@ -255,6 +255,8 @@ TEST_F(Pretrain, ASweepRunsWhatIsMissing) {
     EXPECT_EQ(runs[4]["seed"], 4);
     EXPECT_GT(runs[2]["diverged_after"], 0);
     EXPECT_NE(runs[1]["bits_per_byte"], runs[5]["bits_per_byte"]);
+    EXPECT_EQ(runs[1]["steps"], 12);
+    EXPECT_EQ(runs[3]["steps"], 13);
     // What goes on from an arm of its seed is better than it.
     EXPECT_LT(runs[3]["bits_per_byte"], runs[1]["bits_per_byte"]);
     EXPECT_LT(runs[7]["bits_per_byte"], runs[5]["bits_per_byte"]);

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+#include "gpu/start.h"
+
+#include "core/error.h"
+#include "gpu/kernels/kernels_run_here.h"
+
+namespace msa::cuda {
+namespace {
+
+constexpr int kOldestDevice = 80;  // compute capability, 10 major + minor
+
+}  // namespace
+
+std::string version(int number) { return text(number / 1000, '.', number % 1000 / 10); }
+
+Support usable() {
+    int driver = 0, devices = 0;
+    const cudaError_t status = cudaGetDeviceCount(&devices);
+    cudaGetLastError();
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        return Support::no("there is no NVIDIA driver");
+    if (status == cudaErrorInsufficientDriver)
+        return Support::no(text("the NVIDIA driver knows CUDA ", version(driver),
+                                ", this build needs ", version(CUDART_VERSION)));
+    if (status == cudaErrorNoDevice || devices == 0) return Support::no("there is no NVIDIA GPU");
+    if (status != cudaSuccess) return Support::no(cudaGetErrorString(status));
+    return {};
+}
+
+Device require_device(int ordinal) {
+    int devices = 0, major = 0, minor = 0, sms = 0;
+    const auto ask = [&](int& value, cudaDeviceAttr what) {
+        check(cudaDeviceGetAttribute(&value, what, ordinal), "asking for the device's attributes");
+    };
+    check(cudaGetDeviceCount(&devices), "counting the devices");
+    require(0 <= ordinal && ordinal < devices, "device is ", ordinal, ", must be from 0 to ",
+            devices - 1);
+    ask(major, cudaDevAttrComputeCapabilityMajor);
+    ask(minor, cudaDevAttrComputeCapabilityMinor);
+    ask(sms, cudaDevAttrMultiProcessorCount);
+    const auto refuse = [&](const char* rule) {
+        throw UnsupportedError(text("backend cuda cannot start on device ", ordinal,
+                                    ": its compute capability is ", major, '.', minor, ", ", rule));
+    };
+    if (10 * major + minor < kOldestDevice) refuse("must be 8.0 or later");
+    check(cudaSetDevice(ordinal), "choosing the device");
+    if (!kernels_run_here()) refuse("this build has no kernels for it (CMAKE_CUDA_ARCHITECTURES)");
+    return {ordinal, 10 * major + minor, sms};
+}
+
+}  // namespace msa::cuda
