@@ -88,8 +88,9 @@ def cost_front(advice: Advice):
     for name in names:
         here = of["selector"] == name
         look = style.selector_style(name, names)
-        axes.plot(share[here], kept[here], label=name, markersize=4,
-                  **{**look, "linestyle": "", "marker": look["marker"] or "x", "alpha": 0.55})
+        axes.plot(share[here], kept[here], label=name,
+                  **{**look, "linestyle": "", "marker": look["marker"] or "x", "markersize": 4,
+                     "alpha": 0.6})
     front = np.flatnonzero(of["on_front"])
     front = front[np.argsort(share[front])]
     axes.plot(share[front], kept[front], color=style.MASKED, linewidth=5, drawstyle="steps-post",

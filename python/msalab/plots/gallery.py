@@ -218,7 +218,7 @@ def advice_section(advice: Advice) -> Section:
          "against the attention mass that it keeps. Up and to the left is better. The broad grey "
          "line is the Pareto front of what can be had, with 95 % intervals; the oracle needs the "
          f"attention that it is to spare, and only bounds it. {found} for the target "
-         f"\"{advice.target}\".",
+         f"\"{advice.target}\", which every layer that is sparse must reach by itself.",
          "The table has each layer's own cheapest setting that reaches the target; a layer without "
          "one should stay dense."),
         lambda *_: iter([Picture("advice", *cost_front(advice))]), advice.layers, "advice_layers",
