@@ -66,6 +66,11 @@ protected:
         EXPECT_EQ(outcome.code, code) << outcome.err;
         return json::parse(file_text(path("out/summary.json")));
     }
+    /// Priced where bytes decide: a decoded token reads k Bk keys, and a vector or two per block.
+    static std::vector<std::string> priced(std::vector<std::string> more) {
+        more.insert(more.end(), {"--phase", "decode", "--context", "4K"});
+        return more;
+    }
     void refuses(const std::string& file, const std::vector<std::string>& more,
                  const std::string& message) const {
         const Outcome outcome = kAdvise(args(file, "refused", more));
@@ -105,8 +110,8 @@ void expect_setting(const json& setting, int64_t block_size, int64_t top_k) {
 // Three blocks and the local one: k = 4, of the smallest blocks, and no other block forced.
 TEST_F(Advise, FindsTheSmallestSettingThatKeepsWhatIsPlanted) {
     for (const std::string selector : {"oracle", "mean-key", "quest"}) {
-        const json all = advice(plant("a.h5", {Look::at_three_tokens}),
-                                {"--selectors", selector, "--context", "8K"});
+        const json all =
+            advice(plant("a.h5", {Look::at_three_tokens}), priced({"--selectors", selector}));
         const json& setting = all["recommended"];
         EXPECT_EQ(setting["selector"], selector);
         expect_setting(setting, 32, 4);
@@ -187,10 +192,11 @@ TEST_F(Advise, SparseMustCostLessThanDense) {
 
 TEST_F(Advise, AnErrorAndABudgetAreTargetsToo) {
     const std::string file = plant("a.h5", {Look::at_three_tokens});
-    expect_setting(advice(file, {"--selectors", "oracle", "--error", "0.01"})["recommended"], 32,
-                   4);
+    expect_setting(
+        advice(file, priced({"--selectors", "oracle", "--error", "0.01"}))["recommended"], 32, 4);
     std::filesystem::remove_all(path("out"));
-    const json within = advice(file, {"--selectors", "oracle", "--budget", "100"})["recommended"];
+    const json within =
+        advice(file, priced({"--selectors", "oracle", "--budget", "100"}))["recommended"];
     expect_setting(within, 32, 3);  // of 96 tokens: two of the three
     EXPECT_NEAR(within["mass_kept"]["value"].get<double>(), 2.0 / 3, kMissing);
     std::filesystem::remove_all(path("out"));
@@ -220,6 +226,30 @@ TEST_F(Advise, MassOfLargeBlocksIsThatOfTheSmallOnesInThem) {
     EXPECT_EQ(compared, static_cast<int>(alone["settings"].size()));
 }
 
+// Both count the queries behind the largest budget of 64 tokens: 448, 14 blocks of 32.
+TEST_F(Advise, AgreesWithCompare) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 512}, .layers = {1}});
+    const std::vector<std::string> selectors{"--selectors", "index,oracle,mean-key,window,quest"};
+    const json all =
+        advice(file, {"--top-ks", "4,8", "--block-sizes", "8", "--forced-first", "0",
+                      "--forced-local", "1", "--sample-queries", "0", "--budget", "64"});
+    ASSERT_EQ(kCompare({file, "--out", path("compared"), "--block-size", "8", "--budgets", "32,64",
+                        selectors[0], selectors[1]})
+                  .code,
+              0);
+    const json compared = json::parse(file_text(path("compared/summary.json")));
+    ASSERT_EQ(all["settings"].size(), compared["rows"].size());
+    for (const json& row : compared["rows"])
+        for (const json& setting : all["settings"]) {
+            if (row["selector"] != setting["selector"] || row["top_k"] != setting["top_k"])
+                continue;
+            for (const char* measure : {"mass_kept", "output_error"})  // the same sums of doubles
+                EXPECT_NEAR(row[measure].get<double>(), setting[measure]["value"].get<double>(),
+                            1e-9)
+                    << row;
+        }
+}
+
 TEST_F(Advise, IntervalsHoldTheValueAndSpreadWhereQueriesDiffer) {
     const std::string file = make("random.h5", {.cu_seqlens = {0, 500, 900}, .layers = {1}});
     const json all = advice(file, {"--top-ks", "4", "--block-sizes", "8", "--budget", "32"});
@@ -235,7 +265,7 @@ TEST_F(Advise, IntervalsHoldTheValueAndSpreadWhereQueriesDiffer) {
 
 TEST_F(Advise, TheIndexIsTriedWhereTheFileHasOne) {
     const json all = advice(plant("a.h5", {Look::at_three_tokens}, {0, kTokens}, true),
-                            {"--selectors", "index"});
+                            priced({"--selectors", "index"}));
     expect_setting(all["recommended"], 32, 4);
     const Outcome without = kAdvise(args(plant("b.h5", {Look::at_three_tokens}), "without"));
     EXPECT_EQ(without.code, 0);
