@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // msa-advise on planted attention whose best setting is known: every query looks at the same three
 // tokens, which lie in three far blocks of any block size.
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
