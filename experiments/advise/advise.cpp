@@ -56,8 +56,8 @@ Grid grid_for(const AdviseOptions& o, const io::ActivationsInfo& info, std::ostr
     return grid;
 }
 
-bool write_advice(const Completed& run) {
-    const Advice advice = make_advice(run.results);
+Advice write_advice(const Completed& run) {
+    Advice advice = make_advice(run.results);
     const io::RunRecord& record = run.results.run();
     std::ostringstream page;
     print_advice(advice, record, page);
@@ -65,7 +65,7 @@ bool write_advice(const Completed& run) {
     write_text(run.out / "advice.txt", page.str());
     write_text(run.out / "summary.json", summary);
     run.print << (run.json ? summary : page.str());
-    return advice.recommended.has_value();
+    return advice;
 }
 
 }  // namespace
@@ -99,8 +99,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
     const io::ResultsReader results = job.finish();
-    if (write_advice({results, o.out, {o.file}, o.json, 0, out})) return 0;
-    err << "msa-advise: " << nearest_text(make_advice(results)) << '\n';
+    const Advice advice = write_advice({results, o.out, {o.file}, o.json, 0, out});
+    if (advice.recommended) return 0;
+    err << "msa-advise: " << nearest_text(advice) << '\n';
     return kNotReached;
 }
 
