@@ -13,6 +13,11 @@ namespace msa::experiments {
 struct Completed;
 using Arguments = std::span<const std::string>;
 
+/// msa-advise: which setting should I use, per layer, and what does it cost?
+namespace advise {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+void complete(const Completed&);
+}  // namespace advise
 /// msa-analyze: what does MSA select on my activations, and what does it lose?
 namespace analyze {
 int run(Arguments args, std::ostream& out, std::ostream& err);

@@ -50,6 +50,7 @@ struct MergedProgram {
     bool reads_inputs;  // to complete a run
 };
 constexpr MergedProgram kPrograms[] = {
+    {"msa-advise", advise::complete, false},
     {"msa-analyze", analyze::complete, false},
     {"msa-compare", compare::complete, false},
     {"msa-fit-indexer", fit::complete, true},

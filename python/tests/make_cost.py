@@ -97,12 +97,38 @@ def comparison(layer: int = 3, over: str = "") -> dict:
             "definitions": {name: f"what {name} means" for name in rows[0]}, "rows": rows}
 
 
+def advice(reached: bool = True, layer: int = 3) -> dict:
+    """Two selectors at two budgets, and the oracle as a bound."""
+    def estimate(value):
+        return {"value": value, "low": value - 0.01, "high": value + 0.01}
+
+    settings = [{"selector": selector, "block_size": 32, "top_k": top_k, "forced_first": 0,
+                 "forced_local": 1, "tokens": 32 * top_k, "mass_kept": estimate(mass + top_k / 80),
+                 "output_error": estimate(0.3 - top_k / 80),
+                 "cost": {"seconds": seconds * top_k, "share_of_dense": seconds * top_k,
+                          "flops": 1e9, "bytes": 1e9, "loop_order": "union"},
+                 "is_bound": selector == "oracle"}
+                for selector, mass, seconds in (("mean-key", 0.6, 0.02), ("quest", 0.55, 0.03),
+                                                ("oracle", 0.8, 0.1))
+                for top_k in (4, 8)]
+    chosen = settings[1]
+    return {"format": "msa-advise-summary", "program": "msa-advise",
+            "options": {"phase": "prefill", "context": 131072, "hardware": "h100"},
+            "definitions": {"mass_kept": "what mass_kept means"}, "target": {"keep": 0.7},
+            "recommended": chosen if reached else None, "nearest": None if reached else chosen,
+            "dense": {"seconds": 1.0}, "front": settings[:2], "settings": settings,
+            "layers": [{"layer": layer, "stays_dense": False, "recommended": chosen,
+                        "dense_cost": {"seconds": 0.5}},
+                       {"layer": layer + 1, "stays_dense": True, "recommended": None,
+                        "dense_cost": {"seconds": 0.5}}]}
+
+
 def write_all(folder: Path) -> dict[str, str]:
     """One file of each kind; their paths by kind."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for kind, content in {"cost": cost(), "orders": orders(), "bench": bench(),
-                          "compare": comparison()}.items():
+                          "compare": comparison(), "advise": advice()}.items():
         path = folder / f"{kind}.json"
         path.write_text(json.dumps(content), encoding="utf-8")
         paths[kind] = str(path)

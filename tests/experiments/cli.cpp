@@ -16,6 +16,7 @@
 
 namespace msa::test {
 
+const Program kAdvise{"msa-advise", experiments::advise::run};
 const Program kAnalyze{"msa-analyze", experiments::analyze::run};
 const Program kBench{"msa-bench", experiments::bench::run};
 const Program kCompare{"msa-compare", experiments::compare::run};
@@ -27,8 +28,8 @@ const Program kPretrain{"msa-pretrain", experiments::pretrain::run};
 const Program kSynth{"msa-synth", experiments::synth::run};
 
 const std::vector<Program>& programs() {
-    static const std::vector<Program> all{kAnalyze, kBench, kCompare,  kCost, kFit,
-                                          kInspect, kMerge, kPretrain, kSynth};
+    static const std::vector<Program> all{kAdvise, kAnalyze, kBench, kCompare,  kCost,
+                                          kFit,    kInspect, kMerge, kPretrain, kSynth};
     return all;
 }
 

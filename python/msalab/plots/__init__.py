@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """From a results file to pictures: pure functions, each returning (figure, table)."""
 
+from .advice import cost_front, read_advice
 from .comparison import mass_kept_versus_budget, mass_kept_versus_cost, read_comparison
 from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
                    predicted_over_measured_bars, read_bench, read_cost, roofline, union_sizes)
@@ -20,9 +21,10 @@ from .summary import summary_table
 from .table import Table
 from .training import training_curves
 
-__all__ = ["FitResults", "Results", "ResultsError", "Table", "efficiency_triple",
+__all__ = ["FitResults", "Results", "ResultsError", "Table", "cost_front", "efficiency_triple",
            "entropy_per_layer", "loop_orders", "lorenz_curve", "mass_kept_curve",
            "mass_kept_versus_budget", "mass_kept_versus_cost", "needle_depth_map", "overlap_map",
            "predicted_over_measured", "predicted_over_measured_bars", "queries_per_block",
-           "read_bench", "read_comparison", "read_cost", "read_evaluation", "roofline", "save",
+           "read_advice", "read_bench", "read_comparison", "read_cost", "read_evaluation", "roofline",
+           "save",
            "selection_heat_map", "sink_bars", "summary_table", "training_curves", "union_sizes"]

@@ -6,14 +6,17 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 
+from .advice import cost_front, read_advice
 from .comparison import read_comparison
 from .cost import read_bench, read_cost
 from .evaluation import read_evaluation
 from .fit import FitResults
-from .gallery import (comparison_section, efficiency_section, evaluation_section, orders_section,
+from .gallery import (advice_section, comparison_section, efficiency_section,
+                      evaluation_section, orders_section,
                       selections_section, training_section)
 from .report import write_report
 from .results import Results, ResultsError, blamed
+from .style import save
 
 
 def layer_list(text: str) -> list[int]:
@@ -50,6 +53,8 @@ def more_sections(options, files: ExitStack):
     if options.evaluate:
         after.append(of_file(options.evaluate, evaluation_section,
                              read(options.evaluate, read_evaluation)))
+    if options.advise:
+        after.append(of_file(options.advise, advice_section, read(options.advise, read_advice)))
     records = ", ".join(options.bench)
     bench = read(records, read_bench, *options.bench) if options.bench else {}
     costs = [(path, read(path, read_cost)) for path in options.cost]
@@ -62,15 +67,25 @@ def more_sections(options, files: ExitStack):
     return before, after
 
 
+def draw_advice(path, out):
+    """The picture of msa-advise alone: advice.png, .svg and .csv."""
+    advice = read(path, read_advice)
+    with blamed(path, "is damaged"):
+        return save(*cost_front(advice), out, "advice")[0]
+
+
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="msalab plot", description=__doc__)
-    parser.add_argument("results", help="results file (HDF5, msa-results version 1)")
+    parser.add_argument("results", help="results file (HDF5, msa-results), or the "
+                                        "summary.json of msa-advise")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--fit", metavar="FILE", help="results of msa-fit-indexer: how it learned")
     parser.add_argument("--selections", metavar="FILE",
                         help="results of more of the queries, to draw the heat maps from")
     parser.add_argument("--compare", metavar="FILE", help="summary.json of msa-compare")
     parser.add_argument("--evaluate", metavar="FILE", help="summary.json of msalab evaluate")
+    parser.add_argument("--advise", metavar="FILE",
+                        help="summary.json of msa-advise: the recommended setting")
     parser.add_argument("--cost", action="append", default=[], metavar="FILE",
                         help="output of msa-cost --json, from sizes or from results; repeatable")
     parser.add_argument("--bench", action="append", default=[], metavar="FILE",
@@ -79,6 +94,9 @@ def main(arguments=None) -> int:
     parser.add_argument("--layers", type=layer_list, metavar="3,6", help="default: all")
     options = parser.parse_args(arguments)
     try:
+        if options.results.endswith(".json"):
+            print(draw_advice(options.results, options.out))
+            return 0
         with ExitStack() as files:
             results = files.enter_context(Results(options.results))
             before, after = more_sections(options, files)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from .advice import Advice, cost_front
 from .comparison import (Comparison, comparison_definitions, comparison_numbers,
                          mass_kept_versus_budget, mass_kept_versus_cost)
 from . import evaluation
@@ -225,6 +226,24 @@ def evaluation_section(summary: dict) -> Section:
          "answers are those of which every token is the likeliest one; the grey line is the "
          "model's own attention."),
         drawn, evaluation.numbers(summary), "evaluation", summary["definitions"])
+
+
+def advice_section(advice: Advice) -> Section:
+    """Of the summary of msa-advise."""
+    found = ("The ring marks the setting recommended" if advice.recommended else
+             "No setting reaches the target; the ring marks the nearest")
+    return Section(
+        "advice",
+        "Which setting should I use?",
+        (f"A point is a setting on all layers together: time by the roofline, {advice.where}, "
+         "against the attention mass that it keeps. Up and to the left is better. The broad grey "
+         "line is the Pareto front of what can be had, with 95 % intervals; the oracle needs the "
+         f"attention that it is to spare, and only bounds it. {found} for the target "
+         f"\"{advice.target}\", which every layer that is sparse must reach by itself.",
+         "The table has each layer's own cheapest setting that reaches the target; a layer without "
+         "one should stay dense."),
+        lambda *_: iter([Picture("advice", *cost_front(advice))]), advice.layers, "advice_layers",
+        advice.definitions)
 
 
 def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = ()) -> Section:

@@ -241,7 +241,8 @@ class Results(ResultsFile):
     """One results file of msa-analyze."""
 
     group = "layers"
-    elsewhere = {"msa-compare": "--compare draws its summary.json",
+    elsewhere = {"msa-advise": "msalab plot draws its summary.json",
+                 "msa-compare": "--compare draws its summary.json",
                  "msa-fit-indexer": "--fit draws it, beside results of msa-analyze",
                  "msa-pretrain": "its curves are in curves.csv; of its activations.h5, msa-analyze "
                                  "makes results to draw"}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/advise/advice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+
+#include "experiments/advise/price.h"
+
+namespace msa::experiments::advise {
+namespace {
+
+using nlohmann::ordered_json;
+
+Asked asked_of(const io::RunRecord& run) {
+    const ordered_json o = ordered_json::parse(run.options);
+    Asked asked;
+    if (!o["keep"].is_null()) asked.keep = o["keep"].get<double>();
+    if (!o["error"].is_null()) asked.error = o["error"].get<double>();
+    if (!o["budget"].is_null()) asked.budget = o["budget"].get<int64_t>();
+    asked.context = o["context"];
+    for (const auto& [name, to] : {std::pair{"phase", &asked.phase},
+                                   {"hardware", &asked.hardware},
+                                   {"ceilings", &asked.ceilings}})
+        *to = o[name].get<std::string>();
+    return asked;
+}
+
+std::vector<Setting> read_settings(const io::ResultsReader& results, const std::string& layer) {
+    const std::string dataset = "/advise/" + layer + "/settings";
+    const Tensor<int64_t, 2> table = results.read<int64_t, 2>(dataset);
+    const std::string joined = results.words(dataset, "selectors");
+    std::vector<std::string> names{""};
+    for (const char c : joined) {
+        if (c == ',')
+            names.emplace_back();
+        else if (c != ' ')
+            names.back() += c;
+    }
+    std::vector<Setting> settings;
+    for (int64_t s = 0; s < table.extent(0); ++s)
+        settings.push_back({names.at(static_cast<size_t>(table(s, 0))),
+                            table(s, 1),
+                            {table(s, 2), table(s, 4), table(s, 3)}});
+    return settings;
+}
+
+/// Mean mass and output error over blocks that count `times` each.
+struct Measured {
+    double mass = 0, error = 0;
+};
+
+/// One layer's sums as they stand in the file.
+struct StoredSums {
+    StoredSums(const io::ResultsReader& results, const std::string& layer)
+        : mass(results.read<double, 3>("/advise/" + layer + "/mass_kept")),
+          difference(results.read<double, 3>("/advise/" + layer + "/difference")),
+          norm(results.read<double, 2>("/advise/" + layer + "/norm")),
+          once({norm.extent(0)}) {
+        for (int64_t b = 0; b < once.size(); ++b) once(b) = 1;
+    }
+    /// Groups whose dense output is 0 have no error and are left out of its mean.
+    Measured measure(int64_t setting, View<const int32_t, 1> times) const {
+        Measured mean;
+        const int64_t blocks = mass.extent(1), groups = mass.extent(2);
+        double errors = 0;
+        for (int64_t r = 0; r < groups; ++r) {
+            double kept = 0, count = 0, off = 0, all = 0;
+            for (int64_t b = 0; b < blocks; ++b) {
+                if (times(b) == 0) continue;
+                count += times(b);
+                kept += times(b) * mass(setting, b, r);
+                off += times(b) * difference(setting, b, r);
+                all += times(b) * norm(b, r);
+            }
+            mean.mass += kept / count / static_cast<double>(groups);
+            if (all == 0) continue;
+            mean.error += std::sqrt(off / all);
+            ++errors;
+        }
+        mean.error /= errors;
+        return mean;
+    }
+    Tensor<double, 3> mass, difference;
+    Tensor<double, 2> norm;
+    Tensor<int32_t, 1> once;
+};
+
+bool reaches(const Asked& asked, const Setting& setting, double mass, double error) {
+    if (asked.keep) return mass >= *asked.keep;
+    if (asked.error) return error <= *asked.error;
+    return setting.tokens() <= *asked.budget;
+}
+
+LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name,
+                       const Advice& advice) {
+    LayerAdvice layer;
+    layer.layer = std::stoll(name);
+    const std::string group = "/advise/" + name, sizes = "/layers/" + name;
+    layer.dense = {results.number(group, "dense_seconds"), results.number(group, "dense_flops"),
+                   results.number(group, "dense_bytes")};
+    layer.block_queries = static_cast<int64_t>(results.number(sizes, "block_queries"));
+    layer.longest_sequence = static_cast<int64_t>(results.number(sizes, "longest_sequence"));
+    const auto of = results.read<int64_t, 1>("/queries/" + name + "/block_sequence");
+    const std::vector<int64_t> sequences(of.data(), of.data() + of.size());
+    layer.blocks = std::ssize(sequences);
+    layer.sequences = std::ssize(std::set<int64_t>(sequences.begin(), sequences.end()));
+    const Tensor<int32_t, 2> draws = analysis::bootstrap_draws(sequences, kDraws, advice.seed);
+    const StoredSums sums(results, name);
+    const Tensor<double, 2> costs = results.read<double, 2>(group + "/costs");
+    layer.kept.resize(advice.settings.size());
+#pragma omp parallel for
+    for (int64_t s = 0; s < std::ssize(layer.kept); ++s) {
+        Kept& kept = layer.kept[static_cast<size_t>(s)];
+        for (int64_t n = 0; n < kDraws; ++n) {
+            const Measured drawn = sums.measure(s, std::as_const(draws).view()[n]);
+            kept.mass_draws.push_back(drawn.mass);
+            kept.error_draws.push_back(drawn.error);
+        }
+        const Measured found = sums.measure(s, sums.once);
+        kept.mass = analysis::with_interval(found.mass, kept.mass_draws);
+        kept.error = analysis::with_interval(found.error, kept.error_draws);
+        kept.cost = {costs(s, 0), costs(s, 1), costs(s, 2)};
+        kept.order = kOrders[static_cast<size_t>(costs(s, 3))];
+        kept.tile_union = costs(s, 4);
+        kept.enough = reaches(advice.asked, advice.settings[static_cast<size_t>(s)], kept.mass.low,
+                              kept.error.high);
+    }
+    return layer;
+}
+
+/// Of some layers together: mean over layers, costs summed.
+Kept together(const std::vector<const Kept*>& layers) {
+    Kept all;
+    all.mass_draws.assign(kDraws, 0);
+    all.error_draws.assign(kDraws, 0);
+    const auto count = static_cast<double>(layers.size());
+    double mass = 0, error = 0;
+    all.order = layers.front()->order;
+    for (const Kept* layer : layers) {
+        mass += layer->mass.value / count;
+        error += layer->error.value / count;
+        all.cost = all.cost + layer->cost;
+        if (layer->order != all.order) all.order.clear();
+        for (size_t n = 0; n < all.mass_draws.size(); ++n) {
+            all.mass_draws[n] += layer->mass_draws[n] / count;
+            all.error_draws[n] += layer->error_draws[n] / count;
+        }
+    }
+    all.mass = analysis::with_interval(mass, all.mass_draws);
+    all.error = analysis::with_interval(error, all.error_draws);
+    if (layers.size() == 1) all.tile_union = layers.front()->tile_union;
+    return all;
+}
+
+bool is_sparse(const LayerAdvice& layer, size_t setting) {
+    const Kept& kept = layer.kept[setting];
+    return kept.enough && kept.cost.seconds < layer.dense.seconds;
+}
+
+/// The setting for the layers where `sparse` holds; the others stay dense.
+template <typename Sparse>
+Choice choose(const Advice& advice, size_t setting, Sparse sparse) {
+    Choice choice;
+    choice.setting = setting;
+    std::vector<const Kept*> kept;
+    Cost dense;
+    for (const LayerAdvice& layer : advice.layers) {
+        const bool is = sparse(layer);
+        (is ? choice.sparse : choice.dense).push_back(layer.layer);
+        if (is)
+            kept.push_back(&layer.kept[setting]);
+        else
+            dense = dense + layer.dense;
+    }
+    if (kept.empty()) return choice;
+    choice.kept = together(kept);
+    choice.kept.cost = choice.kept.cost + dense;
+    int64_t good = 0;
+    for (size_t n = 0; n < static_cast<size_t>(kDraws); ++n)
+        good += std::all_of(kept.begin(), kept.end(), [&](const Kept* layer) {
+            return reaches(advice.asked, advice.settings[setting], layer->mass_draws[n],
+                           layer->error_draws[n]);
+        });
+    choice.confidence = static_cast<double>(good) / static_cast<double>(kDraws);
+    return choice;
+}
+
+/// What is to be low: 1 - mass kept, or the output error under --error; NaN is worst.
+double loss(const Asked& asked, const Kept& kept) {
+    const double lost = asked.error ? kept.error.value : 1 - kept.mass.value;
+    return std::isnan(lost) ? std::numeric_limits<double>::infinity() : lost;
+}
+
+/// The better one first: by cost and then by loss; under --budget by loss and then by cost.
+bool better(const Asked& asked, const Kept& a, const Kept& b) {
+    const std::pair by_cost{a.cost.seconds, loss(asked, a)}, other{b.cost.seconds, loss(asked, b)};
+    if (!asked.budget) return by_cost < other;
+    return std::pair(by_cost.second, by_cost.first) < std::pair(other.second, other.first);
+}
+
+std::vector<size_t> pareto_front(const Advice& advice, std::vector<size_t> candidates) {
+    const auto key = [&](size_t s) {
+        return std::pair{advice.all[s].cost.seconds, loss(advice.asked, advice.all[s])};
+    };
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [&](size_t a, size_t b) { return key(a) < key(b); });
+    std::vector<size_t> front;
+    double least = std::numeric_limits<double>::infinity();
+    for (size_t s : candidates) {
+        if (key(s).second >= least) continue;
+        least = key(s).second;
+        front.push_back(s);
+    }
+    return front;
+}
+
+/// Of the candidates, the one for all layers that comes nearest to the target, and why none is it.
+void find_nearest(const std::vector<size_t>& candidates, Advice& advice) {
+    const Asked& asked = advice.asked;
+    const auto everywhere = [](const LayerAdvice&) { return true; };
+    bool any_enough = false;
+    for (const LayerAdvice& layer : advice.layers)
+        for (size_t s : candidates) any_enough |= layer.kept[s].enough;
+    advice.why_none = any_enough
+                          ? "no setting that reaches the target costs less than dense attention"
+                          : "no setting reaches the target on any layer";
+    const auto distance = [&](size_t s) {
+        const Kept& all = advice.all[s];
+        if (any_enough) {
+            const bool enough =
+                std::any_of(advice.layers.begin(), advice.layers.end(),
+                            [&](const auto& layer) { return layer.kept[s].enough; });
+            return enough ? all.cost.seconds : std::numeric_limits<double>::infinity();
+        }
+        return asked.budget ? static_cast<double>(advice.settings[s].tokens()) : loss(asked, all);
+    };
+    const size_t nearest =
+        *std::min_element(candidates.begin(), candidates.end(),
+                          [&](size_t a, size_t b) { return distance(a) < distance(b); });
+    advice.nearest = choose(advice, nearest, everywhere);
+}
+
+void find_bound(Advice& advice) {
+    for (size_t s = 0; s < advice.settings.size(); ++s) {
+        const Kept& all = advice.all[s];
+        const Setting& setting = advice.settings[s];
+        if (!is_bound(setting) || !reaches(advice.asked, setting, all.mass.low, all.error.high))
+            continue;
+        if (!advice.bound || setting.tokens() < advice.settings[*advice.bound].tokens())
+            advice.bound = s;
+    }
+}
+
+}  // namespace
+
+std::string Asked::text() const {
+    if (keep) return msa::text("mass kept of at least ", *keep);
+    if (error) return msa::text("output error of at most ", *error);
+    return msa::text("budget of at most ", *budget, " tokens");
+}
+
+Advice make_advice(const io::ResultsReader& results) {
+    Advice advice;
+    advice.asked = asked_of(results.run());
+    advice.seed = results.run().seed;
+    const std::vector<std::string> layers = results.list("/advise");
+    advice.settings = read_settings(results, layers.front());
+    for (const std::string& name : layers) {
+        advice.layers.push_back(read_layer(results, name, advice));
+        advice.dense = advice.dense + advice.layers.back().dense;
+    }
+    std::vector<size_t> candidates(advice.settings.size());
+    std::iota(candidates.begin(), candidates.end(), size_t{0});
+    for (size_t s : candidates) {
+        std::vector<const Kept*> of;
+        for (const LayerAdvice& layer : advice.layers) of.push_back(&layer.kept[s]);
+        advice.all.push_back(together(of));
+    }
+    const auto bound = [&](size_t s) { return is_bound(advice.settings[s]); };
+    if (!std::all_of(candidates.begin(), candidates.end(), bound)) std::erase_if(candidates, bound);
+    advice.front = pareto_front(advice, candidates);
+    find_bound(advice);
+    for (size_t s : candidates) {
+        const Choice choice =
+            choose(advice, s, [&](const LayerAdvice& layer) { return is_sparse(layer, s); });
+        if (choice.sparse.empty()) continue;
+        if (!advice.recommended || better(advice.asked, choice.kept, advice.recommended->kept))
+            advice.recommended = choice;
+    }
+    if (!advice.recommended) find_nearest(candidates, advice);
+    for (LayerAdvice& layer : advice.layers) {
+        layer.sparse = advice.recommended && is_sparse(layer, advice.recommended->setting);
+        for (size_t s : candidates) {
+            if (!is_sparse(layer, s)) continue;
+            if (!layer.recommended ||
+                better(advice.asked, layer.kept[s], layer.kept[*layer.recommended]))
+                layer.recommended = s;
+        }
+    }
+    return advice;
+}
+
+}  // namespace msa::experiments::advise

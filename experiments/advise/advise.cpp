@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <ostream>
+#include <sstream>
+
+#include "experiments/advise/layer.h"
+#include "experiments/advise/summary.h"
+#include "experiments/driver/completed.h"
+#include "experiments/driver/own_attention.h"
+#include "experiments/driver/run.h"
+#include "experiments/driver/write_text.h"
+#include "experiments/programs.h"
+#include "gpu/cuda_backend.h"
+
+namespace msa::experiments::advise {
+namespace {
+
+constexpr int kNotReached = 2;
+
+const std::vector<std::string> kDefaultSelectors{"index", "oracle", "mean-key", "window", "quest"};
+
+/// Fills in what depends on the file, and checks the options against it.
+void resolve(AdviseOptions& o, const io::ActivationsReader& file, std::ostream& err) {
+    if (o.layers.empty())
+        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
+    std::optional<int64_t> without_index;
+    for (int64_t number : o.layers) {
+        io::require_post_rope(file, number);
+        if (!file.layer(number).has(io::Field::index_q) && !without_index) without_index = number;
+    }
+    const bool chosen = !o.selectors.empty();
+    if (!chosen) o.selectors = kDefaultSelectors;
+    std::erase_if(o.selectors, [&](const std::string& name) {
+        const bool lacks = make_selector(name)->needs().index && without_index;
+        require(!(chosen && lacks), file.path().string(), ": layer ", without_index.value_or(0),
+                " has no index_q and index_k, which selector ", name, " needs");
+        if (lacks)
+            err << "note: layer " << *without_index << " has no Index Branch: " << name
+                << " is left out; msa-fit-indexer makes one\n";
+        return lacks;
+    });
+}
+
+/// Settings that compare on the same queries, and that are sparse at the context.
+Grid grid_for(const AdviseOptions& o, const io::ActivationsInfo& info, std::ostream& err) {
+    int64_t longest = 0;
+    for (size_t s = 1; s < info.cu_seqlens.size(); ++s)
+        longest = std::max(longest, info.cu_seqlens[s] - info.cu_seqlens[s - 1]);
+    const bool by_context = o.context < longest / 2;
+    const int64_t most = by_context ? o.context : longest / 2;
+    const std::string why = by_context ? "the context" : "half of the longest sequence";
+    Grid grid = make_grid(o, o.selectors, most, why);
+    if (grid.too_large > 0)
+        err << "note: " << grid.too_large << " settings of more than " << most << " tokens, " << why
+            << ", are left out\n";
+    return grid;
+}
+
+Advice write_advice(const Completed& run) {
+    Advice advice = make_advice(run.results);
+    const io::RunRecord& record = run.results.run();
+    std::ostringstream page;
+    print_advice(advice, record, page);
+    const std::string summary = advise_summary(advice, record);
+    write_text(run.out / "advice.txt", page.str());
+    write_text(run.out / "summary.json", summary);
+    run.print << (run.json ? summary : page.str());
+    return advice;
+}
+
+}  // namespace
+
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    std::optional<AdviseOptions> parsed = parse_advise_options(args, out);
+    if (!parsed) return 0;
+    AdviseOptions& o = *parsed;
+    const analysis::Hardware on = cost::read_hardware(o.hardware, o.ceilings);
+    on.peak(Element::bf16);  // throws where there is none
+    const io::ActivationsReader file(o.file);
+    resolve(o, file, err);
+    const Grid grid = grid_for(o, file.info(), err);
+    for (int64_t number : o.layers) {
+        choose_blocks(o, file.info(), file.layer(number), grid.largest());
+        warn_of_own_attention(o.file, file.layer(number), Computed::with_window_cap_and_sinks, err);
+    }
+    register_cuda_backend();
+    const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
+
+    std::vector<std::filesystem::path> inputs{o.file};
+    if (!o.held_out.empty()) inputs.push_back(o.held_out);
+    UnitRun job("msa-advise", args, o, inputs, {"summary.json", "advice.txt"}, err);
+    job.record.options = option_table(o).record();
+    job.record.definitions = advise_definitions();
+    job.record.device = backend->device();
+    record_elements(*backend, file, o.layers, o.element, job.record);
+    job.begin(layer_units(
+        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
+            advise_layer(o, file, layer, grid.settings, on, worker, to);
+        }));
+    if (!job.work(o, *backend, OnError::stop)) return 0;
+    const io::ResultsReader results = job.finish();
+    const Advice advice = write_advice({results, o.out, {o.file}, o.json, 0, out});
+    if (advice.recommended) return 0;
+    err << "msa-advise: " << nearest_text(advice) << '\n';
+    return kNotReached;
+}
+
+void complete(const Completed& run) { write_advice(run); }
+
+}  // namespace msa::experiments::advise

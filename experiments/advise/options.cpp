@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/advise/options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/select/token_selector.h"
+
+namespace msa::experiments::advise {
+namespace {
+
+const About kAbout{
+    .name = "msa-advise",
+    .question = "Which setting should I use, per layer, and what does it cost?",
+    .usage = "FILE --out DIR [--keep SHARE | --error E | --budget TOKENS] [options]",
+    .examples = {"msa-advise data/sample.h5 --out results/advise --keep 0.9 --sample-queries 256",
+                 "msa-advise data/sample.h5 --out results/advise-512 --budget 512 --context 32K "
+                 "--hardware h200 --selectors mean-key,quest --sample-queries 256"},
+    .writes =
+        "DIR/results.h5 (groups /layers, /queries, /advise; see data/FORMAT.md), "
+        "DIR/summary.json\n"
+        "and DIR/advice.txt (what is printed). Where no setting reaches the target, the nearest "
+        "one is\n"
+        "named, and the exit code is 2.",
+};
+
+constexpr double kDefaultKeep = 0.95;
+constexpr int64_t kMostTokens = int64_t{1} << 24;
+
+/// Own names of the selectors that look at a query and its keys alone: queries are sampled.
+std::string known_selector(const std::string& name) {
+    const std::vector<std::string> known = list_pointwise_selectors();
+    const std::string own(make_policy(name)->name());
+    require(std::find(known.begin(), known.end(), own) != known.end(), "--selectors has ", name,
+            ", which does not choose blocks for each query alone; there are: ", join(known));
+    return own;
+}
+
+void sort_sizes(std::vector<int64_t>& sizes) {
+    std::sort(sizes.begin(), sizes.end());
+    sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+}
+
+}  // namespace
+
+OptionTable option_table(AdviseOptions& o) {
+    OptionTable table(kAbout);
+    add_files(table, o);
+    table.real("keep", "SHARE", o.keep,
+               "target: this share of the attention mass is kept; default, with 0.95");
+    table.real("error", "E", o.error, "target: the relative output error is at most this");
+    table
+        .count("budget", "TOKENS", o.budget,
+               "target: the most mass for at most so many tokens that a query attends to")
+        .at_least(1);
+    table
+        .count("context", "N", o.context,
+               "tokens of the sequence that costs are of; mass and error are those of FILE")
+        .between(1, static_cast<double>(kMostTokens));
+    table.choice("phase", "PHASE", o.decode, {"prefill", "decode"},
+                 "what costs are of: prefill of the context, or one token decoded behind it");
+    table.text("hardware", "CHIP", o.hardware,
+               "a JSON file like those of data/hardware, or " + join(cost::list_hardware()));
+    table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
+                 "of the roofline: peak (published) or measured");
+    table.numbers("layers", "L,...", o.layers, "layers; default: all");
+    table.names("selectors", "NAME,...", o.selectors, known_selector,
+                "some of: " + join(list_pointwise_selectors()) +
+                    "; default: index where the file has one, oracle, mean-key, window, quest");
+    table.counts("block-sizes", "TOKENS,...", o.block_sizes, "Bk, tokens of a key block")
+        .between(kMinBlockSize, kMaxBlockSize);
+    table
+        .counts("top-ks", "BLOCKS,...", o.top_ks,
+                "k, blocks kept per query and group, forced ones included")
+        .at_least(1);
+    table.counts("forced-first", "BLOCKS,...", o.forced_first, "oldest blocks always kept")
+        .at_least(0);
+    table
+        .counts("forced-local", "BLOCKS,...", o.forced_local,
+                "newest blocks always kept, the query's own among them")
+        .at_least(1);
+    add_queries(table, o);
+    table.seed(o.seed, "of sampling, of the bootstrap and of random");
+    add_compute(table, o);
+    add_index_element(table, o);
+    add_workers(table, o);
+    add_existing(table, o);
+    return table;
+}
+
+std::optional<AdviseOptions> parse_advise_options(std::span<const std::string> args,
+                                                  std::ostream& out) {
+    AdviseOptions o;
+    if (!option_table(o).parse(args, out)) return std::nullopt;
+    const int targets =
+        int{o.keep.has_value()} + int{o.error.has_value()} + int{o.budget.has_value()};
+    require(targets <= 1, "--keep, --error and --budget exclude each other");
+    if (targets == 0) o.keep = kDefaultKeep;
+    require(!o.keep || (*o.keep > 0 && *o.keep < 1), "--keep is ", o.keep.value_or(0),
+            ", must be above 0 and below 1");
+    require(!o.error || (*o.error > 0 && std::isfinite(*o.error)), "--error is ",
+            o.error.value_or(0), ", must be above 0");
+    for (std::vector<int64_t>* sizes :
+         {&o.block_sizes, &o.top_ks, &o.forced_first, &o.forced_local})
+        sort_sizes(*sizes);
+    check_existing(o);
+    return o;
+}
+
+}  // namespace msa::experiments::advise

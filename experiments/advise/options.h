@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// The options of msa-advise, checked as far as that goes without the file.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "experiments/cost/presets.h"
+#include "experiments/driver/run_options.h"
+
+namespace msa::experiments::advise {
+
+struct AdviseOptions : RunOptions, ComputeOptions, QueryOptions {
+    AdviseOptions() { sample_queries = 1024; }
+
+    // The target: exactly one of them once the options are parsed.
+    std::optional<double> keep, error;
+    std::optional<int64_t> budget;
+
+    // What is tried: every selector with every size.
+    std::vector<std::string> selectors;  // empty: the default ones that the file has operands for
+    std::vector<int64_t> block_sizes{32, 64, 128}, top_ks{4, 8, 16, 32};
+    std::vector<int64_t> forced_first{0, 1}, forced_local{1, 2};
+
+    // What it is priced at.
+    int64_t context = 1 << 17;
+    bool decode = false;
+    std::string hardware = "h100";
+    cost::Ceilings ceilings = cost::Ceilings::peak;
+};
+
+/// The table of the options, bound to `o`.
+OptionTable option_table(AdviseOptions& o);
+
+/// Nothing when help or version was asked for. Lists of sizes are ascending without repeats. Throws
+/// InputError.
+std::optional<AdviseOptions> parse_advise_options(std::span<const std::string> args,
+                                                  std::ostream& out);
+
+}  // namespace msa::experiments::advise

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/advise/price.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "analysis/bytes.h"
+#include "core/select/cost.h"
+
+namespace msa::experiments::advise {
+namespace {
+
+using analysis::Pipeline, analysis::real;
+
+Price price_of(const Pipeline& pipeline, int64_t order, const analysis::Hardware& on) {
+    return {pipeline.total(on), pipeline.seconds(on), order};
+}
+
+}  // namespace
+
+Pricer::Pricer(const io::LayerInfo& layer, int64_t context, bool decode,
+               const analysis::Hardware& on)
+    : layer_(layer), context_(context), decode_(decode), on_(on) {}
+
+analysis::LayerSizes Pricer::sizes(int64_t block_size, int64_t top_k) const {
+    analysis::LayerSizes s;
+    s.tokens = context_;
+    s.query_heads = layer_.query_heads;
+    s.kv_heads = layer_.kv_heads;
+    s.head_dim = layer_.head_dim;
+    s.index_dim = std::max<int64_t>(1, layer_.index_dim);  // read for an Index Branch alone
+    s.block_size = block_size;
+    s.top_k = top_k;
+    return s;
+}
+
+Price Pricer::dense() const {
+    const analysis::LayerSizes s = sizes(1, 1);
+    return price_of((decode_ ? decode_pipelines(s) : prefill_pipelines(s)).front(), 0, on_);
+}
+
+analysis::Cost Pricer::scores(const Setting& setting) const {
+    const auto [at, is_new] = known_.insert({{setting.selector, setting.block_size}, {}});
+    if (!is_new) return at->second;
+    const Problem all = square_problem(context_, layer_.query_heads, layer_.kv_heads,
+                                       layer_.head_dim, layer_.index_dim, setting.block_size);
+    const std::vector<int64_t> newest{context_ - 1};
+    const Problem last = all.with_query_rows(newest);
+    const std::unique_ptr<Selector> selector = make_selector(setting.selector);
+    at->second = {selector->cost(decode_ ? last : all, 0).flops, selector->cost(last, 0).bytes};
+    return at->second;
+}
+
+/// The scores, the queries that they read, and the ids.
+analysis::Cost Pricer::selection(const Setting& setting) const {
+    analysis::Cost cost = scores(setting);
+    const int64_t queries = decode_ ? 1 : context_;
+    if (cost.bytes > 0)
+        cost.bytes +=
+            kCostElementBytes * real(layer_.query_heads * queries) * real(layer_.head_dim);
+    cost.bytes += analysis::kIdBytes * real(layer_.kv_heads * queries * setting.rule.top_k);
+    return cost;
+}
+
+Price Pricer::operator()(const Setting& setting, std::optional<double> tile_union) const {
+    analysis::LayerSizes s = sizes(setting.block_size, setting.rule.top_k);
+    s.tile_union = tile_union;
+    s.validate();
+    std::vector<Pipeline> pipelines = decode_ ? decode_pipelines(s) : prefill_pipelines(s);
+    const bool index = make_selector(setting.selector)->needs().index;
+    const analysis::Cost cost = index ? analysis::Cost{} : selection(setting);
+    Price best;
+    for (size_t n = 1; n < pipelines.size(); ++n) {
+        if (!index) pipelines[n].stages.front().cost = cost;
+        const Price price = price_of(pipelines[n], static_cast<int64_t>(n), on_);
+        if (n == 1 || price.seconds < best.seconds) best = price;
+    }
+    return best;
+}
+
+}  // namespace msa::experiments::advise

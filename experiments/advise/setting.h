@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+// What msa-advise tries.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/select/selector.h"
+#include "experiments/advise/options.h"
+
+namespace msa::experiments::advise {
+
+struct Setting {
+    std::string selector;
+    int64_t block_size = 0;
+    SelectionRule rule;  // what the selector makes of the one asked for
+
+    int64_t tokens() const { return block_size * rule.top_k; }  // of a whole budget
+    bool operator==(const Setting&) const = default;
+};
+
+/// Does it need the attention that it is to spare? Such a setting is a bound, no advice.
+bool is_bound(const Setting&);
+
+/// "mean-key, Bk 64, k 16, forced first 1, newest 2"
+std::string setting_text(const Setting&);
+
+/// Selectors, then block sizes, then k. Left out: forced blocks that do not fit into k, what a
+/// selector's own forced blocks make equal to another setting, and budgets of more than `most`
+/// tokens. InputError naming `most` where none is left.
+struct Grid {
+    std::vector<Setting> settings;
+    int64_t too_large = 0;  // settings of more than `most` tokens
+    int64_t largest() const;
+};
+Grid make_grid(const AdviseOptions&, const std::vector<std::string>& selectors, int64_t most,
+               const std::string& why_most);
+
+}  // namespace msa::experiments::advise

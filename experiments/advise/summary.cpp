@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/advise/summary.h"
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "analysis/metrics.h"
+#include "experiments/driver/run.h"
+#include "experiments/driver/table.h"
+#include "experiments/driver/units.h"
+
+namespace msa::experiments::advise {
+namespace {
+
+using analysis::Estimate;
+using nlohmann::ordered_json;
+
+constexpr int kDecimals = 4;
+
+ordered_json json_of(const Estimate& estimate) {
+    return {{"value", json_number(estimate.value)},
+            {"low", json_number(estimate.low)},
+            {"high", json_number(estimate.high)}};
+}
+
+ordered_json json_of(const Cost& cost) {
+    return {{"seconds", cost.seconds}, {"flops", cost.flops}, {"bytes", cost.bytes}};
+}
+
+ordered_json json_of(const Setting& s) {
+    return {{"selector", s.selector},
+            {"block_size", s.block_size},
+            {"top_k", s.rule.top_k},
+            {"forced_first", s.rule.forced_first},
+            {"forced_local", s.rule.forced_local},
+            {"tokens", s.tokens()}};
+}
+
+ordered_json json_of(const Setting& setting, const Kept& kept, const Cost& dense) {
+    ordered_json json = json_of(setting);
+    json["mass_kept"] = json_of(kept.mass);
+    json["output_error"] = json_of(kept.error);
+    json["cost"] = json_of(kept.cost);
+    json["cost"]["share_of_dense"] = kept.cost.seconds / dense.seconds;
+    json["cost"]["loop_order"] = kept.order.empty() ? ordered_json() : ordered_json(kept.order);
+    return json;
+}
+
+ordered_json json_of(const Advice& advice, const Choice& choice) {
+    ordered_json json = json_of(advice.settings[choice.setting], choice.kept, advice.dense);
+    json["sparse_layers"] = choice.sparse;
+    json["dense_layers"] = choice.dense;
+    json["confidence"] = choice.confidence;
+    return json;
+}
+
+ordered_json json_of(const Advice& advice, const LayerAdvice& layer) {
+    ordered_json json{{"layer", layer.layer},
+                      {"stays_dense", !layer.recommended.has_value()},
+                      {"recommended", nullptr},
+                      {"dense_cost", json_of(layer.dense)},
+                      {"blocks_of_queries", layer.blocks},
+                      {"queries_of_a_block", layer.block_queries},
+                      {"sequences", layer.sequences},
+                      {"under_recommended", nullptr}};
+    if (layer.recommended) {
+        const size_t s = *layer.recommended;
+        json["recommended"] = json_of(advice.settings[s], layer.kept[s], layer.dense);
+    }
+    const Choice& shown = advice.recommended ? *advice.recommended : advice.nearest;
+    json["under_recommended"] =
+        json_of(advice.settings[shown.setting], layer.kept[shown.setting], layer.dense);
+    json["under_recommended"]["sparse"] = layer.sparse;
+    return json;
+}
+
+std::string text_of(const Estimate& estimate) {
+    return fixed_text(estimate.value, kDecimals) + " [" + fixed_text(estimate.low, kDecimals) +
+           ", " + fixed_text(estimate.high, kDecimals) + "]";
+}
+
+std::string time_text(double seconds) {
+    return seconds < kMilli ? number_text(seconds / kMicro) + " us"
+                            : number_text(seconds / kMilli) + " ms";
+}
+
+std::string list_text(const std::vector<int64_t>& layers) {
+    std::string all;
+    for (int64_t layer : layers) all += text(all.empty() ? "" : ", ", layer);
+    return all;
+}
+
+std::vector<std::string> cells(const Setting& s, const Kept& kept, const Cost& dense) {
+    return {s.selector,
+            std::to_string(s.block_size),
+            std::to_string(s.rule.top_k),
+            std::to_string(s.rule.forced_first),
+            std::to_string(s.rule.forced_local),
+            std::to_string(s.tokens()),
+            text_of(kept.mass),
+            text_of(kept.error),
+            time_text(kept.cost.seconds),
+            fixed_text(kept.cost.seconds / dense.seconds, 3)};
+}
+
+const std::vector<std::string> kHeader{
+    "selector",  "Bk",           "k",    "first",          "newest", "tokens",
+    "mass kept", "output error", "time", "share\nof dense"};
+
+void print_choice(const Advice& advice, const Choice& choice, std::ostream& out) {
+    const Setting& setting = advice.settings[choice.setting];
+    const Cost& cost = choice.kept.cost;
+    out << "  " << setting_text(setting) << " (" << setting.tokens() << " tokens)\n"
+        << "  mass kept     " << text_of(choice.kept.mass) << '\n'
+        << "  output error  " << text_of(choice.kept.error) << '\n'
+        << "  time          " << time_text(cost.seconds) << ", dense attention "
+        << time_text(advice.dense.seconds) << ": "
+        << fixed_text(advice.dense.seconds / cost.seconds, 2) << " times as fast\n";
+    if (!choice.dense.empty()) out << "  stay dense    layers " << list_text(choice.dense) << '\n';
+}
+
+void print_front(const Advice& advice, std::ostream& out) {
+    out << "\nPareto front of cost against " << (advice.asked.error ? "output error" : "mass lost")
+        << ", all layers sparse:\n\n";
+    std::vector<std::string> header = kHeader;
+    header.emplace_back("");
+    Table table(header);
+    for (size_t s : advice.front) {
+        std::vector<std::string> row = cells(advice.settings[s], advice.all[s], advice.dense);
+        const bool is = advice.recommended && advice.recommended->setting == s;
+        row.emplace_back(is ? "recommended" : "");
+        table.add(row);
+    }
+    table.print(out);
+}
+
+void print_layers(const Advice& advice, std::ostream& out) {
+    out << "\nEach layer's own cheapest setting that reaches the target:\n\n";
+    std::vector<std::string> header = kHeader;
+    header.insert(header.begin(), "layer");
+    Table table(header);
+    std::vector<std::string> dense;
+    for (const LayerAdvice& layer : advice.layers) {
+        if (!layer.recommended) {
+            dense.push_back(std::to_string(layer.layer));
+            continue;
+        }
+        std::vector<std::string> row =
+            cells(advice.settings[*layer.recommended], layer.kept[*layer.recommended], layer.dense);
+        row.insert(row.begin(), std::to_string(layer.layer));
+        table.add(row);
+    }
+    if (!table.empty()) table.print(out);
+    if (!dense.empty()) out << "stay dense: layers " << join(dense) << '\n';
+}
+
+std::string sampling_text(const Advice& advice) {
+    const LayerAdvice& first = advice.layers.front();
+    return text("Mass and error are of ", first.blocks, " blocks of ", first.block_queries,
+                " neighbouring queries of ", first.sequences,
+                first.sequences == 1 ? " sequence" : " sequences", ", at most ",
+                first.longest_sequence, " tokens long. Intervals are 95 % of ", kDraws,
+                " bootstrap draws of these blocks, seed ", advice.seed, ".");
+}
+
+}  // namespace
+
+std::string advise_definitions() {
+    ordered_json definitions;
+    for (const auto& [name, metric] :
+         {std::pair{"mass_kept", "mass_kept"}, {"output_error", "group_output_error"}})
+        definitions[name] = analysis::metric(metric).definition;
+    definitions["cost"] =
+        "roofline of the captured layers together at the context, bf16: selection and attention in "
+        "the fastest loop order; the union of a tile is the measured one where the queries of a "
+        "block are neighbours";
+    definitions["low, high"] =
+        "95 % interval of the bootstrap: sequences are drawn, then blocks of neighbouring queries "
+        "of each";
+    definitions["recommended"] =
+        "under keep and error, the lowest cost of all layers; a layer is sparse where the far end "
+        "of its interval reaches the target and dense attention costs more; under budget, the most "
+        "mass within it. Mass and error are means over the sparse layers, costs of all layers";
+    definitions["confidence"] = "share of the draws in which every sparse layer reaches the target";
+    definitions["front"] =
+        "settings that no other one matches in loss at the same cost or less, all layers sparse";
+    definitions["bound"] =
+        "fewest tokens at which the oracle reaches the target: what an Index Branch that is fitted "
+        "to these layers can reach at best";
+    return definitions.dump();
+}
+
+std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
+    const ordered_json options = ordered_json::parse(run.options);
+    ordered_json target, front = ordered_json::array(), layers = ordered_json::array(),
+                         settings = ordered_json::array();
+    for (const char* name : {"keep", "error", "budget"})
+        if (!options[name].is_null()) target[name] = options[name];
+    for (size_t s : advice.front)
+        front.push_back(json_of(advice.settings[s], advice.all[s], advice.dense));
+    for (const LayerAdvice& layer : advice.layers) layers.push_back(json_of(advice, layer));
+    for (size_t s = 0; s < advice.settings.size(); ++s) {
+        settings.push_back(json_of(advice.settings[s], advice.all[s], advice.dense));
+        settings.back()["is_bound"] = is_bound(advice.settings[s]);
+    }
+    ordered_json json{{"format", "msa-advise-summary"},
+                      {"program", run.program},
+                      {"options", options},
+                      {"definitions", ordered_json::parse(run.definitions)},
+                      {"target", target},
+                      {"seed", advice.seed},
+                      {"draws", kDraws},
+                      {"recommended", nullptr},
+                      {"nearest", nullptr},
+                      {"why_none", nullptr},
+                      {"bound", nullptr},
+                      {"dense", json_of(advice.dense)},
+                      {"front", front},
+                      {"layers", layers},
+                      {"settings", settings}};
+    if (advice.recommended) {
+        json["recommended"] = json_of(advice, *advice.recommended);
+    } else {
+        json["nearest"] = json_of(advice, advice.nearest);
+        json["why_none"] = advice.why_none;
+    }
+    if (advice.bound)
+        json["bound"] =
+            json_of(advice.settings[*advice.bound], advice.all[*advice.bound], advice.dense);
+    return json.dump(2) + "\n";
+}
+
+std::string nearest_text(const Advice& advice) {
+    const Choice& nearest = advice.nearest;
+    return text("target: ", advice.asked.text(), ": ", advice.why_none, "; the nearest is ",
+                setting_text(advice.settings[nearest.setting]), ", with mass kept ",
+                text_of(nearest.kept.mass), ", output error ", text_of(nearest.kept.error), ", ",
+                time_text(nearest.kept.cost.seconds), " (dense attention ",
+                time_text(advice.dense.seconds), ")");
+}
+
+void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& out) {
+    const Asked& asked = advice.asked;
+    out << "target: " << asked.text() << "; " << asked.phase << " of " << count_text(asked.context)
+        << " tokens on " << asked.hardware << " (" << asked.ceilings << " rates), "
+        << advice.layers.size() << (advice.layers.size() == 1 ? " layer" : " layers") << "\n\n";
+    if (advice.recommended) {
+        out << "recommended:\n";
+        print_choice(advice, *advice.recommended, out);
+        out << "  sure          every sparse layer reaches the target in "
+            << fixed_text(100 * advice.recommended->confidence, 1) << " % of the draws\n";
+    } else {
+        out << advice.why_none << "; the nearest:\n";
+        print_choice(advice, advice.nearest, out);
+    }
+    if (advice.bound)
+        out << "  at best       the oracle reaches the target with "
+            << setting_text(advice.settings[*advice.bound]) << '\n';
+    print_front(advice, out);
+    print_layers(advice, out);
+    out << '\n';
+    print_paragraph(out, sampling_text(advice));
+    if (asked.context > advice.layers.front().longest_sequence)
+        print_paragraph(out,
+                        "The context is longer than what was captured: costs are of the "
+                        "context, mass and error of the capture. At the same k a longer "
+                        "context keeps less.");
+    print_paragraph(out, text("Operands of FILE in ", run.element, "; costs are of bf16."));
+}
+
+}  // namespace msa::experiments::advise

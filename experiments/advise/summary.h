@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+// What msa-advise writes and prints of its advice.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+#include "experiments/advise/advice.h"
+
+namespace msa::experiments::advise {
+
+/// Text of each number of the summary, JSON object.
+std::string advise_definitions();
+
+/// summary.json: {"format", "program", "options", "definitions", "target", "sampling",
+/// "recommended", "nearest", "why_none", "dense", "bound", "front": [...], "layers": [...],
+/// "settings": [...]}. An estimate is {"value", "low", "high"}.
+std::string advise_summary(const Advice&, const io::RunRecord&);
+
+/// The page: the setting, how sure it is, the front, the layers.
+void print_advice(const Advice&, const io::RunRecord&, std::ostream& out);
+
+/// "no setting ...; the nearest one is ..."
+std::string nearest_text(const Advice&);
+
+}  // namespace msa::experiments::advise

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+import json
+
+import make_cost
+import numpy as np
+import pytest
+
+from msalab.plots import ResultsError, cost_front, read_advice
+from msalab.plots.__main__ import main
+
+
+def write(tmp_path, content):
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+def test_the_picture_holds_every_setting_and_rings_the_recommended_one(tmp_path):
+    advice = read_advice(write(tmp_path, make_cost.advice()))
+    figure, table = cost_front(advice)
+    np.testing.assert_array_equal(table["chosen"], [False, True, False, False, False, False])
+    np.testing.assert_array_equal(table["on_front"], [True, True, False, False, False, False])
+    np.testing.assert_array_equal(table["is_bound"], [False] * 4 + [True] * 2)
+    np.testing.assert_allclose(table["mass_kept"][:2], [0.65, 0.7])
+    axes, = figure.axes
+    ring, = [line for line in axes.lines if line.get_label() == "recommended"]
+    assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (
+        table["share_of_dense"][1], table["mass_kept"][1])
+    target, = [line for line in axes.lines if line.get_linestyle() == ":"]
+    assert set(target.get_ydata()) == {0.7}
+
+
+def test_layers_without_a_setting_stay_dense(tmp_path):
+    layers = read_advice(write(tmp_path, make_cost.advice())).layers
+    assert layers["stays_dense"].tolist() == [False, True]
+    assert layers["selector"].tolist() == ["mean-key", ""]
+    assert np.isnan(layers["mass_kept"]).tolist() == [False, True]
+
+
+def test_the_nearest_setting_where_none_reaches_the_target(tmp_path):
+    figure, _ = cost_front(read_advice(write(tmp_path, make_cost.advice(reached=False))))
+    assert "nearest to the target" in figure.axes[0].get_title(loc="left")
+
+
+def test_plot_of_the_summary_alone(tmp_path, capsys):
+    path = write(tmp_path, make_cost.advice())
+    assert main([path, "--out", str(tmp_path / "out")]) == 0
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "advice.csv", "advice.png", "advice.svg"]
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"format": "msa-compare-summary"}, 'must be "msa-advise-summary"'),
+    ({"settings": []}, "has no settings"),
+    ({"recommended": {"selector": "none"}}, "is damaged")])
+def test_other_files_are_refused(tmp_path, change, message, capsys):
+    path = write(tmp_path, make_cost.advice() | change)
+    assert main([path, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: MIT
+// msa-advise on planted attention whose best setting is known: every query looks at the same three
+// tokens, which lie in three far blocks of any block size.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "analysis/stage_cost.h"
+#include "core/io/results.h"
+#include "experiments/advise/price.h"
+#include "tests/experiments/cli.h"
+#include "tests/support/random.h"
+
+namespace msa::test {
+namespace {
+
+using nlohmann::json;
+
+// The largest budget of 512 tokens leaves the queries behind them, which see all three.
+constexpr int64_t kTokens = 1024, kHeadDim = 32;
+constexpr int64_t kLookedAt[] = {130, 262, 394};  // blocks 1, 2 and 3 of 128; no first, no local
+// Each logit is 20 there and 0 elsewhere: less than 1024 / (3 e^20) = 7e-7 of the mass is missing.
+constexpr double kLogit = 20, kMissing = 1e-6;
+
+/// What the heads of a layer look at.
+enum class Look : uint8_t { at_three_tokens, everywhere };
+
+class Advise : public CliTest {
+protected:
+    std::string plant(const std::string& name, const std::vector<Look>& looks,
+                      const std::vector<int64_t>& cu_seqlens = {0, kTokens},
+                      bool with_index = false) const {
+        io::ActivationsInfo info{"planted", "{}", "msalab tests", cu_seqlens, {}, false};
+        for (size_t n = 0; n < looks.size(); ++n) {
+            io::LayerInfo layer;
+            layer.layer = 2 * static_cast<int64_t>(n);
+            layer.query_heads = 8;
+            layer.kv_heads = 2;
+            layer.head_dim = kHeadDim;
+            layer.index_dim = with_index ? kHeadDim : 0;
+            layer.softmax_scale = 1;
+            layer.element = Element::f32;
+            info.layers.push_back(layer);
+        }
+        io::ActivationsWriter writer(path(name), info, true);
+        for (size_t n = 0; n < looks.size(); ++n)
+            for (io::Field field :
+                 {io::Field::q, io::Field::k, io::Field::v, io::Field::index_q, io::Field::index_k})
+                if (info.layers[n].has(field))
+                    writer.write(info.layers[n].layer, field, 0, 0,
+                                 values(info, info.layers[n], field, looks[n]));
+        writer.finish();
+        return path(name);
+    }
+
+    std::vector<std::string> args(const std::string& file, const std::string& out,
+                                  const std::vector<std::string>& more = {}) const {
+        std::vector<std::string> all{file, "--out", path(out), "--threads", "2"};
+        if (std::find(more.begin(), more.end(), "--top-ks") == more.end())
+            all.insert(all.end(), {"--top-ks", "2,3,4,5,8"});
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    json advice(const std::string& file, const std::vector<std::string>& more = {},
+                int code = 0) const {
+        const Outcome outcome = kAdvise(args(file, "out", more));
+        EXPECT_EQ(outcome.code, code) << outcome.err;
+        return json::parse(file_text(path("out/summary.json")));
+    }
+    /// Priced where bytes decide: a decoded token reads k Bk keys, and a vector or two per block.
+    static std::vector<std::string> priced(std::vector<std::string> more) {
+        more.insert(more.end(), {"--phase", "decode", "--context", "4K"});
+        return more;
+    }
+    void refuses(const std::string& file, const std::vector<std::string>& more,
+                 const std::string& message) const {
+        const Outcome outcome = kAdvise(args(file, "refused", more));
+        EXPECT_EQ(outcome.code, 2);
+        EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
+        EXPECT_FALSE(std::filesystem::exists(path("refused/results.h5")));
+    }
+
+private:
+    static Tensor<float, 3> values(const io::ActivationsInfo& info, const io::LayerInfo& layer,
+                                   io::Field field, Look look) {
+        const Shape<3> shape{info.tokens(), layer.heads(field), layer.channels(field)};
+        if (field == io::Field::v) return normal<3>(shape, 1);
+        Tensor<float, 3> made(shape);
+        if (look == Look::everywhere) return made;
+        const bool query = field == io::Field::q || field == io::Field::index_q;
+        for (int64_t h = 0; h < shape[1]; ++h)
+            for (size_t s = 0; s + 1 < info.cu_seqlens.size(); ++s) {
+                const int64_t first = info.cu_seqlens[s];
+                if (query)
+                    for (int64_t i = first; i < info.cu_seqlens[s + 1]; ++i)
+                        made(i, h, 0) = static_cast<float>(kLogit);
+                else
+                    for (int64_t j : kLookedAt) made(first + j, h, 0) = 1;
+            }
+        return made;
+    }
+};
+
+void expect_setting(const json& setting, int64_t block_size, int64_t top_k) {
+    EXPECT_EQ(setting["block_size"], block_size) << setting;
+    EXPECT_EQ(setting["top_k"], top_k) << setting;
+    EXPECT_EQ(setting["forced_first"], 0) << setting;
+    EXPECT_EQ(setting["forced_local"], 1) << setting;
+}
+
+// Three blocks and the local one: k = 4, of the smallest blocks, and no other block forced.
+TEST_F(Advise, FindsTheSmallestSettingThatKeepsWhatIsPlanted) {
+    for (const std::string selector : {"oracle", "mean-key", "quest"}) {
+        const json all =
+            advice(plant("a.h5", {Look::at_three_tokens}), priced({"--selectors", selector}));
+        const json& setting = all["recommended"];
+        EXPECT_EQ(setting["selector"], selector);
+        expect_setting(setting, 32, 4);
+        for (const char* end : {"value", "low", "high"}) {
+            EXPECT_NEAR(setting["mass_kept"][end].get<double>(), 1, kMissing) << end;
+            EXPECT_LT(setting["output_error"][end].get<double>(), 1e-4) << end;
+        }
+        EXPECT_EQ(setting["confidence"], 1.0);
+        EXPECT_LT(setting["cost"]["share_of_dense"].get<double>(), 1.0);
+        std::filesystem::remove_all(path("out"));
+    }
+}
+
+TEST_F(Advise, TheOracleIsABoundAndNoAdvice) {
+    const json all = advice(plant("a.h5", {Look::at_three_tokens}));
+    EXPECT_EQ(all["recommended"]["selector"], "mean-key");  // reads half of what quest reads
+    EXPECT_EQ(all["bound"]["selector"], "oracle");
+    expect_setting(all["bound"], 32, 4);
+    for (const json& setting : all["front"]) EXPECT_NE(setting["selector"], "oracle");
+}
+
+TEST_F(Advise, EveryPointOfTheFrontCostsMoreAndLosesLess) {
+    const json all = advice(plant("a.h5", {Look::everywhere}), {"--budget", "512"});
+    ASSERT_GT(all["front"].size(), 2U);
+    double cost = 0, kept = 0;
+    for (const json& setting : all["front"]) {
+        EXPECT_GT(setting["cost"]["seconds"].get<double>(), cost);
+        EXPECT_GT(setting["mass_kept"]["value"].get<double>(), kept);
+        cost = setting["cost"]["seconds"];
+        kept = setting["mass_kept"]["value"];
+    }
+    for (const json& setting : all["settings"]) {
+        if (setting["is_bound"]) continue;
+        for (const json& on_front : all["front"])
+            EXPECT_FALSE(setting["cost"]["seconds"] < on_front["cost"]["seconds"] &&
+                         setting["mass_kept"]["value"] > on_front["mass_kept"]["value"])
+                << setting << on_front;
+    }
+}
+
+// A query of the measured rows sees 512 to 1024 tokens evenly: 512 of them keep 0.69 on average.
+TEST_F(Advise, ALayerThatLooksEverywhereStaysDense) {
+    const json all = advice(plant("a.h5", {Look::at_three_tokens, Look::everywhere}), priced({}));
+    EXPECT_EQ(all["recommended"]["sparse_layers"], json({0}));
+    EXPECT_EQ(all["recommended"]["dense_layers"], json({2}));
+    EXPECT_FALSE(all["layers"][0]["stays_dense"]);
+    expect_setting(all["layers"][0]["recommended"], 32, 4);
+    EXPECT_TRUE(all["layers"][1]["stays_dense"]);
+    EXPECT_TRUE(all["layers"][1]["recommended"].is_null());
+    const double dense = all["layers"][1]["dense_cost"]["seconds"];
+    EXPECT_DOUBLE_EQ(all["recommended"]["cost"]["seconds"].get<double>(),
+                     dense + all["layers"][0]["recommended"]["cost"]["seconds"].get<double>());
+    EXPECT_NE(file_text(path("out/advice.txt")).find("stay dense    layers 2"), std::string::npos);
+}
+
+TEST_F(Advise, NamesTheNearestSettingWhereNoneReachesTheTarget) {
+    const std::string file = plant("a.h5", {Look::at_three_tokens});
+    const Outcome outcome = kAdvise(args(file, "out", {"--top-ks", "2,3", "--positions", "512:"}));
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("no setting reaches the target"), std::string::npos) << outcome.err;
+    const json all = json::parse(file_text(path("out/summary.json")));
+    EXPECT_TRUE(all["recommended"].is_null());
+    EXPECT_EQ(all["nearest"]["top_k"], 3);
+    EXPECT_NEAR(all["nearest"]["mass_kept"]["value"].get<double>(), 2.0 / 3, kMissing);
+    EXPECT_TRUE(all["bound"].is_null());
+    EXPECT_TRUE(std::filesystem::exists(path("out/results.h5")));
+}
+
+TEST_F(Advise, SparseMustCostLessThanDense) {
+    const std::string file = plant("a.h5", {Look::at_three_tokens});
+    const Outcome outcome =
+        kAdvise(args(file, "out", {"--context", "512", "--selectors", "oracle"}));
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("costs less than dense attention"), std::string::npos)
+        << outcome.err;
+}
+
+TEST_F(Advise, AnErrorAndABudgetAreTargetsToo) {
+    const std::string file = plant("a.h5", {Look::at_three_tokens});
+    expect_setting(
+        advice(file, priced({"--selectors", "oracle", "--error", "0.01"}))["recommended"], 32, 4);
+    std::filesystem::remove_all(path("out"));
+    const json within =
+        advice(file, priced({"--selectors", "oracle", "--budget", "100"}))["recommended"];
+    expect_setting(within, 32, 3);  // of 96 tokens: two of the three
+    EXPECT_NEAR(within["mass_kept"]["value"].get<double>(), 2.0 / 3, kMissing);
+    std::filesystem::remove_all(path("out"));
+    const json none = advice(file, {"--budget", "50"}, 2);
+    EXPECT_EQ(none["nearest"]["tokens"], 64);
+}
+
+TEST_F(Advise, MassOfLargeBlocksIsThatOfTheSmallOnesInThem) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 500, 900}, .layers = {1}});
+    const std::vector<std::string> small{"--top-ks", "2,3",      "--block-sizes",
+                                         "8,16,48",  "--budget", "48"};
+    const json shared = advice(file, small);
+    std::filesystem::remove_all(path("out"));
+    const json alone = advice(file, {"--top-ks", "2,3", "--block-sizes", "48", "--budget", "144"});
+    int compared = 0;
+    for (const json& one : shared["settings"])
+        for (const json& other : alone["settings"]) {
+            bool same = true;
+            for (const char* size :
+                 {"selector", "block_size", "top_k", "forced_first", "forced_local"})
+                same &= one[size] == other[size];
+            if (!same) continue;
+            ++compared;  // sums of floats below 1
+            EXPECT_NEAR(one["mass_kept"]["value"].get<double>(),
+                        other["mass_kept"]["value"].get<double>(), 1e-6);
+        }
+    EXPECT_EQ(compared, static_cast<int>(alone["settings"].size()));
+}
+
+// Both count the queries behind the largest budget of 64 tokens: 448, 14 blocks of 32.
+TEST_F(Advise, AgreesWithCompare) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 512}, .layers = {1}});
+    const std::vector<std::string> selectors{"--selectors", "index,oracle,mean-key,window,quest"};
+    const json all =
+        advice(file, {"--top-ks", "4,8", "--block-sizes", "8", "--forced-first", "0",
+                      "--forced-local", "1", "--sample-queries", "0", "--budget", "64"});
+    ASSERT_EQ(kCompare({file, "--out", path("compared"), "--block-size", "8", "--budgets", "32,64",
+                        selectors[0], selectors[1]})
+                  .code,
+              0);
+    const json compared = json::parse(file_text(path("compared/summary.json")));
+    ASSERT_EQ(all["settings"].size(), compared["rows"].size());
+    for (const json& row : compared["rows"])
+        for (const json& setting : all["settings"]) {
+            if (row["selector"] != setting["selector"] || row["top_k"] != setting["top_k"])
+                continue;
+            for (const char* measure : {"mass_kept", "output_error"})  // the same sums of doubles
+                EXPECT_NEAR(row[measure].get<double>(), setting[measure]["value"].get<double>(),
+                            1e-9)
+                    << row;
+        }
+}
+
+TEST_F(Advise, IntervalsHoldTheValueAndSpreadWhereQueriesDiffer) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 500, 900}, .layers = {1}});
+    const json all = advice(file, {"--top-ks", "4", "--block-sizes", "8", "--budget", "32"});
+    EXPECT_EQ(all["layers"][0]["sequences"], 2);
+    for (const json& setting : all["settings"])
+        for (const char* measure : {"mass_kept", "output_error"}) {
+            const json& of = setting[measure];
+            EXPECT_LT(of["low"].get<double>(), of["value"].get<double>());
+            EXPECT_GT(of["high"].get<double>(), of["value"].get<double>());
+        }
+    EXPECT_NE(file_text(path("out/advice.txt")).find("seed 0"), std::string::npos);
+}
+
+TEST_F(Advise, TheIndexIsTriedWhereTheFileHasOne) {
+    const json all = advice(plant("a.h5", {Look::at_three_tokens}, {0, kTokens}, true),
+                            priced({"--selectors", "index"}));
+    expect_setting(all["recommended"], 32, 4);
+    const Outcome without = kAdvise(args(plant("b.h5", {Look::at_three_tokens}), "without"));
+    EXPECT_EQ(without.code, 0);
+    EXPECT_NE(without.err.find("layer 0 has no Index Branch"), std::string::npos) << without.err;
+}
+
+TEST_F(Advise, WorkersShardsAndResumeChangeNoByte) {
+    const std::string file =
+        plant("a.h5", {Look::at_three_tokens, Look::everywhere, Look::at_three_tokens});
+    const std::vector<std::string> more{"--sample-queries", "128"};
+    const auto with = [&](std::vector<std::string> extra) {
+        extra.insert(extra.end(), more.begin(), more.end());
+        return extra;
+    };
+    ASSERT_EQ(kAdvise(args(file, "whole", more)).code, 0);
+    ASSERT_EQ(kAdvise(args(file, "jobs", with({"--jobs", "2"}))).code, 0);
+    for (const char* part : {"0/2", "1/2"})
+        ASSERT_EQ(kAdvise(args(file, text("part", part[0]), with({"--shard", part}))).code, 0);
+    ASSERT_EQ(kMerge({path("part0"), path("part1"), "--out", path("merged")}).code, 0);
+    int64_t killed = 0;
+    for (int64_t delay = 20000; delay < 60000000; delay += delay / 2) {
+        const int code = run_for("msa-advise", args(file, "killed", with({"--resume"})),
+                                 std::chrono::microseconds(delay));
+        killed += code == -1 ? 1 : 0;
+        if (code == 0) break;
+        ASSERT_EQ(code, -1);
+    }
+    EXPECT_GT(killed, 0);
+    for (const char* other : {"jobs", "merged", "killed"})
+        for (const char* name : {"results.h5", "summary.json", "advice.txt"})
+            EXPECT_TRUE(file_text(path(text("whole/", name))) ==
+                        file_text(path(text(other, "/", name))))
+                << other << "/" << name;
+}
+
+TEST_F(Advise, RefusesBadInput) {
+    const std::string file = plant("a.h5", {Look::at_three_tokens});
+    refuses(file, {"--keep", "1.5"}, "--keep is 1.5, must be above 0 and below 1");
+    refuses(file, {"--error", "0"}, "--error is 0, must be above 0");
+    refuses(file, {"--keep", "0.9", "--budget", "64"}, "exclude each other");
+    refuses(file, {"--budget", "0"}, "--budget is 0, must be at least 1");
+    refuses(file, {"--selectors", "snapkv"}, "--selectors has snapkv");
+    refuses(file, {"--selectors", "window-tokens"}, "--selectors has window-tokens");
+    refuses(file, {"--selectors", "index"}, "layer 0 has no index_q and index_k");
+    refuses(file, {"--top-ks", "64"}, "half of the longest sequence");
+    refuses(file, {"--context", "32"}, "leave no setting of at most 32 tokens, the context");
+    refuses(file, {"--top-ks", "1", "--forced-local", "2"}, "leave no setting");
+    refuses(file, {"--queries", "0:550"}, "at least 2 are needed");
+    refuses(file, {"--hardware", "abacus"}, "abacus");
+    refuses(file, {"--layers", "7"}, "7");
+    refuses(make("pre.h5", {.cu_seqlens = {0, kTokens}, .q_state = io::RopeState::pre_rope}), {},
+            "pre_rope");
+}
+
+// The price of the Index Branch is that of msa-cost; any other selector has its own scores instead.
+TEST(AdvisePrice, IsTheFastestPipelineOfTheCostModel) {
+    io::LayerInfo layer;
+    layer.query_heads = 16;
+    layer.kv_heads = 2;
+    layer.head_dim = layer.index_dim = 64;
+    analysis::Hardware chip{"chip", {{Element::bf16, 1e14}}, 1e12, {}, {}};
+    analysis::LayerSizes sizes{.tokens = 32768,
+                               .query_heads = 16,
+                               .kv_heads = 2,
+                               .head_dim = 64,
+                               .index_dim = 64,
+                               .block_size = 64,
+                               .top_k = 8,
+                               .tile_union = 20};
+    for (const bool decode : {false, true}) {
+        const auto pipelines = decode ? decode_pipelines(sizes) : prefill_pipelines(sizes);
+        const experiments::advise::Pricer price(layer, 32768, decode, chip);
+        EXPECT_DOUBLE_EQ(price.dense().seconds, pipelines[0].seconds(chip));
+        double fastest = pipelines[1].seconds(chip);
+        for (size_t n = 2; n < pipelines.size(); ++n)
+            fastest = std::min(fastest, pipelines[n].seconds(chip));
+        const auto at = [&](const char* selector) {
+            return price({selector, 64, {8, 1, 0}}, 20.0);
+        };
+        EXPECT_DOUBLE_EQ(at("index").seconds, fastest);
+        EXPECT_LT(at("window").seconds, at("mean-key").seconds);
+        EXPECT_LT(at("mean-key").seconds, at("quest").seconds);
+        EXPECT_LT(at("quest").seconds, at("oracle").seconds);
+        // Dense products q . k: half of dense attention's arithmetic.
+        const double products = at("oracle").work.flops - at("window").work.flops;
+        EXPECT_NEAR(products / price.dense().work.flops, 0.5, 1e-4);
+    }
+}
+
+}  // namespace
+}  // namespace msa::test
