@@ -37,7 +37,7 @@ def sample():
 
 def test_the_programs_choose_the_same_blocks(tmp_path):
     run("msa-analyze", SAMPLE, "--out", tmp_path / "out", "--block-size", BLOCK, "--top-k", TOP_K,
-        "--selector", ",".join(NAMES))
+        "--selectors", ",".join(NAMES))
     number, layer = sample()
     q, k = (torch.as_tensor(values.astype(np.float32)) for values in (layer.q, layer.k))
     with h5py.File(tmp_path / "out/results.h5") as file:
