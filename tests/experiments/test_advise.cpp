@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 // The largest budget of 512 tokens leaves the queries behind them, which see all three.
-constexpr int64_t kTokens = 1024, kHeadDim = 32;
+constexpr int64_t kPlantedTokens = 1024, kPlantedDim = 32;
 constexpr int64_t kLookedAt[] = {130, 262, 394};  // blocks 1, 2 and 3 of 128; no first, no local
 // Each logit is 20 there and 0 elsewhere: less than 1024 / (3 e^20) = 7e-7 of the mass is missing.
 constexpr double kLogit = 20, kMissing = 1e-6;
@@ -28,7 +28,7 @@ enum class Look : uint8_t { at_three_tokens, everywhere };
 class Advise : public CliTest {
 protected:
     std::string plant(const std::string& name, const std::vector<Look>& looks,
-                      const std::vector<int64_t>& cu_seqlens = {0, kTokens},
+                      const std::vector<int64_t>& cu_seqlens = {0, kPlantedTokens},
                       bool with_index = false) const {
         io::ActivationsInfo info{"planted", "{}", "msalab tests", cu_seqlens, {}, false};
         for (size_t n = 0; n < looks.size(); ++n) {
@@ -36,8 +36,8 @@ protected:
             layer.layer = 2 * static_cast<int64_t>(n);
             layer.query_heads = 8;
             layer.kv_heads = 2;
-            layer.head_dim = kHeadDim;
-            layer.index_dim = with_index ? kHeadDim : 0;
+            layer.head_dim = kPlantedDim;
+            layer.index_dim = with_index ? kPlantedDim : 0;
             layer.softmax_scale = 1;
             layer.element = Element::f32;
             info.layers.push_back(layer);
@@ -264,7 +264,7 @@ TEST_F(Advise, IntervalsHoldTheValueAndSpreadWhereQueriesDiffer) {
 }
 
 TEST_F(Advise, TheIndexIsTriedWhereTheFileHasOne) {
-    const json all = advice(plant("a.h5", {Look::at_three_tokens}, {0, kTokens}, true),
+    const json all = advice(plant("a.h5", {Look::at_three_tokens}, {0, kPlantedTokens}, true),
                             priced({"--selectors", "index"}));
     expect_setting(all["recommended"], 32, 4);
     const Outcome without = kAdvise(args(plant("b.h5", {Look::at_three_tokens}), "without"));
@@ -316,8 +316,8 @@ TEST_F(Advise, RefusesBadInput) {
     refuses(file, {"--queries", "0:550"}, "at least 2 are needed");
     refuses(file, {"--hardware", "abacus"}, "abacus");
     refuses(file, {"--layers", "7"}, "7");
-    refuses(make("pre.h5", {.cu_seqlens = {0, kTokens}, .q_state = io::RopeState::pre_rope}), {},
-            "pre_rope");
+    refuses(make("pre.h5", {.cu_seqlens = {0, kPlantedTokens}, .q_state = io::RopeState::pre_rope}),
+            {}, "pre_rope");
 }
 
 // The price of the Index Branch is that of msa-cost; any other selector has its own scores instead.
