@@ -234,6 +234,9 @@ protected:
                     "--top-k",
                     "2"};
         if (program == "msa-synth") return {"--out", "synth.h5", "--tokens", "256"};
+        if (program == "msa-advise")
+            return {"a.h5",      "--out", "out",    "--block-sizes", "8",           "--top-ks", "2",
+                    "--context", "1K",    "--keep", "0.1",           "--selectors", "window"};
         Words words{pick(4) == 0 ? file() : "a.h5", "--out", "out", "--block-size", "8"};
         if (program == "msa-compare") words.insert(words.end(), {"--budgets", "32"});
         if (program == "msa-analyze") words.insert(words.end(), {"--top-k", "4"});
