@@ -123,6 +123,8 @@ def pilot_main(arguments=None) -> int:
     parser.add_argument("records", help="folder with ARM/seed-S/summary.json and curves.csv")
     parser.add_argument("--out", required=True, metavar="DIR",
                         help="folder for pilot.csv, pilot.json and the pictures")
+    parser.add_argument("--page", metavar="FILE",
+                        help="writes the tables of docs/pilot.md anew, from these records")
     parser.add_argument("--arms", metavar="full,msa", help="those of the pictures; default: all")
     options = parser.parse_args(arguments)
     try:
@@ -138,6 +140,10 @@ def pilot_main(arguments=None) -> int:
         (out / "pilot.json").write_text(pilot.as_json(records), encoding="utf-8")
         for name, drawn in pictures({arm: records[arm] for arm in arms}):
             save(*drawn, out, name)
+        if options.page:
+            page = Path(options.page)
+            page.write_text(pilot.with_tables(page.read_text(encoding="utf-8"), records),
+                            encoding="utf-8")
     except (ResultsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -344,3 +345,16 @@ def differences_markdown(records: Records, arm: str, against: str) -> str:
     lines += [f"| {found.check.name} | {_signed(found.interval.mean)} | {_of(found.interval)} | "
               f"{found.interval.n} |" for found in all_differences(records, arm, against)]
     return "\n".join(lines) + "\n"
+
+
+DOC_TABLES = {"claims": claims_markdown,
+              "msa-full": lambda records: differences_markdown(records, "msa", "full"),
+              "window-msa": lambda records: differences_markdown(records, "window", "msa")}
+_MARKED = re.compile(r"(<!-- table ([\w-]+) from data/pilot/records -->\n).*?(<!-- end -->)",
+                     re.DOTALL)
+
+
+def with_tables(text: str, records: Records) -> str:
+    """A page with its tables as the records have them, between <!-- table NAME from
+    data/pilot/records --> and <!-- end -->."""
+    return _MARKED.sub(lambda at: at[1] + DOC_TABLES[at[2]](records) + at[3], text)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Pictures of a pilot sweep. Thin lines are seeds, thick ones their mean; an arm has the same colour
-in all of them."""
+"""Pictures of a pilot sweep. Thin lines are seeds, thick ones their mean; an arm has one colour in
+all of them."""
 
 from __future__ import annotations
 

@@ -149,6 +149,9 @@ def values_of(run: Run) -> dict[str, float]:
     for step, bits in zip(*curves["bits_per_byte", ""]):
         values[f"bits_per_byte at step {step}"] = float(bits)
     values["training_loss"] = _mean_over_steps(curves["loss", ""])
+    steps, losses = curves["loss", ""]
+    last = slice(-max(2, len(steps) // 10), None)
+    values["training_loss of the last tenth"] = _mean_over_steps((steps[last], losses[last]))
     steps, norms = curves["gradient_norm", ""]
     late = norms[steps >= min(options["lr_warmup"], steps[-1])]
     values["gradient_norm"] = float(late.mean())
