@@ -5,8 +5,10 @@ differences are known, and the page of the real ones."""
 import csv
 import json
 import math
+import re
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 from make_pilot import write_arm, write_run
@@ -18,6 +20,7 @@ from msalab.plots.pilot_records import chance_of_first_block
 
 ROOT = Path(__file__).parents[2]
 RECORDS, PAGE = ROOT / "data/pilot/records", ROOT / "docs/pilot.md"
+NOTEBOOK = ROOT / "notebooks/06_pilot.ipynb"
 OF = {claim.key: claim for claim in CLAIMS}
 
 
@@ -69,6 +72,7 @@ def test_bytes_until_copying(made):
 
 def test_only_seeds_of_both_arms_are_paired(made):
     write_run(made, "full", 7, bits=9.0, attention="full")
+    write_run(made, "msa", 8, bits=9.0)
     found = compare(read_records(made), Check("msa", "full", "bits_per_byte", "near"))
     assert list(found.seeds) == [1, 2, 3]
 
@@ -235,3 +239,18 @@ def test_the_page_has_the_numbers_of_the_records():
     assert pilot.with_tables(page, read_records(RECORDS)) == page
     changed = page.replace("+0.0181", "+0.0182")
     assert changed != page == pilot.with_tables(changed, read_records(RECORDS))
+
+
+def test_the_notebook_is_stored_with_the_numbers_of_the_records():
+    records = read_records(RECORDS)
+    shown = [output["data"]["text/markdown"]
+             for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"
+             for output in cell.outputs if "text/markdown" in output.get("data", {})]
+    assert shown == [pilot.claims_markdown(records),
+                     pilot.differences_markdown(records, "msa", "full")]
+
+
+def test_the_pages_links_lead_to_files():
+    links = re.findall(r"\]\((\.\.[^)#]+)", PAGE.read_text(encoding="utf-8"))
+    assert links
+    assert not [link for link in links if not (PAGE.parent / link).exists()]
