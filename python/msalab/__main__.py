@@ -9,6 +9,7 @@ BIN = Path(__file__).parent / "bin"
 TOOLS = {"capture": "activations of a PyTorch model as a file",
          "convert": "activations from and to safetensors, npz and npy",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
+         "pilot": "what a sweep of msa-pretrain says of the claims of the paper's appendix",
          "plot": "every picture of results, and report.html"}
 
 
@@ -28,6 +29,9 @@ def run_tool(name: str, arguments) -> int:
     if name == "plot":
         from .plots.__main__ import main as plot
         return plot(arguments)
+    if name == "pilot":
+        from .plots.__main__ import pilot_main
+        return pilot_main(arguments)
     if name == "evaluate":
         from .evaluation.__main__ import main as evaluate
         return evaluate(arguments)

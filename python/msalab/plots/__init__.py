@@ -13,6 +13,10 @@ from .lorenz import lorenz_curve
 from .mass_kept import mass_kept_curve
 from .needle import needle_depth_map
 from .overlap import overlap_map
+from .pilot import claims_markdown, differences_markdown, judge_all
+from .pilot import numbers as pilot_numbers
+from .pilot_figures import bits_by_position, index_by_layer, retrieval_curves, training_loss
+from .pilot_records import read_records
 from .popularity import queries_per_block
 from .results import Results, ResultsError
 from .sink import sink_bars
@@ -21,10 +25,13 @@ from .summary import summary_table
 from .table import Table
 from .training import training_curves
 
-__all__ = ["FitResults", "Results", "ResultsError", "Table", "cost_front", "efficiency_triple",
-           "entropy_per_layer", "loop_orders", "lorenz_curve", "mass_kept_curve",
-           "mass_kept_versus_budget", "mass_kept_versus_cost", "needle_depth_map", "overlap_map",
-           "predicted_over_measured", "predicted_over_measured_bars", "queries_per_block",
-           "read_advice", "read_bench", "read_comparison", "read_cost", "read_evaluation", "roofline",
-           "save",
-           "selection_heat_map", "sink_bars", "summary_table", "training_curves", "union_sizes"]
+__all__ = ["FitResults", "Results", "ResultsError", "Table", "bits_by_position",
+           "claims_markdown", "cost_front", "differences_markdown", "efficiency_triple",
+           "entropy_per_layer", "index_by_layer", "judge_all", "loop_orders", "lorenz_curve",
+           "mass_kept_curve", "mass_kept_versus_budget", "mass_kept_versus_cost",
+           "needle_depth_map", "overlap_map", "pilot_numbers",
+           "predicted_over_measured",
+           "predicted_over_measured_bars", "queries_per_block", "read_advice", "read_bench",
+           "read_comparison", "read_cost", "read_evaluation", "read_records",
+           "retrieval_curves", "roofline", "save", "selection_heat_map", "sink_bars",
+           "summary_table", "training_curves", "training_loss", "union_sizes"]

@@ -5,7 +5,9 @@ import argparse
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
+from . import pilot
 from .advice import cost_front, read_advice
 from .comparison import read_comparison
 from .cost import read_bench, read_cost
@@ -14,6 +16,8 @@ from .fit import FitResults
 from .gallery import (advice_section, comparison_section, efficiency_section,
                       evaluation_section, orders_section,
                       selections_section, training_section)
+from .pilot_figures import pictures
+from .pilot_records import read_records
 from .report import write_report
 from .results import Results, ResultsError, blamed
 from .style import save
@@ -105,6 +109,41 @@ def main(arguments=None) -> int:
                 whole = files.enter_context(Results(options.selections))
                 instead.append(of_file(options.selections, selections_section, whole, results))
             print(write_report(results, options.out, options.layers, before, after, instead))
+    except (ResultsError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def pilot_main(arguments=None) -> int:
+    """msalab pilot: what the records of a sweep say of the claims of the paper's appendix."""
+    parser = argparse.ArgumentParser(
+        prog="msalab pilot", description="Compares the arms of a sweep of msa-pretrain, seed by "
+        "seed, and says of each claim of the paper's appendix whether the pilot agrees.")
+    parser.add_argument("records", help="folder with ARM/seed-S/summary.json and curves.csv")
+    parser.add_argument("--out", required=True, metavar="DIR",
+                        help="folder for pilot.csv, pilot.json and the pictures")
+    parser.add_argument("--page", metavar="FILE",
+                        help="writes the tables of docs/pilot.md anew, from these records")
+    parser.add_argument("--arms", metavar="full,msa", help="those of the pictures; default: all")
+    options = parser.parse_args(arguments)
+    try:
+        records = read_records(options.records)
+        arms = options.arms.split(",") if options.arms else list(records)
+        if unknown := [arm for arm in arms if arm not in records]:
+            raise ResultsError(f"{options.records}: no arm {unknown[0]}; it has "
+                               f"{', '.join(records)}")
+        print(pilot.claims_markdown(records), end="")
+        out = Path(options.out)
+        out.mkdir(parents=True, exist_ok=True)
+        pilot.numbers(records).to_csv(out / "pilot.csv")
+        (out / "pilot.json").write_text(pilot.as_json(records), encoding="utf-8")
+        for name, drawn in pictures({arm: records[arm] for arm in arms}):
+            save(*drawn, out, name)
+        if options.page:
+            page = Path(options.page)
+            page.write_text(pilot.with_tables(page.read_text(encoding="utf-8"), records),
+                            encoding="utf-8")
     except (ResultsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

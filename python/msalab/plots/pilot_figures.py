@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT
+"""Pictures of a pilot sweep. Thin lines are seeds, thick ones their mean; an arm has one colour in
+all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import style
+from .pilot_records import Records, Run
+from .table import Table
+
+SEED = {"linewidth": 0.7, "alpha": 0.5, "marker": ""}
+MEGA = 1e6
+KEPT = {"score_recall": "score recall", "mass_kept": "mass kept"}
+
+
+def _done(records: Records, arm: str) -> dict[int, Run]:
+    return {seed: run for seed, run in records[arm].items() if not run.diverged}
+
+
+def _draw(axes, curves: dict[int, tuple[np.ndarray, np.ndarray]], look: dict, label: str):
+    """Lines over the same x, and their mean."""
+    for seed, (x, y) in curves.items():
+        line, = axes.plot(x, y, **{**look, **SEED})
+        style.name_on_hover(line, f"{label}, seed {seed}")
+    ends = [x for x, _ in curves.values()]
+    if ends and all(np.array_equal(x, ends[0]) for x in ends):
+        axes.plot(ends[0], np.mean([y for _, y in curves.values()], axis=0), label=label, **look)
+
+
+def _looks(records: Records) -> dict[str, dict]:
+    return {arm: style.series_style(place) for place, arm in enumerate(records)}
+
+
+def _over_bytes(run: Run, name: str, part: str = "") -> tuple[np.ndarray, np.ndarray]:
+    steps, values = run.curves[name, part]
+    return steps * run.bytes_per_step / MEGA, values
+
+
+def _pairs(records: Records, against: str, curve):
+    """(arm, seed -> difference to the run of `against` with this seed)."""
+    for arm in records:
+        if arm == against:
+            continue
+        both = {seed: (curve(run), curve(records[against][seed]))
+                for seed, run in _done(records, arm).items() if seed in _done(records, against)}
+        yield arm, {seed: (ours[0], ours[1] - theirs[1]) for seed, (ours, theirs) in both.items()
+                    if np.array_equal(ours[0], theirs[0])}
+
+
+def reference_of(records: Records) -> str:
+    """Full attention where there is any."""
+    return "full" if "full" in records else next(iter(records))
+
+
+def _rows(kind: str, arm: str, curves):
+    for seed, (x, y) in curves.items():
+        yield from ((kind, arm, seed, *point) for point in zip(x.tolist(), y.tolist()))
+
+
+@style.styled
+def training_loss(records: Records):
+    """(figure, table): loss in training, and its difference to the reference within a seed."""
+    against, looks = reference_of(records), _looks(records)
+    figure = style.new_figure(5.2)
+    loss, difference = figure.subplots(2, 1, sharex=True)
+    rows = []
+    bare = {arm: {"color": look["color"], "linewidth": 1.4} for arm, look in looks.items()}
+    for arm in records:
+        curves = {seed: _over_bytes(run, "loss") for seed, run in _done(records, arm).items()}
+        _draw(loss, curves, bare[arm], arm)
+        rows += _rows("loss", arm, curves)
+    for arm, curves in _pairs(records, against, lambda run: _over_bytes(run, "loss")):
+        _draw(difference, curves, bare[arm], f"{arm} − {against}")
+        rows += _rows(f"loss − {against}", arm, curves)
+    difference.axhline(0, color=style.REFERENCE, linewidth=0.8)
+    loss.set_ylabel("training loss, nats")
+    difference.set_ylabel(f"loss − {against}, nats")
+    difference.set_xlabel("megabytes read")
+    loss.legend()
+    difference.legend()
+    return figure, Table.from_rows(("curve", "arm", "seed", "megabytes", "value"), rows)
+
+
+def _by_position(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    rows = run.summary["evaluation"]["by_position"]
+    return (np.array([row["end"] for row in rows]),
+            np.array([row["bits_per_byte"] for row in rows]))
+
+
+@style.styled
+def bits_by_position(records: Records):
+    """(figure, table): bits per byte at the end of training by the byte's position, and the
+    difference to the reference within a seed."""
+    against, looks = reference_of(records), _looks(records)
+    figure = style.new_figure(5.2)
+    bits, difference = figure.subplots(2, 1, sharex=True)
+    rows = []
+    for arm in records:
+        curves = {seed: _by_position(run) for seed, run in _done(records, arm).items()}
+        _draw(bits, curves, looks[arm], arm)
+        rows += _rows("bits_per_byte", arm, curves)
+    for arm, curves in _pairs(records, against, _by_position):
+        _draw(difference, curves, looks[arm], f"{arm} − {against}")
+        rows += _rows(f"bits_per_byte − {against}", arm, curves)
+    difference.axhline(0, color=style.REFERENCE, linewidth=0.8)
+    ticks = sorted({row[3] for row in rows})
+    difference.set_xscale("log", base=2)
+    difference.set_xticks(ticks, [str(tick) for tick in ticks])
+    difference.set_xlabel("position, up to")
+    bits.set_ylabel("bits per byte")
+    difference.set_ylabel(f"bits per byte − {against}")
+    bits.legend()
+    difference.legend()
+    return figure, Table.from_rows(("curve", "arm", "seed", "position", "value"), rows)
+
+
+@style.styled
+def retrieval_curves(records: Records):
+    """(figure, table): share of right answers in training, a panel for each task."""
+    looks = _looks(records)
+    tasks = list(dict.fromkeys(task for arm in records for run in _done(records, arm).values()
+                               for task in run.parts("exact_match")))
+    figure = style.new_figure(1.5 * len(tasks) + 0.6)
+    panels = np.atleast_1d(figure.subplots(len(tasks), 1, sharex=True, sharey=True))
+    rows = []
+    for axes, task in zip(panels, tasks):
+        for arm in records:
+            curves = {seed: _over_bytes(run, "exact_match", task)
+                      for seed, run in _done(records, arm).items()}
+            _draw(axes, curves, looks[arm], arm)
+            rows += _rows(task, arm, curves)
+        axes.set_title(task, loc="left")
+        axes.set_ylim(-0.05, 1.05)
+    panels[len(tasks) // 2].set_ylabel("right answers")
+    panels[-1].set_xlabel("megabytes read")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure, Table.from_rows(("task", "arm", "seed", "megabytes", "exact_match"), rows)
+
+
+@style.styled
+def index_by_layer(records: Records, arm: str = "msa"):
+    """(figure, table): score recall and mass kept by layer over the steps of an arm."""
+    runs = _done(records, arm)
+    layers = sorted({part for run in runs.values() for part in run.parts("score_recall")}, key=int)
+    figure = style.new_figure(5.2)
+    rows = []
+    for axes, (name, label) in zip(figure.subplots(2, 1, sharex=True), KEPT.items()):
+        for place, layer in enumerate(layers):
+            curves = {seed: _over_bytes(run, name, layer) for seed, run in runs.items()}
+            _draw(axes, curves, style.series_style(place), f"layer {layer}")
+            rows += _rows(name, layer, curves)
+        axes.set_ylabel(label)
+        axes.set_ylim(0, 1.03)
+    axes.set_xlabel("megabytes read")
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=3)
+    return figure, Table.from_rows(("measure", "layer", "seed", "megabytes", "value"), rows)
+
+
+def pictures(records: Records):
+    """Name and (figure, table) of what the records have."""
+    yield "pilot_loss", training_loss(records)
+    yield "pilot_by_position", bits_by_position(records)
+    yield "pilot_retrieval", retrieval_curves(records)
+    for arm in records:
+        if any(run.parts("score_recall") for run in _done(records, arm).values()):
+            yield f"pilot_index_{arm}", index_by_layer(records, arm)

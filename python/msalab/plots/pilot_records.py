@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: MIT
+"""The runs of `msa-pretrain --sweep`: a folder ARM/seed-S for each, with the summary.json and
+curves.csv of the run, or diverged.json alone."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from .cost import read_json
+from .results import ResultsError, blamed
+
+HEADER = ["step", "group", "name", "part", "value"]
+SHARED = ("files", "held_out_text", "context", "sequences", "exercises", "tasks", "pairs",
+          "questions", "key_length", "value_length", "hops", "copy_length", "eval_sequences",
+          "eval_exercises", "eval_depths")  # what two arms must share to be compared
+EMERGED = 0.5  # exact match of recall from which copying is said to have emerged
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+    summary: dict  # empty where the run diverged
+    curves: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]  # (name, part) -> steps, values
+
+    @property
+    def diverged(self) -> bool:
+        return not self.summary
+
+    @property
+    def bytes_per_step(self) -> int:
+        return self.summary["options"]["sequences"] * self.summary["options"]["context"]
+
+    def parts(self, name: str) -> list[str]:
+        return [part for known, part in self.curves if known == name]
+
+    @cached_property
+    def values(self) -> dict[str, float]:
+        return values_of(self)
+
+
+Records = dict[str, dict[int, Run]]  # arm -> seed -> run
+
+
+def _read_curves(path: Path) -> dict:
+    points: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = csv.reader(file)
+        if next(rows, None) != HEADER:
+            raise ResultsError(f"{path}: line 1 must be {','.join(HEADER)}")
+        for number, row in enumerate(rows, 2):
+            try:
+                step, _, name, part, value = row
+                point = int(step), float(value)
+            except ValueError:
+                raise ResultsError(f"{path}: line {number} must be {','.join(HEADER)}, "
+                                   f"not {','.join(row)!r}") from None
+            of_name = points.setdefault((name, part), [])
+            if of_name and of_name[-1][0] >= point[0]:
+                raise ResultsError(f"{path}: line {number}: step {step} of {name} {part} must come "
+                                   f"after {of_name[-1][0]}")
+            of_name.append(point)
+    return {key: (np.array([step for step, _ in found]), np.array([value for _, value in found]))
+            for key, found in points.items()}
+
+
+def _read_run(folder: Path) -> Run:
+    if (folder / "diverged.json").exists():
+        return Run(folder, {}, {})
+    summary_path, curves_path = folder / "summary.json", folder / "curves.csv"
+    summary = read_json(summary_path, "msa-summary")
+    run = Run(folder, summary, _read_curves(curves_path))
+    for name in ("loss", "gradient_norm", "bits_per_byte"):
+        if (name, "") not in run.curves:
+            raise ResultsError(f"{curves_path}: has no {name}")
+    with blamed(summary_path, "is damaged"):
+        steps, bits = summary["steps"], summary["bits_per_byte"]
+        run.values  # noqa: B018: has all that is compared
+    at, measured = run.curves["bits_per_byte", ""]
+    if at[-1] != steps or not math.isclose(measured[-1], bits, rel_tol=1e-4):
+        raise ResultsError(f"{curves_path}: ends with {measured[-1]:g} bits per byte at step "
+                           f"{at[-1]}, {summary_path.name} with {bits:g} at {steps}")
+    return run
+
+
+def read_records(folder) -> Records:
+    """Every ARM/seed-S below `folder`; ResultsError naming the file that breaks a rule."""
+    folder = Path(folder)
+    records: Records = {}
+    for path in sorted(folder.glob("*/*")):
+        found = re.fullmatch(r"seed-(\d+)", path.name)
+        if not path.is_dir() or not found:
+            raise ResultsError(f"{path}: must be a folder seed-S")
+        records.setdefault(path.parent.name, {})[int(found[1])] = _read_run(path)
+    if not records:
+        raise ResultsError(f"{folder}: has no folder ARM/seed-S")
+    runs = [run for seeds in records.values() for run in seeds.values() if not run.diverged]
+    for run in runs[1:]:
+        for name in SHARED:
+            ours, first = (one.summary["options"].get(name) for one in (run, runs[0]))
+            if ours != first:
+                raise ResultsError(f"{run.path / 'summary.json'}: {name} is {ours}, must be "
+                                   f"{first} as in {runs[0].path}")
+    return records
+
+
+def _mean_over_steps(points) -> float:
+    """The area below a curve over the steps that it covers."""
+    steps, values = points
+    if len(steps) < 2:
+        return math.nan
+    return float(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
+
+
+def emergence_step(run: Run) -> float:
+    """The first evaluation at which copying has emerged; NaN where it has not."""
+    steps, matched = run.curves.get(("exact_match", "recall"), (np.array([]), np.array([])))
+    late = steps[matched >= EMERGED]
+    return float(late[0]) if len(late) else math.nan
+
+
+def chance_of_first_block(options: dict) -> float:
+    """How often the first block would be chosen if all but the forced local blocks were drawn by
+    chance: mean over queries that see more than k blocks."""
+    blocks = options["context"] // options["block_size"]
+    free = options["top_k"] - options["forced_local"]
+    seen = np.arange(options["top_k"] + 1, blocks + 1)
+    return float(np.mean(free / (seen - options["forced_local"])))
+
+
+def values_of(run: Run) -> dict[str, float]:
+    """Every number by which a run is compared; losses in nats, NaN where there is none."""
+    if run.diverged:
+        return {"diverged": 1.0}
+    summary, options, curves = run.summary, run.summary["options"], run.curves
+    values = {"diverged": 0.0, "bits_per_byte": summary["bits_per_byte"]}
+    for row in summary["evaluation"]["by_position"]:
+        values[f"bits_per_byte {row['first']}-{row['end']}"] = row["bits_per_byte"]
+    for name in ("exact_match", "log_likelihood"):
+        for task, row in summary["retrieval"].items():
+            values[f"{name} {task}"] = row[name]
+    values["bytes_until_copying"] = emergence_step(run) * run.bytes_per_step
+    for step, bits in zip(*curves["bits_per_byte", ""]):
+        values[f"bits_per_byte at step {step}"] = float(bits)
+    values["training_loss"] = _mean_over_steps(curves["loss", ""])
+    steps, losses = curves["loss", ""]
+    last = slice(-max(2, len(steps) // 10), None)
+    values["training_loss of the last tenth"] = _mean_over_steps((steps[last], losses[last]))
+    steps, norms = curves["gradient_norm", ""]
+    late = norms[steps >= min(options["lr_warmup"], steps[-1])]
+    values["gradient_norm"] = float(late.mean())
+    values["gradient_spike"] = float(np.log2(late.max() / np.median(late)))
+    for name in ("entropy_dense", "sink_mass_dense", "sink_mass_sparse", "score_recall",
+                 "block_recall", "mass_kept", "kl", "first_block_rate"):
+        ends = [curves[name, part][1] for part in run.parts(name)]
+        if ends:
+            values[name] = float(np.mean([end[-1] for end in ends]))
+            values[f"first {name}"] = float(np.mean([end[0] for end in ends]))
+    values["uniform attention"] = float(np.mean(1 / np.arange(1, options["context"] + 1)))
+    if options["attention"] != "msa":
+        return values
+    values["chance"] = chance_of_first_block(options)
+    losses = [curves["kl_loss", part] for part in run.parts("kl_loss")]
+    in_warmup = [kl[(steps > 0) & (steps < options["warmup_steps"])] for steps, kl in losses]
+    if losses and len(in_warmup[0]):
+        values["kl_loss at step 0"] = float(np.mean([kl[0] for _, kl in losses]))
+        values["kl_loss at the end of warm-up"] = float(np.mean([kl[-1] for kl in in_warmup]))
+    return values

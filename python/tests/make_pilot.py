@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""Tiny records of a pilot sweep, by hand: a run in which every number is known."""
+
+import json
+
+STEPS = (0, 100, 200, 300, 400)
+TASKS = ("needle", "recall")
+
+
+def write_run(folder, arm, seed, *, bits=2.0, recall=(0.0, 0.6, 0.9, 1.0), loss=1.0, spike=1.0,
+              attention="msa", **options):
+    """`loss` in all steps; `spike` the largest gradient norm, where all others are 1."""
+    path = folder / arm / f"seed-{seed}"
+    path.mkdir(parents=True)
+    summary = {
+        "format": "msa-summary", "program": "msa-pretrain",
+        "options": {"files": ["text"], "held_out_text": ["held"], "context": 256, "sequences": 2,
+                    "attention": attention, "block_size": 16, "top_k": 4, "forced_local": 1,
+                    "lr_warmup": 100, "warmup_steps": 150, **options},
+        "steps": STEPS[-1], "bits_per_byte": bits,
+        "retrieval": {task: {"answers": 10, "exact_match": recall[-1], "log_likelihood": -1.0}
+                      for task in TASKS},
+        "evaluation": {"by_position": [
+            {"first": 0, "end": 128, "bits_per_byte": bits + 0.5},
+            {"first": 128, "end": 256, "bits_per_byte": bits - 0.5}]}}
+    rows = []
+    for place, step in enumerate(STEPS):
+        rows += [(step, "train", "loss", "", loss),
+                 (step, "train", "gradient_norm", "", spike if step == 300 else 1.0),
+                 (step, "train", "kl_loss", "0", 0.5 - place / 10)]
+        if place:
+            rows.append((step, "evaluation", "bits_per_byte", "", bits + 4 - place))
+            rows += [(step, "evaluation", "exact_match", task, recall[place - 1])
+                     for task in TASKS]
+            rows += [(step, "probe", "sink_mass_dense", "0", 0.5)]
+            if attention == "msa":
+                rows += [(step, "probe", name, layer, value) for layer in "01" for name, value in
+                         (("score_recall", 0.9), ("mass_kept", 0.8), ("first_block_rate", 1.0))]
+    (path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    lines = ["step,group,name,part,value", *(",".join(map(str, row)) for row in rows)]
+    (path / "curves.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def write_arm(folder, arm, bits, **more):
+    """One run for each seed from 1 on, ending at these bits per byte."""
+    for seed, value in enumerate(bits, 1):
+        write_run(folder, arm, seed, bits=value, **more)

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: MIT
+"""The records of a pilot sweep against the claims of the paper's appendix, on made-up records whose
+differences are known, and the page of the real ones."""
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from make_pilot import write_arm, write_run
+
+from msalab.__main__ import main
+from msalab.plots import ResultsError, pilot, pilot_figures, read_records
+from msalab.plots.pilot import CLAIMS, EXPECTED, Check, Interval, compare, judge, verdict_of
+from msalab.plots.pilot_records import chance_of_first_block
+
+ROOT = Path(__file__).parents[2]
+RECORDS, PAGE = ROOT / "data/pilot/records", ROOT / "docs/pilot.md"
+NOTEBOOK = ROOT / "notebooks/06_pilot.ipynb"
+OF = {claim.key: claim for claim in CLAIMS}
+
+
+@pytest.fixture
+def made(tmp_path):
+    """MSA as full attention but for 0.01, 0.02 and 0.03 bits per byte; the window 1 above MSA."""
+    write_arm(tmp_path, "full", (2.0, 3.0, 4.0), attention="full")
+    write_arm(tmp_path, "msa", (2.01, 3.02, 4.03), loss=1.5, spike=4.0)
+    write_arm(tmp_path, "window", (3.01, 4.02, 5.03), attention="window", recall=(0, 0, 0, 0))
+    return tmp_path
+
+
+# Quantiles of the tables: 0.975 of Student's distribution.
+@pytest.mark.parametrize("freedom, quantile", [
+    (1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216), (30, 2.04227)])
+def test_quantiles_of_students_distribution(freedom, quantile):
+    assert pilot.student_t(freedom) == pytest.approx(quantile, rel=1e-5)
+
+
+def test_quantiles_in_closed_form():
+    assert pilot.student_t(1) == pytest.approx(math.tan(0.475 * math.pi), rel=1e-12)
+    assert pilot.student_t(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-12)
+
+
+def test_paired_differences_and_their_interval(made):
+    found = compare(read_records(made), Check("msa", "full", "bits_per_byte", "near"))
+    assert found.seeds == pytest.approx({1: 0.01, 2: 0.02, 3: 0.03})
+    half = 0.95 * math.sqrt(2 / (1 - 0.95**2)) * 0.01 / math.sqrt(3)  # sd of the three is 0.01
+    at = found.interval
+    assert (at.n, at.mean) == (3, pytest.approx(0.02))
+    assert (at.low, at.high) == (pytest.approx(0.02 - half), pytest.approx(0.02 + half))
+    assert found.margin == pytest.approx(0.03)  # 1 % of the mean of 2, 3 and 4
+
+
+@pytest.mark.parametrize("measure, expected", [
+    ("bits_per_byte 128-256", 0.02), ("exact_match recall", 0.0), ("training_loss", 0.5),
+    ("bytes_until_copying", 0.0), ("gradient_spike", 2.0), ("bits_per_byte at step 200", 0.02)])
+def test_measures_of_a_run(made, measure, expected):
+    found = compare(read_records(made), Check("msa", "full", measure, "near"))
+    assert found.interval.mean == pytest.approx(expected)
+
+
+def test_bytes_until_copying(made):
+    run = read_records(made)["msa"][1]
+    assert run.values["bytes_until_copying"] == 200 * 256 * 2  # 0.6 at step 200 is the first
+    window = read_records(made)["window"][1]
+    assert math.isnan(window.values["bytes_until_copying"])
+
+
+def test_only_seeds_of_both_arms_are_paired(made):
+    write_run(made, "full", 7, bits=9.0, attention="full")
+    write_run(made, "msa", 8, bits=9.0)
+    found = compare(read_records(made), Check("msa", "full", "bits_per_byte", "near"))
+    assert list(found.seeds) == [1, 2, 3]
+
+
+def test_two_seeds_give_no_interval(tmp_path):
+    write_arm(tmp_path, "msa", (2.0, 2.0))
+    write_arm(tmp_path, "window", (3.0, 3.0), attention="window")
+    judged = judge(read_records(tmp_path), OF["window"])
+    assert math.isnan(judged.found[0].interval.low)
+    assert judged.found[0].interval.mean == pytest.approx(1)
+    assert (judged.verdict, judged.reason) == ("undecided", "2 seeds give no interval")
+
+
+@pytest.mark.parametrize("expected, low, high, verdict", [
+    ("higher", 0.1, 9, "agree"), ("higher", -0.1, 9, "undecided"), ("higher", -9, 0.9, "disagree"),
+    ("lower", -9, -0.1, "agree"), ("lower", -9, 0.1, "undecided"), ("lower", -0.9, 9, "disagree"),
+    ("near", -0.9, 0.9, "agree"), ("near", -1.1, 0.9, "undecided"), ("near", 1.1, 9, "disagree"),
+    ("near", -9, -1.1, "disagree"), ("no higher", -9, 0.9, "agree"),
+    ("no higher", 0.9, 9, "undecided"), ("no higher", 1.1, 9, "disagree"),
+    ("no lower", -0.9, 9, "agree"), ("no lower", -9, -0.9, "undecided"),
+    ("no lower", -9, -1.1, "disagree")])
+def test_the_rule(expected, low, high, verdict):
+    assert verdict_of(expected, Interval(3, (low + high) / 2, low, high), 1.0) == verdict
+
+
+def test_every_check_has_a_margin_and_an_expectation():
+    for claim in CLAIMS:
+        for check in claim.checks:
+            assert check.measure.split(" ")[0] in pilot.MARGINS
+            assert check.expected in EXPECTED
+
+
+def test_every_arm_of_a_claim_is_in_the_sweep():
+    arms = json.loads((ROOT / "data/pilot/appendix.json").read_text(encoding="utf-8"))["arms"]
+    assert {name for claim in CLAIMS for check in claim.checks
+            for name in (check.arm, check.against)} <= arms.keys()
+
+
+def test_verdicts_of_claims(made):
+    verdicts = {one.claim.key: one.verdict for one in pilot.judge_all(read_records(made))}
+    assert verdicts.pop("training-dynamics-pt") == "disagree"  # by training loss: 0.5 above 1
+    assert verdicts.pop("window") == "agree"
+    assert verdicts.pop("window-throughout") == "agree"
+    assert verdicts.pop("emergence") == "agree"
+    assert set(verdicts.values()) == {"not run yet"}
+
+
+def test_no_verdict_before_copying_has_emerged(made):
+    write_run(made, "msa", 4, recall=(0, 0, 0, 0.4))
+    judged = judge(read_records(made), OF["window"])
+    assert (judged.verdict, judged.found) == ("undecided", ())
+    assert judged.reason == "copying has not emerged in msa"
+
+
+def test_evaluations_count_from_the_emergence_of_copying_on(made):
+    judged = judge(read_records(made), OF["window-throughout"])
+    assert [one.check.measure for one in judged.found] == [
+        f"bits_per_byte at step {step}" for step in (200, 300, 400)]
+
+
+def test_a_run_that_diverged_is_a_result(made):
+    for arm, seeds in (("attached-w100", (1, 2, 3)), ("detached-w100", ())):
+        write_arm(made, arm, (2.0, 2.0, 2.0))
+        for seed in seeds:
+            path = made / arm / f"seed-{seed}"
+            (path / "summary.json").unlink()
+            (path / "diverged.json").write_text('{"diverged_after": 70}')
+    write_arm(made, "attached-w1", (2.51, 3.52, 4.53))
+    assert judge(read_records(made), OF["detach"]).verdict == "agree"
+    assert list(pilot_figures.pictures(read_records(made)))
+
+
+def test_chance_of_the_first_block():
+    """Three blocks, two of them chosen, one of these the local one: of the queries that see all
+    three, half choose block 0."""
+    assert chance_of_first_block({"context": 48, "block_size": 16, "top_k": 2,
+                                  "forced_local": 1}) == 0.5
+
+
+def break_json(path, change):
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    change(summary)
+    path.write_text(json.dumps(summary), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name, old, new, message", [
+    ("curves.csv", "step,group", "stop,group", "line 1 must be step,group,name,part,value"),
+    ("curves.csv", "100,train,loss,,1.5", "100,train,loss,,much", "must be step,group"),
+    ("curves.csv", "100,train,loss,,1.5", "100,train,loss", "must be step,group"),
+    ("curves.csv", "100,train,loss,,1.5", "0,train,loss,,1.5", "must come after 0"),
+    ("curves.csv", "train,gradient_norm", "train,norm", "has no gradient_norm"),
+    ("curves.csv", "400,evaluation,bits_per_byte", "401,evaluation,bits_per_byte", "at step 401"),
+    ("summary.json", '"steps": 400', '"stops": 400', "is damaged: KeyError: 'steps'"),
+    ("summary.json", '"by_position"', '"by"', "is damaged: KeyError: 'by_position'"),
+    ("summary.json", "{", "", "not a readable JSON file"),
+    ("summary.json", "msa-summary", "msa-other", 'must be "msa-summary"'),
+    ("summary.json", '"context": 256', '"context": 128', "context is 128, must be 256")])
+def test_damaged_records_are_refused(made, capsys, name, old, new, message):
+    path = made / "msa/seed-2" / name
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1) if old != "train,gradient_norm"
+                    else text.replace(old, new), encoding="utf-8")
+    assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert f"{path}: " in error
+    assert not (made / "out").exists()
+
+
+def test_missing_files_and_folders_are_refused(made, capsys):
+    (made / "msa/seed-2/curves.csv").unlink()
+    assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
+    assert str(made / "msa/seed-2/curves.csv") in capsys.readouterr().err
+    with pytest.raises(ResultsError, match="has no folder ARM/seed-S"):
+        read_records(made / "none")
+    (made / "msa/first").mkdir()
+    with pytest.raises(ResultsError, match="msa/first: must be a folder seed-S"):
+        read_records(made)
+
+
+def test_an_unknown_arm_is_refused(made, capsys):
+    assert main(["pilot", str(made), "--out", str(made / "out"), "--arms", "full,best"]) == 2
+    assert "no arm best; it has full, msa, window" in capsys.readouterr().err
+
+
+def test_the_command_writes_numbers_and_pictures(made, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["pilot", str(made), "--out", str(out)]) == 0
+    assert "**not run yet**" in capsys.readouterr().out
+    names = ("pilot_by_position", "pilot_index_msa", "pilot_loss", "pilot_retrieval")
+    assert {path.name for path in out.iterdir()} == {"pilot.csv", "pilot.json"} | {
+        f"{name}.{ending}" for name in names for ending in ("png", "svg", "csv")}
+    with open(out / "pilot.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    first = rows[0]
+    assert (first["claim"], first["measure"], first["seeds"]) == (
+        "training-dynamics-pt", "bits_per_byte", "3")
+    assert float(first["mean"]) == pytest.approx(0.02)
+    written = json.loads((out / "pilot.json").read_text(encoding="utf-8"))
+    assert [one["claim"] for one in written["claims"]] == [claim.key for claim in CLAIMS]
+    assert written["claims"][0]["checks"][0]["differences"]["3"] == pytest.approx(0.03)
+
+
+def test_pictures_show_the_numbers_of_the_records(made):
+    records = read_records(made)
+    figure, table = pilot_figures.bits_by_position(records)
+    lines = {line.get_label(): line.get_xydata() for line in figure.axes[1].lines}
+    np.testing.assert_allclose(lines["msa − full"], [[128, 0.02], [256, 0.02]])
+    of_seed = table.where(curve="bits_per_byte − full", arm="msa", seed=3)
+    np.testing.assert_allclose(of_seed["value"], [0.03, 0.03])
+    _, table = pilot_figures.training_loss(records)
+    np.testing.assert_allclose(table.where(curve="loss − full", arm="msa")["value"], 0.5)
+    assert table["megabytes"].max() == 400 * 512 / 1e6
+    _, table = pilot_figures.retrieval_curves(records)
+    assert table.where(task="recall", arm="msa", seed=1)["exact_match"].tolist() == [0, .6, .9, 1]
+    _, table = pilot_figures.index_by_layer(records)
+    assert set(table.where(measure="mass_kept")["value"]) == {0.8}
+
+
+def test_the_page_has_the_numbers_of_the_records():
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.count("from data/pilot/records -->") == len(pilot.DOC_TABLES)
+    assert pilot.with_tables(page, read_records(RECORDS)) == page
+    changed = page.replace("+0.0181", "+0.0182")
+    assert changed != page == pilot.with_tables(changed, read_records(RECORDS))
+
+
+def test_the_notebook_is_stored_with_the_numbers_of_the_records():
+    records = read_records(RECORDS)
+    shown = [output["data"]["text/markdown"]
+             for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"
+             for output in cell.outputs if "text/markdown" in output.get("data", {})]
+    assert shown == [pilot.claims_markdown(records),
+                     pilot.differences_markdown(records, "msa", "full")]
+
+
+def test_the_pages_links_lead_to_files():
+    links = re.findall(r"\]\((\.\.[^)#]+)", PAGE.read_text(encoding="utf-8"))
+    assert links
+    assert not [link for link in links if not (PAGE.parent / link).exists()]
