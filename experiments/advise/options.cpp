@@ -31,7 +31,7 @@ constexpr int64_t kMostTokens = int64_t{1} << 24;
 /// Own names of the selectors that look at a query and its keys alone: queries are sampled.
 std::string known_selector(const std::string& name) {
     const std::vector<std::string> known = list_pointwise_selectors();
-    const std::string own(make_policy(name)->name());
+    std::string own(make_policy(name)->name());
     require(std::find(known.begin(), known.end(), own) != known.end(), "--selectors has ", name,
             ", which does not choose blocks for each query alone; there are: ", join(known));
     return own;

@@ -123,7 +123,7 @@ void add_selectors(OptionTable& table, std::vector<std::string>& to,
                    const std::vector<std::string>& offered) {
     const std::string all = "all";
     const auto known = [=](const std::string& name) {
-        if (name == all) return all;
+        if (name == all) return std::string(all);
         for (const std::string& own : offered) {
             const std::vector<std::string_view> others = make_policy(own)->other_names();
             if (std::find(others.begin(), others.end(), name) != others.end()) return own;

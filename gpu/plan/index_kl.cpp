@@ -125,10 +125,9 @@ void index_lse_mma(const Call& call, const IndexInput& in, View<const int32_t, 3
 }
 
 Support takes_index_kl_mma(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) {
-    const Support blocks =
-        takes_blocks(p, in.q.element(),
-                     are_aligned(in.q, in.k, in.index.index_q, in.index.index_k) &&
-                         are_aligned(to.d_index_q, to.d_index_k));
+    Support blocks = takes_blocks(p, in.q.element(),
+                                  are_aligned(in.q, in.k, in.index.index_q, in.index.index_k) &&
+                                      are_aligned(to.d_index_q, to.d_index_k));
     if (!blocks.yes) return blocks;
     if (in.index.index_q.element() != Element::bf16)
         return not_element(in.index.index_q.element(), "bf16");

@@ -9,6 +9,7 @@
 
 #include <bit>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "core/error.h"
@@ -92,7 +93,11 @@ struct Key {
     bool left_transposed, right_transposed;
     Element operands, to;
     uint32_t left_alignment, right_alignment, to_alignment;
-    auto operator<=>(const Key&) const = default;
+    auto all() const {
+        return std::tie(rows, columns, depth, left_transposed, right_transposed, operands, to,
+                        left_alignment, right_alignment, to_alignment);
+    }
+    bool operator<(const Key& other) const { return all() < other.all(); }
 };
 
 Key key_of(const Product& p) {
