@@ -3,7 +3,9 @@
 # The gradients alone on a machine with a GPU: their tests, compute-sanitizer on few cases, and their
 # times beside PyTorch's backward pass where python3 has it.
 #   gpu/check_grad.sh [OUT]
-# OUT (default: results/grad) gets the logs and the records of msa-bench. A step that fails does not
+# OUT (default: results/grad) gets the logs and the records of msa-bench. SANITIZE=1 in the environment
+# adds memcheck and initcheck, which take minutes (racecheck calls tables races that are handed over
+# through mbarriers, and does not end within four minutes). A step that fails does not
 # stop the others; the script fails last.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
@@ -33,12 +35,28 @@ step build 1800 cmake --build --preset release --parallel "$(nproc)" \
 
 export MSA_REQUIRE=cuda
 tests='*Grad*cuda*:*CudaGrad*:CudaPlan.*Gradient*:*UnsupportedSaysWhy/cuda*'
+tests+=':*IndexKl*cuda*:*CudaKl*:*IndexLse*cuda*'
+# In eight processes: much of a test is the reference, on the host.
+in_shards() {
+    local shard pids=() outcome=0
+    for shard in {0..7}; do
+        GTEST_TOTAL_SHARDS=8 GTEST_SHARD_INDEX=$shard OMP_NUM_THREADS=2 "$@" &
+        pids+=($!)
+    done
+    for shard in "${pids[@]}"; do wait "$shard" || outcome=1; done
+    return "$outcome"
+}
 few='All/CudaGradCases.TunedIsPlainButForRoundings/tail_block'
 few+=':All/CudaGradCases.WhatIsNotSeenHasNoInfluence/packed'
 few+=':All/CudaGradCases.TunedIsPlainButForRoundings/pilot_packed'
 few+=':All/AttentionGradTest.MatchesReference/cuda_bf16_tail_block'
-step tests 300 "$bin/test_backends" --gtest_brief=1 --gtest_filter="$tests"
-for tool in memcheck racecheck initcheck; do
+began=$SECONDS
+in_shards "$bin/test_backends" --gtest_brief=1 --gtest_filter="$tests" >"$out/tests.log" 2>&1 ||
+    failed=1
+printf '%-22s %s, %d s\n' tests "$(grep -cE '^\[  FAILED  \].*ms\)' "$out/tests.log") failed" \
+    $((SECONDS - began))
+grep -E -A 6 'Failure' "$out/tests.log" | head -n 60
+for tool in ${SANITIZE:+memcheck initcheck}; do
     step "$tool" 240 compute-sanitizer --tool "$tool" --error-exitcode 9 "$bin/test_backends" \
         --gtest_brief=1 --gtest_filter="$few"
     grep -h 'SUMMARY' "$out/$tool.log"
@@ -47,7 +65,7 @@ done
 # The paper's sizes, then the pilot's; both directions in one process.
 sizes=(--query-heads 64 --kv-heads 4 --head-dim 128 --index-dim 128 --block-size 128 --top-k 16)
 pilot=(--query-heads 16 --kv-heads 4 --head-dim 64 --index-dim 64 --block-size 64 --top-k 16)
-stages=sparse_attention,sparse_attention_grad,dense_attention,dense_attention_grad
+stages=sparse_attention,sparse_attention_grad,dense_attention,dense_attention_grad,index_kl
 step bench 600 "$bin/msa-bench" --cases square --stages "$stages" --order automatic \
     --index-element bf16 --tokens 8K,32K,128K "${sizes[@]}" --out "$out/bench.json" --overwrite
 cat "$out/bench.log"
