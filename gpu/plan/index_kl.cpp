@@ -124,7 +124,10 @@ void index_lse_mma(const Call& call, const IndexInput& in, View<const int32_t, 3
     });
 }
 
-Support takes_index_kl_mma(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) {
+Support takes_index_kl_mma(const Device& device, const Problem& p, const IndexKlInput& in,
+                           const IndexKlOutput& to) {
+    if (device.capability < 90)
+        return Support::no("the device is of a compute capability below 9.0");
     Support blocks = takes_blocks(p, in.q.element(),
                                   are_aligned(in.q, in.k, in.index.index_q, in.index.index_k) &&
                                       are_aligned(to.d_index_q, to.d_index_k));

@@ -36,11 +36,13 @@ Support takes_block_mass_sm90(const Device&, const Problem&, const BlockMassRequ
                               bool max_logit, bool aligned, bool sinks = false);
 void block_mass_sm90(const Call&, const BlockMassInput&, const BlockMassOutput&);
 
-/// On tensor cores of any device that the backend takes (mma.sync).
+/// On tensor cores (mma.sync) of any device that the backend takes.
 Support takes_index_lse_mma(const Problem&, const IndexInput&);
 void index_lse_mma(const Call&, const IndexInput&, View<const int32_t, 3> ids, View<float, 2> lse);
-/// main_lse must be given, and gradients be asked for.
-Support takes_index_kl_mma(const Problem&, const IndexKlInput&, const IndexKlOutput&);
+/// main_lse must be given, and gradients be asked for. From compute capability 9.0 on: its tiles
+/// take more shared memory than devices before have.
+Support takes_index_kl_mma(const Device&, const Problem&, const IndexKlInput&,
+                           const IndexKlOutput&);
 void index_kl_mma(const Call&, const IndexKlInput&, const IndexKlOutput&);
 
 template <typename... Views>
