@@ -296,7 +296,7 @@ TEST_P(CommandLines, AreAnsweredOrRefused) {
         EXPECT_EQ(got.err.find("internal error"), got.err.npos) << got.err;
         EXPECT_EQ(printable(got.err, "\n\t\r\x1b"), got.err);
         EXPECT_TRUE(file_text(path("a.h5")) == input) << "the input has changed";
-        done += got.has(0) ? 1 : 0;
+        done += got.has(0) || got.has(130) ? 1 : 0;  // 130: at work when it was told to stop
         refused += got.has(2) ? 1 : 0;
     }
     EXPECT_GE(done, count / 40);
