@@ -265,15 +265,20 @@ protected:
             if (ready) execv(argv[0], argv.data());
             _exit(127);
         }
+        int status = 0;
+        bool ended = false;
         if (delay.count() > 0) {
             std::this_thread::sleep_for(delay);
-            std::ifstream children(text("/proc/", child, "/task/", child, "/children"));
             pid_t last = 0;
-            for (pid_t pid = 0; children >> pid;) last = pid;
+            while (last == 0 && !ended) {  // on a busy machine the ranks start late
+                std::ifstream children(text("/proc/", child, "/task/", child, "/children"));
+                for (pid_t pid = 0; children >> pid;) last = pid;
+                if (last == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                ended = last == 0 && waitpid(child, &status, WNOHANG) == child;
+            }
             if (last > 0) kill(last, SIGKILL);
         }
-        int status = 0;
-        waitpid(child, &status, 0);
+        if (!ended) waitpid(child, &status, 0);
         return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     }
     std::string said() const { return file_text(path("err.txt")); }
