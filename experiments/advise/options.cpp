@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/select/selector.h"
 #include "core/select/token_selector.h"
 
 namespace msa::experiments::advise {
