@@ -8,8 +8,8 @@
 namespace msa::train {
 
 /// Error of a sum of n products whose magnitudes add up to `magnitude`, and of rounding it to the
-/// type that it is stored in; twice where the product library rounds before it adds to what is
-/// there. Tensor cores cut what they align, which doubles a roundoff.
+/// type that it is stored in; `stores` 2 where it is added to what is there: cuBLASLt was off by
+/// more than one rounding on an H100. Tensor cores cut what they align, which doubles a roundoff.
 inline double sum_bound(double terms, double magnitude, Element stored, int stores = 1) {
     return (gamma(2 * terms) + stores * storage_roundoff(stored)) * magnitude;
 }

@@ -76,6 +76,8 @@ TEST_P(CudaKlCases, TensorCoresGiveWhatThePlainKernelGives) {
     for (bool full : {true, false}) {
         const Tensor<int32_t, 3> chosen = ids(full);
         const IndexKl plain = runner_->index_kl(problem(), operands_, support(chosen));
+        if (runner_->backend().answered_by().find("below 9.0") != std::string::npos)
+            GTEST_SKIP() << runner_->backend().answered_by();
         EXPECT_EQ(runner_->backend().answered_by(), "index_kl_any; mma: main_lse is not given");
         KlRequest given;
         given.main_lse = main_lse(chosen);
@@ -95,12 +97,11 @@ TEST_P(CudaKlCases, TensorCoresGiveWhatThePlainKernelGives) {
             given.index_lse = runner_->index_select_lse(problem(), GetParam().rule, operands_).lse;
             EXPECT_TRUE(matches(run(), plain, bound)) << "selected, both lse given";
         }
+        const IndexKl whole = run();
         given.value = false;  // gradients alone
         const IndexKl alone = run();
-        if (full) {
-            EXPECT_TRUE(identical(alone.d_index_q, got.d_index_q));
-            EXPECT_TRUE(identical(alone.d_index_k, got.d_index_k));
-        }
+        EXPECT_TRUE(identical(alone.d_index_q, whole.d_index_q));
+        EXPECT_TRUE(identical(alone.d_index_k, whole.d_index_k));
     }
 }
 
@@ -120,6 +121,9 @@ TEST_P(CudaKlCases, WhatIsNotSeenHasNoInfluence) {
         KlRequest given;
         given.main_lse = full ? main_lse({}) : main_lse(chosen);
         const IndexKl got = runner_->index_kl(p, operands_, over, Teacher::mean, given);
+        if (runner_->backend().answered_by().find("below 9.0") != std::string::npos)
+            GTEST_SKIP() << runner_->backend().answered_by();
+        EXPECT_EQ(runner_->backend().answered_by(), "index_kl_mma");
         const auto alike = [](const auto& a, const auto& b) {
             int64_t finite = 0;
             for (int64_t i = 0; i < a.size(); ++i) {
@@ -149,6 +153,8 @@ TEST_F(CudaKl, RoundsAndPiecesAreTheirSum) {
         given.main_lse = full ? runner_->dense_attention(c.problem, o).lse
                               : runner_->sparse_attention(c.problem, o, ids).lse;
         const IndexKl plain = runner_->index_kl(c.problem, o, support(ids));
+        if (runner_->backend().answered_by().find("below 9.0") != std::string::npos)
+            GTEST_SKIP() << runner_->backend().answered_by();
         const IndexKl got = runner_->index_kl(c.problem, o, support(ids), Teacher::mean, given);
         EXPECT_EQ(runner_->backend().answered_by(), "index_kl_mma");
         EXPECT_TRUE(matches(got, plain, bounds(c.problem, o, Teacher::mean, true))) << c.name;
