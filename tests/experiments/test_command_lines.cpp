@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Random command lines for every program. Whatever is asked for, a program answers 0, or 2 with a
-// message, and stops when it is told to. MSA_TEST_COMMAND_LINES=N runs so many for each program.
+// A sound command line for every program, then random ones. Whatever is asked for, a program
+// answers 0, or 2 with a message, and stops when it is told to. MSA_TEST_COMMAND_LINES=N runs so
+// many for each program.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <regex>
 #include <sstream>
@@ -168,16 +170,17 @@ protected:
             documents << std::string(100, static_cast<char>('a' + n % 26)) << n << '\0';
         documents.close();
         std::ofstream(path("text.json")) << R"({"name": 5})";
-        for (const auto& [program, more] :
-             {std::pair<std::string, Words>{"msa-fit-indexer",
-                                            {"--index-dim", "16", "--steps", "2"}},
-              {"msa-analyze", {}}}) {
-            Words words{program_path(program), "a.h5", "--out",   "made-by-" + program,
-                        "--block-size",        "8",    "--top-k", "4"};
-            words.insert(words.end(), more.begin(), more.end());
-            const Answer made = answer(words, path(""));
-            EXPECT_TRUE(made.has(0)) << made.err;
-        }
+        make("made-by-msa-fit-indexer", "msa-fit-indexer", {"--index-dim", "16", "--steps", "2"});
+        make("made-by-msa-analyze", "msa-analyze", {});
+        make("shard", "msa-analyze", {"--shard", "0/1"});
+    }
+
+    void make(const std::string& out, const std::string& program, const Words& more) {
+        Words words{program_path(program), "a.h5", "--out",   out,
+                    "--block-size",        "8",    "--top-k", "4"};
+        words.insert(words.end(), more.begin(), more.end());
+        const Answer made = answer(words, path(""));
+        EXPECT_TRUE(made.has(0)) << made.err;
     }
 
     static std::string program_path(const std::string& name) {
@@ -204,17 +207,18 @@ protected:
                        "text.json"});
     }
 
-    /// What a user would write; short work.
-    Words sound(const std::string& program) {
+    /// What a user would write, with his own input or with `other`; short work.
+    Words sound(const std::string& program, const std::optional<std::string>& other = {}) {
         if (program == "msa-bench")
-            return {"--out",    "bench.json",    "--backend", "cpu",       "--cases",
-                    "square",   "--tokens",      "256",       "--samples", "1",
-                    "--stages", "select_blocks", "--preset",  "pilot"};
+            return {"--out",    "bench.json",   "--backend", "cpu",       "--cases",
+                    "square",   "--tokens",     "256",       "--samples", "1",
+                    "--stages", "index_select", "--preset",  "pilot"};
         if (program == "msa-cost")
-            return pick(2) == 0 ? Words{"--context", "4K"} : Words{"--results", file()};
-        if (program == "msa-inspect") return {file()};
+            return other ? Words{"--results", *other} : Words{"--context", "4K"};
+        if (program == "msa-merge") return {other.value_or("shard"), "--out", "out"};
+        if (program == "msa-inspect") return {other.value_or("a.h5")};
         if (program == "msa-pretrain")
-            return {pick(4) == 0 ? file() : "words.txt",
+            return {other.value_or("words.txt"),
                     "--out",
                     "out",
                     "--context",
@@ -237,7 +241,7 @@ protected:
         if (program == "msa-advise")
             return {"a.h5",      "--out", "out",    "--block-sizes", "8",           "--top-ks", "2",
                     "--context", "1K",    "--keep", "0.1",           "--selectors", "window"};
-        Words words{pick(4) == 0 ? file() : "a.h5", "--out", "out", "--block-size", "8"};
+        Words words{other.value_or("a.h5"), "--out", "out", "--block-size", "8"};
         if (program == "msa-compare") words.insert(words.end(), {"--budgets", "32"});
         if (program == "msa-analyze") words.insert(words.end(), {"--top-k", "4"});
         if (program == "msa-fit-indexer")
@@ -247,7 +251,9 @@ protected:
 
     Words line(const std::string& program, const std::vector<Flag>& flags) {
         // Of msa-bench, no words are the whole benchmark.
-        Words words = pick(8) == 0 && program != "msa-bench" ? Words{} : sound(program);
+        Words words;
+        if (pick(8) != 0 || program == "msa-bench")
+            words = sound(program, pick(3) == 0 ? std::optional(file()) : std::nullopt);
         for (size_t more = pick(5); more > 0; --more) {
             const Flag& flag = flags[pick(flags.size())];
             if (pick(12) == 0) {
@@ -263,7 +269,6 @@ protected:
         if (!words.empty() && pick(6) == 0)
             words.erase(words.begin() + static_cast<std::ptrdiff_t>(pick(words.size())));
         if (!words.empty() && pick(12) == 0) words.push_back(words[pick(words.size())]);
-        words.insert(words.begin(), program_path(program));
         return words;
     }
 
@@ -282,12 +287,15 @@ TEST_P(CommandLines, AreAnsweredOrRefused) {
         if (n % 4 == 0)
             for (const char* result : {"out", "synth.h5", "bench.json"})
                 std::filesystem::remove_all(path(result));
-        const Words words = line(GetParam().name, flags);
+        Words words = n == 0 ? sound(GetParam().name) : line(GetParam().name, flags);
+        words.insert(words.begin(), program_path(GetParam().name));
         std::string shown;
         for (const std::string& word : words) shown += " '" + printable(word) + "'";
         SCOPED_TRACE(testing::Message() << "seed " << seed() << ", line " << n << ":" << shown);
         const Answer got = answer(words, path(""));
         EXPECT_TRUE(WIFEXITED(got.status)) << "signal " << WTERMSIG(got.status) << "\n" << got.err;
+        EXPECT_TRUE(n > 0 || got.has(0) || got.told_to_stop) << "a sound line was refused\n"
+                                                             << got.err;
         EXPECT_TRUE(got.has(0) || got.has(2) || (got.told_to_stop && got.has(130)))
             << "exit code " << WEXITSTATUS(got.status) << "\n"
             << got.err;
