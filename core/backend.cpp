@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <thread>
 
 #include "core/attention_saved.h"
 #include "core/error.h"
@@ -118,10 +117,6 @@ private:
 };
 
 }  // namespace
-
-int Backend::host_threads() const {
-    return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-}
 
 void Backend::check_support(const Problem& problem, const Request& request) const {
     Support support = supports(problem, request);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "core/index_branch.h"
 
-#include <omp.h>
-
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
@@ -10,6 +8,7 @@
 #include "core/error.h"
 #include "core/problem.h"
 #include "core/projection.h"
+#include "core/threads.h"
 
 namespace msa {
 namespace {
@@ -29,12 +28,11 @@ struct Projection {
 };
 
 Projection queries_of(const IndexWeights& w, int threads) {
-    return {w.form(), w.w_q(), w.norm_q(), w.form().groups,
-            threads > 0 ? threads : omp_get_max_threads()};
+    return {w.form(), w.w_q(), w.norm_q(), w.form().groups, threads_or_all(threads)};
 }
 
 Projection keys_of(const IndexWeights& w, int threads) {
-    return {w.form(), w.w_k(), w.norm_k(), 1, threads > 0 ? threads : omp_get_max_threads()};
+    return {w.form(), w.w_k(), w.norm_k(), 1, threads_or_all(threads)};
 }
 
 void rotate(const IndexForm& form, View<float, 3> heads, std::span<const int64_t> positions,

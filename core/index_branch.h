@@ -2,7 +2,8 @@
 // The Index Branch's projections (eq:msa-index-proj), forward and backward: hidden states x to
 // index_q (one head per group) and index_k (one head), each head with an optional RMS norm and an
 // optional rotation of its first channels, as the Main Branch has them (core/projection.h). There
-// is no gradient into x (eq:msa-detach). Float; results do not depend on `threads` (0: all cores).
+// is no gradient into x (eq:msa-detach). Float; results do not depend on `threads`
+// (threads_or_all).
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/threads.h"
 #include "gpu/kernels/fill_caches.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
@@ -28,7 +29,7 @@ bool is_read_later(const void* host) {
 class CudaBackend final : public Backend {
 public:
     explicit CudaBackend(const CudaOptions& options)
-        : threads_(options.threads),
+        : threads_(threads_or_all(options.threads)),
           device_(require_device(options.device)),
           stream_(std::make_shared<Stream>(options)),
           scratch_(std::make_shared<Scratch>(stream_)),
@@ -54,7 +55,7 @@ public:
                     cudnn_->version().empty() ? "" : ", ", cudnn_->version());
     }
     Space space() const override { return Space::device; }
-    int host_threads() const override { return threads_ > 0 ? threads_ : Backend::host_threads(); }
+    int host_threads() const override { return threads_; }
 
     Support supports(const Problem& p, const Request& request) const override {
         const bool gradient = std::holds_alternative<DenseAttentionGradRequest>(request) ||

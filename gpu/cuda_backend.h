@@ -17,7 +17,7 @@ namespace msa {
 /// hands them in, and the backend's calls take their turn among that library's.
 struct CudaOptions {
     int device = 0;   // ordinal
-    int threads = 0;  // Backend::host_threads(); 0: all cores
+    int threads = 0;  // Backend::host_threads(); 0: threads_or_all
 
     /// A cudaStream_t of that device, which outlives the backend and all memory that it gave out;
     /// null: a stream that the backend makes. The legacy default stream is cudaStreamLegacy. While

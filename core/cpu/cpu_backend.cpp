@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "core/cpu/cpu_backend.h"
 
-#include <omp.h>
-
 #include <fstream>
 #include <string>
 
 #include "core/cpu/block_attention.h"
 #include "core/error.h"
 #include "core/host_backend.h"
+#include "core/threads.h"
 
 namespace msa {
 namespace {
@@ -119,9 +118,8 @@ std::unique_ptr<Backend> make_cpu_backend_avx512(std::string_view name,
 std::unique_ptr<Backend> make_cpu_backend(std::string_view name, const BackendOptions& options) {
 #endif
     require(options.threads >= 0, "threads is ", options.threads,
-            ", must be positive, or 0 for all cores");
-    return std::make_unique<CpuBackend>(
-        name, options.threads > 0 ? options.threads : omp_get_num_procs());
+            ", must be positive, or 0 for as many as OpenMP starts");
+    return std::make_unique<CpuBackend>(name, threads_or_all(options.threads));
 }
 
 }  // namespace msa

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/host_backend.h"
+#include "core/threads.h"
 
 namespace msa {
 namespace reference {
@@ -72,11 +73,11 @@ namespace {
 
 class ReferenceBackend final : public HostBackend {
 public:
-    explicit ReferenceBackend(int threads) : threads_(threads) {}
+    explicit ReferenceBackend(int threads) : threads_(threads_or_all(threads)) {}
 
     std::string_view name() const override { return "reference"; }
     std::string device() const override { return "one CPU thread, double precision"; }
-    int host_threads() const override { return threads_ > 0 ? threads_ : Backend::host_threads(); }
+    int host_threads() const override { return threads_; }
 
     Support supports(const Problem&, const Request& request) const override {
         if (const Element element = operand_element(request); element != Element::f32)

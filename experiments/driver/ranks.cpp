@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/driver/ranks.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <string>
 
 #include "core/error.h"
+#include "core/threads.h"
 
 #ifdef MSA_MPI
 #include <mpi.h>
@@ -28,9 +31,11 @@ const Ranks& Ranks::world() {
     return ranks;
 }
 
-int Ranks::threads(int available) const {
-    const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-    return of_host_ > 1 ? std::clamp(cores / of_host_, 1, available) : available;
+int Ranks::threads() const {
+    const int all = threads_or_all(0);
+    // Who sets OMP_NUM_THREADS means every rank.
+    if (of_host_ == 1 || std::getenv("OMP_NUM_THREADS") != nullptr) return all;
+    return std::clamp(processors_of_host_ / of_host_, 1, all);
 }
 
 int64_t Handout::take() {
@@ -47,6 +52,15 @@ constexpr int kAsk = 1, kAnswer = 2;  // tags
 constexpr int64_t kStop = -1;  // a rank asks with what it has done since, or for nobody to go on
 constexpr auto kServerNap = std::chrono::milliseconds(1);
 
+/// Those that any of the ranks of `host` may run on: a launcher may have bound each to its own.
+int processors(MPI_Comm host) {
+    cpu_set_t mine, any;
+    CPU_ZERO(&mine);
+    sched_getaffinity(0, sizeof mine, &mine);
+    MPI_Allreduce(&mine, &any, sizeof mine, MPI_BYTE, MPI_BOR, host);
+    return CPU_COUNT(&any);
+}
+
 }  // namespace
 
 Ranks::Ranks() {
@@ -58,6 +72,7 @@ Ranks::Ranks() {
     MPI_Comm host = MPI_COMM_NULL;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host);
     MPI_Comm_size(host, &of_host_);
+    processors_of_host_ = processors(host);
     MPI_Comm_free(&host);
     require(level >= MPI_THREAD_SERIALIZED || count_ == 1,
             "this MPI lets one thread of a process call it: --shard spreads a run without MPI");

@@ -22,8 +22,9 @@ public:
     int rank() const { return rank_; }
     int count() const { return count_; }
     bool is_first() const { return rank_ == 0; }
-    /// Threads of this rank where all of a host's share it.
-    int threads(int available) const;
+    /// Threads of this rank: threads_or_all, shared with the host's other ranks unless
+    /// OMP_NUM_THREADS says how many each has.
+    int threads() const;
 
     /// Collective: waits for all ranks. Throws `error` where there is one, else StoppedElsewhere
     /// where another rank has one.
@@ -35,7 +36,7 @@ public:
 
 private:
     Ranks();
-    int rank_ = 0, count_ = 1, of_host_ = 1;
+    int rank_ = 0, count_ = 1, of_host_ = 1, processors_of_host_ = 1;
 };
 
 /// Numbers from 0 to total - 1, each to one rank and thread that asks, in order. The first rank

@@ -221,7 +221,7 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
     const std::vector<const Unit*> units = waiting();
     const int64_t jobs = std::clamp<int64_t>(std::ssize(units), 1, o_.jobs);
     BackendOptions share = compute.backend_options;
-    const int all = share.threads > 0 ? share.threads : ranks.threads(omp_get_max_threads());
+    const int all = share.threads > 0 ? share.threads : ranks.threads();
     share.threads = std::max(1, all / static_cast<int>(jobs));
     const bool alone = jobs == 1 && ranks.count() == 1;
     ranks.agree({});  // all are ready: nothing is found done that another rank has just done

@@ -61,7 +61,9 @@ void add_backend(OptionTable& table, ComputeOptions& o) {
     table.count("device", "N", o.backend_options.device, "number of the GPU that cuda uses")
         .between(0, 1023)
         .unrecorded();
-    table.count("threads", "N", o.backend_options.threads, "CPU threads; 0: all")
+    table
+        .count("threads", "N", o.backend_options.threads,
+               "CPU threads; 0: OMP_NUM_THREADS, else all")
         .between(0, most_threads())
         .unrecorded();
 }

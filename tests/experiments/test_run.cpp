@@ -21,6 +21,19 @@ std::vector<std::string> small(const std::string& file, const std::string& out,
     return all;
 }
 
+TEST_F(Driver, OpenmpsVariableSaysHowManyThreads) {
+    const auto threads = [&](const std::string& variable, const std::string& options) {
+        const std::string command = variable + " " MSA_BIN_DIR "/msa-analyze '" + path("a.h5") +
+                                    "' --out '" + path("out") + "' --overwrite --block-size 8" +
+                                    options + " > /dev/null 2>&1";
+        EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 0) << command;
+        return file_text(path("out/run.json"));
+    };
+    make("a.h5");
+    EXPECT_NE(threads("OMP_NUM_THREADS=3", "").find(", 3 threads"), std::string::npos);
+    EXPECT_NE(threads("OMP_NUM_THREADS=3", " --threads 2").find(", 2 threads"), std::string::npos);
+}
+
 TEST_F(Driver, OverwriteNeverReplacesAnInput) {
     std::filesystem::create_directories(path("d"));
     std::filesystem::copy_file(write("a.h5"), path("d/indexer.h5"));
