@@ -8,6 +8,7 @@
 #include "core/attention_saved.h"
 #include "core/error.h"
 #include "core/index_lse.h"
+#include "core/threads.h"
 
 namespace msa {
 namespace {
@@ -117,6 +118,8 @@ private:
 };
 
 }  // namespace
+
+int Backend::host_threads() const { return threads_or_all(0); }
 
 void Backend::check_support(const Problem& problem, const Request& request) const {
     Support support = supports(problem, request);

@@ -22,7 +22,6 @@
 #include "core/request.h"
 #include "core/selection.h"
 #include "core/tensor.h"
-#include "core/threads.h"
 
 namespace msa {
 
@@ -83,7 +82,7 @@ public:
     virtual Support supports(const Problem&, const Request&) const = 0;
 
     /// Threads for work on the host beside this backend's operations.
-    virtual int host_threads() const { return threads_or_all(0); }
+    virtual int host_threads() const;
 
     /// Memory of this backend's space, zero-filled.
     virtual std::shared_ptr<void> allocate(int64_t bytes) = 0;
