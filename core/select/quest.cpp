@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: MIT
-// sum_d max(q_d low_d, q_d high_d) = sum_d max(q_d, 0) high_d + min(q_d, 0) low_d: a product.
 #include <algorithm>
 #include <optional>
 
-#include "core/select/block_vectors.h"
 #include "core/select/cost.h"
+#include "core/select/quest_bound.h"
 #include "core/select/selector.h"
 
 namespace msa {
-namespace {
 
-/// [high, low] per channel.
-void bounds_of_keys(const KeyRows& keys, View<float, 1> bounds) {
+void quest_bounds(const KeyRows& keys, View<float, 1> bounds) {
     const int64_t dims = bounds.size() / 2;
     for (int64_t d = 0; d < dims; ++d) bounds(d) = bounds(dims + d) = keys[0][d];
     for (int64_t j = 1; j < keys.count; ++j)
@@ -21,13 +18,14 @@ void bounds_of_keys(const KeyRows& keys, View<float, 1> bounds) {
         }
 }
 
-/// [max(q, 0), min(q, 0)].
-void add_parts_of_query(View<const float, 1> q, View<float, 1> parts) {
+void add_quest_parts(View<const float, 1> q, View<float, 1> parts) {
     for (int64_t d = 0; d < q.size(); ++d) {
         parts(d) += std::max(q(d), 0.0F);
         parts(q.size() + d) += std::min(q(d), 0.0F);
     }
 }
+
+namespace {
 
 class QuestSelector final : public Selector {
 public:
@@ -44,7 +42,7 @@ public:
         return per_group(phase, 2 * blocks_seen(phase));
     }
     void prepare(const SelectorLayer& layer) override {
-        vectors_.emplace(layer, 2 * layer.problem.head_dim, bounds_of_keys, add_parts_of_query);
+        vectors_.emplace(layer, 2 * layer.problem.head_dim, quest_bounds, add_quest_parts);
     }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         return {layer.backend, vectors_->score(layer, chunk.problem, chunk.q.host())};

@@ -12,8 +12,13 @@
     X(oracle)                    \
     X(oracle_logit)              \
     X(top_p)                     \
+    X(ada_oracle)                \
     X(mean_key)                  \
     X(quest)                     \
+    X(quest_pages)               \
+    X(sparq)                     \
+    X(keydiff)                   \
+    X(shadowkv)                  \
     X(nsa)                       \
     X(infllm_v2)                 \
     X(infllm)                    \
@@ -26,6 +31,7 @@
     X(h2o)                       \
     X(h2o_streamed)              \
     X(h2o_oracle)                \
+    X(tova)                      \
     X(previous_layer)            \
     X(window)                    \
     X(random)

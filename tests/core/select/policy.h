@@ -25,12 +25,12 @@ protected:
         : first_(first), q_(normal<3>({first + 75, 4, 16}, 1, q_sigma)) {}
 
     const int64_t first_;
-    const Problem p_ = [this] {
+    Problem p_ = [this] {
         Problem p = square_problem(0, 4, 2, 16, 16, 16);
         p.batch = PackedBatch({0, first_, first_ + 75}, {0, first_, first_ + 75});
         return p;
     }();
-    const Tensor<float, 3> q_, k_ = normal<3>({p_.keys(), 2, 16}, 2);
+    Tensor<float, 3> q_, k_ = normal<3>({p_.keys(), 2, 16}, 2);
     const Tensor<float, 3> index_q_ = normal<3>({p_.keys(), 2, 16}, 3);
     const Tensor<float, 2> index_k_ = normal<2>({p_.keys(), 16}, 4);
     std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});

@@ -28,6 +28,12 @@ TEST(PolicyCosts, ByHand) {
     expect("previous-layer", 2 * 4 * 16 * 420, 2 * 2 * 16 * 420);
     expect("mean-key", 2 * 2 * 16 * (4 + 10), 2 * 2 * 16 * (4 + 10));
     expect("quest", 2 * 2 * 16 * 2 * (4 + 10), 2 * 2 * 16 * 2 * (4 + 10));
+    expect("quest-pages", 2 * 2 * 16 * 2 * (7 + 20), 2 * 2 * 16 * 2 * (7 + 20));
+    expect("sparq", 2 * 4 * 2 * 420, 2 * 2 * 2 * 420);  // 2 of 16 channels
+    expect("keydiff", 2 * 2 * 16 * (4 + 10), 2 * 2 * 16 * (4 + 10));
+    expect("shadowkv", 2 * 4 * 16 * (4 + 10), 2 * 2 * 16 * (4 + 10));
+    expect("ada-oracle", 2 * 4 * 16 * 420, 2 * 2 * 16 * 420);
+    expect("tova", 0, 0);
     // Pieces [0, 32), [16, 48), ... that end by 100 and by 320: 5 and 19.
     expect("nsa", 2 * 4 * 16 * 24, 2 * 2 * 16 * 24);
     expect("minference-vs", 64 * 2 * 4 * 16 * 320, 2 * 2 * 16 * 320);

@@ -36,5 +36,28 @@ TEST_F(Quest, IsNoLessThanAnyProduct) {
             }
 }
 
+/// Blocks of 64 tokens: the largest bound of their four pages, as far as they are seen.
+TEST_F(Quest, OfPagesIsTheLargestOfThem) {
+    const Tensor<float, 3> pages = scores("quest");
+    p_.block_size = 64;
+    const Tensor<float, 3> got = scores("quest-pages");
+    for (int64_t i = 0; i < 285; ++i)
+        for (int64_t r = 0; r < 2; ++r)
+            for (int64_t b = 0; b < blocks(i); ++b) {
+                float want = -INFINITY;
+                for (int64_t page = 4 * b; page <= std::min(4 * b + 3, position(i) / 16); ++page)
+                    want = std::max(want, pages(i, r, page));
+                ASSERT_EQ(got(i, r, b), want) << i << ", " << b;
+            }
+    EXPECT_EQ(make_selector("lserve")->name(), "quest-pages");
+}
+
+TEST_F(Quest, OfPagesOfBlocksThatAreNoMultipleOf16) {
+    p_.block_size = 8;
+    const Tensor<float, 3> want = scores("quest"), got = scores("quest-pages");
+    for (int64_t i = 0; i < 285; ++i)
+        for (int64_t b = 0; b < blocks(i); ++b) ASSERT_EQ(got(i, 1, b), want(i, 1, b)) << i;
+}
+
 }  // namespace
 }  // namespace msa::test

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#include "core/select/eviction.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace msa {
+namespace {
+
+constexpr float kEvicted = -std::numeric_limits<float>::infinity();
+
+/// The blocks that the rule keeps of those that have not been evicted, ascending.
+std::vector<int64_t> survivors(const SelectionRule& rule, int64_t blocks,
+                               View<const float, 1> received) {
+    std::vector<int64_t> kept, free;
+    for (int64_t b = 0; b < blocks; ++b) {
+        if (is_forced(rule, b, blocks))
+            kept.push_back(b);
+        else if (received(b) > kEvicted)
+            free.push_back(b);
+    }
+    const int64_t room = std::clamp<int64_t>(rule.top_k - std::ssize(kept), 0, std::ssize(free));
+    std::partial_sort(free.begin(), free.begin() + room, free.end(), [&](int64_t a, int64_t b) {
+        return received(a) != received(b) ? received(a) > received(b) : a < b;
+    });
+    kept.insert(kept.end(), free.begin(), free.begin() + room);
+    std::sort(kept.begin(), kept.end());
+    return kept;
+}
+
+}  // namespace
+
+void EvictingSelector::prepare(const SelectorLayer&) {
+    caches_.clear();
+    begun_.clear();
+}
+
+Mirror<3> EvictingSelector::score(const SelectorLayer& layer, const SelectorChunk& chunk) {
+    const Problem& p = chunk.problem;
+    const std::vector<KeyRange>& visible = visible_keys(p);
+    const std::vector<int64_t> sequence = query_sequences(p);
+    const View<const float, 3> mass = chunk.mass().host();
+    const SelectionRule rule = adjust(layer.rule, layer.prompt);
+    Cache& cache = caches_[layer.rule];
+    Tensor<float, 3> scores(mass.shape());
+    for (int64_t i = 0; i < p.queries(); ++i) {
+        if (sequence[static_cast<size_t>(i)] != cache.sequence) {
+            cache.sequence = sequence[static_cast<size_t>(i)];
+            const Tensor<float, 2>& before = begun(layer, cache.sequence);
+            cache.received = Tensor<float, 2>(before.shape());
+            std::copy_n(before.data(), before.size(), cache.received.data());
+        }
+        std::copy_n(cache.received.data(), cache.received.size(), &scores(i, 0, 0));
+        const int64_t blocks = visible_blocks(visible[static_cast<size_t>(i)].count, p.block_size);
+        for (int64_t r = 0; r < p.kv_heads; ++r)
+            step(rule, blocks, mass[i][r], cache.received.view()[r]);
+    }
+    return {layer.backend, std::move(scores)};
+}
+
+const Tensor<float, 2>& EvictingSelector::begun(const SelectorLayer& layer, int64_t sequence) {
+    const auto [at, is_new] = begun_.try_emplace(sequence);
+    if (is_new) at->second = begin(layer, sequence);
+    return at->second;
+}
+
+void EvictingSelector::step(const SelectionRule& rule, int64_t blocks, View<const float, 1> mass,
+                            View<float, 1> received) const {
+    const std::vector<int64_t> kept = survivors(rule, blocks, received);
+    float sum = 0;
+    for (int64_t b : kept) sum += mass(b);
+    for (int64_t b = 0; b < blocks; ++b) {
+        const bool survives = std::binary_search(kept.begin(), kept.end(), b);
+        received(b) = survives ? receive(received(b), sum > 0 ? mass(b) / sum : 0) : kEvicted;
+    }
+}
+
+}  // namespace msa
