@@ -45,6 +45,24 @@ TEST_F(AdaOracle, SharesTheBudgetAmongTheGroups) {
     EXPECT_EQ(make_selector("ada-oracle")->adjust({.top_k = 4}, 0).top_k, kUneven);
 }
 
+/// A group that looks at nothing but its newest tokens still has two blocks of ten.
+TEST_F(AdaOracle, LeavesEveryGroupAFifth) {
+    p_.block_size = 8;
+    for (int64_t i = 0; i < 285; ++i) {
+        std::fill_n(&k_(i, 0, 0), 16, 0.0F);
+        k_(i, 0, 0) = static_cast<float>(position(i));
+        for (int64_t h = 0; h < 2; ++h) q_(i, h, 0) = 8;
+    }
+    const Tensor<float, 3> got = scores("ada-oracle", 0, {.top_k = 10});
+    const auto kept = [&](int64_t r) {
+        int64_t count = 0;
+        for (int64_t b = 0; b < blocks(207); ++b) count += got(207, r, b) > -INFINITY ? 1 : 0;
+        return count;
+    };
+    EXPECT_EQ(kept(0), 2);
+    EXPECT_EQ(kept(1), 18);
+}
+
 TEST_F(AdaOracle, ChunksDoNotMatter) { expect_chunks_do_not_matter("ada-oracle"); }
 
 }  // namespace
