@@ -5,8 +5,6 @@ import os
 import sys
 from pathlib import Path
 
-from ._compiled import require_processor
-
 BIN = Path(__file__).parent / "bin"
 TOOLS = {"capture": "activations of a PyTorch model as a file",
          "convert": "activations from and to safetensors, npz and npy",
@@ -41,22 +39,13 @@ def run_tool(name: str, arguments) -> int:
     return capture([name, *arguments])
 
 
-def run_program(path: Path, arguments) -> int:
-    """The program in place of this process; 2 where the processor cannot run it."""
-    try:
-        require_processor()
-    except ImportError as error:
-        print(f"msalab: {error}", file=sys.stderr)
-        return 2
-    os.execv(path, [str(path), *arguments])
-
-
 def main(arguments=None) -> int:
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if command in TOOLS:
         return run_tool(command, rest)
     if command in programs():
-        return run_program(programs()[command], rest)
+        path = programs()[command]
+        os.execv(path, [str(path), *rest])
     if command in ("-h", "--help", "help"):
         print(usage())
         return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where the compiled part cannot run or is not there, `import msalab` and the command say so."""
+"""Where the compiled part cannot run or is not there, the first use of an operation says so."""
 
 import os
 import shutil
@@ -41,17 +41,6 @@ def test_an_old_processor_is_named_before_the_compiled_part_is_loaded(run):
     assert done.returncode == 1 and done.stdout == "imported\n"
     assert done.stderr.rstrip().endswith(f"ImportError: {LACKS}")
     assert f"ImportError: {LACKS}" in run("from msalab import dense_attention", OLD).stderr
-
-
-def test_the_command_starts_no_program_on_an_old_processor(run, tmp_path):
-    program = tmp_path / "msalab/bin/msa-cost"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho started\n")
-    program.chmod(0o755)
-    command = "import sys; from msalab.__main__ import main; sys.exit(main(['cost']))"
-    assert run(command).stdout == "started\n"
-    done = run(command, OLD)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"msalab: {LACKS}\n")
 
 
 def test_a_copy_that_is_not_compiled_says_how_to_compile_it(run):

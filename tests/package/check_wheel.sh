@@ -35,12 +35,16 @@ assert np.allclose(out[:, 0, 0], (np.arange(n) // 8 * 8 + np.arange(n)) / 2, ato
 assert not msalab.backends()["cpu"] and "cuda" in msalab.backends()
 CODE
 
-env/bin/msalab --version
+env/bin/python -m msalab --version
 for name in advise analyze bench compare cost fit-indexer inspect merge pretrain synth; do
     env/bin/msalab "$name" --help >help || fail "msalab $name --help ends with $?"
     grep -q "^msa-$name: " help || fail "msalab $name --help is not of msa-$name"
 done
 env/bin/msalab cost --preset qwen3-8b >/dev/null
+# A processor without AVX2, as glibc can pretend to have.
+GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX2 env/bin/msalab cost --preset qwen3-8b 2>error >/dev/null &&
+    fail "msalab cost runs without AVX2"
+grep -q '^msa-cost: .* this one lacks avx2$' error || fail "msalab cost without AVX2: $(<error)"
 env/bin/msalab analyze "$sample" --out results --block-size 32 --top-k 8 --selectors oracle,window \
     --queries 2240: >/dev/null
 env/bin/msalab plot results/results.h5 --out pictures >/dev/null
