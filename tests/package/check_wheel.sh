@@ -35,7 +35,9 @@ assert np.allclose(out[:, 0, 0], (np.arange(n) // 8 * 8 + np.arange(n)) / 2, ato
 assert not msalab.backends()["cpu"] and "cuda" in msalab.backends()
 CODE
 
-env/bin/python -m msalab --version
+version=$(env/bin/python -m msalab --version)
+env/bin/msalab cost --version | grep -q "^msa-cost ${version#msalab } (" ||
+    fail "the package is $version, the program $(env/bin/msalab cost --version)"
 for name in advise analyze bench compare cost fit-indexer inspect merge pretrain synth; do
     env/bin/msalab "$name" --help >help || fail "msalab $name --help ends with $?"
     grep -q "^msa-$name: " help || fail "msalab $name --help is not of msa-$name"
