@@ -8,15 +8,15 @@ python=$2
 sample=$(realpath "$(dirname "$0")/../../data/sample.h5")
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-cd "$place"
 unset PYTHONPATH LD_LIBRARY_PATH
+"$python" -m venv "$place/env"
+cd "$place"
 
 fail() {
     echo "$*" >&2
     exit 1
 }
 
-"$python" -m venv env
 env/bin/pip install --quiet "${package}[plots]"
 
 # Equal keys share the attention: query i's output is the mean of v[0..i].
