@@ -8,14 +8,9 @@ import threading
 
 import numpy as np
 
-from ._processor import require_processor
+from ._compiled import load_compiled
 
-require_processor()
-try:
-    from . import _msalab
-except ImportError as error:
-    raise ImportError("the operations of msalab are compiled, and this copy of the package is not: "
-                      f"`pip install .` in the repository does it ({error})") from error
+_msalab = load_compiled()
 
 Layout = _msalab.Layout
 InputError, UnsupportedError = _msalab.InputError, _msalab.UnsupportedError

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("core", "gpu", "analysis", "experiments", "notebooks", "data", "tests")
+FOLDERS = ("core", "gpu", "analysis", "experiments", "notebooks", "data", "tests", "python",
+           "docs")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS
                                       for page in (ROOT / folder).rglob("*.md"))])
 

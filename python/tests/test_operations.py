@@ -206,9 +206,3 @@ def test_backends_say_why_they_cannot_start():
     found = msalab.backends()
     assert found["cpu"] == "" and found["reference"] == ""
     assert "cuda" in found
-
-
-def test_the_processor_is_asked_before_the_compiled_part_is_loaded():
-    from msalab._processor import missing_features
-    assert missing_features("flags : fpu avx2 fma f16c") == ["bmi2"]
-    assert missing_features("no flags here") == []

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Where the compiled part cannot run or is not there, the first use of an operation says so."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "msalab"
+OLD = "processor : 0\nflags : fpu sse2 avx f16c fma\n"  # neither AVX2 nor BMI2
+LACKS = "msalab needs a processor with AVX2 (x86-64-v3); this one lacks avx2, bmi2"
+CALL = "import msalab; print('imported', flush=True); msalab.dense_attention"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(code, cpuinfo): what Python prints and how it ends, with a copy of the package that is
+    not compiled, on a processor that the system describes so."""
+    shutil.copytree(PACKAGE, tmp_path / "msalab", ignore=shutil.ignore_patterns("_msalab*", "bin"))
+    described = tmp_path / "cpuinfo"
+
+    def run(code, cpuinfo=None):
+        if cpuinfo is not None:
+            described.write_text(cpuinfo)
+            code = ("import pathlib, msalab._compiled as c; "
+                    f"c.CPUINFO = pathlib.Path({str(described)!r}); " + code)
+        return subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True,
+                              capture_output=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+
+    return run
+
+
+def test_an_old_processor_is_named_before_the_compiled_part_is_loaded(run):
+    from msalab._compiled import missing_features
+    assert missing_features("flags : fpu avx2 fma f16c") == ["bmi2"]
+    assert missing_features("no flags here") == []
+    done = run(CALL, OLD)
+    assert done.returncode == 1 and done.stdout == "imported\n"
+    assert done.stderr.rstrip().endswith(f"ImportError: {LACKS}")
+    assert f"ImportError: {LACKS}" in run("from msalab import dense_attention", OLD).stderr
+
+
+def test_a_copy_that_is_not_compiled_says_how_to_compile_it(run):
+    done = run(CALL)
+    assert done.returncode == 1 and done.stdout == "imported\n"
+    assert "ImportError: the operations of msalab are compiled, and this copy of the package is " \
+           "not, or not for this Python: `pip install .` in the repository does it" in done.stderr
+
+
+def test_a_compiled_part_that_cannot_be_loaded_says_why(run, tmp_path):
+    (tmp_path / "msalab/_msalab.abi3.so").write_bytes(b"not a library")
+    error = run(CALL).stderr
+    assert "ImportError: the compiled part of msalab cannot be loaded: " in error
+    assert "_msalab.abi3.so" in error
