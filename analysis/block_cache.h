@@ -23,9 +23,9 @@ public:
     void add(std::span<const int32_t> blocks);
 
     int64_t count() const { return static_cast<int64_t>(begin_.size()) - 1; }
-    int64_t uses() const { return begin_.back(); }   // blocks of all steps
-    int64_t largest() const { return largest_; }     // most blocks of a step
-    int64_t blocks() const;                          // that the last step's query can see
+    int64_t uses() const { return begin_.back(); }  // blocks of all steps
+    int64_t largest() const { return largest_; }    // most blocks of a step
+    int64_t blocks() const;                         // that the last step's query can see
     std::span<const int32_t> operator[](int64_t step) const;
     /// Is `block` the one that this step's query is written to, and was it begun by one of the
     /// steps? Then it never has been anywhere else, and its first use is no miss.
@@ -81,7 +81,7 @@ Reuse reuse(const DecodeSteps&);
 /// What fetching by a guess of each step's blocks, before they are known, is worth. What was
 /// guessed waits beside the cache and enters it when it is used.
 struct Prefetch {
-    int64_t hits = 0;   // uses that were guessed
+    int64_t hits = 0;        // uses that were guessed
     StackDistances left;     // the other uses, without those of Reuse::written
     StackDistances in_vain;  // what was guessed and not used
     Prefetch& operator+=(const Prefetch&);

@@ -184,8 +184,8 @@ TEST(BlockCache, PrefetchByThePreviousStepByHand) {
     EXPECT_EQ(guesses.count(), 4);
     EXPECT_TRUE(guesses[0].empty());
     const Prefetch found = prefetch(by_hand(), guesses);
-    EXPECT_EQ(found.hits, 4);       // 0 and 4; 2; 5
-    EXPECT_EQ(found.left.cold, 4);  // 0 and 1; 2; 3
+    EXPECT_EQ(found.hits, 4);                                             // 0 and 4; 2; 5
+    EXPECT_EQ(found.left.cold, 4);                                        // 0 and 1; 2; 3
     EXPECT_EQ(found.left.reuses, (std::vector<int64_t>{0, 0, 0, 1, 1}));  // 1; 0
     EXPECT_EQ(found.in_vain.cold, 0);
     EXPECT_EQ(found.in_vain.reuses, (std::vector<int64_t>{1, 2, 2}));  // 1; 0 and 4; 1 and 2
