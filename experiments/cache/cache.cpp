@@ -58,6 +58,7 @@ void require_guesses(const CacheOptions& o, const io::ResultsReader& results,
 std::vector<LayerSteps> resolve(CacheOptions& o, const io::ResultsReader& results) {
     const std::string file = o.file.string();
     require_of_analyze(file, results);
+    require(results.has("/select"), file, ": has no selected blocks (/select)");
     o.selectors = pick_selectors(results, o.selectors);
     o.layers = pick_layers(results, o.layers);
     if (!o.element) o.element = element_of(file, results);

@@ -271,7 +271,7 @@ void print_report(const Report& report, std::ostream& out) {
         << report.context_blocks << " blocks of " << report.block_size << " tokens; a block is "
         << number_text(static_cast<double>(first.block_bytes) / 1024) << " KiB of "
         << report.element << " per layer and group\nlink " << number_text(report.link / kGiga)
-        << " GB/s, " << number_text(report.seconds_per_token / kMicro) << " us per token: at most "
+        << " GB/s, " << number_text(report.seconds_per_token / kMilli) << " ms per token: at most "
         << number_text(report.bytes_per_token() / kMega) << " MB per token, for "
         << report.model_layers << (report.model_layers == 1 ? " layer" : " layers") << '\n'
         << (report.prefetch ? "the previous layer's blocks are prefetched; those in vain cross the "
