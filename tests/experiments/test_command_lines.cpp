@@ -137,7 +137,7 @@ const Words kNames{"cpu",      "reference", "cuda",          "f32",           "b
                    "prefill",  "square",    "top-k",         "select_blocks", "layer",    "pilot",
                    "paper",    "h100",      "measured",      "rms",           "pca",      "normal",
                    "max",      "window",    "forced",        "block-size",    "group",    "head",
-                   "included", "max-logit", "outputs,mass",  "out",           "folder"};
+                   "included", "max-logit", "outputs,mass",  "out",           "folder",   "previous-layer"};
 const Words kStrange{"",
                      " ",
                      "5 ",
@@ -213,6 +213,8 @@ protected:
             return {"--out",    "bench.json",   "--backend", "cpu",       "--cases",
                     "square",   "--tokens",     "256",       "--samples", "1",
                     "--stages", "index_select", "--preset",  "pilot"};
+        if (program == "msa-cache")
+            return {other.value_or("made-by-msa-analyze/results.h5"), "--out", "out"};
         if (program == "msa-cost")
             return other ? Words{"--results", *other} : Words{"--context", "4K"};
         if (program == "msa-merge") return {other.value_or("shard"), "--out", "out"};
