@@ -18,7 +18,7 @@ struct CacheOptions : RunOptions {
     std::vector<int64_t> sizes;      // of the cache, in blocks per group; empty: steps of sqrt 2
     std::optional<Element> element;  // of cached keys and values; empty: as in the results
     std::optional<int64_t> model_layers;
-    bool prefetch = false;  // by the previous layer's blocks
+    bool prefetch = false;          // by the previous layer's blocks
     double link = 64;               // GB/s
     double time_per_token = 10000;  // us
 };

@@ -84,8 +84,7 @@ Point point_of(const Arm& arm, int64_t blocks, const std::vector<int64_t>& sizes
     point.late = arm.per_token([&](const LayerReport& of) {
         return of.seen.by_layer ? of.seen.by_layer->left.misses(blocks) : lru_misses(blocks)(of);
     });
-    point.late_in_vain =
-        arm.per_token([&](const LayerReport& of) { return in_vain(of, blocks); });
+    point.late_in_vain = arm.per_token([&](const LayerReport& of) { return in_vain(of, blocks); });
     return point;
 }
 
