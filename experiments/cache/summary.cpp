@@ -193,11 +193,11 @@ void print_words(const Report& report, std::ostream& out) {
         "LFU blocks, Belady blocks: the smallest size tried that would do if the block used "
         "least often left first, or the one whose next use is furthest away (Belady's "
         "optimum, which knows the future), without prefetch. Median distance: the blocks used "
-        "since a block's "
-        "last use, over all reuses. Previous step, previous layer: share of a step's blocks "
-        "that the step before selected, or the layer before in the same step and group. Left: "
-        "misses that prefetching the previous layer's blocks does not foresee; in vain: what "
-        "it fetches and the step does not use. The previous step's blocks are in any cache "
+        "since a block's last use, over all reuses. Previous step, previous layer: share of a "
+        "step's blocks that the step before selected, or the layer before in the same step and "
+        "group. Left: misses that prefetching the previous layer's blocks does not foresee; in "
+        "vain: what it fetches and the step does not use. The previous step's blocks are in any "
+        "cache "
         "here, so prefetching them saves nothing more.");
     if (report.model_layers > report.selectors.front().layers)
         print_paragraph(
