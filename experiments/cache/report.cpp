@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <ranges>
 
 #include "experiments/driver/units.h"
 
@@ -96,6 +95,21 @@ std::optional<int64_t> smallest(const Arm& arm, std::vector<int64_t> Seen::*poli
     return std::nullopt;
 }
 
+/// The smallest cache from `size` on that is in time: what is fetched never grows with its size.
+std::optional<Point> smallest_in_time(const Arm& arm, int64_t size,
+                                      const std::vector<int64_t>& sizes) {
+    int64_t end = arm.report->context_blocks + 1;
+    while (size < end) {
+        const int64_t middle = std::midpoint(size, end);
+        if (arm.bytes(fetched(*arm.report, middle)) > arm.report->bytes_per_token())
+            size = middle + 1;
+        else
+            end = middle;
+    }
+    if (size > arm.report->context_blocks) return std::nullopt;
+    return point_of(arm, size, sizes);
+}
+
 SelectorReport report_selector(const Report& report, const std::string& selector,
                                const std::vector<int64_t>& sizes) {
     Arm arm{.report = &report};
@@ -116,12 +130,7 @@ SelectorReport report_selector(const Report& report, const std::string& selector
     for (const LayerReport* layer : arm.layers)
         found.written_bytes +=
             real(layer->groups * layer->block_bytes) / real(report.block_size) * arm.scale;
-    // What is fetched never grows with the cache, so the sizes in time are the last ones.
-    const auto all = std::views::iota(smallest_cache, report.context_blocks + 1);
-    const auto first = std::ranges::partition_point(all, [&](int64_t blocks) {
-        return arm.bytes(fetched(report, blocks)) > report.bytes_per_token();
-    });
-    if (first != all.end()) found.recommended = point_of(arm, *first, sizes);
+    found.recommended = smallest_in_time(arm, smallest_cache, sizes);
     return found;
 }
 
