@@ -34,7 +34,9 @@ std::vector<int64_t> next_uses(const DecodeSteps& steps) {
 struct Resident {
     int64_t rank, last_use;
     int32_t block;
-    auto operator<=>(const Resident&) const = default;
+    bool operator<(const Resident& other) const {
+        return std::tie(rank, last_use, block) < std::tie(other.rank, other.last_use, other.block);
+    }
 };
 
 }  // namespace

@@ -236,7 +236,7 @@ std::string cache_definitions() {
          "share of uses whose block the layer before selected in the same step and group"},
         {"late_misses_per_token",
          "misses that prefetching the previous layer's blocks does not foresee; what is fetched "
-         "waits beside the cache until it is used"},
+         "waits beside the cache until it is used; all misses of a layer that has none before it"},
         {"in_vain_per_token", "blocks that this prefetching fetches and the step does not use"}};
     return definitions.dump();
 }
