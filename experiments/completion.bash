@@ -22,5 +22,5 @@ _msalab_complete() {
     fi
 }
 
-complete -o filenames -F _msalab_complete msalab msa-advise msa-analyze msa-bench msa-compare \
-    msa-cost msa-fit-indexer msa-inspect msa-merge msa-pretrain msa-synth
+complete -o filenames -F _msalab_complete msalab msa-advise msa-analyze msa-bench msa-cache \
+    msa-compare msa-cost msa-fit-indexer msa-inspect msa-merge msa-pretrain msa-synth

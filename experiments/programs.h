@@ -27,6 +27,11 @@ void complete(const Completed&);
 namespace bench {
 int run(Arguments args, std::ostream& out, std::ostream& err);
 }
+/// msa-cache: what would a KV cache off the GPU see?
+namespace cache {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+void complete(const Completed&);
+}  // namespace cache
 /// msa-compare: which selector keeps most of the attention at an equal budget, and at what cost?
 namespace compare {
 int run(Arguments args, std::ostream& out, std::ostream& err);

@@ -7,9 +7,8 @@
 
 #include "analysis/selection_cost.h"
 #include "core/io/results.h"
-#include "core/selection.h"
-#include "core/utf8.h"
 #include "experiments/cost/chip.h"
+#include "experiments/driver/selected_blocks.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/units.h"
 
@@ -19,12 +18,10 @@ namespace {
 using analysis::OrderCost, analysis::SelectionCost;
 using nlohmann::ordered_json;
 
-constexpr int64_t kMostTokens = int64_t{1} << 40;
-
 /// One selector on one layer.
 struct Arm {
-    std::string selector, layer;
-    int64_t queries, group_size, block_size, top_k;
+    std::string selector;
+    int64_t layer, queries, group_size, block_size, top_k;
     SelectionCost cost;
     const OrderCost& fastest() const {
         return *std::min_element(
@@ -33,100 +30,18 @@ struct Arm {
     }
 };
 
-/// A fault of a layer or dataset, with the file and the place in front.
-template <typename Read>
-auto naming(const std::string& file, const std::string& place, Read&& read) {
-    try {
-        return read();
-    } catch (const InputError& fault) {
-        throw InputError(text(file, ": ", place, ": ", fault.what()));
-    }
-}
-
-/// The analysed queries of a layer, against the keys that any of them sees.
-Problem read_problem(const io::ResultsReader& results, const std::string& layer) {
-    const auto size = [&](const char* name) {
-        return static_cast<int64_t>(results.number("/layers/" + layer, name));
-    };
-    const std::string at = "/queries/" + layer;
-    const auto token = results.read<int64_t, 1>(at + "/token");
-    const auto position = results.read<int64_t, 1>(at + "/position");
-    const auto sequence = results.read<int64_t, 1>(at + "/sequence");
-    Problem p;
-    p.query_heads = size("query_heads");
-    p.kv_heads = size("kv_heads");
-    p.head_dim = size("head_dim");
-    p.index_dim = size("index_dim");
-    p.block_size = size("block_size");
-    if (results.has("/layers/" + layer, "window")) p.window = size("window");
-    const int64_t queries = token.size();
-    require(position.size() == queries && sequence.size() == queries,
-            "token, position and "
-            "sequence have ",
-            queries, ", ", position.size(), " and ", sequence.size(),
-            " entries, must have as many");
-    std::vector<int64_t> cu_seqlens_q{0}, cu_seqlens_k{0}, positions;
-    for (int64_t i = 0; i < queries; ++i) {
-        const bool first = i == 0 || sequence(i) != sequence(i - 1);
-        if (i > 0) {
-            require(token(i) == token(i - 1) + 1, "its analysed queries have gaps (token ",
-                    token(i), " follows token ", token(i - 1),
-                    "); the loop orders need neighbours, so run msa-analyze without "
-                    "--sample-queries");
-            require(sequence(i) >= sequence(i - 1), "sequence[", i, "] is ", sequence(i),
-                    ", must not be below the one before it");
-            require(first || position(i) > position(i - 1), "position[", i, "] is ", position(i),
-                    ", must be above the one before it in its sequence");
-        }
-        require(position(i) >= 0 && position(i) < kMostTokens, "position[", i, "] is ", position(i),
-                ", must be from 0 to ", kMostTokens - 1);
-        if (first) {
-            cu_seqlens_q.push_back(i);
-            cu_seqlens_k.push_back(cu_seqlens_k.back());
-        }
-        cu_seqlens_q.back() = i + 1;
-        cu_seqlens_k.back() = *(cu_seqlens_k.end() - 2) + position(i) + 1;
-        positions.push_back(position(i));
-    }
-    p.batch = PackedBatch(std::move(cu_seqlens_q), std::move(cu_seqlens_k), std::move(positions));
-    p.validate();
-    return p;
-}
-
-Tensor<int32_t, 3> read_ids(const io::ResultsReader& results, const Problem& p,
-                            const std::string& dataset) {
-    Tensor<int32_t, 3> ids = results.read<int32_t, 3>(dataset);
-    require(ids.extent(0) == p.queries() && ids.extent(1) == p.kv_heads && ids.extent(2) > 0,
-            "shape is [", ids.extent(0), ", ", ids.extent(1), ", ", ids.extent(2),
-            "], must be [Nq, Hkv, k] = [", p.queries(), ", ", p.kv_heads, ", at least 1]");
-    check_selection(p, ids);
-    return ids;
-}
-
 std::vector<Arm> read_arms(const CostOptions& o, const analysis::Hardware& on) {
     const io::ResultsReader results(o.results);
-    const std::string program = results.run().program;
-    require(program == "msa-analyze", o.results, ": was written by ", printable(program),
-            ", must be results of msa-analyze");
-    const std::vector<std::string> all_layers = results.list("/layers");
-    const std::vector<std::string> all_selectors = results.list("/select");
-    std::vector<std::string> layers = all_layers, selectors = all_selectors;
-    if (!o.layers.empty()) {
-        layers.clear();
-        for (int64_t layer : o.layers)
-            layers.push_back(all_layers[choice("layers", std::to_string(layer), all_layers)]);
-    }
-    if (!o.selectors.empty()) selectors = o.selectors;
-    for (const std::string& selector : selectors) choice("selectors", selector, all_selectors);
+    require_of_analyze(o.results, results);
+    const std::vector<std::string> selectors = pick_selectors(results, o.selectors);
     std::vector<Arm> arms;
-    for (const std::string& layer : layers) {
-        const Problem p =
-            naming(o.results, "layer " + layer, [&] { return read_problem(results, layer); });
+    for (int64_t layer : pick_layers(results, o.layers)) {
+        const Problem p = read_queries(o.results, results, layer,
+                                       "the loop orders need neighbours, so run msa-analyze "
+                                       "without --sample-queries");
         for (const std::string& selector : selectors) {
-            const std::string dataset = "/select/" + selector + "/" + layer + "/ids";
-            if (!results.has(dataset)) continue;
-            const Tensor<int32_t, 3> ids =
-                naming(o.results, dataset, [&] { return read_ids(results, p, dataset); });
+            if (!results.has(ids_dataset(selector, layer))) continue;
+            const Tensor<int32_t, 3> ids = read_ids(o.results, results, p, selector, layer);
             arms.push_back({selector, layer, p.queries(), p.group_size(), p.block_size,
                             ids.extent(2), selection_cost(p, ids, o.element, on)});
         }
@@ -148,7 +63,7 @@ ordered_json orders_json(const std::vector<OrderCost>& orders) {
 
 ordered_json arm_json(const Arm& arm) {
     const SelectionCost& c = arm.cost;
-    ordered_json json{{"layer", std::stoll(arm.layer)},
+    ordered_json json{{"layer", arm.layer},
                       {"selector", arm.selector},
                       {"queries", arm.queries},
                       {"group_size", arm.group_size},
@@ -210,15 +125,12 @@ void print_selections(const std::vector<Arm>& arms, std::ostream& out) {
     Table table(header);
     for (const Arm& arm : arms) {
         const SelectionCost& c = arm.cost;
-        std::vector<std::string> row{arm.layer,
-                                     arm.selector,
-                                     fixed_text(c.used_slots, 3),
-                                     number_text(c.mean_queries),
-                                     std::to_string(c.most_queries),
-                                     std::to_string(c.work_items),
-                                     fixed_text(c.pass_fill, 3),
-                                     number_text(c.gathered_q_bytes / kMega),
-                                     fixed_text(100 * c.union_share, 0)};
+        std::vector<std::string> row{
+            std::to_string(arm.layer),         arm.selector,
+            fixed_text(c.used_slots, 3),       number_text(c.mean_queries),
+            std::to_string(c.most_queries),    std::to_string(c.work_items),
+            fixed_text(c.pass_fill, 3),        number_text(c.gathered_q_bytes / kMega),
+            fixed_text(100 * c.union_share, 0)};
         for (const auto& [queries, reads] : c.unions)
             if (queries > 1) row.push_back(fixed_text(reads.mean_union(), 1));
         table.add(row);
@@ -233,7 +145,7 @@ void print_orders(const std::vector<Arm>& arms, std::ostream& out) {
         for (const auto& [accounting, order] : all_orders(arm)) {
             const bool fastest = order == &arm.fastest();
             const bool is_union = order == &arm.cost.orders[1];
-            table.add({arm.layer, arm.selector, order->name, accounting,
+            table.add({std::to_string(arm.layer), arm.selector, order->name, accounting,
                        number_text(arm.cost.useful_flops / kGiga),
                        number_text(order->executed_flops / kGiga),
                        number_text(order->memory_bytes / kMega),

@@ -25,6 +25,10 @@ void add_files(OptionTable& table, RunOptions& o) {
         .without_flag()
         .unrecorded()
         .required("no input: name an activations file; --help shows how");
+    add_output(table, o);
+}
+
+void add_output(OptionTable& table, RunOptions& o) {
     table.path("out", "DIR", o.out, "directory for the results")
         .unrecorded()
         .required("no output: name a directory with --out");

@@ -28,6 +28,8 @@ struct RunOptions {
 };
 /// Input by position, --out.
 void add_files(OptionTable&, RunOptions&);
+/// --out alone.
+void add_output(OptionTable&, RunOptions&);
 /// --resume, --overwrite, --json.
 void add_existing(OptionTable&, RunOptions&);
 /// InputError where the flags exclude each other.

@@ -123,12 +123,47 @@ def advice(reached: bool = True, layer: int = 3) -> dict:
                         "dense_cost": {"seconds": 0.5}}]}
 
 
+def cache(reached: bool = True, layer: int = 3) -> dict:
+    """Two selectors in caches of 4 to 16 blocks; 6 are enough for quest, none for the oracle.
+    `layer` has none before it, the next one has."""
+    def point(blocks, hit_rate, tried=True):
+        return {"blocks": blocks, "share_of_context": blocks / 16, "cache_bytes": 4096.0 * blocks,
+                "hit_rate": hit_rate, "hit_rate_lfu": hit_rate - 0.05 if tried else None,
+                "hit_rate_belady": (hit_rate + 1) / 2 if tried else None,
+                "misses_per_token": 8 * (1 - hit_rate), "bytes_per_token": 32768 * (1 - hit_rate),
+                "link_seconds_per_token": (1 - hit_rate) * 1e-3,
+                "late_misses_per_token": 6 * (1 - hit_rate), "in_vain_per_token": 1.5}
+
+    def per_layer(number, selector, share):
+        return {"layer": number, "selector": selector, "steps": 64, "groups": 2,
+                "block_bytes": 4096, "smallest_cache": 4, "uses": 512, "written": 4, "cold": 32,
+                "reuses": [100, 150, 200, 26],
+                "previous_step": {"hit_share": share, "hits": 256},
+                "previous_layer": None if number == layer else
+                {"hit_share": share / 2, "hits": 128, "layer": layer},
+                "previous_layer_note": ""}
+
+    def selector(name, rates, recommended):
+        return {"selector": name, "recommended": recommended if reached else None,
+                "points": [point(blocks, rate) for blocks, rate in zip((4, 8, 16), rates)]}
+
+    return {"format": "msa-cache-summary", "program": "msa-cache", "options": {},
+            "definitions": {"cold_share": "what cold_share means"}, "context_blocks": 16,
+            "prefetch": None, "link": {"bytes_per_second": 2e9, "seconds_per_token": 1e-6,
+                                       "bytes_per_token": 2000.0},
+            "selectors": [selector("oracle", (0.7, 0.8, 0.9), None),
+                          selector("quest", (0.9, 0.96, 1.0), point(6, 0.94, False))],
+            "layers": [per_layer(layer + more, name, share) for more in (0, 1)
+                       for name, share in (("oracle", 0.6), ("quest", 0.8))]}
+
+
 def write_all(folder: Path) -> dict[str, str]:
     """One file of each kind; their paths by kind."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for kind, content in {"cost": cost(), "orders": orders(), "bench": bench(),
-                          "compare": comparison(), "advise": advice()}.items():
+                          "compare": comparison(), "advise": advice(),
+                          "cache": cache()}.items():
         path = folder / f"{kind}.json"
         path.write_text(json.dumps(content), encoding="utf-8")
         paths[kind] = str(path)

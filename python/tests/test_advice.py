@@ -50,7 +50,7 @@ def test_plot_of_the_summary_alone(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"format": "msa-compare-summary"}, 'must be "msa-advise-summary"'),
+    ({"format": "msa-compare-summary"}, 'must be "msa-advise-summary'),
     ({"settings": []}, "has no settings"),
     ({"recommended": {"selector": "none"}}, "is damaged")])
 def test_other_files_are_refused(tmp_path, change, message, capsys):

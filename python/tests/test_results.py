@@ -146,6 +146,7 @@ def test_command_reports_errors_with_exit_code_2(results_path, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("program, advice", [
+    ("msa-cache", "msalab plot draws its summary.json"),
     ("msa-compare", "--compare draws its summary.json"),
     ("msa-fit-indexer", "--fit draws it, beside results of msa-analyze"),
     ("msa-pretrain", "its curves are in curves.csv")])

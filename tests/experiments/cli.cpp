@@ -19,6 +19,7 @@ namespace msa::test {
 const Program kAdvise{"msa-advise", experiments::advise::run};
 const Program kAnalyze{"msa-analyze", experiments::analyze::run};
 const Program kBench{"msa-bench", experiments::bench::run};
+const Program kCache{"msa-cache", experiments::cache::run};
 const Program kCompare{"msa-compare", experiments::compare::run};
 const Program kCost{"msa-cost", experiments::cost::run};
 const Program kFit{"msa-fit-indexer", experiments::fit::run};
@@ -28,7 +29,7 @@ const Program kPretrain{"msa-pretrain", experiments::pretrain::run};
 const Program kSynth{"msa-synth", experiments::synth::run};
 
 const std::vector<Program>& programs() {
-    static const std::vector<Program> all{kAdvise, kAnalyze, kBench, kCompare,  kCost,
+    static const std::vector<Program> all{kAdvise, kAnalyze, kBench, kCache,    kCompare, kCost,
                                           kFit,    kInspect, kMerge, kPretrain, kSynth};
     return all;
 }

@@ -32,8 +32,8 @@ struct Program {
 inline void PrintTo(const Program& program, std::ostream* to) { *to << program.name; }
 /// Every program there is, in the order of experiments/CLI.md.
 const std::vector<Program>& programs();
-extern const Program kAdvise, kAnalyze, kBench, kCompare, kCost, kFit, kInspect, kMerge, kPretrain,
-    kSynth;
+extern const Program kAdvise, kAnalyze, kBench, kCache, kCompare, kCost, kFit, kInspect, kMerge,
+    kPretrain, kSynth;
 
 /// Sizes of a file of random activations, and what may be wrong with it.
 struct Activations {

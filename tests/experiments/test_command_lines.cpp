@@ -131,13 +131,14 @@ const Words kNumbers{"0",
 const Words kLists{
     "0:10", ":",   "5:",  ":20", "7:3", "-5:",    "0:99999999999999999999", "1:2:3", "0:10,20:30",
     "3",    "0,3", "3,3", ",",   "3,",  "32,0.1", "1,2,3,4,5,6,7,8",        "nan,1"};
-const Words kNames{"cpu",      "reference", "cuda",          "f32",           "bf16",     "f16",
-                   "e4m3",     "index",     "oracle,window", "random",        "mean-key", "quest",
-                   "snapkv",   "h2o",       "position",      "sequence",      "token",    "decode",
-                   "prefill",  "square",    "top-k",         "select_blocks", "layer",    "pilot",
-                   "paper",    "h100",      "measured",      "rms",           "pca",      "normal",
-                   "max",      "window",    "forced",        "block-size",    "group",    "head",
-                   "included", "max-logit", "outputs,mass",  "out",           "folder"};
+const Words kNames{
+    "cpu",      "reference", "cuda",          "f32",           "bf16",     "f16",
+    "e4m3",     "index",     "oracle,window", "random",        "mean-key", "quest",
+    "snapkv",   "h2o",       "position",      "sequence",      "token",    "decode",
+    "prefill",  "square",    "top-k",         "select_blocks", "layer",    "pilot",
+    "paper",    "h100",      "measured",      "rms",           "pca",      "normal",
+    "max",      "window",    "forced",        "block-size",    "group",    "head",
+    "included", "max-logit", "outputs,mass",  "out",           "folder",   "previous-layer"};
 const Words kStrange{"",
                      " ",
                      "5 ",
@@ -213,6 +214,8 @@ protected:
             return {"--out",    "bench.json",   "--backend", "cpu",       "--cases",
                     "square",   "--tokens",     "256",       "--samples", "1",
                     "--stages", "index_select", "--preset",  "pilot"};
+        if (program == "msa-cache")
+            return {other.value_or("made-by-msa-analyze/results.h5"), "--out", "out"};
         if (program == "msa-cost")
             return other ? Words{"--results", *other} : Words{"--context", "4K"};
         if (program == "msa-merge") return {other.value_or("shard"), "--out", "out"};

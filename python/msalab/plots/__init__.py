@@ -2,6 +2,7 @@
 """From a results file to pictures: pure functions, each returning (figure, table)."""
 
 from .advice import cost_front, read_advice
+from .cache import cache_curves, read_cache
 from .comparison import mass_kept_versus_budget, mass_kept_versus_cost, read_comparison
 from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
                    predicted_over_measured_bars, read_bench, read_cost, roofline, union_sizes)
@@ -26,12 +27,12 @@ from .table import Table
 from .training import training_curves
 
 __all__ = ["FitResults", "Results", "ResultsError", "Table", "bits_by_position",
-           "claims_markdown", "cost_front", "differences_markdown", "efficiency_triple",
+           "cache_curves", "claims_markdown", "cost_front", "differences_markdown", "efficiency_triple",
            "entropy_per_layer", "index_by_layer", "judge_all", "loop_orders", "lorenz_curve",
            "mass_kept_curve", "mass_kept_versus_budget", "mass_kept_versus_cost",
            "needle_depth_map", "overlap_map", "pilot_numbers",
            "predicted_over_measured",
            "predicted_over_measured_bars", "queries_per_block", "read_advice", "read_bench",
-           "read_comparison", "read_cost", "read_evaluation", "read_records",
+           "read_cache", "read_comparison", "read_cost", "read_evaluation", "read_records",
            "retrieval_curves", "roofline", "save", "selection_heat_map", "sink_bars",
            "summary_table", "training_curves", "training_loss", "union_sizes"]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from . import pilot
 from .advice import cost_front, read_advice
+from .cache import cache_curves, read_cache
 from .comparison import read_comparison
-from .cost import read_bench, read_cost
+from .cost import read_bench, read_cost, read_json
 from .evaluation import read_evaluation
 from .fit import FitResults
-from .gallery import (advice_section, comparison_section, efficiency_section,
+from .gallery import (advice_section, cache_section, comparison_section, efficiency_section,
                       evaluation_section, orders_section,
                       selections_section, training_section)
 from .pilot_figures import pictures
@@ -59,6 +60,8 @@ def more_sections(options, files: ExitStack):
                              read(options.evaluate, read_evaluation)))
     if options.advise:
         after.append(of_file(options.advise, advice_section, read(options.advise, read_advice)))
+    if options.cache:
+        after.append(of_file(options.cache, cache_section, read(options.cache, read_cache)))
     records = ", ".join(options.bench)
     bench = read(records, read_bench, *options.bench) if options.bench else {}
     costs = [(path, read(path, read_cost)) for path in options.cost]
@@ -71,17 +74,22 @@ def more_sections(options, files: ExitStack):
     return before, after
 
 
-def draw_advice(path, out):
-    """The picture of msa-advise alone: advice.png, .svg and .csv."""
-    advice = read(path, read_advice)
+ALONE = {"msa-advise-summary": ("advice", read_advice, cost_front),
+         "msa-cache-summary": ("cache", read_cache, cache_curves)}
+
+
+def draw_alone(path, out):
+    """The picture of a summary.json alone, as PNG, SVG and CSV."""
+    name, reader, draw = ALONE[read_json(path, *ALONE)["format"]]
+    drawn = read(path, reader)
     with blamed(path, "is damaged"):
-        return save(*cost_front(advice), out, "advice")[0]
+        return save(*draw(drawn), out, name)[0]
 
 
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="msalab plot", description=__doc__)
     parser.add_argument("results", help="results file (HDF5, msa-results), or the "
-                                        "summary.json of msa-advise")
+                                        "summary.json of msa-advise or msa-cache")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--fit", metavar="FILE", help="results of msa-fit-indexer: how it learned")
     parser.add_argument("--selections", metavar="FILE",
@@ -90,6 +98,8 @@ def main(arguments=None) -> int:
     parser.add_argument("--evaluate", metavar="FILE", help="summary.json of msalab evaluate")
     parser.add_argument("--advise", metavar="FILE",
                         help="summary.json of msa-advise: the recommended setting")
+    parser.add_argument("--cache", metavar="FILE",
+                        help="summary.json of msa-cache: what a KV cache off the GPU would see")
     parser.add_argument("--cost", action="append", default=[], metavar="FILE",
                         help="output of msa-cost --json, from sizes or from results; repeatable")
     parser.add_argument("--bench", action="append", default=[], metavar="FILE",
@@ -99,7 +109,7 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.results.endswith(".json"):
-            print(draw_advice(options.results, options.out))
+            print(draw_alone(options.results, options.out))
             return 0
         with ExitStack() as files:
             results = files.enter_context(Results(options.results))

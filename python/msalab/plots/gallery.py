@@ -10,6 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from .advice import Advice, cost_front
+from .cache import CacheReport, cache_curves
 from .comparison import (Comparison, comparison_definitions, comparison_numbers,
                          mass_kept_versus_budget, mass_kept_versus_cost)
 from . import evaluation
@@ -244,6 +245,25 @@ def advice_section(advice: Advice) -> Section:
          "one should stay dense."),
         lambda *_: iter([Picture("advice", *cost_front(advice))]), advice.layers, "advice_layers",
         advice.definitions)
+
+
+def cache_section(report: CacheReport) -> Section:
+    """Of the summary of msa-cache."""
+    counted = ("; what is prefetched in vain is counted" if report.prefetch else "")
+    return Section(
+        "cache",
+        "What would a KV cache off the GPU see?",
+        ("Every query is a decode step, and each layer and group has a cache of so many blocks on "
+         "the GPU. First: the share of the selected blocks that it holds where the least recently "
+         "used one leaves first. The shade reaches up to Belady's optimum, which knows the future: "
+         "all that a better policy could gain. Then what crosses the link per token of the whole "
+         f"model{counted}; the dotted line is all that the link carries ({report.where}), and a "
+         "ring marks the smallest cache below it.",
+         "Last: how many of a step's blocks could be fetched ahead, because the layer before "
+         "selected them, too. The hollow marks are those of the step before: any cache that holds "
+         "a step has them already. The table has each layer's first uses and distances of reuse."),
+        lambda *_: iter([Picture("cache", *cache_curves(report))]), report.layers, "cache_layers",
+        report.definitions)
 
 
 def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = ()) -> Section:

@@ -242,6 +242,7 @@ class Results(ResultsFile):
 
     group = "layers"
     elsewhere = {"msa-advise": "msalab plot draws its summary.json",
+                 "msa-cache": "msalab plot draws its summary.json",
                  "msa-compare": "--compare draws its summary.json",
                  "msa-fit-indexer": "--fit draws it, beside results of msa-analyze",
                  "msa-pretrain": "its curves are in curves.csv; of its activations.h5, msa-analyze "

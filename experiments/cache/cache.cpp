@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <ostream>
+#include <sstream>
+
+#include "experiments/cache/layer.h"
+#include "experiments/cache/summary.h"
+#include "experiments/driver/completed.h"
+#include "experiments/driver/run.h"
+#include "experiments/driver/selected_blocks.h"
+#include "experiments/driver/write_text.h"
+#include "experiments/programs.h"
+
+namespace msa::experiments::cache {
+namespace {
+
+constexpr int kNotReached = 2;
+
+/// The element of the results, where it is one of a cache.
+Element element_of(const std::string& file, const io::ResultsReader& results) {
+    const std::string& stored = results.run().element;
+    for (Element element : {Element::bf16, Element::f16, Element::e4m3, Element::f32})
+        if (stored == to_string(element)) return element;
+    throw InputError(text(file, ": /run says element = ", stored.empty() ? "nothing" : stored,
+                          ", must be one type: name that of the cached keys and values with "
+                          "--element"));
+}
+
+/// From `smallest` to `largest` in steps of sqrt 2.
+std::vector<int64_t> default_sizes(int64_t smallest, int64_t largest) {
+    std::vector<int64_t> sizes;
+    for (double size = static_cast<double>(smallest); std::lround(size) < largest;
+         size *= std::numbers::sqrt2)
+        if (sizes.empty() || std::lround(size) > sizes.back()) sizes.push_back(std::lround(size));
+    sizes.push_back(largest);
+    return sizes;
+}
+
+/// What --prefetch asks for: a layer to guess from, right before each one but the file's first.
+void require_guesses(const CacheOptions& o, const io::ResultsReader& results,
+                     const std::vector<LayerSteps>& layers) {
+    const int64_t first = pick_layers(results, {}).front();
+    for (const LayerSteps& of : layers) {
+        const std::string fault = text("--prefetch is ", kByLayer, ", but layer ", of.layer, ": ");
+        require(of.layer != first || layers.size() > 1, fault, of.note,
+                "; two layers are needed, one right after the other");
+        require(of.layer == first || of.note.empty(), fault, of.note);
+        if (!of.previous) continue;
+        for (const std::string& selector : o.selectors)
+            require(results.has(ids_dataset(selector, *of.previous)), fault, o.file.string(),
+                    " has no ", ids_dataset(selector, *of.previous));
+    }
+}
+
+/// Fills in what depends on the file, and checks the options against it.
+std::vector<LayerSteps> resolve(CacheOptions& o, const io::ResultsReader& results) {
+    const std::string file = o.file.string();
+    require_of_analyze(file, results);
+    require(results.has("/select"), file, ": has no selected blocks (/select)");
+    o.selectors = pick_selectors(results, o.selectors);
+    o.layers = pick_layers(results, o.layers);
+    if (!o.element) o.element = element_of(file, results);
+    std::vector<LayerSteps> layers = read_steps(o, results);
+    if (o.prefetch) require_guesses(o, results, layers);
+    int64_t smallest = 0, largest = 0;
+    for (const LayerSteps& of : layers) {
+        smallest = std::max(smallest, of.smallest_cache());
+        largest = std::max(largest, of.context_blocks);
+    }
+    require(smallest > 0, file, ": holds no selected blocks of these layers and selectors");
+    if (o.sizes.empty()) o.sizes = default_sizes(smallest, largest);
+    for (int64_t size : o.sizes)
+        require(size >= smallest && size <= largest, "--sizes has ", size, ", must be from ",
+                smallest, ", the blocks of a step of ", file, ", to ", largest,
+                ", those of its longest context");
+    const int64_t chosen = std::ssize(layers);
+    if (!o.model_layers) o.model_layers = chosen;
+    require(*o.model_layers >= chosen, "--model-layers is ", *o.model_layers,
+            ", must be at least the ", chosen, " layers chosen of ", file);
+    return layers;
+}
+
+Report write_report(const Completed& run) {
+    Report report = make_report(run.results);
+    std::ostringstream page;
+    print_report(report, page);
+    const std::string summary = cache_summary(report, run.results.run());
+    write_text(run.out / "cache.txt", page.str());
+    write_text(run.out / "summary.json", summary);
+    run.print << (run.json ? summary : page.str());
+    return report;
+}
+
+}  // namespace
+
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    std::optional<CacheOptions> parsed = parse_cache_options(args, out);
+    if (!parsed) return 0;
+    CacheOptions& o = *parsed;
+    const io::ResultsReader results(o.file);
+    const std::vector<LayerSteps> layers = resolve(o, results);
+
+    UnitRun job("msa-cache", args, o, {o.file}, {"summary.json", "cache.txt"}, err);
+    job.record.options = option_table(o).record();
+    job.record.definitions = cache_definitions();
+    std::vector<Unit> units;
+    for (const LayerSteps& layer : layers)
+        units.push_back({text("layer ", layer.layer), [&](const Worker& worker, auto& to) {
+                             measure_layer(o, io::ResultsReader(o.file), layer, worker, to);
+                         }});
+    const ComputeOptions on_host;
+    const std::unique_ptr<Backend> backend = make_backend(on_host.backend, {});
+    job.record.device = backend->device();
+    job.begin(std::move(units));
+    if (!job.work(on_host, *backend, OnError::stop)) return 0;
+    const io::ResultsReader written = job.finish();
+    const Report report = write_report({written, o.out, {o.file}, o.json, 0, out});
+    if (report.reached()) return 0;
+    err << "msa-cache: " << nearest_text(report) << '\n';
+    return kNotReached;
+}
+
+void complete(const Completed& run) { write_report(run); }
+
+}  // namespace msa::experiments::cache

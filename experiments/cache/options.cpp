@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/cache/options.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace msa::experiments::cache {
+namespace {
+
+const About kAbout{
+    .name = "msa-cache",
+    .question = "What would a KV cache off the GPU see?",
+    .usage = "FILE --out DIR [--link GB/s] [--time-per-token US] [options]",
+    .examples = {"msa-cache results/first/results.h5 --out results/cache",
+                 "msa-cache results/first/results.h5 --out results/cache-pcie4 --link 32 "
+                 "--time-per-token 5000 --element bf16 --selectors oracle,quest"},
+    .writes =
+        "DIR/results.h5 (groups /layers, /cache; see data/FORMAT.md), DIR/summary.json and\n"
+        "DIR/cache.txt (what is printed). Where no cache keeps the link within its time, the "
+        "nearest\n"
+        "one is named, and the exit code is 2.",
+};
+
+const std::vector<Element> kElements{Element::bf16, Element::f16, Element::e4m3, Element::f32};
+constexpr double kMostBlocks = 1 << 30, kMostLayers = 1 << 20;
+
+}  // namespace
+
+OptionTable option_table(CacheOptions& o) {
+    OptionTable table(kAbout);
+    table
+        .path("input", "FILE", o.file,
+              "results.h5 of msa-analyze (positional); the queries of a sequence are decode steps "
+              "and must be neighbours")
+        .without_flag()
+        .unrecorded()
+        .required("no input: name a results file of msa-analyze; --help shows how");
+    add_output(table, o);
+    table.real("link", "GB/S", o.link,
+               "bandwidth of the link into the GPU, 10^9 bytes a second one way; PCIe 5.0 x16: 64, "
+               "PCIe 4.0 x16: 32");
+    table.real("time-per-token", "US", o.time_per_token,
+               "microseconds of a decode step, all of which the link may be busy");
+    table.choice("prefetch", "BY", o.prefetch, {"none", kByLayer},
+                 text("what is recommended counts on: none, or ", kByLayer,
+                      ", where the blocks that the layer before selected are fetched ahead, and "
+                      "cross the link even where they are not used; FILE must have the layer right "
+                      "before each one chosen, its own first one aside"));
+    table
+        .count("model-layers", "N", o.model_layers,
+               "layers of the model with such attention, which share the link; default: as many as "
+               "FILE has of those chosen")
+        .between(1, kMostLayers);
+    table
+        .counts("sizes", "BLOCKS,...", o.sizes,
+                "sizes of the cache, per layer and group; default: from k to the context, in "
+                "steps of sqrt 2")
+        .between(1, kMostBlocks);
+    table.element("element", o.element, kElements,
+                  "of the cached keys and values: bf16, f16, e4m3 or f32; default: as in FILE");
+    table.numbers("layers", "L,...", o.layers, "layers; default: all");
+    table.names(
+        "selectors", "NAME,...", o.selectors, [](const std::string& name) { return name; },
+        "of FILE, repeatable; default: all");
+    add_workers(table, o);
+    add_existing(table, o);
+    return table;
+}
+
+std::optional<CacheOptions> parse_cache_options(std::span<const std::string> args,
+                                                std::ostream& out) {
+    CacheOptions o;
+    if (!option_table(o).parse(args, out)) return std::nullopt;
+    for (const auto& [option, value] :
+         {std::pair{"link", o.link}, {"time-per-token", o.time_per_token}})
+        require(value > 0 && std::isfinite(value), "--", option, " is ", value,
+                ", must be above 0");
+    std::sort(o.sizes.begin(), o.sizes.end());
+    o.sizes.erase(std::unique(o.sizes.begin(), o.sizes.end()), o.sizes.end());
+    check_existing(o);
+    return o;
+}
+
+}  // namespace msa::experiments::cache

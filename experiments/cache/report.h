@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+// What msa-cache makes of all layers together: curves over the size of the cache, and the smallest
+// cache that the link keeps up with.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/io/results.h"
+#include "experiments/cache/layer.h"
+
+namespace msa::experiments::cache {
+
+/// A selector on a layer.
+struct LayerReport {
+    int64_t layer = 0;
+    std::string selector;
+    int64_t steps = 0, groups = 0, block_bytes = 0, smallest_cache = 0;
+    std::optional<int64_t> previous{};  // the layer whose ids are guesses
+    std::string note{};                 // on it
+    Seen seen{};                        // all groups together
+};
+
+/// A least-recently-used cache of `blocks` blocks for each layer and group. Per token: of all
+/// layers of the model and all groups.
+struct Point {
+    int64_t blocks = 0;
+    double share_of_context = 0;
+    double cache_bytes = 0;
+    double hit_rate = 0;                           // uses that do not miss, of all uses
+    std::optional<double> lfu{}, belady{};         // their hit rates, where the size is a tried one
+    double misses = 0, bytes = 0;                  // per token; bytes over the link
+    double link_seconds = 0;                       // per token
+    std::optional<double> late{}, late_in_vain{};  // misses left, and blocks fetched in vain, per
+                                                   // token, with prefetch by the previous layer
+};
+
+struct SelectorReport {
+    std::string selector;
+    std::vector<Point> points{};             // of the tried sizes
+    std::optional<Point> recommended{};      // the smallest one in time
+    Point whole{};                           // of the whole context: cold misses alone
+    std::optional<int64_t> lfu{}, belady{};  // smallest tried size in time under these policies
+    double written_bytes = 0;                // per token, from the GPU
+    int64_t layers = 0;
+    int64_t layers_guessed = 0;  // that have a previous one
+};
+
+struct Report {
+    std::string file, element;
+    int64_t block_size = 0, context_blocks = 0, steps = 0, sequences = 0, model_layers = 0;
+    bool prefetch = false;                   // by the previous layer
+    double link = 0, seconds_per_token = 0;  // bytes a second
+    std::vector<LayerReport> layers{};       // by layer, then by selector
+    std::vector<SelectorReport> selectors{};
+    double bytes_per_token() const { return link * seconds_per_token; }  // at most
+    bool reached() const;                                                // by any selector
+};
+
+/// From results.h5 of msa-cache.
+Report make_report(const io::ResultsReader&);
+
+}  // namespace msa::experiments::cache

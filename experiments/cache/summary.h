@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// What msa-cache writes and prints of its report.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+#include "experiments/cache/report.h"
+
+namespace msa::experiments::cache {
+
+/// Text of each number of the summary, JSON object.
+std::string cache_definitions();
+
+/// summary.json: {"format", "program", "options", "definitions", "file", sizes, "link",
+/// "selectors": [{"recommended", "points", ...}], "layers": [...]}.
+std::string cache_summary(const Report&, const io::RunRecord&);
+
+/// The page: recommended sizes, hit rates by size, reuse and prefetch by layer.
+void print_report(const Report&, std::ostream& out);
+
+/// Why no cache is small enough, and what the nearest one asks of the link.
+std::string nearest_text(const Report&);
+
+}  // namespace msa::experiments::cache

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""Hit rates, the link and prefetch of a KV cache off the GPU: the summary.json of `msa-cache`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter
+
+from . import style
+from .cost import read_json
+from .results import ResultsError
+from .table import Table
+
+POINT = ("blocks", "share_of_context", "cache_bytes", "hit_rate", "hit_rate_lfu",
+         "hit_rate_belady", "misses_per_token", "bytes_per_token", "link_seconds_per_token",
+         "late_misses_per_token", "in_vain_per_token")
+LAYER = ("layer", "selector", "steps", "smallest_cache", "cold_share", "median_distance",
+         "previous_step_share", "previous_layer_share")
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    points: Table  # one row per selector and size; recommended ones that were not tried, too
+    layers: Table  # one row per layer and selector
+    selectors: list[str]
+    context_blocks: int
+    bytes_per_token: float  # at most, over the link
+    where: str  # "64 GB/s, 10 ms per token"
+    prefetch: bool
+    definitions: dict[str, str]
+
+
+def _number(value) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _point(selector: str, point: dict, recommended: bool) -> list:
+    return [selector, int(point["blocks"]), *(_number(point[name]) for name in POINT[1:]),
+            recommended]
+
+
+def _points(of: dict) -> list[list]:
+    chosen = of["recommended"] and of["recommended"]["blocks"]
+    rows = [_point(of["selector"], point, point["blocks"] == chosen) for point in of["points"]]
+    if chosen is not None and chosen not in [point["blocks"] for point in of["points"]]:
+        rows.append(_point(of["selector"], of["recommended"], True))
+    return sorted(rows, key=lambda row: row[1])
+
+
+def _median(counts) -> float:
+    """The distance that half of the reuses do not exceed; NaN where there are none."""
+    sums = np.cumsum(counts)
+    return float(np.searchsorted(sums, sums[-1] / 2)) if len(sums) and sums[-1] else math.nan
+
+
+def _layer(of: dict) -> list:
+    before = of["previous_layer"]
+    return [of["layer"], of["selector"], of["steps"], of["smallest_cache"],
+            of["cold"] / of["uses"], _median(of["reuses"]), of["previous_step"]["hit_share"],
+            _number(before and before["hit_share"])]
+
+
+def read_cache(path) -> CacheReport:
+    summary = read_json(path, "msa-cache-summary")
+    if not summary["selectors"]:
+        raise ResultsError(f"{path}: has no selectors")
+    link = summary["link"]
+    return CacheReport(
+        Table.from_rows(("selector", *POINT, "recommended"),
+                        [row for of in summary["selectors"] for row in _points(of)]),
+        Table.from_rows(LAYER, [_layer(of) for of in summary["layers"]]),
+        [str(of["selector"]) for of in summary["selectors"]],
+        int(summary["context_blocks"]), float(link["bytes_per_token"]),
+        f"{link['bytes_per_second'] / 1e9:g} GB/s, {link['seconds_per_token'] * 1e3:g} ms per "
+        "token", summary["prefetch"] is not None,
+        {name: str(text) for name, text in summary["definitions"].items()})
+
+
+def _draw_hits(axes, report: CacheReport):
+    lowest = []
+    for name in report.selectors:
+        of = report.points.where(selector=name)
+        look = style.selector_style(name, report.selectors)
+        tried = ~np.isnan(of["hit_rate_belady"])
+        axes.plot(of["blocks"], 100 * of["hit_rate"], label=name, **look)
+        axes.fill_between(of["blocks"][tried], 100 * of["hit_rate"][tried],
+                          100 * of["hit_rate_belady"][tried], color=look["color"], alpha=0.25,
+                          linewidth=0)
+        axes.plot(of["blocks"][tried], 100 * of["hit_rate_lfu"][tried], color=look["color"],
+                  linestyle=":", linewidth=1)
+        if name != "random" or len(report.selectors) == 1:
+            lowest.append(100 * min(np.nanmin(of["hit_rate"]), *of["hit_rate_lfu"][tried]))
+    axes.set_ylim(min(lowest) - 0.05 * (100 - min(lowest)) - 0.1, 101)
+    axes.set_ylabel("hits %")
+    axes.set_title("line: LRU; shaded: up to Belady; dotted: LFU", loc="left", fontsize=9,
+                   color=style.GUIDE)
+
+
+def _draw_link(axes, report: CacheReport):
+    for name in report.selectors:
+        of = report.points.where(selector=name)
+        look = style.selector_style(name, report.selectors)
+        megabytes = np.where(of["bytes_per_token"] > 0, of["bytes_per_token"] / 1e6, np.nan)
+        axes.plot(of["blocks"], megabytes, **look)
+        chosen = of["recommended"] & ~np.isnan(megabytes)
+        axes.plot(of["blocks"][chosen], megabytes[chosen], linestyle="", marker="o",
+                  markersize=12, markerfacecolor="none", markeredgecolor=style.REFERENCE, zorder=4)
+    axes.axhline(report.bytes_per_token / 1e6, color=style.GUIDE, linewidth=1, linestyle=":")
+    axes.set(yscale="log", ylabel="MB per token",
+             xlabel=f"blocks of the cache; context: {report.context_blocks}")
+    axes.set_title(f"dotted: {report.where}; ringed: recommended"
+                   + (", with prefetch" if report.prefetch else ""), loc="left", fontsize=9,
+                   color=style.GUIDE)
+
+
+def _draw_guesses(axes, report: CacheReport):
+    for name in report.selectors:
+        of = report.layers.where(selector=name)
+        look = {**style.selector_style(name, report.selectors), "markersize": 5}
+        look["marker"] = look["marker"] or "o"
+        axes.plot(of["layer"], 100 * of["previous_layer_share"],
+                  **{**look, "markerfacecolor": look["color"]})
+        axes.plot(of["layer"], 100 * of["previous_step_share"],
+                  **{**look, "linestyle": "", "markerfacecolor": "none", "alpha": 0.7})
+    axes.set(xticks=sorted(set(report.layers["layer"].tolist())), xlabel="layer",
+             ylabel="guessed %")
+    axes.set_title("filled: by the layer before; hollow: by the step before", loc="left",
+                   fontsize=9, color=style.GUIDE)
+
+
+@style.styled
+def cache_curves(report: CacheReport):
+    """Hit rates and traffic of the link against the size of the cache, a line per selector; the
+    share of each step's blocks that the layer before selected, and the step before."""
+    figure = style.new_figure(7.2)
+    hits, link, guesses = figure.subplots(3, 1)
+    _draw_hits(hits, report)
+    _draw_link(link, report)
+    for axes in (hits, link):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    link.sharex(hits)
+    hits.tick_params(labelbottom=False)
+    _draw_guesses(guesses, report)
+    figure.legend(*hits.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure, report.points
