@@ -23,4 +23,4 @@ _msalab_complete() {
 }
 
 complete -o filenames -F _msalab_complete msalab msa-advise msa-analyze msa-bench msa-compare \
-    msa-cost msa-fit-indexer msa-inspect msa-merge msa-pretrain msa-synth
+    msa-cost msa-fit-indexer msa-inspect msa-merge msa-pretrain msa-reuse msa-synth

@@ -54,6 +54,7 @@ constexpr MergedProgram kPrograms[] = {
     {"msa-analyze", analyze::complete, false},
     {"msa-compare", compare::complete, false},
     {"msa-fit-indexer", fit::complete, true},
+    {"msa-reuse", reuse::complete, false},
 };
 
 MergedProgram program_of(std::string_view shard, std::string_view name) {
