@@ -9,6 +9,7 @@
 #include "core/io/results.h"
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
+#include "experiments/driver/sample.h"
 
 namespace msa::experiments {
 

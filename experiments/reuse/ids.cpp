@@ -13,9 +13,15 @@ namespace {
 
 using io::Field;
 
-constexpr int64_t kChunkBytes = int64_t{1} << 28;
+constexpr int64_t kChunkBytes = int64_t{1} << 28, kMostChunk = 4096;
 
 }  // namespace
+
+int64_t chunk_queries(const Problem& p) {
+    // Four scores of a block for every group; a query and two outputs.
+    const int64_t row_bytes = 16 * p.kv_heads * p.blocks() + 12 * p.query_heads * p.head_dim;
+    return std::clamp<int64_t>(kChunkBytes / row_bytes, 1, kMostChunk);
+}
 
 Tensor<int32_t, 3> select_ids(const ReuseOptions& o, const io::ActivationsReader& file,
                               const io::LayerInfo& layer, const std::string& name,
@@ -40,9 +46,7 @@ Tensor<int32_t, 3> select_ids(const ReuseOptions& o, const io::ActivationsReader
     const std::unique_ptr<Selector> selector = make_selector(name);
     const SelectionRule rule = selector->adjust(o.rule, 0);
     selector->prepare(of);
-    const int64_t row_bytes =
-        16 * whole.kv_heads * whole.blocks() + 4 * whole.query_heads * whole.head_dim;
-    const int64_t step = std::clamp<int64_t>(kChunkBytes / row_bytes, 1, 4096);
+    const int64_t step = chunk_queries(whole);
     Tensor<int32_t, 3> ids({all.queries(), whole.kv_heads, rule.top_k});
     for (int64_t begin = 0; begin < all.queries(); begin += step) {
         if (stop_requested())

@@ -14,9 +14,11 @@
 
 namespace msa::experiments::reuse {
 
+/// Queries of a layer that are worked on at a time, so that what is held of them stays small.
+int64_t chunk_queries(const Problem&);
+
 /// ids [n, Hkv, k] on the host that `selector` chooses for the packed `tokens` of a layer, k as the
-/// selector makes it of o.rule. Scores are held for a chunk of queries at a time. Throws
-/// Interrupted when a stop is requested.
+/// selector makes it of o.rule. Throws Interrupted when a stop is requested.
 Tensor<int32_t, 3> select_ids(const ReuseOptions& o, const io::ActivationsReader&,
                               const io::LayerInfo&, const std::string& selector,
                               std::span<const int64_t> tokens, Backend&);

@@ -21,13 +21,12 @@ namespace {
 using analysis::RowKind;
 using io::Field;
 
-constexpr int64_t kChunkBytes = int64_t{1} << 28, kMostChunk = 4096;
 constexpr const char* kFloor = "random";
 
 /// One choice of blocks for all queries: recalls against the oracle's and the layer's own ids, and
 /// the output error.
-struct Kept {
-    Kept(const Problem& p, const analysis::RecallOptions& options)
+struct Measured {
+    Measured(const Problem& p, const analysis::RecallOptions& options)
         : oracle(p.kv_heads, options), own(p.kv_heads, options), error(p.query_heads) {}
     analysis::Recall oracle, own;
     analysis::OutputError error;
@@ -44,7 +43,7 @@ struct Reference {
 };
 
 void add(const Problem& p, const Reference& to, View<const int32_t, 3> ids,
-         View<const float, 3> sparse, Kept& kept) {
+         View<const float, 3> sparse, Measured& kept) {
     const std::vector<RowKind> kinds(static_cast<size_t>(p.queries()), RowKind::counted);
     kept.oracle.add(p, kinds, ids, to.oracle_ids, to.mass);
     kept.own.add(p, kinds, ids, to.own_ids, to.mass);
@@ -72,7 +71,7 @@ public:
           k_(backend, host_view(host_k_), elements_.main.computed),
           v_(backend, host_view(host_v_), elements_.main.computed),
           sinks_(backend, host_sinks_.view()),
-          kept_(ids_.size(), Kept(whole_, options_)),
+          kept_(ids_.size(), Measured(whole_, options_)),
           mass_({std::ssize(ids_), queries.blocks()}),
           oracle_recall_(mass_.shape()),
           own_recall_(mass_.shape()),
@@ -80,9 +79,7 @@ public:
           norm_({queries.blocks(), whole_.query_heads}) {}
 
     void run(Progress& progress) {
-        const int64_t row_bytes =
-            16 * whole_.kv_heads * whole_.blocks() + 12 * whole_.query_heads * whole_.head_dim;
-        const int64_t most = std::clamp<int64_t>(kChunkBytes / row_bytes, 1, kMostChunk);
+        const int64_t most = chunk_queries(whole_);
         for (int64_t block = 0; block < queries_.blocks();) {
             if (stop_requested())
                 throw Interrupted("stopped; the finished layers are kept, --resume continues");
@@ -128,7 +125,7 @@ public:
 private:
     int64_t first(int64_t block) const { return queries_.begins[static_cast<size_t>(block)]; }
 
-    static void write_means(const Kept& kept, View<double, 1> to) {
+    static void write_means(const Measured& kept, View<double, 1> to) {
         to(0) = analysis::average(kept.oracle.mass_kept());
         to(1) = analysis::average(kept.oracle.block_recall());
         to(2) = analysis::average(kept.own.block_recall());
@@ -168,7 +165,7 @@ private:
     void add_block(int64_t s, int64_t block, const Problem& chunk, int64_t chunk_begin,
                    const Reference& to, View<const int32_t, 3> ids, View<const float, 3> sparse) {
         const int64_t begin = first(block) - chunk_begin, count = first(block + 1) - first(block);
-        Kept kept(chunk, options_);
+        Measured kept(chunk, options_);
         add(chunk.with_queries({begin, begin + count}), to.slice(begin, count),
             ids.slice(begin, count), sparse.slice(begin, count), kept);
         mass_(s, block) = analysis::average(kept.oracle.mass_kept());
@@ -192,7 +189,7 @@ private:
     Tensor<float, 1> host_sinks_;
     Operand<3> k_, v_;
     Sinks sinks_;
-    std::vector<Kept> kept_;
+    std::vector<Measured> kept_;
     Tensor<double, 2> mass_, oracle_recall_, own_recall_;  // [S + 1, M]
     Tensor<double, 3> difference_;                         // [S + 1, M, Hq]
     Tensor<double, 2> norm_;                               // [M, Hq]
