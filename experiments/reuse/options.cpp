@@ -10,16 +10,15 @@ namespace {
 const About kAbout{
     .name = "msa-reuse",
     .question = "Which layers may share a selection, and what does it lose?",
-    .usage = "FILE --out DIR [--lose SHARE | --keep SHARE] [options]",
-    .examples = {"msa-reuse data/sample.h5 --out results/reuse --selector mean-key --block-size 32 "
-                 "--sample-queries 256",
-                 "msa-reuse data/sample.h5 --out results/reuse-all --selector oracle --block-size "
-                 "64 --top-k 8 --keep 0.8 --every 3 --groups 3-6 --sample-queries 256"},
+    .usage = "FILE --out DIR [--lose SHARE | --keep SHARE | --error E] [options]",
+    .examples = {"msa-synth --out /tmp/layers.h5 --tokens 4K --layers 6",
+                 "msa-reuse /tmp/layers.h5 --out results/reuse --block-size 64 --top-k 8",
+                 "msa-reuse /tmp/layers.h5 --out results/reuse-groups --block-size 64 --top-k 8 "
+                 "--selector mean-key --lose 0.3 --every 3 --groups 1-3,4-5"},
     .writes =
         "DIR/results.h5 (groups /layers, /queries, /reuse; see data/FORMAT.md), DIR/summary.json\n"
-        "and DIR/reuse.txt (what is printed). Where no pattern reaches the target, the nearest "
-        "one\n"
-        "is named, and the exit code is 2.",
+        "and DIR/reuse.txt (what is printed). Where no pattern reaches the target, the nearest\n"
+        "one is named, and the exit code is 2.",
 };
 
 constexpr double kDefaultLose = 0.01;
@@ -34,6 +33,7 @@ OptionTable option_table(ReuseOptions& o) {
                "target: a layer keeps at most this share of the attention mass less than with ids "
                "of its own; default, with 0.01");
     table.real("keep", "SHARE", o.keep, "target: a layer keeps this share of the attention mass");
+    table.real("error", "E", o.error, "target: at most this relative output error");
     table
         .counts("every", "N,...", o.every,
                 "patterns to report: a layer computes its own ids every N layers of the model")
@@ -45,7 +45,8 @@ OptionTable option_table(ReuseOptions& o) {
             return item;
         },
         "a pattern to report: layers A to B share the ids of A, layers in no group have their own");
-    table.numbers("layers", "L,...", o.layers, "layers; default: all");
+    table.numbers("layers", "L,...", o.layers,
+                  "layers; default: all of the file, which must have no gap between them");
     table.text("selector", "NAME", o.selector,
                "whose ids are shared: one of " + join(list_pointwise_selectors()));
     add_sizes(table, o);
@@ -72,12 +73,15 @@ std::optional<ReuseOptions> parse_reuse_options(std::span<const std::string> arg
     ReuseOptions o;
     if (!option_table(o).parse(args, out)) return std::nullopt;
     o.selector = pointwise_selector("selector", o.selector);
-    require(!o.keep || !o.lose, "--keep and --lose exclude each other");
-    if (!o.keep && !o.lose) o.lose = kDefaultLose;
+    const int targets =
+        int{o.keep.has_value()} + int{o.lose.has_value()} + int{o.error.has_value()};
+    require(targets <= 1, "--lose, --keep and --error exclude each other");
+    if (targets == 0) o.lose = kDefaultLose;
     require(!o.keep || (*o.keep > 0 && *o.keep < 1), "--keep is ", o.keep.value_or(0),
             ", must be above 0 and below 1");
     require(!o.lose || (*o.lose >= 0 && *o.lose < 1), "--lose is ", o.lose.value_or(0),
             ", must be at least 0 and below 1");
+    require(!o.error || *o.error > 0, "--error is ", o.error.value_or(0), ", must be above 0");
     o.rule.validate();
     check_existing(o);
     return o;

@@ -18,7 +18,7 @@ struct ReuseOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions, Qu
     ReuseOptions() { sample_queries = 1024; }
 
     // The target: exactly one of them once the options are parsed.
-    std::optional<double> keep, lose;
+    std::optional<double> keep, lose, error;
 
     std::string selector = "index";
     std::vector<int64_t> every{2, 4};

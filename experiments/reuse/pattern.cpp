@@ -53,16 +53,20 @@ Group parse_group(const std::string& item) {
     return group;
 }
 
+std::string group_text(const Group& group) {
+    return group.first == group.last ? std::to_string(group.first)
+                                     : text(group.first, "-", group.last);
+}
+
 Pattern grouped(std::span<const int64_t> numbers, const std::vector<Group>& groups) {
     Pattern pattern(numbers.size(), true);
     std::vector<int64_t> owner(numbers.size(), -1);
     for (const Group& group : groups) {
-        const size_t begin = place_of(numbers, group.first),
-                     end = place_of(numbers, group.last + 1);
+        const size_t begin = place_of(numbers, group.first);
         require(begin < numbers.size() && numbers[begin] == group.first, "--groups has ",
-                group.first, "-", group.last, ", whose first layer is not measured; there are: ",
+                group_text(group), ", whose first layer is not measured; there are: ",
                 list_text({numbers.begin(), numbers.end()}));
-        for (size_t t = begin; t < end; ++t) {
+        for (size_t t = begin; t < numbers.size() && numbers[t] <= group.last; ++t) {
             require(owner[t] < 0, "--groups has layer ", numbers[t], " in two groups, from ",
                     owner[t], " and from ", group.first);
             owner[t] = group.first;
@@ -72,11 +76,12 @@ Pattern grouped(std::span<const int64_t> numbers, const std::vector<Group>& grou
     return pattern;
 }
 
-std::vector<int64_t> missing_layers(std::span<const int64_t> numbers) {
-    std::vector<int64_t> missing;
+std::string missing_layers(std::span<const int64_t> numbers) {
+    std::string missing;
     for (size_t t = 1; t < numbers.size(); ++t)
-        for (int64_t layer = numbers[t - 1] + 1; layer < numbers[t]; ++layer)
-            missing.push_back(layer);
+        if (numbers[t] - numbers[t - 1] > 1)
+            missing +=
+                (missing.empty() ? "" : ", ") + group_text({numbers[t - 1] + 1, numbers[t] - 1});
     return missing;
 }
 

@@ -30,12 +30,14 @@ struct Group {
 };
 /// "3-5", or "3" for a layer alone. InputError naming --groups.
 Group parse_group(const std::string& item);
+/// As parse_group takes it.
+std::string group_text(const Group&);
 /// Layers in no group compute their own ids. InputError where two groups have a layer in common, or
 /// where the first layer of a group is not among `numbers`.
 Pattern grouped(std::span<const int64_t> numbers, const std::vector<Group>& groups);
 
-/// The numbers between the first and the last of `numbers` that are not among them.
-std::vector<int64_t> missing_layers(std::span<const int64_t> numbers);
+/// The gaps between `numbers`: "4-5, 9"; empty where there is none.
+std::string missing_layers(std::span<const int64_t> numbers);
 
 /// [layers]: the pattern of the least total loss among those in which n + 1 layers compute; nothing
 /// where each of them has an infinite loss. loss [layers, layers]: (s, t) is what layer t loses

@@ -4,6 +4,7 @@
 
 #include "core/select/selector.h"
 #include "experiments/driver/completed.h"
+#include "experiments/driver/estimate.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/write_text.h"
@@ -34,12 +35,18 @@ void require_alike(const std::string& file, const io::LayerInfo& a, const io::La
 void resolve(ReuseOptions& o, std::span<const std::string> args, const io::ActivationsReader& file,
              std::ostream& err) {
     const std::string name = file.path().string();
-    if (o.layers.empty())
+    const bool all = o.layers.empty();
+    if (all)
         for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
+    const std::string missing = missing_layers(o.layers);
+    require(!all || missing.empty(), name, ": has layers ", list_text(o.layers), " and not ",
+            missing,
+            " between them, which would share ids, too; --layers with the numbers of "
+            "those that are there measures them alone");
     std::vector<io::LayerInfo> layers;
     for (int64_t number : o.layers) layers.push_back(file.layer(number));
-    require(layers.size() > 1, name, ": ", layers.size(),
-            " layer is to be measured, ids are shared between at least 2");
+    require(layers.size() > 1, name, ": only layer ", o.layers.front(),
+            all ? " is there" : " is chosen", ", ids are shared between at least 2");
     for (const io::LayerInfo& layer : layers) {
         io::require_post_rope(file, layer.layer);
         require_alike(name, layers.front(), layer, !given(args, "block-size"));
@@ -56,9 +63,8 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
     std::vector<Group> groups;
     for (const std::string& item : o.groups) groups.push_back(parse_group(item));
     grouped(o.layers, groups);
-    const std::vector<int64_t> missing = missing_layers(o.layers);
     if (!missing.empty())
-        err << "note: layers " << list_text(missing) << " are not measured; distances count them\n";
+        err << "note: not measured: layers " << missing << "; distances count them\n";
 }
 
 /// The queries, the same in all layers.

@@ -22,6 +22,7 @@ Asked asked_of(const io::RunRecord& run) {
     Asked asked;
     if (!o["keep"].is_null()) asked.keep = o["keep"].get<double>();
     if (!o["lose"].is_null()) asked.lose = o["lose"].get<double>();
+    if (!o["error"].is_null()) asked.error = o["error"].get<double>();
     asked.context = o["context"];
     for (const auto& [name, to] : {std::pair{"selector", &asked.selector},
                                    {"phase", &asked.phase},
@@ -247,12 +248,15 @@ void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
 }  // namespace
 
 std::string Asked::text() const {
-    return keep ? msa::text("mass kept of at least ", *keep)
-                : msa::text("mass lost of at most ", *lose);
+    if (keep) return msa::text("mass kept of at least ", *keep);
+    if (error) return msa::text("output error of at most ", *error);
+    return msa::text("mass lost of at most ", *lose);
 }
 
 bool Asked::reached(const Kept& kept) const {
-    return keep ? kept[Measure::mass_kept].low >= *keep : kept[Measure::mass_lost].high <= *lose;
+    if (keep) return kept[Measure::mass_kept].low >= *keep;
+    if (error) return kept[Measure::output_error].high <= *error;
+    return kept[Measure::mass_lost].high <= *lose;
 }
 
 const Pair& pair_of(const Findings& findings, size_t source, size_t target) {

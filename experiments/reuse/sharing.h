@@ -61,7 +61,7 @@ struct Shared {
 
 /// The target, and what else the run was asked for.
 struct Asked {
-    std::optional<double> keep, lose;
+    std::optional<double> keep, lose, error;
     int64_t context = 0;
     std::string selector, phase, hardware, ceilings;
     std::vector<int64_t> every;
@@ -76,9 +76,10 @@ struct Asked {
 struct Findings {
     Asked asked;
     uint64_t seed = 0;
-    bool is_bound = false;                 // the selector needs the attention that it is to spare
-    std::vector<int64_t> layers, missing;  // measured; others of the model between them
-    std::vector<Pair> pairs;               // by target, then source
+    bool is_bound = false;        // the selector needs the attention that it is to spare
+    std::vector<int64_t> layers;  // measured
+    std::string missing;          // of the model, between them: as missing_layers()
+    std::vector<Pair> pairs;      // by target, then source
     std::vector<AtDistance> distances;
     double floor_mass = 0, floor_error = 0, oracle_mass = 0;  // random blocks; the oracle's: means
     int64_t queries = 0, blocks = 0, sequences = 0, longest_sequence = 0;

@@ -10,6 +10,7 @@
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/table.h"
+#include "experiments/driver/units.h"
 
 namespace msa::experiments::reuse {
 namespace {
@@ -20,13 +21,18 @@ constexpr int kDecimals = 4;
 
 ordered_json json_of(const Kept& kept) {
     ordered_json json;
-    for (size_t m = 0; m < kMeasures; ++m)
-        json[kMeasureNames[m]] = estimate_json(kept.measures[m]);
+    for (size_t m = 0; m < kMeasures; ++m) json[kMeasureNames[m]] = estimate_json(kept.measures[m]);
     return json;
 }
 
 ordered_json json_of(const advise::Cost& cost) {
     return {{"seconds", cost.seconds}, {"flops", cost.flops}, {"bytes", cost.bytes}};
+}
+
+/// Of the selections, against own ids in every layer.
+advise::Cost saved(const Findings& findings, const Shared& shared) {
+    const advise::Cost &all = findings.own.selection, &left = shared.selection;
+    return {all.seconds - left.seconds, all.flops - left.flops, all.bytes - left.bytes};
 }
 
 std::vector<int64_t> computing_layers(const Findings& findings, const Pattern& pattern) {
@@ -50,6 +56,7 @@ ordered_json json_of(const Findings& findings, const Shared& shared) {
     json["cost"]["share_of_own"] = shared.cost.seconds / findings.own.cost.seconds;
     json["cost"]["share_of_dense"] = shared.cost.seconds / findings.dense.seconds;
     json["selection_cost"] = json_of(shared.selection);
+    json["saved"] = json_of(saved(findings, shared));
     return json;
 }
 
@@ -106,13 +113,14 @@ void print_best(const Findings& findings, const char* what, const std::optional<
         out << "no pattern\n";
         return;
     }
-    const double saved = findings.own.selection.seconds - shared->selection.seconds;
+    const advise::Cost less = saved(findings, *shared);
     out << computing(shared->pattern) << " of " << findings.layers.size() << " compute: layers "
         << list_text(computing_layers(findings, shared->pattern)) << '\n'
         << "                      mass lost " << text_of(shared->kept[Measure::mass_lost])
         << ", of one layer at most " << fixed_text(shared->most_lost, kDecimals) << '\n'
-        << "                      saves " << time_text(saved) << " of selection, "
-        << fixed_text(100 * (1 - shared->cost.seconds / findings.own.cost.seconds), 1)
+        << "                      saves " << time_text(less.seconds) << " of selection ("
+        << number_text(less.flops / kTera) << " TFLOP, " << number_text(less.bytes / kGiga)
+        << " GB), " << fixed_text(100 * (1 - shared->cost.seconds / findings.own.cost.seconds), 1)
         << " % of the attention\n";
 }
 
@@ -141,12 +149,12 @@ std::string reuse_definitions() {
         "compute ids, and attention in the fastest loop order in all; neighbouring queries are "
         "taken to choose their blocks by chance";
     definitions["selection_cost"] = "of that, selection";
+    definitions["saved"] = "selection that is not done, against own ids in every layer";
     definitions["front"] =
         "for each number of layers that compute ids, the pattern of the least mean mass lost";
     definitions["each"] =
         "the fewest layers that compute ids with which every layer reaches the target, and of "
-        "these "
-        "patterns the one of the least mean mass lost";
+        "these patterns the one of the least mean mass lost";
     definitions["mean"] = "the first pattern of the front whose mean reaches the target";
     return definitions.dump();
 }
@@ -168,6 +176,8 @@ std::string reuse_summary(const Findings& findings, const io::RunRecord& run) {
     for (const Shared& shared : findings.front) front.push_back(json_of(findings, shared));
     if (findings.asked.keep)
         target["keep"] = *findings.asked.keep;
+    else if (findings.asked.error)
+        target["error"] = *findings.asked.error;
     else
         target["lose"] = *findings.asked.lose;
     const ordered_json json{{"format", "msa-reuse-summary"},
@@ -201,13 +211,15 @@ std::string reuse_summary(const Findings& findings, const io::RunRecord& run) {
 std::string nearest_text(const Findings& findings) {
     if (findings.each || findings.mean) return "";
     if (findings.front.empty()) return "attention is NaN: no pattern has a loss";
-    const auto nearest = std::max_element(
-        findings.front.begin(), findings.front.end(), [](const Shared& a, const Shared& b) {
-            return a.kept[Measure::mass_kept].value < b.kept[Measure::mass_kept].value;
+    const auto nearest = std::min_element(
+        findings.front.begin(), findings.front.end(), [&](const Shared& a, const Shared& b) {
+            const Measure of = findings.asked.error ? Measure::output_error : Measure::mass_lost;
+            return a.kept[of].value < b.kept[of].value;
         });
     return text("target: ", findings.asked.text(), ": no pattern reaches it; the nearest is ",
                 nearest->name, ", layers ", list_text(computing_layers(findings, nearest->pattern)),
                 ", with mass kept ", text_of(nearest->kept[Measure::mass_kept]),
+                " and output error ", text_of(nearest->kept[Measure::output_error]),
                 "; larger --top-k keeps more");
 }
 
@@ -223,8 +235,8 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
     print_best(findings, "in the mean       ", findings.mean, out);
     out << '\n';
     if (!findings.missing.empty())
-        print_paragraph(out, "Not in the capture: layers " + list_text(findings.missing) +
-                                 ". Distances count them.");
+        print_paragraph(out,
+                        "Not measured: layers " + findings.missing + ". Distances count them.");
     if (findings.is_bound)
         print_paragraph(out, asked.selector +
                                  " needs the attention that it is to spare: what it "

@@ -242,8 +242,9 @@ protected:
             return {"a.h5",      "--out", "out",    "--block-sizes", "8",           "--top-ks", "2",
                     "--context", "1K",    "--keep", "0.1",           "--selectors", "window"};
         if (program == "msa-reuse")
-            return {other.value_or("a.h5"), "--out",   "out", "--block-size", "8", "--top-k", "4",
-                    "--selector",           "mean-key"};
+            return {
+                other.value_or("a.h5"), "--out",    "out",      "--block-size", "8", "--top-k", "4",
+                "--selector",           "mean-key", "--layers", "0,3"};
         Words words{other.value_or("a.h5"), "--out", "out", "--block-size", "8"};
         if (program == "msa-compare") words.insert(words.end(), {"--budgets", "32"});
         if (program == "msa-analyze") words.insert(words.end(), {"--top-k", "4"});
