@@ -41,16 +41,13 @@ Pattern every(std::span<const int64_t> numbers, int64_t step) {
 }
 
 Group parse_group(const std::string& item) {
-    const size_t dash = item.find('-', 1);
-    Group group;
-    group.first = integer_list("groups", item.substr(0, dash)).front();
-    group.last =
-        dash == std::string::npos
-            ? group.first
-            : integer_list("groups", dash + 1 < item.size() ? item.substr(dash + 1) : " ").front();
-    require(group.first <= group.last && group.first >= 0, "--groups has ", item,
-            ", must be a layer or FIRST-LAST, ascending");
-    return group;
+    const size_t dash = item.find('-');
+    std::vector<int64_t> ends = integer_list("groups", item.substr(0, dash));
+    if (dash != std::string::npos)
+        for (int64_t end : integer_list("groups", item.substr(dash + 1))) ends.push_back(end);
+    require(ends.size() == (dash == std::string::npos ? 1 : 2) && ends.front() <= ends.back(),
+            "--groups has '", item, "', must be a layer or FIRST-LAST, ascending");
+    return {ends.front(), ends.back()};
 }
 
 std::string group_text(const Group& group) {
