@@ -10,16 +10,17 @@ from pathlib import Path
 from . import pilot
 from .advice import cost_front, read_advice
 from .comparison import read_comparison
-from .cost import read_bench, read_cost
+from .cost import format_of, read_bench, read_cost
 from .evaluation import read_evaluation
 from .fit import FitResults
 from .gallery import (advice_section, comparison_section, efficiency_section,
                       evaluation_section, orders_section,
-                      selections_section, training_section)
+                      selections_section, sharing_section, training_section)
 from .pilot_figures import pictures
 from .pilot_records import read_records
 from .report import write_report
 from .results import Results, ResultsError, blamed
+from .reuse import loss_by_distance, read_sharing, sharing_patterns
 from .style import save
 
 
@@ -59,6 +60,8 @@ def more_sections(options, files: ExitStack):
                              read(options.evaluate, read_evaluation)))
     if options.advise:
         after.append(of_file(options.advise, advice_section, read(options.advise, read_advice)))
+    if options.reuse:
+        after.append(of_file(options.reuse, sharing_section, read(options.reuse, read_sharing)))
     records = ", ".join(options.bench)
     bench = read(records, read_bench, *options.bench) if options.bench else {}
     costs = [(path, read(path, read_cost)) for path in options.cost]
@@ -78,10 +81,23 @@ def draw_advice(path, out):
         return save(*cost_front(advice), out, "advice")[0]
 
 
+def draw_sharing(path, out):
+    """The pictures of msa-reuse alone: reuse_distance and reuse_patterns as .png, .svg and .csv."""
+    sharing = read(path, read_sharing)
+    with blamed(path, "is damaged"):
+        save(*loss_by_distance(sharing), out, "reuse_distance")
+        return save(*sharing_patterns(sharing), out, "reuse_patterns")[0]
+
+
+def draw_summary(path, out):
+    """The pictures of a summary.json that stands for itself."""
+    return {"msa-reuse-summary": draw_sharing}.get(format_of(path), draw_advice)(path, out)
+
+
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="msalab plot", description=__doc__)
     parser.add_argument("results", help="results file (HDF5, msa-results), or the "
-                                        "summary.json of msa-advise")
+                                        "summary.json of msa-advise or msa-reuse")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--fit", metavar="FILE", help="results of msa-fit-indexer: how it learned")
     parser.add_argument("--selections", metavar="FILE",
@@ -90,6 +106,8 @@ def main(arguments=None) -> int:
     parser.add_argument("--evaluate", metavar="FILE", help="summary.json of msalab evaluate")
     parser.add_argument("--advise", metavar="FILE",
                         help="summary.json of msa-advise: the recommended setting")
+    parser.add_argument("--reuse", metavar="FILE",
+                        help="summary.json of msa-reuse: what layers lose with shared ids")
     parser.add_argument("--cost", action="append", default=[], metavar="FILE",
                         help="output of msa-cost --json, from sizes or from results; repeatable")
     parser.add_argument("--bench", action="append", default=[], metavar="FILE",
@@ -99,7 +117,7 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.results.endswith(".json"):
-            print(draw_advice(options.results, options.out))
+            print(draw_summary(options.results, options.out))
             return 0
         with ExitStack() as files:
             results = files.enter_context(Results(options.results))

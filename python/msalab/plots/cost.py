@@ -21,13 +21,27 @@ ORDERS = ("q_outer", "union", "kv_outer", "automatic")
 VERSIONS = {"msa-bench": (1, 2), "msa-cost": (2,), "msa-cost-measured": (2,)}
 
 
-def read_json(path, *formats: str) -> dict:
-    """A JSON file whose `format` is one of those given, in a version that is understood."""
+def _read(path):
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ResultsError(f"{path}: not a readable JSON file ({error})") from error
+
+
+def _format(content) -> str | None:
     found = content.get("format") if isinstance(content, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def format_of(path) -> str | None:
+    """What a JSON file says that it is."""
+    return _format(_read(path))
+
+
+def read_json(path, *formats: str) -> dict:
+    """A JSON file whose `format` is one of those given, in a version that is understood."""
+    content = _read(path)
+    found = _format(content)
     if found not in formats:
         raise ResultsError(f'{path}: format is "{found}", must be "{" or ".join(formats)}"')
     known, version = VERSIONS.get(found), content.get("format_version")

@@ -29,7 +29,7 @@ class FitResults(ResultsFile):
 
     group = "fit"
     elsewhere = {program: "--fit takes results of msa-fit-indexer"
-                 for program in ("msa-advise", "msa-analyze", "msa-compare")}
+                 for program in ("msa-advise", "msa-analyze", "msa-compare", "msa-reuse")}
 
     @property
     def start(self) -> str:

@@ -24,6 +24,7 @@ from .needle import needle_depth_map
 from .overlap import overlap_map
 from .popularity import queries_per_block
 from .results import Results
+from .reuse import Sharing, loss_by_distance, sharing_patterns
 from .sink import sink_bars
 from .table import Table
 from .training import training_curves
@@ -244,6 +245,30 @@ def advice_section(advice: Advice) -> Section:
          "one should stay dense."),
         lambda *_: iter([Picture("advice", *cost_front(advice))]), advice.layers, "advice_layers",
         advice.definitions)
+
+
+def sharing_section(sharing: Sharing) -> Section:
+    """Of the summary of msa-reuse."""
+    def drawn(*_):
+        yield Picture("reuse_distance", *loss_by_distance(sharing))
+        yield Picture("reuse_patterns", *sharing_patterns(sharing))
+
+    reached = {None: "No pattern reaches the target"}.get(
+        sharing.chosen, "The ring marks the fewest layers that compute ids within the target, "
+        + ("which every layer reaches by itself" if sharing.every_layer
+           else "which the mean over the layers reaches, and not every layer"))
+    return Section(
+        "reuse",
+        "Which layers may share a selection?",
+        (f"Mass lost is what a layer keeps with its own ids, here of {sharing.selector}, less what "
+         "it keeps with those of an earlier layer. A grey point is a pair of layers (hover names "
+         "it), the line the mean of those at one distance, with 95 % intervals; the dotted line "
+         "is the target.",
+         "Below, a point is a pattern: some layers compute ids, and each of the others takes those "
+         "of the last one before it. Down and to the left is better. The line joins the patterns "
+         "that lose least with so many layers that compute ids, found exactly; the other marks are "
+         f"patterns that engines use. {reached}. The target: \"{sharing.target}\"."),
+        drawn, sharing.patterns, "reuse_all_patterns", sharing.definitions)
 
 
 def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = ()) -> Section:

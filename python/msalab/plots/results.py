@@ -244,6 +244,7 @@ class Results(ResultsFile):
     elsewhere = {"msa-advise": "msalab plot draws its summary.json",
                  "msa-compare": "--compare draws its summary.json",
                  "msa-fit-indexer": "--fit draws it, beside results of msa-analyze",
+                 "msa-reuse": "msalab plot draws its summary.json",
                  "msa-pretrain": "its curves are in curves.csv; of its activations.h5, msa-analyze "
                                  "makes results to draw"}
 

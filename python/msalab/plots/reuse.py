@@ -74,3 +74,73 @@ def read_sharing(path) -> Sharing:
                    summary["each"] is not None, f"{name} {value:g}", str(options["selector"]),
                    f"{options['phase']} of {options['context']} tokens on {options['hardware']}",
                    {name: str(text) for name, text in summary["definitions"].items()})
+
+
+def _errors(of: Table, name: str) -> list[np.ndarray]:
+    """What an interval has below and above its value."""
+    return [np.maximum(0, of[name] - of[f"{name}_low"]),
+            np.maximum(0, of[f"{name}_high"] - of[name])]
+
+
+def _target_line(axes, sharing: Sharing):
+    if sharing.target.startswith("lose"):
+        axes.axhline(float(sharing.target.split()[1]), color=style.GUIDE, linewidth=1,
+                     linestyle=":")
+
+
+@style.styled
+def loss_by_distance(sharing: Sharing):
+    """Mass lost with the ids of a layer that lies so many layers before: a point per pair of
+    layers, and their mean with its 95 % interval."""
+    pairs = sharing.pairs
+    others = Table(**{name: values[pairs["distance"] > 0]
+                      for name, values in pairs.columns.items()})
+    figure = style.new_figure(3.4)
+    axes = figure.subplots()
+    for source, target, distance, lost in zip(*(others[name].tolist() for name in (
+            "source", "target", "distance", "mass_lost"))):
+        point, = axes.plot(distance, lost, marker="o", markersize=4, color=style.OTHERS, zorder=1)
+        style.name_on_hover(point, f"layer {target} with ids of layer {source}")
+    means = sharing.distances
+    axes.errorbar(means["distance"], means["mass_lost"], _errors(means, "mass_lost"), marker="o",
+                  color=style.PAIR[0], capsize=2, elinewidth=1, label="mean over the pairs")
+    _target_line(axes, sharing)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel="distance in layers", ylabel="mass lost")
+    axes.set_title(f"ids of {sharing.selector} from an earlier layer", loc="left", fontsize=8)
+    axes.legend(loc="best")
+    return figure, others
+
+
+@style.styled
+def sharing_patterns(sharing: Sharing):
+    """Mass lost, mean over the layers, against the time of the layers relative to own ids in each:
+    the line joins the best pattern of each number of layers that compute ids. Ringed: the one with
+    the fewest that reaches the target."""
+    of = sharing.patterns
+    figure = style.new_figure(3.8)
+    axes = figure.subplots()
+    best = np.flatnonzero(of["is_best"])
+    front = Table(**{name: values[best] for name, values in of.columns.items()})
+    axes.errorbar(front["share_of_own"], front["mass_lost"], _errors(front, "mass_lost"),
+                  marker="o", markersize=4, color=style.PAIR[0], capsize=2, elinewidth=1,
+                  label="best of so many")
+    last = len(of) - 1 if sharing.chosen is not None else len(of)
+    asked = [row for row in range(1, last) if not of["is_best"][row]]
+    for place, row in enumerate(asked):
+        axes.plot(of["share_of_own"][row], of["mass_lost"][row], linestyle="",
+                  **style.series_style(place + 1), label=of["pattern"][row])
+    title = f"{sharing.target}: no pattern"
+    if sharing.chosen is not None:
+        row = sharing.chosen
+        reached = "in every layer" if sharing.every_layer else "in the mean"
+        axes.plot(of["share_of_own"][row], of["mass_lost"][row], linestyle="", marker="o",
+                  markersize=13, markerfacecolor="none", markeredgecolor=style.REFERENCE,
+                  markeredgewidth=1.6, zorder=4, label=f"within the target {reached}")
+        title = (f"{sharing.target}: {of['computing'][row]} of {of['computing'][0]} layers "
+                 f"compute ids")
+    _target_line(axes, sharing)
+    axes.set(xlabel=f"time / own ids in every layer, {sharing.where}", ylabel="mass lost, mean")
+    axes.set_title(title, loc="left", fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure, of
