@@ -51,5 +51,6 @@ def full_report(results_path, tmp_path_factory):
     assert main([str(results_path), "--out", str(out), "--layers", "3",
                  "--selections", str(results_path), "--fit", str(make_fit(out / "in/fit.h5")),
                  "--cost", files["cost"], "--cost", files["orders"], "--bench", files["bench"],
-                 "--compare", files["compare"], "--advise", files["advise"]]) == 0
+                 "--compare", files["compare"], "--advise", files["advise"],
+                 "--reuse", files["reuse"]]) == 0
     return out

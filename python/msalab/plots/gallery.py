@@ -253,21 +253,19 @@ def sharing_section(sharing: Sharing) -> Section:
         yield Picture("reuse_distance", *loss_by_distance(sharing))
         yield Picture("reuse_patterns", *sharing_patterns(sharing))
 
-    reached = {None: "No pattern reaches the target"}.get(
-        sharing.chosen, "The ring marks the fewest layers that compute ids within the target, "
-        + ("which every layer reaches by itself" if sharing.every_layer
-           else "which the mean over the layers reaches, and not every layer"))
+    reached = ("The rings mark the fewest layers that compute ids with which every layer, or the "
+               "mean over the layers, reaches the target" if sharing.chosen else
+               "No pattern reaches the target")
     return Section(
         "reuse",
         "Which layers may share a selection?",
         (f"Mass lost is what a layer keeps with its own ids, here of {sharing.selector}, less what "
          "it keeps with those of an earlier layer. A grey point is a pair of layers (hover names "
-         "it), the line the mean of those at one distance, with 95 % intervals; the dotted line "
-         "is the target.",
-         "Below, a point is a pattern: some layers compute ids, and each of the others takes those "
+         "it), the line the mean of those at one distance, with 95 % intervals.",
+         "In the second picture, a point is a pattern: some layers compute ids, and each of the others takes those "
          "of the last one before it. Down and to the left is better. The line joins the patterns "
          "that lose least with so many layers that compute ids, found exactly; the other marks are "
-         f"patterns that engines use. {reached}. The target: \"{sharing.target}\"."),
+         f"patterns that were asked for. {reached}: \"{sharing.target}\", the dotted line."),
         drawn, sharing.patterns, "reuse_all_patterns", sharing.definitions)
 
 

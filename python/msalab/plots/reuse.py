@@ -22,8 +22,8 @@ class Sharing:
     pairs: Table      # one row per source and target, a layer with its own ids among them
     distances: Table  # means over the pairs at one distance
     patterns: Table   # own ids, those asked for, and the best of each number of computing layers
-    chosen: int | None  # the row of the pattern with which every layer reaches the target, else the
-    every_layer: bool   # mean; None: no pattern does
+    chosen: dict[str, int]  # the patterns that reach the target "in every layer", "in the mean"
+    random_lost: float  # mass that random blocks lose against own ids
     target: str       # "lose 0.01"
     selector: str
     where: str        # "prefill of 131072 tokens on h100"
@@ -62,16 +62,20 @@ def read_sharing(path) -> Sharing:
     rows = [_pattern(summary["own"], False),
             *(_pattern(pattern, False) for pattern in summary["patterns"]),
             *(_pattern(pattern, True) for pattern in summary["front"])]
-    shown = summary["each"] or summary["mean"]
-    if shown:
-        rows.append(_pattern(shown, False))
+    chosen = {}
+    for words, name in (("in every layer", "each"), ("in the mean", "mean")):
+        if summary[name]:
+            chosen[words] = len(rows)
+            rows.append(_pattern({**summary[name], "name": f"target {words}"}, False))
     patterns = Table.from_rows(
         ("pattern", "computing", "computing_layers", *_ESTIMATES, "most_lost", "seconds",
          "share_of_own", "saved_seconds", "saved_flops", "saved_bytes", "is_best"), rows)
     (name, value), = summary["target"].items()
     options = summary["options"]
-    return Sharing(pairs, distances, patterns, len(rows) - 1 if shown else None,
-                   summary["each"] is not None, f"{name} {value:g}", str(options["selector"]),
+    own = _number(summary["own"]["mass_kept"]["value"])
+    return Sharing(pairs, distances, patterns, chosen,
+                   own - _number(summary["references"]["random_mass_kept"]),
+                   f"{name} {value:g}", str(options["selector"]),
                    f"{options['phase']} of {options['context']} tokens on {options['hardware']}",
                    {name: str(text) for name, text in summary["definitions"].items()})
 
@@ -88,59 +92,79 @@ def _target_line(axes, sharing: Sharing):
                      linestyle=":")
 
 
+def _drawn_by_distance(sharing: Sharing) -> Table:
+    """The pairs, the means at each distance, and what random blocks lose."""
+    none = math.nan
+    rows = [("pair", *row[:3], 1, *row[3:]) for row in sharing.pairs.rows()]
+    rows += [("mean", none, none, *row) for row in sharing.distances.rows()]
+    lost = _ESTIMATES.index("mass_lost")
+    rows.append(("random", none, none, none, none, *[none] * lost, sharing.random_lost,
+                 *[none] * (len(_ESTIMATES) - lost - 1)))
+    return Table.from_rows(("of", "source", "target", "distance", "pairs", *_ESTIMATES), rows)
+
+
 @style.styled
 def loss_by_distance(sharing: Sharing):
-    """Mass lost with the ids of a layer that lies so many layers before: a point per pair of
-    layers, and their mean with its 95 % interval."""
-    pairs = sharing.pairs
-    others = Table(**{name: values[pairs["distance"] > 0]
-                      for name, values in pairs.columns.items()})
-    figure = style.new_figure(3.4)
-    axes = figure.subplots()
-    for source, target, distance, lost in zip(*(others[name].tolist() for name in (
+    """What is kept with the ids of a layer that lies so many layers before. Above, mass lost: a
+    point per pair of layers, and their mean with its 95 % interval. Below, means of the recalls and
+    of the output error."""
+    pairs, means = sharing.pairs, sharing.distances
+    figure = style.new_figure(5.6)
+    above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+    for source, target, distance, lost in zip(*(pairs[name].tolist() for name in (
             "source", "target", "distance", "mass_lost"))):
-        point, = axes.plot(distance, lost, marker="o", markersize=4, color=style.OTHERS, zorder=1)
-        style.name_on_hover(point, f"layer {target} with ids of layer {source}")
-    means = sharing.distances
-    axes.errorbar(means["distance"], means["mass_lost"], _errors(means, "mass_lost"), marker="o",
-                  color=style.PAIR[0], capsize=2, elinewidth=1, label="mean over the pairs")
-    _target_line(axes, sharing)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(xlabel="distance in layers", ylabel="mass lost")
-    axes.set_title(f"ids of {sharing.selector} from an earlier layer", loc="left", fontsize=8)
-    axes.legend(loc="best")
-    return figure, others
+        if distance > 0:
+            point, = above.plot(distance, lost, marker="o", markersize=4, color=style.OTHERS,
+                                zorder=1)
+            style.name_on_hover(point, f"layer {target} with ids of layer {source}")
+    above.errorbar(means["distance"], means["mass_lost"], _errors(means, "mass_lost"), marker="o",
+                   color=style.PAIR[0], capsize=2, elinewidth=1, label="mean over the pairs")
+    above.axhline(sharing.random_lost, color=style.DENSE, linestyle="--", linewidth=1,
+                  label="random blocks")
+    _target_line(above, sharing)
+    for place, (name, label) in enumerate((("own_recall", "recall of own ids"),
+                                           ("block_recall", "recall of the oracle"),
+                                           ("output_error", "output error"))):
+        below.errorbar(means["distance"], means[name], _errors(means, name), label=label,
+                       capsize=2, elinewidth=1, **style.series_style(place + 1))
+    below.set_ylim(bottom=0)
+    below.xaxis.get_major_locator().set_params(integer=True)
+    below.set(xlabel="distance in layers")
+    above.set(ylabel="mass lost")
+    above.set_title(f"ids of {sharing.selector} from an earlier layer", loc="left", fontsize=8)
+    handles, labels = (sum(both, []) for both in zip(above.get_legend_handles_labels(),
+                                                     below.get_legend_handles_labels()))
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    return figure, _drawn_by_distance(sharing)
 
 
 @style.styled
 def sharing_patterns(sharing: Sharing):
     """Mass lost, mean over the layers, against the time of the layers relative to own ids in each:
-    the line joins the best pattern of each number of layers that compute ids. Ringed: the one with
-    the fewest that reaches the target."""
+    the line joins the patterns of the least loss with so many layers that compute ids. Ringed:
+    those with the fewest that reach the target, in every layer and in the mean."""
     of = sharing.patterns
-    figure = style.new_figure(3.8)
+    figure = style.new_figure(4.0)
     axes = figure.subplots()
     best = np.flatnonzero(of["is_best"])
     front = Table(**{name: values[best] for name, values in of.columns.items()})
     axes.errorbar(front["share_of_own"], front["mass_lost"], _errors(front, "mass_lost"),
                   marker="o", markersize=4, color=style.PAIR[0], capsize=2, elinewidth=1,
-                  label="best of so many")
-    last = len(of) - 1 if sharing.chosen is not None else len(of)
-    asked = [row for row in range(1, last) if not of["is_best"][row]]
+                  label="least loss")
+    asked = [row for row in range(1, len(of))
+             if not of["is_best"][row] and row not in sharing.chosen.values()]
     for place, row in enumerate(asked):
         axes.plot(of["share_of_own"][row], of["mass_lost"][row], linestyle="",
                   **style.series_style(place + 1), label=of["pattern"][row])
-    title = f"{sharing.target}: no pattern"
-    if sharing.chosen is not None:
-        row = sharing.chosen
-        reached = "in every layer" if sharing.every_layer else "in the mean"
+    for (words, row), (size, colour) in zip(sharing.chosen.items(),
+                                            ((13, style.REFERENCE), (9, style.GUIDE))):
         axes.plot(of["share_of_own"][row], of["mass_lost"][row], linestyle="", marker="o",
-                  markersize=13, markerfacecolor="none", markeredgecolor=style.REFERENCE,
-                  markeredgewidth=1.6, zorder=4, label=f"within the target {reached}")
-        title = (f"{sharing.target}: {of['computing'][row]} of {of['computing'][0]} layers "
-                 f"compute ids")
+                  markersize=size, markerfacecolor="none", markeredgecolor=colour,
+                  markeredgewidth=1.6, zorder=4, label=f"target {words}")
+    found = [f"{words} {of['computing'][row]} of {of['computing'][0]} compute ids"
+             for words, row in sharing.chosen.items()]
     _target_line(axes, sharing)
     axes.set(xlabel=f"time / own ids in every layer, {sharing.where}", ylabel="mass lost, mean")
-    axes.set_title(title, loc="left", fontsize=8)
+    axes.set_title(f"{sharing.target}: {', '.join(found) or 'no pattern'}", loc="left", fontsize=8)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure, of
