@@ -50,10 +50,8 @@ struct MergedProgram {
     bool reads_inputs;  // to complete a run
 };
 constexpr MergedProgram kPrograms[] = {
-    {"msa-advise", advise::complete, false},
-    {"msa-analyze", analyze::complete, false},
-    {"msa-compare", compare::complete, false},
-    {"msa-fit-indexer", fit::complete, true},
+    {"msa-advise", advise::complete, false},   {"msa-analyze", analyze::complete, false},
+    {"msa-compare", compare::complete, false}, {"msa-fit-indexer", fit::complete, true},
     {"msa-reuse", reuse::complete, false},
 };
 

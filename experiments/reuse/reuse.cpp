@@ -70,7 +70,7 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
 /// The queries, the same in all layers.
 Queries common_queries(const ReuseOptions& o, const io::ActivationsReader& file) {
     const int64_t first = o.layers.front();
-    const Queries queries = choose_queries(o, file.info(), file.layer(first));
+    Queries queries = choose_queries(o, file.info(), file.layer(first));
     for (int64_t number : o.layers) {
         const Queries others = choose_queries(o, file.info(), file.layer(number));
         require(others == queries, "--held-out has other queries for layer ", number, " (",
