@@ -260,11 +260,13 @@ def sharing_section(sharing: Sharing) -> Section:
         "reuse",
         "Which layers may share a selection?",
         (f"Mass lost is what a layer keeps with its own ids, here of {sharing.selector}, less what "
-         "it keeps with those of an earlier layer. A grey point is a pair of layers, which "
-         "the picture's SVG names where the pointer rests; the line is the mean of those at one distance, with 95 % intervals.",
-         "In the second picture, a point is a pattern: some layers compute ids, and each of the others takes those "
-         "of the last one before it. Down and to the left is better. The line joins the patterns "
-         "that lose least with so many layers that compute ids, found exactly; the other marks are "
+         "it keeps with those of an earlier layer. A grey point is a pair of layers, which the "
+         "picture's SVG names where the pointer rests; the line is the mean of those at one "
+         "distance, with 95 % intervals.",
+         "In the second picture, a point is a pattern: some layers compute ids, and each of the "
+         "others takes those of the last one before it. Down and to the left is better. The line "
+         "joins the patterns that lose least with so many layers that compute ids, found exactly; "
+         "the other marks are "
          f"patterns that were asked for. {reached}: \"{sharing.target}\"."
          + (" The dotted line is the target." if sharing.target.startswith("lose") else "")),
         drawn, sharing.patterns, "reuse_all_patterns", sharing.definitions)
