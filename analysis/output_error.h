@@ -20,6 +20,10 @@ public:
     void add(std::span<const RowKind> kinds, View<const float, 3> sparse,
              View<const float, 3> dense);
 
+    // [Hq]: sums over the counted rows of |o_sparse - o_dense|^2 and of |o_dense|^2.
+    const std::vector<double>& differences() const { return difference_; }
+    const std::vector<double>& norms() const { return norm_; }
+
     /// [Hq]; NaN where no row was counted or the dense output is 0: a dead head.
     std::vector<double> relative() const;
     /// Heads whose dense output is 0 on all counted rows, of which there are some: they have no

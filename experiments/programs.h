@@ -58,6 +58,11 @@ int run(Arguments args, std::ostream& out, std::ostream& err);
 namespace pretrain {
 int run(Arguments args, std::ostream& out, std::ostream& err);
 }
+/// msa-reuse: which layers may share a selection, and what does it lose?
+namespace reuse {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+void complete(const Completed&);
+}  // namespace reuse
 /// msa-synth: activations of any size with planted attention structure.
 namespace synth {
 int run(Arguments args, std::ostream& out, std::ostream& err);

@@ -9,10 +9,9 @@
 #include "analysis/bootstrap.h"
 #include "core/io/results.h"
 #include "experiments/advise/setting.h"
+#include "experiments/driver/estimate.h"
 
 namespace msa::experiments::advise {
-
-inline constexpr int64_t kDraws = 1000;  // of the bootstrap
 
 /// The target and what else the run was asked for.
 struct Asked {

@@ -29,15 +29,6 @@ const About kAbout{
 constexpr double kDefaultKeep = 0.95;
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 
-/// Own names of the selectors that look at a query and its keys alone: queries are sampled.
-std::string known_selector(const std::string& name) {
-    const std::vector<std::string> known = list_pointwise_selectors();
-    std::string own(make_policy(name)->name());
-    require(std::find(known.begin(), known.end(), own) != known.end(), "--selectors has ", name,
-            ", which does not choose blocks for each query alone; there are: ", join(known));
-    return own;
-}
-
 void sort_sizes(std::vector<int64_t>& sizes) {
     std::sort(sizes.begin(), sizes.end());
     sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
@@ -66,9 +57,11 @@ OptionTable option_table(AdviseOptions& o) {
     table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
                  "of the roofline: peak (published) or measured");
     table.numbers("layers", "L,...", o.layers, "layers; default: all");
-    table.names("selectors", "NAME,...", o.selectors, known_selector,
-                "some of: " + join(list_pointwise_selectors()) +
-                    "; default: index where the file has one, oracle, mean-key, window, quest");
+    table.names(
+        "selectors", "NAME,...", o.selectors,
+        [](const std::string& name) { return pointwise_selector("selectors", name); },
+        "some of: " + join(list_pointwise_selectors()) +
+            "; default: index where the file has one, oracle, mean-key, window, quest");
     table.counts("block-sizes", "TOKENS,...", o.block_sizes, "Bk, tokens of a key block")
         .between(kMinBlockSize, kMaxBlockSize);
     table

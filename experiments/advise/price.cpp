@@ -62,20 +62,28 @@ analysis::Cost Pricer::selection(const Setting& setting) const {
     return cost;
 }
 
-Price Pricer::operator()(const Setting& setting, std::optional<double> tile_union) const {
+Price Pricer::fastest(const Setting& setting, std::optional<double> tile_union,
+                      const std::optional<analysis::Cost>& selection) const {
     analysis::LayerSizes s = sizes(setting.block_size, setting.rule.top_k);
     s.tile_union = tile_union;
     s.validate();
     std::vector<Pipeline> pipelines = decode_ ? decode_pipelines(s) : prefill_pipelines(s);
-    const bool index = make_selector(setting.selector)->needs().index;
-    const analysis::Cost cost = index ? analysis::Cost{} : selection(setting);
     Price best;
     for (size_t n = 1; n < pipelines.size(); ++n) {
-        if (!index) pipelines[n].stages.front().cost = cost;
+        if (selection) pipelines[n].stages.front().cost = *selection;
         const Price price = price_of(pipelines[n], static_cast<int64_t>(n), on_);
         if (n == 1 || price.seconds < best.seconds) best = price;
     }
     return best;
+}
+
+Price Pricer::operator()(const Setting& setting, std::optional<double> tile_union) const {
+    if (make_selector(setting.selector)->needs().index) return fastest(setting, tile_union, {});
+    return fastest(setting, tile_union, selection(setting));
+}
+
+Price Pricer::of_given_ids(const Setting& setting, std::optional<double> tile_union) const {
+    return fastest(setting, tile_union, analysis::Cost{});
 }
 
 }  // namespace msa::experiments::advise

@@ -30,9 +30,14 @@ public:
     Price dense() const;
     /// `tile_union`: blocks that the queries of a tile select together, mean; else by chance.
     Price operator()(const Setting&, std::optional<double> tile_union) const;
+    /// The same with ids that are there: attention alone.
+    Price of_given_ids(const Setting&, std::optional<double> tile_union) const;
 
 private:
     analysis::LayerSizes sizes(int64_t block_size, int64_t top_k) const;
+    /// The fastest loop order behind `selection`; behind the Index Branch where that is absent.
+    Price fastest(const Setting&, std::optional<double> tile_union,
+                  const std::optional<analysis::Cost>& selection) const;
     /// Arithmetic of the scores of all queries, and bytes of what stands for the keys, as the last
     /// query sees it: they cross the bus once.
     analysis::Cost scores(const Setting&) const;

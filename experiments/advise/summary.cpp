@@ -5,23 +5,13 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
-#include "experiments/driver/run.h"
+#include "experiments/driver/estimate.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/units.h"
 
 namespace msa::experiments::advise {
 namespace {
 
-using analysis::Estimate;
 using nlohmann::ordered_json;
-
-constexpr int kDecimals = 4;
-
-ordered_json json_of(const Estimate& estimate) {
-    return {{"value", json_number(estimate.value)},
-            {"low", json_number(estimate.low)},
-            {"high", json_number(estimate.high)}};
-}
 
 ordered_json json_of(const Cost& cost) {
     return {{"seconds", cost.seconds}, {"flops", cost.flops}, {"bytes", cost.bytes}};
@@ -38,8 +28,8 @@ ordered_json json_of(const Setting& s) {
 
 ordered_json json_of(const Setting& setting, const Kept& kept, const Cost& dense) {
     ordered_json json = json_of(setting);
-    json["mass_kept"] = json_of(kept.mass);
-    json["output_error"] = json_of(kept.error);
+    json["mass_kept"] = estimate_json(kept.mass);
+    json["output_error"] = estimate_json(kept.error);
     json["cost"] = json_of(kept.cost);
     json["cost"]["share_of_dense"] = kept.cost.seconds / dense.seconds;
     json["cost"]["loop_order"] = kept.order.empty() ? ordered_json() : ordered_json(kept.order);
@@ -72,22 +62,6 @@ ordered_json json_of(const Advice& advice, const LayerAdvice& layer) {
         json_of(advice.settings[shown.setting], layer.kept[shown.setting], layer.dense);
     json["under_recommended"]["sparse"] = layer.sparse;
     return json;
-}
-
-std::string text_of(const Estimate& estimate) {
-    return fixed_text(estimate.value, kDecimals) + " [" + fixed_text(estimate.low, kDecimals) +
-           ", " + fixed_text(estimate.high, kDecimals) + "]";
-}
-
-std::string time_text(double seconds) {
-    return seconds < kMilli ? number_text(seconds / kMicro) + " us"
-                            : number_text(seconds / kMilli) + " ms";
-}
-
-std::string list_text(const std::vector<int64_t>& layers) {
-    std::string all;
-    for (int64_t layer : layers) all += text(all.empty() ? "" : ", ", layer);
-    return all;
 }
 
 std::vector<std::string> cells(const Setting& s, const Kept& kept, const Cost& dense) {

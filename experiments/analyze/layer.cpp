@@ -17,7 +17,6 @@
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
-#include "experiments/driver/sample.h"
 
 namespace msa::experiments::analyze {
 namespace {
@@ -369,11 +368,7 @@ void LayerAnalysis::write_popularity(const Config& config, const std::string& da
 
 std::vector<int64_t> choose_queries(const AnalyzeOptions& o, const std::vector<int64_t>& cu_seqlens,
                                     int64_t layer) {
-    const std::vector<int64_t> all = chosen_queries(o, cu_seqlens, layer);
-    std::vector<int64_t> chosen;
-    for (int64_t n : stratified_sample(std::ssize(all), o.sample_queries, o.seed))
-        chosen.push_back(all[static_cast<size_t>(n)]);
-    return chosen;
+    return sampled_queries(o, cu_seqlens, layer, o.seed);
 }
 
 void analyze_layer(const AnalyzeOptions& o, const io::ActivationsReader& file,

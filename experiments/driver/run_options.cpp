@@ -7,7 +7,9 @@
 
 #include "core/cu_seqlens.h"
 #include "core/io/results.h"
+#include "core/select/selector.h"
 #include "core/select/token_selector.h"
+#include "experiments/driver/sample.h"
 
 namespace msa::experiments {
 
@@ -147,6 +149,14 @@ void add_selectors(OptionTable& table, std::vector<std::string>& to,
     };
 }
 
+std::string pointwise_selector(const std::string& option, const std::string& name) {
+    const std::vector<std::string> known = list_pointwise_selectors();
+    std::string own(make_policy(name)->name());
+    require(std::find(known.begin(), known.end(), own) != known.end(), "--", option, " has ", name,
+            ", which does not choose blocks for each query alone; there are: ", join(known));
+    return own;
+}
+
 void add_oracle(OptionTable& table, OracleOptions& o) {
     table.choice("oracle", "RANK", o.oracle_by_logit, {"mass", "max-logit"},
                  "how I* ranks blocks: mass (probability) or max-logit");
@@ -220,6 +230,15 @@ std::vector<int64_t> chosen_queries(const QueryOptions& o, const std::vector<int
         for (int64_t token = cu[s - 1]; token < cu[s]; ++token)
             if (within(queries, token) && within(positions, token - cu[s - 1]))
                 chosen.push_back(token);
+    return chosen;
+}
+
+std::vector<int64_t> sampled_queries(const QueryOptions& o, const std::vector<int64_t>& cu_seqlens,
+                                     int64_t layer, uint64_t seed) {
+    const std::vector<int64_t> all = chosen_queries(o, cu_seqlens, layer);
+    std::vector<int64_t> chosen;
+    for (int64_t n : stratified_sample(std::ssize(all), o.sample_queries, seed))
+        chosen.push_back(all[static_cast<size_t>(n)]);
     return chosen;
 }
 

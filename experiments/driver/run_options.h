@@ -70,6 +70,10 @@ void take_own_sizes(SizeOptions&, std::span<const std::string> args,
 void add_selectors(OptionTable&, std::vector<std::string>& to,
                    const std::vector<std::string>& offered);
 
+/// The own name of a selector that looks at a query and its keys alone, as sampled queries need it.
+/// InputError naming `option` where `name` is no such one.
+std::string pointwise_selector(const std::string& option, const std::string& name);
+
 /// How I* is chosen, and which rows the averages count.
 struct OracleOptions {
     bool oracle_by_logit = false;
@@ -99,6 +103,10 @@ bool within(const std::vector<QueryRange>& ranges, int64_t value);
 /// The packed tokens of the queries that the options name in a layer, ascending, without sampling.
 std::vector<int64_t> chosen_queries(const QueryOptions&, const std::vector<int64_t>& cu_seqlens,
                                     int64_t layer);
+
+/// A stratified sample of --sample-queries of them.
+std::vector<int64_t> sampled_queries(const QueryOptions&, const std::vector<int64_t>& cu_seqlens,
+                                     int64_t layer, uint64_t seed);
 
 /// Lowers rule.top_k to the blocks of the longest sequence, or to the forced blocks where these are
 /// more. What was done, as a sentence; empty where nothing was.

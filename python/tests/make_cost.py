@@ -157,13 +157,46 @@ def cache(reached: bool = True, layer: int = 3) -> dict:
                        for name, share in (("oracle", 0.6), ("quest", 0.8))]}
 
 
+def sharing(reached: bool = True) -> dict:
+    """Three layers: the second may take the ids of the first, the third needs its own."""
+    def estimates(lost):
+        return {name: {"value": value, "low": value - 0.01, "high": value + 0.01}
+                for name, value in (("mass_kept", 0.9 - lost), ("mass_lost", lost),
+                                    ("block_recall", 0.8 - lost), ("own_recall", 1 - lost),
+                                    ("output_error", 0.1 + lost))}
+
+    def pattern(name, layers, lost):
+        share = (1 + len(layers)) / 4
+        sizes = {"seconds": 1, "flops": 1e12, "bytes": 1e9}
+        return {"name": name, "computing_layers": layers, **estimates(lost), "most_lost": 2 * lost,
+                "cost": {**{what: size * share for what, size in sizes.items()},
+                         "share_of_own": share},
+                "saved": {what: size * (1 - share) for what, size in sizes.items()}}
+
+    losses = {(0, 0): 0, (0, 1): 0.02, (1, 1): 0, (0, 2): 0.4, (1, 2): 0.3, (2, 2): 0}
+    front = [pattern("best of 1", [0], 0.14), pattern("best of 2", [0, 2], 0.01),
+             pattern("best of 3", [0, 1, 2], 0)]
+    return {"format": "msa-reuse-summary", "program": "msa-reuse",
+            "options": {"phase": "prefill", "context": 131072, "hardware": "h100",
+                        "selector": "index"},
+            "definitions": {"mass_lost": "what mass_lost means"}, "target": {"lose": 0.05},
+            "references": {"random_mass_kept": 0.25},
+            "pairs": [{"source": source, "target": target, "distance": target - source,
+                       **estimates(lost)} for (source, target), lost in losses.items()],
+            "distances": [{"distance": distance, "pairs": 3 - distance, **estimates(lost)}
+                          for distance, lost in enumerate((0, 0.16, 0.4))],
+            "own": pattern("own ids", [0, 1, 2], 0),
+            "patterns": [pattern("every 2", [0, 2], 0.01)], "front": front,
+            "each": front[1] if reached else None, "mean": front[1] if reached else None}
+
+
 def write_all(folder: Path) -> dict[str, str]:
     """One file of each kind; their paths by kind."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for kind, content in {"cost": cost(), "orders": orders(), "bench": bench(),
                           "compare": comparison(), "advise": advice(),
-                          "cache": cache()}.items():
+                          "cache": cache(), "reuse": sharing()}.items():
         path = folder / f"{kind}.json"
         path.write_text(json.dumps(content), encoding="utf-8")
         paths[kind] = str(path)

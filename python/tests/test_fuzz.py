@@ -118,6 +118,7 @@ def files(tmp_path_factory):
         "advise": (Path(made["advise"]), run_plots,
                    (results, "--advise", "{}", "--out", "{out}")),
         "cache": (Path(made["cache"]), run_plots, (results, "--cache", "{}", "--out", "{out}")),
+        "reuse": (Path(made["reuse"]), run_plots, (results, "--reuse", "{}", "--out", "{out}")),
         "cost": (Path(made["cost"]), run_plots, (results, "--cost", "{}", "--out", "{out}")),
         "orders": (Path(made["orders"]), run_plots, (results, "--cost", "{}", "--out", "{out}")),
         "bench": (Path(made["bench"]), run_plots,
@@ -134,7 +135,7 @@ def damage_bytes(data: bytearray, rng) -> bytearray:
 
 
 BYTES = {"h5": 30, "npz": 12, "safetensors": 12, "npy": 12, "results": 16, "fit": 6, "compare": 3,
-         "evaluation": 3, "advise": 3, "cache": 3, "cost": 3, "orders": 3, "bench": 3}
+         "evaluation": 3, "advise": 3, "cache": 3, "reuse": 3, "cost": 3, "orders": 3, "bench": 3}
 
 
 @pytest.mark.parametrize("kind", BYTES)
@@ -227,7 +228,7 @@ def damage_json(value, rng):
     return (None, -1, "text", [], {}, [[1]], 1e300, True)[rng.integers(8)]
 
 
-@pytest.mark.parametrize("kind", ["compare", "evaluation", "advise", "cache", "cost", "orders",
+@pytest.mark.parametrize("kind", ["compare", "evaluation", "advise", "cache", "reuse", "cost", "orders",
                                   "bench"])
 def test_damaged_json(files, tmp_path, kind):
     path, program, arguments = files[kind]
@@ -251,7 +252,8 @@ PROGRAMS = {  # program, its commands, its options
         "--rope-theta", "--model-id", "--model-config", "--apply-rope", "--interleaved",
         "--layers", "--overwrite")),
     "msalab.plots": (run_plots, ([],), (
-        "--fit", "--selections", "--compare", "--evaluate", "--advise", "--cache", "--cost", "--bench",
+        "--fit", "--selections", "--compare", "--evaluate", "--advise", "--cache", "--reuse", "--cost",
+        "--bench",
         "--layers"))}
 
 

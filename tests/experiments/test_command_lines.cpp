@@ -165,6 +165,7 @@ class CommandLines : public Fit, public testing::WithParamInterface<Program> {
 protected:
     CommandLines() : generator_(seed()) {
         write("a.h5");
+        CliTest::make("layers.h5");
         std::filesystem::create_directories(path("folder"));
         std::ofstream documents(path("words.txt"));
         for (int n = 0; n < 60; ++n)
@@ -244,6 +245,16 @@ protected:
         if (program == "msa-advise")
             return {"a.h5",      "--out", "out",    "--block-sizes", "8",           "--top-ks", "2",
                     "--context", "1K",    "--keep", "0.1",           "--selectors", "window"};
+        if (program == "msa-reuse")
+            return {other.value_or("layers.h5"),
+                    "--out",
+                    "out",
+                    "--block-size",
+                    "8",
+                    "--top-k",
+                    "4",
+                    "--layers",
+                    "0,3"};
         Words words{other.value_or("a.h5"), "--out", "out", "--block-size", "8"};
         if (program == "msa-compare") words.insert(words.end(), {"--budgets", "32"});
         if (program == "msa-analyze") words.insert(words.end(), {"--top-k", "4"});

@@ -16,11 +16,12 @@ from .evaluation import read_evaluation
 from .fit import FitResults
 from .gallery import (advice_section, cache_section, comparison_section, efficiency_section,
                       evaluation_section, orders_section,
-                      selections_section, training_section)
+                      selections_section, sharing_section, training_section)
 from .pilot_figures import pictures
 from .pilot_records import read_records
 from .report import write_report
 from .results import Results, ResultsError, blamed
+from .reuse import loss_by_distance, read_sharing, sharing_patterns
 from .style import save
 
 
@@ -62,6 +63,8 @@ def more_sections(options, files: ExitStack):
         after.append(of_file(options.advise, advice_section, read(options.advise, read_advice)))
     if options.cache:
         after.append(of_file(options.cache, cache_section, read(options.cache, read_cache)))
+    if options.reuse:
+        after.append(of_file(options.reuse, sharing_section, read(options.reuse, read_sharing)))
     records = ", ".join(options.bench)
     bench = read(records, read_bench, *options.bench) if options.bench else {}
     costs = [(path, read(path, read_cost)) for path in options.cost]
@@ -74,22 +77,24 @@ def more_sections(options, files: ExitStack):
     return before, after
 
 
-ALONE = {"msa-advise-summary": ("advice", read_advice, cost_front),
-         "msa-cache-summary": ("cache", read_cache, cache_curves)}
+ALONE = {"msa-advise-summary": (read_advice, {"advice": cost_front}),
+         "msa-cache-summary": (read_cache, {"cache": cache_curves}),
+         "msa-reuse-summary": (read_sharing, {"reuse_distance": loss_by_distance,
+                                              "reuse_patterns": sharing_patterns})}
 
 
 def draw_alone(path, out):
-    """The picture of a summary.json alone, as PNG, SVG and CSV."""
-    name, reader, draw = ALONE[read_json(path, *ALONE)["format"]]
+    """The pictures of a summary.json alone, as PNG, SVG and CSV."""
+    reader, pictures = ALONE[read_json(path, *ALONE)["format"]]
     drawn = read(path, reader)
     with blamed(path, "is damaged"):
-        return save(*draw(drawn), out, name)[0]
+        return [save(*draw(drawn), out, name)[0] for name, draw in pictures.items()]
 
 
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="msalab plot", description=__doc__)
     parser.add_argument("results", help="results file (HDF5, msa-results), or the "
-                                        "summary.json of msa-advise or msa-cache")
+                                        "summary.json of msa-advise, msa-cache or msa-reuse")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--fit", metavar="FILE", help="results of msa-fit-indexer: how it learned")
     parser.add_argument("--selections", metavar="FILE",
@@ -100,6 +105,8 @@ def main(arguments=None) -> int:
                         help="summary.json of msa-advise: the recommended setting")
     parser.add_argument("--cache", metavar="FILE",
                         help="summary.json of msa-cache: what a KV cache off the GPU would see")
+    parser.add_argument("--reuse", metavar="FILE",
+                        help="summary.json of msa-reuse: what layers lose with shared ids")
     parser.add_argument("--cost", action="append", default=[], metavar="FILE",
                         help="output of msa-cost --json, from sizes or from results; repeatable")
     parser.add_argument("--bench", action="append", default=[], metavar="FILE",
@@ -109,7 +116,7 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.results.endswith(".json"):
-            print(draw_alone(options.results, options.out))
+            print(*draw_alone(options.results, options.out), sep="\n")
             return 0
         with ExitStack() as files:
             results = files.enter_context(Results(options.results))

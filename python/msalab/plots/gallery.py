@@ -25,6 +25,7 @@ from .needle import needle_depth_map
 from .overlap import overlap_map
 from .popularity import queries_per_block
 from .results import Results
+from .reuse import Sharing, loss_by_distance, sharing_patterns
 from .sink import sink_bars
 from .table import Table
 from .training import training_curves
@@ -264,6 +265,31 @@ def cache_section(report: CacheReport) -> Section:
          "a step has them already. The table has each layer's first uses and distances of reuse."),
         lambda *_: iter([Picture("cache", *cache_curves(report))]), report.layers, "cache_layers",
         report.definitions)
+
+
+def sharing_section(sharing: Sharing) -> Section:
+    """Of the summary of msa-reuse."""
+    def drawn(*_):
+        yield Picture("reuse_distance", *loss_by_distance(sharing))
+        yield Picture("reuse_patterns", *sharing_patterns(sharing))
+
+    reached = ("The rings mark the fewest layers that compute ids with which every layer, or the "
+               "mean over the layers, reaches the target" if sharing.chosen else
+               "No pattern reaches the target")
+    return Section(
+        "reuse",
+        "Which layers may share a selection?",
+        (f"Mass lost is what a layer keeps with its own ids, here of {sharing.selector}, less what "
+         "it keeps with those of an earlier layer. A grey point is a pair of layers, which the "
+         "picture's SVG names where the pointer rests; the line is the mean of those at one "
+         "distance, with 95 % intervals.",
+         "In the second picture, a point is a pattern: some layers compute ids, and each of the "
+         "others takes those of the last one before it. Down and to the left is better. The line "
+         "joins the patterns that lose least with so many layers that compute ids, found exactly; "
+         "the other marks are "
+         f"patterns that were asked for. {reached}: \"{sharing.target}\"."
+         + (" The dotted line is the target." if sharing.target.startswith("lose") else "")),
+        drawn, sharing.patterns, "reuse_all_patterns", sharing.definitions)
 
 
 def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = ()) -> Section:

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/driver/estimate.h"
+
+#include <nlohmann/json.hpp>
+
+#include "experiments/driver/run.h"
+#include "experiments/driver/table.h"
+#include "experiments/driver/units.h"
+
+namespace msa::experiments {
+namespace {
+
+constexpr int kDecimals = 4;
+
+}  // namespace
+
+nlohmann::ordered_json estimate_json(const analysis::Estimate& estimate) {
+    return {{"value", json_number(estimate.value)},
+            {"low", json_number(estimate.low)},
+            {"high", json_number(estimate.high)}};
+}
+
+std::string text_of(const analysis::Estimate& estimate) {
+    return fixed_text(estimate.value, kDecimals) + " [" + fixed_text(estimate.low, kDecimals) +
+           ", " + fixed_text(estimate.high, kDecimals) + "]";
+}
+
+std::string time_text(double seconds) {
+    return seconds < kMilli ? number_text(seconds / kMicro) + " us"
+                            : number_text(seconds / kMilli) + " ms";
+}
+
+std::string list_text(const std::vector<int64_t>& numbers) {
+    std::string all;
+    for (int64_t number : numbers) all += text(all.empty() ? "" : ", ", number);
+    return all;
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+// Estimates with their intervals, as summaries and tables have them.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "analysis/bootstrap.h"
+
+namespace msa::experiments {
+
+inline constexpr int64_t kDraws = 1000;  // of the bootstrap
+
+/// {"value", "low", "high"}; null where NaN.
+nlohmann::ordered_json estimate_json(const analysis::Estimate&);
+/// "0.9500 [0.9400, 0.9600]"
+std::string text_of(const analysis::Estimate&);
+/// "12.5 us"
+std::string time_text(double seconds);
+/// "0, 3, 6"
+std::string list_text(const std::vector<int64_t>& numbers);
+
+}  // namespace msa::experiments

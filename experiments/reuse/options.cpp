@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/reuse/options.h"
+
+#include "core/select/selector.h"
+#include "experiments/reuse/pattern.h"
+
+namespace msa::experiments::reuse {
+namespace {
+
+const About kAbout{
+    .name = "msa-reuse",
+    .question = "Which layers may share a selection, and what does it lose?",
+    .usage = "FILE --out DIR [--lose SHARE | --keep SHARE | --error E] [options]",
+    .examples = {"msa-synth --out /tmp/layers.h5 --tokens 4K --layers 6",
+                 "msa-reuse /tmp/layers.h5 --out results/reuse --block-size 64 --top-k 8",
+                 "msa-reuse /tmp/layers.h5 --out results/reuse-groups --block-size 64 --top-k 8 "
+                 "--selector mean-key --lose 0.3 --every 3 --groups 1-3,4-5"},
+    .writes =
+        "DIR/results.h5 (groups /layers, /queries, /reuse; see data/FORMAT.md), DIR/summary.json\n"
+        "and DIR/reuse.txt (what is printed). Where no pattern reaches the target, the nearest\n"
+        "one is named, and the exit code is 2.",
+};
+
+constexpr double kDefaultLose = 0.01;
+constexpr int64_t kMostTokens = int64_t{1} << 24;
+
+}  // namespace
+
+OptionTable option_table(ReuseOptions& o) {
+    OptionTable table(kAbout);
+    add_files(table, o);
+    table.real("lose", "SHARE", o.lose,
+               "target: a layer keeps at most this share of the attention mass less than with ids "
+               "of its own; default, with 0.01");
+    table.real("keep", "SHARE", o.keep, "target: a layer keeps this share of the attention mass");
+    table.real("error", "E", o.error, "target: at most this relative output error");
+    table
+        .counts("every", "N,...", o.every,
+                "patterns to report: a layer computes its own ids every N layers of the model")
+        .at_least(1);
+    table.names(
+        "groups", "A-B,...", o.groups,
+        [](const std::string& item) {
+            parse_group(item);
+            return item;
+        },
+        "a pattern to report: layers A to B share the ids of A, layers in no group have their own");
+    table.numbers("layers", "L,...", o.layers,
+                  "layers; default: all of the file, which must have no gap between them");
+    table.text("selector", "NAME", o.selector,
+               "whose ids are shared: one of " + join(list_pointwise_selectors()));
+    add_sizes(table, o);
+    add_oracle(table, o);
+    add_queries(table, o);
+    table.seed(o.seed, "of sampling, of the bootstrap and of random");
+    table.count("context", "N", o.context, "tokens of the sequence that costs are of")
+        .between(1, static_cast<double>(kMostTokens));
+    table.choice("phase", "PHASE", o.decode, {"prefill", "decode"},
+                 "what costs are of: prefill of the context, or one token decoded behind it");
+    table.text("hardware", "CHIP", o.hardware,
+               "a JSON file like those of data/hardware, or " + join(cost::list_hardware()));
+    table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
+                 "of the roofline: peak (published) or measured");
+    add_compute(table, o);
+    add_index_element(table, o);
+    add_workers(table, o);
+    add_existing(table, o);
+    return table;
+}
+
+std::optional<ReuseOptions> parse_reuse_options(std::span<const std::string> args,
+                                                std::ostream& out) {
+    ReuseOptions o;
+    if (!option_table(o).parse(args, out)) return std::nullopt;
+    o.selector = pointwise_selector("selector", o.selector);
+    const int targets =
+        int{o.keep.has_value()} + int{o.lose.has_value()} + int{o.error.has_value()};
+    require(targets <= 1, "--lose, --keep and --error exclude each other");
+    if (targets == 0) o.lose = kDefaultLose;
+    require(!o.keep || (*o.keep > 0 && *o.keep < 1), "--keep is ", o.keep.value_or(0),
+            ", must be above 0 and below 1");
+    require(!o.lose || (*o.lose >= 0 && *o.lose < 1), "--lose is ", o.lose.value_or(0),
+            ", must be at least 0 and below 1");
+    require(!o.error || *o.error > 0, "--error is ", o.error.value_or(0), ", must be above 0");
+    o.rule.validate();
+    check_existing(o);
+    return o;
+}
+
+}  // namespace msa::experiments::reuse

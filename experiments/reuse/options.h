@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// The options of msa-reuse, checked as far as that goes without the file.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "experiments/cost/presets.h"
+#include "experiments/driver/run_options.h"
+
+namespace msa::experiments::reuse {
+
+struct ReuseOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions, QueryOptions {
+    ReuseOptions() { sample_queries = 1024; }
+
+    // The target: exactly one of them once the options are parsed.
+    std::optional<double> keep, lose, error;
+
+    std::string selector = "index";
+    std::vector<int64_t> every{2, 4};
+    std::vector<std::string> groups;  // "3-5": as parse_group takes them
+
+    // What sharing is priced at.
+    int64_t context = 1 << 17;
+    bool decode = false;
+    std::string hardware = "h100";
+    cost::Ceilings ceilings = cost::Ceilings::peak;
+};
+
+/// The table of the options, bound to `o`.
+OptionTable option_table(ReuseOptions& o);
+
+/// Nothing when help or version was asked for. Throws InputError.
+std::optional<ReuseOptions> parse_reuse_options(std::span<const std::string> args,
+                                                std::ostream& out);
+
+}  // namespace msa::experiments::reuse

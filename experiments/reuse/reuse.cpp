@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT
+#include <ostream>
+#include <sstream>
+
+#include "core/select/selector.h"
+#include "experiments/driver/completed.h"
+#include "experiments/driver/estimate.h"
+#include "experiments/driver/own_attention.h"
+#include "experiments/driver/run.h"
+#include "experiments/driver/write_text.h"
+#include "experiments/programs.h"
+#include "experiments/reuse/layer.h"
+#include "experiments/reuse/summary.h"
+#include "gpu/cuda_backend.h"
+
+namespace msa::experiments::reuse {
+namespace {
+
+constexpr int kNotReached = 2;
+
+/// Layers take each other's ids: their groups of heads and their blocks must be the same.
+void require_alike(const std::string& file, const io::LayerInfo& a, const io::LayerInfo& b,
+                   bool own_block_sizes) {
+    const auto alike = [&](const char* what, int64_t of_a, int64_t of_b, const char* why) {
+        require(of_a == of_b, file, ": layer ", a.layer, " has ", what, " ", of_a, ", layer ",
+                b.layer, " has ", of_b, ": ids can be shared only where they agree", why);
+    };
+    alike("kv_heads", a.kv_heads, b.kv_heads, "; choose others with --layers");
+    if (own_block_sizes && a.own_block_size && b.own_block_size)
+        alike("block_size", *a.own_block_size, *b.own_block_size,
+              "; --block-size gives one for all");
+}
+
+/// Fills in what depends on the file, and checks the options against it.
+void resolve(ReuseOptions& o, std::span<const std::string> args, const io::ActivationsReader& file,
+             std::ostream& err) {
+    const std::string name = file.path().string();
+    const bool all = o.layers.empty();
+    if (all)
+        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
+    const std::string missing = missing_layers(o.layers);
+    require(!all || missing.empty(), name, ": has layers ", list_text(o.layers), " and not ",
+            missing,
+            " between them, which would share ids, too; --layers with the numbers of "
+            "those that are there measures them alone");
+    std::vector<io::LayerInfo> layers;
+    for (int64_t number : o.layers) layers.push_back(file.layer(number));
+    require(layers.size() > 1, name, ": only layer ", o.layers.front(),
+            all ? " is there" : " is chosen", ", ids are shared between at least 2");
+    for (const io::LayerInfo& layer : layers) {
+        io::require_post_rope(file, layer.layer);
+        require_alike(name, layers.front(), layer, !given(args, "block-size"));
+        require(!make_selector(o.selector)->needs().index || layer.has(io::Field::index_q), name,
+                ": layer ", layer.layer, " has no index_q and index_k, which --selector ",
+                o.selector, " needs; msa-fit-indexer makes them");
+        warn_of_own_attention(o.file, layer, Computed::with_window_cap_and_sinks, err);
+    }
+    take_own_sizes(o, args, layers, err);
+    const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
+    if (!note.empty()) err << "note: " << note << '\n';
+    require(o.block_size * o.rule.top_k <= o.context, "--context is ", o.context,
+            ", must be at least the ", o.block_size * o.rule.top_k, " tokens of k blocks");
+    std::vector<Group> groups;
+    for (const std::string& item : o.groups) groups.push_back(parse_group(item));
+    grouped(o.layers, groups);
+    if (!missing.empty())
+        err << "note: not measured: layers " << missing << "; distances count them\n";
+}
+
+/// The queries, the same in all layers.
+Queries common_queries(const ReuseOptions& o, const io::ActivationsReader& file) {
+    const int64_t first = o.layers.front();
+    Queries queries = choose_queries(o, file.info(), file.layer(first));
+    for (int64_t number : o.layers) {
+        const Queries others = choose_queries(o, file.info(), file.layer(number));
+        require(others == queries, "--held-out has other queries for layer ", number, " (",
+                others.tokens.size(), ") than for layer ", first, " (", queries.tokens.size(),
+                "): ids can be shared only between the same queries");
+    }
+    return queries;
+}
+
+Findings write_findings(const Completed& run) {
+    Findings findings = make_findings(run.results);
+    const io::RunRecord& record = run.results.run();
+    std::ostringstream page;
+    print_findings(findings, record, page);
+    const std::string summary = reuse_summary(findings, record);
+    write_text(run.out / "reuse.txt", page.str());
+    write_text(run.out / "summary.json", summary);
+    run.print << (run.json ? summary : page.str());
+    return findings;
+}
+
+}  // namespace
+
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    std::optional<ReuseOptions> parsed = parse_reuse_options(args, out);
+    if (!parsed) return 0;
+    ReuseOptions& o = *parsed;
+    const analysis::Hardware on = cost::read_hardware(o.hardware, o.ceilings);
+    on.peak(Element::bf16);  // throws where there is none
+    const io::ActivationsReader file(o.file);
+    resolve(o, args, file, err);
+    const Queries queries = common_queries(o, file);
+    register_cuda_backend();
+    const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
+
+    std::vector<std::filesystem::path> inputs{o.file};
+    if (!o.held_out.empty()) inputs.push_back(o.held_out);
+    UnitRun job("msa-reuse", args, o, inputs, {"summary.json", "reuse.txt"}, err);
+    job.record.options = option_table(o).record();
+    job.record.definitions = reuse_definitions();
+    job.record.device = backend->device();
+    record_elements(*backend, file, o.layers, o.element, job.record);
+    OwnIds own(o, file, queries.tokens);
+    job.begin(layer_units(
+        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
+            reuse_layer(o, file, layer, queries, own, on, worker, to);
+        }));
+    if (!job.work(o, *backend, OnError::stop)) return 0;
+    const Findings findings = write_findings({job.finish(), o.out, {o.file}, o.json, 0, out});
+    const std::string nearest = nearest_text(findings);
+    if (nearest.empty()) return 0;
+    err << "msa-reuse: " << nearest << '\n';
+    return kNotReached;
+}
+
+void complete(const Completed& run) { write_findings(run); }
+
+}  // namespace msa::experiments::reuse

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/reuse/sharing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/select/selector.h"
+
+namespace msa::experiments::reuse {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr size_t at(Measure m) { return static_cast<size_t>(m); }
+
+Asked asked_of(const io::RunRecord& run) {
+    const ordered_json o = ordered_json::parse(run.options);
+    Asked asked;
+    if (!o["keep"].is_null()) asked.keep = o["keep"].get<double>();
+    if (!o["lose"].is_null()) asked.lose = o["lose"].get<double>();
+    if (!o["error"].is_null()) asked.error = o["error"].get<double>();
+    asked.context = o["context"];
+    for (const auto& [name, to] : {std::pair{"selector", &asked.selector},
+                                   {"phase", &asked.phase},
+                                   {"hardware", &asked.hardware},
+                                   {"ceilings", &asked.ceilings}})
+        *to = o[name].get<std::string>();
+    asked.every = o["every"].get<std::vector<int64_t>>();
+    asked.groups = o["groups"].get<std::vector<std::string>>();
+    return asked;
+}
+
+/// The blocks of queries, and how often each is drawn.
+struct Blocks {
+    Blocks(const io::ResultsReader& results, const std::string& layer, uint64_t seed) {
+        const auto begins = results.read<int64_t, 1>("/queries/" + layer + "/block_begin");
+        const auto of = results.read<int64_t, 1>("/queries/" + layer + "/block_sequence");
+        sequences.assign(of.data(), of.data() + of.size());
+        for (int64_t b = 0; b < of.size(); ++b)
+            rows.push_back(static_cast<double>(begins(b + 1) - begins(b)));
+        draws = analysis::bootstrap_draws(sequences, kDraws, seed);
+    }
+    std::vector<int64_t> sequences;
+    std::vector<double> rows;  // queries of each block
+    Tensor<int32_t, 2> draws;
+};
+
+/// Mean over the drawn queries of what is the mean over the queries of each block.
+std::vector<double> drawn_means(const Blocks& blocks, View<const double, 1> values) {
+    std::vector<double> means;
+    for (int64_t n = 0; n < kDraws; ++n) {
+        const View<const int32_t, 1> times = std::as_const(blocks.draws).view()[n];
+        double sum = 0, count = 0;
+        for (int64_t b = 0; b < values.size(); ++b) {
+            const double weight = times(b) * blocks.rows[static_cast<size_t>(b)];
+            if (weight == 0) continue;
+            sum += weight * values(b);
+            count += weight;
+        }
+        means.push_back(sum / count);
+    }
+    return means;
+}
+
+/// The relative output error of the drawn queries, mean over the heads whose dense output is not 0.
+std::vector<double> drawn_errors(const Blocks& blocks, View<const double, 2> difference,
+                                 View<const double, 2> norm) {
+    const int64_t heads = norm.extent(1);
+    std::vector<double> errors, off(static_cast<size_t>(heads)), all(off);
+    for (int64_t n = 0; n < kDraws; ++n) {
+        std::fill(off.begin(), off.end(), 0.0);
+        std::fill(all.begin(), all.end(), 0.0);
+        for (int64_t b = 0; b < norm.extent(0); ++b) {
+            const double times = blocks.draws(n, b);
+            if (times == 0) continue;
+            for (int64_t h = 0; h < heads; ++h) {
+                off[static_cast<size_t>(h)] += times * difference(b, h);
+                all[static_cast<size_t>(h)] += times * norm(b, h);
+            }
+        }
+        double sum = 0, living = 0;
+        for (size_t h = 0; h < off.size(); ++h) {
+            if (all[h] == 0) continue;
+            sum += std::sqrt(off[h] / all[h]);
+            ++living;
+        }
+        errors.push_back(sum / living);
+    }
+    return errors;
+}
+
+void take_intervals(const std::array<double, kMeasures>& values, Kept& kept) {
+    for (size_t m = 0; m < kMeasures; ++m)
+        kept.measures[m] = analysis::with_interval(values[m], kept.draws[m]);
+}
+
+std::vector<Pair> read_pairs(const io::ResultsReader& results, const std::string& name,
+                             const Blocks& blocks) {
+    const std::string group = "/reuse/" + name;
+    const auto sources = results.read<int64_t, 1>(group + "/sources");
+    const auto means = results.read<double, 2>(group + "/means");
+    const auto norm = results.read<double, 2>(group + "/norm");
+    const auto difference = results.read<double, 3>(group + "/difference");
+    std::map<Measure, Tensor<double, 2>> of_blocks;
+    for (Measure m : {Measure::mass_kept, Measure::block_recall, Measure::own_recall})
+        of_blocks[m] = results.read<double, 2>(group + "/" + kMeasureNames[at(m)]);
+    std::vector<Pair> pairs(static_cast<size_t>(sources.size()));
+#pragma omp parallel for
+    for (int64_t s = 0; s < sources.size(); ++s) {
+        Pair& pair = pairs[static_cast<size_t>(s)];
+        pair.source = sources(s);
+        pair.target = std::stoll(name);
+        for (const auto& [m, values] : of_blocks)
+            pair.kept.draws[at(m)] = drawn_means(blocks, values.view()[s]);
+        pair.kept.draws[at(Measure::output_error)] =
+            drawn_errors(blocks, difference.view()[s], norm.view());
+    }
+    const int64_t own = sources.size() - 1;
+    const std::vector<double>& own_mass = pairs.back().kept.draws[at(Measure::mass_kept)];
+    for (int64_t s = 0; s <= own; ++s) {
+        Kept& kept = pairs[static_cast<size_t>(s)].kept;
+        for (size_t n = 0; n < own_mass.size(); ++n)
+            kept.draws[at(Measure::mass_lost)].push_back(own_mass[n] -
+                                                         kept.draws[at(Measure::mass_kept)][n]);
+        take_intervals(
+            {means(s, 0), means(own, 0) - means(s, 0), means(s, 1), means(s, 2), means(s, 3)},
+            kept);
+    }
+    return pairs;
+}
+
+/// Mean of several; the same draw of queries in all of them.
+Kept mean_of(const std::vector<const Kept*>& all) {
+    Kept mean;
+    std::array<double, kMeasures> values{};
+    const auto count = static_cast<double>(all.size());
+    for (size_t m = 0; m < kMeasures; ++m) {
+        mean.draws[m].assign(kDraws, 0);
+        for (const Kept* one : all) {
+            values[m] += one->measures[m].value;
+            for (size_t n = 0; n < mean.draws[m].size(); ++n) mean.draws[m][n] += one->draws[m][n];
+        }
+        values[m] /= count;
+        for (double& drawn : mean.draws[m]) drawn /= count;
+    }
+    take_intervals(values, mean);
+    return mean;
+}
+
+std::vector<AtDistance> by_distance(const Findings& findings) {
+    std::map<int64_t, std::pair<std::vector<const Kept*>, std::vector<const Kept*>>> at_distance;
+    for (const Pair& pair : findings.pairs) {
+        auto& [kept, own] = at_distance[pair.distance()];
+        const size_t target = static_cast<size_t>(
+            std::lower_bound(findings.layers.begin(), findings.layers.end(), pair.target) -
+            findings.layers.begin());
+        kept.push_back(&pair.kept);
+        own.push_back(&pair_of(findings, target, target).kept);
+    }
+    std::vector<AtDistance> all;
+    for (const auto& [distance, of] : at_distance)
+        all.push_back({distance, std::ssize(of.first), mean_of(of.first), mean_of(of.second)});
+    return all;
+}
+
+struct LayerCosts {
+    advise::Cost dense, own, reused;
+};
+
+advise::Cost read_cost(const io::ResultsReader& results, const std::string& group,
+                       const std::string& what) {
+    return {results.number(group, what + "_seconds"), results.number(group, what + "_flops"),
+            results.number(group, what + "_bytes")};
+}
+
+Shared share(const Findings& findings, const std::vector<LayerCosts>& costs,
+             const std::string& name, const Pattern& pattern) {
+    Shared shared{.name = name, .pattern = pattern, .kept = {}, .cost = {}, .selection = {}};
+    const std::vector<size_t> from = sources(pattern);
+    std::vector<const Kept*> kept;
+    shared.each = true;
+    shared.most_lost = -std::numeric_limits<double>::infinity();
+    for (size_t t = 0; t < pattern.size(); ++t) {
+        kept.push_back(&pair_of(findings, from[t], t).kept);
+        shared.each &= findings.asked.reached(*kept.back());
+        shared.most_lost = std::max(shared.most_lost, (*kept.back())[Measure::mass_lost].value);
+        const LayerCosts& layer = costs[t];
+        shared.cost = shared.cost + (pattern[t] ? layer.own : layer.reused);
+        if (!pattern[t]) continue;
+        shared.selection = shared.selection + advise::Cost{layer.own.seconds - layer.reused.seconds,
+                                                           layer.own.flops - layer.reused.flops,
+                                                           layer.own.bytes - layer.reused.bytes};
+    }
+    shared.kept = mean_of(kept);
+    shared.mean = findings.asked.reached(shared.kept);
+    return shared;
+}
+
+/// Mass lost of each pair of layers; infinite where `allowed` does not hold.
+template <typename Allowed>
+Tensor<double, 2> losses(const Findings& findings, Allowed allowed) {
+    const auto layers = std::ssize(findings.layers);
+    Tensor<double, 2> loss({layers, layers});
+    for (int64_t t = 0; t < layers; ++t)
+        for (int64_t s = 0; s <= t; ++s) {
+            const Kept& kept =
+                pair_of(findings, static_cast<size_t>(s), static_cast<size_t>(t)).kept;
+            loss(s, t) = allowed(kept) ? kept[Measure::mass_lost].value
+                                       : std::numeric_limits<double>::infinity();
+        }
+    return loss;
+}
+
+void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
+    const auto as_shared = [&](const std::string& name, const Pattern& pattern) {
+        return share(findings, costs, name, pattern);
+    };
+    findings.own = as_shared("own ids", Pattern(findings.layers.size(), true));
+    for (int64_t step : findings.asked.every)
+        findings.patterns.push_back(as_shared(text("every ", step), every(findings.layers, step)));
+    if (!findings.asked.groups.empty()) {
+        std::vector<Group> groups;
+        std::string name = "groups";
+        for (const std::string& item : findings.asked.groups) {
+            groups.push_back(parse_group(item));
+            name += (groups.size() == 1 ? " " : ",") + item;
+        }
+        findings.patterns.push_back(as_shared(name, grouped(findings.layers, groups)));
+    }
+    const auto any = [](const Kept&) { return true; };
+    for (const auto& pattern : least_loss(losses(findings, any).view())) {
+        if (!pattern) continue;
+        findings.front.push_back(as_shared(text("best of ", computing(*pattern)), *pattern));
+        if (!findings.mean && findings.front.back().mean) findings.mean = findings.front.back();
+    }
+    const auto reached = [&](const Kept& kept) { return findings.asked.reached(kept); };
+    for (const auto& pattern : least_loss(losses(findings, reached).view())) {
+        if (!pattern) continue;
+        findings.each = as_shared("each layer", *pattern);
+        break;
+    }
+}
+
+}  // namespace
+
+std::string Asked::text() const {
+    if (keep) return msa::text("mass kept of at least ", *keep);
+    if (error) return msa::text("output error of at most ", *error);
+    return msa::text("mass lost of at most ", *lose);
+}
+
+bool Asked::reached(const Kept& kept) const {
+    if (keep) return kept[Measure::mass_kept].low >= *keep;
+    if (error) return kept[Measure::output_error].high <= *error;
+    return kept[Measure::mass_lost].high <= *lose;
+}
+
+const Pair& pair_of(const Findings& findings, size_t source, size_t target) {
+    return findings.pairs[target * (target + 1) / 2 + source];
+}
+
+Findings make_findings(const io::ResultsReader& results) {
+    Findings findings;
+    findings.asked = asked_of(results.run());
+    findings.seed = results.run().seed;
+    findings.is_bound = make_selector(findings.asked.selector)->family() == Family::oracle;
+    std::vector<LayerCosts> costs;
+    const std::vector<std::string> names = results.list("/reuse");
+    const Blocks blocks(results, names.front(), findings.seed);
+    findings.blocks = std::ssize(blocks.sequences);
+    findings.sequences =
+        std::ssize(std::set<int64_t>(blocks.sequences.begin(), blocks.sequences.end()));
+    const auto count = static_cast<double>(names.size());
+    for (const std::string& name : names) {
+        const std::string group = "/reuse/" + name;
+        findings.layers.push_back(std::stoll(name));
+        for (Pair& pair : read_pairs(results, name, blocks))
+            findings.pairs.push_back(std::move(pair));
+        costs.push_back({read_cost(results, group, "dense"), read_cost(results, group, "own"),
+                         read_cost(results, group, "reused")});
+        findings.dense = findings.dense + costs.back().dense;
+        const auto floor = results.read<double, 1>(group + "/floor");
+        findings.floor_mass += floor(0) / count;
+        findings.floor_error += floor(3) / count;
+        findings.oracle_mass += results.number(group, "oracle_mass") / count;
+        findings.queries = static_cast<int64_t>(results.number("/layers/" + name, "queries"));
+        findings.longest_sequence =
+            static_cast<int64_t>(results.number("/layers/" + name, "longest_sequence"));
+    }
+    findings.missing = missing_layers(findings.layers);
+    findings.distances = by_distance(findings);
+    find_patterns(costs, findings);
+    return findings;
+}
+
+}  // namespace msa::experiments::reuse

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+// What the results of msa-reuse say: made from results.h5 alone.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "analysis/bootstrap.h"
+#include "core/io/results.h"
+#include "experiments/advise/advice.h"
+#include "experiments/reuse/pattern.h"
+
+namespace msa::experiments::reuse {
+
+/// What is measured of a layer with the ids of a layer.
+enum class Measure : uint8_t {
+    mass_kept,
+    mass_lost,     // mass kept with own ids, less that with the ids given
+    block_recall,  // of the oracle's blocks
+    own_recall,    // of the blocks of the layer's own ids
+    output_error,
+};
+inline constexpr size_t kMeasures = 5;
+/// Names in files and headings of tables, in the order of Measure.
+inline constexpr const char* kMeasureNames[kMeasures] = {"mass_kept", "mass_lost", "block_recall",
+                                                         "own_recall", "output_error"};
+
+/// All measures, with their bootstrap draws [kDraws].
+struct Kept {
+    std::array<analysis::Estimate, kMeasures> measures;
+    std::array<std::vector<double>, kMeasures> draws;
+    const analysis::Estimate& operator[](Measure m) const {
+        return measures[static_cast<size_t>(m)];
+    }
+};
+
+/// Layer `target` with the ids of layer `source`, both by number in the model.
+struct Pair {
+    int64_t source = 0, target = 0;
+    Kept kept;
+    int64_t distance() const { return target - source; }
+};
+
+/// Mean over the pairs at one distance; `own`: over the same layers with ids of their own.
+struct AtDistance {
+    int64_t distance = 0, pairs = 0;
+    Kept kept, own;
+};
+
+/// A pattern on all layers: mean over the layers, costs summed.
+struct Shared {
+    std::string name;
+    Pattern pattern;
+    Kept kept;
+    double most_lost = 0;             // mass_lost of the layer that loses most
+    advise::Cost cost, selection;     // of all; of the selections that are still computed
+    bool each = false, mean = false;  // every layer, the mean over layers reaches the target
+};
+
+/// The target, and what else the run was asked for.
+struct Asked {
+    std::optional<double> keep, lose, error;
+    int64_t context = 0;
+    std::string selector, phase, hardware, ceilings;
+    std::vector<int64_t> every;
+    std::vector<std::string> groups;
+
+    /// "mass lost of at most 0.01"
+    std::string text() const;
+    /// With the far end of the interval.
+    bool reached(const Kept&) const;
+};
+
+struct Findings {
+    Asked asked;
+    uint64_t seed = 0;
+    bool is_bound = false;        // the selector needs the attention that it is to spare
+    std::vector<int64_t> layers;  // measured
+    std::string missing;          // of the model, between them: as missing_layers()
+    std::vector<Pair> pairs;      // by target, then source
+    std::vector<AtDistance> distances;
+    double floor_mass = 0, floor_error = 0, oracle_mass = 0;  // random blocks; the oracle's: means
+    int64_t queries = 0, blocks = 0, sequences = 0, longest_sequence = 0;
+    advise::Cost dense;            // of all layers
+    Shared own;                    // every layer computes its own ids
+    std::vector<Shared> patterns;  // asked for with --every and --groups
+    std::vector<Shared> front;     // least mean loss of each number of computing layers, ascending
+    /// The fewest computing layers with which every layer reaches the target, and of those the
+    /// least mean loss; of the front, the first whose mean reaches it.
+    std::optional<Shared> each, mean;
+};
+
+/// The pair of the layers at those places, source <= target.
+const Pair& pair_of(const Findings&, size_t source, size_t target);
+
+Findings make_findings(const io::ResultsReader&);
+
+}  // namespace msa::experiments::reuse

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/reuse/summary.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "analysis/metrics.h"
+#include "experiments/driver/estimate.h"
+#include "experiments/driver/operands.h"
+#include "experiments/driver/run.h"
+#include "experiments/driver/table.h"
+#include "experiments/driver/units.h"
+
+namespace msa::experiments::reuse {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int kDecimals = 4;
+
+ordered_json json_of(const Kept& kept) {
+    ordered_json json;
+    for (size_t m = 0; m < kMeasures; ++m) json[kMeasureNames[m]] = estimate_json(kept.measures[m]);
+    return json;
+}
+
+ordered_json json_of(const advise::Cost& cost) {
+    return {{"seconds", cost.seconds}, {"flops", cost.flops}, {"bytes", cost.bytes}};
+}
+
+/// Of the selections, against own ids in every layer.
+advise::Cost saved(const Findings& findings, const Shared& shared) {
+    const advise::Cost &all = findings.own.selection, &left = shared.selection;
+    return {all.seconds - left.seconds, all.flops - left.flops, all.bytes - left.bytes};
+}
+
+std::vector<int64_t> computing_layers(const Findings& findings, const Pattern& pattern) {
+    std::vector<int64_t> layers;
+    for (size_t t = 0; t < pattern.size(); ++t)
+        if (pattern[t]) layers.push_back(findings.layers[t]);
+    return layers;
+}
+
+ordered_json json_of(const Findings& findings, const Shared& shared) {
+    ordered_json json{{"name", shared.name},
+                      {"computing_layers", computing_layers(findings, shared.pattern)},
+                      {"sources", ordered_json::array()}};
+    for (size_t source : sources(shared.pattern))
+        json["sources"].push_back(findings.layers[source]);
+    json.update(json_of(shared.kept));
+    json["most_lost"] = json_number(shared.most_lost);
+    json["each_reaches"] = shared.each;
+    json["mean_reaches"] = shared.mean;
+    json["cost"] = json_of(shared.cost);
+    json["cost"]["share_of_own"] = shared.cost.seconds / findings.own.cost.seconds;
+    json["cost"]["share_of_dense"] = shared.cost.seconds / findings.dense.seconds;
+    json["selection_cost"] = json_of(shared.selection);
+    json["saved"] = json_of(saved(findings, shared));
+    return json;
+}
+
+template <typename T>
+ordered_json optional_json(const Findings& findings, const std::optional<T>& shared) {
+    return shared ? json_of(findings, *shared) : ordered_json();
+}
+
+void print_distances(const Findings& findings, std::ostream& out) {
+    out << "by distance in layers, mean over the pairs:\n\n";
+    Table table({"distance", "pairs", "mass kept", "own ids keep", "mass lost",
+                 "recall\nof own ids", "recall\nof oracle", "output error"});
+    for (const AtDistance& d : findings.distances)
+        table.add({std::to_string(d.distance), std::to_string(d.pairs),
+                   fixed_text(d.kept[Measure::mass_kept].value, kDecimals),
+                   fixed_text(d.own[Measure::mass_kept].value, kDecimals),
+                   text_of(d.kept[Measure::mass_lost]),
+                   fixed_text(d.kept[Measure::own_recall].value, kDecimals),
+                   fixed_text(d.kept[Measure::block_recall].value, kDecimals),
+                   fixed_text(d.kept[Measure::output_error].value, kDecimals)});
+    table.print(out);
+    out << "\nrandom blocks keep " << fixed_text(findings.floor_mass, kDecimals)
+        << " of the mass, output error " << fixed_text(findings.floor_error, kDecimals)
+        << "; the oracle's keep " << fixed_text(findings.oracle_mass, kDecimals) << '\n';
+}
+
+std::vector<std::string> cells(const Findings& findings, const Shared& shared) {
+    return {shared.name,
+            std::to_string(computing(shared.pattern)),
+            text_of(shared.kept[Measure::mass_lost]),
+            fixed_text(shared.most_lost, kDecimals),
+            fixed_text(shared.kept[Measure::mass_kept].value, kDecimals),
+            fixed_text(shared.kept[Measure::output_error].value, kDecimals),
+            time_text(shared.selection.seconds),
+            time_text(shared.cost.seconds),
+            fixed_text(shared.cost.seconds / findings.own.cost.seconds, 3)};
+}
+
+void print_patterns(const Findings& findings, std::ostream& out) {
+    out << "\npatterns, mean over the layers (best of n: the least mass lost with n layers that "
+           "compute):\n\n";
+    Table table({"pattern", "compute", "mass lost", "most lost", "mass kept", "output error",
+                 "selection", "time", "of own"});
+    table.add(cells(findings, findings.own));
+    for (const std::vector<Shared>* some : {&findings.patterns, &findings.front})
+        for (const Shared& shared : *some) table.add(cells(findings, shared));
+    table.print(out);
+}
+
+void print_best(const Findings& findings, const char* what, const std::optional<Shared>& shared,
+                std::ostream& out) {
+    out << "  " << what << "  ";
+    if (!shared) {
+        out << "no pattern\n";
+        return;
+    }
+    const advise::Cost less = saved(findings, *shared);
+    out << computing(shared->pattern) << " of " << findings.layers.size() << " compute: layers "
+        << list_text(computing_layers(findings, shared->pattern)) << '\n'
+        << "                      mass lost " << text_of(shared->kept[Measure::mass_lost])
+        << ", of one layer at most " << fixed_text(shared->most_lost, kDecimals) << '\n'
+        << "                      saves " << time_text(less.seconds) << " of selection ("
+        << number_text(less.flops / kTera) << " TFLOP, " << number_text(less.bytes / kGiga)
+        << " GB), " << fixed_text(100 * (1 - shared->cost.seconds / findings.own.cost.seconds), 1)
+        << " % of the attention\n";
+}
+
+}  // namespace
+
+std::string reuse_definitions() {
+    ordered_json definitions;
+    definitions["mass_kept"] = analysis::metric("mass_kept").definition;
+    definitions["mass_lost"] =
+        "mass kept with the layer's own ids, less that with the ids of the source layer";
+    definitions["block_recall"] = analysis::metric("block_recall").definition;
+    definitions["own_recall"] =
+        "share of the blocks of the layer's own ids that are among the ids of the source layer";
+    definitions["output_error"] = analysis::metric("output_error").definition;
+    definitions["distance"] = "number of the target layer less that of the source layer";
+    definitions["low, high"] =
+        "95 % interval of the bootstrap: sequences are drawn, then blocks of queries of each, the "
+        "same in all layers";
+    definitions["most_lost"] = "mass_lost of the layer that loses most";
+    definitions["each_reaches"] =
+        "every layer reaches the target, with the far end of its interval";
+    definitions["mean_reaches"] =
+        "the mean over the layers reaches the target, with the far end of its interval";
+    definitions["cost"] =
+        "roofline of the layers together at the context, bf16: selection in the layers that "
+        "compute ids, and attention in the fastest loop order in all; neighbouring queries are "
+        "taken to choose their blocks by chance";
+    definitions["selection_cost"] = "of that, selection";
+    definitions["saved"] = "selection that is not done, against own ids in every layer";
+    definitions["front"] =
+        "for each number of layers that compute ids, the pattern of the least mean mass lost";
+    definitions["each"] =
+        "the fewest layers that compute ids with which every layer reaches the target, and of "
+        "these patterns the one of the least mean mass lost";
+    definitions["mean"] = "the first pattern of the front whose mean reaches the target";
+    return definitions.dump();
+}
+
+std::string reuse_summary(const Findings& findings, const io::RunRecord& run) {
+    ordered_json pairs = ordered_json::array(), distances = ordered_json::array(),
+                 patterns = ordered_json::array(), front = ordered_json::array(), target;
+    for (const Pair& pair : findings.pairs) {
+        pairs.push_back(
+            {{"source", pair.source}, {"target", pair.target}, {"distance", pair.distance()}});
+        pairs.back().update(json_of(pair.kept));
+    }
+    for (const AtDistance& d : findings.distances) {
+        distances.push_back({{"distance", d.distance}, {"pairs", d.pairs}});
+        distances.back().update(json_of(d.kept));
+        distances.back()["own"] = json_of(d.own);
+    }
+    for (const Shared& shared : findings.patterns) patterns.push_back(json_of(findings, shared));
+    for (const Shared& shared : findings.front) front.push_back(json_of(findings, shared));
+    if (findings.asked.keep)
+        target["keep"] = *findings.asked.keep;
+    else if (findings.asked.error)
+        target["error"] = *findings.asked.error;
+    else
+        target["lose"] = *findings.asked.lose;
+    const ordered_json json{{"format", "msa-reuse-summary"},
+                            {"program", run.program},
+                            {"options", ordered_json::parse(run.options)},
+                            {"definitions", ordered_json::parse(run.definitions)},
+                            {"target", target},
+                            {"seed", findings.seed},
+                            {"draws", kDraws},
+                            {"is_bound", findings.is_bound},
+                            {"layers", findings.layers},
+                            {"missing_layers", findings.missing},
+                            {"queries", findings.queries},
+                            {"blocks_of_queries", findings.blocks},
+                            {"sequences", findings.sequences},
+                            {"references",
+                             {{"random_mass_kept", json_number(findings.floor_mass)},
+                              {"random_output_error", json_number(findings.floor_error)},
+                              {"oracle_mass", json_number(findings.oracle_mass)}}},
+                            {"pairs", pairs},
+                            {"distances", distances},
+                            {"own", json_of(findings, findings.own)},
+                            {"patterns", patterns},
+                            {"front", front},
+                            {"each", optional_json(findings, findings.each)},
+                            {"mean", optional_json(findings, findings.mean)},
+                            {"dense", json_of(findings.dense)}};
+    return json.dump(2) + "\n";
+}
+
+std::string nearest_text(const Findings& findings) {
+    if (findings.each || findings.mean) return "";
+    if (findings.front.empty()) return "attention is NaN: no pattern has a loss";
+    const auto nearest = std::min_element(
+        findings.front.begin(), findings.front.end(), [&](const Shared& a, const Shared& b) {
+            const Measure of = findings.asked.error ? Measure::output_error : Measure::mass_lost;
+            return a.kept[of].value < b.kept[of].value;
+        });
+    return text("target: ", findings.asked.text(), ": no pattern reaches it; the nearest is ",
+                nearest->name, ", layers ", list_text(computing_layers(findings, nearest->pattern)),
+                ", with mass kept ", text_of(nearest->kept[Measure::mass_kept]),
+                " and output error ", text_of(nearest->kept[Measure::output_error]),
+                "; larger --top-k keeps more");
+}
+
+void print_findings(const Findings& findings, const io::RunRecord& run, std::ostream& out) {
+    const ordered_json o = ordered_json::parse(run.options);
+    const Asked& asked = findings.asked;
+    out << "target: " << asked.text() << "; ids of " << asked.selector << ", Bk " << o["block_size"]
+        << ", k " << o["top_k"] << "; layers " << list_text(findings.layers) << "\n\n";
+    print_distances(findings, out);
+    print_patterns(findings, out);
+    out << "\nfewest layers that compute ids, within the target:\n";
+    print_best(findings, "in every layer    ", findings.each, out);
+    print_best(findings, "in the mean       ", findings.mean, out);
+    out << '\n';
+    if (!findings.missing.empty())
+        print_paragraph(out,
+                        "Not measured: layers " + findings.missing + ". Distances count them.");
+    if (findings.is_bound)
+        print_paragraph(out, asked.selector +
+                                 " needs the attention that it is to spare: what it "
+                                 "would cost is no saving that can be had.");
+    print_paragraph(out,
+                    text("Measured on ", findings.queries,
+                         " queries, the same in all layers. Intervals "
+                         "are 95 % of ",
+                         kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
+                         findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
+                         ", seed ", findings.seed, "."));
+    print_paragraph(
+        out, text("Costs: ", asked.phase, " of ", count_text(asked.context), " tokens on ",
+                  asked.hardware, " (", asked.ceilings, " rates), bf16. ", elements_text(run)));
+}
+
+}  // namespace msa::experiments::reuse

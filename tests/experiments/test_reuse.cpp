@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: MIT
+// msa-reuse on planted attention whose best sharing is known: a layer looks at one of two sets of
+// three tokens, and layers of different sets have no block in common but the local one.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tests/experiments/cli.h"
+#include "tests/support/random.h"
+
+namespace msa::test {
+namespace {
+
+using nlohmann::json;
+
+class Reuse : public CliTest {
+protected:
+    static constexpr int64_t kTokens = 1024, kDim = 32;
+    // Blocks 4, 8, 12 and 6, 10, 14 of 32 tokens, all seen by queries from 512 on and local to
+    // none.
+    static constexpr int64_t kLookedAt[2][3] = {{130, 262, 394}, {194, 326, 458}};
+    // Each logit is 20 there and 0 elsewhere: less than 1024 / (3 e^20) = 7e-7 of the mass is
+    // missing.
+    static constexpr double kLogit = 20, kMissing = 1e-6;
+
+    /// looks [layers]: which tokens each layer looks at, in both branches; its values are its own.
+    std::string plant(const std::string& name, const std::vector<int>& looks,
+                      int64_t step = 1) const {
+        io::ActivationsInfo info{"planted", "{}", "msalab tests", {0, kTokens}, {}, false};
+        for (size_t n = 0; n < looks.size(); ++n) {
+            io::LayerInfo layer;
+            layer.layer = step * static_cast<int64_t>(n);
+            layer.query_heads = 4;
+            layer.kv_heads = 2;
+            layer.head_dim = layer.index_dim = kDim;
+            layer.softmax_scale = 1;
+            layer.element = Element::f32;
+            info.layers.push_back(layer);
+        }
+        io::ActivationsWriter writer(path(name), info, true);
+        for (size_t n = 0; n < looks.size(); ++n)
+            for (io::Field field :
+                 {io::Field::q, io::Field::k, io::Field::v, io::Field::index_q, io::Field::index_k})
+                writer.write(info.layers[n].layer, field, 0, 0,
+                             values(info.layers[n], field, looks[n]));
+        writer.finish();
+        return path(name);
+    }
+    /// Three blocks and the local one, at queries that see all that is planted; what `more` says
+    /// otherwise holds.
+    std::vector<std::string> args(const std::string& file, const std::string& out,
+                                  const std::vector<std::string>& more = {}) const {
+        std::vector<std::string> all{file, "--out", path(out), "--threads", "2"};
+        for (const auto& [option, value] : {std::pair{"--block-size", "32"},
+                                            {"--top-k", "4"},
+                                            {"--forced-first", "0"},
+                                            {"--forced-local", "1"},
+                                            {"--positions", "512:"}})
+            if (std::find(more.begin(), more.end(), option) == more.end())
+                all.insert(all.end(), {option, value});
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    json summary(const std::string& file, const std::vector<std::string>& more = {},
+                 int code = 0) const {
+        std::filesystem::remove_all(path("out"));
+        const Outcome outcome = kReuse(args(file, "out", more));
+        EXPECT_EQ(outcome.code, code) << outcome.err;
+        return json::parse(file_text(path("out/summary.json")));
+    }
+    void refuses(const std::string& file, const std::vector<std::string>& more,
+                 const std::string& message) const {
+        const Outcome outcome = kReuse(args(file, "refused", more));
+        EXPECT_EQ(outcome.code, 2);
+        EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
+        EXPECT_FALSE(std::filesystem::exists(path("refused/results.h5")));
+    }
+
+private:
+    static Tensor<float, 3> values(const io::LayerInfo& layer, io::Field field, int look) {
+        const Shape<3> shape{kTokens, layer.heads(field), layer.channels(field)};
+        if (field == io::Field::v) return normal<3>(shape, static_cast<uint64_t>(layer.layer));
+        Tensor<float, 3> made(shape);
+        const bool query = field == io::Field::q || field == io::Field::index_q;
+        for (int64_t h = 0; h < shape[1]; ++h)
+            if (query)
+                for (int64_t i = 0; i < kTokens; ++i) made(i, h, 0) = static_cast<float>(kLogit);
+            else
+                for (int64_t j : kLookedAt[look]) made(j, h, 0) = 1;
+        return made;
+    }
+};
+
+const json& pair_of(const json& all, int64_t source, int64_t target) {
+    return *std::find_if(all["pairs"].begin(), all["pairs"].end(), [&](const json& pair) {
+        return pair["source"] == source && pair["target"] == target;
+    });
+}
+
+TEST_F(Reuse, LayersThatLookAtTheSameLoseNothing) {
+    const json all = summary(plant("a.h5", {0, 0, 0}), {"--lose", "0"});
+    ASSERT_EQ(all["pairs"].size(), 6U);
+    for (const json& pair : all["pairs"])
+        for (const char* end : {"value", "low", "high"}) {
+            EXPECT_EQ(pair["mass_lost"][end], 0.0) << pair;
+            EXPECT_EQ(pair["own_recall"][end], 1.0) << pair;
+            EXPECT_EQ(pair["block_recall"][end], 1.0) << pair;
+            EXPECT_NEAR(pair["mass_kept"][end].get<double>(), 1, kMissing) << pair;
+            EXPECT_LT(pair["output_error"][end].get<double>(), 1e-4) << pair;
+        }
+    for (const char* best : {"each", "mean"})
+        EXPECT_EQ(all[best]["computing_layers"], json({0})) << best;
+    // Two of three selections are not done, and the layers are alike.
+    for (const char* what : {"seconds", "flops", "bytes"}) {
+        const double own = all["own"]["selection_cost"][what];
+        EXPECT_GT(own, 0) << what;
+        EXPECT_NEAR(all["each"]["saved"][what].get<double>() / own, 2.0 / 3, 1e-9) << what;
+    }
+    EXPECT_LT(all["each"]["cost"]["share_of_own"].get<double>(), 1);
+}
+
+// What a layer of the other set keeps is the local block, and a 1e-7 of the mass.
+TEST_F(Reuse, TheBestPatternComputesWhereTheAttentionChanges) {
+    const std::string file = plant("a.h5", {0, 0, 1, 1});
+    const json all = summary(file, {"--groups", "1-2"});
+    EXPECT_EQ(all["layers"], json({0, 1, 2, 3}));
+    for (int64_t t = 0; t < 4; ++t)
+        for (int64_t s = 0; s <= t; ++s) {
+            const json& pair = pair_of(all, s, t);
+            const double same = s / 2 == t / 2 ? 1 : 0;
+            EXPECT_NEAR(pair["mass_kept"]["value"].get<double>(), same, kMissing) << pair;
+            EXPECT_NEAR(pair["mass_lost"]["value"].get<double>(), 1 - same, kMissing) << pair;
+            EXPECT_NEAR(pair["own_recall"]["value"].get<double>(), same == 1 ? 1 : 0.25, 1e-12);
+            EXPECT_NEAR(pair["block_recall"]["value"].get<double>(), same == 1 ? 1 : 0.25, 1e-12);
+        }
+    const double expected[] = {0, 1.0 / 3, 1, 1};
+    ASSERT_EQ(all["distances"].size(), 4U);
+    for (size_t d = 0; d < 4; ++d) {
+        const json& at = all["distances"][d];
+        EXPECT_EQ(at["distance"], d);
+        EXPECT_EQ(at["pairs"], 4 - d);
+        EXPECT_NEAR(at["mass_lost"]["value"].get<double>(), expected[d], kMissing) << d;
+        EXPECT_NEAR(at["own"]["mass_kept"]["value"].get<double>(), 1, kMissing) << d;
+    }
+    ASSERT_EQ(all["patterns"].size(), 3U);
+    const auto lost = [](const json& pattern) {
+        return pattern["mass_lost"]["value"].get<double>();
+    };
+    EXPECT_EQ(all["patterns"][0]["name"], "every 2");
+    EXPECT_EQ(lost(all["patterns"][0]), 0);
+    EXPECT_EQ(all["patterns"][1]["name"], "every 4");
+    EXPECT_NEAR(lost(all["patterns"][1]), 0.5, kMissing);
+    EXPECT_EQ(all["patterns"][2]["name"], "groups 1-2");
+    EXPECT_EQ(all["patterns"][2]["sources"], json({0, 1, 1, 3}));
+    EXPECT_NEAR(lost(all["patterns"][2]), 0.25, kMissing);
+    EXPECT_NEAR(all["patterns"][2]["most_lost"].get<double>(), 1, kMissing);
+    ASSERT_EQ(all["front"].size(), 4U);
+    EXPECT_EQ(all["front"][1]["computing_layers"], json({0, 2}));
+    EXPECT_EQ(all["each"]["computing_layers"], json({0, 2}));
+    EXPECT_EQ(all["mean"]["computing_layers"], json({0, 2}));
+    EXPECT_EQ(summary(file, {"--keep", "0.9"})["each"]["computing_layers"], json({0, 2}));
+    EXPECT_EQ(summary(file, {"--error", "0.01"})["each"]["computing_layers"], json({0, 2}));
+}
+
+// Half of the layers lose all: the mean may, each layer may not.
+TEST_F(Reuse, TheMeanMayReachWhatNotEveryLayerDoes) {
+    const json all = summary(plant("a.h5", {0, 0, 1, 1}), {"--lose", "0.6"});
+    EXPECT_EQ(all["mean"]["computing_layers"], json({0}));
+    EXPECT_EQ(all["each"]["computing_layers"], json({0, 2}));
+    EXPECT_FALSE(all["mean"]["each_reaches"]);
+    EXPECT_TRUE(all["each"]["each_reaches"]);
+}
+
+// The ids of a layer that has nothing to do with this one keep what random blocks keep: within the
+// width of the interval, four standard errors.
+TEST_F(Reuse, IndependentLayersKeepTheRandomShare) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 1024}, .layers = {0, 1, 2}});
+    const json all =
+        summary(file, {"--selector", "oracle", "--sample-queries", "0", "--keep", "0.01"});
+    const double floor = all["references"]["random_mass_kept"];
+    for (const json& pair : all["pairs"]) {
+        const double kept = pair["mass_kept"]["value"];
+        const double wide =
+            pair["mass_kept"]["high"].get<double>() - pair["mass_kept"]["low"].get<double>();
+        EXPECT_GT(wide, 0) << pair;
+        if (pair["source"] == pair["target"])
+            EXPECT_GT(kept, floor + wide) << pair;
+        else
+            EXPECT_NEAR(kept, floor, wide) << pair;
+    }
+    EXPECT_TRUE(all["is_bound"]);
+}
+
+// Both count the queries that see more than k blocks.
+TEST_F(Reuse, OwnIdsAgreeWithAnalyze) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0, 1}});
+    const json all = summary(file, {"--sample-queries", "0", "--block-size", "8", "--positions",
+                                    "0:", "--selector", "mean-key"});
+    ASSERT_EQ(kAnalyze({file, "--out", path("analyzed"), "--block-size", "8", "--top-k", "4",
+                        "--forced-first", "0", "--forced-local", "1", "--selectors", "mean-key"})
+                  .code,
+              0);
+    const json analyzed = json::parse(file_text(path("analyzed/summary.json")));
+    EXPECT_EQ(all["sequences"], 2);
+    ASSERT_EQ(analyzed["rows"].size(), 2U);
+    for (const json& row : analyzed["rows"]) {
+        EXPECT_EQ(all["queries"], row["rows_counted"]);
+        const json& own = pair_of(all, row["layer"], row["layer"]);
+        for (const char* measure : {"mass_kept", "block_recall", "output_error"}) {
+            const json& of = own[measure];  // the same sums of doubles
+            EXPECT_NEAR(row[measure].get<double>(), of["value"].get<double>(), 1e-9) << row;
+            EXPECT_LT(of["low"].get<double>(), of["value"].get<double>());
+            EXPECT_GT(of["high"].get<double>(), of["value"].get<double>());
+        }
+    }
+}
+
+TEST_F(Reuse, NamesTheNearestPatternWhereNoneReachesTheTarget) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 1024}, .layers = {4, 5}});
+    const Outcome outcome = kReuse(args(file, "out", {"--keep", "0.9"}));
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("no pattern reaches it; the nearest is best of 2, layers 4, 5, with "
+                               "mass kept 0."),
+              std::string::npos)
+        << outcome.err;
+    const json all = json::parse(file_text(path("out/summary.json")));
+    EXPECT_TRUE(all["each"].is_null());
+    EXPECT_TRUE(all["mean"].is_null());
+    EXPECT_NE(file_text(path("out/reuse.txt")).find("no pattern"), std::string::npos);
+    EXPECT_TRUE(std::filesystem::exists(path("out/results.h5")));
+}
+
+TEST_F(Reuse, GapsBetweenLayersAreNamed) {
+    const std::string file = plant("gaps.h5", {0, 0, 1}, 3);
+    refuses(file, {}, "gaps.h5: has layers 0, 3, 6 and not 1-2, 4-5 between them");
+    const Outcome outcome = kReuse(args(file, "out", {"--layers", "0,3,6"}));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_NE(outcome.err.find("not measured: layers 1-2, 4-5"), std::string::npos) << outcome.err;
+    const json all = json::parse(file_text(path("out/summary.json")));
+    EXPECT_EQ(all["missing_layers"], "1-2, 4-5");
+    EXPECT_EQ(all["distances"][1]["distance"], 3);
+    EXPECT_NE(outcome.out.find("Not measured: layers 1-2, 4-5."), std::string::npos);
+}
+
+/// The same bytes in both folders.
+void expect_same(const std::string& one, const std::string& other) {
+    for (const char* name : {"/results.h5", "/summary.json", "/reuse.txt"})
+        EXPECT_TRUE(file_text(one + name) == file_text(other + name)) << other << name;
+}
+
+TEST_F(Reuse, JobsChangeNoByte) {
+    const std::string file = plant("a.h5", {0, 0, 1, 1, 0});
+    ASSERT_EQ(kReuse(args(file, "whole", {"--sample-queries", "64"})).code, 0);
+    ASSERT_EQ(kReuse(args(file, "jobs", {"--sample-queries", "64", "--jobs", "2"})).code, 0);
+    expect_same(path("whole"), path("jobs"));
+}
+
+TEST_F(Reuse, ShardsAndResumeChangeNoByte) {
+    const std::string file = plant("a.h5", {0, 0, 1, 1, 0});
+    const auto with = [&](const std::string& out, std::vector<std::string> more) {
+        more.insert(more.end(), {"--sample-queries", "128"});
+        return args(file, out, more);
+    };
+    ASSERT_EQ(kReuse(with("whole", {})).code, 0);
+    for (const char* part : {"0/2", "1/2"})
+        ASSERT_EQ(kReuse(with(text("part", part[0]), {"--shard", part})).code, 0);
+    ASSERT_EQ(kMerge({path("part0"), path("part1"), "--out", path("merged")}).code, 0);
+    expect_same(path("whole"), path("merged"));
+    int64_t killed = 0;
+    for (int64_t delay = 20000; delay < 60000000; delay += delay / 2) {
+        const int code =
+            run_for("msa-reuse", with("killed", {"--resume"}), std::chrono::microseconds(delay));
+        killed += code == -1 ? 1 : 0;
+        if (code == 0) break;
+        ASSERT_EQ(code, -1);
+    }
+    EXPECT_GT(killed, 0);
+    expect_same(path("whole"), path("killed"));
+}
+
+TEST_F(Reuse, RefusesBadInput) {
+    const std::string file = plant("a.h5", {0, 0, 1});
+    refuses(plant("one.h5", {0}), {}, "one.h5: only layer 0 is there");
+    refuses(file, {"--layers", "1"}, "only layer 1 is chosen");
+    refuses(file, {"--layers", "0,7"}, "7");
+    refuses(file, {"--lose", "1"}, "--lose is 1, must be at least 0 and below 1");
+    refuses(file, {"--keep", "1.5"}, "--keep is 1.5, must be above 0 and below 1");
+    refuses(file, {"--error", "0"}, "--error is 0, must be above 0");
+    refuses(file, {"--keep", "0.9", "--lose", "0.1"}, "exclude each other");
+    refuses(file, {"--every", "0"}, "--every");
+    refuses(file, {"--groups", "2-1"}, "--groups has '2-1'");
+    refuses(file, {"--groups", "0-1,1-2"}, "layer 1 in two groups");
+    refuses(file, {"--groups", "4-5"}, "whose first layer is not measured");
+    refuses(file, {"--selector", "snapkv"}, "--selector has snapkv");
+    refuses(file, {"--context", "32"}, "--context is 32, must be at least the 128 tokens");
+    refuses(file, {"--positions", "512:520"}, "at least 2 are needed");
+    refuses(file, {"--hardware", "abacus"}, "abacus");
+    refuses(make("no_index.h5", {.cu_seqlens = {0, kTokens}, .layers = {0, 1}, .index_dim = 0}), {},
+            "layer 0 has no index_q and index_k");
+    refuses(
+        make("pre.h5",
+             {.cu_seqlens = {0, kTokens}, .layers = {0, 1}, .q_state = io::RopeState::pre_rope}),
+        {}, "pre_rope");
+}
+
+TEST_F(Reuse, LayersWithOtherGroupsCannotShare) {
+    io::ActivationsInfo info{"planted", "{}", "msalab tests", {0, kTokens}, {}, false};
+    for (int64_t n : {0, 1}) {
+        io::LayerInfo layer;
+        layer.layer = n;
+        layer.query_heads = 4;
+        layer.kv_heads = n == 0 ? 2 : 4;
+        layer.head_dim = layer.index_dim = kDim;
+        layer.softmax_scale = 1;
+        layer.element = Element::f32;
+        info.layers.push_back(layer);
+    }
+    io::ActivationsWriter writer(path("a.h5"), info, true);
+    for (const io::LayerInfo& layer : info.layers)
+        for (io::Field field :
+             {io::Field::q, io::Field::k, io::Field::v, io::Field::index_q, io::Field::index_k})
+            writer.write(layer.layer, field, 0, 0,
+                         normal<3>({kTokens, layer.heads(field), layer.channels(field)}, 1));
+    writer.finish();
+    refuses(path("a.h5"), {}, "layer 0 has kv_heads 2, layer 1 has 4");
+}
+
+}  // namespace
+}  // namespace msa::test
