@@ -34,7 +34,7 @@ std::vector<double> copy_rates(Backend& backend) {
 }
 
 /// FLOP/s of Eigen's sgemm.
-double sgemm_rate() {
+double measure_sgemm() {
     using Clock = std::chrono::steady_clock;
     std::vector<float> a(kGemm * kGemm), b(a.size()), c(a.size());
     for (size_t i = 0; i < a.size(); ++i) {
@@ -52,6 +52,12 @@ double sgemm_rate() {
         spent += took;
     }
     return median(rates);
+}
+
+/// The same for all records of a process.
+double sgemm_rate() {
+    static const double rate = measure_sgemm();
+    return rate;
 }
 
 /// "h100" for "NVIDIA H100 80GB HBM3, ..."; empty where no table's name is one of the words.
