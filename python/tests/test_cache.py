@@ -93,7 +93,7 @@ def test_plot_of_the_summary_alone(tmp_path):
 
 @pytest.mark.parametrize("change, message", [
     ({"format": "msa-compare-summary"},
-     'must be "msa-advise-summary or msa-cache-summary"'),
+     'must be "msa-advise-summary or '),
     ({"selectors": []}, "has no selectors"),
     ({"link": {}}, "is damaged")])
 def test_other_files_are_refused(tmp_path, change, message, capsys):

@@ -292,7 +292,7 @@ private:
 
 TEST_P(CommandLines, AreAnsweredOrRefused) {
     const char* const asked = std::getenv("MSA_TEST_COMMAND_LINES");
-    const int count = asked != nullptr ? std::atoi(asked) : kSanitized ? 20 : 200;
+    const int count = asked != nullptr ? std::atoi(asked) : kSanitized ? 40 : 200;
     const std::vector<Flag> flags = flags_of(GetParam());
     ASSERT_GT(flags.size(), 5U);
     const std::string input = file_text(path("a.h5"));
