@@ -81,10 +81,29 @@ void Reading::write(io::UnitWriter& to, const std::string& group, const Policy& 
         to.attribute(group, name, value);
 }
 
-Accumulator::Accumulator(Config config, const Problem& layer, size_t views)
+void write_blocks(io::UnitWriter& to, const std::string& at, const analysis::BlockSums& sums,
+                  std::span<const int64_t> rows, int64_t views) {
+    if (rows.empty()) return;
+    Tensor<double, 3> columns({std::ssize(rows), sums.mass.extent(1), 2});
+    for (int64_t m = 0; m < columns.extent(0); ++m)
+        for (int64_t r = 0; r < columns.extent(1); ++r) {
+            columns(m, r, 0) =
+                sums.mass(m, r) / static_cast<double>(views * rows[static_cast<size_t>(m)]);
+            columns(m, r, 1) = sums.difference(m, r);
+        }
+    to.write<double, 3>("/blocks" + at, std::as_const(columns).view(),
+                        {"block,group,column", "",
+                         "columns: mass kept, mean over the queries of a block; sum of |o_sparse - "
+                         "o_dense|^2 over them and the group's heads"});
+}
+
+Accumulator::Accumulator(Config config, const Problem& layer, const analysis::QueryBlocks& blocks,
+                         size_t views)
     : reading_(std::move(config), views, layer.kv_heads),
       recall_(layer.kv_heads, {}),
       output_error_(layer.kv_heads),
+      blocks_(blocks),
+      sums_(blocks.count(), layer.kv_heads),
       overlap_(layer.kv_heads),
       distances_(layer.blocks()) {}
 
@@ -92,7 +111,15 @@ void Accumulator::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
                       View<const float, 3> sparse) {
     const Problem& p = chunk.problem;
     recall_.add(p, chunk.kinds, ids, chunk.oracle_ids, chunk.mass);
-    output_error_.add(chunk.kinds, by_group(sparse, p.kv_heads), by_group(chunk.dense, p.kv_heads));
+    const View<const float, 3> kept = by_group(sparse, p.kv_heads);
+    const View<const float, 3> dense = by_group(chunk.dense, p.kv_heads);
+    output_error_.add(chunk.kinds, kept, dense);
+    sums_.add(
+        chunk.blocks,
+        [&](int64_t i, int64_t r) {
+            return analysis::mass_of(chunk.mass[i][r], selected(ids, i, r));
+        },
+        kept, dense);
     overlap_.add(chunk.kinds, ids);
     distances_.add(p, chunk.kinds, ids);
     const std::vector<KeyRange>& visible = visible_keys(p);
@@ -102,10 +129,10 @@ void Accumulator::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
         if (counted) reading_.count_row();
         double pairs = 0;
         for (int64_t r = 0; r < p.kv_heads; ++r) {
-            const std::span<const int32_t> kept = selected(ids, i, r);
-            const int64_t tokens = tokens_of(kept, visible[row].count, p.block_size);
+            const std::span<const int32_t> row_ids = selected(ids, i, r);
+            const int64_t tokens = tokens_of(row_ids, visible[row].count, p.block_size);
             pairs += static_cast<double>(tokens);
-            if (counted) reading_.add_counted(r, std::ssize(kept), tokens);
+            if (counted) reading_.add_counted(r, std::ssize(row_ids), tokens);
         }
         const double products = pairs * static_cast<double>(p.head_dim);
         reading_.add_query(
@@ -124,6 +151,7 @@ void Accumulator::write(io::UnitWriter& to, const std::string& layer, const Prob
                           "output_error");
     to.attribute(group, "dead_groups", output_error_.dead_heads());
     reading_.write(to, group, *make_policy(config().selector), p.block_size);
+    write_blocks(to, at, sums_, blocks_.rows, reading_.views());
 
     const Tensor<double, 2> overlap = overlap_.matrix();
     to.write<double, 2>("/overlap" + at, overlap.view(),

@@ -8,6 +8,7 @@
 #include "analysis/hardware.h"
 #include "analysis/output_error.h"
 #include "analysis/overlap.h"
+#include "analysis/query_blocks.h"
 #include "analysis/recall.h"
 #include "core/io/results.h"
 #include "core/select/policy.h"
@@ -19,12 +20,18 @@ namespace msa::experiments::compare {
 struct MeasuredChunk {
     const Problem& problem;
     std::span<const analysis::RowKind> kinds;  // [Nq]
+    std::span<const int64_t> blocks;           // [Nq] QueryBlocks::of_query
     View<const float, 3> mass;                 // [Nq, Hkv, B]
     View<const int32_t, 3> oracle_ids;         // [Nq, Hkv, k]
     View<const float, 3> dense;                // [Nq, Hq, dh]
     View<const float, 2> lse;                  // [Nq, Hq] of dense attention
     double mass_bound;  // how far a sum of probabilities may be off, by rounding alone
 };
+
+/// What intervals are made of: /blocks of the config on the layer, [M, Hkv, 2]. rows [M], of all
+/// views.
+void write_blocks(io::UnitWriter& to, const std::string& at, const analysis::BlockSums&,
+                  std::span<const int64_t> rows, int64_t views);
 
 /// [Nq, Hq, dh] as [Nq, Hkv, G * dh]: the heads of a group lie next to each other.
 View<const float, 3> by_group(View<const float, 3> heads, int64_t groups);
@@ -48,6 +55,7 @@ public:
                int64_t block_size) const;
 
     const Config& config() const { return config_; }
+    int64_t views() const { return views_; }
 
 private:
     Config config_;
@@ -58,21 +66,25 @@ private:
 
 class Accumulator {
 public:
-    /// `layer`: sizes of the whole layer.
-    Accumulator(Config config, const Problem& layer, size_t views);
+    /// `layer`: sizes of the whole layer; `blocks`: of its queries.
+    Accumulator(Config config, const Problem& layer, const analysis::QueryBlocks& blocks,
+                size_t views);
 
     /// A chunk's choice, ids [Nq, Hkv, any], and the attention over it, sparse [Nq, Hq, dh].
     void add(const MeasuredChunk&, View<const int32_t, 3> ids, View<const float, 3> sparse);
     Reading& reading() { return reading_; }
     const Config& config() const { return reading_.config(); }
+    const analysis::BlockSums& sums() const { return sums_; }
 
-    /// The groups /metrics, /overlap and /distance of the config.
+    /// The groups /metrics, /blocks, /overlap and /distance of the config.
     void write(io::UnitWriter& to, const std::string& layer, const Problem& p) const;
 
 private:
     Reading reading_;
     analysis::Recall recall_;
     analysis::OutputError output_error_;  // over the heads of each group together
+    const analysis::QueryBlocks& blocks_;
+    analysis::BlockSums sums_;
     analysis::GroupOverlap overlap_;
     analysis::Distances distances_;
 };

@@ -12,7 +12,8 @@ namespace msa::experiments::compare {
 namespace {
 
 constexpr int64_t kChunkBytes = int64_t{1} << 28;
-constexpr int64_t kFullRows = 64;  // queries that are given all their blocks, as a check
+constexpr int64_t kBlockTokens = 128;  // of a block of queries, which intervals are made of
+constexpr int64_t kFullRows = 64;      // queries that are given all their blocks, as a check
 
 /// Tokens that k blocks hold, on average over the queries that see more than `beyond` keys: their
 /// own block as far as they see it. Rounded down.
@@ -61,16 +62,17 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
     const std::vector<analysis::RowKind> kinds = analysis::rows_beyond(all_, plan_.largest_budget);
     for (size_t i = 0; i < kinds.size(); ++i)
         if (kinds[i] == analysis::RowKind::counted) counted_.push_back(task.tokens[i]);
+    blocks_ = analysis::query_blocks(all_, kinds, kBlockTokens);
     std::erase_if(plan_.configs, [&](const Config& config) {
         const bool of_tokens = find_token_selector(config.selector) != nullptr;
         if (of_tokens)
             token_configs_.emplace_back(
                 config, mean_tokens(phase_, config.rule.top_k, plan_.largest_budget), sizes_,
-                views);
+                blocks_, views);
         return of_tokens;
     });
     for (const Config& config : plan_.configs) {
-        accumulators_.emplace_back(config, sizes_, views);
+        accumulators_.emplace_back(config, sizes_, blocks_, views);
         needs_logits_ |= make_selector(config.selector)->needs().max_logit;
         if (std::find(rules_.begin(), rules_.end(), config.rule) == rules_.end())
             rules_.push_back(config.rule);
@@ -209,8 +211,11 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
                               previous);
 
     const std::vector<analysis::RowKind> kinds = analysis::rows_beyond(p, plan_.largest_budget);
+    const auto blocks =
+        std::span(blocks_.of_query).subspan(static_cast<size_t>(range.begin), kinds.size());
     const MeasuredChunk measured{p,
                                  kinds,
+                                 blocks,
                                  chunk.mass().host(),
                                  {},
                                  host_view(dense.out),
@@ -303,6 +308,7 @@ void LayerComparison::check_full_budget(const LayerView& view, const SelectorChu
         attend_selected(task_.backend, p, {last, view.k_there, view.v_there, view.sinks}, ids).out;
     MeasuredChunk part{p,
                        measured.kinds,
+                       measured.blocks,
                        measured.mass.slice(first, rows),
                        {},
                        measured.dense.slice(first, rows),
@@ -318,6 +324,24 @@ void LayerComparison::write() const {
         accumulator.write(task_.to, task_.name(), sizes_);
     for (const TokenAccumulator& tokens : token_configs_)
         tokens.write(task_.to, task_.name(), sizes_);
+}
+
+void LayerComparison::write_query_blocks() const {
+    if (blocks_.count() == 0) return;
+    const std::string group = "/query_blocks/" + task_.name();
+    const Shape<1> shape{blocks_.count()};
+    task_.to.write<int64_t, 1>(group + "/rows", {blocks_.rows.data(), shape},
+                               {"block", "queries",
+                                text("counted queries of each block: those that lie in the same ",
+                                     kBlockTokens, " positions of their sequence")});
+    task_.to.write<int64_t, 1>(group + "/sequence", {blocks_.sequences.data(), shape},
+                               {"block", "", "sequence of each block"});
+    const analysis::BlockSums& sums =
+        accumulators_.empty() ? token_configs_.front().sums() : accumulators_.front().sums();
+    task_.to.write<double, 2>(group + "/norm", sums.norm.view(),
+                              {"block,group", "",
+                               "sum of |o_dense|^2 over the queries of a block and the group's "
+                               "heads"});
 }
 
 }  // namespace msa::experiments::compare

@@ -46,6 +46,8 @@ public:
     void run(Progress& progress);
     /// Writes what was added up, but for the task's own.
     void write() const;
+    /// Writes /query_blocks of the layer: the same for all its plans.
+    void write_query_blocks() const;
 
 private:
     struct Scorer;
@@ -78,6 +80,7 @@ private:
     bool needs_logits_ = false;
     double k_norm_;                                // longest key
     std::vector<int64_t> counted_;                 // packed tokens that averages count
+    analysis::QueryBlocks blocks_;                 // of the compared queries
     std::vector<Accumulator> accumulators_;        // of the plan's configs
     std::vector<TokenAccumulator> token_configs_;  // those that keep tokens
     std::vector<SelectionRule> rules_;             // of the oracles, distinct

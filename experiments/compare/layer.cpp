@@ -87,6 +87,7 @@ void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
         LayerComparison comparison(task, plan);
         comparison.run(progress);
         comparison.write();
+        if (&plan == &plans.front()) comparison.write_query_blocks();
     }
     write_sizes(task, sizes, plans.front().largest_budget);
     if (o.sharing != Sharing::head) write_stored_queries(task);

@@ -2,6 +2,7 @@
 #include "experiments/compare/rows.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/error.h"
 #include "core/select/token_selector.h"
@@ -29,6 +30,20 @@ std::vector<Row> read_rows(const io::ResultsReader& results) {
         return a.budget < b.budget;
     });
     return rows;
+}
+
+std::vector<std::string> layers_of(const std::vector<Row>& rows) {
+    std::vector<std::string> layers;
+    for (const Row& row : rows)
+        if (layers.empty() || layers.back() != row.layer) layers.push_back(row.layer);
+    return layers;
+}
+
+std::vector<Row> of_layer(const std::vector<Row>& rows, const std::string& layer) {
+    std::vector<Row> some;
+    std::copy_if(rows.begin(), rows.end(), std::back_inserter(some),
+                 [&](const Row& row) { return row.layer == layer; });
+    return some;
 }
 
 namespace {

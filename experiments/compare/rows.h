@@ -63,6 +63,10 @@ struct Row {
 /// What a reader must know of the policies of a layer's rows, and which layer stands before it.
 std::vector<std::string> read_notes(const io::ResultsReader&, const std::vector<Row>& of_layer);
 
+/// The layers of rows in their order, and those of one layer.
+std::vector<std::string> layers_of(const std::vector<Row>&);
+std::vector<Row> of_layer(const std::vector<Row>&, const std::string& layer);
+
 /// By layer, then by selector in the order of their documentation, then by budget and setting.
 std::vector<Row> read_rows(const io::ResultsReader&);
 

@@ -13,6 +13,7 @@
 #include "analysis/overlap.h"
 #include "core/error.h"
 #include "core/select/token_selector.h"
+#include "experiments/compare/intervals.h"
 #include "experiments/compare/rows.h"
 
 namespace msa::experiments::compare {
@@ -51,6 +52,31 @@ ordered_json layer_overlap(const io::ResultsReader& results) {
     return all;
 }
 
+ordered_json interval(const analysis::Estimate& of) {
+    return {{"low", number(of.low)}, {"high", number(of.high)}};
+}
+
+/// Rows of one layer, one entry each.
+void add_rows(const io::ResultsReader& results, const std::vector<Row>& rows, ordered_json& to) {
+    const std::vector<Sure> sure = measure_sureness(results, rows);
+    for (size_t n = 0; n < rows.size(); ++n) {
+        const Row& row = rows[n];
+        ordered_json entry{
+            {"layer", std::stoll(row.layer)}, {"selector", row.selector}, {"setting", row.setting}};
+        for (const char* name : {"family", "kind"}) entry[name] = results.words(row.group(), name);
+        for (const char* name : kRowSizes) entry[name] = row.size(results, name);
+        for (const Measure& measure : kMeasures)
+            entry[measure.name] = number(row.value(results, measure.name));
+        entry["intervals"] = {{"mass_kept", interval(sure[n].mass)},
+                              {"output_error", interval(sure[n].error)}};
+        entry["behind"] = {{"selector", sure[n].best},
+                           {"value", number(sure[n].behind.value)},
+                           {"low", number(sure[n].behind.low)},
+                           {"high", number(sure[n].behind.high)}};
+        to.push_back(entry);
+    }
+}
+
 }  // namespace
 
 std::string compare_definitions() {
@@ -64,6 +90,10 @@ std::string compare_definitions() {
     definitions["rows_counted"] =
         "queries in the averages: those that see more keys than the largest budget, the same for "
         "every selector and budget; averages go over queries, then over groups";
+    definitions["intervals"] = kIntervalsWords;
+    definitions["behind"] =
+        "mass_kept of the selector that keeps most at this setting, oracles apart, less the row's: "
+        "the two are not distinguishable where the interval holds 0";
     return definitions.dump();
 }
 
@@ -78,19 +108,11 @@ std::string compare_summary(const io::ResultsReader& results) {
         checks.push_back(entry);
     }
     ordered_json notes = ordered_json::object();
-    for (const std::string& layer : results.list("/layers")) {
-        std::vector<Row> of_layer = read_rows(results);
-        std::erase_if(of_layer, [&](const Row& row) { return row.layer != layer; });
-        notes[layer] = read_notes(results, of_layer);
-    }
-    for (const Row& row : read_rows(results)) {
-        ordered_json entry{
-            {"layer", std::stoll(row.layer)}, {"selector", row.selector}, {"setting", row.setting}};
-        for (const char* name : {"family", "kind"}) entry[name] = results.words(row.group(), name);
-        for (const char* name : kRowSizes) entry[name] = row.size(results, name);
-        for (const Measure& measure : kMeasures)
-            entry[measure.name] = number(row.value(results, measure.name));
-        rows.push_back(entry);
+    const std::vector<Row> all = read_rows(results);
+    for (const std::string& layer : layers_of(all)) {
+        const std::vector<Row> some = of_layer(all, layer);
+        add_rows(results, some, rows);
+        notes[layer] = read_notes(results, some);
     }
     return ordered_json{{"format", "msa-compare-summary"},
                         {"program", results.run().program},

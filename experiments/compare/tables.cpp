@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "core/error.h"
+#include "experiments/compare/intervals.h"
 #include "experiments/compare/rows.h"
 #include "experiments/compare/summary.h"
 #include "experiments/driver/table.h"
@@ -13,22 +15,30 @@ namespace {
 
 constexpr int kDecimals = 4;
 
-std::vector<Row> of_layer(const std::vector<Row>& rows, const std::string& layer) {
-    std::vector<Row> some;
-    std::copy_if(rows.begin(), rows.end(), std::back_inserter(some),
-                 [&](const Row& row) { return row.layer == layer; });
-    return some;
+/// "[0.8421, 0.8469]"
+std::string interval_text(const analysis::Estimate& of) {
+    return std::isnan(of.low)
+               ? "-"
+               : "[" + fixed_text(of.low, kDecimals) + ", " + fixed_text(of.high, kDecimals) + "]";
 }
 
-/// One config a line: what it read, what it kept, what its scores cost.
+/// "=" where the selector is not distinguishable from the best of its setting.
+std::string beside_the_best(const Row& row, const Sure& sure) {
+    if (row.selector == sure.best) return "best";
+    return sure.like_the_best() ? "=" : "";
+}
+
+/// One config a line: what it read, what it kept and how sure that is, what its scores cost.
 void print_configs(const io::ResultsReader& results, const std::vector<Row>& rows,
                    const std::string& ablation, std::ostream& out) {
     std::vector<std::string> header{"selector", "budget"};
     if (ablation != "none") header.emplace_back("setting");
-    header.insert(header.end(),
-                  {"blocks\nkept", "tokens\nread", "mass", "error", "index\nkFLOP", "index\nKiB"});
+    header.insert(header.end(), {"blocks\nkept", "tokens\nread", "mass", "95 %\ninterval",
+                                 "beside\nthe best", "error", "index\nkFLOP", "index\nKiB"});
     Table table(header);
-    for (const Row& row : rows) {
+    const std::vector<Sure> sure = measure_sureness(results, rows);
+    for (size_t n = 0; n < rows.size(); ++n) {
+        const Row& row = rows[n];
         const auto number = [&](const char* measure, double unit, int decimals) {
             return fixed_text(row.value(results, measure) / unit, decimals);
         };
@@ -37,7 +47,8 @@ void print_configs(const io::ResultsReader& results, const std::vector<Row>& row
         cells.insert(cells.end(),
                      {number("blocks_kept", 1, 2),
                       number("tokens_read", 1, 1) + (row.over_budget(results) ? "*" : ""),
-                      number("mass_kept", 1, kDecimals), number("output_error", 1, kDecimals),
+                      number("mass_kept", 1, kDecimals), interval_text(sure[n].mass),
+                      beside_the_best(row, sure[n]), number("output_error", 1, kDecimals),
                       number("index_flops", 1000, 1), number("index_bytes", 1024, 1)});
         table.add(cells);
     }
@@ -92,6 +103,12 @@ void print_layer(const io::ResultsReader& results, const std::string& layer,
     if (rows.front().size(results, "rows_counted") == 0)
         out << "No query sees more keys than the largest budget: choose smaller --budgets.\n\n";
     print_configs(results, rows, ablation, out);
+    if (const DrawnFrom from = drawn_from(results, layer); from.blocks > 1)
+        out << "\nInterval: " << kIntervalsWords << "; " << from.blocks << " blocks of "
+            << from.sequences << (from.sequences == 1 ? " sequence" : " sequences") << ", seed "
+            << results.run().seed
+            << ". Best: keeps most mass of its budget, oracles apart; =: not distinguishable from "
+               "it, as the interval of the difference holds 0.\n";
     if (ablation == "window") {
         out << "\n";
         print_windows(results, rows, out);

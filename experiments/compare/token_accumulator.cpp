@@ -24,12 +24,14 @@ int64_t blocks_touched(const std::vector<int64_t>& tokens, int64_t block_size) {
 }  // namespace
 
 TokenAccumulator::TokenAccumulator(Config config, int64_t tokens, const Problem& layer,
-                                   size_t views)
+                                   const analysis::QueryBlocks& blocks, size_t views)
     : reading_(std::move(config), views, layer.kv_heads),
       tokens_(tokens),
       selector_(find_token_selector(reading_.config().selector)),
       output_error_(layer.kv_heads),
-      mass_(static_cast<size_t>(layer.kv_heads)) {}
+      mass_(static_cast<size_t>(layer.kv_heads)),
+      blocks_(blocks),
+      sums_(blocks.count(), layer.kv_heads) {}
 
 void TokenAccumulator::prepare(const SelectorLayer& layer) { selector_->prepare(layer); }
 
@@ -42,8 +44,11 @@ void TokenAccumulator::add(const MeasuredChunk& measured, const KeptTokens& kept
                            const TokenAttention& attention, SelfChecks& checks) {
     const Problem& p = measured.problem;
     const Tensor<double, 2>& mass = attention.mass;
-    output_error_.add(measured.kinds, by_group(attention.out, p.kv_heads),
-                      by_group(measured.dense, p.kv_heads));
+    const View<const float, 3> sparse = by_group(attention.out, p.kv_heads);
+    const View<const float, 3> dense = by_group(measured.dense, p.kv_heads);
+    output_error_.add(measured.kinds, sparse, dense);
+    sums_.add(
+        measured.blocks, [&](int64_t i, int64_t r) { return mass(i, r); }, sparse, dense);
     for (int64_t i = 0; i < p.queries(); ++i) {
         const auto row = static_cast<size_t>(i);
         const int64_t blocks = blocks_touched(kept[row], p.block_size);
@@ -71,6 +76,7 @@ void TokenAccumulator::write(io::UnitWriter& to, const std::string& layer, const
     for (const char* name : {"oracle_mass", "score_recall", "block_recall"})
         to.attribute(group, name, std::nan(""));
     reading_.write(to, group, *selector_, p.block_size);
+    write_blocks(to, "/" + config().key() + "/" + layer, sums_, blocks_.rows, reading_.views());
 }
 
 }  // namespace msa::experiments::compare

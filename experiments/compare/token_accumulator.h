@@ -16,8 +16,10 @@ namespace msa::experiments::compare {
 
 class TokenAccumulator {
 public:
-    /// `layer`: sizes of the whole layer. `tokens`: how many a query keeps.
-    TokenAccumulator(Config config, int64_t tokens, const Problem& layer, size_t views);
+    /// `layer`: sizes of the whole layer; `blocks`: of its queries. `tokens`: how many a query
+    /// keeps.
+    TokenAccumulator(Config config, int64_t tokens, const Problem& layer,
+                     const analysis::QueryBlocks& blocks, size_t views);
 
     /// Before the chunks of each view of the layer.
     void prepare(const SelectorLayer&);
@@ -27,9 +29,10 @@ public:
     Reading& reading() { return reading_; }
     const Config& config() const { return reading_.config(); }
     const Policy& policy() const { return *selector_; }
+    const analysis::BlockSums& sums() const { return sums_; }
 
-    /// Group /metrics of the config: as an Accumulator's, without recalls; blocks_kept are the
-    /// blocks that the tokens touch.
+    /// Groups /metrics and /blocks of the config: as an Accumulator's, without recalls; blocks_kept
+    /// are the blocks that the tokens touch.
     void write(io::UnitWriter& to, const std::string& layer, const Problem& p) const;
 
 private:
@@ -38,6 +41,8 @@ private:
     std::unique_ptr<TokenSelector> selector_;
     analysis::OutputError output_error_;
     std::vector<analysis::Mean> mass_;  // [Hkv]
+    const analysis::QueryBlocks& blocks_;
+    analysis::BlockSums sums_;
 };
 
 }  // namespace msa::experiments::compare

@@ -7,6 +7,7 @@
 
 #include "analysis/metrics.h"
 #include "analysis/output_error.h"
+#include "analysis/query_blocks.h"
 #include "analysis/recall.h"
 #include "core/select/selector.h"
 #include "experiments/advise/price.h"
@@ -228,22 +229,12 @@ Queries choose_queries(const ReuseOptions& o, const io::ActivationsInfo& info,
     const std::vector<int64_t> sampled = sampled_queries(o, info.cu_seqlens, layer.layer, o.seed);
     const Problem p = io::layer_problem(info, layer, o.block_size).with_query_rows(sampled);
     const std::vector<RowKind> kinds = analysis::row_kinds(p, o.rule.top_k, o.all_rows);
-    const std::vector<KeyRange> seen = visible_keys(p);
-    const std::vector<int64_t> of_query = query_sequences(p);
+    const analysis::QueryBlocks blocks = analysis::query_blocks(p, kinds, o.block_size);
     Queries queries;
-    queries.begins.clear();
-    int64_t last = -1;
-    for (size_t i = 0; i < sampled.size(); ++i) {
-        if (kinds[i] != RowKind::counted) continue;
-        const int64_t block = (seen[i].count - 1) / o.block_size;
-        if (queries.tokens.empty() || of_query[i] != queries.sequences.back() || block != last) {
-            queries.begins.push_back(std::ssize(queries.tokens));
-            queries.sequences.push_back(of_query[i]);
-        }
-        last = block;
-        queries.tokens.push_back(sampled[i]);
-    }
-    queries.begins.push_back(std::ssize(queries.tokens));
+    queries.sequences = blocks.sequences;
+    for (int64_t rows : blocks.rows) queries.begins.push_back(queries.begins.back() + rows);
+    for (size_t i = 0; i < sampled.size(); ++i)
+        if (blocks.of_query[i] >= 0) queries.tokens.push_back(sampled[i]);
     require(queries.blocks() >= kLeastBlocks, "layer ", layer.layer, ": ", queries.tokens.size(),
             " of the chosen queries see more than ", o.rule.top_k, " blocks of ", o.block_size,
             " tokens, in ", queries.blocks(), " blocks; at least ", kLeastBlocks,

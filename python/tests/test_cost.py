@@ -132,6 +132,11 @@ def test_mass_against_budget_and_cost(files):
     np.testing.assert_allclose(lines(figure.axes[0])["quest"],
                                [(96, 0.6 + 0.064), (192, 0.6 + 0.128)])
     assert len(drawn) == 6
+    np.testing.assert_allclose(drawn["mass_kept_high"] - drawn["mass_kept"],
+                               [math.nan] + 5 * [0.02])
+    shade = figure.axes[0].collections[-1].get_paths()[0].vertices  # quest's, around its line
+    for point in [(96, 0.654), (96, 0.684), (192, 0.718), (192, 0.748)]:
+        assert np.isclose(shade, point).all(axis=1).any()
     figure, drawn = mass_kept_versus_cost(table, 3, "bytes")
     np.testing.assert_allclose(lines(figure.axes[0])["quest"][:, 0], [31.28, 32.56])  # kB
     np.testing.assert_array_equal(drawn["bytes"], table["index_bytes"] + table["attention_bytes"])

@@ -18,6 +18,7 @@ COLUMNS = ("layer", "selector", "setting", "budget", "tokens_allowed", "tokens_r
            "attention_bytes", "rows_counted")
 SHOWN = ("layer", "selector", "budget", "tokens_read", "over_budget", "mass_kept", "oracle_mass",
          "output_error")
+INTERVALS = ("mass_kept_low", "mass_kept_high")  # 95 %; NaN where the file has none
 UNITS = {"flops": (1e6, "MFLOP"), "bytes": (1e3, "kB")}
 BASELINE = "random"  # far below the others, it does not set the axis
 
@@ -35,12 +36,21 @@ def read_comparison(path) -> Comparison:
         raise ResultsError(f"{path}: has no rows")
     phase = summary["options"]["phase"]
     table = Comparison.from_rows(
-        (*COLUMNS, "phase"),
-        ([math.nan if row[name] is None else row[name] for name in COLUMNS] + [phase]
+        (*COLUMNS, *INTERVALS, "phase"),
+        ([_number(row[name]) for name in COLUMNS] + _interval(row) + [phase]
          for row in summary["rows"]))
     table.columns["over_budget"] = table["tokens_read"] > table["tokens_allowed"]
     table.definitions = {name: str(text) for name, text in summary["definitions"].items()}
     return table
+
+
+def _number(value):
+    return math.nan if value is None else value
+
+
+def _interval(row: dict) -> list[float]:
+    of_mass = row.get("intervals", {}).get("mass_kept", {})
+    return [_number(of_mass.get(end)) for end in ("low", "high")]
 
 
 def _selectors(table: Table) -> list[str]:
@@ -107,7 +117,8 @@ def _clip_baseline(axes, here: Table) -> list[str]:
 
 @style.styled
 def mass_kept_versus_budget(table: Table, layer: int):
-    """Mass kept against the tokens that a query reads at each budget, one line per selector."""
+    """Mass kept against the tokens that a query reads at each budget, one line per selector;
+    shades are 95 % intervals."""
     here = table.where(layer=layer)
     figure = style.new_figure(4.0)
     axes = figure.subplots()
@@ -115,9 +126,19 @@ def mass_kept_versus_budget(table: Table, layer: int):
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set(xlabel=f"tokens read per query; layer {layer}", ylabel="mass kept")
     _draw_lines(axes, here["tokens_read"], here)
+    _shade_intervals(axes, here["tokens_read"], here)
     return figure, Table(**{name: here[name] for name in
                             ("layer", "selector", "setting", "budget", "tokens_read",
-                             "over_budget", "mass_kept")})
+                             "over_budget", "mass_kept", *INTERVALS)})
+
+
+def _shade_intervals(axes, cost: np.ndarray, here: Table):
+    """The 95 % intervals of the selectors in colour."""
+    names = _selectors(here)
+    for name in filter(style.IN_COLOUR.__contains__, names):
+        of_name = here["selector"] == name
+        axes.fill_between(cost[of_name], *(here[end][of_name] for end in INTERVALS), alpha=0.15,
+                          linewidth=0, color=style.selector_style(name, names)["color"], zorder=1)
 
 
 def pareto_front(cost: np.ndarray, kept: np.ndarray) -> np.ndarray:

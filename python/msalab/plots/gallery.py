@@ -197,7 +197,8 @@ def comparison_section(comparison: Comparison) -> Section:
     return Section(
         "comparison",
         "Which selector keeps most at an equal budget?",
-        ("First: mass kept against the tokens that a query reads, at each budget. A hollow marker is a "
+        ("First: mass kept against the tokens that a query reads, at each budget; the shade around a "
+         "coloured line is the 95 % interval of the bootstrap. A hollow marker is a "
          "selector that reads more tokens than its budget, as snapkv does in the decode phase. "
          "Then the same mass against all FLOPs, and against all bytes read, per query, scores and "
          "attention together: up and to the left is better, and no point lies above the broad "

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+#include "analysis/query_blocks.h"
+
+namespace msa::analysis {
+
+QueryBlocks query_blocks(const Problem& p, std::span<const RowKind> kinds, int64_t tokens) {
+    const std::vector<KeyRange> seen = visible_keys(p);
+    const std::vector<int64_t> sequence = query_sequences(p);
+    QueryBlocks blocks;
+    int64_t last = -1;
+    for (size_t i = 0; i < kinds.size(); ++i) {
+        if (kinds[i] != RowKind::counted) {
+            blocks.of_query.push_back(-1);
+            continue;
+        }
+        const int64_t stretch = (seen[i].count - 1) / tokens;
+        if (blocks.rows.empty() || sequence[i] != blocks.sequences.back() || stretch != last) {
+            blocks.sequences.push_back(sequence[i]);
+            blocks.rows.push_back(0);
+        }
+        last = stretch;
+        ++blocks.rows.back();
+        blocks.of_query.push_back(blocks.count() - 1);
+    }
+    return blocks;
+}
+
+void BlockSums::add(std::span<const int64_t> of_query,
+                    const std::function<double(int64_t i, int64_t r)>& mass_kept,
+                    View<const float, 3> sparse, View<const float, 3> dense) {
+#pragma omp parallel for
+    for (int64_t r = 0; r < dense.extent(1); ++r)
+        for (int64_t i = 0; i < dense.extent(0); ++i) {
+            const int64_t block = of_query[static_cast<size_t>(i)];
+            if (block < 0) continue;
+            double off = 0, all = 0;
+            for (int64_t d = 0; d < dense.extent(2); ++d) {
+                const double want = dense(i, r, d), error = double{sparse(i, r, d)} - want;
+                off += error * error;
+                all += want * want;
+            }
+            mass(block, r) += mass_kept(i, r);
+            difference(block, r) += off;
+            norm(block, r) += all;
+        }
+}
+
+}  // namespace msa::analysis

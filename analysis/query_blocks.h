@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+// Blocks of neighbouring queries, which the bootstrap draws (bootstrap.h), and what a choice of
+// keys keeps on each of them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "analysis/rows.h"
+#include "core/tensor.h"
+
+namespace msa::analysis {
+
+/// Counted queries whose positions in their sequence lie in the same `tokens` are one block.
+struct QueryBlocks {
+    std::vector<int64_t> of_query;   // [Nq]; -1 where the query is not counted
+    std::vector<int64_t> sequences;  // [M] the sequence of each block
+    std::vector<int64_t> rows;       // [M] its counted queries
+
+    int64_t count() const { return std::ssize(rows); }
+};
+
+/// kinds [Nq] of the problem's queries, which are in order.
+QueryBlocks query_blocks(const Problem&, std::span<const RowKind> kinds, int64_t tokens);
+
+/// [M, Hkv] each. Sums go in the order of the rows, so that the cut into chunks does not matter.
+class BlockSums {
+public:
+    BlockSums(int64_t blocks, int64_t groups)
+        : mass({blocks, groups}), difference({blocks, groups}), norm({blocks, groups}) {}
+
+    /// A chunk: the block of each query [Nq], the mass that query i keeps in group r, and the
+    /// outputs [Nq, Hkv, width].
+    void add(std::span<const int64_t> of_query,
+             const std::function<double(int64_t i, int64_t r)>& mass_kept,
+             View<const float, 3> sparse, View<const float, 3> dense);
+
+    Tensor<double, 2> mass;        // sum of the mass kept
+    Tensor<double, 2> difference;  // sum of |o_sparse - o_dense|^2
+    Tensor<double, 2> norm;        // sum of |o_dense|^2
+};
+
+}  // namespace msa::analysis

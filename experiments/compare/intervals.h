@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+// How sure the averages of msa-compare are: 95 % intervals of the bootstrap over blocks of
+// neighbouring queries. All configs of a layer see the same draws, so that differences are paired.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "analysis/bootstrap.h"
+#include "experiments/compare/rows.h"
+
+namespace msa::experiments::compare {
+
+inline constexpr const char* kIntervalsWords =
+    "95 % interval of the bootstrap: sequences are drawn, then blocks of neighbouring queries of "
+    "each; every config sees the same draws";
+
+/// One config on one layer. `best`: the selector of the highest mass_kept at this setting, oracles
+/// apart.
+struct Sure {
+    analysis::Estimate mass, error;  // values over all counted queries
+    std::string best;
+    analysis::Estimate behind;  // mass_kept of `best` less the config's
+
+    /// Does the interval of the difference hold 0?
+    bool like_the_best() const { return behind.low <= 0 && behind.high >= 0; }
+};
+
+/// Of each of `rows`, which are all of one layer. Intervals are NaN where less than two blocks of
+/// queries are counted, or the mass is NaN; an older file has none.
+std::vector<Sure> measure_sureness(const io::ResultsReader&, const std::vector<Row>& rows);
+
+/// Blocks of queries that a layer's draws are made of, and the sequences that they are from.
+struct DrawnFrom {
+    int64_t blocks = 0, sequences = 0;
+};
+DrawnFrom drawn_from(const io::ResultsReader&, const std::string& layer);
+
+}  // namespace msa::experiments::compare

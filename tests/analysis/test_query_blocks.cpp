@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+#include <gtest/gtest.h>
+
+#include "analysis/query_blocks.h"
+#include "tests/support/values.h"
+
+namespace msa::analysis {
+namespace {
+
+using test::tensor;
+
+/// Sequences of 5 and 3 tokens, of which positions 1, 2, 4 and 0, 2 are counted.
+QueryBlocks two_sequences() {
+    Problem p = square_problem(0, 1, 1, 16, 0, 8);
+    p.batch = PackedBatch({0, 5, 8}, {0, 5, 8});
+    std::vector<RowKind> kinds(8, RowKind::trivial);
+    for (size_t i : {1, 2, 4, 5, 7}) kinds[i] = RowKind::counted;
+    return query_blocks(p, kinds, 2);
+}
+
+TEST(QueryBlocks, AreStretchesOfTheirSequence) {
+    const QueryBlocks blocks = two_sequences();
+    EXPECT_EQ(blocks.of_query, (std::vector<int64_t>{-1, 0, 1, -1, 2, 3, -1, 4}));
+    EXPECT_EQ(blocks.sequences, (std::vector<int64_t>{0, 0, 0, 1, 1}));
+    EXPECT_EQ(blocks.rows, (std::vector<int64_t>{1, 1, 1, 1, 1}));
+    EXPECT_EQ(blocks.count(), 5);
+}
+
+/// The last stretch of a sequence and the first of the next are two blocks, though both are the
+/// first four positions.
+TEST(QueryBlocks, EndWithTheSequence) {
+    Problem p = square_problem(0, 1, 1, 16, 0, 8);
+    p.batch = PackedBatch({0, 2, 5}, {0, 2, 5});
+    const QueryBlocks blocks = query_blocks(p, std::vector(5, RowKind::counted), 4);
+    EXPECT_EQ(blocks.rows, (std::vector<int64_t>{2, 3}));
+    EXPECT_EQ(blocks.sequences, (std::vector<int64_t>{0, 1}));
+}
+
+TEST(BlockSums, AddUpRowByRow) {
+    const auto dense = tensor<float, 3>({3, 1, 2}, {3, 4, 0, 1, 1, 1});
+    const auto sparse = tensor<float, 3>({3, 1, 2}, {3, 2, 9, 9, 0, 1});
+    const std::vector<int64_t> of_query{1, -1, 1};
+    const auto mass = [](int64_t i, int64_t) { return 0.25 * static_cast<double>(i + 1); };
+    BlockSums whole(2, 1), cut(2, 1);
+    whole.add(of_query, mass, sparse, dense);
+    EXPECT_EQ(whole.mass(1, 0), 0.25 + 0.75);
+    EXPECT_EQ(whole.difference(1, 0), 4 + 1);
+    EXPECT_EQ(whole.norm(1, 0), 25 + 2);
+    for (const auto* sums : {&whole.mass, &whole.difference, &whole.norm})
+        EXPECT_EQ((*sums)(0, 0), 0);
+    for (int64_t i = 0; i < 3; ++i)
+        cut.add(
+            std::span(of_query).subspan(static_cast<size_t>(i), 1),
+            [&](int64_t row, int64_t r) { return mass(i + row, r); }, sparse.view().slice(i, 1),
+            dense.view().slice(i, 1));
+    EXPECT_EQ(cut.mass(1, 0), whole.mass(1, 0));
+    EXPECT_EQ(cut.difference(1, 0), whole.difference(1, 0));
+    EXPECT_EQ(cut.norm(1, 0), whole.norm(1, 0));
+}
+
+}  // namespace
+}  // namespace msa::analysis

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+// How sure the averages of msa-compare are.
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "analysis/bootstrap.h"
+#include "core/io/results.h"
+#include "experiments/driver/estimate.h"
+#include "tests/experiments/cli.h"
+
+namespace msa::test {
+namespace {
+
+using nlohmann::json;
+
+class CompareIntervals : public CliTest {
+protected:
+    json rows(const std::vector<std::string>& more = {}) const {
+        std::vector<std::string> all{file_, "--out",     path("out"), "--block-size",
+                                     "8",   "--budgets", "16,32",     "--overwrite"};
+        all.insert(all.end(), more.begin(), more.end());
+        const Outcome outcome = kCompare(all);
+        EXPECT_EQ(outcome.code, 0) << outcome.err;
+        table_ = outcome.out;
+        return json::parse(file_text(path("out/summary.json")))["rows"];
+    }
+
+    /// Packed sequences of 700 and 300 tokens: blocks of 128 positions, some of them cut short.
+    std::string file_ = make("a.h5", {.cu_seqlens = {0, 700, 1000}});
+    mutable std::string table_;
+};
+
+/// The blocks' numbers are those that the averages are made of.
+TEST_F(CompareIntervals, BlocksAddUpToTheAverages) {
+    for (const char* share : {"group", "head", "layer"}) {
+        const json all = rows(
+            {"--share", share, "--layers", "3", "--selectors", "quest,window-tokens,mean-key"});
+        const io::ResultsReader results(path("out/results.h5"));
+        for (const json& row : all) {
+            const std::string layer = std::to_string(row["layer"].get<int>());
+            const std::string config =
+                row["selector"].get<std::string>() + "@" + row["setting"].get<std::string>();
+            const auto kept = results.read<double, 3>("/blocks/" + config + "/" + layer);
+            const auto counted = results.read<int64_t, 1>("/query_blocks/" + layer + "/rows");
+            const auto norm = results.read<double, 2>("/query_blocks/" + layer + "/norm");
+            ASSERT_EQ(kept.extent(0), 6 + 3);
+            double mass = 0, error = 0, queries = 0;
+            for (int64_t r = 0; r < kept.extent(1); ++r) {
+                double off = 0, all_of_it = 0;
+                for (int64_t m = 0; m < kept.extent(0); ++m) {
+                    mass += static_cast<double>(counted(m)) * kept(m, r, 0);
+                    queries += static_cast<double>(counted(m));
+                    off += kept(m, r, 1);
+                    all_of_it += norm(m, r);
+                }
+                error += std::sqrt(off / all_of_it) / static_cast<double>(kept.extent(1));
+            }
+            EXPECT_EQ(queries, 2 * (700 - 32 + 300 - 32)) << "of two groups";
+            EXPECT_NEAR(row["mass_kept"], mass / queries, 1e-12) << config << ' ' << share;
+            EXPECT_NEAR(row["output_error"], error, 1e-12) << config << ' ' << share;
+        }
+    }
+}
+
+/// Points of the mass over the draws, written out.
+TEST_F(CompareIntervals, ArePointsOfTheDraws) {
+    const json all = rows({"--selectors", "quest", "--seed", "5", "--layers", "3"});
+    const io::ResultsReader results(path("out/results.h5"));
+    const auto sequence = results.read<int64_t, 1>("/query_blocks/3/sequence");
+    const auto counted = results.read<int64_t, 1>("/query_blocks/3/rows");
+    const Tensor<int32_t, 2> times =
+        analysis::bootstrap_draws({sequence.data(), 9}, experiments::kDraws, 5);
+    for (const json& row : all) {
+        const auto kept =
+            results.read<double, 3>("/blocks/quest@" + row["setting"].get<std::string>() + "/3");
+        std::vector<double> draws;
+        for (int64_t n = 0; n < experiments::kDraws; ++n) {
+            double mass = 0, queries = 0;
+            for (int64_t m = 0; m < 9; ++m) {
+                const double drawn = static_cast<double>(times(n, m) * counted(m));
+                mass += drawn * (kept(m, 0, 0) + kept(m, 1, 0)) / 2;
+                queries += drawn;
+            }
+            draws.push_back(mass / queries);
+        }
+        const analysis::Estimate want = analysis::with_interval(row["mass_kept"], draws);
+        const json& got = row["intervals"]["mass_kept"];
+        EXPECT_NEAR(got["low"], want.low, 1e-12);
+        EXPECT_NEAR(got["high"], want.high, 1e-12);
+        for (const char* name : {"mass_kept", "output_error"}) {
+            EXPECT_LT(row["intervals"][name]["low"], row[name]);
+            EXPECT_GT(row["intervals"][name]["high"], row[name]);
+        }
+    }
+}
+
+/// Differences are paired: what keeps less of every block is behind for sure, however far the
+/// blocks are from each other.
+TEST_F(CompareIntervals, DifferencesArePaired) {
+    const json all = rows({"--selectors", "quest,random,oracle"});
+    for (const json& row : all) {
+        const json& behind = row["behind"];
+        EXPECT_EQ(behind["selector"], "quest");
+        if (row["selector"] == "quest") {
+            EXPECT_EQ(behind["low"], 0);
+            EXPECT_EQ(behind["high"], 0);
+        } else if (row["selector"] == "random") {
+            EXPECT_GT(behind["low"], 0);
+            EXPECT_LT(behind["high"], 1);
+        } else {
+            EXPECT_LT(behind["high"], 0) << "an oracle keeps more";
+        }
+    }
+    EXPECT_NE(table_.find("best"), table_.npos);
+    EXPECT_NE(table_.find("9 blocks of 2 sequences"), table_.npos);
+}
+
+TEST_F(CompareIntervals, NoCountedQueryHasNone) {
+    const json all = rows({"--budgets", "1024", "--selectors", "quest"});
+    EXPECT_TRUE(all[0]["intervals"]["mass_kept"]["low"].is_null());
+    EXPECT_TRUE(all[0]["behind"]["high"].is_null());
+    EXPECT_EQ(table_.find("sequences, seed"), table_.npos);
+}
+
+}  // namespace
+}  // namespace msa::test
