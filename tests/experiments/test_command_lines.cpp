@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A sound command line for every program, then random ones. Whatever is asked for, a program
 // answers 0, or 2 with a message, and stops when it is told to, at the latest by a second word.
-// MSA_TEST_COMMAND_LINES=N runs so
-// many for each program.
+// MSA_TEST_COMMAND_LINES=N runs so many for each program.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
