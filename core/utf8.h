@@ -7,7 +7,7 @@
 
 namespace msa {
 
-/// `words` with each byte that is no part of well-formed UTF-8 as \xNN: for JSON and HDF5.
+/// `words` with each byte that is no part of well-formed UTF-8 as backslash xNN: for JSON, HDF5.
 std::string valid_utf8(std::string_view words);
 
 /// The same, and each byte of a control character too (U+0000 to U+001F, U+007F to U+009F) unless

@@ -7,6 +7,7 @@
 #include "core/cu_seqlens.h"
 #include "core/select/token_selector.h"
 #include "experiments/compare/layer.h"
+#include "experiments/compare/plan.h"
 #include "experiments/compare/summary.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/own_attention.h"
@@ -67,6 +68,20 @@ void note_large_budgets(const CompareOptions& o, const io::ActivationsInfo& info
                 << " tokens of the longest sequence; " << longest << " are used\n";
 }
 
+/// One line for each budget that leaves a selector of blocks nothing to choose: the rows of such a
+/// budget are alike.
+void note_forced_budgets(const CompareOptions& o, const Problem& sizes, std::ostream& err) {
+    if (o.ablation == Ablation::forced) return;  // its table says what is forced
+    const std::string selector = "oracle";
+    for (const Plan& plan : make_plans(o, {selector}, sizes))
+        for (const Config& config : plan.configs)
+            if (config.selector == selector &&
+                config.rule.top_k <= config.rule.forced_first + config.rule.forced_local)
+                err << "note: a budget of " << config.budget << " is " << config.rule.top_k
+                    << (config.rule.top_k == 1 ? " block of " : " blocks of ") << plan.block_size
+                    << ", forced: no selector of blocks has one to choose\n";
+}
+
 void resolve(CompareOptions& o, const io::ActivationsReader& file) {
     if (o.layers.empty())
         for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
@@ -91,6 +106,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         warn_of_own_attention(o.file, file.layer(number), Computed::with_window_cap_and_sinks, err);
     for (int64_t number : o.layers) choose_queries(o, file.info(), number);
     note_large_budgets(o, file.info(), err);
+    note_forced_budgets(o, io::layer_problem(file.info(), layers.front(), o.block_size), err);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 

@@ -16,11 +16,11 @@ struct Evaluation {
 };
 
 /// The metrics of an evaluation: their names in analysis/metrics.h, and where they stand in it.
-struct Figure {
+struct Measure {
     const char* metric;
     double Evaluation::*value;
 };
-inline constexpr Figure kFigures[] = {
+inline constexpr Measure kMeasures[] = {
     {"kl", &Evaluation::kl},
     {"kl_selected", &Evaluation::kl_selected},
     {"block_recall", &Evaluation::block_recall},

@@ -77,11 +77,11 @@ void write_fit(io::UnitWriter& to, int64_t layer, const FitState& state,
     for (const Evaluation& e : state.evaluations) steps.push_back(e.step);
     to.write<int64_t, 1>(held_out + "step", line<int64_t>(steps),
                          {"evaluation", "steps", "steps done before each evaluation"});
-    for (const Figure& figure : kFigures) {
-        const analysis::Metric& of = analysis::metric(figure.metric);
+    for (const Measure& measure : kMeasures) {
+        const analysis::Metric& of = analysis::metric(measure.metric);
         std::vector<double> values;
-        for (const Evaluation& e : state.evaluations) values.push_back(e.*figure.value);
-        to.write<double, 1>(held_out + figure.metric, line<double>(values),
+        for (const Evaluation& e : state.evaluations) values.push_back(e.*measure.value);
+        to.write<double, 1>(held_out + measure.metric, line<double>(values),
                             {"evaluation", of.unit, of.definition});
     }
 }
@@ -109,9 +109,9 @@ std::vector<Evaluation> read_evaluations(const io::ResultsReader& from, int64_t 
     const Tensor<int64_t, 1> steps = from.read<int64_t, 1>(held_out + "step");
     std::vector<Evaluation> all(static_cast<size_t>(steps.size()));
     for (size_t n = 0; n < all.size(); ++n) all[n].step = steps(n);
-    for (const Figure& figure : kFigures) {
-        const Tensor<double, 1> values = from.read<double, 1>(held_out + figure.metric);
-        for (size_t n = 0; n < all.size(); ++n) all[n].*figure.value = values(n);
+    for (const Measure& measure : kMeasures) {
+        const Tensor<double, 1> values = from.read<double, 1>(held_out + measure.metric);
+        for (size_t n = 0; n < all.size(); ++n) all[n].*measure.value = values(n);
     }
     return all;
 }

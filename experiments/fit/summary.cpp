@@ -29,8 +29,8 @@ constexpr const char* kCounts[] = {"warmup_steps", "train_queries", "held_out_qu
 
 std::string fit_definitions(const std::string& note) {
     ordered_json definitions;
-    for (const Figure& figure : kFigures)
-        definitions[figure.metric] = analysis::metric(figure.metric).definition;
+    for (const Measure& measure : kMeasures)
+        definitions[measure.metric] = analysis::metric(measure.metric).definition;
     if (!note.empty()) definitions["top_k"] = note;
     definitions["steps"] = "training steps done before the evaluation";
     definitions["warmup_steps"] = "first steps, with the KL over all visible keys";
@@ -52,7 +52,8 @@ std::string fit_summary_json(const io::ResultsReader& results) {
     for (const std::string& layer : results.list("/fit")) {
         const Evaluation last = read_evaluations(results, std::stoll(layer)).back();
         ordered_json row{{"layer", std::stoll(layer)}, {"steps", last.step}};
-        for (const Figure& figure : kFigures) row[figure.metric] = json_number(last.*figure.value);
+        for (const Measure& measure : kMeasures)
+            row[measure.metric] = json_number(last.*measure.value);
         row["split"] = results.words(group_of(layer), "split");
         for (const char* name : kCounts) row[name] = size_of(results, layer, name);
         summary["rows"].push_back(row);
@@ -63,8 +64,8 @@ std::string fit_summary_json(const io::ResultsReader& results) {
 void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
     constexpr int kDecimals = 4;
     std::vector<std::string> header{"layer", "steps"};
-    for (const Figure& figure : kFigures) {
-        header.emplace_back(analysis::metric(figure.metric).heading);
+    for (const Measure& measure : kMeasures) {
+        header.emplace_back(analysis::metric(measure.metric).heading);
         std::replace(header.back().begin(), header.back().end(), ' ', '\n');
     }
     Table table(header), definitions({"column", "definition"});
@@ -81,13 +82,13 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
         const std::vector<Evaluation> all = read_evaluations(results, std::stoll(layer));
         for (const Evaluation* e : {&all.front(), &all.back()}) {
             std::vector<std::string> cells{layer, std::to_string(e->step)};
-            for (const Figure& figure : kFigures)
-                cells.push_back(fixed_text(e->*figure.value, kDecimals));
+            for (const Measure& measure : kMeasures)
+                cells.push_back(fixed_text(e->*measure.value, kDecimals));
             table.add(cells);
         }
     }
-    for (const Figure& figure : kFigures) {
-        const analysis::Metric& of = analysis::metric(figure.metric);
+    for (const Measure& measure : kMeasures) {
+        const analysis::Metric& of = analysis::metric(measure.metric);
         definitions.add({of.heading, of.definition});
     }
     table.print(out);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Damaged files and odd command lines: msalab.capture and msalab.plots end with exit code 0, or with 2 and
-a message, and leave nothing half-written. Fixed seeds; every case runs in a process of its own.
-MSALAB_FUZZ=20 in the environment makes 20 times as many cases."""
+"""Damaged files and odd command lines: every command of msalab that is Python ends with exit code 0, or
+with 2 and a message, and leaves nothing half-written. Fixed seeds; every case runs in a process of its
+own. MSALAB_FUZZ=20 in the environment makes 20 times as many cases."""
 
 import contextlib
 import io
@@ -20,13 +20,16 @@ import make_evaluation
 import numpy as np
 import pytest
 from make_fit import make_fit
+from make_pilot import write_arm
 from make_results import Case, make_results
 from test_capture_files import Fake, random_layer
 
+import msalab.__main__
 import msalab.plots.__main__
 import msalab.plots.report
 from msalab.capture import capture
 from msalab.capture.__main__ import main as run_capture
+from msalab.evaluation.__main__ import main as run_evaluation
 from msalab.plots.report import Shown
 
 MEMORY = 4 << 30  # bytes more than a process has when it starts
@@ -41,6 +44,12 @@ def run_plots(arguments):
 
     with patch.object(msalab.plots.report, "_save", save):
         return msalab.plots.__main__.main(arguments)
+
+
+def run_pilot(arguments):
+    """Draws no picture: `pictures` is a generator, which draws as it is walked."""
+    with patch.object(msalab.plots.__main__, "pictures", lambda _: ()):
+        return msalab.plots.__main__.pilot_main(arguments)
 
 
 def exit_code(program, arguments, folder: Path) -> tuple[int, str]:
@@ -240,6 +249,33 @@ def test_damaged_json(files, tmp_path, kind):
                   tmp_path, f"{kind}, case {case}: {damaged.read_text()[:3000]}")
 
 
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Of a sweep of two arms."""
+    folder = tmp_path_factory.mktemp("records")
+    write_arm(folder, "full", (2.0, 3.0), attention="full")
+    write_arm(folder, "msa", (2.01, 3.02))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["summary.json", "curves.csv"])
+def test_damaged_records(records, tmp_path, name):
+    rng = np.random.default_rng(len(name))
+    folder, codes = tmp_path / "records", []
+    shutil.copytree(records, folder)
+    damaged = folder / "msa/seed-2" / name
+    whole = damaged.read_bytes()
+    for case in range(ROUNDS * 40):
+        if name == "summary.json" and rng.random() < 0.7:
+            damaged.write_text(json.dumps(damage_json(json.loads(whole), rng)))
+        else:
+            damaged.write_bytes(damage_bytes(bytearray(whole), rng))
+        what = f"case {case}: {damaged.read_bytes()[:3000]!r}"
+        codes.append(ends_well(run_pilot, [str(folder), "--out", str(tmp_path / "out")], tmp_path,
+                               what))
+    assert codes.count(2) > len(codes) / 4
+
+
 VALUES = ("0", "-1", "1", "3,6", "1e400", "nan", "99999999999999999999", "", "text", "bhsd",
           "\u00e9", "\udcff\udcfe", "{field}", "layers.{layer}.{field}", "{nothing}", "post_rope", "bf16", "foo",
           "/dev/null", "/dev/full", "/", ".", "--", "-")
@@ -254,7 +290,13 @@ PROGRAMS = {  # program, its commands, its options
     "msalab.plots": (run_plots, ([],), (
         "--fit", "--selections", "--compare", "--evaluate", "--advise", "--cache", "--reuse", "--cost",
         "--bench",
-        "--layers"))}
+        "--layers")),
+    "msalab.evaluation": (run_evaluation, (["."],), (
+        "--text", "--indexer", "--selector", "--budgets", "--top-k", "--block-size",
+        "--force-begin-blocks", "--force-end-blocks", "--dense-layers", "--context", "--sequences",
+        "--tasks", "--lengths", "--exercises", "--depths", "--pairs", "--bytes", "--seed", "--device",
+        "--dtype", "--revision", "--resume", "--overwrite")),
+    "msalab.pilot": (run_pilot, ([],), ("--page", "--arms"))}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -269,15 +311,21 @@ def test_every_option_is_tried(name, capsys):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_odd_command_lines(files, tmp_path, name):
+def test_odd_command_lines(files, records, tmp_path, name):
     program, commands, options = PROGRAMS[name]
     rng = np.random.default_rng(7)
-    paths = [str(path) for path, *_ in files.values()]
+    paths = [*(str(path) for path, *_ in files.values()), str(records)]
     for case in range(ROUNDS * 60):
         command = list(commands[rng.integers(len(commands))])
-        words = [*command, str(rng.choice((*paths, *VALUES)))] if command != ["capture", "."] \
-            else command
+        words = command if "." in command else [*command, str(rng.choice((*paths, *VALUES)))]
         for option in rng.choice(options, rng.integers(5)):
             words += [str(option), str(rng.choice((*VALUES, *paths)))][:rng.integers(1, 3)]
         words += ["--out", str(tmp_path / f"{case}{rng.choice(('.h5', '.safetensors', ''))}")]
         ends_well(program, words, tmp_path, f"case {case}")
+
+
+@pytest.mark.parametrize("word", ["", *VALUES])
+def test_odd_commands(tmp_path, word):
+    code, errors = exit_code(msalab.__main__.main, [word, "--out", str(tmp_path / "out")], tmp_path)
+    assert code == 2
+    assert "commands are: capture, " in errors

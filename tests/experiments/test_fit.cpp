@@ -24,7 +24,7 @@ TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
     std::set<std::string> keys{"layer",        "steps",         "split",
                                "warmup_steps", "train_queries", "held_out_queries",
                                "rows_counted"};
-    for (const auto& figure : experiments::fit::kFigures) keys.insert(figure.metric);
+    for (const auto& measure : experiments::fit::kMeasures) keys.insert(measure.metric);
     int layer = 3;
     for (const json& row : summary["rows"]) {
         std::set<std::string> found;

@@ -2,6 +2,7 @@
 // What the driver sees to for every program: inputs are safe, values make sense, and one fit's
 // held-out queries are another program's queries.
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/io/results.h"
 #include "experiments/fit/rope.h"
@@ -105,6 +106,27 @@ TEST_F(Driver, MoreBlocksThanThereAreAreNotKept) {
     EXPECT_NE(compare.err.find("--budgets has 99999999999999, more than the 90 tokens"),
               std::string::npos)
         << compare.err;
+}
+
+/// The query's own block is always in, and takes the only slot of a budget of one block.
+TEST_F(Driver, BudgetsThatLeaveNothingToChooseAreNoted) {
+    const auto notes = [&](const std::string& budgets, std::vector<std::string> more) {
+        const std::string out = path(budgets + more.front() + more.back());
+        more.insert(more.end(), {"--budgets", budgets, "--selectors", "oracle,window"});
+        const Outcome outcome = kCompare(small(make("a.h5"), out, more));
+        EXPECT_EQ(outcome.code, 0) << outcome.err;
+        std::string found;
+        std::istringstream lines(outcome.err);
+        for (std::string line; std::getline(lines, line);)
+            if (line.rfind("note: a budget of ", 0) == 0) found += line + "\n";
+        return found;
+    };
+    const std::string forced = ", forced: no selector of blocks has one to choose\n";
+    EXPECT_EQ(notes("8,16", {"--forced", "inside"}),
+              "note: a budget of 8 is 1 block of 8" + forced);
+    EXPECT_EQ(notes("16,32", {"--forced-first", "1"}),
+              "note: a budget of 16 is 2 blocks of 8" + forced);
+    EXPECT_EQ(notes("8,16", {"--forced", "outside"}), "");
 }
 
 TEST_F(Driver, QueriesAreTokensOrPositionsInSeveralRanges) {

@@ -75,15 +75,17 @@ def _read_run(folder: Path) -> Run:
         return Run(folder, {}, {})
     summary_path, curves_path = folder / "summary.json", folder / "curves.csv"
     summary = read_json(summary_path, "msa-summary")
-    run = Run(folder, summary, _read_curves(curves_path))
+    with blamed(curves_path, "is damaged"):
+        run = Run(folder, summary, _read_curves(curves_path))
     for name in ("loss", "gradient_norm", "bits_per_byte"):
         if (name, "") not in run.curves:
             raise ResultsError(f"{curves_path}: has no {name}")
     with blamed(summary_path, "is damaged"):
         steps, bits = summary["steps"], summary["bits_per_byte"]
         run.values  # noqa: B018: has all that is compared
-    at, measured = run.curves["bits_per_byte", ""]
-    if at[-1] != steps or not math.isclose(measured[-1], bits, rel_tol=1e-4):
+        at, measured = run.curves["bits_per_byte", ""]
+        same = int(at[-1]) == int(steps) and math.isclose(measured[-1], bits, rel_tol=1e-4)
+    if not same:
         raise ResultsError(f"{curves_path}: ends with {measured[-1]:g} bits per byte at step "
                            f"{at[-1]}, {summary_path.name} with {bits:g} at {steps}")
     return run
