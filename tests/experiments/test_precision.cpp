@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: MIT
+// msa-precision on planted attention whose answer is known: keys that a format cannot tell apart
+// are chosen by the tie rule, and where every token has the same value, what a format loses of it
+// is the output error.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/registry.h"
+#include "experiments/precision/layer.h"
+#include "tests/experiments/broken_backend.h"
+#include "tests/experiments/cli.h"
+#include "tests/support/random.h"
+
+namespace msa::test {
+namespace {
+
+using experiments::precision::select_ids;
+using io::Field;
+using nlohmann::json;
+
+class PrecisionTest : public CliTest {
+protected:
+    static constexpr int64_t kTokens = 1024, kDim = 32;
+    // Blocks 1, 3, 5 and 7, 9, 11 of 32 tokens: all seen by queries from 512 on, local to none.
+    static constexpr int64_t kDecoys[3] = {40, 100, 170}, kTargets[3] = {230, 300, 360};
+    // Logits are 20 at the targets and 0 or less elsewhere: less than 1024 / (3 e^20) = 7e-7 of the
+    // mass is missing.
+    static constexpr double kLogit = 20, kMissing = 1e-6;
+    // An index key of a target is (1, 1, 0, ...), of a decoy (0.97, 1, 0, ...); queries look at the
+    // first channel. A decoy becomes a target in int4 (0.97 * 7 = 6.79), in e5m2 (steps of 1/8
+    // below 1) and in fp4 (4 and 3.88 at a scale of 1/4); then the lower ids win, the decoys.
+    static constexpr float kDecoy = 0.97F;
+    // Every value is (7, 3.4, 0, ...): so is every output.
+    static constexpr float kFirst = 7, kSecond = 3.4F;
+
+    std::string plant(const std::string& name, int layers = 2, bool index = true,
+                      int64_t dim = kDim) const {
+        io::ActivationsInfo info{"planted", "{}", "msalab tests", {0, kTokens}, {}, false};
+        for (int n = 0; n < layers; ++n) {
+            io::LayerInfo layer;
+            layer.layer = n;
+            layer.query_heads = 4;
+            layer.kv_heads = 2;
+            layer.head_dim = dim;
+            layer.index_dim = index ? dim : 0;
+            layer.softmax_scale = 1;
+            layer.element = Element::f32;
+            info.layers.push_back(layer);
+        }
+        io::ActivationsWriter writer(path(name), info, true);
+        for (const io::LayerInfo& layer : info.layers)
+            for (Field field : {Field::q, Field::k, Field::v, Field::index_q, Field::index_k})
+                if (layer.has(field)) writer.write(layer.layer, field, 0, 0, values(layer, field));
+        writer.finish();
+        return path(name);
+    }
+    std::vector<std::string> args(const std::string& file, const std::string& out,
+                                  const std::vector<std::string>& more = {}) const {
+        std::vector<std::string> all{file, "--out", path(out), "--threads", "2"};
+        for (const auto& [option, value] : {std::pair{"--block-size", "32"},
+                                            {"--top-k", "4"},
+                                            {"--forced-first", "0"},
+                                            {"--forced-local", "1"},
+                                            {"--sample-queries", "64"},
+                                            {"--positions", "512:"}})
+            if (std::find(more.begin(), more.end(), option) == more.end())
+                all.insert(all.end(), {option, value});
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    json summary(const std::string& file, const std::vector<std::string>& more = {},
+                 int code = 0) const {
+        std::filesystem::remove_all(path("out"));
+        const Outcome outcome = kPrecision(args(file, "out", more));
+        EXPECT_EQ(outcome.code, code) << outcome.err;
+        return json::parse(file_text(path("out/summary.json")));
+    }
+    void refuses(const std::string& file, const std::vector<std::string>& more,
+                 const std::string& message) const {
+        const Outcome outcome = kPrecision(args(file, "refused", more));
+        EXPECT_EQ(outcome.code, 2);
+        EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
+        EXPECT_FALSE(std::filesystem::exists(path("refused/results.h5")));
+    }
+    /// The same bytes in both folders.
+    void expect_same(const std::string& one, const std::string& other) const {
+        for (const char* name : {"/results.h5", "/summary.json", "/precision.txt"})
+            EXPECT_TRUE(file_text(path(one + name)) == file_text(path(other + name)))
+                << other << name;
+    }
+    /// Every query of two sequences, as msa-analyze counts them.
+    std::vector<std::string> as_analyzed(std::vector<std::string> more = {}) const {
+        more.insert(more.end(),
+                    {"--sample-queries", "0", "--block-size", "8", "--positions", "0:"});
+        return more;
+    }
+
+private:
+    static Tensor<float, 3> values(const io::LayerInfo& layer, Field field) {
+        Tensor<float, 3> made({kTokens, layer.heads(field), layer.channels(field)});
+        for (int64_t i = 0; i < kTokens; ++i)
+            for (int64_t h = 0; h < layer.heads(field); ++h) {
+                switch (field) {
+                    case Field::q: made(i, h, 0) = static_cast<float>(kLogit); break;
+                    case Field::index_q: made(i, h, 0) = 1; break;
+                    case Field::v:
+                        made(i, h, 0) = kFirst;
+                        made(i, h, 1) = kSecond;
+                        break;
+                    default: break;
+                }
+            }
+        for (int64_t n = 0; n < 3; ++n)
+            for (int64_t h = 0; h < layer.heads(field); ++h) {
+                if (field == Field::k) made(kTargets[n], h, 0) = 1;
+                if (field != Field::index_k) continue;
+                made(kTargets[n], h, 0) = made(kTargets[n], h, 1) = made(kDecoys[n], h, 1) = 1;
+                made(kDecoys[n], h, 0) = kDecoy;
+            }
+        return made;
+    }
+};
+
+const json& precision_row(const json& part, const std::string& name) {
+    static const json none;
+    for (const json& row : part["rows"])
+        if (row["name"] == name) return row;
+    ADD_FAILURE() << "no row " << name;
+    return none;
+}
+double mean_of(const json& row, const char* measure) { return row[measure]["value"]; }
+
+TEST_F(PrecisionTest, FormatsThatMergeKeysTakeTheLowerIds) {
+    const json all = summary(plant("a.h5"));
+    const json& index = all["index"];
+    const auto keeps = [&](const std::string& name, bool all_ids) {
+        const json& row = precision_row(index, name);
+        for (const char* end : {"value", "low", "high"}) {
+            // Of four blocks the local one is left.
+            EXPECT_NEAR(row["own_recall"][end].get<double>(), all_ids ? 1 : 0.25, 1e-12) << name;
+            EXPECT_NEAR(row["recall_share"][end].get<double>(), all_ids ? 1 : 0.25, 1e-12) << name;
+            EXPECT_NEAR(row["mass_share"][end].get<double>(), all_ids ? 1 : 0, kMissing) << name;
+        }
+        EXPECT_EQ(row["reaches"], all_ids) << name;
+    };
+    for (const char* name :
+         {"f32", "bf16", "f16", "e4m3", "e4m3, scale per token", "e4m3, scale per tensor",
+          "e4m3, scale per block", "int8, scale per tensor", "int8, scale per token"})
+        keeps(name, true);
+    for (const char* name :
+         {"e5m2", "e5m2, scale per token", "int4, scale per tensor", "int4, scale per token",
+          "int4, scale per block", "fp4, scale per block"})
+        keeps(name, false);
+    // Rotated, half of a key's channels are (a + 1) / sqrt 32 and half (a - 1) / sqrt 32. With the
+    // scale of its own (a + 1) / sqrt 32 / 7, int4 keeps a + 1 and drops a - 1; a scale of all keys
+    // rounds 1.97 / 2 * 7 = 6.9 up to a target's 7, and fp4's, 1/16, 5.57 to its 6.
+    keeps("int4, scale per token, rotated", true);
+    keeps("int4, scale per tensor, rotated", false);
+    keeps("fp4, scale per block, rotated", false);
+    // 32 channels of 4 bits, a scale of 32.
+    EXPECT_EQ(index["rows"][index["recommended"].get<size_t>()]["format"], "int4");
+    EXPECT_EQ(index["rows"][index["recommended"].get<size_t>()]["bits_per_token"], 160);
+    const json straight = summary(plant("b.h5"), {"--rotations", "none"});
+    const json& best = straight["index"]["rows"][straight["index"]["recommended"].get<size_t>()];
+    EXPECT_EQ(best["name"], "e4m3");
+    EXPECT_EQ(best["bits_per_token"], 256);
+    EXPECT_EQ(best["bits_per_value"], 8);
+    for (const json& row : straight["index"]["rows"]) EXPECT_FALSE(row["rotated"]) << row["name"];
+}
+
+// The error is that of (7, 3.4): 3 in int4, 3.5 in e4m3 and e5m2's 3.5, 3.40625 in bf16.
+TEST_F(PrecisionTest, WhatIsLostOfTheValuesIsTheOutputError) {
+    const json all = summary(plant("a.h5"), {"--error", "0.02"});
+    const json& cache = all["cache"];
+    const double norm = std::hypot(kFirst, kSecond);
+    const std::vector<std::pair<std::string, double>> errors{
+        {"int4, scale per token", 0.4 / norm},
+        {"int4, scale per tensor", 0.4 / norm},
+        {"fp4, scale per block", std::hypot(1, 0.6) / norm},  // 6 and 4
+        {"e4m3", 0.1 / norm},
+        {"bf16", 0.00625 / norm},
+        {"f16", std::fabs(kSecond - 3.400390625) / norm}};
+    for (const auto& [name, error] : errors)
+        for (const char* end : {"value", "low", "high"})
+            for (const char* measure : {"dense_error", "sparse_error"})
+                EXPECT_NEAR(precision_row(cache, name)[measure][end].get<double>(), error, 1e-6)
+                    << name << ' ' << measure;
+    // Two heads of K and of V.
+    EXPECT_EQ(precision_row(cache, "e4m3")["bits_per_token"], 4 * 32 * 8);
+    EXPECT_EQ(precision_row(cache, "int8, scale per token")["bits_per_token"], 4 * (32 * 8 + 32));
+    EXPECT_EQ(cache["rows"][cache["recommended"].get<size_t>()]["name"], "e4m3");
+    EXPECT_FALSE(precision_row(cache, "int4, scale per token")["reaches"]);
+}
+
+TEST_F(PrecisionTest, FullPrecisionLosesNothing) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0, 3}});
+    const json all = summary(file, as_analyzed());
+    for (const json& row : {all["index"]["rows"][0], all["cache"]["rows"][0]}) {
+        EXPECT_EQ(row["name"], "f32");
+        for (const char* end : {"value", "low", "high"}) {
+            EXPECT_EQ(row["mass_share"][end], 1.0);
+            if (row.contains("own_recall")) {
+                EXPECT_EQ(row["own_recall"][end], 1.0);
+                EXPECT_EQ(row["recall_share"][end], 1.0);
+            } else {
+                EXPECT_EQ(row["dense_error"][end], 0.0);
+                EXPECT_EQ(row["sparse_error"][end], 0.0);
+            }
+        }
+    }
+}
+
+// Each step is at least four times as fine, and errors of the output are as small as those of the
+// operands; recall loses in step with them.
+TEST_F(PrecisionTest, MoreBitsLoseLessByFar) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0}});
+    const json all = summary(file, as_analyzed({"--rotations", "none"}));
+    const std::vector<std::string> chain{"int4, scale per token", "int8, scale per token", "f16",
+                                         "f32"};
+    for (size_t n = 0; n + 1 < chain.size(); ++n) {
+        const json &less = precision_row(all["index"], chain[n]),
+                   &more = precision_row(all["index"], chain[n + 1]);
+        EXPECT_LE(1 - mean_of(more, "own_recall"), 0.5 * (1 - mean_of(less, "own_recall")))
+            << chain[n];
+        for (const char* measure : {"dense_error", "sparse_error"})
+            EXPECT_LT(mean_of(precision_row(all["cache"], chain[n + 1]), measure),
+                      0.25 * mean_of(precision_row(all["cache"], chain[n]), measure))
+                << chain[n];
+    }
+    const json& int4 = precision_row(all["index"], chain[0]);
+    EXPECT_LT(mean_of(int4, "own_recall"), 0.99);
+    EXPECT_LT(int4["own_recall"]["low"], int4["own_recall"]["value"]);
+    EXPECT_GT(int4["own_recall"]["high"], int4["own_recall"]["value"]);
+}
+
+// Where a file's index operands are rounded on their way in, msa-analyze selects by the same
+// values.
+TEST_F(PrecisionTest, IdsAreThoseOfTheBackendsOwnFormats) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0}});
+    const json all = summary(file, as_analyzed());
+    const io::ActivationsReader reader(file);
+    const io::LayerInfo& layer = reader.layer(0);
+    const std::unique_ptr<Backend> cpu = make_backend("cpu", {.threads = 2});
+    const Problem p = io::layer_problem(reader.info(), layer, 8);
+    const SelectionRule rule{.top_k = 4, .forced_local = 1, .forced_first = 0};
+    for (const auto& [name, format] : {std::pair{"e4m3", NumberFormat::float8_e4m3},
+                                       {"bf16", NumberFormat::bfloat16},
+                                       {"f16", NumberFormat::float16}}) {
+        std::filesystem::remove_all(path("analyzed"));
+        ASSERT_EQ(kAnalyze({file, "--out", path("analyzed"), "--block-size", "8", "--top-k", "4",
+                            "--forced-first", "0", "--forced-local", "1", "--selectors", "index",
+                            "--index-element", name})
+                      .code,
+                  0);
+        const json analyzed = json::parse(file_text(path("analyzed/summary.json")))["rows"][0];
+        const json& row = precision_row(all["index"], name);
+        EXPECT_NEAR(mean_of(row, "mass_kept"), analyzed["mass_kept"].get<double>(), 1e-9) << name;
+        EXPECT_NEAR(mean_of(row, "block_recall"), analyzed["block_recall"].get<double>(), 1e-9);
+        EXPECT_NEAR(mean_of(row, "output_error"), analyzed["output_error"].get<double>(), 1e-9);
+
+        Tensor<float, 3> q = reader.read(0, Field::index_q, {0, 512}),
+                         k = reader.read(0, Field::index_k, {0, 512});
+        store_as({format}, q);
+        store_as({format}, k);
+        const Tensor<int32_t, 3> ids = select_ids(*cpu, p, rule, std::as_const(q).view(),
+                                                  std::as_const(k).view(), Element::f32);
+        const io::ResultsReader results(path("analyzed/results.h5"));
+        const auto theirs = results.read<int32_t, 3>("/select/index/0/ids");
+        ASSERT_EQ(theirs.shape(), ids.shape());
+        EXPECT_TRUE(std::equal(ids.data(), ids.data() + ids.size(), theirs.data())) << name;
+    }
+}
+
+// A backend that has the formats itself reads them as they are stored, and selects the same.
+TEST_F(PrecisionTest, ABackendsOwnKernelsAgreeWithTheSimulation) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0}});
+    const std::vector<std::string> some = as_analyzed({"--formats", "bf16,f16,e4m3,int8"});
+    const json simulated = summary(file, some);
+    register_broken_backend("nothing");
+    std::vector<std::string> own = some;
+    own.insert(own.end(), {"--backend", "broken"});
+    const json answered = summary(file, own);
+    for (const char* part : {"index", "cache"})
+        ASSERT_EQ(simulated[part]["rows"].size(), answered[part]["rows"].size());
+    for (size_t s = 0; s < simulated["index"]["rows"].size(); ++s) {
+        json a = simulated["index"]["rows"][s], b = answered["index"]["rows"][s];
+        const bool has = b["scale"] == "none";
+        EXPECT_EQ(a["computed_in"], "f32") << a["name"];
+        EXPECT_EQ(b["computed_in"], has ? b["format"] : json("f32")) << a["name"];
+        for (const char* measure : {"own_recall", "block_recall", "mass_kept", "mass_share"})
+            EXPECT_EQ(a[measure], b[measure]) << a["name"] << ' ' << measure;
+        // The queries of this file are f32, which is all that a cache is attended to in.
+        EXPECT_EQ(answered["cache"]["rows"][s]["computed_in"], "f32");
+    }
+    EXPECT_NE(file_text(path("out/precision.txt")).find("int8: the values that the format holds"),
+              std::string::npos);
+}
+
+TEST_F(PrecisionTest, WithoutAnIndexBranchTheCacheIsMeasured) {
+    const std::string file = plant("a.h5", 2, false);
+    const Outcome outcome = kPrecision(args(file, "out", {"--error", "0.02"}));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_NE(outcome.err.find("no index_q and index_k in layers 0, 1: only the KV cache"),
+              std::string::npos)
+        << outcome.err;
+    EXPECT_NE(outcome.out.find("No layer has an Index Branch"), std::string::npos);
+    const json all = json::parse(file_text(path("out/summary.json")));
+    EXPECT_TRUE(all["index"].is_null());
+    EXPECT_EQ(all["cache"]["rows"][all["cache"]["recommended"].get<size_t>()]["name"], "e4m3");
+    EXPECT_FALSE(precision_row(all["cache"], "e4m3").contains("sparse_error"));
+}
+
+TEST_F(PrecisionTest, NamesTheNearestFormatWhereNoneReachesTheTarget) {
+    const std::string file = plant("a.h5");
+    const std::vector<std::string> some{"--formats", "int4,fp4", "--rotations", "none"};
+    const Outcome outcome = kPrecision(args(file, "out", some));
+    EXPECT_EQ(outcome.code, 2);
+    for (const char* words :
+         {"index operands, target mass share and recall share of at least 0.99: no format asked "
+          "for reaches it; the nearest is int4, scale per tensor",
+          "KV cache, target dense error and sparse error of at most 0.01: no format asked for "
+          "reaches it; the nearest is int4, scale per t"})
+        EXPECT_NE(outcome.err.find(words), std::string::npos) << outcome.err;
+    const json all = json::parse(file_text(path("out/summary.json")));
+    EXPECT_TRUE(all["index"]["recommended"].is_null());
+    EXPECT_TRUE(all["cache"]["recommended"].is_null());
+    // Full precision is there to compare with, and not on offer.
+    EXPECT_EQ(all["cache"]["rows"][0]["name"], "f32");
+    EXPECT_FALSE(all["cache"]["rows"][0]["asked"]);
+    EXPECT_TRUE(std::filesystem::exists(path("out/results.h5")));
+}
+
+TEST_F(PrecisionTest, ShardsJobsAndResumeChangeNoByte) {
+    const std::string file = plant("a.h5", 3);
+    const auto with = [&](const std::string& out, std::vector<std::string> more) {
+        more.insert(more.end(), {"--formats", "f32,int8", "--error", "1"});
+        return args(file, out, more);
+    };
+    ASSERT_EQ(kPrecision(with("whole", {})).code, 0);
+    ASSERT_EQ(kPrecision(with("jobs", {"--jobs", "2"})).code, 0);
+    expect_same("whole", "jobs");
+    for (const char* part : {"0/2", "1/2"})
+        ASSERT_EQ(kPrecision(with(text("part", part[0]), {"--shard", part})).code, 0);
+    ASSERT_EQ(kMerge({path("part0"), path("part1"), "--out", path("merged")}).code, 0);
+    expect_same("whole", "merged");
+    int64_t killed = 0;
+    for (int64_t delay = 10000; delay < 60000000; delay += delay / 2) {
+        const int code = run_for("msa-precision", with("killed", {"--resume"}),
+                                 std::chrono::microseconds(delay));
+        killed += code == -1 ? 1 : 0;
+        if (code == 0) break;
+        ASSERT_EQ(code, -1);
+    }
+    EXPECT_GT(killed, 0);
+    expect_same("whole", "killed");
+}
+
+TEST_F(PrecisionTest, RefusesBadInput) {
+    const std::string file = plant("a.h5");
+    refuses(file, {"--formats", "int8,fp6"}, "fp6");
+    refuses(file, {"--formats", "int8,int8"}, "--formats names 'int8' twice");
+    refuses(file, {"--scales", "row"}, "row");
+    refuses(file, {"--rotations", "givens"}, "givens");
+    refuses(file, {"--formats", "int8", "--scales", "none"},
+            "--scales leaves out every scale of int8, which needs one");
+    refuses(file, {"--keep", "0"}, "--keep is 0, must be above 0 and at most 1");
+    refuses(file, {"--keep", "1.5"}, "--keep is 1.5");
+    refuses(file, {"--error", "-1"}, "--error is -1, must be at least 0");
+    refuses(file, {"--layers", "0,7"}, "7");
+    refuses(file, {"--positions", "512:520"}, "at least 2 are needed");
+    refuses(make("pre.h5", {.cu_seqlens = {0, kTokens}, .q_state = io::RopeState::pre_rope}), {},
+            "pre_rope");
+    refuses(plant("odd.h5", 1, true, 24), {"--rotations", "hadamard"},
+            "layer 0 has heads of 24 channels in k, the Hadamard rotation takes powers of two");
+}
+
+TEST_F(PrecisionTest, LeavesTheRotationOutWhereHeadsHaveOtherWidths) {
+    const std::string file = plant("odd.h5", 1, true, 24);
+    const Outcome outcome = kPrecision(args(file, "out", {"--formats", "f32,int8"}));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_NE(outcome.err.find("note: --rotations leaves out hadamard: layer 0 has heads of 24"),
+              std::string::npos)
+        << outcome.err;
+    const json all = json::parse(file_text(path("out/summary.json")));
+    EXPECT_EQ(all["options"]["rotations"], json({"none"}));
+}
+
+}  // namespace
+}  // namespace msa::test
