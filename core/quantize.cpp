@@ -65,6 +65,7 @@ float power_scale(float largest) {
 }
 
 float scale_of(NumberFormat format, float largest) {
+    if (largest == 0) return 1;
     if (format == NumberFormat::mxfp4) return power_scale(largest);
     return std::max(largest / largest_of(format), std::numeric_limits<float>::denorm_min());
 }
@@ -89,8 +90,7 @@ void store_in_units(NumberFormat format, int64_t count, std::span<float> values)
     for (int64_t begin = 0; begin < all; begin += count) {
         const std::span<float> unit = values.subspan(
             static_cast<size_t>(begin), static_cast<size_t>(std::min(count, all - begin)));
-        const float largest = largest_finite(unit);
-        store_scaled(format, largest > 0 ? scale_of(format, largest) : 1, unit);
+        store_scaled(format, scale_of(format, largest_finite(unit)), unit);
     }
 }
 
@@ -187,8 +187,7 @@ void store_as(const Precision& precision, View<float, 3> values) {
         case ScaleUnit::none:
             return for_rows(values, [&](std::span<float> row) { store_scaled(format, 1, row); });
         case ScaleUnit::tensor: {
-            const float largest = largest_finite(all);
-            const float scale = largest > 0 ? scale_of(format, largest) : 1;
+            const float scale = scale_of(format, largest_finite(all));
             return for_rows(values,
                             [&](std::span<float> row) { store_scaled(format, scale, row); });
         }

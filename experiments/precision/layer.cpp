@@ -118,10 +118,10 @@ private:
 
     template <typename ElementOf>
     std::string names_of(const ElementOf& element_of_row) const {
-        std::vector<std::string> names;
+        std::string names;
         for (const Precision& precision : precisions_)
-            names.emplace_back(msa::to_string(element_of_row(precision)));
-        return join(names);
+            names += text(names.empty() ? "" : ",", msa::to_string(element_of_row(precision)));
+        return names;
     }
 
     void write_bits(const std::string& group, int64_t heads, int64_t channels,

@@ -190,8 +190,8 @@ TEST(Quantize, TheSmallestValuesAreKept) {
          {Format::float8_e4m3, Format::float8_e5m2, Format::int8, Format::int4})
         EXPECT_EQ(stored({format, token}, {kTiny, -kTiny})[0], kTiny) << to_string(format);
     // 2^-127 is the least scale of fp4.
-    EXPECT_EQ(stored({Format::mxfp4, block}, {0x1p-127F, kTiny}),
-              (std::vector<float>{0x1p-127F, 0}));
+    EXPECT_EQ(stored({Format::mxfp4, block}, {0x1p-128F, kTiny}),
+              (std::vector<float>{0x1p-128F, 0}));
 }
 
 /// Sum of squares of what is lost, over that of the values.
