@@ -27,10 +27,10 @@ protected:
     // Logits are 20 at the targets and 0 or less elsewhere: less than 1024 / (3 e^20) = 7e-7 of the
     // mass is missing.
     static constexpr double kLogit = 20, kMissing = 1e-6;
-    // An index key of a target is (1, 1, 0, ...), of a decoy (0.97, 1, 0, ...); queries look at the
-    // first channel. A decoy becomes a target in int4 (0.97 * 7 = 6.79), in e5m2 (steps of 1/8
-    // below 1) and in fp4 (4 and 3.88 at a scale of 1/4); then the lower ids win, the decoys.
-    static constexpr float kDecoy = 0.97F;
+    // An index key of a target is (1, 1, 0, ...), of a decoy (0.96, 1, 0, ...); queries look at the
+    // first channel. A decoy becomes a target in int4 (0.96 * 7 = 6.72), in e5m2 (steps of 1/8
+    // below 1) and in fp4 (4 and 3.84 at a scale of 1/4); then the lower ids win, the decoys.
+    static constexpr float kDecoy = 0.96F;
     // Every value is (7, 3.4, 0, ...): so is every output.
     static constexpr float kFirst = 7, kSecond = 3.4F;
 
@@ -154,7 +154,7 @@ TEST_F(PrecisionTest, FormatsThatMergeKeysTakeTheLowerIds) {
         keeps(name, false);
     // Rotated, half of a key's channels are (a + 1) / sqrt 32 and half (a - 1) / sqrt 32. With the
     // scale of its own (a + 1) / sqrt 32 / 7, int4 keeps a + 1 and drops a - 1; a scale of all keys
-    // rounds 1.97 / 2 * 7 = 6.9 up to a target's 7, and fp4's, 1/16, 5.57 to its 6.
+    // rounds 1.96 / 2 * 7 = 6.86 up to a target's 7, and fp4's, 1/16, 5.54 to its 6.
     keeps("int4, scale per token, rotated", true);
     keeps("int4, scale per tensor, rotated", false);
     keeps("fp4, scale per block, rotated", false);
@@ -177,7 +177,7 @@ TEST_F(PrecisionTest, WhatIsLostOfTheValuesIsTheOutputError) {
     const std::vector<std::pair<std::string, double>> errors{
         {"int4, scale per token", 0.4 / norm},
         {"int4, scale per tensor", 0.4 / norm},
-        {"fp4, scale per block", std::hypot(1, 0.6) / norm},  // 6 and 4
+        {"fp4, scale per block", std::hypot(1, 0.4) / norm},  // 6 and 3
         {"e4m3", 0.1 / norm},
         {"bf16", 0.00625 / norm},
         {"f16", std::fabs(kSecond - 3.400390625) / norm}};
