@@ -134,7 +134,7 @@ def test_mass_against_budget_and_cost(files):
     assert len(drawn) == 6
     np.testing.assert_allclose(drawn["mass_kept_high"] - drawn["mass_kept"],
                                [math.nan] + 5 * [0.02])
-    shade = figure.axes[0].collections[-1].get_paths()[0].vertices  # quest's, around its line
+    shade = figure.axes[0].collections[1].get_paths()[0].vertices  # quest's, around its line
     for point in [(96, 0.654), (96, 0.684), (192, 0.718), (192, 0.748)]:
         assert np.isclose(shade, point).all(axis=1).any()
     figure, drawn = mass_kept_versus_cost(table, 3, "bytes")

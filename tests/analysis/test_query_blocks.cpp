@@ -14,7 +14,7 @@ QueryBlocks two_sequences() {
     Problem p = square_problem(0, 1, 1, 16, 0, 8);
     p.batch = PackedBatch({0, 5, 8}, {0, 5, 8});
     std::vector<RowKind> kinds(8, RowKind::trivial);
-    for (size_t i : {1, 2, 4, 5, 7}) kinds[i] = RowKind::counted;
+    for (size_t i : std::vector<size_t>{1, 2, 4, 5, 7}) kinds[i] = RowKind::counted;
     return query_blocks(p, kinds, 2);
 }
 

@@ -156,8 +156,8 @@ TEST_F(Advise, EveryPointOfTheFrontCostsMoreAndLosesLess) {
 // A query of the measured rows sees 512 to 1024 tokens evenly: 512 of them keep 0.69 on average.
 TEST_F(Advise, ALayerThatLooksEverywhereStaysDense) {
     const json all = advice(plant("a.h5", {Look::at_three_tokens, Look::everywhere}), priced({}));
-    EXPECT_EQ(all["recommended"]["sparse_layers"], json({0}));
-    EXPECT_EQ(all["recommended"]["dense_layers"], json({2}));
+    EXPECT_EQ(all["recommended"]["sparse_layers"], json::array({0}));
+    EXPECT_EQ(all["recommended"]["dense_layers"], json::array({2}));
     EXPECT_FALSE(all["layers"][0]["stays_dense"]);
     expect_setting(all["layers"][0]["recommended"], 32, 4);
     EXPECT_TRUE(all["layers"][1]["stays_dense"]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A sound command line for every program, then random ones. Whatever is asked for, a program
-// answers 0, or 2 with a message, and stops when it is told to. MSA_TEST_COMMAND_LINES=N runs so
-// many for each program.
+// answers 0, or 2 with a message, and stops when it is told to, at the latest by a second word.
+// MSA_TEST_COMMAND_LINES=N runs so many for each program.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -56,7 +56,8 @@ struct Answer {
     _exit(127);
 }
 
-/// Runs a built program in `folder`; tells it to stop after kWork, kills it after kStop more.
+/// Runs a built program in `folder`; tells it to stop after kWork and once more after as long,
+/// kills it after kStop more.
 Answer answer(const Words& words, const std::string& folder) {
     const pid_t child = fork();
     if (child == 0) become(words, folder);
@@ -72,6 +73,8 @@ Answer answer(const Words& words, const std::string& folder) {
     if (!ends_within(kWork)) {
         result.told_to_stop = true;
         kill(child, SIGTERM);
+        // A program ends its work at hand first, which may take minutes; a second word ends it.
+        if (!ends_within(kWork)) kill(child, SIGTERM);
         if (!ends_within(kStop)) {
             kill(child, SIGKILL);
             waitpid(child, &result.status, 0);

@@ -108,7 +108,7 @@ TEST_F(Reuse, LayersThatLookAtTheSameLoseNothing) {
             EXPECT_LT(pair["output_error"][end].get<double>(), 1e-4) << pair;
         }
     for (const char* best : {"each", "mean"})
-        EXPECT_EQ(all[best]["computing_layers"], json({0})) << best;
+        EXPECT_EQ(all[best]["computing_layers"], json::array({0})) << best;
     // Two of three selections are not done, and the layers are alike.
     for (const char* what : {"seconds", "flops", "bytes"}) {
         const double own = all["own"]["selection_cost"][what];
@@ -164,7 +164,7 @@ TEST_F(Reuse, TheBestPatternComputesWhereTheAttentionChanges) {
 // Half of the layers lose all: the mean may, each layer may not.
 TEST_F(Reuse, TheMeanMayReachWhatNotEveryLayerDoes) {
     const json all = summary(plant("a.h5", {0, 0, 1, 1}), {"--lose", "0.6"});
-    EXPECT_EQ(all["mean"]["computing_layers"], json({0}));
+    EXPECT_EQ(all["mean"]["computing_layers"], json::array({0}));
     EXPECT_EQ(all["each"]["computing_layers"], json({0, 2}));
     EXPECT_FALSE(all["mean"]["each_reaches"]);
     EXPECT_TRUE(all["each"]["each_reaches"]);

@@ -1,24 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include <set>
 
-#include "tests/core/select/policy.h"
+#include "tests/core/select/mass.h"
 
 namespace msa::test {
 namespace {
 
-class H2o : public Policy {
-protected:
-    /// P_b of a token: attention summed over the block, mean over the group's heads.
-    double mass(int64_t token, int64_t r, int64_t b) const {
-        double sum = 0;
-        for (int64_t h = 2 * r; h < 2 * r + 2; ++h) {
-            const std::vector<double> weights = attention(token, h);
-            for (int64_t j = 16 * b; j < std::min(16 * b + 16, length(token)); ++j)
-                sum += weights[static_cast<size_t>(j)] / 2;
-        }
-        return sum;
-    }
-};
+class H2o : public PolicyOfMass {};
 
 TEST_F(H2o, OracleAddsTheDenseAttentionOfAllQueriesBefore) {
     for (int64_t prompt : {0, 40}) {
