@@ -2,6 +2,7 @@
 #include "experiments/precision/options.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace msa::experiments::precision {
 namespace {
@@ -84,7 +85,8 @@ std::optional<PrecisionOptions> parse_precision_options(std::span<const std::str
     PrecisionOptions o;
     if (!option_table(o).parse(args, out)) return std::nullopt;
     require(o.keep > 0 && o.keep <= 1, "--keep is ", o.keep, ", must be above 0 and at most 1");
-    require(o.error >= 0, "--error is ", o.error, ", must be at least 0");
+    require(o.error >= 0 && std::isfinite(o.error), "--error is ", o.error,
+            ", must be at least 0 and finite");
     o.rule.validate();
     precisions(o.formats, o.scales, o.rotations);
     check_existing(o);

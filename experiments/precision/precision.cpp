@@ -58,7 +58,7 @@ void resolve(PrecisionOptions& o, std::span<const std::string> args,
         warn_of_own_attention(o.file, layers.back(), Computed::with_window_cap_and_sinks, err);
     }
     if (!without.empty())
-        err << "note: no index_q and index_k in layers " << list_text(without)
+        err << "note: no index_q and index_k in " << layers_text(without)
             << ": only the KV cache is measured there; msa-fit-indexer makes them\n";
     resolve_rotations(o, given(args, "rotations"), layers, err);
     take_own_sizes(o, args, layers, err);

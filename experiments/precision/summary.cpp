@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <ostream>
 
 #include "analysis/metrics.h"
@@ -68,25 +69,28 @@ struct Column {
     bool interval;
 };
 
+/// Its number in the part; nothing where the part lacks it.
+std::optional<size_t> measure_of(const Part& part, const Column& column) {
+    const auto found = std::find(part.measures.begin(), part.measures.end(), column.measure);
+    if (found == part.measures.end()) return std::nullopt;
+    return static_cast<size_t>(found - part.measures.begin());
+}
+
 void print_part(const Part& part, const std::vector<Column>& columns, std::ostream& out) {
     std::vector<std::string> header = kFirstColumns;
-    for (const Column& column : columns) header.emplace_back(column.heading);
-    header.emplace_back("worst\nlayer");
+    for (const Column& column : columns)
+        if (measure_of(part, column)) header.emplace_back(column.heading);
+    header.insert(header.end(), {"worst\nlayer", "within\ntarget"});
     Table table(header);
     for (const Row& row : part.rows) {
         std::vector<std::string> cells = first_cells(row);
-        for (const Column& column : columns) {
-            const auto m = static_cast<size_t>(
-                std::find(part.measures.begin(), part.measures.end(), column.measure) -
-                part.measures.begin());
-            if (m == part.measures.size())
-                cells.emplace_back("-");
-            else
-                cells.push_back(column.interval
-                                    ? text_of(row.mean.measures[m])
-                                    : fixed_text(row.mean.measures[m].value, kDecimals));
-        }
+        for (const Column& column : columns)
+            if (const std::optional<size_t> m = measure_of(part, column)) {
+                const analysis::Estimate& of = row.mean.measures[*m];
+                cells.push_back(column.interval ? text_of(of) : fixed_text(of.value, kDecimals));
+            }
         cells.push_back(fixed_text(part.worst_layer(row), kDecimals));
+        cells.emplace_back(row.reaches ? "yes" : "no");
         table.add(cells);
     }
     table.print(out);
@@ -128,15 +132,23 @@ std::string simulated(const Part& part) {
     return join(names);
 }
 
-void print_simulated(const Part& part, const std::string& backend, std::ostream& out) {
-    const std::string names = simulated(part);
-    if (names.empty()) return;
-    print_paragraph(out, text(part.words, " in ", names,
-                              ": the values that the format holds, computed in f32 for want of a "
-                              "kernel of backend ",
-                              backend,
-                              " that reads the operands so; computed_in in summary.json "
-                              "says which rows."));
+void print_simulated(const Findings& findings, const std::string& backend, std::ostream& out) {
+    const std::string cache = simulated(findings.cache),
+                      index = findings.index ? simulated(*findings.index) : "";
+    const auto print = [&](const std::string& words, const std::string& names) {
+        if (names.empty()) return;
+        print_paragraph(out,
+                        text(words, " in ", names,
+                             ": the values that the format holds, computed in f32 for want of a "
+                             "kernel of backend ",
+                             backend,
+                             " that reads the operands so; computed_in in summary.json "
+                             "says which rows."));
+    };
+    if (index == cache && findings.index)
+        return print(findings.index->words + " and " + findings.cache.words, cache);
+    if (findings.index) print(findings.index->words, index);
+    print(findings.cache.words, cache);
 }
 
 }  // namespace
@@ -211,12 +223,12 @@ std::string nearest_text(const Findings& findings) {
 
 void print_findings(const Findings& findings, const io::RunRecord& run, std::ostream& out) {
     const ordered_json o = ordered_json::parse(run.options);
-    out << "Bk " << o["block_size"] << ", k " << o["top_k"] << "; mean over layers "
-        << list_text(findings.cache.layers) << "\n\n";
+    out << "Bk " << o["block_size"] << ", k " << o["top_k"] << "; mean over "
+        << layers_text(findings.cache.layers) << "\n\n";
     if (findings.index) {
         out << "index operands: index_q and index_k in the format, bits of index_k";
         if (findings.index->layers != findings.cache.layers)
-            out << "; layers " << list_text(findings.index->layers);
+            out << "; " << layers_text(findings.index->layers);
         out << "\n\n";
         print_part(*findings.index,
                    {{"own_recall", "recall\nof f32 ids", false},
@@ -236,8 +248,7 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
             out,
             "No layer has an Index Branch: its operands are not measured, nor is sparse "
             "attention. msa-fit-indexer makes them.");
-    if (findings.index) print_simulated(*findings.index, o["backend"], out);
-    print_simulated(findings.cache, o["backend"], out);
+    print_simulated(findings, o["backend"], out);
     print_paragraph(
         out, text("Measured on ", findings.queries, " queries per layer. Intervals are 95 % of ",
                   kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",

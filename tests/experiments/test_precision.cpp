@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/registry.h"
 #include "experiments/precision/layer.h"
@@ -193,6 +194,28 @@ TEST_F(PrecisionTest, WhatIsLostOfTheValuesIsTheOutputError) {
     EXPECT_FALSE(precision_row(cache, "int4, scale per token")["reaches"]);
 }
 
+TEST_F(PrecisionTest, ThePageSaysWhichFormatsAreWithinTheTarget) {
+    const Outcome outcome = kPrecision(args(plant("a.h5", 1, false), "out", {"--error", "0.02"}));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_NE(outcome.err.find("no index_q and index_k in layer 0:"), std::string::npos)
+        << outcome.err;
+    EXPECT_NE(outcome.out.find("mean over layer 0\n"), std::string::npos) << outcome.out;
+    const auto last_word = [&](const std::string& row) {
+        const size_t begin = outcome.out.find('\n' + row);
+        if (begin == std::string::npos) return "no row " + row;
+        const std::string line =
+            outcome.out.substr(begin + 1, outcome.out.find('\n', begin + 1) - begin - 1);
+        std::istringstream words(line);
+        std::string word;
+        while (words >> word) {
+        }
+        return word;
+    };
+    EXPECT_EQ(last_word("f32     none    none "), "yes");
+    EXPECT_EQ(last_word("e4m3    none    none "), "yes");
+    EXPECT_EQ(last_word("int4    token   none "), "no");
+}
+
 TEST_F(PrecisionTest, FullPrecisionLosesNothing) {
     const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0, 3}});
     const json all = summary(file, as_analyzed());
@@ -305,6 +328,7 @@ TEST_F(PrecisionTest, WithoutAnIndexBranchTheCacheIsMeasured) {
               std::string::npos)
         << outcome.err;
     EXPECT_NE(outcome.out.find("No layer has an Index Branch"), std::string::npos);
+    EXPECT_EQ(outcome.out.find("sparse error"), std::string::npos) << outcome.out;
     const json all = json::parse(file_text(path("out/summary.json")));
     EXPECT_TRUE(all["index"].is_null());
     EXPECT_EQ(all["cache"]["rows"][all["cache"]["recommended"].get<size_t>()]["name"], "e4m3");
@@ -367,6 +391,7 @@ TEST_F(PrecisionTest, RefusesBadInput) {
     refuses(file, {"--keep", "0"}, "--keep is 0, must be above 0 and at most 1");
     refuses(file, {"--keep", "1.5"}, "--keep is 1.5");
     refuses(file, {"--error", "-1"}, "--error is -1, must be at least 0");
+    refuses(file, {"--error", "inf"}, "--error is inf, must be at least 0 and finite");
     refuses(file, {"--layers", "0,7"}, "7");
     refuses(file, {"--positions", "512:520"}, "at least 2 are needed");
     refuses(make("pre.h5", {.cu_seqlens = {0, kTokens}, .q_state = io::RopeState::pre_rope}), {},
