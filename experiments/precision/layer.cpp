@@ -290,8 +290,8 @@ Element attend_element(const Backend& backend, const Problem& p, const io::Layer
                        const Precision& precision, int64_t top_k) {
     const std::optional<Element> element = element_of(precision.format);
     const bool has =
-        element && precision.unit == ScaleUnit::none && !precision.rotated &&
-        *element == layer.element && backend.supports(p, DenseAttentionRequest{*element}).yes &&
+        element && *element == layer.element && !precision.rotated &&
+        backend.supports(p, DenseAttentionRequest{*element}).yes &&
         backend.supports(p, SparseAttentionRequest{.element = *element, .top_k = top_k}).yes &&
         backend.supports(p, BlockMassRequest{*element}).yes;
     return has ? *element : Element::f32;

@@ -8,10 +8,11 @@
 #include <sstream>
 
 #include "core/registry.h"
+#include "core/selection.h"
 #include "experiments/precision/layer.h"
 #include "tests/experiments/broken_backend.h"
 #include "tests/experiments/cli.h"
-#include "tests/support/random.h"
+#include "tests/support/runner.h"
 
 namespace msa::test {
 namespace {
@@ -194,6 +195,133 @@ TEST_F(PrecisionTest, WhatIsLostOfTheValuesIsTheOutputError) {
     EXPECT_FALSE(precision_row(cache, "int4, scale per token")["reaches"]);
 }
 
+Operands copy_of(const Operands& o) {
+    const auto copied = []<int Rank>(const Tensor<float, Rank>& values) {
+        Tensor<float, Rank> copy(values.shape());
+        std::copy_n(values.data(), values.size(), copy.data());
+        return copy;
+    };
+    return {copied(o.q), copied(o.k), copied(o.v), copied(o.index_q), copied(o.index_k)};
+}
+
+/// |got - want| / |want| over all queries of a head, mean over the heads.
+double relative_error(const Tensor<float, 3>& got, const Tensor<float, 3>& want) {
+    double sum = 0;
+    for (int64_t h = 0; h < want.extent(1); ++h) {
+        double difference = 0, norm = 0;
+        for (int64_t i = 0; i < want.extent(0); ++i)
+            for (int64_t d = 0; d < want.extent(2); ++d) {
+                difference += std::pow(double{got(i, h, d)} - double{want(i, h, d)}, 2);
+                norm += std::pow(double{want(i, h, d)}, 2);
+            }
+        sum += std::sqrt(difference / norm);
+    }
+    return sum / static_cast<double>(want.extent(1));
+}
+
+/// The mean over queries and groups of the mass of the blocks of ids.
+double mean_mass(const Problem& p, const Tensor<float, 3>& mass, const Tensor<int32_t, 3>& ids) {
+    double sum = 0;
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r)
+            for (int32_t block : selected(ids.view(), i, r)) sum += double{mass(i, r, block)};
+    return sum / static_cast<double>(p.queries() * p.kv_heads);
+}
+
+// The stored K and V, turned back where they were rotated, through the reference.
+TEST_F(PrecisionTest, TheCacheIsReadAsItIsStored) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0}});
+    const json all = summary(file, as_analyzed({"--all-rows", "--formats", "int4", "--scales",
+                                                "token", "--error", "1"}));
+    const io::ActivationsReader reader(file);
+    const Problem p = io::layer_problem(reader.info(), reader.layer(0), 8);
+    const SelectionRule rule{.top_k = 4, .forced_local = 1, .forced_first = 0};
+    const auto read = [&](Field field) { return reader.read(0, field, {0, 512}); };
+    const Tensor<float, 3> index_k = read(Field::index_k);
+    Operands full{read(Field::q), read(Field::k), read(Field::v), read(Field::index_q),
+                  Tensor<float, 2>({512, p.index_dim})};
+    std::copy_n(index_k.data(), index_k.size(), full.index_k.data());
+
+    Runner reference({"reference"});
+    const auto oracle = [&](const Operands& of) {
+        return reference.select_blocks(p, rule, reference.block_mass(p, of).mass.view());
+    };
+    const Tensor<int32_t, 3> ids = reference.index_select(p, rule, full);
+    const Tensor<float, 3> dense = reference.dense_attention(p, full).out,
+                           sparse = reference.sparse_attention(p, full, ids.view()).out,
+                           mass = reference.block_mass(p, full).mass;
+    for (bool rotated : {false, true}) {
+        const Precision precision{NumberFormat::int4, ScaleUnit::token, rotated};
+        Operands stored = copy_of(full);
+        for (Tensor<float, 3>* values : {&stored.k, &stored.v}) {
+            store_as(precision, *values);
+            if (rotated) rotate(*values);
+        }
+        const std::string name = to_string(precision);
+        const json& row = precision_row(all["cache"], name);
+        EXPECT_NEAR(mean_of(row, "dense_error"),
+                    relative_error(reference.dense_attention(p, stored).out, dense), 1e-5)
+            << name;
+        EXPECT_NEAR(mean_of(row, "sparse_error"),
+                    relative_error(reference.sparse_attention(p, stored, ids.view()).out, sparse),
+                    1e-5)
+            << name;
+        const double kept = mean_mass(p, mass, oracle(stored));
+        EXPECT_NEAR(mean_of(row, "mass_kept"), kept, 1e-5) << name;
+        EXPECT_NEAR(mean_of(row, "mass_share"), kept / mean_mass(p, mass, oracle(full)), 1e-5);
+        EXPECT_LT(mean_of(row, "mass_share"), 1) << name;
+    }
+}
+
+TEST_F(PrecisionTest, AFormatReachesWithTheFarEndsOfItsIntervals) {
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0, 3}});
+    const std::string name = "int4, scale per token";
+    const auto with = [&](double keep, double error) {
+        return summary(file, as_analyzed({"--formats", "f32,int4", "--scales", "token", "--keep",
+                                          std::to_string(keep), "--error", std::to_string(error)}));
+    };
+    const json all = with(0.5, 1);
+    const json &index = precision_row(all["index"], name),
+               &cache = precision_row(all["cache"], name);
+    const char *share = mean_of(index, "mass_share") < mean_of(index, "recall_share")
+                            ? "mass_share"
+                            : "recall_share",
+               *error = mean_of(cache, "dense_error") > mean_of(cache, "sparse_error")
+                            ? "dense_error"
+                            : "sparse_error";
+    const auto end = [](const json& row, const char* measure, const char* of) {
+        return row[measure][of].get<double>();
+    };
+    ASSERT_GT(mean_of(index, share), end(index, share, "low") + 1e-4);
+    ASSERT_LT(mean_of(cache, error), end(cache, error, "high") - 1e-4);
+    const json missed = with((mean_of(index, share) + end(index, share, "low")) / 2,
+                             (mean_of(cache, error) + end(cache, error, "high")) / 2);
+    EXPECT_FALSE(precision_row(missed["index"], name)["reaches"]) << index;
+    EXPECT_FALSE(precision_row(missed["cache"], name)["reaches"]) << cache;
+    // As far as to_string goes.
+    const json met = with(
+        std::min(end(index, "mass_share", "low"), end(index, "recall_share", "low")) - 1e-5,
+        std::max(end(cache, "dense_error", "high"), end(cache, "sparse_error", "high")) + 1e-5);
+    EXPECT_TRUE(precision_row(met["index"], name)["reaches"]) << index;
+    EXPECT_TRUE(precision_row(met["cache"], name)["reaches"]) << cache;
+
+    const auto of_layer = [](const json& row, size_t layer, const char* measure) {
+        return mean_of(row["layers"][layer], measure);
+    };
+    EXPECT_EQ(index["worst_layer"], std::min(of_layer(index, 0, share), of_layer(index, 1, share)));
+    EXPECT_EQ(cache["worst_layer"], std::max(of_layer(cache, 0, error), of_layer(cache, 1, error)));
+}
+
+TEST_F(PrecisionTest, MeasuresTheFormatsScalesAndRotationsThatAreAskedFor) {
+    const json all = summary(plant("a.h5", 1),
+                             {"--formats", "int8", "--scales", "token", "--rotations", "hadamard"});
+    for (const char* part : {"index", "cache"}) {
+        std::vector<std::string> names;
+        for (const json& row : all[part]["rows"]) names.push_back(row["name"]);
+        EXPECT_EQ(names, (std::vector<std::string>{"f32", "int8, scale per token, rotated"}));
+    }
+}
+
 TEST_F(PrecisionTest, ThePageSaysWhichFormatsAreWithinTheTarget) {
     const Outcome outcome = kPrecision(args(plant("a.h5", 1, false), "out", {"--error", "0.02"}));
     EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -318,6 +446,20 @@ TEST_F(PrecisionTest, ABackendsOwnKernelsAgreeWithTheSimulation) {
     }
     EXPECT_NE(file_text(path("out/precision.txt")).find("int8: the values that the format holds"),
               std::string::npos);
+}
+
+// A cache is attended to in its own type where the queries have that type, too.
+TEST_F(PrecisionTest, ABackendsOwnKernelsReadACacheOfTheQueriesType) {
+    const std::string file = path("bf16.h5");
+    ASSERT_EQ(kSynth({"--out", file, "--tokens", "512", "--element", "bf16"}).code, 0);
+    register_broken_backend("nothing");
+    const json cache = summary(file, as_analyzed({"--formats", "f32,bf16,f16,e4m3", "--scales",
+                                                  "none", "--backend", "broken"}))["cache"];
+    for (const json& row : cache["rows"])
+        EXPECT_EQ(row["computed_in"], row["name"] == "bf16" ? "bf16" : "f32") << row["name"];
+    // What is left is the rounding of the output.
+    EXPECT_GT(mean_of(precision_row(cache, "bf16"), "dense_error"), 0);
+    EXPECT_LT(mean_of(precision_row(cache, "bf16"), "dense_error"), 0x1p-9);
 }
 
 TEST_F(PrecisionTest, WithoutAnIndexBranchTheCacheIsMeasured) {
