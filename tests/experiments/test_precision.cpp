@@ -4,24 +4,18 @@
 // is the output error.
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "core/registry.h"
-#include "core/selection.h"
-#include "experiments/precision/layer.h"
-#include "tests/experiments/broken_backend.h"
-#include "tests/experiments/cli.h"
-#include "tests/support/runner.h"
+#include "core/io/activations.h"
+#include "tests/experiments/precision_test.h"
 
 namespace msa::test {
 namespace {
 
-using experiments::precision::select_ids;
 using io::Field;
 using nlohmann::json;
 
-class PrecisionTest : public CliTest {
+class PrecisionTest : public PrecisionRuns {
 protected:
     static constexpr int64_t kTokens = 1024, kDim = 32;
     // Blocks 1, 3, 5 and 7, 9, 11 of 32 tokens: all seen by queries from 512 on, local to none.
@@ -57,27 +51,6 @@ protected:
         writer.finish();
         return path(name);
     }
-    std::vector<std::string> args(const std::string& file, const std::string& out,
-                                  const std::vector<std::string>& more = {}) const {
-        std::vector<std::string> all{file, "--out", path(out), "--threads", "2"};
-        for (const auto& [option, value] : {std::pair{"--block-size", "32"},
-                                            {"--top-k", "4"},
-                                            {"--forced-first", "0"},
-                                            {"--forced-local", "1"},
-                                            {"--sample-queries", "64"},
-                                            {"--positions", "512:"}})
-            if (std::find(more.begin(), more.end(), option) == more.end())
-                all.insert(all.end(), {option, value});
-        all.insert(all.end(), more.begin(), more.end());
-        return all;
-    }
-    json summary(const std::string& file, const std::vector<std::string>& more = {},
-                 int code = 0) const {
-        std::filesystem::remove_all(path("out"));
-        const Outcome outcome = kPrecision(args(file, "out", more));
-        EXPECT_EQ(outcome.code, code) << outcome.err;
-        return json::parse(file_text(path("out/summary.json")));
-    }
     void refuses(const std::string& file, const std::vector<std::string>& more,
                  const std::string& message) const {
         const Outcome outcome = kPrecision(args(file, "refused", more));
@@ -90,12 +63,6 @@ protected:
         for (const char* name : {"/results.h5", "/summary.json", "/precision.txt"})
             EXPECT_TRUE(file_text(path(one + name)) == file_text(path(other + name)))
                 << other << name;
-    }
-    /// Every query of two sequences, as msa-analyze counts them.
-    std::vector<std::string> as_analyzed(std::vector<std::string> more = {}) const {
-        more.insert(more.end(),
-                    {"--sample-queries", "0", "--block-size", "8", "--positions", "0:"});
-        return more;
     }
 
 private:
@@ -124,20 +91,11 @@ private:
     }
 };
 
-const json& precision_row(const json& part, const std::string& name) {
-    static const json none;
-    for (const json& row : part["rows"])
-        if (row["name"] == name) return row;
-    ADD_FAILURE() << "no row " << name;
-    return none;
-}
-double mean_of(const json& row, const char* measure) { return row[measure]["value"]; }
-
 TEST_F(PrecisionTest, FormatsThatMergeKeysTakeTheLowerIds) {
     const json all = summary(plant("a.h5"));
     const json& index = all["index"];
     const auto keeps = [&](const std::string& name, bool all_ids) {
-        const json& row = precision_row(index, name);
+        const json& row = row_of(index, name);
         for (const char* end : {"value", "low", "high"}) {
             // Of four blocks the local one is left.
             EXPECT_NEAR(row["own_recall"][end].get<double>(), all_ids ? 1 : 0.25, 1e-12) << name;
@@ -186,91 +144,13 @@ TEST_F(PrecisionTest, WhatIsLostOfTheValuesIsTheOutputError) {
     for (const auto& [name, error] : errors)
         for (const char* end : {"value", "low", "high"})
             for (const char* measure : {"dense_error", "sparse_error"})
-                EXPECT_NEAR(precision_row(cache, name)[measure][end].get<double>(), error, 1e-6)
+                EXPECT_NEAR(row_of(cache, name)[measure][end].get<double>(), error, 1e-6)
                     << name << ' ' << measure;
     // Two heads of K and of V.
-    EXPECT_EQ(precision_row(cache, "e4m3")["bits_per_token"], 4 * 32 * 8);
-    EXPECT_EQ(precision_row(cache, "int8, scale per token")["bits_per_token"], 4 * (32 * 8 + 32));
+    EXPECT_EQ(row_of(cache, "e4m3")["bits_per_token"], 4 * 32 * 8);
+    EXPECT_EQ(row_of(cache, "int8, scale per token")["bits_per_token"], 4 * (32 * 8 + 32));
     EXPECT_EQ(cache["rows"][cache["recommended"].get<size_t>()]["name"], "e4m3");
-    EXPECT_FALSE(precision_row(cache, "int4, scale per token")["reaches"]);
-}
-
-Operands copy_of(const Operands& o) {
-    const auto copied = []<int Rank>(const Tensor<float, Rank>& values) {
-        Tensor<float, Rank> copy(values.shape());
-        std::copy_n(values.data(), values.size(), copy.data());
-        return copy;
-    };
-    return {copied(o.q), copied(o.k), copied(o.v), copied(o.index_q), copied(o.index_k)};
-}
-
-/// |got - want| / |want| over all queries of a head, mean over the heads.
-double relative_error(const Tensor<float, 3>& got, const Tensor<float, 3>& want) {
-    double sum = 0;
-    for (int64_t h = 0; h < want.extent(1); ++h) {
-        double difference = 0, norm = 0;
-        for (int64_t i = 0; i < want.extent(0); ++i)
-            for (int64_t d = 0; d < want.extent(2); ++d) {
-                difference += std::pow(double{got(i, h, d)} - double{want(i, h, d)}, 2);
-                norm += std::pow(double{want(i, h, d)}, 2);
-            }
-        sum += std::sqrt(difference / norm);
-    }
-    return sum / static_cast<double>(want.extent(1));
-}
-
-/// The mean over queries and groups of the mass of the blocks of ids.
-double mean_mass(const Problem& p, const Tensor<float, 3>& mass, const Tensor<int32_t, 3>& ids) {
-    double sum = 0;
-    for (int64_t i = 0; i < p.queries(); ++i)
-        for (int64_t r = 0; r < p.kv_heads; ++r)
-            for (int32_t block : selected(ids.view(), i, r)) sum += double{mass(i, r, block)};
-    return sum / static_cast<double>(p.queries() * p.kv_heads);
-}
-
-// The stored K and V, turned back where they were rotated, through the reference.
-TEST_F(PrecisionTest, TheCacheIsReadAsItIsStored) {
-    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0}});
-    const json all = summary(file, as_analyzed({"--all-rows", "--formats", "int4", "--scales",
-                                                "token", "--error", "1"}));
-    const io::ActivationsReader reader(file);
-    const Problem p = io::layer_problem(reader.info(), reader.layer(0), 8);
-    const SelectionRule rule{.top_k = 4, .forced_local = 1, .forced_first = 0};
-    const auto read = [&](Field field) { return reader.read(0, field, {0, 512}); };
-    const Tensor<float, 3> index_k = read(Field::index_k);
-    Operands full{read(Field::q), read(Field::k), read(Field::v), read(Field::index_q),
-                  Tensor<float, 2>({512, p.index_dim})};
-    std::copy_n(index_k.data(), index_k.size(), full.index_k.data());
-
-    Runner reference({"reference"});
-    const auto oracle = [&](const Operands& of) {
-        return reference.select_blocks(p, rule, reference.block_mass(p, of).mass.view());
-    };
-    const Tensor<int32_t, 3> ids = reference.index_select(p, rule, full);
-    const Tensor<float, 3> dense = reference.dense_attention(p, full).out,
-                           sparse = reference.sparse_attention(p, full, ids.view()).out,
-                           mass = reference.block_mass(p, full).mass;
-    for (bool rotated : {false, true}) {
-        const Precision precision{NumberFormat::int4, ScaleUnit::token, rotated};
-        Operands stored = copy_of(full);
-        for (Tensor<float, 3>* values : {&stored.k, &stored.v}) {
-            store_as(precision, *values);
-            if (rotated) rotate(*values);
-        }
-        const std::string name = to_string(precision);
-        const json& row = precision_row(all["cache"], name);
-        EXPECT_NEAR(mean_of(row, "dense_error"),
-                    relative_error(reference.dense_attention(p, stored).out, dense), 1e-5)
-            << name;
-        EXPECT_NEAR(mean_of(row, "sparse_error"),
-                    relative_error(reference.sparse_attention(p, stored, ids.view()).out, sparse),
-                    1e-5)
-            << name;
-        const double kept = mean_mass(p, mass, oracle(stored));
-        EXPECT_NEAR(mean_of(row, "mass_kept"), kept, 1e-5) << name;
-        EXPECT_NEAR(mean_of(row, "mass_share"), kept / mean_mass(p, mass, oracle(full)), 1e-5);
-        EXPECT_LT(mean_of(row, "mass_share"), 1) << name;
-    }
+    EXPECT_FALSE(row_of(cache, "int4, scale per token")["reaches"]);
 }
 
 TEST_F(PrecisionTest, AFormatReachesWithTheFarEndsOfItsIntervals) {
@@ -281,8 +161,7 @@ TEST_F(PrecisionTest, AFormatReachesWithTheFarEndsOfItsIntervals) {
                                           std::to_string(keep), "--error", std::to_string(error)}));
     };
     const json all = with(0.5, 1);
-    const json &index = precision_row(all["index"], name),
-               &cache = precision_row(all["cache"], name);
+    const json &index = row_of(all["index"], name), &cache = row_of(all["cache"], name);
     const char *share = mean_of(index, "mass_share") < mean_of(index, "recall_share")
                             ? "mass_share"
                             : "recall_share",
@@ -296,14 +175,14 @@ TEST_F(PrecisionTest, AFormatReachesWithTheFarEndsOfItsIntervals) {
     ASSERT_LT(mean_of(cache, error), end(cache, error, "high") - 1e-4);
     const json missed = with((mean_of(index, share) + end(index, share, "low")) / 2,
                              (mean_of(cache, error) + end(cache, error, "high")) / 2);
-    EXPECT_FALSE(precision_row(missed["index"], name)["reaches"]) << index;
-    EXPECT_FALSE(precision_row(missed["cache"], name)["reaches"]) << cache;
+    EXPECT_FALSE(row_of(missed["index"], name)["reaches"]) << index;
+    EXPECT_FALSE(row_of(missed["cache"], name)["reaches"]) << cache;
     // As far as to_string goes.
     const json met = with(
         std::min(end(index, "mass_share", "low"), end(index, "recall_share", "low")) - 1e-5,
         std::max(end(cache, "dense_error", "high"), end(cache, "sparse_error", "high")) + 1e-5);
-    EXPECT_TRUE(precision_row(met["index"], name)["reaches"]) << index;
-    EXPECT_TRUE(precision_row(met["cache"], name)["reaches"]) << cache;
+    EXPECT_TRUE(row_of(met["index"], name)["reaches"]) << index;
+    EXPECT_TRUE(row_of(met["cache"], name)["reaches"]) << cache;
 
     const auto of_layer = [](const json& row, size_t layer, const char* measure) {
         return mean_of(row["layers"][layer], measure);
@@ -370,96 +249,19 @@ TEST_F(PrecisionTest, MoreBitsLoseLessByFar) {
     const std::vector<std::string> chain{"int4, scale per token", "int8, scale per token", "f16",
                                          "f32"};
     for (size_t n = 0; n + 1 < chain.size(); ++n) {
-        const json &less = precision_row(all["index"], chain[n]),
-                   &more = precision_row(all["index"], chain[n + 1]);
+        const json &less = row_of(all["index"], chain[n]),
+                   &more = row_of(all["index"], chain[n + 1]);
         EXPECT_LE(1 - mean_of(more, "own_recall"), 0.5 * (1 - mean_of(less, "own_recall")))
             << chain[n];
         for (const char* measure : {"dense_error", "sparse_error"})
-            EXPECT_LT(mean_of(precision_row(all["cache"], chain[n + 1]), measure),
-                      0.25 * mean_of(precision_row(all["cache"], chain[n]), measure))
+            EXPECT_LT(mean_of(row_of(all["cache"], chain[n + 1]), measure),
+                      0.25 * mean_of(row_of(all["cache"], chain[n]), measure))
                 << chain[n];
     }
-    const json& int4 = precision_row(all["index"], chain[0]);
+    const json& int4 = row_of(all["index"], chain[0]);
     EXPECT_LT(mean_of(int4, "own_recall"), 0.99);
     EXPECT_LT(int4["own_recall"]["low"], int4["own_recall"]["value"]);
     EXPECT_GT(int4["own_recall"]["high"], int4["own_recall"]["value"]);
-}
-
-// Where a file's index operands are rounded on their way in, msa-analyze selects by the same
-// values.
-TEST_F(PrecisionTest, IdsAreThoseOfTheBackendsOwnFormats) {
-    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0}});
-    const json all = summary(file, as_analyzed());
-    const io::ActivationsReader reader(file);
-    const io::LayerInfo& layer = reader.layer(0);
-    const std::unique_ptr<Backend> cpu = make_backend("cpu", {.threads = 2});
-    const Problem p = io::layer_problem(reader.info(), layer, 8);
-    const SelectionRule rule{.top_k = 4, .forced_local = 1, .forced_first = 0};
-    for (const auto& [name, format] : {std::pair{"e4m3", NumberFormat::float8_e4m3},
-                                       {"bf16", NumberFormat::bfloat16},
-                                       {"f16", NumberFormat::float16}}) {
-        std::filesystem::remove_all(path("analyzed"));
-        ASSERT_EQ(kAnalyze({file, "--out", path("analyzed"), "--block-size", "8", "--top-k", "4",
-                            "--forced-first", "0", "--forced-local", "1", "--selectors", "index",
-                            "--index-element", name})
-                      .code,
-                  0);
-        const json analyzed = json::parse(file_text(path("analyzed/summary.json")))["rows"][0];
-        const json& row = precision_row(all["index"], name);
-        EXPECT_NEAR(mean_of(row, "mass_kept"), analyzed["mass_kept"].get<double>(), 1e-9) << name;
-        EXPECT_NEAR(mean_of(row, "block_recall"), analyzed["block_recall"].get<double>(), 1e-9);
-        EXPECT_NEAR(mean_of(row, "output_error"), analyzed["output_error"].get<double>(), 1e-9);
-
-        Tensor<float, 3> q = reader.read(0, Field::index_q, {0, 512}),
-                         k = reader.read(0, Field::index_k, {0, 512});
-        store_as({format}, q);
-        store_as({format}, k);
-        const Tensor<int32_t, 3> ids = select_ids(*cpu, p, rule, std::as_const(q).view(),
-                                                  std::as_const(k).view(), Element::f32);
-        const io::ResultsReader results(path("analyzed/results.h5"));
-        const auto theirs = results.read<int32_t, 3>("/select/index/0/ids");
-        ASSERT_EQ(theirs.shape(), ids.shape());
-        EXPECT_TRUE(std::equal(ids.data(), ids.data() + ids.size(), theirs.data())) << name;
-    }
-}
-
-// A backend that has the formats itself reads them as they are stored, and selects the same.
-TEST_F(PrecisionTest, ABackendsOwnKernelsAgreeWithTheSimulation) {
-    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0}});
-    const std::vector<std::string> some = as_analyzed({"--formats", "bf16,f16,e4m3,int8"});
-    const json simulated = summary(file, some);
-    register_broken_backend("nothing");
-    std::vector<std::string> own = some;
-    own.insert(own.end(), {"--backend", "broken"});
-    const json answered = summary(file, own);
-    for (const char* part : {"index", "cache"})
-        ASSERT_EQ(simulated[part]["rows"].size(), answered[part]["rows"].size());
-    for (size_t s = 0; s < simulated["index"]["rows"].size(); ++s) {
-        json a = simulated["index"]["rows"][s], b = answered["index"]["rows"][s];
-        const bool has = b["scale"] == "none";
-        EXPECT_EQ(a["computed_in"], "f32") << a["name"];
-        EXPECT_EQ(b["computed_in"], has ? b["format"] : json("f32")) << a["name"];
-        for (const char* measure : {"own_recall", "block_recall", "mass_kept", "mass_share"})
-            EXPECT_EQ(a[measure], b[measure]) << a["name"] << ' ' << measure;
-        // The queries of this file are f32, which is all that a cache is attended to in.
-        EXPECT_EQ(answered["cache"]["rows"][s]["computed_in"], "f32");
-    }
-    EXPECT_NE(file_text(path("out/precision.txt")).find("int8: the values that the format holds"),
-              std::string::npos);
-}
-
-// A cache is attended to in its own type where the queries have that type, too.
-TEST_F(PrecisionTest, ABackendsOwnKernelsReadACacheOfTheQueriesType) {
-    const std::string file = path("bf16.h5");
-    ASSERT_EQ(kSynth({"--out", file, "--tokens", "512", "--element", "bf16"}).code, 0);
-    register_broken_backend("nothing");
-    const json cache = summary(file, as_analyzed({"--formats", "f32,bf16,f16,e4m3", "--scales",
-                                                  "none", "--backend", "broken"}))["cache"];
-    for (const json& row : cache["rows"])
-        EXPECT_EQ(row["computed_in"], row["name"] == "bf16" ? "bf16" : "f32") << row["name"];
-    // What is left is the rounding of the output.
-    EXPECT_GT(mean_of(precision_row(cache, "bf16"), "dense_error"), 0);
-    EXPECT_LT(mean_of(precision_row(cache, "bf16"), "dense_error"), 0x1p-9);
 }
 
 TEST_F(PrecisionTest, WithoutAnIndexBranchTheCacheIsMeasured) {
@@ -474,7 +276,7 @@ TEST_F(PrecisionTest, WithoutAnIndexBranchTheCacheIsMeasured) {
     const json all = json::parse(file_text(path("out/summary.json")));
     EXPECT_TRUE(all["index"].is_null());
     EXPECT_EQ(all["cache"]["rows"][all["cache"]["recommended"].get<size_t>()]["name"], "e4m3");
-    EXPECT_FALSE(precision_row(all["cache"], "e4m3").contains("sparse_error"));
+    EXPECT_FALSE(row_of(all["cache"], "e4m3").contains("sparse_error"));
 }
 
 TEST_F(PrecisionTest, NamesTheNearestFormatWhereNoneReachesTheTarget) {
@@ -497,15 +299,23 @@ TEST_F(PrecisionTest, NamesTheNearestFormatWhereNoneReachesTheTarget) {
     EXPECT_TRUE(std::filesystem::exists(path("out/results.h5")));
 }
 
-TEST_F(PrecisionTest, ShardsJobsAndResumeChangeNoByte) {
+TEST_F(PrecisionTest, JobsChangeNoByte) {
+    const std::string file = plant("a.h5", 3);
+    const std::vector<std::string> some{"--formats", "f32,int8", "--error", "1"};
+    summary(file, some);
+    std::vector<std::string> jobs = some;
+    jobs.insert(jobs.end(), {"--jobs", "2"});
+    ASSERT_EQ(kPrecision(args(file, "jobs", jobs)).code, 0);
+    expect_same("out", "jobs");
+}
+
+TEST_F(PrecisionTest, ShardsAndResumeChangeNoByte) {
     const std::string file = plant("a.h5", 3);
     const auto with = [&](const std::string& out, std::vector<std::string> more) {
         more.insert(more.end(), {"--formats", "f32,int8", "--error", "1"});
         return args(file, out, more);
     };
     ASSERT_EQ(kPrecision(with("whole", {})).code, 0);
-    ASSERT_EQ(kPrecision(with("jobs", {"--jobs", "2"})).code, 0);
-    expect_same("whole", "jobs");
     for (const char* part : {"0/2", "1/2"})
         ASSERT_EQ(kPrecision(with(text("part", part[0]), {"--shard", part})).code, 0);
     ASSERT_EQ(kMerge({path("part0"), path("part1"), "--out", path("merged")}).code, 0);
