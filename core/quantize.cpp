@@ -164,9 +164,10 @@ double bits_per_token(const Precision& precision, int64_t tokens, int64_t heads,
     switch (precision.unit) {
         case ScaleUnit::tensor: return values + scale / static_cast<double>(tokens);
         case ScaleUnit::token: return values + rows * scale;
-        case ScaleUnit::block:
-            return values +
-                   rows * scale * static_cast<double>((channels + kScaleBlock - 1) / kScaleBlock);
+        case ScaleUnit::block: {
+            const int64_t blocks = (channels + kScaleBlock - 1) / kScaleBlock;
+            return values + rows * scale * static_cast<double>(blocks);
+        }
         default: return values;
     }
 }

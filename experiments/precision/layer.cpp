@@ -90,7 +90,7 @@ public:
     void write(const std::string& group, io::UnitWriter& to) const {
         if (has_index()) {
             const std::string index = group + "/index";
-            write_bits(index, 1, whole_.index_dim, to);
+            write_bits(index, 1, 1, whole_.index_dim, to);
             write_blocks(index + "/own_recall", index_.own_recall,
                          "recall of the blocks of full precision", to);
             write_blocks(index + "/block_recall", index_.block_recall,
@@ -102,7 +102,7 @@ public:
                          }));
         }
         const std::string cache = group + "/cache";
-        write_bits(cache, 2 * whole_.kv_heads, whole_.head_dim, to);
+        write_bits(cache, 2, whole_.kv_heads, whole_.head_dim, to);
         write_blocks(cache + "/mass_kept", cache_.mass_kept,
                      "mass kept by the oracle of the stored keys", to);
         write_errors(cache + "/dense", dense_error_, "dense", "dense", to);
@@ -124,14 +124,16 @@ private:
         return names;
     }
 
-    void write_bits(const std::string& group, int64_t heads, int64_t channels,
+    /// Of so many tensors, each with scales of its own.
+    void write_bits(const std::string& group, int64_t tensors, int64_t heads, int64_t channels,
                     io::UnitWriter& to) const {
         std::vector<double> bits;
         for (const Precision& precision : precisions_)
-            bits.push_back(bits_per_token(precision, whole_.keys(), heads, channels));
+            bits.push_back(static_cast<double>(tensors) *
+                           bits_per_token(precision, whole_.keys(), heads, channels));
         to.write<double, 1>(group + "/bits", {bits.data(), {rows()}},
                             {"precision", "bit", "of a token, its share of the scales included"});
-        to.attribute(group, "values", heads * channels);
+        to.attribute(group, "values", tensors * heads * channels);
     }
     static void write_blocks(const std::string& dataset, const Tensor<double, 2>& values,
                              const std::string& what, io::UnitWriter& to) {
@@ -223,10 +225,10 @@ private:
 
     /// With K and V stored so, over all keys and over those of `ids`. The queries turn with the
     /// keys, and the outputs turn back.
-    Attended attend_as(const Precision& precision, const Problem& p, const Tensor<float, 3>& q_,
+    Attended attend_as(const Precision& precision, const Problem& p, const Tensor<float, 3>& full_q,
                        View<const int32_t, 3> ids) {
         const Element element = attend_element(backend_, p, layer_, precision, o_.rule.top_k);
-        const Tensor<float, 3> host_q = stored({.rotated = precision.rotated}, q_.view());
+        const Tensor<float, 3> host_q = stored({.rotated = precision.rotated}, full_q.view());
         const Tensor<float, 3> host_k = stored(precision, k_.view());
         const Tensor<float, 3> host_v = stored(precision, v_.view());
         const Operand<3> q(backend_, host_view(host_q), element),

@@ -147,6 +147,8 @@ TEST_F(PrecisionTest, WhatIsLostOfTheValuesIsTheOutputError) {
                 EXPECT_NEAR(row_of(cache, name)[measure][end].get<double>(), error, 1e-6)
                     << name << ' ' << measure;
     // Two heads of K and of V.
+    EXPECT_EQ(row_of(cache, "int8, scale per tensor")["bits_per_token"],
+              4 * 32 * 8 + 2 * 32.0 / kTokens);
     EXPECT_EQ(row_of(cache, "e4m3")["bits_per_token"], 4 * 32 * 8);
     EXPECT_EQ(row_of(cache, "int8, scale per token")["bits_per_token"], 4 * (32 * 8 + 32));
     EXPECT_EQ(cache["rows"][cache["recommended"].get<size_t>()]["name"], "e4m3");
