@@ -16,6 +16,9 @@ struct IndexInput {
     In<2> index_k;  // [Nk, didx], one head shared by all groups
 };
 
+/// Sinks that leave less of a row's heads than this, on average, hide their sums in a float lse.
+constexpr double kLeastShare = 1.0 / 8;
+
 /// What index_kl compares.
 struct IndexKlInput {
     IndexInput index;            // the Index Branch

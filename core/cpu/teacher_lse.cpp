@@ -7,9 +7,6 @@
 namespace msa::cpu {
 namespace {
 
-/// Sinks that leave less of a row's heads than this, on average, hide their sums in a float lse.
-constexpr double kLeastShare = 1.0 / 8;
-
 /// The window shows the row a key of its support: of the newest block, the newest key.
 bool taught(const Problem& p, View<const int32_t, 3> ids, int64_t i, int64_t r) {
     const int64_t count = visible_keys(p)[static_cast<size_t>(i)].count;

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "gpu/device/max_or_nan.cuh"
+#include "gpu/device/sink_share.cuh"
 #include "gpu/device/support.cuh"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/pieces.h"
@@ -60,8 +61,7 @@ __global__ void weigh_heads_kernel(const float* lse, const float* sinks, int64_t
     sinks += group * heads;
     float most = -INFINITY, sum = 0;
     for (int64_t h = 0; h < heads; ++h) {  // the logarithm of what is left
-        const float above = sinks[h] - lse[h];
-        weights[h] = above > 0 ? -above - log1pf(expf(-above)) : -log1pf(expf(above));
+        weights[h] = log_share(sinks[h], lse[h]);
         most = max_or_nan(most, weights[h]);
     }
     for (int64_t h = 0; h < heads; ++h) {

@@ -45,13 +45,18 @@ void sparse_attention_q_outer_any(const Call&, const AttentionInput&, View<const
                                   const AttentionOutput&);
 void sparse_attention_kv_outer_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                                    const AttentionOutput&);
-/// The rows (query, group) that are marked, not 0, once more.
-void sparse_attention_repair_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
-                                 const AttentionOutput&, const int32_t* marked);
+/// Attention of the rows (query, group) that are marked, not 0, once more; without ids, to all
+/// visible keys. Without v and out, the lse alone.
+void attention_repair_any(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
+                          const AttentionOutput&, const int32_t* marked);
 /// The sinks' part in finished rows (AttentionInput::sinks): out [Nq, Hq, dh], which may be absent,
 /// and lse [Nq, Hq]. Nothing where sinks are absent.
 void add_sinks_any(const Call&, View<const float, 1> sinks, const Out<3>& out, View<float, 2> lse);
 void block_mass_any(const Call&, const BlockMassInput&, const BlockMassOutput&);
+/// The lse [Nq, Hq] of index_kl's teacher where there are sinks and main_lse is given: the mean
+/// over a group's heads of exp(logit - lse) is the teacher. A row that sees no key of its support:
+/// -inf.
+Tensor<float, 2> teacher_lse_any(const Call&, const IndexKlInput&);
 void index_kl_any(const Call&, const IndexKlInput&, const IndexKlOutput&);
 
 }  // namespace msa::cuda

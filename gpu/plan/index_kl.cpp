@@ -135,7 +135,6 @@ Support takes_index_kl_mma(const Device& device, const Problem& p, const IndexKl
     if (in.index.index_q.element() != Element::bf16)
         return not_element(in.index.index_q.element(), "bf16");
     if (p.window || p.softcap) return not_plain(p);
-    if (in.sinks) return Support::no("there are sinks");
     if (in.teacher != Teacher::mean) return Support::no("the teacher is not the mean");
     if (!in.main_lse) return Support::no("main_lse is not given");
     if (!to.d_index_q) return Support::no("no gradient is asked for");
@@ -169,7 +168,9 @@ void index_kl_mma(const Call& call, const IndexKlInput& in, const IndexKlOutput&
     KlBlocks& all = walk.all();
     all.q = bf16_of(in.q);
     all.k = bf16_of(in.k);
-    all.main_lse = in.main_lse.data();
+    Tensor<float, 2> teacher;
+    if (in.sinks) teacher = teacher_lse_any(call, in);
+    all.main_lse = in.sinks ? teacher.data() : in.main_lse.data();
     all.index_lse = in.index_lse ? in.index_lse.data() : made.data();
     all.d_query = d_query.data();
     all.d_keys = d_keys.data();

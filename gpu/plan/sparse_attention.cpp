@@ -156,7 +156,7 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
         schedule.tile_count = narrow(std::min(step, plan.tiles - begin));
         run_scheduled(schedule, kv_outer, by_tile, call.device.sms, call.stream());
     }
-    sparse_attention_repair_any(call, in, ids, to, marked.data());
+    attention_repair_any(call, in, ids, to, marked.data());
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 
 }  // namespace
 
-void sparse_attention_repair_any(const Call& call, const AttentionInput& in,
+void attention_repair_any(const Call& call, const AttentionInput& in,
                                  View<const int32_t, 3> ids, const AttentionOutput& to,
                                  const int32_t* marked) {
     constexpr int64_t kBlocks = 512;
@@ -42,7 +42,7 @@ void sparse_attention_repair_any(const Call& call, const AttentionInput& in,
         launch_attend(call, repair<T>, static_cast<unsigned>(blocks), tiling.warps(), heads.width,
                       heads, tiling, key_support(call, ids), rows, marked, output(to.out),
                       to.lse.data());
-        check_launch("sparse_attention_repair");
+        check_launch("attention_repair");
     });
 }
 
