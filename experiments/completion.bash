@@ -23,5 +23,5 @@ _msalab_complete() {
 }
 
 complete -o filenames -F _msalab_complete msalab msa-advise msa-analyze msa-bench msa-cache \
-    msa-compare msa-cost msa-fit-indexer msa-inspect msa-merge msa-pretrain msa-reuse \
-    msa-synth
+    msa-compare msa-cost msa-fit-indexer msa-inspect msa-merge msa-precision \
+    msa-pretrain msa-reuse msa-synth

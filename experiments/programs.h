@@ -54,6 +54,11 @@ int run(Arguments args, std::ostream& out, std::ostream& err);
 namespace merge {
 int run(Arguments args, std::ostream& out, std::ostream& err);
 }
+/// msa-precision: which number format may the index operands and the KV cache have?
+namespace precision {
+int run(Arguments args, std::ostream& out, std::ostream& err);
+void complete(const Completed&);
+}  // namespace precision
 /// msa-pretrain: what does a choice of training do to a model with MSA?
 namespace pretrain {
 int run(Arguments args, std::ostream& out, std::ostream& err);

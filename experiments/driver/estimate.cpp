@@ -36,4 +36,8 @@ std::string list_text(const std::vector<int64_t>& numbers) {
     return all;
 }
 
+std::string layers_text(const std::vector<int64_t>& layers) {
+    return text(layers.size() == 1 ? "layer " : "layers ", list_text(layers));
+}
+
 }  // namespace msa::experiments

@@ -20,5 +20,7 @@ std::string text_of(const analysis::Estimate&);
 std::string time_text(double seconds);
 /// "0, 3, 6"
 std::string list_text(const std::vector<int64_t>& numbers);
+/// "layer 3", "layers 0, 3"
+std::string layers_text(const std::vector<int64_t>& layers);
 
 }  // namespace msa::experiments

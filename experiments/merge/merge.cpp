@@ -52,7 +52,8 @@ struct MergedProgram {
 constexpr MergedProgram kPrograms[] = {
     {"msa-advise", advise::complete, false},  {"msa-analyze", analyze::complete, false},
     {"msa-cache", cache::complete, false},    {"msa-compare", compare::complete, false},
-    {"msa-fit-indexer", fit::complete, true}, {"msa-reuse", reuse::complete, false},
+    {"msa-fit-indexer", fit::complete, true}, {"msa-precision", precision::complete, false},
+    {"msa-reuse", reuse::complete, false},
 };
 
 MergedProgram program_of(std::string_view shard, std::string_view name) {

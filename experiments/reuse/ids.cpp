@@ -5,23 +5,13 @@
 
 #include "core/select/selector.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/measured_queries.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 
 namespace msa::experiments::reuse {
-namespace {
 
 using io::Field;
-
-constexpr int64_t kChunkBytes = int64_t{1} << 28, kMostChunk = 4096;
-
-}  // namespace
-
-int64_t chunk_queries(const Problem& p) {
-    // Four scores of a block for every group; a query and two outputs.
-    const int64_t row_bytes = 16 * p.kv_heads * p.blocks() + 12 * p.query_heads * p.head_dim;
-    return std::clamp<int64_t>(kChunkBytes / row_bytes, 1, kMostChunk);
-}
 
 Tensor<int32_t, 3> select_ids(const ReuseOptions& o, const io::ActivationsReader& file,
                               const io::LayerInfo& layer, const std::string& name,

@@ -14,9 +14,6 @@
 
 namespace msa::experiments::reuse {
 
-/// Queries of a layer that are worked on at a time, so that what is held of them stays small.
-int64_t chunk_queries(const Problem&);
-
 /// ids [n, Hkv, k] on the host that `selector` chooses for the packed `tokens` of a layer, k as the
 /// selector makes it of o.rule. Throws Interrupted when a stop is requested.
 Tensor<int32_t, 3> select_ids(const ReuseOptions& o, const io::ActivationsReader&,

@@ -7,7 +7,6 @@
 
 #include "analysis/metrics.h"
 #include "analysis/output_error.h"
-#include "analysis/query_blocks.h"
 #include "analysis/recall.h"
 #include "core/select/selector.h"
 #include "experiments/advise/price.h"
@@ -54,7 +53,7 @@ void add(const Problem& p, const Reference& to, View<const int32_t, 3> ids,
 class LayerMeasurement {
 public:
     LayerMeasurement(const ReuseOptions& o, const io::ActivationsReader& file,
-                     const io::LayerInfo& layer, const Queries& queries,
+                     const io::LayerInfo& layer, const MeasuredQueries& queries,
                      std::vector<View<const int32_t, 3>> ids, Backend& backend)
         : o_(o),
           layer_(layer),
@@ -124,7 +123,7 @@ public:
     }
 
 private:
-    int64_t first(int64_t block) const { return queries_.begins[static_cast<size_t>(block)]; }
+    int64_t first(int64_t block) const { return queries_.first(block); }
 
     static void write_means(const Measured& kept, View<double, 1> to) {
         to(0) = analysis::average(kept.oracle.mass_kept());
@@ -179,7 +178,7 @@ private:
 
     const ReuseOptions& o_;
     const io::LayerInfo& layer_;
-    const Queries& queries_;
+    const MeasuredQueries& queries_;
     std::vector<View<const int32_t, 3>> ids_;  // of o.layers up to this one, then of the floor
     Backend& backend_;
     analysis::RecallOptions options_;
@@ -195,17 +194,6 @@ private:
     Tensor<double, 3> difference_;                         // [S + 1, M, Hq]
     Tensor<double, 2> norm_;                               // [M, Hq]
 };
-
-void write_queries(const Queries& queries, const std::string& group, io::UnitWriter& to) {
-    const auto write = [&](const char* name, const std::vector<int64_t>& values, const char* axis,
-                           const char* what) {
-        to.write<int64_t, 1>(group + name, {values.data(), {std::ssize(values)}}, {axis, "", what});
-    };
-    write("/token", queries.tokens, "query", "packed token index of each measured query");
-    write("/block_begin", queries.begins, "block",
-          "first query of each block of queries, and the number of queries");
-    write("/block_sequence", queries.sequences, "block", "sequence of each block of queries");
-}
 
 void write_prices(const ReuseOptions& o, const io::LayerInfo& layer, const analysis::Hardware& on,
                   const std::string& group, io::UnitWriter& to) {
@@ -223,27 +211,8 @@ void write_prices(const ReuseOptions& o, const io::LayerInfo& layer, const analy
 
 }  // namespace
 
-Queries choose_queries(const ReuseOptions& o, const io::ActivationsInfo& info,
-                       const io::LayerInfo& layer) {
-    constexpr int64_t kLeastBlocks = 2;
-    const std::vector<int64_t> sampled = sampled_queries(o, info.cu_seqlens, layer.layer, o.seed);
-    const Problem p = io::layer_problem(info, layer, o.block_size).with_query_rows(sampled);
-    const std::vector<RowKind> kinds = analysis::row_kinds(p, o.rule.top_k, o.all_rows);
-    const analysis::QueryBlocks blocks = analysis::query_blocks(p, kinds, o.block_size);
-    Queries queries;
-    queries.sequences = blocks.sequences;
-    for (int64_t rows : blocks.rows) queries.begins.push_back(queries.begins.back() + rows);
-    for (size_t i = 0; i < sampled.size(); ++i)
-        if (blocks.of_query[i] >= 0) queries.tokens.push_back(sampled[i]);
-    require(queries.blocks() >= kLeastBlocks, "layer ", layer.layer, ": ", queries.tokens.size(),
-            " of the chosen queries see more than ", o.rule.top_k, " blocks of ", o.block_size,
-            " tokens, in ", queries.blocks(), " blocks; at least ", kLeastBlocks,
-            " are needed: choose a smaller --top-k or --block-size, more queries, or --all-rows");
-    return queries;
-}
-
 void reuse_layer(const ReuseOptions& o, const io::ActivationsReader& file,
-                 const io::LayerInfo& layer, const Queries& queries, OwnIds& own,
+                 const io::LayerInfo& layer, const MeasuredQueries& queries, OwnIds& own,
                  const analysis::Hardware& on, const Worker& worker, io::UnitWriter& to) {
     std::vector<int64_t> from;
     std::vector<View<const int32_t, 3>> ids;

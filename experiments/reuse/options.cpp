@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/reuse/options.h"
 
+#include <cmath>
+
 #include "core/select/selector.h"
 #include "experiments/reuse/pattern.h"
 
@@ -81,7 +83,8 @@ std::optional<ReuseOptions> parse_reuse_options(std::span<const std::string> arg
             ", must be above 0 and below 1");
     require(!o.lose || (*o.lose >= 0 && *o.lose < 1), "--lose is ", o.lose.value_or(0),
             ", must be at least 0 and below 1");
-    require(!o.error || *o.error > 0, "--error is ", o.error.value_or(0), ", must be above 0");
+    require(!o.error || (*o.error > 0 && std::isfinite(*o.error)), "--error is ",
+            o.error.value_or(0), ", must be above 0 and finite");
     o.rule.validate();
     check_existing(o);
     return o;

@@ -68,11 +68,13 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
 }
 
 /// The queries, the same in all layers.
-Queries common_queries(const ReuseOptions& o, const io::ActivationsReader& file) {
+MeasuredQueries common_queries(const ReuseOptions& o, const io::ActivationsReader& file) {
     const int64_t first = o.layers.front();
-    Queries queries = choose_queries(o, file.info(), file.layer(first));
+    MeasuredQueries queries =
+        choose_queries(o, o, o.all_rows, o.seed, file.info(), file.layer(first));
     for (int64_t number : o.layers) {
-        const Queries others = choose_queries(o, file.info(), file.layer(number));
+        const MeasuredQueries others =
+            choose_queries(o, o, o.all_rows, o.seed, file.info(), file.layer(number));
         require(others == queries, "--held-out has other queries for layer ", number, " (",
                 others.tokens.size(), ") than for layer ", first, " (", queries.tokens.size(),
                 "): ids can be shared only between the same queries");
@@ -102,7 +104,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     on.peak(Element::bf16);  // throws where there is none
     const io::ActivationsReader file(o.file);
     resolve(o, args, file, err);
-    const Queries queries = common_queries(o, file);
+    const MeasuredQueries queries = common_queries(o, file);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 

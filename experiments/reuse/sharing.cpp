@@ -2,13 +2,12 @@
 #include "experiments/reuse/sharing.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "core/select/selector.h"
+#include "experiments/driver/measured_queries.h"
 
 namespace msa::experiments::reuse {
 namespace {
@@ -34,72 +33,13 @@ Asked asked_of(const io::RunRecord& run) {
     return asked;
 }
 
-/// The blocks of queries, and how often each is drawn.
-struct Blocks {
-    Blocks(const io::ResultsReader& results, const std::string& layer, uint64_t seed) {
-        const auto begins = results.read<int64_t, 1>("/queries/" + layer + "/block_begin");
-        const auto of = results.read<int64_t, 1>("/queries/" + layer + "/block_sequence");
-        sequences.assign(of.data(), of.data() + of.size());
-        for (int64_t b = 0; b < of.size(); ++b)
-            rows.push_back(static_cast<double>(begins(b + 1) - begins(b)));
-        draws = analysis::bootstrap_draws(sequences, kDraws, seed);
-    }
-    std::vector<int64_t> sequences;
-    std::vector<double> rows;  // queries of each block
-    Tensor<int32_t, 2> draws;
-};
-
-/// Mean over the drawn queries of what is the mean over the queries of each block.
-std::vector<double> drawn_means(const Blocks& blocks, View<const double, 1> values) {
-    std::vector<double> means;
-    for (int64_t n = 0; n < kDraws; ++n) {
-        const View<const int32_t, 1> times = std::as_const(blocks.draws).view()[n];
-        double sum = 0, count = 0;
-        for (int64_t b = 0; b < values.size(); ++b) {
-            const double weight = times(b) * blocks.rows[static_cast<size_t>(b)];
-            if (weight == 0) continue;
-            sum += weight * values(b);
-            count += weight;
-        }
-        means.push_back(sum / count);
-    }
-    return means;
-}
-
-/// The relative output error of the drawn queries, mean over the heads whose dense output is not 0.
-std::vector<double> drawn_errors(const Blocks& blocks, View<const double, 2> difference,
-                                 View<const double, 2> norm) {
-    const int64_t heads = norm.extent(1);
-    std::vector<double> errors, off(static_cast<size_t>(heads)), all(off);
-    for (int64_t n = 0; n < kDraws; ++n) {
-        std::fill(off.begin(), off.end(), 0.0);
-        std::fill(all.begin(), all.end(), 0.0);
-        for (int64_t b = 0; b < norm.extent(0); ++b) {
-            const double times = blocks.draws(n, b);
-            if (times == 0) continue;
-            for (int64_t h = 0; h < heads; ++h) {
-                off[static_cast<size_t>(h)] += times * difference(b, h);
-                all[static_cast<size_t>(h)] += times * norm(b, h);
-            }
-        }
-        double sum = 0, living = 0;
-        for (size_t h = 0; h < off.size(); ++h) {
-            if (all[h] == 0) continue;
-            sum += std::sqrt(off[h] / all[h]);
-            ++living;
-        }
-        errors.push_back(sum / living);
-    }
-    return errors;
-}
-
 void take_intervals(const std::array<double, kMeasures>& values, Kept& kept) {
     for (size_t m = 0; m < kMeasures; ++m)
         kept.measures[m] = analysis::with_interval(values[m], kept.draws[m]);
 }
 
 std::vector<Pair> read_pairs(const io::ResultsReader& results, const std::string& name,
-                             const Blocks& blocks) {
+                             const DrawnQueries& blocks) {
     const std::string group = "/reuse/" + name;
     const auto sources = results.read<int64_t, 1>(group + "/sources");
     const auto means = results.read<double, 2>(group + "/means");
@@ -270,10 +210,9 @@ Findings make_findings(const io::ResultsReader& results) {
     findings.is_bound = make_selector(findings.asked.selector)->family() == Family::oracle;
     std::vector<LayerCosts> costs;
     const std::vector<std::string> names = results.list("/reuse");
-    const Blocks blocks(results, names.front(), findings.seed);
-    findings.blocks = std::ssize(blocks.sequences);
-    findings.sequences =
-        std::ssize(std::set<int64_t>(blocks.sequences.begin(), blocks.sequences.end()));
+    const DrawnQueries blocks(results, "/queries/" + names.front(), findings.seed);
+    findings.blocks = blocks.blocks();
+    findings.sequences = blocks.sequence_count();
     const auto count = static_cast<double>(names.size());
     for (const std::string& name : names) {
         const std::string group = "/reuse/" + name;

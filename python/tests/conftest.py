@@ -52,5 +52,6 @@ def full_report(results_path, tmp_path_factory):
                  "--selections", str(results_path), "--fit", str(make_fit(out / "in/fit.h5")),
                  "--cost", files["cost"], "--cost", files["orders"], "--bench", files["bench"],
                  "--compare", files["compare"], "--advise", files["advise"],
-                 "--cache", files["cache"], "--reuse", files["reuse"]]) == 0
+                 "--cache", files["cache"], "--reuse", files["reuse"],
+                 "--precision", files["precision"]]) == 0
     return out

@@ -193,13 +193,42 @@ def sharing(reached: bool = True) -> dict:
             "each": front[1] if reached else None, "mean": front[1] if reached else None}
 
 
+def precision(reached: bool = True, index: bool = True) -> dict:
+    """Full precision, int8 and rotated int4; int8 is enough."""
+    def estimate(value):
+        return {"value": value, "low": value - 0.001, "high": value + 0.001}
+
+    def part(measures, losses):
+        rows = [{"name": name, "format": name.split(",")[0], "scale": scale,
+                 "rotated": "rotated" in name, "asked": True, "bits_per_token": 64 * bits,
+                 "bits_per_value": bits, "computed_in": "f32",
+                 **{measure: estimate(of(loss)) for measure, of in measures.items()},
+                 "worst_layer": loss, "reaches": reached and loss < 0.01, "layers": []}
+                for (name, scale, bits), loss in zip(
+                    (("f32", "none", 32.0), ("int8, scale per token", "token", 8.5),
+                     ("int4, scale per token, rotated", "token", 4.5)), losses)]
+        return {"layers": [3, 4], "measures": list(measures), "rows": rows,
+                "recommended": 1 if reached else None, "nearest": 0}
+
+    kept = {name: lambda loss: 1 - loss for name in ("own_recall", "block_recall", "mass_kept",
+                                                     "mass_share")}
+    return {"format": "msa-precision-summary", "program": "msa-precision", "options": {},
+            "definitions": {"mass_share": "what mass_share means"},
+            "target": {"keep": 0.99, "error": 0.01},
+            "index": part({**kept, "recall_share": lambda loss: 1 - 2 * loss,
+                           "output_error": lambda loss: loss}, (0, 0.002, 0.1)) if index else None,
+            "cache": part({"dense_error": lambda loss: loss, "mass_share": lambda loss: 1 - loss,
+                           "sparse_error": lambda loss: loss / 2}, (0, 0.005, 0.2))}
+
+
 def write_all(folder: Path) -> dict[str, str]:
     """One file of each kind; their paths by kind."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for kind, content in {"cost": cost(), "orders": orders(), "bench": bench(),
                           "compare": comparison(), "advise": advice(),
-                          "cache": cache(), "reuse": sharing()}.items():
+                          "cache": cache(), "reuse": sharing(),
+                          "precision": precision()}.items():
         path = folder / f"{kind}.json"
         path.write_text(json.dumps(content), encoding="utf-8")
         paths[kind] = str(path)

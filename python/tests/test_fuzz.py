@@ -128,6 +128,8 @@ def files(tmp_path_factory):
                    (results, "--advise", "{}", "--out", "{out}")),
         "cache": (Path(made["cache"]), run_plots, (results, "--cache", "{}", "--out", "{out}")),
         "reuse": (Path(made["reuse"]), run_plots, (results, "--reuse", "{}", "--out", "{out}")),
+        "precision": (Path(made["precision"]), run_plots,
+                      (results, "--precision", "{}", "--out", "{out}")),
         "cost": (Path(made["cost"]), run_plots, (results, "--cost", "{}", "--out", "{out}")),
         "orders": (Path(made["orders"]), run_plots, (results, "--cost", "{}", "--out", "{out}")),
         "bench": (Path(made["bench"]), run_plots,
@@ -144,7 +146,8 @@ def damage_bytes(data: bytearray, rng) -> bytearray:
 
 
 BYTES = {"h5": 30, "npz": 12, "safetensors": 12, "npy": 12, "results": 16, "fit": 6, "compare": 3,
-         "evaluation": 3, "advise": 3, "cache": 3, "reuse": 3, "cost": 3, "orders": 3, "bench": 3}
+         "evaluation": 3, "advise": 3, "cache": 3, "reuse": 3, "precision": 3,
+         "cost": 3, "orders": 3, "bench": 3}
 
 
 @pytest.mark.parametrize("kind", BYTES)
@@ -237,8 +240,8 @@ def damage_json(value, rng):
     return (None, -1, "text", [], {}, [[1]], 1e300, True)[rng.integers(8)]
 
 
-@pytest.mark.parametrize("kind", ["compare", "evaluation", "advise", "cache", "reuse", "cost", "orders",
-                                  "bench"])
+@pytest.mark.parametrize("kind", ["compare", "evaluation", "advise", "cache", "reuse", "precision",
+                                  "cost", "orders", "bench"])
 def test_damaged_json(files, tmp_path, kind):
     path, program, arguments = files[kind]
     rng = np.random.default_rng(len(kind))
@@ -288,9 +291,8 @@ PROGRAMS = {  # program, its commands, its options
         "--rope-theta", "--model-id", "--model-config", "--apply-rope", "--interleaved",
         "--layers", "--overwrite")),
     "msalab.plots": (run_plots, ([],), (
-        "--fit", "--selections", "--compare", "--evaluate", "--advise", "--cache", "--reuse", "--cost",
-        "--bench",
-        "--layers")),
+        "--fit", "--selections", "--compare", "--evaluate", "--advise", "--cache", "--reuse",
+        "--precision", "--cost", "--bench", "--layers")),
     "msalab.evaluation": (run_evaluation, (["."],), (
         "--text", "--indexer", "--selector", "--budgets", "--top-k", "--block-size",
         "--force-begin-blocks", "--force-end-blocks", "--dense-layers", "--context", "--sequences",

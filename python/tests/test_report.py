@@ -114,10 +114,11 @@ def test_headline_names_the_best_selector_besides_the_oracle(results):
 def test_costs_and_comparisons_come_as_sections(full_report):
     page = (full_report / "report.html").read_text(encoding="utf-8")
     sections = [attributes["id"] for tag, attributes in Elements(page).found if tag == "section"]
-    assert sections[-6:] == ["comparison", "advice", "cache", "reuse", "efficiency", "loop-orders"]
+    assert sections[-7:] == ["comparison", "advice", "cache", "reuse", "precision", "efficiency",
+                             "loop-orders"]
     for name in ("efficiency", "roofline", "predicted_over_measured", "comparison",
                  "advice", "advice_layers", "cache", "cache_layers", "reuse_distance", "reuse_patterns",
-                 "reuse_all_patterns", "budget_layer3", "pareto_flops_layer3",
+                 "reuse_all_patterns", "precision", "precision_all", "budget_layer3", "pareto_flops_layer3",
                  "pareto_bytes_layer3", "loop_orders_layer3", "unions_layer3"):
         assert (full_report / f"{name}.csv").is_file()
     assert "Solid lines were measured (bench.json)" in page

@@ -25,13 +25,15 @@ const Program kCost{"msa-cost", experiments::cost::run};
 const Program kFit{"msa-fit-indexer", experiments::fit::run};
 const Program kInspect{"msa-inspect", experiments::inspect::run};
 const Program kMerge{"msa-merge", experiments::merge::run};
+const Program kPrecision{"msa-precision", experiments::precision::run};
 const Program kPretrain{"msa-pretrain", experiments::pretrain::run};
 const Program kReuse{"msa-reuse", experiments::reuse::run};
 const Program kSynth{"msa-synth", experiments::synth::run};
 
 const std::vector<Program>& programs() {
-    static const std::vector<Program> all{kAdvise, kAnalyze, kBench, kCache,    kCompare, kCost,
-                                          kFit,    kInspect, kMerge, kPretrain, kReuse,   kSynth};
+    static const std::vector<Program> all{kAdvise,   kAnalyze, kBench,   kCache, kCompare,
+                                          kCost,     kFit,     kInspect, kMerge, kPrecision,
+                                          kPretrain, kReuse,   kSynth};
     return all;
 }
 

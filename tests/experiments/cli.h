@@ -33,7 +33,7 @@ inline void PrintTo(const Program& program, std::ostream* to) { *to << program.n
 /// Every program there is, in the order of experiments/CLI.md.
 const std::vector<Program>& programs();
 extern const Program kAdvise, kAnalyze, kBench, kCache, kCompare, kCost, kFit, kInspect, kMerge,
-    kPretrain, kReuse, kSynth;
+    kPrecision, kPretrain, kReuse, kSynth;
 
 /// Sizes of a file of random activations, and what may be wrong with it.
 struct Activations {

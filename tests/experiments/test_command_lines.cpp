@@ -258,6 +258,16 @@ protected:
                     "4",
                     "--layers",
                     "0,3"};
+        if (program == "msa-precision")
+            return {other.value_or("a.h5"),
+                    "--out",
+                    "out",
+                    "--block-size",
+                    "8",
+                    "--top-k",
+                    "4",
+                    "--formats",
+                    "int8"};
         Words words{other.value_or("a.h5"), "--out", "out", "--block-size", "8"};
         if (program == "msa-compare") words.insert(words.end(), {"--budgets", "32"});
         if (program == "msa-analyze") words.insert(words.end(), {"--top-k", "4"});

@@ -285,6 +285,7 @@ TEST_F(Reuse, RefusesBadInput) {
     refuses(file, {"--lose", "1"}, "--lose is 1, must be at least 0 and below 1");
     refuses(file, {"--keep", "1.5"}, "--keep is 1.5, must be above 0 and below 1");
     refuses(file, {"--error", "0"}, "--error is 0, must be above 0");
+    refuses(file, {"--error", "inf"}, "--error is inf, must be above 0 and finite");
     refuses(file, {"--keep", "0.9", "--lose", "0.1"}, "exclude each other");
     refuses(file, {"--every", "0"}, "--every");
     refuses(file, {"--groups", "2-1"}, "--groups has '2-1'");

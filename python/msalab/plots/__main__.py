@@ -15,10 +15,11 @@ from .cost import read_bench, read_cost, read_json
 from .evaluation import read_evaluation
 from .fit import FitResults
 from .gallery import (advice_section, cache_section, comparison_section, efficiency_section,
-                      evaluation_section, orders_section,
+                      evaluation_section, orders_section, precision_section,
                       selections_section, sharing_section, training_section)
 from .pilot_figures import pictures
 from .pilot_records import read_records
+from .precision import loss_by_bits, read_precision
 from .report import write_report
 from .results import Results, ResultsError, blamed
 from .reuse import loss_by_distance, read_sharing, sharing_patterns
@@ -65,6 +66,9 @@ def more_sections(options, files: ExitStack):
         after.append(of_file(options.cache, cache_section, read(options.cache, read_cache)))
     if options.reuse:
         after.append(of_file(options.reuse, sharing_section, read(options.reuse, read_sharing)))
+    if options.precision:
+        after.append(of_file(options.precision, precision_section,
+                             read(options.precision, read_precision)))
     records = ", ".join(options.bench)
     bench = read(records, read_bench, *options.bench) if options.bench else {}
     costs = [(path, read(path, read_cost)) for path in options.cost]
@@ -79,6 +83,7 @@ def more_sections(options, files: ExitStack):
 
 ALONE = {"msa-advise-summary": (read_advice, {"advice": cost_front}),
          "msa-cache-summary": (read_cache, {"cache": cache_curves}),
+         "msa-precision-summary": (read_precision, {"precision": loss_by_bits}),
          "msa-reuse-summary": (read_sharing, {"reuse_distance": loss_by_distance,
                                               "reuse_patterns": sharing_patterns})}
 
@@ -94,7 +99,8 @@ def draw_alone(path, out):
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="msalab plot", description=__doc__)
     parser.add_argument("results", help="results file (HDF5, msa-results), or the "
-                                        "summary.json of msa-advise, msa-cache or msa-reuse")
+                                        "summary.json of msa-advise, msa-cache, "
+                                        "msa-precision or msa-reuse")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--fit", metavar="FILE", help="results of msa-fit-indexer: how it learned")
     parser.add_argument("--selections", metavar="FILE",
@@ -107,6 +113,8 @@ def main(arguments=None) -> int:
                         help="summary.json of msa-cache: what a KV cache off the GPU would see")
     parser.add_argument("--reuse", metavar="FILE",
                         help="summary.json of msa-reuse: what layers lose with shared ids")
+    parser.add_argument("--precision", metavar="FILE",
+                        help="summary.json of msa-precision: what number formats lose")
     parser.add_argument("--cost", action="append", default=[], metavar="FILE",
                         help="output of msa-cost --json, from sizes or from results; repeatable")
     parser.add_argument("--bench", action="append", default=[], metavar="FILE",

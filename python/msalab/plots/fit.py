@@ -30,7 +30,7 @@ class FitResults(ResultsFile):
     group = "fit"
     elsewhere = {program: "--fit takes results of msa-fit-indexer"
                  for program in ("msa-advise", "msa-analyze", "msa-cache", "msa-compare",
-                                 "msa-reuse")}
+                                 "msa-precision", "msa-reuse")}
 
     @property
     def start(self) -> str:

@@ -24,6 +24,7 @@ from .mass_kept import mass_kept_curve
 from .needle import needle_depth_map
 from .overlap import overlap_map
 from .popularity import queries_per_block
+from .precision import Precisions, loss_by_bits
 from .results import Results
 from .reuse import Sharing, loss_by_distance, sharing_patterns
 from .sink import sink_bars
@@ -291,6 +292,24 @@ def sharing_section(sharing: Sharing) -> Section:
          f"patterns that were asked for. {reached}: \"{sharing.target}\"."
          + (" The dotted line is the target." if sharing.target.startswith("lose") else "")),
         drawn, sharing.patterns, "reuse_all_patterns", sharing.definitions)
+
+
+def precision_section(precisions: Precisions) -> Section:
+    """Of the summary of msa-precision."""
+    return Section(
+        "precision",
+        "Which number format may the index operands and the KV cache have?",
+        ("A point is a number format with its scales, mean over the layers, with 95 % intervals: "
+         "down and to the left is better. The picture's SVG names it where the pointer rests. "
+         "Above, what the Index Branch loses with its operands in the format: of the attention mass "
+         "that full precision keeps or of its recall of the oracle's blocks, whichever is more. "
+         "Below, the relative error of attention with K and V in the format, dense or sparse, "
+         "whichever is more. Losses below 0.00001 are drawn there.",
+         "Hollow points have their channels rotated by a Hadamard matrix before they are stored. "
+         "The dotted lines are the targets, and a ring marks the format with the fewest bits whose "
+         "interval reaches it."),
+        lambda *_: iter([Picture("precision", *loss_by_bits(precisions))]), precisions.rows,
+        "precision_all", precisions.definitions)
 
 
 def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = ()) -> Section:

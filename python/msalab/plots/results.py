@@ -245,6 +245,7 @@ class Results(ResultsFile):
                  "msa-cache": "msalab plot draws its summary.json",
                  "msa-compare": "--compare draws its summary.json",
                  "msa-fit-indexer": "--fit draws it, beside results of msa-analyze",
+                 "msa-precision": "msalab plot draws its summary.json",
                  "msa-reuse": "msalab plot draws its summary.json",
                  "msa-pretrain": "its curves are in curves.csv; of its activations.h5, msa-analyze "
                                  "makes results to draw"}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/precision/findings.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "experiments/driver/estimate.h"
+#include "experiments/driver/measured_queries.h"
+#include "experiments/precision/options.h"
+
+namespace msa::experiments::precision {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// Reads one layer's measures of a part.
+class LayerRows {
+public:
+    LayerRows(const io::ResultsReader& results, const std::string& layer, const std::string& part,
+              uint64_t seed)
+        : results_(results),
+          group_("/precision/" + layer + "/" + part),
+          drawn_(results, "/queries/" + layer, seed),
+          once_(drawn_.once()) {}
+
+    /// Of each precision, the mean of a dataset [precision, block].
+    void means(const std::string& dataset, std::vector<Kept>& to) const {
+        const auto values = results_.read<double, 2>(group_ + "/" + dataset);
+        add(to,
+            [&](const DrawnQueries& of, int64_t s) { return drawn_means(of, values.view()[s]); });
+    }
+    /// The same over that of the first precision.
+    void shares(const std::string& dataset, std::vector<Kept>& to) const {
+        const auto values = results_.read<double, 2>(group_ + "/" + dataset);
+        add(to, [&](const DrawnQueries& of, int64_t s) {
+            std::vector<double> shares = drawn_means(of, values.view()[s]);
+            const std::vector<double> full = drawn_means(of, values.view()[0]);
+            for (size_t n = 0; n < shares.size(); ++n) shares[n] /= full[n];
+            return shares;
+        });
+    }
+    /// Relative errors; `group` lies in the part's, empty for that itself.
+    void errors(const std::string& group, std::vector<Kept>& to) const {
+        const std::string at = group.empty() ? group_ : group_ + "/" + group;
+        const auto difference = results_.read<double, 3>(at + "/difference");
+        const auto norm = results_.read<double, 2>(at + "/norm");
+        add(to, [&](const DrawnQueries& of, int64_t s) {
+            return drawn_errors(of, difference.view()[s], norm.view());
+        });
+    }
+
+private:
+    template <typename Values>
+    void add(std::vector<Kept>& to, const Values& values) const {
+        const auto rows = std::ssize(to);
+#pragma omp parallel for
+        for (int64_t s = 0; s < rows; ++s) {
+            Kept& kept = to[static_cast<size_t>(s)];
+            kept.draws.push_back(values(drawn_, s));
+            kept.measures.push_back(
+                analysis::with_interval(values(once_, s).front(), kept.draws.back()));
+        }
+    }
+
+    const io::ResultsReader& results_;
+    std::string group_;
+    DrawnQueries drawn_, once_;
+};
+
+/// The same draw in all layers.
+Kept mean_of(const std::vector<Kept>& layers) {
+    Kept mean;
+    const auto count = static_cast<double>(layers.size());
+    for (size_t m = 0; m < layers.front().measures.size(); ++m) {
+        double value = 0;
+        std::vector<double> draws(kDraws);
+        for (const Kept& layer : layers) {
+            value += layer.measures[m].value / count;
+            for (size_t n = 0; n < draws.size(); ++n) draws[n] += layer.draws[m][n] / count;
+        }
+        mean.measures.push_back(analysis::with_interval(value, draws));
+        mean.draws.push_back(std::move(draws));
+    }
+    return mean;
+}
+
+/// Rows without numbers, as the options of the run say.
+std::vector<Row> rows_asked(const ordered_json& o) {
+    const auto names = [&](const char* key) { return o[key].get<std::vector<std::string>>(); };
+    const std::vector<std::string> formats = names("formats");
+    std::vector<Row> rows;
+    for (const Precision& precision : precisions(formats, names("scales"), names("rotations"))) {
+        Row row;
+        row.precision = precision;
+        row.asked =
+            std::find(formats.begin(), formats.end(), to_string(precision.format)) != formats.end();
+        rows.push_back(std::move(row));
+    }
+    return rows;
+}
+
+/// What every layer says of the part's rows beside the measures.
+void read_layer(const io::ResultsReader& results, const std::string& layer, Part& part,
+                std::vector<Kept> kept) {
+    const std::string group = "/precision/" + layer + "/" + part.name;
+    const auto bits = results.read<double, 1>(group + "/bits");
+    const double values = results.number(group, "values");
+    const std::vector<std::string> computed_in =
+        split_list("computed_in", results.words(group, "computed_in"));
+    for (size_t s = 0; s < part.rows.size(); ++s) {
+        Row& row = part.rows[s];
+        row.bits += bits(static_cast<int64_t>(s));
+        row.bits_per_value += bits(static_cast<int64_t>(s)) / values;
+        row.computed_in = computed_in[s];
+        row.layers.push_back(std::move(kept[s]));
+    }
+    part.layers.push_back(std::stoll(layer));
+}
+
+void add_index(const io::ResultsReader& results, const std::string& layer, uint64_t seed,
+               Part& part) {
+    const LayerRows of(results, layer, part.name, seed);
+    std::vector<Kept> kept(part.rows.size());
+    of.means("own_recall", kept);
+    of.means("block_recall", kept);
+    of.means("mass_kept", kept);
+    of.shares("mass_kept", kept);
+    of.shares("block_recall", kept);
+    of.errors("", kept);
+    read_layer(results, layer, part, std::move(kept));
+}
+
+void add_cache(const io::ResultsReader& results, const std::string& layer, uint64_t seed,
+               bool sparse, Part& part) {
+    const LayerRows of(results, layer, part.name, seed);
+    std::vector<Kept> kept(part.rows.size());
+    of.errors("dense", kept);
+    of.means("mass_kept", kept);
+    of.shares("mass_kept", kept);
+    if (sparse) of.errors("sparse", kept);
+    read_layer(results, layer, part, std::move(kept));
+}
+
+/// How far the mean of a row is on the right side of the bound; NaN where it is.
+double margin(const Part& part, const Row& row, size_t measure, bool far_end) {
+    const analysis::Estimate& of = row.mean.measures[measure];
+    if (part.at_least) return (far_end ? of.low : of.value) - part.bound;
+    return part.bound - (far_end ? of.high : of.value);
+}
+
+void recommend(Part& part) {
+    const auto count = static_cast<double>(part.layers.size());
+    const auto score = [&](const Row& row) {
+        return margin(part, row, part.worst_measure(row), false);
+    };
+    std::optional<size_t> nearest;
+    for (size_t s = 0; s < part.rows.size(); ++s) {
+        Row& row = part.rows[s];
+        row.bits /= count;
+        row.bits_per_value /= count;
+        row.mean = mean_of(row.layers);
+        row.reaches = std::all_of(part.targeted.begin(), part.targeted.end(),
+                                  [&](size_t m) { return margin(part, row, m, true) >= 0; });
+        if (!row.asked) continue;
+        if (!nearest || score(row) > score(part.rows[*nearest])) nearest = s;
+        if (!row.reaches) continue;
+        const Row* best = part.recommended ? &part.rows[*part.recommended] : nullptr;
+        if (best == nullptr || row.bits < best->bits ||
+            (row.bits == best->bits && score(row) > score(*best)))
+            part.recommended = s;
+    }
+    part.nearest = nearest.value_or(0);
+}
+
+}  // namespace
+
+size_t Part::worst_measure(const Row& row) const {
+    return *std::min_element(targeted.begin(), targeted.end(), [&](size_t a, size_t b) {
+        return margin(*this, row, a, false) < margin(*this, row, b, false);
+    });
+}
+
+double Part::worst_layer(const Row& row) const {
+    const size_t m = worst_measure(row);
+    double worst = row.layers.front().measures[m].value;
+    for (const Kept& layer : row.layers) {
+        const double value = layer.measures[m].value;
+        worst = at_least ? std::min(worst, value) : std::max(worst, value);
+    }
+    return worst;
+}
+
+std::string Part::target_text() const {
+    std::string names;
+    for (size_t m : targeted) names += (names.empty() ? "" : " and ") + measures[m];
+    std::replace(names.begin(), names.end(), '_', ' ');
+    return text(names, " of ", at_least ? "at least " : "at most ", bound);
+}
+
+Findings make_findings(const io::ResultsReader& results) {
+    Findings findings;
+    const ordered_json o = ordered_json::parse(results.run().options);
+    findings.seed = results.run().seed;
+    findings.keep = o["keep"];
+    findings.error = o["error"];
+    Part index{.name = "index",
+               .words = "index operands",
+               .measures = {"own_recall", "block_recall", "mass_kept", "mass_share", "recall_share",
+                            "output_error"},
+               .layers = {},
+               .rows = rows_asked(o),
+               .bound = findings.keep,
+               .at_least = true,
+               .targeted = {3, 4},
+               .recommended = {}};
+    findings.cache = {.name = "cache",
+                      .words = "KV cache",
+                      .measures = {"dense_error", "mass_kept", "mass_share"},
+                      .layers = {},
+                      .rows = rows_asked(o),
+                      .bound = findings.error,
+                      .at_least = false,
+                      .targeted = {0},
+                      .recommended = {}};
+    const std::vector<std::string> layers = results.list("/precision");
+    // Sparse attention has an error where every layer has ids.
+    const bool sparse = std::all_of(layers.begin(), layers.end(), [&](const std::string& layer) {
+        return results.has("/precision/" + layer + "/cache/sparse");
+    });
+    if (sparse) {
+        findings.cache.measures.emplace_back("sparse_error");
+        findings.cache.targeted.push_back(3);
+    }
+    for (const std::string& layer : layers) {
+        add_cache(results, layer, findings.seed, sparse, findings.cache);
+        if (results.has("/precision/" + layer + "/index"))
+            add_index(results, layer, findings.seed, index);
+        const DrawnQueries drawn(results, "/queries/" + layer, findings.seed);
+        findings.queries = std::max(findings.queries, drawn.queries());
+        findings.blocks = std::max(findings.blocks, drawn.blocks());
+        findings.sequences = std::max(findings.sequences, drawn.sequence_count());
+    }
+    recommend(findings.cache);
+    if (!index.layers.empty()) {
+        recommend(index);
+        findings.index = std::move(index);
+    }
+    return findings;
+}
+
+}  // namespace msa::experiments::precision

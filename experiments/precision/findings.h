@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// What the results of msa-precision say: made from results.h5 alone.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "analysis/bootstrap.h"
+#include "core/io/results.h"
+#include "core/quantize.h"
+
+namespace msa::experiments::precision {
+
+/// Estimates in the order of a Part's measures, with their bootstrap draws [kDraws].
+struct Kept {
+    std::vector<analysis::Estimate> measures;
+    std::vector<std::vector<double>> draws;
+};
+
+/// One precision on the layers of its part.
+struct Row {
+    Precision precision;
+    bool asked = true;  // false: full precision, where --formats leaves f32 out
+    double bits = 0;    // of a token in one layer, mean over the layers
+    double bits_per_value = 0;
+    std::string computed_in;   // "f32"
+    std::vector<Kept> layers;  // in the order of the part's
+    Kept mean;                 // over the layers
+    bool reaches = false;      // the mean reaches the target, with the far end of its interval
+};
+
+/// The index operands, or the KV cache.
+struct Part {
+    std::string name, words;            // "index", "index operands"
+    std::vector<std::string> measures;  // names in files
+    std::vector<int64_t> layers;
+    std::vector<Row> rows;  // full precision first
+    double bound = 0;       // of the target
+    bool at_least = true;   // the targeted measures have to be at least the bound; else at most
+    std::vector<size_t> targeted;
+    /// Of the rows asked for: the fewest bits that reach the target, and of these the best; where
+    /// none does, the one that comes nearest.
+    std::optional<size_t> recommended;
+    size_t nearest = 0;
+
+    /// The targeted measure that is worst in the mean of a row, and its value in the worst layer.
+    size_t worst_measure(const Row&) const;
+    double worst_layer(const Row&) const;
+    /// "mass_share and recall_share of at least 0.99"
+    std::string target_text() const;
+};
+
+struct Findings {
+    uint64_t seed = 0;
+    double keep = 0, error = 0;
+    std::optional<Part> index;  // of the layers with an Index Branch
+    Part cache;
+    int64_t queries = 0, blocks = 0, sequences = 0;  // the most of a layer
+};
+
+Findings make_findings(const io::ResultsReader&);
+
+}  // namespace msa::experiments::precision

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/precision/options.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace msa::experiments::precision {
+namespace {
+
+const About kAbout{
+    .name = "msa-precision",
+    .question = "Which number format may the index operands and the KV cache have?",
+    .usage = "FILE --out DIR [--keep SHARE] [--error E] [options]",
+    .examples = {"msa-precision data/sample.h5 --out results/precision --block-size 32 --top-k 8",
+                 "msa-precision data/sample.h5 --out results/precision-4bit --block-size 32 "
+                 "--top-k 8 --formats int4,fp4 --scales block --error 0.3"},
+    .writes =
+        "DIR/results.h5 (groups /layers, /queries, /precision; see data/FORMAT.md),\n"
+        "DIR/summary.json and DIR/precision.txt (what is printed). Where no format reaches a\n"
+        "target, the nearest one is named, and the exit code is 2.",
+};
+
+constexpr const char* kNoRotation = "none";
+
+std::vector<std::string> format_names() {
+    std::vector<std::string> names;
+    for (size_t f = 0; f < kNumberFormats; ++f)
+        names.emplace_back(to_string(static_cast<NumberFormat>(f)));
+    return names;
+}
+std::vector<std::string> unit_names() {
+    std::vector<std::string> names;
+    for (size_t u = 0; u < kScaleUnits; ++u)
+        names.emplace_back(to_string(static_cast<ScaleUnit>(u)));
+    return names;
+}
+std::vector<std::string> rotation_names() { return {kNoRotation, kHadamard}; }
+
+/// A row of names of which all are meant where none is given.
+void add_names(OptionTable& table, const std::string& flag, std::vector<std::string>& to,
+               const std::vector<std::string>& known, const std::string& help) {
+    OptionRow& row = table.names(
+        flag, "NAME,...", to,
+        [=](const std::string& name) { return known[choice(flag, name, known)]; },
+        help + ": " + join(known));
+    row.shown_as("all");
+    row.check = [=, &to] {
+        if (to.empty()) to = known;
+    };
+}
+
+bool has(const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+}  // namespace
+
+OptionTable option_table(PrecisionOptions& o) {
+    OptionTable table(kAbout);
+    add_files(table, o);
+    table.real("keep", "SHARE", o.keep,
+               "target of the index operands: of the attention mass and of the recall of the "
+               "oracle's blocks that full precision has, the format's ids keep this share");
+    table.real("error", "E", o.error,
+               "target of the KV cache: at most this relative output error of attention");
+    add_names(table, "formats", o.formats, format_names(), "number formats");
+    add_names(table, "scales", o.scales, unit_names(),
+              text("what shares a scale in e4m3, e5m2, int8 and int4 (block: ", kScaleBlock,
+                   " channels; fp4 always has scales of blocks, int8 and int4 need one)"));
+    add_names(table, "rotations", o.rotations, rotation_names(),
+              "of the channels of each head, before they are stored");
+    table.numbers("layers", "L,...", o.layers, "layers; default: all of the file");
+    add_sizes(table, o);
+    add_oracle(table, o);
+    add_queries(table, o);
+    table.seed(o.seed, "of sampling and of the bootstrap");
+    add_backend(table, o);
+    add_workers(table, o);
+    add_existing(table, o);
+    return table;
+}
+
+std::optional<PrecisionOptions> parse_precision_options(std::span<const std::string> args,
+                                                        std::ostream& out) {
+    PrecisionOptions o;
+    if (!option_table(o).parse(args, out)) return std::nullopt;
+    require(o.keep > 0 && o.keep <= 1, "--keep is ", o.keep, ", must be above 0 and at most 1");
+    require(o.error >= 0 && std::isfinite(o.error), "--error is ", o.error,
+            ", must be at least 0 and finite");
+    o.rule.validate();
+    precisions(o.formats, o.scales, o.rotations);
+    check_existing(o);
+    return o;
+}
+
+std::vector<Precision> precisions(const std::vector<std::string>& formats,
+                                  const std::vector<std::string>& scales,
+                                  const std::vector<std::string>& rotations) {
+    std::vector<Precision> all{{}};
+    for (const std::string& name : formats) {
+        const auto format = static_cast<NumberFormat>(choice("formats", name, format_names()));
+        if (format == NumberFormat::float32) continue;
+        const std::vector<ScaleUnit> units = scale_units(format);
+        const size_t before = all.size();
+        for (ScaleUnit unit : units) {
+            if (units.size() > 1 && !has(scales, to_string(unit))) continue;
+            if (has(rotations, kNoRotation)) all.push_back({format, unit, false});
+            if (has(rotations, kHadamard)) all.push_back({format, unit, true});
+        }
+        require(all.size() > before, "--scales leaves out every scale of ", name,
+                ", which needs one");
+    }
+    return all;
+}
+
+}  // namespace msa::experiments::precision

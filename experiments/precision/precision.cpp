@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <bit>
+#include <ostream>
+#include <sstream>
+
+#include "experiments/driver/completed.h"
+#include "experiments/driver/estimate.h"
+#include "experiments/driver/measured_queries.h"
+#include "experiments/driver/own_attention.h"
+#include "experiments/driver/run.h"
+#include "experiments/driver/write_text.h"
+#include "experiments/precision/layer.h"
+#include "experiments/precision/summary.h"
+#include "experiments/programs.h"
+#include "gpu/cuda_backend.h"
+
+namespace msa::experiments::precision {
+namespace {
+
+constexpr int kNotReached = 2;
+
+/// Why the heads of a layer cannot be rotated; empty where they can.
+std::string rotation_lacks(const io::LayerInfo& layer) {
+    for (io::Field field : {io::Field::k, io::Field::index_k})
+        if (layer.has(field) && !std::has_single_bit(static_cast<uint64_t>(layer.channels(field))))
+            return text("layer ", layer.layer, " has heads of ", layer.channels(field),
+                        " channels in ", io::to_string(field),
+                        ", the Hadamard rotation takes powers of two");
+    return "";
+}
+
+void resolve_rotations(PrecisionOptions& o, bool asked, const std::vector<io::LayerInfo>& layers,
+                       std::ostream& err) {
+    const auto hadamard = std::find(o.rotations.begin(), o.rotations.end(), kHadamard);
+    if (hadamard == o.rotations.end()) return;
+    for (const io::LayerInfo& layer : layers) {
+        const std::string lacks = rotation_lacks(layer);
+        if (lacks.empty()) continue;
+        require(!asked, "--rotations ", kHadamard, ": ", o.file.string(), ": ", lacks);
+        err << "note: --rotations leaves out " << kHadamard << ": " << lacks << '\n';
+        o.rotations.erase(hadamard);
+        return;
+    }
+}
+
+/// Fills in what depends on the file, and checks the options against it.
+void resolve(PrecisionOptions& o, std::span<const std::string> args,
+             const io::ActivationsReader& file, std::ostream& err) {
+    if (o.layers.empty())
+        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
+    std::vector<io::LayerInfo> layers;
+    std::vector<int64_t> without;
+    for (int64_t number : o.layers) {
+        layers.push_back(file.layer(number));
+        io::require_post_rope(file, number);
+        if (!layers.back().has(io::Field::index_q)) without.push_back(number);
+        warn_of_own_attention(o.file, layers.back(), Computed::with_window_cap_and_sinks, err);
+    }
+    if (!without.empty())
+        err << "note: no index_q and index_k in " << layers_text(without)
+            << ": only the KV cache is measured there; msa-fit-indexer makes them\n";
+    resolve_rotations(o, given(args, "rotations"), layers, err);
+    take_own_sizes(o, args, layers, err);
+    const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
+    if (!note.empty()) err << "note: " << note << '\n';
+    for (const io::LayerInfo& layer : layers)  // throws where there are too few
+        choose_queries(o, o, o.all_rows, o.seed, file.info(), layer);
+}
+
+Findings write_findings(const Completed& run) {
+    Findings findings = make_findings(run.results);
+    const io::RunRecord& record = run.results.run();
+    std::ostringstream page;
+    print_findings(findings, record, page);
+    const std::string summary = precision_summary(findings, record);
+    write_text(run.out / "precision.txt", page.str());
+    write_text(run.out / "summary.json", summary);
+    run.print << (run.json ? summary : page.str());
+    return findings;
+}
+
+void record_types(const PrecisionOptions& o, const io::ActivationsReader& file,
+                  io::RunRecord& record) {
+    std::vector<LayerElements> elements;
+    bool has_index = false;
+    for (int64_t number : o.layers) {
+        const io::LayerInfo& layer = file.layer(number);
+        elements.push_back(float_elements(layer, {}));
+        has_index |= layer.has(io::Field::index_q);
+    }
+    record_elements(elements, record);
+    if (!has_index) record.index_element.clear();
+}
+
+}  // namespace
+
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    std::optional<PrecisionOptions> parsed = parse_precision_options(args, out);
+    if (!parsed) return 0;
+    PrecisionOptions& o = *parsed;
+    const io::ActivationsReader file(o.file);
+    resolve(o, args, file, err);
+    const std::vector<Precision> all = precisions(o.formats, o.scales, o.rotations);
+    register_cuda_backend();
+    const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
+
+    std::vector<std::filesystem::path> inputs{o.file};
+    if (!o.held_out.empty()) inputs.push_back(o.held_out);
+    UnitRun job("msa-precision", args, o, inputs, {"summary.json", "precision.txt"}, err);
+    job.record.options = option_table(o).record();
+    job.record.definitions = precision_definitions();
+    job.record.device = backend->device();
+    record_types(o, file, job.record);
+    job.begin(layer_units(
+        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
+            precision_layer(o, all, file, layer, worker, to);
+        }));
+    if (!job.work(o, *backend, OnError::stop)) return 0;
+    const Findings findings = write_findings({job.finish(), o.out, {o.file}, o.json, 0, out});
+    const std::string nearest = nearest_text(findings);
+    if (nearest.empty()) return 0;
+    err << "msa-precision: " << nearest << '\n';
+    return kNotReached;
+}
+
+void complete(const Completed& run) { write_findings(run); }
+
+}  // namespace msa::experiments::precision

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/precision/summary.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <ostream>
+
+#include "analysis/metrics.h"
+#include "experiments/driver/estimate.h"
+#include "experiments/driver/run.h"
+#include "experiments/driver/table.h"
+
+namespace msa::experiments::precision {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int kDecimals = 4;
+
+ordered_json json_of(const Part& part, const Kept& kept) {
+    ordered_json json;
+    for (size_t m = 0; m < part.measures.size(); ++m)
+        json[part.measures[m]] = estimate_json(kept.measures[m]);
+    return json;
+}
+
+ordered_json json_of(const Part& part, const Row& row) {
+    ordered_json json{{"name", to_string(row.precision)},
+                      {"format", to_string(row.precision.format)},
+                      {"scale", to_string(row.precision.unit)},
+                      {"rotated", row.precision.rotated},
+                      {"asked", row.asked},
+                      {"bits_per_token", row.bits},
+                      {"bits_per_value", row.bits_per_value},
+                      {"computed_in", row.computed_in}};
+    json.update(json_of(part, row.mean));
+    json["worst_layer"] = json_number(part.worst_layer(row));
+    json["reaches"] = row.reaches;
+    json["layers"] = ordered_json::array();
+    for (size_t l = 0; l < part.layers.size(); ++l) {
+        json["layers"].push_back({{"layer", part.layers[l]}});
+        json["layers"].back().update(json_of(part, row.layers[l]));
+    }
+    return json;
+}
+
+ordered_json json_of(const Part& part) {
+    ordered_json rows = ordered_json::array();
+    for (const Row& row : part.rows) rows.push_back(json_of(part, row));
+    return {{"layers", part.layers},
+            {"measures", part.measures},
+            {"rows", rows},
+            {"recommended", part.recommended ? ordered_json(*part.recommended) : ordered_json()},
+            {"nearest", part.nearest}};
+}
+
+std::vector<std::string> first_cells(const Row& row) {
+    return {to_string(row.precision.format), to_string(row.precision.unit),
+            row.precision.rotated ? "hadamard" : "none", number_text(row.bits, 6),
+            fixed_text(row.bits_per_value, 2)};
+}
+
+const std::vector<std::string> kFirstColumns{"format", "scale", "rotation", "bits per\ntoken",
+                                             "bits per\nvalue"};
+
+struct Column {
+    const char *measure, *heading;
+    bool interval;
+};
+
+/// Its number in the part; nothing where the part lacks it.
+std::optional<size_t> measure_of(const Part& part, const Column& column) {
+    const auto found = std::find(part.measures.begin(), part.measures.end(), column.measure);
+    if (found == part.measures.end()) return std::nullopt;
+    return static_cast<size_t>(found - part.measures.begin());
+}
+
+void print_part(const Part& part, const std::vector<Column>& columns, std::ostream& out) {
+    std::vector<std::string> header = kFirstColumns;
+    for (const Column& column : columns)
+        if (measure_of(part, column)) header.emplace_back(column.heading);
+    header.insert(header.end(), {"worst\nlayer", "within\ntarget"});
+    Table table(header);
+    for (const Row& row : part.rows) {
+        std::vector<std::string> cells = first_cells(row);
+        for (const Column& column : columns)
+            if (const std::optional<size_t> m = measure_of(part, column)) {
+                const analysis::Estimate& of = row.mean.measures[*m];
+                cells.push_back(column.interval ? text_of(of) : fixed_text(of.value, kDecimals));
+            }
+        cells.push_back(fixed_text(part.worst_layer(row), kDecimals));
+        cells.emplace_back(row.reaches ? "yes" : "no");
+        table.add(cells);
+    }
+    table.print(out);
+    out << '\n';
+}
+
+/// "mass share 0.9990 [0.9980, 0.9995], recall share ..."
+std::string reached_text(const Part& part, const Row& row) {
+    std::string all;
+    for (size_t m : part.targeted) {
+        std::string name = part.measures[m];
+        std::replace(name.begin(), name.end(), '_', ' ');
+        all += text(all.empty() ? "" : ", ", name, ' ', text_of(row.mean.measures[m]));
+    }
+    return all;
+}
+
+void print_recommended(const Part& part, std::ostream& out) {
+    out << "  " << part.words << ", " << part.target_text() << ":\n      ";
+    if (!part.recommended) {
+        out << "no format; the nearest is " << to_string(part.rows[part.nearest].precision) << '\n';
+        return;
+    }
+    const Row& row = part.rows[*part.recommended];
+    out << to_string(row.precision) << ", " << number_text(row.bits, 6) << " bits per token ("
+        << fixed_text(row.bits_per_value, 2) << " per value)\n      " << reached_text(part, row)
+        << '\n';
+}
+
+/// "e4m3, f16"; formats whose values are there in f32 alone.
+std::string simulated(const Part& part) {
+    std::vector<std::string> names;
+    for (const Row& row : part.rows) {
+        const std::string name = to_string(row.precision.format);
+        if (row.computed_in == name || std::find(names.begin(), names.end(), name) != names.end())
+            continue;
+        names.push_back(name);
+    }
+    return join(names);
+}
+
+void print_simulated(const Findings& findings, const std::string& backend, std::ostream& out) {
+    const std::string cache = simulated(findings.cache),
+                      index = findings.index ? simulated(*findings.index) : "";
+    const auto print = [&](const std::string& words, const std::string& names) {
+        if (names.empty()) return;
+        print_paragraph(out,
+                        text(words, " in ", names,
+                             ": the values that the format holds, computed in f32 for want of a "
+                             "kernel of backend ",
+                             backend,
+                             " that reads the operands so; computed_in in summary.json "
+                             "says which rows."));
+    };
+    if (index == cache && findings.index)
+        return print(findings.index->words + " and " + findings.cache.words, cache);
+    if (findings.index) print(findings.index->words, index);
+    print(findings.cache.words, cache);
+}
+
+}  // namespace
+
+std::string precision_definitions() {
+    ordered_json definitions;
+    definitions["own_recall"] =
+        "share of the blocks that full precision selects that are among the ids";
+    definitions["block_recall"] = analysis::metric("block_recall").definition;
+    definitions["mass_kept"] = analysis::metric("mass_kept").definition +
+                               std::string(
+                                   "; of the cache: of the ids that an oracle selects that "
+                                   "sees the stored keys");
+    definitions["mass_share"] = "mass kept, over that of full precision";
+    definitions["recall_share"] = "block recall, over that of full precision";
+    definitions["output_error"] = analysis::metric("output_error").definition;
+    definitions["dense_error"] =
+        "relative error of dense attention on the stored K and V, |o - o'| / |o'| with o' that of "
+        "full precision, over all queries of a head; mean over the heads";
+    definitions["sparse_error"] =
+        "the same of sparse attention over the ids of full precision, against that attention on K "
+        "and V in full precision";
+    definitions["bits_per_token"] =
+        "of a token in one layer, its scales included (32 bits each, 8 in fp4): of index_k, which "
+        "one head shares; of K and V of all heads; mean over the layers";
+    definitions["bits_per_value"] = "bits_per_token over the values of a token";
+    definitions["low, high"] =
+        "95 % interval of the bootstrap: sequences are drawn, then blocks of queries of each, the "
+        "same in all layers";
+    definitions["worst_layer"] =
+        "the targeted measure that is worst in the mean, in the layer where it is worst";
+    definitions["reaches"] =
+        "the targeted measures, means over the layers, reach the target with the far ends of their "
+        "intervals";
+    definitions["recommended"] =
+        "the row asked for with the fewest bits that reaches, and of these the best";
+    definitions["nearest"] = "the row asked for whose worst targeted measure is best";
+    definitions["computed_in"] = "the type in which the backend's kernel had these values";
+    definitions["full precision"] = "the values of the file, computed in f32";
+    return definitions.dump();
+}
+
+std::string precision_summary(const Findings& findings, const io::RunRecord& run) {
+    const ordered_json json{{"format", "msa-precision-summary"},
+                            {"program", run.program},
+                            {"options", ordered_json::parse(run.options)},
+                            {"definitions", ordered_json::parse(run.definitions)},
+                            {"target", {{"keep", findings.keep}, {"error", findings.error}}},
+                            {"seed", findings.seed},
+                            {"draws", kDraws},
+                            {"queries", findings.queries},
+                            {"blocks_of_queries", findings.blocks},
+                            {"sequences", findings.sequences},
+                            {"index", findings.index ? json_of(*findings.index) : ordered_json()},
+                            {"cache", json_of(findings.cache)}};
+    return json.dump(2) + "\n";
+}
+
+std::string nearest_text(const Findings& findings) {
+    std::string all;
+    const auto add = [&](const Part& part) {
+        if (part.recommended) return;
+        const Row& row = part.rows[part.nearest];
+        all += text(all.empty() ? "" : "; ", part.words, ", target ", part.target_text(),
+                    ": no format asked for reaches it; the nearest is ", to_string(row.precision),
+                    ", with ", reached_text(part, row));
+    };
+    if (findings.index) add(*findings.index);
+    add(findings.cache);
+    return all;
+}
+
+void print_findings(const Findings& findings, const io::RunRecord& run, std::ostream& out) {
+    const ordered_json o = ordered_json::parse(run.options);
+    out << "Bk " << o["block_size"] << ", k " << o["top_k"] << "; mean over "
+        << layers_text(findings.cache.layers) << "\n\n";
+    if (findings.index) {
+        out << "index operands: index_q and index_k in the format, bits of index_k";
+        if (findings.index->layers != findings.cache.layers)
+            out << "; " << layers_text(findings.index->layers);
+        out << "\n\n";
+        print_part(*findings.index,
+                   {{"own_recall", "recall\nof f32 ids", false},
+                    {"recall_share", "recall of oracle\n/ f32", true},
+                    {"mass_share", "mass kept / f32", true},
+                    {"output_error", "output\nerror", false}},
+                   out);
+    }
+    out << "KV cache: K and V in the format\n\n";
+    print_part(findings.cache,
+               {{"dense_error", "dense error", true},
+                {"sparse_error", "sparse error", true},
+                {"mass_share", "mass of\noracle / f32", false}},
+               out);
+    if (!findings.index)
+        print_paragraph(
+            out,
+            "No layer has an Index Branch: its operands are not measured, nor is sparse "
+            "attention. msa-fit-indexer makes them.");
+    print_simulated(findings, o["backend"], out);
+    print_paragraph(
+        out, text("Measured on ", findings.queries, " queries per layer. Intervals are 95 % of ",
+                  kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
+                  findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
+                  ", seed ", findings.seed, ". Operands are stored in ", run.element, '.'));
+    out << "\ncheapest within the target, mean over the layers:\n";
+    if (findings.index) print_recommended(*findings.index, out);
+    print_recommended(findings.cache, out);
+}
+
+}  // namespace msa::experiments::precision

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: MIT
+"""What number formats lose against their bits: the summary.json of `msa-precision`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import style
+from .cost import read_json
+from .results import ResultsError
+from .table import Table
+
+PARTS = {"index": "index operands", "cache": "KV cache"}
+# What the target is of, the larger loss of the two: 1 - a share, or an error.
+_LOSSES = {"index": ("mass_share", "recall_share"), "cache": ("dense_error", "sparse_error")}
+_MEASURES = ("own_recall", "block_recall", "mass_kept", "mass_share", "recall_share",
+             "output_error", "dense_error", "sparse_error")
+_ESTIMATES = tuple(f"{name}{end}" for name in _MEASURES for end in ("", "_low", "_high"))
+_FLOOR = 1e-5  # smaller losses are drawn here
+
+
+@dataclass(frozen=True)
+class Precisions:
+    rows: Table        # a row per part and precision; NaN where a part has no such measure
+    drawn: Table       # what the picture shows of them
+    targets: dict[str, float]      # the largest loss allowed, by part
+    recommended: dict[str, str]    # name by part, of those that have one
+    definitions: dict[str, str]
+
+
+def _number(value) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _estimates(of: dict) -> list[float]:
+    return [_number(of[name][end]) if name in of else math.nan
+            for name in _MEASURES for end in ("value", "low", "high")]
+
+
+def _loss(part: str, of: dict) -> list[float]:
+    """The loss of the targeted measure that is worst, with its interval."""
+    losses = []
+    for name in _LOSSES[part]:
+        if name in of:
+            value, low, high = (_number(of[name][end]) for end in ("value", "low", "high"))
+            losses.append([1 - value, 1 - high, 1 - low] if part == "index"
+                          else [value, low, high])
+    return max(losses, key=lambda loss: loss[0])
+
+
+def read_precision(path) -> Precisions:
+    summary = read_json(path, "msa-precision-summary")
+    rows, drawn, recommended = [], [], {}
+    for part in PARTS:
+        found = summary[part]
+        if found is None:
+            continue
+        if not found["rows"]:
+            raise ResultsError(f"{path}: has no formats of the {PARTS[part]}")
+        chosen = found["recommended"]
+        if chosen is not None:
+            recommended[part] = str(found["rows"][int(chosen)]["name"])
+        for place, row in enumerate(found["rows"]):
+            first = [PARTS[part], str(row["name"]), str(row["format"]), str(row["scale"]),
+                     bool(row["rotated"]), float(row["bits_per_token"]),
+                     float(row["bits_per_value"])]
+            rows.append([*first, *_estimates(row), _number(row["worst_layer"]),
+                         bool(row["reaches"]), place == chosen])
+            drawn.append([*first, *_loss(part, row), place == chosen])
+    columns = ("part", "precision", "format", "scale", "rotated", "bits_per_token",
+               "bits_per_value")
+    target = summary["target"]
+    return Precisions(
+        Table.from_rows((*columns, *_ESTIMATES, "worst_layer", "reaches", "recommended"), rows),
+        Table.from_rows((*columns, "loss", "loss_low", "loss_high", "recommended"), drawn),
+        {"index": 1 - float(target["keep"]), "cache": float(target["error"])}, recommended,
+        {name: str(text) for name, text in summary["definitions"].items()})
+
+
+def _draw_part(axes, of: Table, formats: list[str], target: float):
+    """A point per precision; below the floor, at the floor."""
+    for row in range(len(of)):
+        loss = of["loss"][row]
+        if math.isnan(loss):
+            continue
+        look = style.series_style(formats.index(of["format"][row]))
+        bits, height = of["bits_per_value"][row], max(loss, _FLOOR)
+        ends = [max(0.0, height - max(of["loss_low"][row], _FLOOR)),
+                max(0.0, max(of["loss_high"][row], _FLOOR) - height)]
+        bars = axes.errorbar(bits, height, [[ends[0]], [ends[1]]], linestyle="", capsize=2,
+                             elinewidth=1, zorder=2, **look,
+                             markerfacecolor="none" if of["rotated"][row] else look["color"])
+        style.name_on_hover(bars.lines[0], str(of["precision"][row]))
+        if of["recommended"][row]:
+            axes.plot(bits, height, linestyle="", marker="o", markersize=13,
+                      markerfacecolor="none", markeredgecolor=style.REFERENCE,
+                      markeredgewidth=1.6, zorder=4, label="recommended")
+    if target > _FLOOR:
+        axes.axhline(target, color=style.GUIDE, linewidth=1, linestyle=":", zorder=1)
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=_FLOOR / 2)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(3.5, 36)
+    axes.set_xticks([4, 8, 16, 32], ["4", "8", "16", "32"])
+
+
+@style.styled
+def loss_by_bits(precisions: Precisions):
+    """Loss of each format against its bits per value, scales included: of the index operands, the
+    larger of what is lost of mass and of recall; of the KV cache, the larger error of dense and
+    sparse attention. Hollow: rotated. Ringed: recommended. Dotted: the target."""
+    drawn = precisions.drawn
+    parts = [part for part, words in PARTS.items() if words in set(drawn["part"])]
+    formats = list(dict.fromkeys(drawn["format"].tolist()))
+    figure = style.new_figure(3.2 * len(parts) + 0.8)
+    panels = np.atleast_1d(figure.subplots(len(parts), sharex=True))
+    labels = {"index": "lost of mass or recall", "cache": "output error"}
+    for axes, part in zip(panels, parts):
+        _draw_part(axes, drawn.where(part=PARTS[part]), formats, precisions.targets[part])
+        axes.set(ylabel=labels[part])
+        axes.set_title(f"{PARTS[part]}: {precisions.recommended.get(part, 'no format')}",
+                       loc="left", fontsize=8)
+    panels[-1].set(xlabel="bits per value, scales included")
+    for place, name in enumerate(formats):
+        panels[-1].plot([], [], linestyle="", label=name, **style.series_style(place))
+    panels[-1].plot([], [], linestyle="", marker="o", markerfacecolor="none",
+                    color=style.GUIDE, label="rotated")
+    found = dict(zip(*reversed(panels[-1].get_legend_handles_labels())))
+    found.pop("recommended", None)
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5)
+    return figure, drawn

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+import json
+
+import make_cost
+import numpy as np
+import pytest
+
+from msalab.plots import ResultsError, loss_by_bits, read_precision
+from msalab.plots.__main__ import main
+
+
+def write(tmp_path, content):
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+def points(axes):
+    """What is named on hover: its place and whether it is hollow."""
+    return {line.get_gid().removeprefix("hover:"):
+            (line.get_xdata()[0], line.get_ydata()[0], line.get_markerfacecolor() == "none")
+            for line in axes.lines if (line.get_gid() or "").startswith("hover:")}
+
+
+def rings(axes):
+    return [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines
+            if line.get_label() == "recommended"]
+
+
+def test_every_format_is_drawn_with_its_worse_loss(tmp_path):
+    figure, table = loss_by_bits(read_precision(write(tmp_path, make_cost.precision())))
+    above, below = figure.axes
+    # Of the recall twice as much is lost as of the mass; nothing is drawn at the floor.
+    assert points(above) == {"f32": (32, 1e-5, False),
+                             "int8, scale per token": (8.5, pytest.approx(0.004), False),
+                             "int4, scale per token, rotated": (4.5, pytest.approx(0.2), True)}
+    assert points(below) == {"f32": (32, 1e-5, False),
+                             "int8, scale per token": (8.5, 0.005, False),
+                             "int4, scale per token, rotated": (4.5, 0.2, True)}
+    np.testing.assert_allclose(table["loss"], [0, 0.004, 0.2, 0, 0.005, 0.2], atol=1e-15)
+    np.testing.assert_allclose(table["loss_high"] - table["loss_low"], 0.002)
+    assert list(table["part"]) == ["index operands"] * 3 + ["KV cache"] * 3
+    for axes, height in ((above, 0.01), (below, 0.01)):
+        dotted, = [line for line in axes.lines if line.get_linestyle() == ":"]
+        assert dotted.get_ydata()[0] == pytest.approx(height)
+
+
+def test_the_ring_is_the_recommended_format(tmp_path):
+    figure, table = loss_by_bits(read_precision(write(tmp_path, make_cost.precision())))
+    above, below = figure.axes
+    assert rings(above) == [(8.5, pytest.approx(0.004))]
+    assert rings(below) == [(8.5, 0.005)]
+    assert above.get_title(loc="left") == "index operands: int8, scale per token"
+    assert list(table["recommended"]) == [False, True, False] * 2
+
+
+def test_no_ring_where_no_format_reaches_the_target(tmp_path):
+    figure, _ = loss_by_bits(read_precision(write(tmp_path, make_cost.precision(reached=False))))
+    for axes, part in zip(figure.axes, ("index operands", "KV cache")):
+        assert not rings(axes)
+        assert axes.get_title(loc="left") == f"{part}: no format"
+
+
+def test_without_an_index_branch_the_cache_alone_is_drawn(tmp_path):
+    precisions = read_precision(write(tmp_path, make_cost.precision(index=False)))
+    figure, table = loss_by_bits(precisions)
+    axes, = figure.axes
+    assert axes.get_title(loc="left") == "KV cache: int8, scale per token"
+    assert set(table["part"]) == {"KV cache"}
+    assert np.isnan(precisions.rows["own_recall"]).all()
+
+
+def test_plot_of_the_summary_alone(tmp_path, capsys):
+    path = write(tmp_path, make_cost.precision())
+    assert main([path, "--out", str(tmp_path / "out")]) == 0
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        f"precision.{ending}" for ending in ("csv", "png", "svg")]
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"format": "msa-compare-summary"}, 'must be "msa-precision-summary"'),
+    ({"cache": {"rows": [], "recommended": None}}, "has no formats of the KV cache")])
+def test_other_files_are_refused(tmp_path, change, message):
+    path = write(tmp_path, make_cost.precision() | change)
+    with pytest.raises(ResultsError, match=message):
+        read_precision(path)
+
+
+def test_a_damaged_summary_is_named(tmp_path, capsys):
+    path = write(tmp_path, make_cost.precision() | {"cache": {"rows": [{"name": "f32"}],
+                                                              "recommended": None}})
+    assert main([path, "--out", str(tmp_path / "out")]) == 2
+    assert f"{path}: is damaged" in capsys.readouterr().err
