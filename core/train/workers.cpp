@@ -38,12 +38,11 @@ public:
         if (!error_) error_ = error;
         changed_.notify_all();
     }
-    bool stopped() const {
-        const std::lock_guard lock(turn_);
-        return stopped_;
-    }
     /// The first there was.
-    std::exception_ptr error() const { return error_; }
+    std::exception_ptr error() const {
+        const std::lock_guard lock(turn_);
+        return error_;
+    }
 
     std::vector<void*> lists;  // one of each worker, for the others to read
 
@@ -67,7 +66,7 @@ public:
         meeting_.wait();
     }
     void check() const override {
-        if (meeting_.stopped()) throw WorkerStopped();
+        if (meeting_.error()) throw WorkerStopped();
     }
 
 private:

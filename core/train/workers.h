@@ -38,8 +38,8 @@ public:
     virtual void sum(std::span<double>) {}
     /// Collective: the first worker's bytes, in host memory.
     virtual void from_first(std::span<std::byte>) {}
-    /// Not collective: throws WorkerStopped where it is known that one has ended. For whoever waits
-    /// for the others by other means.
+    /// Not collective: throws WorkerStopped where it is known that one has failed. For whoever
+    /// waits for the others by other means.
     virtual void check() const {}
 
     /// Collective: is it so for any worker?

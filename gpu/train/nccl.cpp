@@ -19,7 +19,6 @@ struct Functions {
     decltype(&ncclCommInitRank) join;
     decltype(&ncclAllReduce) all_reduce;
     decltype(&ncclCommGetAsyncError) async_error;
-    decltype(&ncclCommDestroy) destroy;
     decltype(&ncclCommAbort) abort;
     decltype(&ncclGetErrorString) error_string;
     decltype(&ncclGetLastError) last_error;
@@ -48,7 +47,6 @@ struct Opened {
         find(f.join, "ncclCommInitRank");
         find(f.all_reduce, "ncclAllReduce");
         find(f.async_error, "ncclCommGetAsyncError");
-        find(f.destroy, "ncclCommDestroy");
         find(f.abort, "ncclCommAbort");
         find(f.error_string, "ncclGetErrorString");
         find(f.last_error, "ncclGetLastError");
@@ -75,15 +73,13 @@ struct Nccl::Connection {
     Event done;
 
     explicit Connection(std::shared_ptr<Stream> of) : stream(std::move(of)) {}
-    ~Connection() {
-        if (comm != nullptr) opened().f.destroy(comm);
-    }
+    ~Connection() { close(); }
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
 
-    void give_up() {
-        opened().f.abort(comm);  // ends the kernel that waits for the others
-        comm = nullptr;
+    /// Without waiting for the others, who may not come; a sum that waits for them ends.
+    void close() {
+        if (comm != nullptr) opened().f.abort(std::exchange(comm, nullptr));
     }
 };
 
@@ -120,7 +116,7 @@ void Nccl::sum(train::Workers& workers, View<float, 1> values) {
             std::this_thread::yield();
         }
     } catch (...) {
-        c.give_up();
+        c.close();
         throw;
     }
 }

@@ -4,10 +4,11 @@
 
 #include <cmath>
 
+#include "core/error.h"
 #include "core/train/tolerance.h"
 #include "gpu/train/cuda_ops.h"
 #include "tests/support/subjects.h"
-#include "tests/train/nano.h"
+#include "tests/train/shares.h"
 
 namespace msa::train {
 namespace {
@@ -177,6 +178,59 @@ TEST_P(OnGpu, LossesOfTokensAreThoseOfTheHost) {
                              got = on_host(gpu, gpu.forward(there.batch(), false));
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-4) << i;
+}
+
+/// Is there a second GPU, and what adds up over several?
+Support two_gpus() {
+    if (const Support sums = cuda_workers(); !sums.yes) return sums;
+    try {
+        make_backend("cuda", {.device = 1});
+    } catch (const InputError& error) {
+        return Support::no(error.what());
+    }
+    return {};
+}
+
+TEST(TwoGpus, HaveTheCurveOfOne) {
+    MSA_SKIP_UNLESS_USABLE("cuda");
+    if (const Support two = two_gpus(); !two.yes) GTEST_SKIP() << two.why_not;
+    constexpr int64_t kScale = 8;  // sequences of 160 to 480 tokens
+    const TrainingOptions o{.steps = 20, .warmup_steps = 4, .rate = 3e-3};
+    for (Attention attention : {Attention::full, Attention::msa})
+        for (Element element : {Element::f32, Element::bf16}) {
+            const ModelConfig config = tuned("", attention).config;
+            const MakeModel make_model = [&](int worker) -> Model {
+                return {config, make_cuda_ops(make_backend("cuda", {.device = worker}), element),
+                        kSeed};
+            };
+            const Model names = make(config);
+            const Trained one = train_together(1, make_model, o, kScale).front();
+            const std::vector<Trained> two = train_together(2, make_model, o, kScale);
+            const ModelBounds off = distance(names.parameters(), two.front(), one),
+                              bounds = model_bounds(element);
+            EXPECT_LT(off.loss, bounds.loss);
+            EXPECT_LT(off.gradient, bounds.gradient);
+            EXPECT_LT(one.reports.back().losses.lm, 0.95 * one.reports.front().losses.lm);
+            EXPECT_EQ(two[0].weights, two[1].weights);
+            EXPECT_EQ(train_together(2, make_model, o, kScale).front().weights, two[0].weights);
+            std::printf("%s: losses of two GPUs off by at most %.1e of one's, gradients %.1e\n",
+                        to_string(element), off.loss, off.gradient);
+        }
+}
+
+/// A worker that fails while the other one waits for its GPU does not leave it waiting.
+TEST(TwoGpus, AnErrorOfOneEndsBoth) {
+    MSA_SKIP_UNLESS_USABLE("cuda");
+    if (const Support two = two_gpus(); !two.yes) GTEST_SKIP() << two.why_not;
+    const auto work = [](Workers& workers) {
+        const std::unique_ptr<Ops> ops =
+            make_cuda_ops(make_backend("cuda", {.device = workers.index()}));
+        Tensor<float, 1> values = ops->backend().make<float, 1>({1000});
+        ops->sum_over(workers, values);
+        if (workers.index() == 1) throw InputError("it fails");
+        ops->sum_over(workers, values);
+    };
+    EXPECT_THROW(work_together(2, work), InputError);
 }
 
 TEST(CudaTraining, SaysWhatComputesIt) {
