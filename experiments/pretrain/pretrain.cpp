@@ -49,10 +49,10 @@ bool agree_to_train(train::Workers& workers, bool wanted) {
 }
 
 /// What the first worker does: everything but the others' shares of the steps.
-void lead(PretrainOptions& o, std::span<const std::string> args, const Text& text,
-          train::Workers& workers, std::ostream& out, std::ostream& err) {
-    o.backend_options = backend_of(o, workers);
-    train::Model model = make_model(o, make_ops(make_backend(o.backend, o.backend_options)));
+void lead(PretrainOptions o, std::span<const std::string> args, const Text& text,
+          std::unique_ptr<train::Ops> ops, train::Workers& workers, std::ostream& out,
+          std::ostream& err) {
+    train::Model model = make_model(o, std::move(ops));
     UnitRun job("msa-pretrain", args, o, o.inputs(),
                 {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err,
                 Ranks::alone());
@@ -94,13 +94,15 @@ int train_one(std::span<const std::string> args, std::ostream& out, std::ostream
     const Text text =
         o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
     work_together(o, [&](train::Workers& workers) {
+        PretrainOptions own = o;
+        own.backend_options = backend_of(o, workers);
+        std::unique_ptr<train::Ops> ops = make_ops(make_backend(own.backend, own.backend_options));
+        workers.any(false);  // all have started, before a file is touched
         if (workers.is_first()) {
-            PretrainOptions own = o;
-            lead(own, args, text, workers, out, err);
+            lead(std::move(own), args, text, std::move(ops), workers, out, err);
         } else if (agree_to_train(workers, false)) {
-            train::Model model =
-                make_model(o, make_ops(make_backend(o.backend, backend_of(o, workers))));
-            follow(o, text, model, workers);
+            train::Model model = make_model(own, std::move(ops));
+            follow(own, text, model, workers);
         }
     });
     return 0;

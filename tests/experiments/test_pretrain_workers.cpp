@@ -14,7 +14,7 @@ using nlohmann::json;
 
 class PretrainWorkers : public Pretrain {
 protected:
-    PretrainWorkers() { text_file("a.txt"); }
+    PretrainWorkers() { text_file("a.txt", 40, 600); }
 
     /// args() with six sequences a step.
     Words six(const std::string& out, Words more = {}) const {
