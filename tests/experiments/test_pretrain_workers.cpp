@@ -33,6 +33,9 @@ protected:
         ASSERT_GT(of_a.size(), 3U);
         for (size_t n = 0; n < of_a.size(); ++n)
             EXPECT_NEAR(of_a[n], of_b[n], bound * of_b[n]) << a << ", entry " << n;
+        // Other rows than one worker's would show here first.
+        const double norm = curve(b, "/train/gradient_norm").front();
+        EXPECT_NEAR(curve(a, "/train/gradient_norm").front(), norm, bound * norm) << a;
         EXPECT_EQ(curve(a, "/train/step"), curve(b, "/train/step"));
         EXPECT_NEAR(summary(a)["bits_per_byte"], summary(b)["bits_per_byte"], bound * 8);
     }
