@@ -65,15 +65,6 @@ public:
     void record(const Stream& stream) const {
         check(cudaEventRecord(event_, stream.get()), "recording an event");
     }
-    bool is_passed() const {
-        const cudaError_t status = cudaEventQuery(event_);
-        if (status == cudaErrorNotReady) {
-            cudaGetLastError();  // it is none
-            return false;
-        }
-        check(status, "running");
-        return true;
-    }
     /// Both passed.
     double seconds_since(const Event& begin) const {
         float milliseconds = 0;

@@ -98,8 +98,8 @@ int64_t Model::count_targets(const Batch& batch) {
 
 Losses Model::forward_backward(const Batch& batch, bool sparse) {
     // Before the forward pass is queued, which a copy to the host would wait for.
-    const int64_t targets = std::max<int64_t>(
-        1, batch.step_tokens > 0 ? batch.step_targets : count_targets(batch));
+    const int64_t targets =
+        std::max<int64_t>(1, batch.step_tokens > 0 ? batch.step_targets : count_targets(batch));
     run_forward(batch, sparse);
     Weights& w = *weights_;
     const Pass pass{*ops_, w, batch, sparse};

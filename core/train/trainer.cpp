@@ -47,8 +47,7 @@ bool StepReport::finite() const {
                        [](double kl) { return std::isfinite(kl); });
 }
 
-Trainer::Trainer(Model& model, const TrainingOptions& options)
-    : Trainer(model, options, alone()) {}
+Trainer::Trainer(Model& model, const TrainingOptions& options) : Trainer(model, options, alone()) {}
 
 void Trainer::follow_first() {
     if (workers_.count() == 1) return;

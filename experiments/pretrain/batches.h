@@ -66,10 +66,10 @@ private:
 
 class Batches {
 public:
-    /// Batches of `sequences` rows of `context` tokens. `at_once`: the rows that most calls ask for,
-    /// whose layout is made once; 0: all. `documents` must outlive this. InputError
-    /// where a size is below 1, where all documents are to be left out, where an exercise of the
-    /// mixture does not fit into context + 1 bytes, or the mixture is not valid.
+    /// Batches of `sequences` rows of `context` tokens. `at_once`: the rows that most calls ask
+    /// for, whose layout is made once; 0: all. `documents` must outlive this. InputError where a
+    /// size is below 1, where all documents are to be left out, where an exercise of the mixture
+    /// does not fit into context + 1 bytes, or the mixture is not valid.
     Batches(const Documents& documents, const Mixture& mixture, ShortDocuments short_documents,
             int64_t context, int64_t sequences, uint64_t seed, int64_t at_once = 0);
 

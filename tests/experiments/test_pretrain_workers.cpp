@@ -62,8 +62,8 @@ protected:
 #endif
     /// Steps that are long enough for a kill to come before the last of them, and too few for
     /// another order of sums to grow.
-    const Words slow_{"--model-dim", "64", "--context", "512", "--steps", "16", "--evaluate",
-                      "0",           "--probe", "0"};
+    const Words slow_{"--model-dim", "64",         "--context", "512",     "--steps",
+                      "16",          "--evaluate", "0",         "--probe", "0"};
 };
 
 TEST_F(PretrainWorkers, HaveTheCurveOfOne) {

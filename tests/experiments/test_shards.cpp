@@ -247,8 +247,7 @@ protected:
               std::chrono::milliseconds delay = {}) const {
         const auto kill_at = std::chrono::steady_clock::now() + delay;
         std::function<bool()> kills;
-        if (delay.count() > 0)
-            kills = [&] { return std::chrono::steady_clock::now() >= kill_at; };
+        if (delay.count() > 0) kills = [&] { return std::chrono::steady_clock::now() >= kill_at; };
         return run_ranks("msa-analyze", ranks, args, path("out.txt"), path("err.txt"), kills);
     }
     std::string said() const { return file_text(path("err.txt")); }

@@ -66,8 +66,7 @@ inline Trained train_share(Workers& workers, Model model, const TrainingOptions&
     while (trainer.step() < o.steps) {
         trained.reports.push_back(trainer.gradient(share.batch()));
         if (trainer.step() == 0)
-            trained.first_gradient =
-                on_host(model, std::as_const(model.weights()).gradient());
+            trained.first_gradient = on_host(model, std::as_const(model.weights()).gradient());
         trainer.update(trained.reports.back());
     }
     trained.weights = values_of(model);

@@ -245,7 +245,8 @@ TEST(TwoGpus, AddUpALongList) {
         for (int round = 0; round < kRounds; ++round) ops->sum_over(workers, list);
         workers.any(false);
         if (workers.is_first())
-            seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+            seconds =
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     });
     std::printf("56 MB of two GPUs are added up in %.0f us\n", 1e6 * seconds / kRounds);
 }

@@ -86,9 +86,9 @@ struct Choice {
 
 std::vector<Choice> choices() {
     std::vector<Choice> all{{"full", nano(Attention::full)},
-                         {"msa", nano(Attention::msa)},
-                         {"window", nano(Attention::window)},
-                         {"value_head", nano(Attention::msa)}};
+                            {"msa", nano(Attention::msa)},
+                            {"window", nano(Attention::window)},
+                            {"value_head", nano(Attention::msa)}};
     all[0].config.msa.sink = true;
     all[3].config.msa.value_head = true;
     all[3].config.msa.detach = false;
@@ -167,8 +167,7 @@ TEST(WrongWorkers, AreFarFromTheCurveOfOne) {
     const ModelBounds bounds = model_bounds(Element::f32);
     const Trained one = train_together(1, make_model, kOptions).front();
     for (Wrong::Error error : {Wrong::kDropped, Wrong::kHalved}) {
-        const ModelBounds off =
-            distance(make_model(0).parameters(), train_wrong(error), one);
+        const ModelBounds off = distance(make_model(0).parameters(), train_wrong(error), one);
         EXPECT_GT(off.gradient, 100 * bounds.gradient) << int{error};
     }
 }
@@ -202,8 +201,7 @@ TEST(Workers, GoOnFromTheFirst) {
         EXPECT_EQ(trainer.step(), 3);
         EXPECT_EQ(values_of(model), values_of(same));
         EXPECT_EQ(on_host(model, model.weights().first()), on_host(same, same.weights().first()));
-        EXPECT_EQ(on_host(model, model.weights().second()),
-                  on_host(same, same.weights().second()));
+        EXPECT_EQ(on_host(model, model.weights().second()), on_host(same, same.weights().second()));
     });
 }
 
