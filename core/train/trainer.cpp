@@ -2,7 +2,6 @@
 #include "core/train/trainer.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "core/error.h"
@@ -83,10 +82,10 @@ void Trainer::sum(Losses& losses) {
 }
 
 void Trainer::require_same(double norm) {
-    double of_first = norm;
-    workers_.from_first(std::as_writable_bytes(std::span(&of_first, 1)));
-    const bool differs = std::bit_cast<uint64_t>(of_first) != std::bit_cast<uint64_t>(norm);
-    if (workers_.any(differs))
+    double sum = norm, wanted = norm;
+    workers_.sum(std::span(&sum, 1));
+    for (int worker = 1; worker < workers_.count(); ++worker) wanted += norm;
+    if (sum != wanted && !std::isnan(norm))
         throw SystemError(text("workers have different sums of the gradient of step ", step_,
                                ": its norm is ", norm, " with worker ", workers_.index(),
                                "; all must compute on processors of one kind"));

@@ -2,6 +2,8 @@
 #include "core/train/workers.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -19,6 +21,7 @@ public:
 
     /// Returns when all have come.
     void wait() {
+        constexpr auto kSpin = std::chrono::microseconds(200);
         std::unique_lock lock(turn_);
         if (stopped_) throw WorkerStopped();
         const int64_t mine = round_;
@@ -28,6 +31,14 @@ public:
             changed_.notify_all();
             return;
         }
+        lock.unlock();
+        // Most waits are shorter than it takes to wake a thread.
+        const auto until = std::chrono::steady_clock::now() + kSpin;
+        while (std::chrono::steady_clock::now() < until) {
+            if (round_ != mine) return;
+            std::this_thread::yield();
+        }
+        lock.lock();
         changed_.wait(lock, [&] { return round_ != mine || stopped_; });
         if (round_ == mine) throw WorkerStopped();
     }
@@ -49,7 +60,8 @@ public:
 private:
     mutable std::mutex turn_;
     std::condition_variable changed_;
-    int64_t round_ = 0, here_ = 0;
+    std::atomic<int64_t> round_ = 0;
+    int64_t here_ = 0;
     bool stopped_ = false;
     std::exception_ptr error_;
 };

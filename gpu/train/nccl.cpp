@@ -95,8 +95,7 @@ std::string nccl_failure() { return opened().failure; }
 
 Nccl::Nccl(train::Workers& workers, std::shared_ptr<Stream> stream)
     : connection_(std::make_unique<Connection>(std::move(stream))) {
-    if (!nccl_failure().empty())
-        throw UnsupportedError("several GPUs cannot train together: " + nccl_failure());
+    MSA_CHECK(nccl_failure().empty());
     const Functions& f = opened().f;
     ncclUniqueId id{};
     if (workers.is_first()) check_nccl(f.unique_id(&id), "starting");

@@ -9,9 +9,7 @@ struct Nccl::Connection {};
 
 std::string nccl_failure() { return "this build had no header of NCCL"; }
 
-Nccl::Nccl(train::Workers&, std::shared_ptr<Stream>) {
-    throw UnsupportedError("several GPUs cannot train together: " + nccl_failure());
-}
+Nccl::Nccl(train::Workers&, std::shared_ptr<Stream>) { throw UnsupportedError(nccl_failure()); }
 Nccl::~Nccl() = default;
 void Nccl::sum(train::Workers&, View<float, 1>) {}
 

@@ -84,10 +84,13 @@ inline std::vector<Trained> train_together(int count, const MakeModel& make_mode
     return all;
 }
 
-/// How far two runs are from each other: shares of the loss, and of the norms of the parameters'
-/// first gradients.
-inline ModelBounds distance(const ParameterList& parameters, const Trained& a, const Trained& b) {
-    ModelBounds worst{0, 0};
+/// How far two runs are from each other: shares of the losses, of the first KL losses, and of the
+/// norms of the parameters' first gradients.
+struct Distance {
+    double loss = 0, kl = 0, gradient = 0;
+};
+inline Distance distance(const ParameterList& parameters, const Trained& a, const Trained& b) {
+    Distance worst;
     EXPECT_EQ(a.reports.size(), b.reports.size());
     for (size_t step = 0; step < a.reports.size(); ++step) {
         const Losses &of_a = a.reports[step].losses, &of_b = b.reports[step].losses;
@@ -95,7 +98,7 @@ inline ModelBounds distance(const ParameterList& parameters, const Trained& a, c
         EXPECT_EQ(of_a.kl.size(), of_b.kl.size());
         for (size_t layer = 0; layer < of_a.kl.size() && step == 0; ++layer)
             if (of_b.kl[layer] > 0)
-                worst.loss = std::max(worst.loss, std::fabs(of_a.kl[layer] / of_b.kl[layer] - 1));
+                worst.kl = std::max(worst.kl, std::fabs(of_a.kl[layer] / of_b.kl[layer] - 1));
     }
     for (const Parameter& p : parameters.all()) {
         double off = 0, size = 0;

@@ -112,8 +112,9 @@ TEST_P(Together, TheCurveIsThatOfOne) {
     EXPECT_LT(one.reports.back().losses.lm, 0.98 * one.reports.front().losses.lm);
     for (int count : {2, 3, 6}) {
         const std::vector<Trained> all = train_together(count, make_model, kOptions);
-        const ModelBounds off = distance(names.parameters(), all.front(), one);
+        const Distance off = distance(names.parameters(), all.front(), one);
         EXPECT_LT(off.loss, bounds.loss) << count;
+        EXPECT_LT(off.kl, bounds.loss) << count;
         EXPECT_LT(off.gradient, bounds.gradient) << count;
         std::printf("%s, %d workers: losses off by at most %.1e of one worker's, gradients %.1e\n",
                     GetParam().name, count, off.loss, off.gradient);
@@ -167,7 +168,7 @@ TEST(WrongWorkers, AreFarFromTheCurveOfOne) {
     const ModelBounds bounds = model_bounds(Element::f32);
     const Trained one = train_together(1, make_model, kOptions).front();
     for (Wrong::Error error : {Wrong::kDropped, Wrong::kHalved}) {
-        const ModelBounds off = distance(make_model(0).parameters(), train_wrong(error), one);
+        const Distance off = distance(make_model(0).parameters(), train_wrong(error), one);
         EXPECT_GT(off.gradient, 100 * bounds.gradient) << int{error};
     }
 }
