@@ -26,4 +26,6 @@ std::unique_ptr<train::Ops> train::make_cuda_ops(std::unique_ptr<Backend>, Eleme
     throw UnsupportedError(text("training on cuda cannot start: ", kReason));
 }
 
+Support train::cuda_workers() { return Support::no(kReason); }
+
 }  // namespace msa

@@ -294,7 +294,8 @@ void AttentionLayer::index_grad(const Pass& pass, View<const float, 3> rope, Att
             if (ids) in.index_lse = s.support_lse;
         }
         const Problem p = config_.problem(batch.layout);
-        in.gradient_scale = o.kl_weight / static_cast<double>(p.queries() * p.kv_heads);
+        const int64_t queries = batch.step_tokens > 0 ? batch.step_tokens : p.queries();
+        in.gradient_scale = o.kl_weight / static_cast<double>(queries * p.kv_heads);
         ops.backend().index_kl(p, in, {s.kl, t.kl_d_q, t.kl_d_k});
         const Sum sum = o.value_head ? Sum::add : Sum::set;
         ops.add(as_list(In<3>(t.kl_d_q)), 1, as_list(t.d_index_q.out()), sum);

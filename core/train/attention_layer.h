@@ -16,6 +16,9 @@ struct Batch {
     View<const int32_t, 1> tokens;     // [n]
     View<const int32_t, 1> targets;    // [n], Ops::kNoTarget where nothing is predicted
     View<const int32_t, 1> positions;  // [n] in their sequences
+    /// Of the step that this batch is one worker's share of, all workers': losses are means over
+    /// these. 0: the batch is the whole step.
+    int64_t step_targets = 0, step_tokens = 0;
 };
 
 /// Cosines and sines of RoPE [max_positions, rotary_dim / 2, 2] on the backend; absent without

@@ -313,6 +313,9 @@ public:
             rule.update(step, rate, part(weights), scaled, part(first), part(second));
         });
     }
+    void sum_over(Workers& workers, View<float, 1> values) override {
+        workers.sum(std::span(values.data(), static_cast<size_t>(values.size())));
+    }
 
 private:
     static constexpr double kNothing = -std::numeric_limits<double>::infinity();

@@ -98,7 +98,8 @@ int64_t Model::count_targets(const Batch& batch) {
 
 Losses Model::forward_backward(const Batch& batch, bool sparse) {
     // Before the forward pass is queued, which a copy to the host would wait for.
-    const int64_t targets = std::max<int64_t>(1, count_targets(batch));
+    const int64_t targets =
+        std::max<int64_t>(1, batch.step_tokens > 0 ? batch.step_targets : count_targets(batch));
     run_forward(batch, sparse);
     Weights& w = *weights_;
     const Pass pass{*ops_, w, batch, sparse};
@@ -125,7 +126,9 @@ Losses Model::forward_backward(const Batch& batch, bool sparse) {
             continue;
         }
         Tensor<double, 2>& kl = layer.attention.kl;
-        losses.kl.push_back(ops_->total(as_list(In<2>(kl))) / static_cast<double>(kl.size()));
+        const int64_t queries = batch.step_tokens > 0 ? batch.step_tokens : kl.extent(0);
+        losses.kl.push_back(ops_->total(as_list(In<2>(kl))) /
+                            static_cast<double>(queries * kl.extent(1)));
     }
     return losses;
 }

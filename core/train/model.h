@@ -34,7 +34,10 @@ public:
     /// call. `sparse`: the indexer's warm-up is over.
     View<const float, 1> forward(const Batch& batch, bool sparse);
     /// Forward, and the gradient of the total loss into weights(), which it is added to.
+    /// Of one worker's share of a step, both are its part of the sum over the workers.
     Losses forward_backward(const Batch& batch, bool sparse);
+    /// Tokens with a target; waits for the calls so far.
+    int64_t count_targets(const Batch& batch);
 
     /// Of the last forward pass.
     const AttentionState& attention(int64_t layer) const;
@@ -65,7 +68,6 @@ private:
     static ModelConfig checked(const ModelConfig& config);
     void make_room(int64_t tokens);
     void run_forward(const Batch& batch, bool sparse);
-    int64_t count_targets(const Batch& batch);
     /// Hands all layers with a window that of this layout.
     void place_window(const PackedBatch& layout);
 

@@ -21,6 +21,7 @@
 
 #include "core/adamw.h"
 #include "core/backend.h"
+#include "core/train/workers.h"
 
 namespace msa::train {
 
@@ -102,6 +103,11 @@ public:
     virtual void adamw(const AdamW&, int64_t step, double rate, double factor,
                        View<float, 1> weights, View<const float, 1> gradient, View<float, 1> first,
                        View<float, 1> second) = 0;
+
+    /// Collective among `workers`, always the same ones: the values become their sums over the
+    /// workers, the same bits for all; waits for it. The host adds in the workers' order, a GPU in
+    /// one that depends on their number and on how they are connected.
+    virtual void sum_over(Workers& workers, View<float, 1> values) = 0;
 
     static constexpr double kNormEpsilon = 1e-6;
     static constexpr int32_t kNoTarget = -1;

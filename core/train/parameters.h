@@ -60,6 +60,7 @@ public:
 
     View<const float, 1> values() const { return values_; }
     View<const float, 1> gradient() const { return gradient_; }
+    View<float, 1> gradient() { return gradient_; }
     View<float, 1> first() { return first_; }
     View<float, 1> second() { return second_; }
     View<float, 1> values() { return values_; }

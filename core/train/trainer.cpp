@@ -7,6 +7,15 @@
 #include "core/error.h"
 
 namespace msa::train {
+namespace {
+
+/// Has no state.
+Workers& alone() {
+    static Workers one;
+    return one;
+}
+
+}  // namespace
 
 void TrainingOptions::validate() const {
     const auto within = [this](const char* name, int64_t value) {
@@ -37,11 +46,61 @@ bool StepReport::finite() const {
                        [](double kl) { return std::isfinite(kl); });
 }
 
+Trainer::Trainer(Model& model, const TrainingOptions& options) : Trainer(model, options, alone()) {}
+
+void Trainer::follow_first() {
+    if (workers_.count() == 1) return;
+    Backend& backend = model_.ops().backend();
+    Weights& weights = model_.weights();
+    for (const View<float, 1> list : {weights.values(), weights.first(), weights.second()}) {
+        Tensor<float, 1> host = backend.download(list);
+        const std::span values(host.data(), static_cast<size_t>(host.size()));
+        workers_.from_first(std::as_writable_bytes(values));
+        backend.copy(list.data(), list.space(), host.data(), Space::host,
+                     list.size() * int64_t{sizeof(float)});
+    }
+    weights.renew();
+    workers_.from_first(std::as_writable_bytes(std::span(&step_, 1)));
+}
+
+Batch Trainer::share_of_step(const Batch& batch) {
+    Batch share = batch;
+    if (workers_.count() == 1) return share;
+    double counts[] = {static_cast<double>(model_.count_targets(batch)),
+                       static_cast<double>(batch.tokens.size())};
+    workers_.sum(counts);
+    share.step_targets = static_cast<int64_t>(counts[0]);
+    share.step_tokens = static_cast<int64_t>(counts[1]);
+    return share;
+}
+
+void Trainer::sum(Losses& losses) {
+    std::vector<double> parts{losses.lm};
+    parts.insert(parts.end(), losses.kl.begin(), losses.kl.end());
+    workers_.sum(parts);
+    losses = {.lm = parts.front(), .kl = {parts.begin() + 1, parts.end()}};
+}
+
+void Trainer::require_same(double norm) {
+    double sum = norm, wanted = norm;
+    workers_.sum(std::span(&sum, 1));
+    for (int worker = 1; worker < workers_.count(); ++worker) wanted += norm;
+    if (sum != wanted && !std::isnan(norm))
+        throw SystemError(text("workers have different sums of the gradient of step ", step_,
+                               ": its norm is ", norm, " with worker ", workers_.index(),
+                               "; all must compute on processors of one kind"));
+}
+
 StepReport Trainer::gradient(const Batch& batch) {
     StepReport report{.step = step_, .rate = learning_rate(o_, step_)};
+    const Batch share = share_of_step(batch);
     model_.weights().clear_gradient();
-    report.losses = model_.forward_backward(batch, o_.sparse(step_));
+    report.losses = model_.forward_backward(share, o_.sparse(step_));
+    // All workers are through their passes here, or one has failed and no one goes on.
+    sum(report.losses);
+    model_.ops().sum_over(workers_, model_.weights().gradient());
     report.norms = model_.weights().gradient_norms();
+    require_same(report.norms.all);
     return report;
 }
 

@@ -38,23 +38,35 @@ struct StepReport {
 };
 
 /// Steps are in two halves, so that between them stand weights whose loss is known to be finite:
-/// the ones to keep.
+/// the ones to keep. Of several workers each has a trainer, whose calls are collective; its batches
+/// are its share, its reports those of the whole step.
 class Trainer {
 public:
-    Trainer(Model& model, const TrainingOptions& options) : model_(model), o_(options) {}
+    Trainer(Model& model, const TrainingOptions& options);
+    /// `workers` must outlive this.
+    Trainer(Model& model, const TrainingOptions& options, Workers& workers)
+        : model_(model), o_(options), workers_(workers) {}
 
     int64_t step() const { return step_; }  // steps done
     /// Goes on from here; the model has the weights and moments.
     void resume(int64_t step) { step_ = step; }
+    /// Every worker goes on from where the first one is, with its weights and moments.
+    void follow_first();
 
-    /// Losses and gradient of the next step.
+    /// Losses and gradient of the next step. SystemError where workers have different bits of it,
+    /// as on processors of several kinds: their weights would part.
     StepReport gradient(const Batch& batch);
     /// Moves the weights along it.
     void update(const StepReport& report);
 
 private:
+    Batch share_of_step(const Batch& batch);
+    void sum(Losses& losses);
+    void require_same(double norm);
+
     Model& model_;
     const TrainingOptions& o_;
+    Workers& workers_;
     int64_t step_ = 0;
 };
 

@@ -216,7 +216,7 @@ OptionRow& OptionTable::numbers(const std::string& flag, const std::string& form
                     to = integer_list(flag, value);
                     std::sort(to.begin(), to.end());
                     require(std::adjacent_find(to.begin(), to.end()) == to.end(), "--", flag,
-                            " is '", value, "', it names a layer twice");
+                            " is '", value, "', it names one twice");
                 },
                 [&to] { return Json(to); }});
 }

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "core/threads.h"
@@ -27,8 +29,17 @@ bool launched() {
 }  // namespace
 
 const Ranks& Ranks::world() {
-    static const Ranks ranks;
+    static const Ranks ranks = [] {
+        Ranks launched;
+        launched.join_launched();
+        return launched;
+    }();
     return ranks;
+}
+
+const Ranks& Ranks::alone() {
+    static const Ranks one;
+    return one;
 }
 
 int Ranks::threads() const {
@@ -61,9 +72,38 @@ int processors(MPI_Comm host) {
     return CPU_COUNT(&any);
 }
 
+/// Every rank adds up a part of the lists, the ranks' values in their order, for all.
+template <typename T>
+void sum_in_order(std::span<T> values, int rank, int count, MPI_Datatype type) {
+    if (count == 1) return;
+    MSA_CHECK(values.size() < size_t{std::numeric_limits<int>::max()});
+    const auto ranks = static_cast<size_t>(count);
+    std::vector<int> begins(ranks), sizes(ranks);
+    for (size_t r = 0; r < ranks; ++r) {
+        begins[r] = static_cast<int>(values.size() * r / ranks);
+        sizes[r] = static_cast<int>(values.size() * (r + 1) / ranks) - begins[r];
+    }
+    const auto own = static_cast<size_t>(sizes[static_cast<size_t>(rank)]);
+    std::vector<int> part_begins(ranks), part_sizes(ranks, static_cast<int>(own));
+    for (size_t r = 0; r < ranks; ++r) part_begins[r] = static_cast<int>(own * r);
+    MSA_CHECK(own * ranks < size_t{std::numeric_limits<int>::max()});
+    std::vector<T> parts(own * ranks);
+    MPI_Alltoallv(values.data(), sizes.data(), begins.data(), type, parts.data(), part_sizes.data(),
+                  part_begins.data(), type, MPI_COMM_WORLD);
+    const std::span mine =
+        values.subspan(static_cast<size_t>(begins[static_cast<size_t>(rank)]), own);
+    for (size_t i = 0; i < own; ++i) {
+        T sum = parts[i];
+        for (size_t r = 1; r < ranks; ++r) sum += parts[own * r + i];
+        mine[i] = sum;
+    }
+    MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, values.data(), sizes.data(), begins.data(),
+                   type, MPI_COMM_WORLD);
+}
+
 }  // namespace
 
-Ranks::Ranks() {
+void Ranks::join_launched() {
     if (!launched()) return;
     int level = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
@@ -89,6 +129,15 @@ int64_t Ranks::from_first(int64_t value) const {
     if (count_ > 1) MPI_Bcast(&value, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
     return value;
 }
+
+void Ranks::from_first(std::span<std::byte> bytes) const {
+    MSA_CHECK(bytes.size() < size_t{std::numeric_limits<int>::max()});
+    if (count_ > 1)
+        MPI_Bcast(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, 0, MPI_COMM_WORLD);
+}
+
+void Ranks::sum(std::span<float> values) const { sum_in_order(values, rank_, count_, MPI_FLOAT); }
+void Ranks::sum(std::span<double> values) const { sum_in_order(values, rank_, count_, MPI_DOUBLE); }
 
 void Ranks::end(int exit_code) const {
     if (!launched()) return;
@@ -145,7 +194,7 @@ Handout::~Handout() {
 
 #else
 
-Ranks::Ranks() {
+void Ranks::join_launched() {
     const char* const size = std::getenv("OMPI_COMM_WORLD_SIZE");
     require(!launched() || (size != nullptr && size == std::string("1")),
             "this program was built without MPI: --shard spreads a run over processes");
@@ -156,6 +205,9 @@ void Ranks::agree(const std::exception_ptr& error) const {
 }
 
 int64_t Ranks::from_first(int64_t value) const { return value; }
+void Ranks::from_first(std::span<std::byte>) const {}
+void Ranks::sum(std::span<float>) const {}
+void Ranks::sum(std::span<double>) const {}
 void Ranks::end(int) const {}
 Handout::Handout(const Ranks& ranks, int64_t total) : ranks_(ranks), total_(total) {}
 void Handout::serve() {}

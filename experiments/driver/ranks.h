@@ -3,9 +3,11 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <span>
 #include <thread>
 
 namespace msa::experiments {
@@ -18,6 +20,9 @@ public:
     /// This run's. One where no launcher of MPI has started more. InputError where one has and the
     /// program was built without MPI.
     static const Ranks& world();
+    /// This process as if it were the only one: for work that its launcher's other ranks do not
+    /// share.
+    static const Ranks& alone();
 
     int rank() const { return rank_; }
     int count() const { return count_; }
@@ -31,11 +36,17 @@ public:
     void agree(const std::exception_ptr& error) const;
     /// Collective: the first rank's.
     int64_t from_first(int64_t value) const;
+    void from_first(std::span<std::byte> bytes) const;
+    /// Collective: each value becomes its sum over the ranks, added in their order. All lists have
+    /// one size, below 2^31.
+    void sum(std::span<float> values) const;
+    void sum(std::span<double> values) const;
     /// Ends MPI; with an error, all other ranks too.
     void end(int exit_code) const;
 
 private:
-    Ranks();
+    Ranks() = default;
+    void join_launched();
     int rank_ = 0, count_ = 1, of_host_ = 1, processors_of_host_ = 1;
 };
 

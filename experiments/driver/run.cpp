@@ -73,8 +73,9 @@ std::vector<Unit> layer_units(
 }
 
 UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
-                 std::vector<fs::path> inputs, std::vector<std::string> names, std::ostream& err)
-    : o_(o), program_(program), inputs_(std::move(inputs)), err_(err) {
+                 std::vector<fs::path> inputs, std::vector<std::string> names, std::ostream& err,
+                 const Ranks& ranks)
+    : o_(o), program_(program), inputs_(std::move(inputs)), err_(err), ranks_(ranks) {
     check_folder("out", o_.out);
     names.insert(names.end(), {"results.h5", "run.json"});
     for (const fs::path& input : inputs_)
@@ -93,8 +94,7 @@ void UnitRun::begin(std::vector<Unit> units) {
     }
     for (const fs::path& input : inputs_)
         record.input_paths.push_back(fs::absolute(input).lexically_normal().string());
-    const Ranks& ranks = Ranks::world();
-    require(!o_.shard || ranks.count() == 1,
+    require(!o_.shard || ranks_.count() == 1,
             "--shard is given, and so are several ranks: one of the two spreads a run");
     if (o_.shard) record.shard = o_.shard->text();
     const auto open = [&](io::IfExists if_exists) {
@@ -108,13 +108,18 @@ void UnitRun::begin(std::vector<Unit> units) {
         return error;
     };
     std::exception_ptr error;
-    if (ranks.is_first())
+    if (ranks_.is_first())
         error = open(o_.overwrite ? io::IfExists::overwrite
                      : o_.resume  ? io::IfExists::resume
                                   : io::IfExists::refuse);
-    ranks.agree(error);
-    if (!ranks.is_first()) error = open(io::IfExists::join);
-    ranks.agree(error);
+    ranks_.agree(error);
+    if (!ranks_.is_first()) error = open(io::IfExists::join);
+    ranks_.agree(error);
+}
+
+bool UnitRun::is_done() const {
+    return std::all_of(units_.begin(), units_.end(),
+                       [&](const Unit& unit) { return to_->done(unit.name); });
 }
 
 /// What went wrong, and who may have another unit.
@@ -173,7 +178,7 @@ std::vector<const Unit*> UnitRun::waiting() const {
             units.push_back(&unit);
         } else {
             err_ << unit.name << ": done before\n";
-            if (Ranks::world().is_first()) unit.done();
+            if (ranks_.is_first()) unit.done();
         }
     }
     return units;
@@ -203,7 +208,7 @@ void UnitRun::work_with(Backend& backend, int threads, bool alone, Queue& queue)
             queue.fail(error.what());
         }
         const std::lock_guard lock(queue.turn);
-        (Ranks::world().is_first() ? err_ : std::cerr) << said.str();
+        (ranks_.is_first() ? err_ : std::cerr) << said.str();
         queue.handout.count_done();
     }
 }
@@ -217,15 +222,14 @@ bool UnitRun::set_aside(int64_t done) const {
 }
 
 bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_error) {
-    const Ranks& ranks = Ranks::world();
     const std::vector<const Unit*> units = waiting();
     const int64_t jobs = std::clamp<int64_t>(std::ssize(units), 1, o_.jobs);
     BackendOptions share = compute.backend_options;
-    const int all = share.threads > 0 ? share.threads : ranks.threads();
+    const int all = share.threads > 0 ? share.threads : ranks_.threads();
     share.threads = std::max(1, all / static_cast<int>(jobs));
-    const bool alone = jobs == 1 && ranks.count() == 1;
-    ranks.agree({});  // all are ready: nothing is found done that another rank has just done
-    Queue queue(ranks, units, on_error, !alone && ranks.is_first(), err_);
+    const bool alone = jobs == 1 && ranks_.count() == 1;
+    ranks_.agree({});  // all are ready: nothing is found done that another rank has just done
+    Queue queue(ranks_, units, on_error, !alone && ranks_.is_first(), err_);
     if (alone) {
         work_with(first, share.threads, alone, queue);
     } else {
@@ -243,9 +247,9 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
     if (!queue.failures.empty()) error = queue.failures.front().error;
     for (size_t n = 1; n < queue.failures.size(); ++n)
         err_ << program_ << ": " << queue.failures[n].message << '\n';
-    ranks.agree(error);
+    ranks_.agree(error);
     if (o_.shard) return set_aside(std::ssize(units));
-    return ranks.is_first();
+    return ranks_.is_first();
 }
 
 io::ResultsReader UnitRun::finish() {

@@ -15,6 +15,7 @@
 #include "core/backend.h"
 #include "core/io/activations.h"
 #include "core/io/results.h"
+#include "experiments/driver/ranks.h"
 #include "experiments/driver/run_options.h"
 
 namespace msa::experiments {
@@ -49,15 +50,18 @@ class UnitRun {
 public:
     /// Throws InputError where an input is one of the outputs, `names` in o.out, or lies in one.
     /// Records program, arguments and inputs.
+    /// `ranks`: who shares the units.
     UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
             std::vector<std::filesystem::path> inputs, std::vector<std::string> names,
-            std::ostream& err);
+            std::ostream& err, const Ranks& ranks = Ranks::world());
 
     io::RunRecord record;  // the program completes it before begin()
     std::filesystem::path path(const std::string& name) const { return o_.out / name; }
 
     /// Makes the directory and opens results.h5 as --resume and --overwrite say.
     void begin(std::vector<Unit> units);
+    /// Are all units done already?
+    bool is_done() const;
     /// Does the units of this process that are not done, `jobs` at once, each with a backend of its
     /// own beyond the first and its share of the threads: those of --shard, or what the ranks of
     /// the run (driver/ranks.h) share among them. The first error is thrown at the end, further
@@ -80,6 +84,7 @@ private:
     std::vector<std::filesystem::path> inputs_;
     std::vector<Unit> units_;
     std::ostream& err_;
+    const Ranks& ranks_;
     std::unique_ptr<io::ResultsWriter> to_;
 };
 

@@ -54,7 +54,7 @@ Uploaded::Uploaded(Backend& backend, const Sequences& sequences) : layout_(seque
 }
 
 Batches::Batches(const Documents& documents, const Mixture& mixture, ShortDocuments short_documents,
-                 int64_t context, int64_t sequences, uint64_t seed)
+                 int64_t context, int64_t sequences, uint64_t seed, int64_t at_once)
     : documents_(documents),
       mixture_(mixture),
       short_documents_(short_documents),
@@ -78,7 +78,7 @@ Batches::Batches(const Documents& documents, const Mixture& mixture, ShortDocume
     }
     if (short_documents == ShortDocuments::leave_out) {
         long_documents_ = documents.longer_than(context);
-        std::vector<int64_t> cu_seqlens(static_cast<size_t>(sequences) + 1);
+        std::vector<int64_t> cu_seqlens(static_cast<size_t>(at_once > 0 ? at_once : sequences) + 1);
         for (size_t s = 0; s < cu_seqlens.size(); ++s)
             cu_seqlens[s] = static_cast<int64_t>(s) * context;
         layout_ = PackedBatch(cu_seqlens, cu_seqlens);

@@ -66,11 +66,12 @@ private:
 
 class Batches {
 public:
-    /// Batches of `sequences` rows of `context` tokens. `documents` must outlive this. InputError
-    /// where a size is below 1, where all documents are to be left out, where an exercise of the
-    /// mixture does not fit into context + 1 bytes, or the mixture is not valid.
+    /// Batches of `sequences` rows of `context` tokens. `at_once`: the rows that most calls ask
+    /// for, whose layout is made once; 0: all. `documents` must outlive this. InputError where a
+    /// size is below 1, where all documents are to be left out, where an exercise of the mixture
+    /// does not fit into context + 1 bytes, or the mixture is not valid.
     Batches(const Documents& documents, const Mixture& mixture, ShortDocuments short_documents,
-            int64_t context, int64_t sequences, uint64_t seed);
+            int64_t context, int64_t sequences, uint64_t seed, int64_t at_once = 0);
 
     /// The rows of a step, from 0 on. Text: a byte of all documents is drawn, each as likely, and
     /// its document is cut at a random place where it is longer than the rest of the row.
@@ -91,7 +92,7 @@ private:
     ShortDocuments short_documents_;
     int64_t context_, sequences_;
     uint64_t seed_;
-    PackedBatch layout_;  // of a whole step where every row is one sequence
+    PackedBatch layout_;  // of the rows of most calls where every row is one sequence
 };
 
 }  // namespace msa::experiments::pretrain

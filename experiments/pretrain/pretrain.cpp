@@ -10,6 +10,7 @@
 #include "experiments/pretrain/results.h"
 #include "experiments/pretrain/sweep.h"
 #include "experiments/pretrain/training.h"
+#include "experiments/pretrain/workers.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 #include "gpu/train/cuda_ops.h"
@@ -41,23 +42,28 @@ train::Model make_model(const PretrainOptions& o, std::unique_ptr<train::Ops> op
     return {o.model(), std::move(ops), o.seed, start};
 }
 
-int train_one(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
-    std::optional<PretrainOptions> parsed = parse_pretrain_options(args, out);
-    if (!parsed) return 0;
-    PretrainOptions& o = *parsed;
-    register_cuda_backend();
-    const Text text =
-        o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
-    train::Model model = make_model(o, make_ops(make_backend(o.backend, o.backend_options)));
+/// Tells the others whether there is anything to train.
+bool agree_to_train(train::Workers& workers, bool wanted) {
+    workers.from_first(std::as_writable_bytes(std::span(&wanted, 1)));
+    return wanted;
+}
+
+/// What the first worker does: everything but the others' shares of the steps.
+void lead(PretrainOptions o, std::span<const std::string> args, const Text& text,
+          std::unique_ptr<train::Ops> ops, train::Workers& workers, std::ostream& out,
+          std::ostream& err) {
+    train::Model model = make_model(o, std::move(ops));
     UnitRun job("msa-pretrain", args, o, o.inputs(),
-                {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err);
+                {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err,
+                Ranks::alone());
     job.record.options = option_table(o).record();
     job.record.definitions = pretrain_definitions();
     job.record.device = model.ops().device();
+    if (workers.count() > 1) job.record.device += msa::text(", one of ", workers.count());
     job.record.element = job.record.index_element = job.record.computed_in =
         to_string(model.ops().element());
     const Checkpoint checkpoint(job.path("checkpoint.h5"), job.record);
-    Training training(o, text, model, checkpoint, job.path("curves.csv"), err);
+    Training training(o, text, model, workers, checkpoint, job.path("curves.csv"), err);
     check_unfinished(o, o.out, checkpoint.exists() && !exists(job.path("summary.json")));
     // Locks the folder's results, so that nobody else is at the checkpoint either.
     job.begin({{.name = "training", .work = [&](const Worker&, io::UnitWriter& to) {
@@ -66,7 +72,8 @@ int train_one(std::span<const std::string> args, std::ostream& out, std::ostream
                 }}});
     if (o.overwrite) checkpoint.remove();
     if (o.resume) training.resume();
-    if (!job.work(o, model.ops().backend(), OnError::stop)) return 0;
+    agree_to_train(workers, !job.is_done());
+    job.work(o, model.ops().backend(), OnError::stop);
     const io::ResultsReader results = job.finish();
     if (o.capture > 0)
         write_capture(job.path("activations.h5"), model, captured_text(o, text),
@@ -76,6 +83,28 @@ int train_one(std::span<const std::string> args, std::ostream& out, std::ostream
         out << pretrain_summary_json(results);
     else
         print_pretrain_tables(results, out);
+}
+
+int train_one(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    std::optional<PretrainOptions> parsed = parse_pretrain_options(args, out);
+    if (!parsed) return 0;
+    const PretrainOptions& o = *parsed;
+    register_cuda_backend();
+    count_workers(o);
+    const Text text =
+        o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
+    work_together(o, [&](train::Workers& workers) {
+        PretrainOptions own = o;
+        own.backend_options = backend_of(o, workers);
+        std::unique_ptr<train::Ops> ops = make_ops(make_backend(own.backend, own.backend_options));
+        workers.any(false);  // all have started, before a file is touched
+        if (workers.is_first()) {
+            lead(std::move(own), args, text, std::move(ops), workers, out, err);
+        } else if (agree_to_train(workers, false)) {
+            train::Model model = make_model(own, std::move(ops));
+            follow(own, text, model, workers);
+        }
+    });
     return 0;
 }
 

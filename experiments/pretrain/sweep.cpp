@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "experiments/driver/ranks.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/pretrain/training.h"
 
@@ -95,6 +96,7 @@ void run_sweep(const PretrainOptions& o, std::span<const std::string> args, Run 
                std::ostream& out, std::ostream& err) {
     require(!o.overwrite, "--overwrite is not for a sweep, which runs what is missing");
     const Sweep sweep = read_sweep(o.sweep);
+    const Ranks& ranks = Ranks::world();
     ordered_json runs = ordered_json::array();
     for (uint64_t seed : sweep.seeds)
         for (const auto& [arm, words] : sweep.arms) {
@@ -113,7 +115,8 @@ void run_sweep(const PretrainOptions& o, std::span<const std::string> args, Run 
             all.insert(all.end(),
                        {"--seed", std::to_string(seed), "--out", folder.string(), "--resume"});
             err << arm << ", seed " << seed << '\n';
-            if (!fs::exists(diverged)) {
+            const bool known = ranks.from_first(int64_t{fs::exists(diverged)}) != 0;
+            if (!known) {
                 std::ostringstream tables;
                 try {
                     train(all, tables, err);
@@ -123,6 +126,7 @@ void run_sweep(const PretrainOptions& o, std::span<const std::string> args, Run 
                                ordered_json{{"diverged_after", error.step()}}.dump() + "\n");
                 }
             }
+            if (!ranks.is_first()) continue;  // the first one has the results
             if (fs::exists(diverged)) {
                 run.update(read_json(diverged));
             } else {

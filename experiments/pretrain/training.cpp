@@ -53,9 +53,10 @@ std::vector<Curve> make_curves(const PretrainOptions& o) {
 }
 
 Batches make_batches(const char* side, const Documents& documents, const Mixture& mixture,
-                     const PretrainOptions& o, int64_t sequences, uint64_t seed) {
+                     const PretrainOptions& o, int64_t sequences, uint64_t seed,
+                     int64_t at_once = 0) {
     try {
-        return {documents, mixture, o.short_documents, o.context, sequences, seed};
+        return {documents, mixture, o.short_documents, o.context, sequences, seed, at_once};
     } catch (const InputError& error) {
         throw InputError(text(side, " text: ", error.what()));
     }
@@ -63,15 +64,21 @@ Batches make_batches(const char* side, const Documents& documents, const Mixture
 
 }  // namespace
 
+TrainingBatches::TrainingBatches(const PretrainOptions& o, const Text& text,
+                                 const train::Workers& workers)
+    : share_(o.sequences / workers.count()),
+      first_(share_ * workers.index()),
+      all_(make_batches("training", text.train(), o.mixture(), o, o.sequences, o.seed, share_)) {}
+
 Training::Training(const PretrainOptions& options, const Text& text, train::Model& model,
-                   const Checkpoint& checkpoint, const std::filesystem::path& csv,
-                   std::ostream& err)
+                   train::Workers& workers, const Checkpoint& checkpoint,
+                   const std::filesystem::path& csv, std::ostream& err)
     : o_(options),
       model_(model),
+      workers_(workers),
       checkpoint_(checkpoint),
-      trainer_(model, options.training),
-      batches_(make_batches("training", text.train(), options.mixture(), options, options.sequences,
-                            options.seed)),
+      trainer_(model, options.training, workers),
+      batches_(options, text, workers),
       held_out_(make_batches("held-out", text.held_out(), {}, options, 1,
                              mix(options.seed, kProbedText))),
       text_(text),
@@ -89,6 +96,7 @@ void Training::resume() {
 }
 
 void Training::run() {
+    trainer_.follow_first();
     csv_.open(csv_path_);
     csv_ << "step,group,name,part,value\n";
     for (const Curve& curve : state_.curves)
@@ -124,7 +132,7 @@ void Training::step() {
     if (!report.finite())
         diverged(state_.step,
                  text("loss ", report.losses.lm, ", gradient norm ", report.norms.all));
-    const bool stop = stop_requested();
+    const bool stop = workers_.any(stop_requested());
     if (stop || due(o_.checkpoint_every)) save();
     if (stop) throw Interrupted(text("stopped after ", state_.step, " steps; --resume continues"));
     if (state_.step % o_.log_every == 0 || state_.step + 1 == o_.training.steps) log(report);

@@ -22,11 +22,26 @@ private:
     int64_t step_;
 };
 
+/// A worker's share of the sequences of every step.
+class TrainingBatches {
+public:
+    /// InputError where the text does not fit the options.
+    TrainingBatches(const PretrainOptions& options, const Text& text,
+                    const train::Workers& workers);
+    Sequences at(int64_t step) const { return all_.at(step, first_, share_); }
+
+private:
+    int64_t share_, first_;
+    Batches all_;
+};
+
+/// As the first of `workers` has it.
 class Training {
 public:
     /// All must outlive this. InputError where the text does not fit the options.
     Training(const PretrainOptions& options, const Text& text, train::Model& model,
-             const Checkpoint& checkpoint, const std::filesystem::path& csv, std::ostream& err);
+             train::Workers& workers, const Checkpoint& checkpoint,
+             const std::filesystem::path& csv, std::ostream& err);
 
     /// Takes over the checkpoint, where there is one.
     void resume();
@@ -53,9 +68,11 @@ private:
 
     const PretrainOptions& o_;
     train::Model& model_;
+    train::Workers& workers_;
     const Checkpoint& checkpoint_;
     train::Trainer trainer_;
-    Batches batches_, held_out_;
+    TrainingBatches batches_;
+    Batches held_out_;
     const Text& text_;
     RunState state_;
     Evaluation last_;

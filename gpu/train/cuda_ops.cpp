@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/train/buffer.h"
 #include "gpu/train/kernels.h"
+#include "gpu/train/nccl.h"
 #include "gpu/train/products.h"
 #include "gpu/workplace.h"
 
@@ -168,6 +169,12 @@ public:
         cuda::adamw(begin(), rule, step, rate, factor, weights, gradient.data(), first.data(),
                     second.data());
     }
+    void sum_over(Workers& workers, View<float, 1> values) override {
+        if (workers.count() == 1) return;
+        begin();
+        if (!nccl_) nccl_ = std::make_unique<cuda::Nccl>(workers, place_.stream);
+        nccl_->sum(workers, values);
+    }
 
 private:
     /// The stream, at the beginning of an operation.
@@ -209,12 +216,18 @@ private:
     cuda::CublasLt cublas_;
     std::vector<int64_t> starts_;  // of the last squared_norms
     Tensor<int64_t, 1> starts_there_;
+    std::unique_ptr<cuda::Nccl> nccl_;  // absent until the first sum over workers
 };
 
 }  // namespace
 
 std::unique_ptr<Ops> make_cuda_ops(std::unique_ptr<Backend> backend, Element element) {
     return std::make_unique<CudaOps>(std::move(backend), element);
+}
+
+Support cuda_workers() {
+    const std::string why_not = cuda::nccl_failure();
+    return why_not.empty() ? Support{} : Support::no(why_not);
 }
 
 }  // namespace msa::train

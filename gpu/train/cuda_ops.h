@@ -15,4 +15,9 @@ namespace msa::train {
 std::unique_ptr<Ops> make_cuda_ops(std::unique_ptr<Backend> backend,
                                    Element element = Element::bf16);
 
+/// Can GPUs sum over workers? NCCL is opened at run time; call this before there are threads, since
+/// it sets what the library reads from the environment, as far as that is not set: no NVLink
+/// multicast, and no access to a peer's stream-ordered memory, which is its GPU's alone.
+Support cuda_workers();
+
 }  // namespace msa::train

@@ -120,6 +120,47 @@ int run_for(const std::string& program, const std::vector<std::string>& args,
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+#ifdef MSA_MPIRUN
+int run_ranks(const std::string& program, int ranks, const std::vector<std::string>& args,
+              const std::string& out, const std::string& err, const std::function<bool()>& kills) {
+    std::vector<std::string> words{MSA_MPIRUN, "--oversubscribe", "-n", std::to_string(ranks),
+                                   MSA_BIN_DIR "/" + program};
+    words.insert(words.end(), args.begin(), args.end());
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    const pid_t child = fork();
+    if (child == 0) {
+        setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+        setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+        const bool ready = freopen(out.c_str(), "w", stdout) != nullptr &&
+                           freopen(err.c_str(), "w", stderr) != nullptr;
+        if (ready) execv(argv[0], argv.data());
+        _exit(127);
+    }
+    int status = 0;
+    bool ended = false;
+    if (kills) {
+        const auto nap = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+        while (!ended && !kills()) {
+            ended = waitpid(child, &status, WNOHANG) == child;
+            nap();
+        }
+        pid_t last = 0;
+        while (last == 0 && !ended) {  // on a busy machine the ranks start late
+            const std::string pid = std::to_string(child);
+            std::ifstream children("/proc/" + pid + "/task/" + pid + "/children");
+            for (pid_t of_child = 0; children >> of_child;) last = of_child;
+            if (last == 0) nap();
+            ended = last == 0 && waitpid(child, &status, WNOHANG) == child;
+        }
+        if (last > 0) kill(last, SIGKILL);
+    }
+    if (!ended) waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+#endif
+
 namespace {
 
 std::vector<double> contents(const io::ResultsReader& file, const io::DatasetInfo& dataset) {

@@ -70,6 +70,15 @@ std::string file_text(const std::filesystem::path& path);
 int run_for(const std::string& program, const std::vector<std::string>& args,
             std::chrono::microseconds delay, int signal = SIGKILL);
 
+#ifdef MSA_MPIRUN
+/// Starts mpirun with so many ranks of a built program, which write into the files `out` and `err`.
+/// Where `kills` is given, the last rank is killed once it returns true. The exit code, or -1 when
+/// a signal ended mpirun.
+int run_ranks(const std::string& program, int ranks, const std::vector<std::string>& args,
+              const std::string& out, const std::string& err,
+              const std::function<bool()>& kills = {});
+#endif
+
 /// Every dataset of two results files, bit by bit.
 testing::AssertionResult same_data(const std::string& left, const std::string& right);
 /// The same, and what /run says of options and inputs.

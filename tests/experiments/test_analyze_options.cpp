@@ -47,7 +47,7 @@ const Refusal kRefusals[] = {
     {{"--forced-first", "16"}, "forced_local + forced_first is 17, must not exceed top_k = 16"},
     {{"--forced-first", "-1"}, "forced_first is -1"},
     {{"--layers", "7"}, "a.h5: has no layer 7; there are: 0, 3"},
-    {{"--layers", "0,3,0"}, "--layers is '0,3,0', it names a layer twice"},
+    {{"--layers", "0,3,0"}, "--layers is '0,3,0', it names one twice"},
     {{"--layers", "0,"}, "--layers is '0,', it has an empty item"},
     {{"--layers", "first"}, "--layers is 'first', 'first' is no integer"},
     {{"--selectors", "best"}, "--selectors is 'best', must be one of: index, oracle,"},

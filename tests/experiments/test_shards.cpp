@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A run is the same bytes for any number of workers: threads, shards and ranks.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cmath>
-#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <thread>
@@ -246,40 +242,13 @@ TEST_F(Shards, OfAJobArray) {
 #ifdef MSA_MPIRUN
 class Mpi : public Shards {
 protected:
-    /// Starts mpirun with so many ranks, kills the last of them after `delay` where one is given.
-    /// The exit code.
+    /// Kills the last rank after `delay` where one is given. The exit code.
     int start(int ranks, const std::vector<std::string>& args,
               std::chrono::milliseconds delay = {}) const {
-        std::vector<std::string> words{MSA_MPIRUN, "--oversubscribe", "-n", text(ranks),
-                                       MSA_BIN_DIR "/msa-analyze"};
-        words.insert(words.end(), args.begin(), args.end());
-        std::vector<char*> argv;
-        for (std::string& word : words) argv.push_back(word.data());
-        argv.push_back(nullptr);
-        const pid_t child = fork();
-        if (child == 0) {
-            const Environment root{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                                   {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
-            const bool ready = freopen(path("out.txt").c_str(), "w", stdout) != nullptr &&
-                               freopen(path("err.txt").c_str(), "w", stderr) != nullptr;
-            if (ready) execv(argv[0], argv.data());
-            _exit(127);
-        }
-        int status = 0;
-        bool ended = false;
-        if (delay.count() > 0) {
-            std::this_thread::sleep_for(delay);
-            pid_t last = 0;
-            while (last == 0 && !ended) {  // on a busy machine the ranks start late
-                std::ifstream children(text("/proc/", child, "/task/", child, "/children"));
-                for (pid_t pid = 0; children >> pid;) last = pid;
-                if (last == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                ended = last == 0 && waitpid(child, &status, WNOHANG) == child;
-            }
-            if (last > 0) kill(last, SIGKILL);
-        }
-        if (!ended) waitpid(child, &status, 0);
-        return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+        const auto kill_at = std::chrono::steady_clock::now() + delay;
+        std::function<bool()> kills;
+        if (delay.count() > 0) kills = [&] { return std::chrono::steady_clock::now() >= kill_at; };
+        return run_ranks("msa-analyze", ranks, args, path("out.txt"), path("err.txt"), kills);
     }
     std::string said() const { return file_text(path("err.txt")); }
 };

@@ -2,12 +2,14 @@
 // Models that are trained on a GPU, beside the same ones on the host.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 
+#include "core/error.h"
 #include "core/train/tolerance.h"
 #include "gpu/train/cuda_ops.h"
 #include "tests/support/subjects.h"
-#include "tests/train/nano.h"
+#include "tests/train/shares.h"
 
 namespace msa::train {
 namespace {
@@ -177,6 +179,104 @@ TEST_P(OnGpu, LossesOfTokensAreThoseOfTheHost) {
                              got = on_host(gpu, gpu.forward(there.batch(), false));
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-4) << i;
+}
+
+/// Is there a second GPU, and what adds up over several?
+Support two_gpus() {
+    if (const Support sums = cuda_workers(); !sums.yes) return sums;
+    try {
+        make_backend("cuda", {.device = 1});
+    } catch (const InputError& error) {
+        return Support::no(error.what());
+    }
+    return {};
+}
+
+TEST(TwoGpus, HaveTheCurveOfOne) {
+    MSA_SKIP_UNLESS_USABLE("cuda");
+    if (const Support two = two_gpus(); !two.yes) GTEST_SKIP() << two.why_not;
+    constexpr int64_t kScale = 8;  // sequences of 160 to 480 tokens
+    const TrainingOptions o{.steps = 20, .warmup_steps = 4, .rate = 3e-3};
+    for (Attention attention : {Attention::full, Attention::msa})
+        for (Element element : {Element::f32, Element::bf16}) {
+            const ModelConfig config = tuned("", attention).config;
+            const std::vector<float> start = lively(config);
+            const auto make_with = [&](std::span<const float> values) -> MakeModel {
+                return [&, values](int worker) -> Model {
+                    return {config,
+                            make_cuda_ops(make_backend("cuda", {.device = worker}), element), kSeed,
+                            values};
+                };
+            };
+            const auto curves = [&](int workers) {
+                return train_together(workers, make_with({}), o, kScale);
+            };
+            const auto gradient = [&](int workers) {  // well above roundings
+                return train_together(workers, make_with(start), {.steps = 1, .warmup_steps = 1},
+                                      kScale)
+                    .front();
+            };
+            const Model names = make(config);
+            const Trained one = curves(1).front();
+            const std::vector<Trained> two = curves(2);
+            const ModelBounds bounds = model_bounds(element);
+            Distance off = distance(names.parameters(), two.front(), one);
+            off.gradient = distance(names.parameters(), gradient(2), gradient(1)).gradient;
+            EXPECT_LT(off.loss, bounds.loss);
+            EXPECT_LT(off.gradient, bounds.gradient);
+            EXPECT_LT(one.reports.back().losses.lm, 0.99 * one.reports.front().losses.lm);
+            EXPECT_EQ(two[0].weights, two[1].weights);
+            EXPECT_EQ(curves(2).front().weights, two[0].weights) << "reruns change no bit";
+            std::printf("%s: losses of two GPUs off by at most %.1e of one's, gradients %.1e\n",
+                        to_string(element), off.loss, off.gradient);
+        }
+}
+
+TEST(TwoGpus, AddUpALongList) {
+    MSA_SKIP_UNLESS_USABLE("cuda");
+    if (const Support two = two_gpus(); !two.yes) GTEST_SKIP() << two.why_not;
+    constexpr int64_t kValues = 13'900'001;  // as many as the pilot has parameters, and odd
+    constexpr int kRounds = 20;
+    double seconds = 0;
+    work_together(2, [&](Workers& workers) {
+        const std::unique_ptr<Ops> ops =
+            make_cuda_ops(make_backend("cuda", {.device = workers.index()}));
+        std::vector<float> mine(kValues);
+        for (int64_t i = 0; i < kValues; ++i)
+            mine[static_cast<size_t>(i)] =
+                static_cast<float>(i % 1000 + (workers.is_first() ? 0 : 2000));
+        Tensor<float, 1> list = ops->backend().upload(View<const float, 1>(mine.data(), {kValues}));
+        ops->sum_over(workers, list);
+        const Tensor<float, 1> host = ops->backend().download(list.view());
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < kValues; ++i)
+            wrong += host(i) == static_cast<float>(2 * (i % 1000) + 2000) ? 0 : 1;
+        EXPECT_EQ(wrong, 0) << workers.index();
+        ops->clear(list);
+        workers.any(false);
+        const auto begin = std::chrono::steady_clock::now();
+        for (int round = 0; round < kRounds; ++round) ops->sum_over(workers, list);
+        workers.any(false);
+        if (workers.is_first())
+            seconds =
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    });
+    std::printf("56 MB of two GPUs are added up in %.0f us\n", 1e6 * seconds / kRounds);
+}
+
+/// A worker that fails while the other one waits for its GPU does not leave it waiting.
+TEST(TwoGpus, AnErrorOfOneEndsBoth) {
+    MSA_SKIP_UNLESS_USABLE("cuda");
+    if (const Support two = two_gpus(); !two.yes) GTEST_SKIP() << two.why_not;
+    const auto work = [](Workers& workers) {
+        const std::unique_ptr<Ops> ops =
+            make_cuda_ops(make_backend("cuda", {.device = workers.index()}));
+        Tensor<float, 1> values = ops->backend().make<float, 1>({1000});
+        ops->sum_over(workers, values);
+        if (workers.index() == 1) throw InputError("it fails");
+        ops->sum_over(workers, values);
+    };
+    EXPECT_THROW(work_together(2, work), InputError);
 }
 
 TEST(CudaTraining, SaysWhatComputesIt) {
