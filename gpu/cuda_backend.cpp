@@ -47,9 +47,7 @@ public:
     /// Tensors may outlive their backend: what it was still to write is there then.
     ~CudaBackend() override { cudaStreamSynchronize(stream_->get()); }
 
-    std::string_view name() const override {
-        return unordered_ ? kUnorderedName : kName;
-    }
+    std::string_view name() const override { return unordered_ ? kUnorderedName : kName; }
     std::string device() const override {
         cudaDeviceProp properties{};
         int driver = 0;

@@ -89,8 +89,7 @@ KeyGradients::KeyGradients(Backend& backend, const Problem& all, const Layer& la
             grad.add_row(n, h, own);
             for (int64_t t : own)
                 part.mass[static_cast<size_t>(t)] +=
-                    std::exp(p.softmax_scale() *
-                                 product(&q(n, h, 0), &k(t, 0, 0), p.head_dim) -
+                    std::exp(p.softmax_scale() * product(&q(n, h, 0), &k(t, 0, 0), p.head_dim) -
                              double{lse(n, h)});
         }
         grad.finish();
@@ -103,8 +102,8 @@ KeyGradients::KeyGradients(Backend& backend, const Problem& all, const Layer& la
         add(d_v, part.d_v);
         add(mass, part.mass);
     }
-    sizes = gradient_sizes(p, q, k, v, d_out, lse, static_cast<double>(all.keys()),
-                           layer.q.element());
+    sizes =
+        gradient_sizes(p, q, k, v, d_out, lse, static_cast<double>(all.keys()), layer.q.element());
     sizes.rows = static_cast<double>(all.queries() * heads);
 }
 

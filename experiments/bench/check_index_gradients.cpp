@@ -186,7 +186,7 @@ int64_t Checker::compare_index_queries(const Layer& layer, const IndexOperands& 
         own = Tensor<int32_t, 3>({p.queries(), p.kv_heads, ids.extent(2)});
         for (int64_t i = 0; i < p.queries(); ++i)
             std::copy_n(ids[rows[static_cast<size_t>(i)]].data(), own.size() / p.queries(),
-                        own[i].data());
+                        &own(i, 0, 0));
     }
     const auto n = static_cast<double>(all.queries() * all.kv_heads);
     IndexKlInput in{{index_q, index_k}, q, k, own};
@@ -222,8 +222,8 @@ int64_t Checker::compare_index_keys(const Layer& layer, const IndexOperands& ind
         for (int64_t c = 0; c < p.index_dim; ++c)
             sum(c) = static_cast<float>(scale * want.d_index_k(n, c));
         // The result is rounded to float once more, and so is what it is compared with.
-        const double bound =
-            scale * want.index_q_max * want.bound[static_cast<size_t>(n)] + 4 * kRoundoff * largest(sum);
+        const double bound = scale * want.index_q_max * want.bound[static_cast<size_t>(n)] +
+                             4 * kRoundoff * largest(sum);
         const std::string fault = difference("d_index_k", got.data(), sum.data(), got.size(),
                                              [&](int64_t) { return bound; });
         if (!fault.empty()) fail("index_kl", token, "as a key: " + fault);

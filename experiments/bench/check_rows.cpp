@@ -39,8 +39,8 @@ Tensor<float, 3> fetch_rows(Backend& backend, const Stored<3>& from,
         backend.copy(stored.get(), Space::host, from.data() + first * from.row_bytes(),
                      backend.space(), count * from.row_bytes());
         for (; at < end; ++at, ++done)
-            decode(static_cast<const char*>(stored.get()) +
-                       (rows[at] - first) * from.row_bytes() + first_byte,
+            decode(static_cast<const char*>(stored.get()) + (rows[at] - first) * from.row_bytes() +
+                       first_byte,
                    from.element(), {&values(done, 0, 0), static_cast<size_t>(heads * width)});
     }
     return values;

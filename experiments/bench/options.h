@@ -19,10 +19,10 @@ namespace msa::experiments::bench {
 struct BenchOptions {
     std::string backend;
     std::vector<std::string> stages, cases, selections, supports;  // known, in the order given
-    std::vector<LoopOrder> orders;                       // of sparse_attention and its gradient
-    std::vector<int64_t> tokens;                         // empty: each case's own
-    std::shared_ptr<const Captured> captured;            // absent: operands are made up
-    std::vector<int64_t> batches{1, 8, 32, 64, 128};     // sequences of a decode step
+    std::vector<LoopOrder> orders;                    // of sparse_attention and its gradient
+    std::vector<int64_t> tokens;                      // empty: each case's own
+    std::shared_ptr<const Captured> captured;         // absent: operands are made up
+    std::vector<int64_t> batches{1, 8, 32, 64, 128};  // sequences of a decode step
     std::string model;
     analysis::LayerSizes sizes;  // all but the tokens
     std::vector<Element> index_elements;

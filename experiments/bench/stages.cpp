@@ -253,7 +253,8 @@ private:
         m.answered_by = backend_.answered_by();
         m.checked_rows = check_.index_kl_grad(first(), first().index[element], ids);
         count_index_kl(m, ids);
-        m.timing = layers_->time([&](Layer& layer) { train_index(layer, element, support(layer)); });
+        m.timing =
+            layers_->time([&](Layer& layer) { train_index(layer, element, support(layer)); });
     }
     /// Adds the work of index_kl_grad.
     void count_index_kl(Measurement& m, View<const int32_t, 3> ids) const {

@@ -229,11 +229,10 @@ bool DenseAttentionCudnn::run_pieces(const Call& call, int64_t most, const Atten
                                   view.space());
         };
         const std::shared_ptr<Plan> plan = plan_of(some, spans, Direction::gradient);
-        if (!plan ||
-            !run_plan(some, plan, spans, {rows(in.q), in.k, in.v},
-                      {rows(saved.out), saved.lse.slice(range.begin, piece.queries()),
-                       rows(saved.d_out)},
-                      {rows(to.d_q), part_of(d_k), part_of(d_v)}))
+        if (!plan || !run_plan(some, plan, spans, {rows(in.q), in.k, in.v},
+                               {rows(saved.out), saved.lse.slice(range.begin, piece.queries()),
+                                rows(saved.d_out)},
+                               {rows(to.d_q), part_of(d_k), part_of(d_v)}))
             return false;
         for (const Span& span : spans)
             for (Sum* sum : {&d_k, &d_v})
@@ -255,8 +254,8 @@ bool DenseAttentionCudnn::run_gradient(const Call& call, const AttentionInput& i
     why_not_ =
         takes(p, spans, in.q, in.k, in.v, saved.out, saved.d_out, to.d_q, to.d_k, to.d_v).why_not;
     if (!why_not_.empty()) return false;
-    const std::shared_ptr<Plan> plan = plan_of(
-        call, spans, unordered_ ? Direction::unordered_gradient : Direction::gradient);
+    const std::shared_ptr<Plan> plan =
+        plan_of(call, spans, unordered_ ? Direction::unordered_gradient : Direction::gradient);
     if (!plan) return false;
     int64_t seen = 0;
     for (const Span& span : spans) seen += span.keys;

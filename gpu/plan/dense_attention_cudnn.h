@@ -34,9 +34,9 @@ public:
 
     /// The same for the gradient, by cuDNN's deterministic algorithm unless sums may be unordered.
     /// The deterministic one keeps dS, two bytes for each query, head and key. Where that is more
-    /// than kMostWorkspace, the queries go in pieces behind the keys that they see; d_k and d_v of a
-    /// piece, in bf16, are added up in float, piece after piece. Gradients that are not finite are
-    /// looked for on the device; where there are any, the plain kernel answers after it: cuDNN
+    /// than kMostWorkspace, the queries go in pieces behind the keys that they see; d_k and d_v of
+    /// a piece, in bf16, are added up in float, piece after piece. Gradients that are not finite
+    /// are looked for on the device; where there are any, the plain kernel answers after it: cuDNN
     /// multiplies masked probabilities, 0, with what may not be finite.
     bool run_gradient(const Call&, const AttentionInput&, const AttentionSaved&,
                       const AttentionGradient&);

@@ -165,8 +165,7 @@ private:
 
 TEST_P(CudaKlCases, AGraphRepeatsIt) {
     Backend& backend = runner_->backend();
-    const Selection selection =
-        runner_->index_select_lse(problem(), GetParam().rule, operands_);
+    const Selection selection = runner_->index_select_lse(problem(), GetParam().rule, operands_);
     for (const bool full : {true, false})
         for (const bool given : {false, true}) {
             if (full && given) continue;  // nothing gives the lse of the full support alone

@@ -66,12 +66,13 @@ TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
     // supports with and without lse, index_kl_grad on both, three orders of sparse_attention_grad,
     // and layer_grad.
     const int selected = 2 * (1 + 3 + 1);
-    EXPECT_EQ(of_kind, (std::map<std::string, int>{{"square", 1 + 2 + selected + 2 * (1 + 4 + 2 + 3 + 1)},
-                                                   {"chunk", 1 + selected},
-                                                   {"short", 2 * (1 + selected)},
-                                                   {"pack", 3 * (1 + selected)},
-                                                   {"decode", 2 * (1 + selected)},
-                                                   {"top-k", 2}}));
+    EXPECT_EQ(of_kind,
+              (std::map<std::string, int>{{"square", 1 + 2 + selected + 2 * (1 + 4 + 2 + 3 + 1)},
+                                          {"chunk", 1 + selected},
+                                          {"short", 2 * (1 + selected)},
+                                          {"pack", 3 * (1 + selected)},
+                                          {"decode", 2 * (1 + selected)},
+                                          {"top-k", 2}}));
 }
 
 TEST_F(Bench, OnlyWhatIsAskedFor) {
@@ -91,8 +92,8 @@ TEST_F(Bench, OnlyWhatIsAskedFor) {
 
 TEST_F(Bench, ALayersStepOfTrainingIsComparedWithBothDensePasses) {
     const json record =
-        record_of({"--cases", "square", "--stages", "dense_attention,dense_attention_grad,layer_grad",
-                   "--selection", "structured"});
+        record_of({"--cases", "square", "--stages",
+                   "dense_attention,dense_attention_grad,layer_grad", "--selection", "structured"});
     const json& all = record["measurements"];
     ASSERT_EQ(all.size(), 3U);
     EXPECT_EQ(all[2]["stage"], "layer_grad");
