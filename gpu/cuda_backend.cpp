@@ -186,7 +186,7 @@ protected:
                                  const AttentionGradient& to) override {
         answer(p, Written(to.d_q, to.d_k, to.d_v, to.d_sinks),
                [&](const Call& call) -> std::string {
-                   if (cudnn_->run_gradient(call, in, saved, to)) return cudnn_->gradient_name();
+                   if (run_cudnn_gradient(call, in, saved, to)) return cudnn_->gradient_name();
                    auto delta = call.scratch<float, 2>({p.queries(), p.query_heads});
                    output_gradient_products(call, saved, delta.data());
                    dense_attention_grad_any(call, in, saved, to, delta.data());
@@ -295,6 +295,19 @@ private:
     /// "block_mass_sm90", or "block_mass_any; block_mass_sm90: why not".
     static std::string kernel_name(const std::string& stem, const Support& tuned) {
         return tuned.yes ? stem + "_sm90" : text(stem, "_any; sm90: ", tuned.why_not);
+    }
+
+    bool run_cudnn_gradient(const Call& call, const AttentionInput& in, const AttentionSaved& saved,
+                            const AttentionGradient& to) {
+        try {
+            return cudnn_->run_gradient(call, in, saved, to);
+        } catch (const MemoryError& refused) {
+            if (unordered_) throw;
+            throw MemoryError(text(refused.what(),
+                                   "; dense_attention_grad sums in one order, for "
+                                   "which it keeps dS: backend ",
+                                   kUnorderedName, " asks for less"));
+        }
     }
 
     void use_device() const { check(cudaSetDevice(device_.ordinal), "choosing the device"); }

@@ -2,10 +2,12 @@
 // The checks of index_kl.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "core/gradient_tolerance.h"
 #include "core/reference/reference_backend.h"
+#include "core/selection.h"
 #include "core/tolerance.h"
 #include "experiments/bench/check.h"
 #include "experiments/bench/check_rows.h"
@@ -39,77 +41,106 @@ struct KlErrors {
     TeacherBound teacher{};
 };
 
-/// d_index_k of some keys, and what it may be off by, but for the largest magnitude of index_q.
-struct IndexKeyGradients {
-    explicit IndexKeyGradients(const std::vector<int64_t>& tokens, int64_t width)
-        : d_index_k({std::ssize(tokens), width}), bound(tokens.size(), 0.0) {}
+/// t and p of a key for a row (query, group), from given lse.
+struct KlWeights {
+    double index, main;
+};
+struct KlRow {
+    const float *q, *main_lse;  // of the group's heads
+    const float* index_q;
+    float index_lse;
 
-    void add_group(Backend&, const Problem&, const Layer&, const IndexOperands&, int64_t group,
-                   const std::vector<int64_t>& tokens, View<const int32_t, 3> ids);
-
-    Tensor<double, 2> d_index_k;
-    std::vector<double> bound;
-    double index_q_max = 0;
+    KlWeights weights(const Problem& p, const float* k, const float* index_k) const {
+        const int64_t heads = p.group_size();
+        double main = 0;
+        for (int64_t h = 0; h < heads; ++h)
+            main += std::exp(p.softmax_scale() * product(q + h * p.head_dim, k, p.head_dim) -
+                             double{main_lse[h]});
+        const double score = p.index_scale() * product(index_q, index_k, p.index_dim);
+        return {std::exp(score - double{index_lse}), main / static_cast<double>(heads)};
+    }
 };
 
-/// Of each row that sees a key of `tokens`, t - p from the given lse, times index_q.
-void IndexKeyGradients::add_group(Backend& backend, const Problem& p, const Layer& layer,
-                                  const IndexOperands& index, int64_t group,
-                                  const std::vector<int64_t>& tokens, View<const int32_t, 3> ids) {
-    const SeenKeys seen(p, tokens, ids, group);
-    const int64_t heads = p.group_size(), first = group * heads;
-    const Tensor<float, 3> q = fetch_rows(backend, layer.q, seen.queries, first, heads);
-    const Tensor<float, 3> index_q = fetch_rows(backend, index.q, seen.queries, group, 1);
-    const Tensor<float, 3> k = fetch_rows(backend, layer.k, tokens, group, 1);
-    Tensor<float, 2> index_k(d_index_k.shape());
-    for (int64_t n = 0; n < std::ssize(tokens); ++n) {
-        const Tensor<float, 2> row = fetch(backend, index.k, tokens[static_cast<size_t>(n)], 1);
-        std::copy_n(row.data(), row.size(), &index_k(n, 0));
-    }
-    const Tensor<float, 2> main_lse = backend.download(layer.lse.view());
-    const Tensor<float, 2> index_lse = backend.download(layer.index_lse.view());
-    const double scale = p.softmax_scale(), index_scale = p.index_scale();
-    const auto error = [&](double of_scale, double q_norm, double k_norm, int64_t width,
-                           const Tensor<float, 2>& lse) {
-        return saved_weight_bound(logit_bound(of_scale, q_norm, k_norm, width),
-                                  static_cast<double>(p.keys()), largest(lse));
-    };
-    const double main_error =
-        error(scale, largest_norm<3>(q), largest_norm<3>(k), p.head_dim, main_lse);
-    const double index_error = error(index_scale, largest_norm<3>(index_q),
-                                     largest_norm<2>(index_k), p.index_dim, index_lse);
-    const double uses = static_cast<double>(seen.queries.size() * static_cast<size_t>(p.kv_heads));
-    const double summed = gamma(uses + static_cast<double>(heads) + 8) + 0x1p-16;  // two bf16 parts
-    index_q_max = std::max(index_q_max, largest(index_q));
+/// What t, p and a sum of t - p may be off by, relative to t and to p; the given lse is no error.
+struct KlWeightErrors {
+    KlWeightErrors(const Problem& p, const Tensor<float, 3>& q, const Tensor<float, 3>& k,
+                   const Tensor<float, 3>& index_q, const Tensor<float, 2>& index_k,
+                   const Tensor<float, 2>& main_lse, const Tensor<float, 2>& index_lse)
+        : index(of(logit_bound(p.index_scale(), largest_norm<3>(index_q), largest_norm<2>(index_k),
+                               p.index_dim),
+                   index_lse)),
+          main(
+              of(logit_bound(p.softmax_scale(), largest_norm<3>(q), largest_norm<3>(k), p.head_dim),
+                 main_lse) +
+              gamma(static_cast<double>(p.group_size()))) {}
 
-    struct Weights {
-        double index, main;
-    };
-    std::vector<std::vector<Weights>> weights(seen.queries.size());
-#pragma omp parallel for schedule(dynamic, 64)
-    for (size_t n = 0; n < seen.queries.size(); ++n) {
-        const int64_t query = seen.queries[n], at = static_cast<int64_t>(n);
-        for (int64_t t : seen.keys[n]) {
-            double main = 0;
-            for (int64_t h = 0; h < heads; ++h)
-                main += std::exp(scale * product(&q(at, h, 0), &k(t, 0, 0), p.head_dim) -
-                                 double{main_lse(query, first + h)});
-            const double score =
-                index_scale * product(&index_q(at, 0, 0), &index_k(t, 0), p.index_dim);
-            weights[n].push_back({std::exp(score - double{index_lse(query, group)}),
-                                  main / static_cast<double>(heads)});
-        }
+    /// Of a sum of (t - p) times an operand of at most `most`. Longer sums go in parts, and t - p
+    /// in two numbers of bf16.
+    double bound(const KlWeights& sums, double terms, double most) const {
+        constexpr double kLongest = 4096;
+        const double summed = gamma(std::min(terms, kLongest) + 8) + 0x1p-16;
+        return most * (sums.index * (index + summed) + sums.main * (main + summed));
     }
-    for (size_t n = 0; n < weights.size(); ++n)
-        for (size_t use = 0; use < weights[n].size(); ++use) {
-            const int64_t t = seen.keys[n][use];
-            const Weights& w = weights[n][use];
-            for (int64_t c = 0; c < p.index_dim; ++c)
-                d_index_k(t, c) +=
-                    (w.index - w.main) * double{index_q(static_cast<int64_t>(n), 0, c)};
-            bound[static_cast<size_t>(t)] +=
-                w.index * (index_error + summed) + w.main * (main_error + summed);
-        }
+
+    KlWeightErrors worst(const KlWeightErrors& other) const {
+        KlWeightErrors both = *this;
+        both.index = std::max(index, other.index);
+        both.main = std::max(main, other.main);
+        return both;
+    }
+
+private:
+    static double of(double logit, const Tensor<float, 2>& lse) {
+        return std::expm1(logit + stored_lse_bound(largest(lse))) + gamma(kExpRoundoffs);
+    }
+    double index, main;
+};
+
+/// Sums of (t - p) times operands of some width, one for each of `count` results.
+struct KlSums {
+    KlSums(int64_t count, int64_t width)
+        : values({count, width}),
+          weights(static_cast<size_t>(count), KlWeights{0, 0}),
+          terms(static_cast<size_t>(count)) {}
+
+    void add(int64_t n, const KlWeights& w, const float* operand) {
+        for (int64_t c = 0; c < values.extent(1); ++c)
+            values(n, c) += (w.index - w.main) * double{operand[c]};
+        KlWeights& all = weights[static_cast<size_t>(n)];
+        all = {all.index + w.index, all.main + w.main};
+        terms[static_cast<size_t>(n)] += 1;
+    }
+    /// Is result n `got`, but for `factor`? What is wrong; empty: nothing.
+    std::string fault(const char* what, int64_t n, const float* got, double factor, double most,
+                      const KlWeightErrors& errors) const {
+        const auto at = static_cast<size_t>(n);
+        std::vector<float> want;
+        for (int64_t c = 0; c < values.extent(1); ++c)
+            want.push_back(static_cast<float>(factor * values(n, c)));
+        const double bound = factor * errors.bound(weights[at], terms[at], most);
+        return difference(what, got, want.data(), std::ssize(want), [&](int64_t c) {
+            return bound + 4 * kRoundoff * std::fabs(double{want[static_cast<size_t>(c)]});
+        });
+    }
+
+    Tensor<double, 2> values;
+    std::vector<KlWeights> weights;
+    std::vector<double> terms;
+};
+
+/// The keys of a row's support; ids absent: all that it sees.
+std::vector<int64_t> support_of(const Problem& p, int64_t query, int64_t group,
+                                View<const int32_t, 3> ids) {
+    const KeyRange seen = visible_keys(p)[static_cast<size_t>(query)];
+    std::vector<int64_t> tokens;
+    if (ids.data() == nullptr)
+        for (int64_t j = 0; j < seen.count; ++j) tokens.push_back(seen.first + j);
+    else
+        for (int64_t b : selected(ids, query, group))
+            for (int64_t j = b * p.block_size; j < std::min((b + 1) * p.block_size, seen.count);
+                 ++j)
+                tokens.push_back(seen.first + j);
+    return tokens;
 }
 
 }  // namespace
@@ -173,62 +204,90 @@ int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index, bool s
 
 int64_t Checker::compare_index_queries(const Layer& layer, const IndexOperands& index,
                                        View<const int32_t, 3> ids) const {
-    const Problem& all = case_.problem;
-    const std::vector<int64_t> rows = stratified_sample(
-        all.queries(), std::min<int64_t>(kKlRows, std::ssize(mass_queries())), seed_);
-    const Problem p = all.with_query_rows(rows);
-    const Tensor<float, 3> q = fetch_rows(backend_, layer.q, rows, 0, p.query_heads);
-    const Tensor<float, 3> index_q = fetch_rows(backend_, index.q, rows, 0, p.kv_heads);
-    const Tensor<float, 3> k = fetch(backend_, layer.k, 0, p.keys());
+    const Problem& p = case_.problem;
+    const int64_t most = ids.data() != nullptr ? kRows : std::ssize(mass_queries());
+    const std::vector<int64_t> rows =
+        stratified_sample(p.queries(), std::min(most, p.queries()), seed_);
     const Tensor<float, 2> index_k = fetch(backend_, index.k, 0, p.keys());
-    Tensor<int32_t, 3> own;
-    if (ids.data() != nullptr) {
-        own = Tensor<int32_t, 3>({p.queries(), p.kv_heads, ids.extent(2)});
-        for (int64_t i = 0; i < p.queries(); ++i)
-            std::copy_n(ids[rows[static_cast<size_t>(i)]].data(), own.size() / p.queries(),
-                        &own(i, 0, 0));
+    const double factor = p.index_scale() / static_cast<double>(p.queries() * p.kv_heads);
+    for (int64_t i : rows) {
+        const Tensor<float, 3> q = fetch(backend_, layer.q, i, 1),
+                               index_q = fetch(backend_, index.q, i, 1);
+        const Tensor<float, 2> main_lse = backend_.download(layer.lse.view().slice(i, 1)),
+                               index_lse = backend_.download(layer.index_lse.view().slice(i, 1));
+        const Tensor<float, 3> got = backend_.download(layer.d_index_q.view().slice(i, 1));
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            const std::vector<int64_t> tokens = support_of(p, i, r, ids);
+            const auto count = std::ssize(tokens);
+            const Tensor<float, 3> k = fetch_rows(backend_, layer.k, tokens, r, 1);
+            const int64_t head = r * p.group_size();
+            const KlRow row{&q(0, head, 0), &main_lse(0, head), &index_q(0, r, 0), index_lse(0, r)};
+            std::vector<KlWeights> weights(tokens.size());
+#pragma omp parallel for
+            for (int64_t t = 0; t < count; ++t)
+                weights[static_cast<size_t>(t)] =
+                    row.weights(p, &k(t, 0, 0), &index_k(tokens[static_cast<size_t>(t)], 0));
+            KlSums sum(1, p.index_dim);
+            for (int64_t t = 0; t < count; ++t)
+                sum.add(0, weights[static_cast<size_t>(t)],
+                        &index_k(tokens[static_cast<size_t>(t)], 0));
+            const KlWeightErrors errors(p, q, k, index_q, index_k, main_lse, index_lse);
+            const std::string fault =
+                sum.fault("d_index_q", 0, &got(0, r, 0), factor, largest(index_k), errors);
+            if (!fault.empty()) fail("index_kl", i, text("group ", r, ": ", fault));
+        }
     }
-    const auto n = static_cast<double>(all.queries() * all.kv_heads);
-    IndexKlInput in{{index_q, index_k}, q, k, own};
-    in.gradient_scale = 1 / n;
-    Tensor<float, 3> want(index_q.shape());
-    Tensor<float, 2> keys(index_k.shape());
-    reference::index_kl(p, in, {{}, want, keys});
-    const KlErrors errors(p, q, k, index_q, index_k);
-    const double bound = kl_gradient_bound(errors.teacher, errors.index_logit, errors.keys,
-                                           p.index_scale(), largest(index_k), 1, n);
-    for (int64_t i = 0; i < p.queries(); ++i) {
-        const int64_t query = rows[static_cast<size_t>(i)];
-        const Tensor<float, 3> got = backend_.download(layer.d_index_q.view().slice(query, 1));
-        const std::string fault = difference("d_index_q", got.data(), &want(i, 0, 0), got.size(),
-                                             [&](int64_t) { return bound; });
-        if (!fault.empty()) fail("index_kl", query, fault);
-    }
-    return p.queries();
+    return std::ssize(rows);
 }
 
 int64_t Checker::compare_index_keys(const Layer& layer, const IndexOperands& index,
                                     View<const int32_t, 3> ids) const {
     const Problem& p = case_.problem;
     const std::vector<int64_t> tokens = stratified_sample(p.keys(), kRows, seed_);
-    IndexKeyGradients want(tokens, p.index_dim);
-    for (int64_t r = 0; r < p.kv_heads; ++r)
-        want.add_group(backend_, p, layer, index, r, tokens, ids);
-    const double scale = p.index_scale() / static_cast<double>(p.queries() * p.kv_heads);
-    for (int64_t n = 0; n < std::ssize(tokens); ++n) {
+    const int64_t heads = p.group_size(), count = std::ssize(tokens);
+    Tensor<float, 2> index_k({count, p.index_dim});
+    for (int64_t n = 0; n < count; ++n) {
+        const Tensor<float, 2> row = fetch(backend_, index.k, tokens[static_cast<size_t>(n)], 1);
+        std::copy_n(row.data(), row.size(), &index_k(n, 0));
+    }
+    const Tensor<float, 2> main_lse = backend_.download(layer.lse.view());
+    const Tensor<float, 2> index_lse = backend_.download(layer.index_lse.view());
+    KlSums sums(count, p.index_dim);
+    std::optional<KlWeightErrors> errors;
+    double most = 0;
+    for (int64_t r = 0; r < p.kv_heads; ++r) {
+        const SeenKeys seen(p, tokens, ids, r);
+        const auto queries = std::ssize(seen.queries);
+        const Tensor<float, 3> q = fetch_rows(backend_, layer.q, seen.queries, r * heads, heads);
+        const Tensor<float, 3> index_q = fetch_rows(backend_, index.q, seen.queries, r, 1);
+        const Tensor<float, 3> k = fetch_rows(backend_, layer.k, tokens, r, 1);
+        std::vector<std::vector<KlWeights>> weights(seen.queries.size());
+#pragma omp parallel for schedule(dynamic, 64)
+        for (int64_t n = 0; n < queries; ++n) {
+            const auto at = static_cast<size_t>(n);
+            const int64_t query = seen.queries[at];
+            const KlRow row{&q(n, 0, 0), &main_lse(query, r * heads), &index_q(n, 0, 0),
+                            index_lse(query, r)};
+            for (int64_t t : seen.keys[at])
+                weights[at].push_back(row.weights(p, &k(t, 0, 0), &index_k(t, 0)));
+        }
+        for (int64_t n = 0; n < queries; ++n) {
+            const auto at = static_cast<size_t>(n);
+            for (size_t use = 0; use < weights[at].size(); ++use)
+                sums.add(seen.keys[at][use], weights[at][use], &index_q(n, 0, 0));
+        }
+        const KlWeightErrors own(p, q, k, index_q, index_k, main_lse, index_lse);
+        errors = errors ? errors->worst(own) : own;
+        most = std::max(most, largest(index_q));
+    }
+    const double factor = p.index_scale() / static_cast<double>(p.queries() * p.kv_heads);
+    for (int64_t n = 0; n < count; ++n) {
         const int64_t token = tokens[static_cast<size_t>(n)];
         const Tensor<float, 2> got = backend_.download(layer.d_index_k.view().slice(token, 1));
-        Tensor<float, 1> sum({p.index_dim});
-        for (int64_t c = 0; c < p.index_dim; ++c)
-            sum(c) = static_cast<float>(scale * want.d_index_k(n, c));
-        // The result is rounded to float once more, and so is what it is compared with.
-        const double bound = scale * want.index_q_max * want.bound[static_cast<size_t>(n)] +
-                             4 * kRoundoff * largest(sum);
-        const std::string fault = difference("d_index_k", got.data(), sum.data(), got.size(),
-                                             [&](int64_t) { return bound; });
+        const std::string fault = sums.fault("d_index_k", n, got.data(), factor, most, *errors);
         if (!fault.empty()) fail("index_kl", token, "as a key: " + fault);
     }
-    return std::ssize(tokens);
+    return count;
 }
 
 int64_t Checker::index_kl_grad(const Layer& layer, const IndexOperands& index,
