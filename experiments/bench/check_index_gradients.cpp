@@ -208,7 +208,7 @@ int64_t Checker::compare_index_queries(const Layer& layer, const IndexOperands& 
     const int64_t most = ids.data() != nullptr ? kRows : std::ssize(mass_queries());
     const std::vector<int64_t> rows =
         stratified_sample(p.queries(), std::min(most, p.queries()), seed_);
-    const Tensor<float, 2> index_k = fetch(backend_, index.k, 0, p.keys());
+    const Tensor<float, 2> all_index_k = fetch(backend_, index.k, 0, p.keys());
     const double factor = p.index_scale() / static_cast<double>(p.queries() * p.kv_heads);
     for (int64_t i : rows) {
         const Tensor<float, 3> q = fetch(backend_, layer.q, i, 1),
@@ -220,17 +220,19 @@ int64_t Checker::compare_index_queries(const Layer& layer, const IndexOperands& 
             const std::vector<int64_t> tokens = support_of(p, i, r, ids);
             const auto count = std::ssize(tokens);
             const Tensor<float, 3> k = fetch_rows(backend_, layer.k, tokens, r, 1);
+            Tensor<float, 2> index_k({count, p.index_dim});
+            for (int64_t t = 0; t < count; ++t)
+                std::copy_n(&all_index_k(tokens[static_cast<size_t>(t)], 0), p.index_dim,
+                            &index_k(t, 0));
             const int64_t head = r * p.group_size();
             const KlRow row{&q(0, head, 0), &main_lse(0, head), &index_q(0, r, 0), index_lse(0, r)};
             std::vector<KlWeights> weights(tokens.size());
 #pragma omp parallel for
             for (int64_t t = 0; t < count; ++t)
-                weights[static_cast<size_t>(t)] =
-                    row.weights(p, &k(t, 0, 0), &index_k(tokens[static_cast<size_t>(t)], 0));
+                weights[static_cast<size_t>(t)] = row.weights(p, &k(t, 0, 0), &index_k(t, 0));
             KlSums sum(1, p.index_dim);
             for (int64_t t = 0; t < count; ++t)
-                sum.add(0, weights[static_cast<size_t>(t)],
-                        &index_k(tokens[static_cast<size_t>(t)], 0));
+                sum.add(0, weights[static_cast<size_t>(t)], &index_k(t, 0));
             const KlWeightErrors errors(p, q, k, index_q, index_k, main_lse, index_lse);
             const std::string fault =
                 sum.fault("d_index_q", 0, &got(0, r, 0), factor, largest(index_k), errors);

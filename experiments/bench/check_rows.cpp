@@ -29,7 +29,6 @@ Tensor<float, 3> fetch_rows(Backend& backend, const Stored<3>& from,
     Tensor<float, 3> values({std::ssize(rows), heads, width}, Fill::nothing);
     const std::shared_ptr<void> stored = allocate_host(most * from.row_bytes(), Fill::nothing);
     const int64_t first_byte = first_head * width * element_bytes(from.element());
-    int64_t done = 0;
     for (size_t at = 0; at < rows.size();) {
         const int64_t first = rows[at];
         size_t end = at + 1;
@@ -38,10 +37,13 @@ Tensor<float, 3> fetch_rows(Backend& backend, const Stored<3>& from,
         const int64_t count = rows[end - 1] - first + 1;
         backend.copy(stored.get(), Space::host, from.data() + first * from.row_bytes(),
                      backend.space(), count * from.row_bytes());
-        for (; at < end; ++at, ++done)
-            decode(static_cast<const char*>(stored.get()) + (rows[at] - first) * from.row_bytes() +
+#pragma omp parallel for
+        for (size_t n = at; n < end; ++n)
+            decode(static_cast<const char*>(stored.get()) + (rows[n] - first) * from.row_bytes() +
                        first_byte,
-                   from.element(), {&values(done, 0, 0), static_cast<size_t>(heads * width)});
+                   from.element(),
+                   {&values(static_cast<int64_t>(n), 0, 0), static_cast<size_t>(heads * width)});
+        at = end;
     }
     return values;
 }
