@@ -8,7 +8,7 @@
 //
 // For all operations: keys behind a query's position and blocks outside its ids have no influence
 // on its results, not even when they hold NaN. A NaN that a query does see makes its outputs NaN.
-// The same arguments give bitwise the same results, whatever the number of threads.
+// The same arguments give bitwise the same results, on any threads; "cuda-unordered" is excepted.
 #pragma once
 
 #include <cstdint>

@@ -26,14 +26,18 @@ bool is_read_later(const void* host) {
     return attributes.type != cudaMemoryTypeUnregistered;
 }
 
+constexpr const char *kName = "cuda", *kUnorderedName = "cuda-unordered";
+
 class CudaBackend final : public Backend {
 public:
-    explicit CudaBackend(const CudaOptions& options)
+    explicit CudaBackend(const CudaOptions& options, bool unordered = false)
         : threads_(threads_or_all(options.threads)),
           device_(require_device(options.device)),
           stream_(std::make_shared<Stream>(options)),
           scratch_(std::make_shared<Scratch>(stream_)),
-          layouts_(stream_) {
+          layouts_(stream_),
+          unordered_(unordered),
+          cudnn_(std::make_shared<DenseAttentionCudnn>(unordered)) {
         // Somebody else's kernels may be ahead on a borrowed stream.
         foreign_.add_everything();
     }
@@ -43,7 +47,7 @@ public:
     /// Tensors may outlive their backend: what it was still to write is there then.
     ~CudaBackend() override { cudaStreamSynchronize(stream_->get()); }
 
-    std::string_view name() const override { return "cuda"; }
+    std::string_view name() const override { return unordered_ ? kUnorderedName : kName; }
     std::string device() const override {
         cudaDeviceProp properties{};
         int driver = 0;
@@ -182,7 +186,7 @@ protected:
                                  const AttentionGradient& to) override {
         answer(p, Written(to.d_q, to.d_k, to.d_v, to.d_sinks),
                [&](const Call& call) -> std::string {
-                   if (cudnn_->run_gradient(call, in, saved, to)) return cudnn_->version();
+                   if (run_cudnn_gradient(call, in, saved, to)) return cudnn_->gradient_name();
                    auto delta = call.scratch<float, 2>({p.queries(), p.query_heads});
                    output_gradient_products(call, saved, delta.data());
                    dense_attention_grad_any(call, in, saved, to, delta.data());
@@ -293,6 +297,19 @@ private:
         return tuned.yes ? stem + "_sm90" : text(stem, "_any; sm90: ", tuned.why_not);
     }
 
+    bool run_cudnn_gradient(const Call& call, const AttentionInput& in, const AttentionSaved& saved,
+                            const AttentionGradient& to) {
+        try {
+            return cudnn_->run_gradient(call, in, saved, to);
+        } catch (const MemoryError& refused) {
+            if (unordered_) throw;
+            throw MemoryError(text(refused.what(),
+                                   "; dense_attention_grad sums in one order, for "
+                                   "which it keeps dS: backend ",
+                                   kUnorderedName, " asks for less"));
+        }
+    }
+
     void use_device() const { check(cudaSetDevice(device_.ordinal), "choosing the device"); }
 
     /// Runs `body`, one call of an operation, which returns what answered it. `writes`: memory that
@@ -333,7 +350,8 @@ private:
     Written written_;          // by what was queued last
     Written foreign_;          // everything
     GraphResources captured_;  // of a graph under way, or of graphs that others captured
-    std::shared_ptr<DenseAttentionCudnn> cudnn_ = std::make_shared<DenseAttentionCudnn>();
+    bool unordered_;
+    std::shared_ptr<DenseAttentionCudnn> cudnn_;
     std::string answered_by_;
     std::shared_ptr<void> zeros_;  // of cold_seconds
 };
@@ -354,18 +372,29 @@ std::optional<double> cuda_cold_seconds(Backend& backend, const std::function<vo
     return cuda_backend->cold_seconds(work);
 }
 
-std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+namespace {
+
+std::unique_ptr<Backend> start(const CudaOptions& options, bool unordered) {
     require(static_cast<bool>(options.allocate) == static_cast<bool>(options.free),
             "only one of allocate and free is present, must be both or none");
     if (const Support here = cuda::usable(); !here.yes)
         throw UnsupportedError("backend cuda cannot start: " + here.why_not);
-    return std::make_unique<cuda::CudaBackend>(options);
+    return std::make_unique<cuda::CudaBackend>(options, unordered);
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+    return start(options, false);
 }
 
 void register_cuda_backend() {
-    register_backend({"cuda", cuda::usable()}, [](const BackendOptions& options) {
-        return make_cuda_backend({.device = options.device, .threads = options.threads});
-    });
+    for (bool unordered : {false, true})
+        register_backend({unordered ? cuda::kUnorderedName : cuda::kName, cuda::usable()},
+                         [unordered](const BackendOptions& options) {
+                             return start({.device = options.device, .threads = options.threads},
+                                          unordered);
+                         });
 }
 
 }  // namespace msa

@@ -37,8 +37,8 @@ struct CudaOptions {
 /// where the backend cannot start.
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&);
 
-/// Announces "cuda" to make_backend and list_backends, usable or with the reason why not: no CUDA
-/// in this build, no driver or too old a one, no device, too old a device. Repeating is harmless.
+/// Announces "cuda" and "cuda-unordered" (gpu/README.md) to make_backend and list_backends, usable
+/// or with the reason why not: no CUDA, driver or device, or too old a one. Repeating is harmless.
 void register_cuda_backend();
 
 /// Seconds that `work`, calls of a cuda backend, takes on the device's own clock, whose caches are

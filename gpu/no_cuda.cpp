@@ -16,8 +16,9 @@ std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&) {
 }
 
 void register_cuda_backend() {
-    register_backend({"cuda", Support::no(kReason)},
-                     [](const BackendOptions&) { return std::unique_ptr<Backend>(); });
+    for (const char* name : {"cuda", "cuda-unordered"})
+        register_backend({name, Support::no(kReason)},
+                         [](const BackendOptions&) { return std::unique_ptr<Backend>(); });
 }
 
 std::optional<double> cuda_cold_seconds(Backend&, const std::function<void()>&) { return {}; }

@@ -25,14 +25,13 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     Meter meter(*backend);
     Record record(*options, args, *backend, measure_ceilings(*backend));
     std::set<std::string> stages;
-    for (const Case& c : cases) {
+    for (const Case& c : cases)
         run_case(*backend, meter, *options, c, [&](const Measurement& measured) {
             record.add(c, measured);
+            record.save(false);
             stages.insert(measured.stage);
             err << record.last_line() << std::endl;
         });
-        if (!stages.empty()) record.save(false);
-    }
     require(!stages.empty(), "--stages is ", join(options->stages), ": no case of ",
             join(options->cases), " measures it; msa-bench --help says which case has which stage");
     record.save(true);

@@ -30,7 +30,7 @@ constexpr int64_t kHostTokens = 8 << 10;
 
 /// Of a case, where --tokens does not say.
 std::vector<int64_t> default_tokens(const BenchOptions& o, const std::string& kind) {
-    if (o.backend != "cuda") return {kHostTokens};
+    if (!o.on_gpu()) return {kHostTokens};
     return kTokens.at(kind);
 }
 

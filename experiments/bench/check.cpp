@@ -6,18 +6,15 @@
 #include <stdexcept>
 #include <utility>
 
-#include "core/gradient_tolerance.h"
 #include "core/random.h"
 #include "core/reference/reference_backend.h"
 #include "core/tolerance.h"
 #include "experiments/bench/check_rows.h"
-#include "experiments/bench/given_lse.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments::bench {
 namespace {
 
-constexpr int64_t kKlRows = 4;                    // at most
 constexpr int64_t kHostBytes = int64_t{1} << 28;  // of keys that are looked at
 
 /// Blocks that any group of a query selected, ascending.
@@ -45,27 +42,6 @@ double score_bound(const Problem& p, View<const float, 3> index_q, View<const fl
                                                   : logit_bound(scale, q, k, p.index_dim);
     return logit + kRoundoff * scale * q * k;
 }
-
-/// What index_kl may be off by, with an lse that was kept as a float.
-struct KlErrors {
-    KlErrors(const Problem& p, View<const float, 3> q, View<const float, 3> k,
-             View<const float, 3> index_q, View<const float, 2> index_k) {
-        for (const KeyRange& seen : visible_keys(p))
-            keys = std::max(keys, static_cast<double>(seen.count));
-        const double main_q = largest_norm<3>(q), main_k = largest_norm<3>(k);
-        const double few_q = largest_norm<3>(index_q), few_k = largest_norm<2>(index_k);
-        const double main_size = p.softmax_scale() * main_q * main_k + std::log(keys);
-        const double index_size = p.index_scale() * few_q * few_k + std::log(keys);
-        index_logit =
-            logit_bound(p.index_scale(), few_q, few_k, p.index_dim) + stored_lse_bound(index_size);
-        teacher = teacher_bound(logit_bound(p.softmax_scale(), main_q, main_k, p.head_dim) +
-                                    stored_lse_bound(main_size),
-                                keys, p.group_size(), Teacher::mean);
-        kl = kl_bound(teacher, index_logit, keys, 2 * (main_size + index_size));
-    }
-    double keys = 1, index_logit = 0, kl = 0;
-    TeacherBound teacher{};
-};
 
 }  // namespace
 
@@ -166,63 +142,6 @@ void Checker::index_scores(const IndexOperands& index, int64_t query, View<const
                        [&](int64_t) { return bound; });
         if (!fault.empty()) fail("index_scores", query, text("group ", r, ": ", fault));
     }
-}
-
-int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index, bool selected,
-                          bool given) {
-    const Problem& all = case_.problem;
-    // The reference takes all heads' softmax over all keys: a few rows that see enough of them.
-    const std::vector<int64_t> rows = stratified_sample(
-        all.queries(), std::min<int64_t>(kKlRows, std::ssize(mass_queries())), seed_);
-    const Problem p = all.with_query_rows(rows);
-    const Stored<3> q = gather(backend_, layer.q, rows);
-    const Stored<3> index_q = gather(backend_, index.q, rows);
-    const IndexInput operands{index_q, index.k};
-    GivenLse lse;
-    if (selected || given)
-        lse = forward_lse(backend_, p, layer, q, operands, selected ? case_.top_k : 0);
-    auto kl = backend_.make<double, 2>({p.queries(), p.kv_heads});
-    auto d_index_q = backend_.make<float, 3>(index_q.shape());
-    auto d_index_k = backend_.make<float, 2>(index.k.shape());
-    IndexKlInput in{operands, q, layer.k, lse.ids};
-    if (given) {
-        in.main_lse = lse.main;
-        in.index_lse = lse.index;
-    }
-    backend_.index_kl(p, in, {kl, d_index_q, d_index_k});
-
-    const Tensor<float, 3> host_q = fetch(backend_, q, 0, p.queries());
-    const Tensor<float, 3> host_k = fetch(backend_, layer.k, 0, p.keys());
-    const Tensor<float, 3> host_index_q = fetch(backend_, index_q, 0, p.queries());
-    const Tensor<float, 2> host_index_k = fetch(backend_, index.k, 0, p.keys());
-    Tensor<int32_t, 3> some;
-    if (selected) some = backend_.download(std::as_const(lse.ids).view());
-    Tensor<double, 2> want(kl.shape());
-    Tensor<float, 3> want_q(d_index_q.shape());
-    Tensor<float, 2> want_k(d_index_k.shape());
-    reference::index_kl(p, {{host_index_q, host_index_k}, host_q, host_k, some},
-                        {want, want_q, want_k});
-
-    const KlErrors errors(p, host_q, host_k, host_index_q, host_index_k);
-    const auto n = static_cast<double>(p.queries() * p.kv_heads);
-    const Tensor<double, 2> got = backend_.download(std::as_const(kl).view());
-    for (int64_t i = 0; i < got.size(); ++i)
-        if (!(std::fabs(got.data()[i] - want.data()[i]) <= errors.kl))
-            fail("index_kl", rows[static_cast<size_t>(i / p.kv_heads)],
-                 text("the loss of group ", i % p.kv_heads, " is ", got.data()[i], ", must be ",
-                      want.data()[i], " within ", errors.kl));
-    const auto gradient = [&](const char* what, const auto& there, const auto& expected,
-                              double operand, double summed) {
-        const auto host = backend_.download(std::as_const(there).view());
-        const double bound = kl_gradient_bound(errors.teacher, errors.index_logit, errors.keys,
-                                               p.index_scale(), operand, summed, n);
-        const std::string fault = difference(what, host.data(), expected.data(), host.size(),
-                                             [&](int64_t) { return bound; });
-        if (!fault.empty()) fail("index_kl", rows.front(), fault);
-    };
-    gradient("d_index_q", d_index_q, want_q, largest(host_index_k), 1);
-    gradient("d_index_k", d_index_k, want_k, largest(host_index_q), n);
-    return std::ssize(rows);
 }
 
 void Checker::answer(std::vector<AttentionRow> rows) {

@@ -42,6 +42,11 @@ public:
     /// The same over ids [Nq, Hkv, k] (host), those of layer.ids; all heads of a query.
     int64_t sparse_attention_grad(const Layer& layer, View<const int32_t, 3> ids);
 
+    /// Of index_kl of all queries, from what the layer has of given lse: d_index_q of sampled
+    /// queries and d_index_k of sampled keys. ids as above; absent: on the full support.
+    int64_t index_kl_grad(const Layer& layer, const IndexOperands& index,
+                          View<const int32_t, 3> ids);
+
     /// Queries whose mass block_mass() looks at, ascending.
     std::vector<int64_t> mass_queries() const;
     /// mass [Hkv, B] of query i = mass_queries()[i].
@@ -76,6 +81,11 @@ private:
     void compare_d_q(const char* stage, const Layer& layer, const AttentionRow& row) const;
     /// d_k and d_v of some keys of one group; ids absent: dense. Returns how many.
     int64_t compare_keys(const char* stage, const Layer& layer, View<const int32_t, 3> ids) const;
+    /// d_index_q of some queries, and d_index_k of some keys. Both return how many.
+    int64_t compare_index_queries(const Layer& layer, const IndexOperands& index,
+                                  View<const int32_t, 3> ids) const;
+    int64_t compare_index_keys(const Layer& layer, const IndexOperands& index,
+                               View<const int32_t, 3> ids) const;
 
     Backend& backend_;
     const Case& case_;

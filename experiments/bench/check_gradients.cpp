@@ -10,6 +10,7 @@
 #include "core/reference/reference_backend.h"
 #include "experiments/bench/check.h"
 #include "experiments/bench/check_rows.h"
+#include "experiments/bench/seen_keys.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments::bench {
@@ -40,92 +41,70 @@ GradientSizes gradient_sizes(const Problem& p, const Tensor<float, 3>& q, const 
     return sizes;
 }
 
-/// One head of the rows `tokens` of an operand, one after another.
-Tensor<float, 3> rows_of_keys(Backend& backend, const Stored<3>& from,
-                              const std::vector<int64_t>& tokens, int64_t head) {
-    Tensor<float, 3> rows({std::ssize(tokens), 1, from.shape()[2]});
-    for (int64_t n = 0; n < rows.extent(0); ++n) {
-        const Tensor<float, 3> row =
-            fetch_head(backend, from, tokens[static_cast<size_t>(n)], 1, head);
-        std::copy_n(row.data(), row.size(), &rows(n, 0, 0));
-    }
-    return rows;
-}
-
-/// Which of the keys `tokens`, by their index, each query attends to in a group; ids absent: dense.
-std::vector<std::vector<int64_t>> seen_keys(const Problem& p, const std::vector<int64_t>& tokens,
-                                            View<const int32_t, 3> ids, int64_t group) {
-    const std::vector<KeyRange> visible = visible_keys(p);
-    std::vector<std::vector<int64_t>> seen(visible.size());
-    for (int64_t i = 0; i < p.queries(); ++i) {
-        const KeyRange range = visible[static_cast<size_t>(i)];
-        for (int64_t n = 0; n < std::ssize(tokens); ++n) {
-            const int64_t at = tokens[static_cast<size_t>(n)] - range.first;
-            bool in = at >= 0 && at < range.count;
-            if (in && ids) {
-                const std::span<const int32_t> blocks = selected(ids, i, group);
-                in = std::binary_search(blocks.begin(), blocks.end(), at / p.block_size);
-            }
-            if (in) seen[static_cast<size_t>(i)].push_back(n);
-        }
-    }
-    return seen;
-}
-
-/// The reference's gradients of some keys of one group, summed over heads.
+/// The reference's gradients of some keys of one group, from the rows that see any of them.
 struct KeyGradients {
-    KeyGradients(const Problem& whole, Tensor<float, 3> keys, Tensor<float, 3> values)
-        : all(whole),
-          k(std::move(keys)),
-          v(std::move(values)),
-          d_k(k.shape()),
-          d_v(k.shape()),
-          mass(k.shape()) {}
-    /// Query i attends to the keys seen[i].
-    void add_head(Backend&, const Layer&, int64_t head,
-                  const std::vector<std::vector<int64_t>>& seen);
+    KeyGradients(Backend&, const Problem&, const Layer&, int64_t group,
+                 const std::vector<int64_t>& tokens, View<const int32_t, 3> ids);
 
-    const Problem& all;
-    Tensor<float, 3> k, v, d_k, d_v;
-    Tensor<float, 3> mass;  // the weight that all rows give a key, in each of its elements
-    GradientSizes sizes{};  // the largest of a head's
+    Tensor<float, 3> k, v, d_k, d_v;  // [tokens, 1, dh]
+    std::vector<double> mass;         // the weight that all rows give a key
+    GradientSizes sizes{};            // the largest of a row
 };
 
-void KeyGradients::add_head(Backend& backend, const Layer& layer, int64_t head,
-                            const std::vector<std::vector<int64_t>>& seen) {
-    Problem p = all;  // the keys and one head; its layout is not asked for
-    p.query_heads = p.kv_heads = 1;
-    const int64_t queries = all.queries();
+KeyGradients::KeyGradients(Backend& backend, const Problem& all, const Layer& layer, int64_t group,
+                           const std::vector<int64_t>& tokens, View<const int32_t, 3> ids)
+    : k(fetch_rows(backend, layer.k, tokens, group, 1)),
+      v(fetch_rows(backend, layer.v, tokens, group, 1)),
+      d_k(k.shape()),
+      d_v(k.shape()),
+      mass(tokens.size(), 0.0) {
+    const SeenKeys seen(all, tokens, ids, group);
+    const auto queries = std::ssize(seen.queries);
+    const int64_t heads = all.group_size(), first = group * heads;
+    Problem p = all;  // the keys and one group; its layout is not asked for
+    p.query_heads = heads;
+    p.kv_heads = 1;
     const auto rows = [&](const Stored<3>& from) {
-        return fetch_head(backend, from, 0, queries, head);
+        return fetch_rows(backend, from, seen.queries, first, heads);
     };
     const Tensor<float, 3> q = rows(layer.q), out = rows(layer.out), d_out = rows(layer.d_out);
     const Tensor<float, 2> all_lse = backend.download(layer.lse.view());
-    Tensor<float, 2> lse({queries, 1});
-    for (int64_t i = 0; i < queries; ++i) lse(i, 0) = all_lse(i, head);
-    Tensor<float, 3> d_q(q.shape()), head_d_k(k.shape()), head_d_v(k.shape()), ones(q.shape());
-    std::fill_n(ones.data(), ones.size(), 1.0F);
-    const auto run = [&](const Tensor<float, 3>& gradient) {
-        reference::AttentionGrad grad(p, {q, k, v}, {out, lse, gradient},
-                                      {d_q, head_d_k, head_d_v});
-        for (int64_t i = 0; i < queries; ++i) grad.add_row(i, 0, seen[static_cast<size_t>(i)]);
-        grad.finish();
+    Tensor<float, 2> lse({queries, heads});
+    for (int64_t n = 0; n < queries; ++n)
+        std::copy_n(&all_lse(seen.queries[static_cast<size_t>(n)], first), heads, &lse(n, 0));
+    struct Head {
+        Tensor<float, 3> d_k, d_v;
+        std::vector<double> mass;
     };
-    const auto add = [](Tensor<float, 3>& to, const Tensor<float, 3>& more) {
+    std::vector<Head> parts(static_cast<size_t>(heads));
+    Tensor<float, 3> d_q(q.shape(), Fill::nothing);
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t h = 0; h < heads; ++h) {
+        Head& part = parts[static_cast<size_t>(h)];
+        part = {Tensor<float, 3>(k.shape()), Tensor<float, 3>(k.shape()),
+                std::vector<double>(tokens.size(), 0.0)};
+        reference::AttentionGrad grad(p, {q, k, v}, {out, lse, d_out}, {d_q, part.d_k, part.d_v});
+        for (int64_t n = 0; n < queries; ++n) {
+            const std::vector<int64_t>& own = seen.keys[static_cast<size_t>(n)];
+            grad.add_row(n, h, own);
+            for (int64_t t : own)
+                part.mass[static_cast<size_t>(t)] +=
+                    std::exp(p.softmax_scale() * product(&q(n, h, 0), &k(t, 0, 0), p.head_dim) -
+                             double{lse(n, h)});
+        }
+        grad.finish();
+    }
+    const auto add = [](auto& to, const auto& more) {
         std::transform(to.data(), to.data() + to.size(), more.data(), to.data(), std::plus<>());
     };
-    run(d_out);
-    add(d_k, head_d_k);
-    add(d_v, head_d_v);
-    run(ones);  // then d_v is the weight that the key gets
-    add(mass, head_d_v);
-    const GradientSizes own =
+    for (const Head& part : parts) {
+        add(d_k, part.d_k);
+        add(d_v, part.d_v);
+        add(mass, part.mass);
+    }
+    sizes =
         gradient_sizes(p, q, k, v, d_out, lse, static_cast<double>(all.keys()), layer.q.element());
-    const double q_max = std::max(sizes.q_max, own.q_max);
-    const double d_out_max = std::max(sizes.d_out_max, own.d_out_max);
-    if (own.d_logit() >= sizes.d_logit()) sizes = own;
-    sizes.q_max = q_max;
-    sizes.d_out_max = d_out_max;
+    sizes.rows = static_cast<double>(all.queries() * heads);
 }
 
 }  // namespace
@@ -167,15 +146,10 @@ int64_t Checker::compare_keys(const char* stage, const Layer& layer,
     const std::vector<int64_t> tokens =
         stratified_sample(p.keys(), std::min(kGradientKeys, p.keys()), seed_);
     const auto keys = std::ssize(tokens);
-    KeyGradients want(p, rows_of_keys(backend_, layer.k, tokens, group),
-                      rows_of_keys(backend_, layer.v, tokens, group));
-    const std::vector<std::vector<int64_t>> seen = seen_keys(p, tokens, ids, group);
-    for (int64_t h = group * p.group_size(); h < (group + 1) * p.group_size(); ++h)
-        want.add_head(backend_, layer, h, seen);
+    const KeyGradients want(backend_, p, layer, group, tokens, ids);
     GradientSizes sizes = want.sizes;
-    sizes.rows = static_cast<double>(p.queries() * p.group_size());
     for (int64_t n = 0; n < keys; ++n) {
-        sizes.mass = double{want.mass(n, 0, 0)} + 1;
+        sizes.mass = want.mass[static_cast<size_t>(n)] + 1;
         const int64_t token = tokens[static_cast<size_t>(n)];
         const auto compare = [&](const char* what, const Stored<3>& from,
                                  const Tensor<float, 3>& sum, double bound) {

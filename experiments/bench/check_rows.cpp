@@ -2,10 +2,15 @@
 #include "experiments/bench/check_rows.h"
 
 namespace msa::experiments::bench {
+namespace {
+
+constexpr int64_t kPiece = int64_t{1} << 24;  // bytes, which malloc keeps
+constexpr int64_t kGap = 16;                  // rows that are copied on the way to the next
+
+}  // namespace
 
 Tensor<float, 3> fetch_head(Backend& backend, const Stored<3>& from, int64_t first, int64_t count,
                             int64_t head) {
-    constexpr int64_t kPiece = int64_t{1} << 24;  // bytes, which malloc keeps
     const int64_t width = from.shape()[2];
     const int64_t piece = std::max<int64_t>(1, kPiece / from.row_bytes());
     Tensor<float, 3> values({count, 1, width});
@@ -14,6 +19,31 @@ Tensor<float, 3> fetch_head(Backend& backend, const Stored<3>& from, int64_t fir
         const Tensor<float, 3> all = fetch(backend, from, first + begin, rows);
         for (int64_t n = 0; n < rows; ++n)
             std::copy_n(all.view()[n][head].data(), width, values.view()[begin + n].data());
+    }
+    return values;
+}
+
+Tensor<float, 3> fetch_rows(Backend& backend, const Stored<3>& from,
+                            const std::vector<int64_t>& rows, int64_t first_head, int64_t heads) {
+    const int64_t width = from.shape()[2], most = std::max<int64_t>(1, kPiece / from.row_bytes());
+    Tensor<float, 3> values({std::ssize(rows), heads, width}, Fill::nothing);
+    const std::shared_ptr<void> stored = allocate_host(most * from.row_bytes(), Fill::nothing);
+    const int64_t first_byte = first_head * width * element_bytes(from.element());
+    for (size_t at = 0; at < rows.size();) {
+        const int64_t first = rows[at];
+        size_t end = at + 1;
+        while (end < rows.size() && rows[end] - rows[end - 1] <= kGap && rows[end] - first < most)
+            ++end;
+        const int64_t count = rows[end - 1] - first + 1;
+        backend.copy(stored.get(), Space::host, from.data() + first * from.row_bytes(),
+                     backend.space(), count * from.row_bytes());
+#pragma omp parallel for
+        for (size_t n = at; n < end; ++n)
+            decode(static_cast<const char*>(stored.get()) + (rows[n] - first) * from.row_bytes() +
+                       first_byte,
+                   from.element(),
+                   {&values(static_cast<int64_t>(n), 0, 0), static_cast<size_t>(heads * width)});
+        at = end;
     }
     return values;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "core/convert.h"
 #include "experiments/bench/operands.h"
@@ -29,6 +30,10 @@ Tensor<float, Rank> fetch(Backend& backend, const Stored<Rank>& from, int64_t fi
 /// One head of the rows [first, first + count) of an operand.
 Tensor<float, 3> fetch_head(Backend& backend, const Stored<3>& from, int64_t first, int64_t count,
                             int64_t head);
+
+/// Heads [first_head, first_head + heads) of the rows `rows`, ascending: [rows, heads, channels].
+Tensor<float, 3> fetch_rows(Backend& backend, const Stored<3>& from,
+                            const std::vector<int64_t>& rows, int64_t first_head, int64_t heads);
 
 /// The first element of `got` that is further from `want` than `bound` of its index; empty: none.
 template <typename Bound>

@@ -22,4 +22,16 @@ GivenLse forward_lse(Backend& backend, const Problem& p, const Layer& layer, con
     return given;
 }
 
+void full_index_lse(Backend& backend, const Problem& p, const IndexOperands& index, Layer& layer) {
+    Problem branch = p;
+    branch.query_heads = p.kv_heads;
+    branch.kv_heads = 1;
+    branch.head_dim = p.index_dim;
+    branch.own_softmax_scale = p.index_scale();
+    const In<3> keys{
+        index.k.data(), {p.keys(), 1, p.index_dim}, index.k.element(), backend.space()};
+    Stored<3> out(backend, index.q.shape(), index.q.element());
+    backend.dense_attention(branch, {index.q, keys, keys}, {out, layer.index_lse});
+}
+
 }  // namespace msa::experiments::bench

@@ -16,4 +16,8 @@ struct GivenLse {
 GivenLse forward_lse(Backend&, const Problem& p, const Layer& layer, const Stored<3>& q,
                      const IndexInput& index, int64_t top_k);
 
+/// layer.index_lse of all queries on the full support: the lse of dense attention of the Index
+/// Branch, whose groups are query heads on one head of keys.
+void full_index_lse(Backend&, const Problem& p, const IndexOperands&, Layer& layer);
+
 }  // namespace msa::experiments::bench

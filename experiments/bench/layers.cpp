@@ -50,13 +50,21 @@ void Layers::copy_to_others(Parts parts) {
 
 void Layers::poison_results() {
     Layer& layer = first();
+    const auto poison = [&](auto& floats) {
+        meter_.poison(floats.data(), floats.size() * int64_t{sizeof(float)});
+    };
     if (parts_.attention) {
         meter_.poison(layer.out.data(), layer.out.bytes());
-        meter_.poison(layer.lse.data(), layer.lse.size() * int64_t{sizeof(float)});
+        poison(layer.lse);
     }
     if (parts_.gradient)
         for (Stored<3>* result : {&layer.d_q, &layer.d_k, &layer.d_v})
             meter_.poison(result->data(), result->bytes());
+    if (parts_.index_gradient) {
+        poison(layer.index_lse);
+        poison(layer.d_index_q);
+        poison(layer.d_index_k);
+    }
 }
 
 void Layers::poison_ids() {

@@ -25,7 +25,7 @@ public:
     std::vector<Layer>& all() { return layers_; }
     /// Gives the others the first one's operands.
     void copy_to_others(Parts);
-    /// Overwrites the first one's results of attention and its gradient, or its ids.
+    /// Overwrites the first one's results of attention and of the gradients, or its ids.
     void poison_results();
     void poison_ids();
     /// Times `call` over all of them.

@@ -124,6 +124,9 @@ int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
     if (parts.gradient)
         bytes += 2 * element_bytes(o.sizes.element) *
                  (p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim;
+    if (parts.index_gradient)
+        bytes += int64_t{sizeof(float)} *
+                 (p.queries() * p.kv_heads * (p.index_dim + 1) + p.keys() * p.index_dim);
     return bytes;
 }
 
@@ -150,6 +153,11 @@ Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Par
             layer.index.push_back({{backend, {p.queries(), p.kv_heads, p.index_dim}, element},
                                    {backend, {p.keys(), p.index_dim}, element}});
         layer.ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, c.top_k});
+    }
+    if (parts.index_gradient) {
+        layer.index_lse = backend.make<float, 2>({p.queries(), p.kv_heads});
+        layer.d_index_q = backend.make<float, 3>({p.queries(), p.kv_heads, p.index_dim});
+        layer.d_index_k = backend.make<float, 2>({p.keys(), p.index_dim});
     }
     return layer;
 }

@@ -58,6 +58,8 @@ struct Layer {
     Stored<3> d_out, d_q, d_k, d_v;
     std::vector<IndexOperands> index;  // of each element
     Tensor<int32_t, 3> ids;
+    Tensor<float, 2> index_lse, d_index_k;  // of index_kl, whose main_lse is lse
+    Tensor<float, 3> d_index_q;
 
     AttentionInput attention() const { return {q, k, v}; }
     AttentionOutput result() { return {out, lse}; }
@@ -65,9 +67,10 @@ struct Layer {
     AttentionGradient gradient() { return {d_q, d_k, d_v, {}}; }
 };
 
-/// Which parts of a layer there are; the gradient's needs attention's.
+/// Which parts of a layer there are; the gradient's needs attention's, the index gradient's both
+/// attention's and the index's.
 struct Parts {
-    bool index = false, attention = false, gradient = false;
+    bool index = false, attention = false, gradient = false, index_gradient = false;
 };
 
 /// Bytes of a layer.

@@ -46,16 +46,31 @@ const About kAbout{
         "spread\n"
         "queries, on the selected support and on the full one; with \", lse\", the gradients from "
         "given lse.\n"
+        "index_kl_grad is the gradients of all queries from given lse, as training asks for them.\n"
+        "layer_grad is one layer's step of training: index_select with its lse, sparse_attention, "
+        "its\n"
+        "gradient, and index_kl_grad on the selected support; its speed-up is over dense_attention "
+        "and\n"
+        "dense_attention_grad together, where they are measured in the same run.\n"
         "Before a stage is timed, sampled rows of its result are checked against the reference\n"
         "backend.",
 };
 
-const std::vector<std::string> kStages{
-    "select_blocks", "block_mass",   "dense_attention",  "dense_attention_grad",
-    "index_scores",  "index_select", "sparse_attention", "sparse_attention_grad",
-    "index_kl",      "layer"};
+const std::vector<std::string> kStages{"select_blocks",
+                                       "block_mass",
+                                       "dense_attention",
+                                       "dense_attention_grad",
+                                       "index_scores",
+                                       "index_select",
+                                       "sparse_attention",
+                                       "sparse_attention_grad",
+                                       "index_kl",
+                                       "index_kl_grad",
+                                       "layer",
+                                       "layer_grad"};
 const std::vector<std::string> kCases{"square", "chunk", "short", "pack", "decode", "top-k"};
 const std::vector<std::string> kSelections{"structured", "random"};
+const std::vector<std::string> kSupports{"selected", "full"};
 /// Those of the default, then one that is slow and runs where it is named alone.
 const std::vector<LoopOrder> kOrders{LoopOrder::automatic, LoopOrder::tile_union,
                                      LoopOrder::kv_outer, LoopOrder::q_outer};
@@ -63,7 +78,7 @@ constexpr size_t kDefaultOrders = 3;
 
 /// What the command line says where that is not yet what is measured; absent: not given.
 struct Words {
-    std::vector<std::string> stages, cases, selections, orders, index_elements;
+    std::vector<std::string> stages, cases, selections, supports, orders, index_elements;
     std::string input, indexer, preset = "paper";
     std::vector<int64_t> layers;
     std::optional<Element> element;
@@ -80,9 +95,11 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     };
     const auto size = [&](const char* flag, const char* form, std::optional<int64_t>& to,
                           const char* help) { table.count(flag, form, to, help).at_least(1); };
-    table.text("out", "FILE", o.out, "record to write, after every case anew");
-    table.text("backend", "NAME", o.backend,
-               "cuda, cpu, cpu-avx2 or reference; default: cuda where it can start, else cpu");
+    table.text("out", "FILE", o.out, "record to write, after every measurement anew");
+    table.text(
+        "backend", "NAME", o.backend,
+        "cuda, cuda-unordered, cpu, cpu-avx2 or reference; default: cuda where it can start, "
+        "else cpu");
     table.text("input", "FILE", w.input, "activations whose layers are the cases");
     table.text("indexer", "FILE", w.indexer,
                "results.h5 of msa-fit-indexer, for index_q and index_k; default: those of --input");
@@ -90,6 +107,7 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     names("stages", w.stages, join(kStages) + "; default: all");
     names("cases", w.cases, join(kCases) + ", see below; default: all");
     names("selection", w.selections, "structured, random; default: both");
+    names("support", w.supports, "of index_kl and index_kl_grad: selected, full; default: both");
     names("order", w.orders,
           "loop orders of sparse_attention and its gradient: automatic, union, kv_outer, q_outer; "
           "default: the first three");
@@ -170,9 +188,9 @@ void read_sizes(const Words& w, BenchOptions& o) {
     take(w.block_size, o.sizes.block_size);
     take(w.top_k, o.sizes.top_k);
     if (o.captured) o.model = o.captured->file().info().model_id;
-    o.sizes.element = w.element.value_or(o.backend == "cuda" ? Element::bf16 : Element::f32);
+    o.sizes.element = w.element.value_or(o.on_gpu() ? Element::bf16 : Element::f32);
     o.index_elements = {o.sizes.element};
-    if (o.backend == "cuda") o.index_elements.push_back(Element::e4m3);
+    if (o.on_gpu()) o.index_elements.push_back(Element::e4m3);
     if (w.index_elements.empty()) return;
     o.index_elements.clear();
     for (const std::string& name : w.index_elements)
@@ -185,6 +203,8 @@ void read_sizes(const Words& w, BenchOptions& o) {
 bool BenchOptions::wants(const std::string& stage) const {
     return std::find(stages.begin(), stages.end(), stage) != stages.end();
 }
+
+bool BenchOptions::on_gpu() const { return backend.starts_with("cuda"); }
 
 /// cuda where it can start, else cpu.
 std::string default_backend() {
@@ -207,6 +227,7 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
         o.cases = {only_with_input("cases", w.cases, "captured")};
         o.selections = {only_with_input("selection", w.selections, "fitted")};
     }
+    o.supports = known_list("support", w.supports, kSupports);
     std::vector<std::string> orders;
     for (LoopOrder order : kOrders) orders.emplace_back(to_string(order));
     if (w.orders.empty()) w.orders.assign(orders.begin(), orders.begin() + kDefaultOrders);

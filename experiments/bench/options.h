@@ -18,11 +18,11 @@ namespace msa::experiments::bench {
 
 struct BenchOptions {
     std::string backend;
-    std::vector<std::string> stages, cases, selections;  // known names, in the order given
-    std::vector<LoopOrder> orders;                       // of sparse_attention and its gradient
-    std::vector<int64_t> tokens;                         // empty: each case's own
-    std::shared_ptr<const Captured> captured;            // absent: operands are made up
-    std::vector<int64_t> batches{1, 8, 32, 64, 128};     // sequences of a decode step
+    std::vector<std::string> stages, cases, selections, supports;  // known, in the order given
+    std::vector<LoopOrder> orders;                    // of sparse_attention and its gradient
+    std::vector<int64_t> tokens;                      // empty: each case's own
+    std::shared_ptr<const Captured> captured;         // absent: operands are made up
+    std::vector<int64_t> batches{1, 8, 32, 64, 128};  // sequences of a decode step
     std::string model;
     analysis::LayerSizes sizes;  // all but the tokens
     std::vector<Element> index_elements;
@@ -32,6 +32,8 @@ struct BenchOptions {
     bool overwrite = false, json = false;
 
     bool wants(const std::string& stage) const;
+    /// Is it one of the cuda backends?
+    bool on_gpu() const;
 };
 
 /// Nothing when help or version was asked for. Throws InputError.

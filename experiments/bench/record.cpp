@@ -102,14 +102,27 @@ void Record::add(const Case& c, const Measurement& m) {
         if (const auto gemm = ceilings_.gemm_rates.find(m.element);
             gemm != ceilings_.gemm_rates.end() && m.flops > 0)
             json["share_of_gemm"] = m.flops / seconds / gemm->second;
-        if (m.stage == "layer")
-            for (const ordered_json& other : json_["measurements"])
-                if (other["case"] == c.name && other["stage"] == "dense_attention" &&
-                    other.contains("median_us"))
-                    json["speed_up"] = other["median_us"].get<double>() / us;
+        if (const double dense = dense_microseconds(c, m.stage); dense > 0)
+            json["speed_up"] = dense / us;
         json["samples_us"] = m.timing.samples_us;
     }
     json_["measurements"].push_back(json);
+}
+
+double Record::dense_microseconds(const Case& c, const std::string& stage) const {
+    std::vector<std::string> dense;
+    if (stage == "layer") dense = {"dense_attention"};
+    if (stage == "layer_grad") dense = {"dense_attention", "dense_attention_grad"};
+    double sum = 0;
+    for (const std::string& part : dense) {
+        double own = 0;
+        for (const ordered_json& other : json_["measurements"])
+            if (other["case"] == c.name && other["stage"] == part && other.contains("median_us"))
+                own = other["median_us"];
+        if (own == 0) return 0;
+        sum += own;
+    }
+    return sum;
 }
 
 std::string Record::dumped() const {
@@ -158,8 +171,7 @@ void Record::print(std::ostream& out) const {
                "fastest sample, over the median; of gemm: FLOP/s over a matrix product's ("
             << ceilings_.gemm_source
             << ");\nof copy rate: bytes a second over a copy's; over dense: time of dense "
-               "attention "
-               "over\nthis one\n";
+               "attention,\nwith its gradient where this stage has one, over this one\n";
     }
     for (const ordered_json& m : json_["measurements"])
         if (m.contains("skipped"))

@@ -43,6 +43,8 @@ public:
     void print(std::ostream& out) const;
 
 private:
+    /// What dense attention takes for what a layer or layer_grad does; 0: not measured.
+    double dense_microseconds(const Case&, const std::string& stage) const;
     /// As text; bytes that are no UTF-8 become the replacement character.
     std::string dumped() const;
 

@@ -36,12 +36,16 @@ public:
           done_(done) {
         const bool dense_grad = studied() && o_.wants("dense_attention_grad");
         const bool sparse_grad = studied() && o_.wants("sparse_attention_grad");
-        const bool sparse = o_.wants("sparse_attention") || o_.wants("layer") || sparse_grad;
-        const bool kl = o_.wants("index_kl");
+        const bool layer_grad = studied() && o_.wants("layer_grad");
+        const bool sparse =
+            o_.wants("sparse_attention") || o_.wants("layer") || sparse_grad || layer_grad;
+        const bool kl_grad = studied() && o_.wants("index_kl_grad");
+        const bool kl = o_.wants("index_kl") || kl_grad;
         parts_.index = sparse || kl || o_.wants("index_select") || o_.wants("index_scores");
         parts_.attention =
             sparse || kl || dense_grad || o_.wants("block_mass") || o_.wants("dense_attention");
-        parts_.gradient = dense_grad || sparse_grad;
+        parts_.gradient = dense_grad || sparse_grad || layer_grad;
+        parts_.index_gradient = kl_grad || layer_grad;
     }
 
     void run() {
@@ -90,7 +94,7 @@ private:
     }
     void guarded(Measurement m, const Body& body) {
         if (stop_requested())
-            throw Interrupted("stopped; the record has the cases before this one");
+            throw Interrupted("stopped; the record has the stages before this one");
         if (fits(m, [&] { body(m); })) done_(m);
     }
 
@@ -209,15 +213,56 @@ private:
     void all_index_kl(const std::string& selection, size_t element) {
         const IndexOperands& operands = first().index[element];
         if (operands.q.element() != o_.sizes.element) return;
-        for (const char* support : {"selected", "selected, lse", "full", "full, lse"}) {
-            const std::string name = support;
-            Measurement kl{.stage = "index_kl", .selection = selection};
-            kl.support = name;
-            kl.element = o_.sizes.element;
-            guarded(kl, [&](Measurement& m) {
-                index_kl(m, operands, name.starts_with("selected"), name.ends_with("lse"));
-            });
+        for (const std::string& support : o_.supports)
+            for (bool given : {false, true}) {
+                Measurement kl{.stage = "index_kl", .selection = selection};
+                kl.support = given ? support + ", lse" : support;
+                kl.element = o_.sizes.element;
+                guarded(kl, [&](Measurement& m) {
+                    index_kl(m, operands, support == "selected", given);
+                });
+            }
+    }
+
+    /// ids absent: on the full support.
+    void train_index(Layer& layer, size_t element, View<const int32_t, 3> ids) {
+        const IndexOperands& index = layer.index[element];
+        IndexKlInput in{{index.q, index.k}, layer.q, layer.k, ids};
+        in.main_lse = layer.lse;
+        in.index_lse = layer.index_lse;
+        backend_.index_kl(p_, in, {{}, layer.d_index_q, layer.d_index_k});
+    }
+
+    /// Gradients of all queries from the lse of the forward pass.
+    void index_kl_grad(Measurement& m, size_t element, View<const int32_t, 3> ids) {
+        const bool selected = ids.data() != nullptr;
+        const auto support = [&](Layer& layer) {
+            return selected ? View<const int32_t, 3>(layer.ids) : View<const int32_t, 3>();
+        };
+        layers_->poison_results();
+        for (Layer& layer : layers_->all()) {
+            if (selected) {
+                select(layer, element, layer.index_lse);
+                attend(layer, LoopOrder::automatic);
+            } else {
+                full_index_lse(backend_, p_, layer.index[element], layer);
+                backend_.dense_attention(p_, layer.attention(), layer.result());
+            }
         }
+        train_index(first(), element, support(first()));
+        m.answered_by = backend_.answered_by();
+        m.checked_rows = check_.index_kl_grad(first(), first().index[element], ids);
+        count_index_kl(m, ids);
+        m.timing =
+            layers_->time([&](Layer& layer) { train_index(layer, element, support(layer)); });
+    }
+    /// Adds the work of index_kl_grad.
+    void count_index_kl(Measurement& m, View<const int32_t, 3> ids) const {
+        const double pairs = ids.data() != nullptr
+                                 ? analysis::selected_pairs(p_, ids)
+                                 : static_cast<double>(p_.kv_heads) * analysis::causal_pairs(p_);
+        m.flops += analysis::index_kl_flops(p_, pairs);
+        m.bytes += analysis::index_kl_bytes(p_, o_.sizes.element);
     }
 
     void dense_attention(Measurement& m) {
@@ -259,9 +304,9 @@ private:
             .mean_union();
     }
 
-    void select(Layer& layer, size_t element) {
+    void select(Layer& layer, size_t element, View<float, 2> lse = {}) {
         const IndexOperands& index = layer.index[element];
-        backend_.index_select(p_, {.top_k = case_.top_k}, {index.q, index.k}, layer.ids);
+        backend_.index_select(p_, {.top_k = case_.top_k}, {index.q, index.k}, layer.ids, lse);
     }
     void attend(Layer& layer, LoopOrder order) {
         backend_.sparse_attention(p_, layer.attention(), layer.ids, layer.result(), order);
@@ -303,6 +348,18 @@ private:
             guarded(scores, [&](Measurement& m) { index_scores(m, element); });
         }
         if (o_.wants("index_kl") && studied()) all_index_kl(index.selection, element);
+        const bool trains = studied() && o_.index_elements[element] == o_.sizes.element;
+        if (o_.wants("index_kl_grad") && trains)
+            for (const std::string& support : o_.supports) {
+                Measurement kl{.stage = "index_kl_grad", .selection = index.selection};
+                kl.support = support;
+                kl.element = o_.sizes.element;
+                guarded(kl, [&](Measurement& m) {
+                    index_kl_grad(m, element,
+                                  support == "selected" ? View<const int32_t, 3>(ids.view())
+                                                        : View<const int32_t, 3>());
+                });
+            }
         Measurement sparse{.stage = "sparse_attention", .selection = index.selection};
         sparse.element = o_.sizes.element;
         sparse.union_of_8 = index.union_of_8;
@@ -329,6 +386,11 @@ private:
         whole.flops += index.flops;
         whole.bytes += index.bytes;
         if (o_.wants("layer")) guarded(whole, [&](Measurement& m) { layer(m, element, ids); });
+        whole.stage = "layer_grad";
+        whole.flops += grad.flops;
+        whole.bytes += grad.bytes;
+        if (o_.wants("layer_grad") && trains)
+            guarded(whole, [&](Measurement& m) { layer_grad(m, element, ids); });
     }
 
     void sparse_attention(Measurement& m, LoopOrder order) {
@@ -339,11 +401,13 @@ private:
         m.timing = layers_->time([&](Layer& layer) { attend(layer, order); });
     }
 
+    void attend_back(Layer& layer, LoopOrder order) {
+        backend_.sparse_attention_grad(p_, layer.attention(), layer.ids, layer.saved(),
+                                       layer.gradient(), order);
+    }
+
     void sparse_attention_grad(Measurement& m, View<const int32_t, 3> ids, LoopOrder order) {
-        const auto call = [&](Layer& layer) {
-            backend_.sparse_attention_grad(p_, layer.attention(), layer.ids, layer.saved(),
-                                           layer.gradient(), order);
-        };
+        const auto call = [&](Layer& layer) { attend_back(layer, order); };
         layers_->poison_results();
         for (Layer& layer : layers_->all()) attend(layer, LoopOrder::automatic);
         call(first());
@@ -364,6 +428,29 @@ private:
         check_.same_ids(ids, first());
         m.checked_rows = check_.sparse_attention(first());
         m.timing = layers_->time(call);
+    }
+
+    /// A layer's step of training, but for its projections.
+    void layer_grad(Measurement& m, size_t element, View<const int32_t, 3> ids) {
+        const std::vector<std::function<void(Layer&)>> steps{
+            [&](Layer& layer) { select(layer, element, layer.index_lse); },
+            [&](Layer& layer) { attend(layer, LoopOrder::automatic); },
+            [&](Layer& layer) { attend_back(layer, LoopOrder::automatic); },
+            [&](Layer& layer) { train_index(layer, element, layer.ids); }};
+        layers_->poison_results();
+        layers_->poison_ids();
+        for (const auto& step : steps) {
+            step(first());
+            m.answered_by += (m.answered_by.empty() ? "" : ", ") + backend_.answered_by();
+        }
+        check_.same_ids(ids, first());
+        m.checked_rows = check_.sparse_attention(first()) +
+                         check_.sparse_attention_grad(first(), ids) +
+                         check_.index_kl_grad(first(), first().index[element], ids);
+        count_index_kl(m, ids);
+        m.timing = layers_->time([&](Layer& layer) {
+            for (const auto& step : steps) step(layer);
+        });
     }
 
     Backend& backend_;

@@ -63,7 +63,7 @@ void add_workers(OptionTable& table, RunOptions& o) {
 }
 
 void add_backend(OptionTable& table, ComputeOptions& o) {
-    table.text("backend", "NAME", o.backend, "reference, cpu, cpu-avx2, cuda");
+    table.text("backend", "NAME", o.backend, "reference, cpu, cpu-avx2, cuda, cuda-unordered");
     table.count("device", "N", o.backend_options.device, "number of the GPU that cuda uses")
         .between(0, 1023)
         .unrecorded();

@@ -40,7 +40,7 @@ public:
             kv_at_ = list(kKvAt, "kv_at", INT64, s_.sequences + 1);
             lse_at_ = list(kLseAt, "lse_at", INT64, s_.sequences + 1);
         }
-        s_.gradient ? describe_gradient() : describe_attention();
+        s_.is_gradient() ? describe_gradient() : describe_attention();
     }
 
 private:
@@ -61,7 +61,7 @@ private:
     void describe_gradient() {
         auto options = fe::graph::SDPA_backward_attributes()
                            .set_name("dense_attention_grad")
-                           .set_deterministic_algorithm(true);
+                           .set_deterministic_algorithm(s_.direction == Direction::gradient);
         set_up(options);
         if (s_.ragged)
             options.set_max_total_seq_len_q(s_.all_queries).set_max_total_seq_len_kv(s_.all_keys);
@@ -139,10 +139,10 @@ std::vector<Span> spans_of(const Problem& p, const std::vector<KeyRange>& visibl
     return spans;
 }
 
-Sizes::Sizes(const Problem& p, const std::vector<Span>& spans, bool of_gradient)
-    : gradient(of_gradient),
+Sizes::Sizes(const Problem& p, const std::vector<Span>& spans, Direction of)
+    : direction(of),
       ragged(!is_regular(spans) || !p.batch.query_positions().empty() ||
-             (of_gradient && !spans.empty() && spans.front().keys % 128 != 0)),
+             (is_gradient() && !spans.empty() && spans.front().keys % 128 != 0)),
       sequences(std::ssize(spans)),
       queries(longest(spans, &Span::queries)),
       keys(longest(spans, &Span::keys)),
@@ -161,7 +161,7 @@ Sizes::Sizes(const Problem& p, const std::vector<Span>& spans, bool of_gradient)
     if (ragged) {
         queries = round_up(queries);
         keys = round_up(keys);
-        if (gradient) {
+        if (is_gradient()) {
             all_queries = round_up(p.queries());
             all_keys = round_up(p.keys());
         }

@@ -11,6 +11,7 @@
 
 #include "core/backend.h"
 #include "gpu/layout.h"
+#include "gpu/plan/dense_attention_cudnn.h"
 #include "gpu/recent.h"
 
 namespace msa::cuda {
@@ -34,7 +35,8 @@ enum class Mask : uint8_t { none, causal, causal_bottom_right };
 /// are not whole tiles of 128: for these the frontend would copy lengths from the host at every
 /// call.
 struct Sizes {
-    bool gradient = false, ragged = false;
+    Direction direction = Direction::attention;
+    bool ragged = false;
     Mask mask = Mask::none;
     int64_t sequences = 0, queries = 0, keys = 0;  // of the longest
     int64_t query_step = 0, key_step = 0;          // rows from sequence to sequence
@@ -43,7 +45,8 @@ struct Sizes {
     double scale = 0;
     bool operator==(const Sizes&) const = default;
 
-    Sizes(const Problem&, const std::vector<Span>&, bool of_gradient);
+    Sizes(const Problem&, const std::vector<Span>&, Direction);
+    bool is_gradient() const { return direction != Direction::attention; }
 };
 
 /// Names of the graph's tensors.

@@ -3,11 +3,14 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <bit>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "core/error.h"
+#include "gpu/kernels/add_parts.h"
 #include "gpu/kernels/hidden_values.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/plan/cudnn_graph.h"
@@ -112,7 +115,7 @@ struct DenseAttentionCudnn::Library {
     }
 };
 
-DenseAttentionCudnn::DenseAttentionCudnn() {
+DenseAttentionCudnn::DenseAttentionCudnn(bool unordered) : unordered_(unordered) {
     static const std::string failure = open_library();  // once for all threads
     why_not_ = failure;
 }
@@ -124,12 +127,17 @@ std::string DenseAttentionCudnn::version() const {
     return "cuDNN " + fe::detail::get_backend_version_string();
 }
 
+std::string DenseAttentionCudnn::gradient_name() const {
+    if (unordered_) return version() + ", unordered";
+    return pieces_ == 1 ? version() : text(version(), ", in ", pieces_, " pieces");
+}
+
 std::shared_ptr<Plan> DenseAttentionCudnn::plan_of(const Call& call, const std::vector<Span>& spans,
-                                                   bool of_gradient) {
+                                                   Direction direction) {
     if (!library_) library_ = std::make_unique<Library>();
     why_not_ = library_->failure;
     if (!why_not_.empty()) return nullptr;
-    std::shared_ptr<Plan> plan = library_->plan_of(call, Sizes(call.problem, spans, of_gradient));
+    std::shared_ptr<Plan> plan = library_->plan_of(call, Sizes(call.problem, spans, direction));
     why_not_ = plan->refusal;
     return why_not_.empty() ? plan : nullptr;
 }
@@ -141,7 +149,7 @@ bool DenseAttentionCudnn::run(const Call& call, const AttentionInput& in,
     const std::vector<Span> spans = spans_of(p, call.layout->visible_host());
     why_not_ = takes(p, spans, in.q, in.k, in.v, to.out).why_not;
     if (!why_not_.empty()) return false;
-    const std::shared_ptr<Plan> plan = plan_of(call, spans, false);
+    const std::shared_ptr<Plan> plan = plan_of(call, spans, Direction::attention);
     if (!plan) return false;
     const std::shared_ptr<Placement> at = plan->place(call, spans);
     auto found = call.scratch<int32_t, 1>({1});
@@ -164,23 +172,10 @@ bool DenseAttentionCudnn::run(const Call& call, const AttentionInput& in,
     return true;
 }
 
-bool DenseAttentionCudnn::run_gradient(const Call& call, const AttentionInput& in,
-                                       const AttentionSaved& saved, const AttentionGradient& to) {
-    if (fe::cudnn_dlhandle == nullptr) return false;  // why_not_ is what the constructor found
-    const Problem& p = call.problem;
-    const std::vector<Span> spans = spans_of(p, call.layout->visible_host());
-    why_not_ =
-        takes(p, spans, in.q, in.k, in.v, saved.out, saved.d_out, to.d_q, to.d_k, to.d_v).why_not;
-    if (!why_not_.empty()) return false;
-    const std::shared_ptr<Plan> plan = plan_of(call, spans, true);
-    if (!plan) return false;
+bool DenseAttentionCudnn::run_plan(const Call& call, const std::shared_ptr<Plan>& plan,
+                                   const std::vector<Span>& spans, const AttentionInput& in,
+                                   const AttentionSaved& saved, const AttentionGradient& to) {
     const std::shared_ptr<Placement> at = plan->place(call, spans);
-    int64_t seen = 0;
-    for (const Span& span : spans) seen += span.keys;
-    if (seen < p.keys()) {  // keys that no query sees
-        clear(call, to.d_k);
-        clear(call, to.d_v);
-    }
     const Span first = plan->first(*at);
     why_not_ = library_->execute(call, *plan, *at,
                                  {{kQ, row(in.q, first.query)},
@@ -198,6 +193,85 @@ bool DenseAttentionCudnn::run_gradient(const Call& call, const AttentionInput& i
     }
     call.keep_for_graph(plan);
     call.keep_for_graph(at);
+    return true;
+}
+
+bool DenseAttentionCudnn::run_pieces(const Call& call, int64_t most, const AttentionInput& in,
+                                     const AttentionSaved& saved, const AttentionGradient& to) {
+    const Problem& p = call.problem;
+    const int64_t key_values = p.kv_heads * p.head_dim;
+    struct Sum {
+        Out<3> to;
+        Tensor<__nv_bfloat16, 1> part;
+        Tensor<float, 1> sums;
+    };
+    const auto sum_of = [&](const Out<3>& result) {
+        Sum sum{result, call.scratch<__nv_bfloat16, 1>({p.keys() * key_values}),
+                call.scratch<float, 1>({p.keys() * key_values})};
+        check(cudaMemsetAsync(sum.sums.data(), 0,
+                              static_cast<size_t>(sum.sums.size()) * sizeof(float), call.stream()),
+              "clearing memory");
+        return sum;
+    };
+    Sum d_k = sum_of(to.d_k), d_v = sum_of(to.d_v);
+    const auto part_of = [](Sum& sum) {
+        return Out<3>(sum.part.data(), sum.to.shape(), Element::bf16, Space::device);
+    };
+    pieces_ = 0;
+    for (const QueryRange range : query_tiles(p, most)) {
+        const Problem piece = p.with_queries(range);
+        const Call some = call.with_queries(piece, range.begin);
+        const std::vector<Span> spans = spans_of(piece, visible_keys(piece));
+        const auto rows = [&](const auto& view) {
+            auto part = view;
+            return decltype(part)(row(view, range.begin),
+                                  {piece.queries(), p.query_heads, p.head_dim}, view.element(),
+                                  view.space());
+        };
+        const std::shared_ptr<Plan> plan = plan_of(some, spans, Direction::gradient);
+        if (!plan || !run_plan(some, plan, spans, {rows(in.q), in.k, in.v},
+                               {rows(saved.out), saved.lse.slice(range.begin, piece.queries()),
+                                rows(saved.d_out)},
+                               {rows(to.d_q), part_of(d_k), part_of(d_v)}))
+            return false;
+        for (const Span& span : spans)
+            for (Sum* sum : {&d_k, &d_v})
+                add_parts(call, sum->part.data() + span.key * key_values, span.keys * key_values,
+                          sum->sums.data() + span.key * key_values);
+        ++pieces_;
+    }
+    for (const Sum* sum : {&d_k, &d_v})
+        round_sums(call, sum->sums.data(), sum->sums.size(),
+                   static_cast<__nv_bfloat16*>(sum->to.data()));
+    return true;
+}
+
+bool DenseAttentionCudnn::run_gradient(const Call& call, const AttentionInput& in,
+                                       const AttentionSaved& saved, const AttentionGradient& to) {
+    if (fe::cudnn_dlhandle == nullptr) return false;  // why_not_ is what the constructor found
+    const Problem& p = call.problem;
+    const std::vector<Span> spans = spans_of(p, call.layout->visible_host());
+    why_not_ =
+        takes(p, spans, in.q, in.k, in.v, saved.out, saved.d_out, to.d_q, to.d_k, to.d_v).why_not;
+    if (!why_not_.empty()) return false;
+    const std::shared_ptr<Plan> plan =
+        plan_of(call, spans, unordered_ ? Direction::unordered_gradient : Direction::gradient);
+    if (!plan) return false;
+    int64_t seen = 0;
+    for (const Span& span : spans) seen += span.keys;
+    if (seen < p.keys()) {  // keys that no query sees
+        clear(call, to.d_k);
+        clear(call, to.d_v);
+    }
+    pieces_ = 1;
+    if (unordered_ || plan->workspace <= kMostWorkspace) {
+        if (!run_plan(call, plan, spans, in, saved, to)) return false;
+    } else {
+        const int64_t each = plan->workspace / (plan->sizes.sequences * plan->sizes.queries);
+        const auto most = static_cast<uint64_t>(std::max<int64_t>(1, kMostWorkspace / each));
+        if (!run_pieces(call, static_cast<int64_t>(std::bit_floor(most)), in, saved, to))
+            return false;
+    }
     auto found = call.scratch<int32_t, 1>({1});
     look_for_not_finite(call, {to.d_q, to.d_k, to.d_v}, found.data());
     auto delta = call.scratch<float, 2>({p.queries(), p.query_heads});

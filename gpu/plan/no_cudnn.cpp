@@ -6,7 +6,7 @@ namespace msa::cuda {
 
 struct DenseAttentionCudnn::Library {};
 
-DenseAttentionCudnn::DenseAttentionCudnn() = default;
+DenseAttentionCudnn::DenseAttentionCudnn(bool unordered) : unordered_(unordered) {}
 DenseAttentionCudnn::~DenseAttentionCudnn() = default;
 
 bool DenseAttentionCudnn::run(const Call&, const AttentionInput&, const AttentionOutput&) {
@@ -21,5 +21,7 @@ bool DenseAttentionCudnn::run_gradient(const Call&, const AttentionInput&, const
 }
 
 std::string DenseAttentionCudnn::version() const { return ""; }
+
+std::string DenseAttentionCudnn::gradient_name() const { return ""; }
 
 }  // namespace msa::cuda

@@ -337,6 +337,35 @@ TEST_F(CudaGrad, ManyChunksAreTheirSum) {
     expect_identical(pass.gradient<bf16>(LoopOrder::automatic), tuned);
 }
 
+TEST_F(CudaGrad, DenseInPiecesIsThePlainOneButForRoundings) {
+    if (backend_->device().find("cuDNN") == std::string::npos) GTEST_SKIP() << "no cuDNN";
+    // dS of the longer sequence takes 27 GiB: two pieces, and the other sequence.
+    const Case c = grad_case("pieces", {0, 300, 30300}, {0, 400, 30400}, 16, 2, 64, 64, 1);
+    Pass pass(*backend_, c);
+    pass.attend(false);
+    const Gradient plain = pass.gradient<float>(std::nullopt);
+    const Gradient got = pass.gradient<bf16>(std::nullopt);
+    EXPECT_TRUE(backend_->answered_by().ends_with(", in 3 pieces")) << backend_->answered_by();
+    expect_rounded(got, plain);
+    pass.expect_sinks(got.d_sinks);
+    expect_identical(pass.gradient<bf16>(std::nullopt), got);
+}
+
+TEST_P(CudaGradCases, UnorderedDenseIsThePlainOneButForRoundings) {
+    const std::unique_ptr<Backend> unordered = make_backend("cuda-unordered");
+    Pass pass(*unordered, GetParam());
+    pass.attend(false);
+    const Gradient plain = pass.gradient<float>(std::nullopt);
+    const Gradient got = pass.gradient<bf16>(std::nullopt);
+    expect_rounded(got, plain);
+    pass.expect_sinks(got.d_sinks);
+    const std::string by = unordered->answered_by();
+    EXPECT_TRUE(by.ends_with(", unordered") || by.starts_with("dense_attention_grad_any")) << by;
+    if (GetParam().name == "square" && unordered->device().find("cuDNN") != std::string::npos) {
+        EXPECT_TRUE(by.starts_with("cuDNN")) << by;
+    }
+}
+
 TEST_F(CudaGrad, OrdersThatAreMissingAreRefusedWithAReason) {
     const Problem p = square_problem(90, 8, 2, 40, 16, 16);
     const auto why_not = [&](LoopOrder order) {

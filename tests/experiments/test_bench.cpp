@@ -63,14 +63,16 @@ TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
     }
     // dense_attention, and of each selection: index_select, three orders, layer; on squares also
     // block_mass, dense_attention_grad, and of each selection index_scores, index_kl on both
-    // supports with and without lse, and three orders of sparse_attention_grad.
+    // supports with and without lse, index_kl_grad on both, three orders of sparse_attention_grad,
+    // and layer_grad.
     const int selected = 2 * (1 + 3 + 1);
-    EXPECT_EQ(of_kind, (std::map<std::string, int>{{"square", 1 + 2 + selected + 2 * (1 + 4 + 3)},
-                                                   {"chunk", 1 + selected},
-                                                   {"short", 2 * (1 + selected)},
-                                                   {"pack", 3 * (1 + selected)},
-                                                   {"decode", 2 * (1 + selected)},
-                                                   {"top-k", 2}}));
+    EXPECT_EQ(of_kind,
+              (std::map<std::string, int>{{"square", 1 + 2 + selected + 2 * (1 + 4 + 2 + 3 + 1)},
+                                          {"chunk", 1 + selected},
+                                          {"short", 2 * (1 + selected)},
+                                          {"pack", 3 * (1 + selected)},
+                                          {"decode", 2 * (1 + selected)},
+                                          {"top-k", 2}}));
 }
 
 TEST_F(Bench, OnlyWhatIsAskedFor) {
@@ -86,6 +88,36 @@ TEST_F(Bench, OnlyWhatIsAskedFor) {
     const double dense = record["measurements"][0]["median_us"];
     EXPECT_DOUBLE_EQ(layer["speed_up"], dense / layer["median_us"].get<double>());
     EXPECT_EQ(record["seed"], 3);
+}
+
+TEST_F(Bench, ALayersStepOfTrainingIsComparedWithBothDensePasses) {
+    const json record =
+        record_of({"--cases", "square", "--stages",
+                   "dense_attention,dense_attention_grad,layer_grad", "--selection", "structured"});
+    const json& all = record["measurements"];
+    ASSERT_EQ(all.size(), 3U);
+    EXPECT_EQ(all[2]["stage"], "layer_grad");
+    EXPECT_EQ(all[2]["answered_by"], "cpu, cpu, cpu, cpu");
+    const auto time = [&](int n) { return all[static_cast<size_t>(n)]["median_us"].get<double>(); };
+    EXPECT_DOUBLE_EQ(all[2]["speed_up"], (time(0) + time(1)) / time(2));
+    // One pass of dense attention says nothing of a step of training.
+    const json alone = record_of({"--cases", "square", "--stages", "dense_attention,layer_grad",
+                                  "--selection", "structured"});
+    EXPECT_FALSE(alone["measurements"][1].contains("speed_up"));
+}
+
+TEST_F(Bench, SupportsOfIndexKl) {
+    const json record = record_of({"--cases", "square", "--stages", "index_kl,index_kl_grad",
+                                   "--selection", "random", "--support", "full"});
+    std::vector<std::string> supports;
+    for (const json& m : record["measurements"])
+        supports.push_back(m["stage"].get<std::string>() + " " + m["support"].get<std::string>());
+    EXPECT_EQ(supports, (std::vector<std::string>{"index_kl full", "index_kl full, lse",
+                                                  "index_kl_grad full"}));
+    // (query, key, group) triples times both branches' scores and the two gradients.
+    const double pairs = 2 * 32 * 33 / 2, each = 2 * (2 * 16 + 3 * 16);
+    EXPECT_EQ(record["measurements"][2]["flops"], pairs * each);
+    EXPECT_FALSE(record["measurements"][2].contains("rows"));  // all queries
 }
 
 TEST_F(Bench, PacksFollowFromTheSeed) {
@@ -134,6 +166,12 @@ TEST_F(Bench, WrongResultsAreCaughtBeforeTiming) {
     for (const char* output : {"d_q", "d_k", "d_v"})
         for (const char* stage : {"dense_attention_grad", "sparse_attention_grad"})
             caught(output, stage, stage);
+    for (const char* output : {"d_index_q", "d_index_k"})
+        for (const char* stage : {"index_kl_grad", "layer_grad"}) caught(output, stage, "index_kl");
+    for (const char* output : {"d_q", "d_k", "d_v"})
+        caught(output, "layer_grad", "sparse_attention_grad");
+    caught("index_select", "layer_grad", "index_select");
+    caught("sparse_attention", "layer_grad", "sparse_attention");
     caught("index_select", "layer", "index_select");
     caught("sparse_attention", "sparse_attention", "sparse_attention");
     caught("sparse_attention", "layer", "sparse_attention");
@@ -163,6 +201,8 @@ TEST_F(Bench, EveryIndexElementIsMeasured) {
                                                   {"index_scores bf16", 1},
                                                   {"index_scores e4m3", 1},
                                                   {"index_kl ", 4},
+                                                  {"index_kl_grad ", 2},
+                                                  {"layer_grad bf16", 1},
                                                   {"index_select f32", 1},
                                                   {"index_select bf16", 1},
                                                   {"index_select e4m3", 1},
@@ -222,6 +262,7 @@ TEST_F(Bench, Refusals) {
     refused(run({"--stages", "softmax"}), "--stages is 'softmax', must be one of: select_blocks");
     refused(run({"--cases", "cube"}), "--cases is 'cube', must be one of: square");
     refused(run({"--selection", "best"}), "--selection is 'best', must be one of: structured");
+    refused(run({"--support", "partial"}), "--support is 'partial', must be one of: selected");
     refused(run({"--order", "zigzag"}), "--order is 'zigzag', must be one of: automatic");
     refused(run({}, "cpu", "15"), "--tokens is 15, must be at least 16");
     refused(run({"--element", "e4m3"}), "--element is 'e4m3', must be one of: bf16, f32");
@@ -243,6 +284,10 @@ TEST_F(Bench, WithoutAGpuItSaysSo) {
     const Outcome asked = kBench({"--cases", "square", "--backend", "cuda"});
     EXPECT_EQ(asked.code, 2);
     EXPECT_NE(asked.err.find("backend cuda cannot start here: "), std::string::npos) << asked.err;
+    const Outcome unordered = kBench({"--cases", "square", "--backend", "cuda-unordered"});
+    EXPECT_EQ(unordered.code, 2);
+    EXPECT_NE(unordered.err.find("backend cuda-unordered cannot start here: "), std::string::npos)
+        << unordered.err;
     const Outcome outcome = kBench({"--cases", "top-k", "--tokens", "256", "--samples", "1",
                                     "--query-heads", "2", "--kv-heads", "1", "--json"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;

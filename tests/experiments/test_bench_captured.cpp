@@ -78,19 +78,23 @@ TEST_F(BenchCaptured, FileAndIndexerBringOperandsAndSizes) {
                                                   {"layer 3, 192 dense_attention_grad", 1},
                                                   {"layer 3, 192 index_scores", 1},
                                                   {"layer 3, 192 index_kl", 4},
+                                                  {"layer 3, 192 index_kl_grad", 2},
                                                   {"layer 3, 192 index_select", 1},
                                                   {"layer 3, 192 sparse_attention", 3},
                                                   {"layer 3, 192 sparse_attention_grad", 3},
                                                   {"layer 3, 192 layer", 1},
+                                                  {"layer 3, 192 layer_grad", 1},
                                                   {"layer 5, 192 block_mass", 1},
                                                   {"layer 5, 192 dense_attention", 1},
                                                   {"layer 5, 192 dense_attention_grad", 1},
                                                   {"layer 5, 192 index_scores", 1},
                                                   {"layer 5, 192 index_kl", 4},
+                                                  {"layer 5, 192 index_kl_grad", 2},
                                                   {"layer 5, 192 index_select", 1},
                                                   {"layer 5, 192 sparse_attention", 3},
                                                   {"layer 5, 192 sparse_attention_grad", 3},
-                                                  {"layer 5, 192 layer", 1}}));
+                                                  {"layer 5, 192 layer", 1},
+                                                  {"layer 5, 192 layer_grad", 1}}));
 }
 
 TEST_F(BenchCaptured, SelectsWhatMsaAnalyzeSelects) {
