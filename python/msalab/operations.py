@@ -32,20 +32,31 @@ class _Host:
     _local = threading.local()  # such a backend is not safe for two threads
 
     @staticmethod
-    def empty(like, shape, dtype=None):
-        """A new array beside `like`, of the named dtype or that of `like`."""
-        return np.empty(shape, like.dtype if dtype is None else dtype)
+    def empty(beside, shape, dtype):
+        """A new array where `beside` lies, of the named dtype."""
+        return np.empty(shape, dtype)
+
+    @staticmethod
+    def empty_like(array, dtype=None):
+        """Of the shape of `array`, and of its dtype or the named one."""
+        return np.empty(array.shape, array.dtype if dtype is None else dtype)
+
+    @classmethod
+    def backend(cls, like, name):
+        """The backend called `name` for arrays where `like` lies."""
+        if name == "cuda":
+            raise InputError("backend is 'cuda', but q and the other arrays lie on the CPU")
+        name = "cpu" if name == "auto" else name
+        made = getattr(cls._local, name, None)
+        if made is None:
+            made = _msalab.make_backend(name)
+            setattr(cls._local, name, made)
+        return made
 
     @classmethod
     def run(cls, like, backend, operation, *arguments):
-        """One operation of the backend called `backend` on arrays where `like` lies."""
-        if backend == "cuda":
-            raise InputError("backend is 'cuda', but q and the other arrays lie on the CPU")
-        name = "cpu" if backend == "auto" else backend
-        made = cls._local.__dict__
-        if name not in made:
-            made[name] = _msalab.make_backend(name)
-        getattr(made[name], operation)(*arguments)
+        """One operation of it."""
+        getattr(cls.backend(like, backend), operation)(*arguments)
 
 
 class _Tensors(_Host):
@@ -58,26 +69,37 @@ class _Tensors(_Host):
         self.dtypes = {name: getattr(torch, name) for name in ("float32", "float64", "int32")}
         self.on_gpu = {}  # backends by device and stream; tensors from elsewhere find none
         if torch.cuda.is_available():
+            self.current = torch._C._cuda_getDevice
             self.stream = torch._C._cuda_getCurrentRawStream
             atexit.register(self.on_gpu.clear)  # while PyTorch can still take memory back
 
-    def empty(self, like, shape, dtype=None):
-        return like.new_empty(shape, dtype=None if dtype is None else self.dtypes[dtype])
+    def empty(self, beside, shape, dtype):
+        return self.torch.empty(shape, dtype=self.dtypes[dtype], device=beside.device)
 
-    def run(self, like, backend, operation, *arguments):
+    def empty_like(self, tensor, dtype=None):
+        if dtype is not None:
+            return self.empty(tensor, tensor.shape, dtype)
+        return self.torch.empty_like(tensor, requires_grad=False)
+
+    def backend(self, like, name):
         if not like.is_cuda:
-            return super().run(like, backend, operation, *arguments)
-        if backend not in ("auto", "cuda"):
-            raise InputError(f"backend is {backend!r}, but q and the other arrays lie on a GPU")
+            return super().backend(like, name)
+        if name not in ("auto", "cuda"):
+            raise InputError(f"backend is {name!r}, but q and the other arrays lie on a GPU")
         device = like.get_device()
-        if device != self.torch.cuda.current_device():
-            with self.torch.cuda.device(device):
-                return self.run(like, backend, operation, *arguments)
         at = device, self.stream(device)
         made = self.on_gpu.get(at)
         if made is None:
             made = self.on_gpu[at] = self._start(*at)
-        getattr(made, operation)(*arguments)
+        return made
+
+    def run(self, like, backend, operation, *arguments):
+        call = getattr(self.backend(like, backend), operation)
+        if like.is_cuda and like.get_device() != self.current():
+            with self.torch.cuda.device(like.device):
+                call(*arguments)
+        else:
+            call(*arguments)
 
     def _start(self, device, stream):
         cuda = self.torch.cuda
@@ -88,7 +110,9 @@ class _Tensors(_Host):
             except cuda.OutOfMemoryError:
                 return 0
 
-        return _msalab.make_torch_backend(device, stream, allocate, cuda.caching_allocator_delete)
+        with cuda.device(device):
+            return _msalab.make_torch_backend(device, stream, allocate,
+                                              cuda.caching_allocator_delete)
 
 
 _tensors = lru_cache(maxsize=1)(_Tensors)
@@ -105,12 +129,19 @@ def _kind_of_type(kind):
     return _tensors() if torch else _Host
 
 
+def backend_of(array):
+    """The backend of operations on arrays beside `array`, in this thread or PyTorch's stream: its
+    name, its device, and as answered_by which of its kernels ran last."""
+    return _kind(array).backend(array, "auto")
+
+
 def _shape(name: str, array, *letters: str):
-    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+    shape = getattr(array, "shape", None)
+    if shape is None:
         raise InputError(f"{name} is {type(array).__name__}, must be an array or a tensor")
-    if len(array.shape) != len(letters):
-        raise InputError(f"{name} has shape {list(array.shape)}, must be [{', '.join(letters)}]")
-    return tuple(array.shape)
+    if len(shape) != len(letters):
+        raise InputError(f"{name} has shape {list(shape)}, must be [{', '.join(letters)}]")
+    return shape
 
 
 def integers(name: str, values) -> list[int]:
@@ -156,31 +187,37 @@ _kept_problem = lru_cache(maxsize=_KEPT)(_msalab.Problem)
 
 
 def _number(name: str, value):
+    if value is None:
+        return None
     try:
-        return None if value is None else float(value)
+        return float(value)
     except (TypeError, ValueError):
         raise InputError(f"{name} is {value!r}, must be a number") from None
 
 
 def _count(name: str, value):
+    if value is None:
+        return None
     try:
-        return None if value is None else operator.index(value)
+        return operator.index(value)
     except TypeError:
         raise InputError(f"{name} is {value!r}, must be an integer") from None
 
 
-def _problem(lay: Layout, q=None, k=None, index_q=None, *, block_size=128, softmax_scale=None,
-             index_scale=None, window=None, softcap=None):
-    query_heads = kv_heads = head_dim = index_dim = 0
-    if q is not None:
-        _, query_heads, head_dim = _shape("q", q, "Nq", "Hq", "dh")
-        _, kv_heads, _ = _shape("k", k, "Nk", "Hkv", "dh")
+def _problem(given, cu_seqlens_q, cu_seqlens_k, q=None, k=None, index_q=None, index_k=None, *,
+             block_size=128, softmax_scale=None, index_scale=None, window=None, softcap=None):
+    index_dim = 0
     if index_q is not None:
-        _, groups, index_dim = _shape("index_q", index_q, "Nq", "Hkv", "didx")
-        if q is None:  # the Index Branch alone: sizes of attention that it does not read
-            query_heads, kv_heads, head_dim = groups, groups, 16
-    return _kept_problem(lay, query_heads, kv_heads, head_dim, index_dim,
-                         _count("block_size", block_size), _number("softmax_scale", softmax_scale),
+        queries, kv_heads, index_dim = _shape("index_q", index_q, "Nq", "Hkv", "didx")
+    if q is not None:
+        queries, query_heads, head_dim = _shape("q", q, "Nq", "Hq", "dh")
+        keys, kv_heads, _ = _shape("k", k, "Nk", "Hkv", "dh")
+    else:  # the Index Branch alone: sizes of attention that it does not read
+        keys, _ = _shape("index_k", index_k, "Nk", "didx")
+        query_heads, head_dim = kv_heads, 16
+    return _kept_problem(_layout(given, cu_seqlens_q, cu_seqlens_k, queries, keys), query_heads,
+                         kv_heads, head_dim, index_dim, _count("block_size", block_size),
+                         _number("softmax_scale", softmax_scale),
                          _number("index_scale", index_scale), _count("window", window),
                          _number("softcap", softcap))
 
@@ -197,10 +234,9 @@ def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, si
     log of the sum of exp(logit). A query without a visible key has out 0 and lse -inf.
     """
     kind = _kind(q)
-    queries, heads, _ = _shape("q", q, "Nq", "Hq", "dh")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(k))
-    p = _problem(lay, q, k, softmax_scale=softmax_scale, window=window, softcap=softcap)
-    out, lse = kind.empty(q, q.shape), kind.empty(q, (queries, heads), "float32")
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, softmax_scale=softmax_scale,
+                 window=window, softcap=softcap)
+    out, lse = kind.empty_like(q), kind.empty(q, q.shape[:2], "float32")
     kind.run(q, backend, "dense_attention", p, q, k, v, sinks, out, lse)
     return (out, lse) if return_softmax_lse else out
 
@@ -213,16 +249,15 @@ def dense_attention_grad(q, k, v, out, lse, d_out, *, softmax_scale=None, sinks=
     values that cannot be of this input raise InputError.
     """
     kind = _kind(q)
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, len(q), len(k))
-    p = _problem(lay, q, k, softmax_scale=softmax_scale)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, softmax_scale=softmax_scale)
     gradients = _empty_gradients(kind, q, k, v, sinks)
     kind.run(q, backend, "dense_attention_grad", p, q, k, v, sinks, out, lse, d_out, *gradients)
     return gradients if sinks is not None else gradients[:3]
 
 
 def _empty_gradients(kind, q, k, v, sinks):
-    return (kind.empty(q, q.shape), kind.empty(k, k.shape), kind.empty(v, v.shape),
-            None if sinks is None else kind.empty(sinks, sinks.shape, "float32"))
+    return (kind.empty_like(q), kind.empty_like(k), kind.empty_like(v),
+            None if sinks is None else kind.empty_like(sinks))
 
 
 def msa_proxy_score(index_q, index_k, *, block_size=128, index_scale=None, cu_seqlens_q=None,
@@ -234,10 +269,9 @@ def msa_proxy_score(index_q, index_k, *, block_size=128, index_scale=None, cu_se
     a visible token -inf, with a NaN product NaN. index_scale: 1/sqrt(didx) where absent.
     """
     kind = _kind(index_q)
-    queries, groups, _ = _shape("index_q", index_q, "Nq", "Hkv", "didx")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(index_k))
-    p = _problem(lay, index_q=index_q, block_size=block_size, index_scale=index_scale)
-    scores = kind.empty(index_q, (queries, groups, p.blocks), "float32")
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, index_q=index_q, index_k=index_k,
+                 block_size=block_size, index_scale=index_scale)
+    scores = kind.empty(index_q, (*index_q.shape[:2], p.blocks), "float32")
     kind.run(index_q, backend, "index_scores", p, index_q, index_k, scores)
     return scores
 
@@ -274,10 +308,9 @@ def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_
                      layout=None, backend="auto"):
     """msa_proxy_score and msa_topk_select in one: the same ids, without scores in memory."""
     kind = _kind(index_q)
-    queries, groups, _ = _shape("index_q", index_q, "Nq", "Hkv", "didx")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(index_k))
-    p = _problem(lay, index_q=index_q, block_size=block_size, index_scale=index_scale)
-    ids = kind.empty(index_q, (queries, groups, _positive("topk", topk)), "int32")
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, index_q=index_q, index_k=index_k,
+                 block_size=block_size, index_scale=index_scale)
+    ids = kind.empty(index_q, (*index_q.shape[:2], _positive("topk", topk)), "int32")
     kind.run(index_q, backend, "index_select", p, topk, force_end_blocks, force_begin_blocks,
              index_q, index_k, ids)
     return ids
@@ -295,11 +328,9 @@ def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softm
     q_outer, the loop order.
     """
     kind = _kind(q)
-    queries, heads, _ = _shape("q", q, "Nq", "Hq", "dh")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(k))
-    p = _problem(lay, q, k, block_size=block_size, softmax_scale=softmax_scale, window=window,
-                 softcap=softcap)
-    out, lse = kind.empty(q, q.shape), kind.empty(q, (queries, heads), "float32")
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
+                 softmax_scale=softmax_scale, window=window, softcap=softcap)
+    out, lse = kind.empty_like(q), kind.empty(q, q.shape[:2], "float32")
     kind.run(q, backend, "sparse_attention", p, q, k, v, sinks, topk_idxs, order, out, lse)
     return (out, lse) if return_softmax_lse else out
 
@@ -309,8 +340,8 @@ def msa_sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_sc
                               cu_seqlens_k=None, layout=None, backend="auto"):
     """Its gradient, as dense_attention_grad; none through topk_idxs."""
     kind = _kind(q)
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, len(q), len(k))
-    p = _problem(lay, q, k, block_size=block_size, softmax_scale=softmax_scale)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
+                 softmax_scale=softmax_scale)
     gradients = _empty_gradients(kind, q, k, v, sinks)
     kind.run(q, backend, "sparse_attention_grad", p, q, k, v, sinks, topk_idxs, order, out, lse,
              d_out, *gradients)
@@ -337,11 +368,9 @@ def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap
     visible tokens, mean over the heads of the group (P_b). With return_max_logit also the maximum
     of the logit over the same tokens and heads; -inf where there is none."""
     kind = _kind(q)
-    queries, _, _ = _shape("q", q, "Nq", "Hq", "dh")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(k))
-    p = _problem(lay, q, k, block_size=block_size, softmax_scale=softmax_scale, window=window,
-                 softcap=softcap)
-    shape = (queries, k.shape[1], p.blocks)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
+                 softmax_scale=softmax_scale, window=window, softcap=softcap)
+    shape = (q.shape[0], k.shape[1], p.blocks)
     mass = kind.empty(q, shape, "float32")
     max_logit = kind.empty(q, shape, "float32") if return_max_logit else None
     kind.run(q, backend, "block_mass", p, q, k, sinks, mass, max_logit)
@@ -359,13 +388,11 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
     d_index_k [Nk, didx] float32, of the mean of kl over all rows. The teacher gets no gradient.
     """
     kind = _kind(index_q)
-    queries, groups, _ = _shape("index_q", index_q, "Nq", "Hkv", "didx")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(k))
-    p = _problem(lay, q, k, index_q, block_size=block_size, softmax_scale=softmax_scale,
-                 index_scale=index_scale)
-    kl = kind.empty(index_q, (queries, groups), "float64")
-    d_index_q = kind.empty(index_q, index_q.shape, "float32") if return_gradient else None
-    d_index_k = kind.empty(index_k, index_k.shape, "float32") if return_gradient else None
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, index_q, block_size=block_size,
+                 softmax_scale=softmax_scale, index_scale=index_scale)
+    kl = kind.empty(index_q, index_q.shape[:2], "float64")
+    d_index_q = kind.empty_like(index_q, "float32") if return_gradient else None
+    d_index_k = kind.empty_like(index_k, "float32") if return_gradient else None
     kind.run(index_q, backend, "index_kl", p, q, k, index_q, index_k, topk_idxs, teacher, sinks,
              kl, d_index_q, d_index_k)
     return (kl, d_index_q, d_index_k) if return_gradient else kl

@@ -40,10 +40,9 @@ def on_gpu(data, dtype):
 
 
 def near(found, expected, dtype):
-    """Sums of float products in another order; in bfloat16, which rounds to 2^-9 of a value, some
-    roundings of probabilities and outputs of order 1 besides."""
-    scale = expected.abs().max().item()
-    bound = (2e-5 if dtype == torch.float32 else 2 ** -5) * max(scale, 1e-30)
+    """Sums of N float products in another order; in bfloat16, which rounds to 2^-9 of a value, some
+    16 roundings of probabilities, outputs and their products."""
+    bound = (N * 2 ** -24 if dtype == torch.float32 else 2 ** -5) * expected.abs().max().item()
     torch.testing.assert_close(found.float().cpu(), expected.float(), rtol=0, atol=bound)
 
 
@@ -91,7 +90,10 @@ def test_the_index_branch_is_that_of_the_cpu(dtype):
          dtype)
     ids = select(device)
     assert ids.dtype == torch.int32
-    assert torch.equal(ids, msalab.msa_topk_select(scores, K, **WHOLE))
+    best = msalab.msa_topk_select(scores, K, **WHOLE)
+    kept, most = (scores.gather(2, some.clamp(min=0).long()).where(some >= 0, 0).sum(2)
+                  for some in (ids, best))
+    near(kept, most.cpu(), dtype)
     for support in (ids, None):
         def call(index_q, index_k, on):
             return m.msa_index_kl(on["q"], on["k"], index_q, index_k,
@@ -119,7 +121,6 @@ def test_operators_pass_pytorchs_own_checks(dtype):
     q, k, v, index_q, index_k, sinks = data.values()
     ids = select(data)
     plain = (None, None, None)  # scale, window, soft cap
-    tolerance = {"rtol": 2 ** -6, "atol": 2 ** -6} if dtype == torch.bfloat16 else {}
     for operator, arguments in (
             (m._dense, (q, k, v, sinks, *plain, CU, CU)),
             (m._sparse, (q, k, v, ids, None, *plain, BK, "automatic", CU, CU)),
@@ -127,7 +128,7 @@ def test_operators_pass_pytorchs_own_checks(dtype):
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, "mean", BK,
                      CU, CU)),
             (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, CU, CU))):
-        torch.library.opcheck(operator.operator, arguments, **tolerance)
+        torch.library.opcheck(operator.operator, arguments)
 
 
 def layer(data, ids=None):
@@ -163,7 +164,8 @@ def test_calls_wait_for_nothing():
 
     def step():
         out, kl = layer(leaves)
-        (out.float().square().sum() + kl).backward()
+        dense = m.dense_attention(leaves["q"], leaves["k"], leaves["v"], **PACKED)
+        ((out + dense).float().square().sum() + kl).backward()
 
     for _ in range(2):
         step()
@@ -190,20 +192,27 @@ def test_calls_take_their_turn_in_the_current_stream():
     assert torch.equal(out, expected)
 
 
-def test_workspace_is_pytorchs_memory():
-    data = on_gpu(make(n=40000), torch.float32)
-    q, k, v = data["q"], data["k"], data["v"]
-    ids = torch.zeros(len(q), HKV, K, dtype=torch.int32, device="cuda")
-    ids[:, :, 1:] = -1
-    out, lse = msalab.msa_sparse_attention(q, k, v, ids, block_size=BK, return_softmax_lse=True)
+def test_workspace_is_pytorchs_memory(monkeypatch):
+    """A float for each row of q is more than a backend keeps from call to call, 16 MiB."""
+    rows, heads, block_size = 70000, 64, 16
+    asked, allocate = [], torch.cuda.caching_allocator_alloc
+
+    def counted(size, *where):
+        asked.append(size)
+        return allocate(size, *where)
+
+    monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", counted)
+    q = torch.randn(rows, heads, 16, device="cuda")
+    k, v = torch.randn(2, rows, 1, 16, device="cuda")
+    ids = torch.zeros(rows, 1, 1, dtype=torch.int32, device="cuda")
+    out, lse = msalab.msa_sparse_attention(q, k, v, ids, block_size=block_size,
+                                           return_softmax_lse=True)
     before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    gradients = msalab.msa_sparse_attention_grad(q, k, v, ids, out, lse, out, block_size=BK)
-    outputs = sum(g.numel() * g.element_size() for g in gradients)
-    peak = torch.cuda.max_memory_allocated() - before
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() - before <= outputs + 3 * 512  # roundings of three
-    assert peak >= outputs
+    gradients = msalab.msa_sparse_attention_grad(q, k, v, ids, out, lse, out,
+                                                 block_size=block_size)
+    assert max(asked, default=0) >= 4 * rows * heads
+    del gradients
+    assert torch.cuda.memory_allocated() == before
 
 
 @pytest.mark.parametrize("dtype", LAYERS)
@@ -233,9 +242,13 @@ def test_a_decode_step_is_captured_in_a_graph(dtype, warm):
         saved = q.clone(), index_q.clone()
         q.copy_(saved[0].flip(0)), index_q.copy_(saved[1].flip(0))
         expected.append(step())
-        for _ in range(3):  # other layouts in between take nothing away that the graph needs
-            for n in range(12):
-                m.dense_attention(q[:1], data["k"][:50 + n], data["v"][:50 + n])
+        for _ in range(3):
+            with torch.cuda.stream(stream):  # nothing that the graph needs is taken away
+                for n in range(12):
+                    few = torch.zeros(1, HKV, 1, dtype=torch.int32, device="cuda")
+                    msalab.msa_sparse_decode_attention(q[:1], data["k"][:50 + n],
+                                                       data["v"][:50 + n], few, block_size=BK)
+            torch.cuda.synchronize()
             for want, sources in ((expected[0], saved), (expected[1], [s.flip(0) for s in saved])):
                 q.copy_(sources[0]), index_q.copy_(sources[1])
                 graph.replay()
@@ -278,9 +291,9 @@ def test_the_module_takes_the_same_step_as_on_the_cpu(sparse):
         (y.float().square().mean() + kl).backward()
         return y, kl, *(p.grad for p in module.parameters() if p.grad is not None)
 
-    expected = step(module, x)
+    expected = [tensor.detach().clone() for tensor in step(module, x)]
     module, x = module.cuda(), x.cuda()
-    for one, other in zip(step(module, x), [tensor.detach().clone() for tensor in expected]):
+    for one, other in zip(step(module, x), expected, strict=True):
         # Norms and projections add their own roundings to those of attention.
         torch.testing.assert_close(one.cpu(), other.cpu(), rtol=0,
                                    atol=2e-4 * max(other.abs().max().item(), 1e-30))
