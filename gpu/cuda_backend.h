@@ -22,8 +22,8 @@ struct CudaOptions {
     /// A cudaStream_t of that device, which outlives the backend and all memory that it gave out;
     /// null: a stream that the backend makes. The legacy default stream is cudaStreamLegacy. While
     /// somebody captures the stream, calls go into that graph: call once before, so that layouts
-    /// are there (but see keeps_apart) and kernels loaded. The backend and the views must outlive the graph, and nothing
-    /// else may run on the backend while the graph runs.
+    /// are there (but see keeps_apart) and kernels loaded. The backend and the views must outlive
+    /// the graph, and nothing else may run on the backend while the graph runs.
     void* stream = nullptr;
 
     /// Device memory for use in the stream's order, at addresses that are multiples of 256; null

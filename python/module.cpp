@@ -74,8 +74,7 @@ public:
 
     AttentionInput attention(const Operand& q, const Operand& k, const Operand& v,
                              const Maybe& sinks) const {
-        return {in<3>("q", q), in<3>("k", k), in<3>("v", v),
-                maybe<const float, 1>("sinks", sinks)};
+        return {in<3>("q", q), in<3>("k", k), in<3>("v", v), maybe<const float, 1>("sinks", sinks)};
     }
     AttentionOutput attention_output(const Operand& result, const Operand& lse) const {
         return {out<3>("out", result), typed<float, 2>("lse", lse)};

@@ -81,14 +81,13 @@ void read_tensor(const Torch& torch, nb::handle tensor, Operand& to) {
     const nb::object shape = tensor.attr(torch.shape);  // a kind of tuple
     to.axes = static_cast<size_t>(PyTuple_Size(shape.ptr()));
     for (size_t axis = 0; axis < std::min(to.axes, Operand::kMostAxes); ++axis)
-        to.shape[axis] = PyLong_AsLongLong(
-            PyTuple_GetItem(shape.ptr(), static_cast<Py_ssize_t>(axis)));
+        to.shape[axis] =
+            PyLong_AsLongLong(PyTuple_GetItem(shape.ptr(), static_cast<Py_ssize_t>(axis)));
     to.contiguous = nb::cast<bool>(tensor.attr(torch.is_contiguous)());
     const nb::object dtype(tensor.attr(torch.dtype));
     for (const auto& [known, element] : torch.elements)
         if (dtype.is(known)) to.element = element;
-    if (!to.element)
-        to.type = nb::cast<std::string>(nb::str(dtype)).substr(sizeof("torch.") - 1);
+    if (!to.element) to.type = nb::cast<std::string>(nb::str(dtype)).substr(sizeof("torch.") - 1);
 }
 
 void read_dlpack(nb::ndarray<nb::ro> array, Operand& to) {

@@ -15,7 +15,7 @@
 
 namespace msa {
 
-inline constexpr int kOnHost = -1;      // Operand::device of the CPU
+inline constexpr int kOnHost = -1;     // Operand::device of the CPU
 inline constexpr int kElsewhere = -2;  // neither a CPU nor CUDA's
 
 struct Operand {

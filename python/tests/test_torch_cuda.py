@@ -204,7 +204,7 @@ def test_workspace_is_pytorchs_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", counted)
     q = torch.randn(rows, heads, 16, device="cuda")
     k, v = torch.randn(2, rows, 1, 16, device="cuda")
-    ids = torch.zeros(rows, 1, 1, dtype=torch.int32, device="cuda")
+    ids = (torch.arange(rows, dtype=torch.int32, device="cuda") // block_size).view(rows, 1, 1)
     out, lse = msalab.msa_sparse_attention(q, k, v, ids, block_size=block_size,
                                            return_softmax_lse=True)
     before = torch.cuda.memory_allocated()
