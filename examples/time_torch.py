@@ -69,9 +69,9 @@ def host_times():
     q, k, v, index_q, index_k = data.values()
     at = {"cu_seqlens_q": [0, 1], "cu_seqlens_k": [0, 2048], "block_size": BLOCK}
     lengths = {name: at[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    ids = m.msa_index_select(index_q, index_k, 4, **at)
+    out, lse = m.msa_sparse_attention(q, k, v, ids, return_softmax_lse=True, **at)
     with torch.inference_mode():
-        ids = m.msa_index_select(index_q, index_k, 4, **at)
-        out, lse = m.msa_sparse_attention(q, k, v, ids, return_softmax_lse=True, **at)
         backend = operations.backend_of(q)
         problem = operations._problem(None, at["cu_seqlens_q"], at["cu_seqlens_k"], q, k, index_q,
                                       index_k, block_size=BLOCK)
@@ -191,7 +191,7 @@ def rival_times(tokens):
     kept = kept[:, :, :blocks].contiguous()
     tiles = kept.view(HKV, blocks, BLOCK, blocks).any(2).repeat_interleave(HQ // HKV, 0)
     counts = tiles.sum(-1, dtype=torch.int32)[None]
-    order = tiles.int().argsort(-1, descending=True, stable=True).int()[None]
+    order = tiles.int().argsort(dim=-1, descending=True, stable=True).int()[None]
 
     def mask(_, head, row, column):
         return kept[head // (HQ // HKV), row, column // BLOCK] & (row >= column)
