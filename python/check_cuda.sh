@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # The Python package on a machine with a GPU and PyTorch: its tests, and its times into OUT.
-#   python/check_cuda.sh PACKAGE OUT
 # PACKAGE is a wheel, or a folder that holds a wheel or an unpacked msalab/ with its compiled part,
-# and msa-bench of the same build where its times are to stand beside. Nothing is downloaded.
+# and msa-bench of the same build where its times are to stand beside, with the libraries that it
+# misses in lib/. Nothing is downloaded. Further arguments go to examples/time_torch.py.
+#   python/check_cuda.sh PACKAGE OUT [--rivals]
 set -euo pipefail
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 package=$(realpath "$1")
@@ -39,7 +40,10 @@ timeout 120 "$python" -m pytest -q -o pythonpath= -p no:cacheprovider --show-cap
     "$here"/tests/test_torch.py "$here"/tests/test_nn.py 2>&1 | tee "$out/tests.txt" || failed=1
 
 bench=()
-if [[ -x $folder/msa-bench ]]; then bench=(--bench "$folder/msa-bench"); fi
+if [[ -x $folder/msa-bench ]]; then
+    bench=(--bench "$folder/msa-bench")
+    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH-}:$folder/lib
+fi
 timeout 110 "$python" "$here/../examples/time_torch.py" "${bench[@]}" "${@:3}" \
     --out "$out/times.json" 2>&1 | tee "$out/times.txt" || failed=1
 exit "$failed"

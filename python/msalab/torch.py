@@ -23,7 +23,6 @@ from typing import Callable
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from . import operations
@@ -74,7 +73,7 @@ class _Operator:
                 save(ctx, arguments, output)
                 return output
 
-        Function.backward = staticmethod(once_differentiable(backward))
+        Function.backward = staticmethod(backward)
         Function.__name__ = name
         self.function = Function
 

@@ -161,7 +161,7 @@ def test_parameters_and_inference_mode_are_taken(data):
 def test_a_second_gradient_is_refused(data):
     q, k, v = (data[name] for name in "qkv")
     d_q, = torch.autograd.grad(m.dense_attention(q, k, v).square().sum(), q, create_graph=True)
-    with pytest.raises((ValueError, RuntimeError), match="gradient of its own|once_differentiable"):
+    with pytest.raises(ValueError, match="a gradient of attention has no gradient of its own"):
         d_q.sum().backward()
 
 
