@@ -180,11 +180,11 @@ std::unique_ptr<Runner> make_torch_backend(int device, uintptr_t stream, nb::obj
     const auto take = shared(std::move(allocate)), give_back = shared(std::move(free));
     CudaOptions options;
     options.device = device;
-    options.stream = reinterpret_cast<void*>(stream == 0 ? kLegacyStream : stream);
+    options.stream = pointer_to(stream == 0 ? kLegacyStream : stream);
     options.keeps_apart = true;  // graphs of PyTorch account for what is in their memory
     options.allocate = [take](int64_t bytes, void*) {
         const nb::gil_scoped_acquire hold;
-        return reinterpret_cast<void*>(nb::cast<uintptr_t>((*take)(bytes)));
+        return pointer_to(nb::cast<uintptr_t>((*take)(bytes)));
     };
     options.free = [give_back](void* memory, int64_t, void*) {
         if (!Py_IsInitialized()) return;

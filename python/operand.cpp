@@ -77,7 +77,7 @@ int device_of(const Torch& torch, nb::handle tensor) {
 void read_tensor(const Torch& torch, nb::handle tensor, Operand& to) {
     to.device = device_of(torch, tensor);
     if (to.device != kElsewhere)
-        to.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(tensor.attr(torch.data_ptr)()));
+        to.data = pointer_to(nb::cast<uintptr_t>(tensor.attr(torch.data_ptr)()));
     const nb::object shape = tensor.attr(torch.shape);  // a kind of tuple
     to.axes = static_cast<size_t>(PyTuple_Size(shape.ptr()));
     for (size_t axis = 0; axis < std::min(to.axes, Operand::kMostAxes); ++axis)

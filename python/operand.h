@@ -31,6 +31,11 @@ struct Operand {
     nanobind::ndarray<nanobind::ro> owner;
 };
 
+/// Python has addresses as integers.
+inline void* pointer_to(uintptr_t address) {
+    return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
 /// From now on tensors of this module, `torch`, are read directly; until then through DLPack.
 void use_torch(nanobind::handle torch);
 
