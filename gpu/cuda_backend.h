@@ -22,8 +22,8 @@ struct CudaOptions {
     /// A cudaStream_t of that device, which outlives the backend and all memory that it gave out;
     /// null: a stream that the backend makes. The legacy default stream is cudaStreamLegacy. While
     /// somebody captures the stream, calls go into that graph: call once before, so that layouts
-    /// are there and kernels loaded. The backend and the views must outlive the graph, and nothing
-    /// else may run on the backend while the graph runs.
+    /// are there (but see keeps_apart) and kernels loaded. The backend and the views must outlive
+    /// the graph, and nothing else may run on the backend while the graph runs.
     void* stream = nullptr;
 
     /// Device memory for use in the stream's order, at addresses that are multiples of 256; null
@@ -31,6 +31,11 @@ struct CudaOptions {
     /// the backend is gone, and must not throw. Both, or neither: then CUDA's stream-ordered pool.
     std::function<void*(int64_t bytes, void* stream)> allocate = {};
     std::function<void(void* memory, int64_t bytes, void* stream)> free = {};
+
+    /// What is kept beyond a call (layouts, a block of scratch memory) comes from CUDA's own pool
+    /// all the same, for an allocator that must not be left with it: that of a graph's memory. Then
+    /// the first call on a layout may be captured, too.
+    bool keeps_apart = false;
 };
 
 /// Throws InputError where the options contradict themselves or name no device, UnsupportedError

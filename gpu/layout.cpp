@@ -45,7 +45,7 @@ void sort_longest_first(std::vector<QueryTile>& tiles) {
 Layout::Layout(const Problem& problem, std::shared_ptr<Stream> stream)
     : problem_(problem),
       stream_(std::move(stream)),
-      visible_(upload(stream_, visible_keys(problem_))) {}
+      visible_(upload_to_keep(stream_, visible_keys(problem_))) {}
 
 bool Layout::fits(const Problem& p) const {
     // The blocks of all sequences are numbered through in the tiles.
@@ -57,12 +57,12 @@ const Tiles& Layout::tiles(int64_t rows, TileOrder order) const {
     if (known != tiles_.end()) return known->second;
     Tiles tiles{make_tiles(problem_, visible_host(), rows), {}};
     if (order == TileOrder::longest_first) sort_longest_first(tiles.host);
-    tiles.device = upload(stream_, tiles.host);
+    tiles.device = upload_to_keep(stream_, tiles.host);
     return tiles_.emplace(std::pair(rows, order), std::move(tiles)).first->second;
 }
 
 const Tensor<SequenceBlock, 1>& Layout::key_blocks() const {
-    if (!key_blocks_) key_blocks_ = upload(stream_, make_key_blocks(problem_));
+    if (!key_blocks_) key_blocks_ = upload_to_keep(stream_, make_key_blocks(problem_));
     return *key_blocks_;
 }
 

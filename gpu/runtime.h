@@ -49,10 +49,18 @@ public:
     void* take(int64_t bytes) const;
     void give_back(void* memory, int64_t bytes) const noexcept;
 
+    /// CudaOptions::keeps_apart.
+    bool keeps_apart() const { return options_.keeps_apart; }
+    // Likewise, of CUDA's own pool. While the stream is captured, memory is there at once, and what
+    // is given back is freed when the capture has ended.
+    void* take_apart(int64_t bytes);
+    void give_back_apart(void* memory) noexcept;
+
 private:
     cudaStream_t stream_ = nullptr;
     bool own_ = false;
     CudaOptions options_;
+    std::vector<void*> to_free_;  // given back during a capture
 };
 
 /// A point in a stream's work, with the time at which the device passes it.
@@ -80,6 +88,9 @@ private:
 /// MemoryError with the bytes asked, free and in all when there is not enough.
 std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes);
 
+/// The same for memory that is kept beyond a call: see CudaOptions::keeps_apart.
+std::shared_ptr<void> allocate_to_keep(const std::shared_ptr<Stream>& stream, int64_t bytes);
+
 /// Throws UnsupportedError while the stream is captured: a graph would keep the host's address.
 void require_host_copies(const Stream&);
 
@@ -92,6 +103,20 @@ Tensor<T, 1> upload(const std::shared_ptr<Stream>& stream, const std::vector<T>&
     check(cudaMemcpyAsync(here.data(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice,
                           stream->get()),
           "copying to the device");
+    return here;
+}
+
+/// Copies from the host to memory of allocate_to_keep. It may happen while the stream is captured;
+/// the graph then finds the copy made.
+void copy_to_keep(const Stream&, void* to, const void* host, size_t bytes);
+
+/// A copy of host data in memory that is kept beyond a call.
+template <typename T>
+Tensor<T, 1> upload_to_keep(const std::shared_ptr<Stream>& stream, const std::vector<T>& host) {
+    if (!stream->keeps_apart()) return upload(stream, host);
+    const auto count = static_cast<int64_t>(host.size());
+    Tensor<T, 1> here({count}, allocate_to_keep(stream, count * int64_t{sizeof(T)}), Space::device);
+    copy_to_keep(*stream, here.data(), host.data(), host.size() * sizeof(T));
     return here;
 }
 

@@ -1,107 +1,29 @@
 // SPDX-License-Identifier: MIT
-// The compiled part of the Python package: arrays of whoever speaks DLPack become views, and each
-// call is one of core/backend.h. What users see, with defaults and new outputs:
-// msalab/operations.py.
+// The compiled part of the Python package: arrays become views, and each call is one of
+// core/backend.h. What users see, with defaults and new outputs: msalab/operations.py.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/registry.h"
 #include "gpu/cuda_backend.h"
+#include "python/operand.h"
 
 namespace nb = nanobind;
 
 namespace msa {
 namespace {
 
-using Input = nb::ndarray<nb::ro>;
-using Output = nb::ndarray<>;
-using MaybeInput = std::optional<Input>;
-using MaybeOutput = std::optional<Output>;
-
-std::optional<Element> element_of(nb::dlpack::dtype type) {
-    using Code = nb::dlpack::dtype_code;
-    const auto is = [&](Code code, int bits) {
-        return type.lanes == 1 && type.code == static_cast<uint8_t>(code) && type.bits == bits;
-    };
-    if (is(Code::Float, 32)) return Element::f32;
-    if (is(Code::Float, 64)) return Element::f64;
-    if (is(Code::Float, 16)) return Element::f16;
-    if (is(Code::Bfloat, 16)) return Element::bf16;
-    if (is(Code::Int, 32)) return Element::i32;
-    return std::nullopt;
-}
-
-/// "int64", as numpy and PyTorch call it.
-std::string type_name(nb::dlpack::dtype type) {
-    using Code = nb::dlpack::dtype_code;
-    const char* kind = type.code == static_cast<uint8_t>(Code::Int)      ? "int"
-                       : type.code == static_cast<uint8_t>(Code::UInt)   ? "uint"
-                       : type.code == static_cast<uint8_t>(Code::Float)  ? "float"
-                       : type.code == static_cast<uint8_t>(Code::Bfloat) ? "bfloat"
-                       : type.code == static_cast<uint8_t>(Code::Bool)   ? "bool"
-                                                                         : "unknown type of ";
-    return text(kind, int{type.bits});
-}
-
-Space space_of(const char* name, int device) {
-    switch (device) {
-        case nb::device::cpu::value: return Space::host;
-        case nb::device::cuda::value: return Space::device;
-        default: throw InputError(text(name, " lies on a device that is neither a CPU nor CUDA's"));
-    }
-}
-
-/// The shape of an array, which must have `Rank` axes and be contiguous.
-template <int Rank, typename Array>
-Shape<Rank> shape_of(const char* name, const Array& array) {
-    require(array.ndim() == Rank, name, " has ", array.ndim(), " dimensions, must have ", Rank);
-    Shape<Rank> shape;
-    int64_t stride = 1;
-    bool contiguous = true;
-    for (size_t axis = Rank; axis-- > 0;) {
-        shape[axis] = static_cast<int64_t>(array.shape(axis));
-        contiguous = contiguous && (shape[axis] == 1 || array.stride(axis) == stride);
-        stride *= shape[axis];
-    }
-    require(contiguous || stride == 0, name, " is not contiguous in row-major order; ", name,
-            ".contiguous() in PyTorch and numpy.ascontiguousarray(", name, ") give a copy that is");
-    return shape;
-}
-
-/// Its first element. A view without elements is there all the same, and not absent.
-template <typename Array>
-void* data_of(const Array& array) {
-    static double nothing = 0;
-    void* data = const_cast<void*>(static_cast<const void*>(array.data()));
-    return data != nullptr ? data : &nothing;
-}
-
-template <typename Void, int Rank, typename Array>
-AnyView<Void, Rank> any_view(const char* name, const Array& array) {
-    const std::optional<Element> element = element_of(array.dtype());
-    require(element.has_value(), name, " is ", type_name(array.dtype()),
-            ", which no operation takes");
-    return {data_of(array), shape_of<Rank>(name, array), *element,
-            space_of(name, array.device_type())};
-}
-
-template <int Rank>
-In<Rank> in(const char* name, const Input& array) {
-    return any_view<const void, Rank>(name, array);
-}
-
-template <int Rank>
-Out<Rank> out(const char* name, const Output& array) {
-    return any_view<void, Rank>(name, array);
-}
+using Maybe = std::optional<Operand>;
 
 template <typename T>
 constexpr const char* kName = nullptr;
@@ -112,42 +34,98 @@ constexpr const char* kName<double> = "float64";
 template <>
 constexpr const char* kName<int32_t> = "int32";
 
-/// The view of elements T, which the array must hold.
-template <typename T, int Rank, typename Array>
-View<T, Rank> typed(const char* name, const Array& array) {
-    using Value = std::remove_const_t<T>;
-    require(element_of(array.dtype()) == ElementOf<Value>::value, name, " is ",
-            type_name(array.dtype()), ", must be ", kName<Value>);
-    return {static_cast<T*>(data_of(array)), shape_of<Rank>(name, array),
-            space_of(name, array.device_type())};
+/// "cuda:1", as PyTorch calls it.
+std::string device_name(int device) {
+    if (device == kElsewhere) return "a device that is neither a CPU nor CUDA's";
+    return device == kOnHost ? "the CPU" : text("cuda:", device);
 }
 
-template <typename T, int Rank, typename Array>
-View<T, Rank> maybe(const char* name, const std::optional<Array>& array) {
-    return array ? typed<T, Rank>(name, *array) : View<T, Rank>();
+/// Its first element. A view without elements is there all the same, and not absent.
+void* data_of(const Operand& array) {
+    static double nothing = 0;
+    return array.data != nullptr ? array.data : &nothing;
 }
 
-AttentionInput attention(const Input& q, const Input& k, const Input& v, const MaybeInput& sinks) {
-    return {in<3>("q", q), in<3>("k", k), in<3>("v", v), maybe<const float, 1>("sinks", sinks)};
-}
+/// Arrays as views for a backend that works on `device`.
+class Views {
+public:
+    explicit Views(int device) : device_(device) {}
 
-AttentionOutput attention_output(const Output& result, const Output& lse) {
-    return {out<3>("out", result), typed<float, 2>("lse", lse)};
-}
+    template <int Rank>
+    In<Rank> in(const char* name, const Operand& array) const {
+        return any_view<const void, Rank>(name, array);
+    }
+    template <int Rank>
+    Out<Rank> out(const char* name, const Operand& array) const {
+        return any_view<void, Rank>(name, array);
+    }
+    /// The view of elements T, which the array must hold.
+    template <typename T, int Rank>
+    View<T, Rank> typed(const char* name, const Operand& array) const {
+        using Value = std::remove_const_t<T>;
+        require(array.element == ElementOf<Value>::value, name, " is ", type_of(array),
+                ", must be ", kName<Value>);
+        return {static_cast<T*>(data_of(array)), shape_of<Rank>(name, array), space()};
+    }
+    template <typename T, int Rank>
+    View<T, Rank> maybe(const char* name, const Maybe& array) const {
+        return array ? typed<T, Rank>(name, *array) : View<T, Rank>();
+    }
 
-AttentionSaved saved(const Input& result, const Input& lse, const Input& d_out) {
-    return {in<3>("out", result), typed<const float, 2>("lse", lse), in<3>("d_out", d_out)};
-}
+    AttentionInput attention(const Operand& q, const Operand& k, const Operand& v,
+                             const Maybe& sinks) const {
+        return {in<3>("q", q), in<3>("k", k), in<3>("v", v), maybe<const float, 1>("sinks", sinks)};
+    }
+    AttentionOutput attention_output(const Operand& result, const Operand& lse) const {
+        return {out<3>("out", result), typed<float, 2>("lse", lse)};
+    }
+    AttentionSaved saved(const Operand& result, const Operand& lse, const Operand& d_out) const {
+        return {in<3>("out", result), typed<const float, 2>("lse", lse), in<3>("d_out", d_out)};
+    }
+    AttentionGradient gradient(const Operand& d_q, const Operand& d_k, const Operand& d_v,
+                               const Maybe& d_sinks) const {
+        return {out<3>("d_q", d_q), out<3>("d_k", d_k), out<3>("d_v", d_v),
+                maybe<float, 1>("d_sinks", d_sinks)};
+    }
+    IndexInput index(const Operand& index_q, const Operand& index_k) const {
+        return {in<3>("index_q", index_q), in<2>("index_k", index_k)};
+    }
 
-AttentionGradient gradient(const Output& d_q, const Output& d_k, const Output& d_v,
-                           const MaybeOutput& d_sinks) {
-    return {out<3>("d_q", d_q), out<3>("d_k", d_k), out<3>("d_v", d_v),
-            maybe<float, 1>("d_sinks", d_sinks)};
-}
+private:
+    Space space() const { return device_ == kOnHost ? Space::host : Space::device; }
+    static std::string type_of(const Operand& array) {
+        if (!array.element) return array.type;
+        switch (*array.element) {
+            case Element::f32: return "float32";
+            case Element::f64: return "float64";
+            case Element::f16: return "float16";
+            case Element::bf16: return "bfloat16";
+            case Element::i32: return "int32";
+            default: return to_string(*array.element);
+        }
+    }
+    /// The shape of an array, which must have `Rank` axes, be contiguous and lie on the device.
+    template <int Rank>
+    Shape<Rank> shape_of(const char* name, const Operand& array) const {
+        require(array.device == device_, name, " lies on ", device_name(array.device),
+                ", must lie on ", device_name(device_), " like the other arrays");
+        require(array.axes == Rank, name, " has ", array.axes, " dimensions, must have ", Rank);
+        require(array.contiguous, name, " is not contiguous in row-major order; ", name,
+                ".contiguous() in PyTorch and numpy.ascontiguousarray(", name,
+                ") give a copy that is");
+        Shape<Rank> shape;
+        for (size_t axis = 0; axis < Rank; ++axis) shape[axis] = array.shape[axis];
+        return shape;
+    }
+    template <typename Void, int Rank>
+    AnyView<Void, Rank> any_view(const char* name, const Operand& array) const {
+        require(array.element.has_value(), name, " is ", type_of(array),
+                ", which no operation takes");
+        return {data_of(array), shape_of<Rank>(name, array), *array.element, space()};
+    }
 
-IndexInput index_input(const Input& index_q, const Input& index_k) {
-    return {in<3>("index_q", index_q), in<2>("index_k", index_k)};
-}
+    int device_;
+};
 
 LoopOrder loop_order(const std::string& name) {
     for (LoopOrder order :
@@ -162,6 +140,63 @@ Teacher teacher_named(const std::string& name) {
 }
 
 using Free = nb::call_guard<nb::gil_scoped_release>;
+
+/// A backend and where its arrays lie. On the host a call is done when it returns; on a GPU it has
+/// taken its turn in the stream. Threads take turns: autograd calls from threads of its own.
+class Runner {
+public:
+    Runner(std::unique_ptr<Backend> backend, int device)
+        : backend_(std::move(backend)), views_(device), waits_(device == kOnHost) {}
+
+    template <typename Body>
+    void run(Body body) {
+        const std::lock_guard turn(turn_);
+        body(*backend_, views_);
+        if (waits_) backend_->finish();
+    }
+    const Backend& backend() const { return *backend_; }
+
+private:
+    std::unique_ptr<Backend> backend_;
+    Views views_;
+    bool waits_;
+    std::mutex turn_;
+};
+
+/// A function of Python that C++ may copy and let go without the GIL.
+std::shared_ptr<nb::object> shared(nb::object function) {
+    return {new nb::object(std::move(function)), [](nb::object* owned) {
+                if (!Py_IsInitialized()) return;
+                const nb::gil_scoped_acquire hold;
+                delete owned;
+            }};
+}
+
+/// The cuda backend on PyTorch's stream (0: the default one), with workspace of its allocator:
+/// allocate(bytes) gives an address, 0 where there is not enough; free(address).
+std::unique_ptr<Runner> make_torch_backend(int device, uintptr_t stream, nb::object allocate,
+                                           nb::object free) {
+    constexpr uintptr_t kLegacyStream = 1;  // cudaStreamLegacy
+    const auto take = shared(std::move(allocate)), give_back = shared(std::move(free));
+    CudaOptions options;
+    options.device = device;
+    options.stream = pointer_to(stream == 0 ? kLegacyStream : stream);
+    options.keeps_apart = true;  // graphs of PyTorch account for what is in their memory
+    options.allocate = [take](int64_t bytes, void*) {
+        const nb::gil_scoped_acquire hold;
+        return pointer_to(nb::cast<uintptr_t>((*take)(bytes)));
+    };
+    options.free = [give_back](void* memory, int64_t, void*) {
+        if (!Py_IsInitialized()) return;
+        const nb::gil_scoped_acquire hold;
+        try {
+            (*give_back)(reinterpret_cast<uintptr_t>(memory));
+        } catch (nb::python_error& error) {
+            error.discard_as_unraisable("msalab: giving memory back");
+        }
+    };
+    return std::make_unique<Runner>(make_cuda_backend(options), device);
+}
 
 void define_problem(nb::module_& m) {
     nb::class_<PackedBatch>(m, "Layout")
@@ -191,113 +226,128 @@ void define_problem(nb::module_& m) {
 }
 
 void define_backend(nb::module_& m) {
-    nb::class_<Backend>(m, "Backend")
-        .def_prop_ro("name", [](const Backend& b) { return std::string(b.name()); })
-        .def_prop_ro("device", &Backend::device)
+    nb::class_<Runner>(m, "Backend")
+        .def_prop_ro("name", [](const Runner& r) { return std::string(r.backend().name()); })
+        .def_prop_ro("device", [](const Runner& r) { return r.backend().device(); })
+        .def_prop_ro("answered_by", [](const Runner& r) { return r.backend().answered_by(); })
         .def(
             "dense_attention",
-            [](Backend& b, const Problem& p, const Input& q, const Input& k, const Input& v,
-               const MaybeInput& sinks, const Output& result, const Output& lse) {
-                const AttentionInput input = attention(q, k, v, sinks);
-                b.dense_attention(p, input, attention_output(result, lse));
-                b.finish();
+            [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
+               const Maybe& sinks, const Operand& result, const Operand& lse) {
+                r.run([&](Backend& b, const Views& views) {
+                    const AttentionInput input = views.attention(q, k, v, sinks);
+                    b.dense_attention(p, input, views.attention_output(result, lse));
+                });
             },
             Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
             nb::arg())
         .def(
             "dense_attention_grad",
-            [](Backend& b, const Problem& p, const Input& q, const Input& k, const Input& v,
-               const MaybeInput& sinks, const Input& result, const Input& lse, const Input& d_out,
-               const Output& d_q, const Output& d_k, const Output& d_v,
-               const MaybeOutput& d_sinks) {
-                const AttentionInput input = attention(q, k, v, sinks);
-                b.dense_attention_grad(p, input, saved(result, lse, d_out),
-                                       gradient(d_q, d_k, d_v, d_sinks));
-                b.finish();
+            [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
+               const Maybe& sinks, const Operand& result, const Operand& lse, const Operand& d_out,
+               const Operand& d_q, const Operand& d_k, const Operand& d_v, const Maybe& d_sinks) {
+                r.run([&](Backend& b, const Views& views) {
+                    const AttentionInput input = views.attention(q, k, v, sinks);
+                    b.dense_attention_grad(p, input, views.saved(result, lse, d_out),
+                                           views.gradient(d_q, d_k, d_v, d_sinks));
+                });
             },
             Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
         .def(
             "sparse_attention",
-            [](Backend& b, const Problem& p, const Input& q, const Input& k, const Input& v,
-               const MaybeInput& sinks, const Input& ids, const std::string& order,
-               const Output& result, const Output& lse) {
-                const AttentionInput input = attention(q, k, v, sinks);
-                b.sparse_attention(p, input, typed<const int32_t, 3>("topk_idxs", ids),
-                                   attention_output(result, lse), loop_order(order));
-                b.finish();
+            [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
+               const Maybe& sinks, const Operand& ids, const std::string& order,
+               const Operand& result, const Operand& lse) {
+                r.run([&](Backend& b, const Views& views) {
+                    const AttentionInput input = views.attention(q, k, v, sinks);
+                    b.sparse_attention(p, input, views.typed<const int32_t, 3>("topk_idxs", ids),
+                                       views.attention_output(result, lse), loop_order(order));
+                });
             },
             Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
             nb::arg(), nb::arg(), nb::arg())
         .def(
             "sparse_attention_grad",
-            [](Backend& b, const Problem& p, const Input& q, const Input& k, const Input& v,
-               const MaybeInput& sinks, const Input& ids, const std::string& order,
-               const Input& result, const Input& lse, const Input& d_out, const Output& d_q,
-               const Output& d_k, const Output& d_v, const MaybeOutput& d_sinks) {
-                b.sparse_attention_grad(
-                    p, attention(q, k, v, sinks), typed<const int32_t, 3>("topk_idxs", ids),
-                    saved(result, lse, d_out), gradient(d_q, d_k, d_v, d_sinks), loop_order(order));
-                b.finish();
+            [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
+               const Maybe& sinks, const Operand& ids, const std::string& order,
+               const Operand& result, const Operand& lse, const Operand& d_out, const Operand& d_q,
+               const Operand& d_k, const Operand& d_v, const Maybe& d_sinks) {
+                r.run([&](Backend& b, const Views& views) {
+                    const AttentionInput input = views.attention(q, k, v, sinks);
+                    b.sparse_attention_grad(
+                        p, input, views.typed<const int32_t, 3>("topk_idxs", ids),
+                        views.saved(result, lse, d_out), views.gradient(d_q, d_k, d_v, d_sinks),
+                        loop_order(order));
+                });
             },
             Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
             nb::arg().none())
         .def(
             "index_scores",
-            [](Backend& b, const Problem& p, const Input& index_q, const Input& index_k,
-               const Output& scores) {
-                b.index_scores(p, index_input(index_q, index_k), typed<float, 3>("scores", scores));
-                b.finish();
+            [](Runner& r, const Problem& p, const Operand& index_q, const Operand& index_k,
+               const Operand& scores) {
+                r.run([&](Backend& b, const Views& views) {
+                    b.index_scores(p, views.index(index_q, index_k),
+                                   views.typed<float, 3>("scores", scores));
+                });
             },
             Free())
         .def(
             "select_blocks",
-            [](Backend& b, const Problem& p, int64_t top_k, int64_t forced_local,
-               int64_t forced_first, const Input& scores, const Output& ids) {
-                b.select_blocks(p, {top_k, forced_local, forced_first},
-                                typed<const float, 3>("scores", scores),
-                                typed<int32_t, 3>("ids", ids));
-                b.finish();
+            [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
+               int64_t forced_first, const Operand& scores, const Operand& ids) {
+                r.run([&](Backend& b, const Views& views) {
+                    b.select_blocks(p, {top_k, forced_local, forced_first},
+                                    views.typed<const float, 3>("scores", scores),
+                                    views.typed<int32_t, 3>("ids", ids));
+                });
             },
             Free())
         .def(
             "index_select",
-            [](Backend& b, const Problem& p, int64_t top_k, int64_t forced_local,
-               int64_t forced_first, const Input& index_q, const Input& index_k,
-               const Output& ids) {
-                b.index_select(p, {top_k, forced_local, forced_first},
-                               index_input(index_q, index_k), typed<int32_t, 3>("ids", ids));
-                b.finish();
+            [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
+               int64_t forced_first, const Operand& index_q, const Operand& index_k,
+               const Operand& ids) {
+                r.run([&](Backend& b, const Views& views) {
+                    b.index_select(p, {top_k, forced_local, forced_first},
+                                   views.index(index_q, index_k),
+                                   views.typed<int32_t, 3>("ids", ids));
+                });
             },
             Free())
         .def(
             "block_mass",
-            [](Backend& b, const Problem& p, const Input& q, const Input& k,
-               const MaybeInput& sinks, const Output& mass, const MaybeOutput& max_logit) {
-                b.block_mass(
-                    p, {in<3>("q", q), in<3>("k", k), maybe<const float, 1>("sinks", sinks)},
-                    {typed<float, 3>("mass", mass), maybe<float, 3>("max_logit", max_logit)});
-                b.finish();
+            [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Maybe& sinks,
+               const Operand& mass, const Maybe& max_logit) {
+                r.run([&](Backend& b, const Views& views) {
+                    b.block_mass(p,
+                                 {views.in<3>("q", q), views.in<3>("k", k),
+                                  views.maybe<const float, 1>("sinks", sinks)},
+                                 {views.typed<float, 3>("mass", mass),
+                                  views.maybe<float, 3>("max_logit", max_logit)});
+                });
             },
             Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none())
         .def(
             "index_kl",
-            [](Backend& b, const Problem& p, const Input& q, const Input& k, const Input& index_q,
-               const Input& index_k, const MaybeInput& ids, const std::string& teacher,
-               const MaybeInput& sinks, const Output& kl, const MaybeOutput& d_index_q,
-               const MaybeOutput& d_index_k) {
-                b.index_kl(p,
-                           {.index = index_input(index_q, index_k),
-                            .q = in<3>("q", q),
-                            .k = in<3>("k", k),
-                            .ids = maybe<const int32_t, 3>("topk_idxs", ids),
-                            .teacher = teacher_named(teacher),
-                            .sinks = maybe<const float, 1>("sinks", sinks)},
-                           {.kl = typed<double, 2>("kl", kl),
-                            .d_index_q = maybe<float, 3>("d_index_q", d_index_q),
-                            .d_index_k = maybe<float, 2>("d_index_k", d_index_k)});
-                b.finish();
+            [](Runner& r, const Problem& p, const Operand& q, const Operand& k,
+               const Operand& index_q, const Operand& index_k, const Maybe& ids,
+               const std::string& teacher, const Maybe& sinks, const Operand& kl,
+               const Maybe& d_index_q, const Maybe& d_index_k) {
+                r.run([&](Backend& b, const Views& views) {
+                    b.index_kl(p,
+                               {.index = views.index(index_q, index_k),
+                                .q = views.in<3>("q", q),
+                                .k = views.in<3>("k", k),
+                                .ids = views.maybe<const int32_t, 3>("topk_idxs", ids),
+                                .teacher = teacher_named(teacher),
+                                .sinks = views.maybe<const float, 1>("sinks", sinks)},
+                               {.kl = views.typed<double, 2>("kl", kl),
+                                .d_index_q = views.maybe<float, 3>("d_index_q", d_index_q),
+                                .d_index_k = views.maybe<float, 2>("d_index_k", d_index_k)});
+                });
             },
             Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
             nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg().none());
@@ -313,9 +363,11 @@ NB_MODULE(_msalab, m) {
     nb::exception<MemoryError>(m, "OutOfMemoryError", PyExc_MemoryError);
     define_problem(m);
     define_backend(m);
-    m.def("make_backend", [](const std::string& name, int threads, int device) {
-        return make_backend(name, {.threads = threads, .device = device});
+    m.def("make_backend", [](const std::string& name) {
+        return std::make_unique<Runner>(make_backend(name, {}), kOnHost);
     });
+    m.def("make_torch_backend", make_torch_backend);
+    m.def("use_torch", use_torch);
     m.def("backends", [] {
         nb::dict found;
         for (const BackendInfo& info : list_backends())

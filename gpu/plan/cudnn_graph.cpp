@@ -184,7 +184,7 @@ Placement::Placement(const Call& call, const Sizes& sizes, std::vector<Span> of)
             ranges.push_back({end - span.queries + 1, span.queries - 1});
         most_hidden = std::max(most_hidden, ranges.back().count);
     }
-    hidden = call.upload(ranges);
+    hidden = upload_to_keep(call.owner, ranges);
     if (sizes.ragged) place_ragged(call, sizes);
 }
 
@@ -201,10 +201,10 @@ void Placement::place_ragged(const Call& call, const Sizes& sizes) {
     key_rows.push_back(spans.back().key + spans.back().keys);
     const auto elements = [&](std::vector<int64_t> rows, int64_t row) {
         for (int64_t& at : rows) at *= row;
-        return call.upload(rows);
+        return upload_to_keep(call.owner, rows);
     };
-    queries = call.upload(query_counts);
-    keys = call.upload(key_counts);
+    queries = upload_to_keep(call.owner, query_counts);
+    keys = upload_to_keep(call.owner, key_counts);
     q_at = elements(query_rows, sizes.query_heads * sizes.head_dim);
     kv_at = elements(key_rows, sizes.kv_heads * sizes.head_dim);
     lse_at = elements(query_rows, sizes.query_heads);

@@ -134,7 +134,10 @@ std::string DenseAttentionCudnn::gradient_name() const {
 
 std::shared_ptr<Plan> DenseAttentionCudnn::plan_of(const Call& call, const std::vector<Span>& spans,
                                                    Direction direction) {
-    if (!library_) library_ = std::make_unique<Library>();
+    if (!library_) {
+        require_host_copies(*call.owner);  // nor can it start there
+        library_ = std::make_unique<Library>();
+    }
     why_not_ = library_->failure;
     if (!why_not_.empty()) return nullptr;
     std::shared_ptr<Plan> plan = library_->plan_of(call, Sizes(call.problem, spans, direction));

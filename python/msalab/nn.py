@@ -16,7 +16,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * self.weight
+        weight = self.weight.to(x.dtype)
+        return nn.functional.rms_norm(x, weight.shape, weight, EPSILON).to(x.dtype)
 
 
 def turn(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
@@ -53,7 +54,8 @@ class MSAttention(nn.Module):
     forward(x [N, dim], cu_seqlens=None, sparse=True) returns (y [N, dim], kl). x holds packed
     sequences, one without cu_seqlens. sparse=False is the warm-up: the Main Branch attends to all
     visible keys, and KL is over them. kl: a scalar, the mean over queries and groups, to be added
-    to the loss times its weight; 0 without a KL loss. The largest intermediate is linear in N.
+    to the loss times its weight; 0 without a KL loss. The largest intermediate is linear in N. On
+    CUDA the module may be bfloat16, or run under torch.autocast; sinks take part as float32.
     """
 
     def __init__(self, dim: int, query_heads: int, kv_heads: int, head_dim: int, *,
@@ -95,7 +97,7 @@ class MSAttention(nn.Module):
 
     def forward(self, x: Tensor, cu_seqlens=None, sparse: bool = True):
         n = len(x)
-        cu = [0, n] if cu_seqlens is None else [int(end) for end in cu_seqlens]
+        cu = [0, n] if cu_seqlens is None else m.integers("cu_seqlens", cu_seqlens)
         positions = torch.cat([torch.arange(end - begin, device=x.device)
                                for begin, end in zip(cu[:-1], cu[1:])])
         packed = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "block_size": self.block_size}
@@ -115,7 +117,8 @@ class MSAttention(nn.Module):
             ids = m.msa_index_select(index_q, index_k[:, 0], self.top_k, **packed,
                                      force_begin_blocks=self.force_begin_blocks,
                                      force_end_blocks=self.force_end_blocks)
-        y = self.o_proj(self._attend(q, k, v, ids, packed, self.sinks).reshape(n, -1))
+        sinks = None if self.sinks is None else self.sinks.float()
+        y = self.o_proj(self._attend(q, k, v, ids, packed, sinks).reshape(n, -1))
         if self.value_head:
             # V_idx is shared by the groups like K_idx, and always passes its gradient.
             many_k = index_k.expand(-1, self.kv_heads, -1).contiguous()
@@ -126,7 +129,7 @@ class MSAttention(nn.Module):
             return y, x.new_zeros(())
         support = None if self.kl_full_support else ids
         return y, m.msa_index_kl(q, k, index_q, index_k[:, 0].contiguous(), support,
-                                 sinks=self.sinks, **packed)
+                                 sinks=sinks, **packed)
 
     @staticmethod
     def _attend(q, k, v, ids, packed, sinks=None):

@@ -3,8 +3,10 @@
 keys behind a query's position and blocks outside its ids have no influence, not even as NaN; the
 same arguments give the same bits, whatever the number of threads."""
 
+import atexit
 import operator
 import threading
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,7 +18,7 @@ Layout = _msalab.Layout
 InputError, UnsupportedError = _msalab.InputError, _msalab.UnsupportedError
 SystemError, OutOfMemoryError = _msalab.SystemError, _msalab.OutOfMemoryError
 
-_local = threading.local()  # a backend is not safe for two threads
+_KEPT = 32  # layouts, and problems on them, that are kept for the next call
 
 
 def backends() -> dict[str, str]:
@@ -24,51 +26,126 @@ def backends() -> dict[str, str]:
     return _msalab.backends()
 
 
-def _backend(name: str, on_gpu: bool):
-    if name == "auto":
-        name = "cuda" if on_gpu else "cpu"
-    if on_gpu != (name == "cuda"):
-        raise InputError(f"backend is {name!r}, but q and the other arrays lie on "
-                         f"{'a GPU' if on_gpu else 'the CPU'}")
-    made = _local.__dict__.setdefault("backends", {})
-    if name not in made:
-        made[name] = _msalab.make_backend(name, 0, 0)
-    return made[name]
+class _Host:
+    """Arrays of numpy, and backends of the CPU."""
 
-
-class _Kind:
-    """How to make results of the kind of an input: numpy arrays, or tensors beside it."""
-
-    def __init__(self, like):
-        self.is_torch = type(like).__module__.split(".")[0] == "torch"
-        self.like = like
-        if self.is_torch:
-            import torch
-            self.torch = torch
-        self.on_gpu = self.is_torch and like.is_cuda
-
-    def empty(self, shape, dtype=None):
-        """Of the named dtype, or that of the input."""
-        if self.is_torch:
-            named = self.like.dtype if dtype is None else getattr(self.torch, dtype)
-            return self.torch.empty(shape, dtype=named, device=self.like.device)
-        return np.empty(shape, self.like.dtype if dtype is None else dtype)
+    _local = threading.local()  # such a backend is not safe for two threads
 
     @staticmethod
-    def given(array):
-        """The array as the compiled part takes it: a tensor without its history."""
-        return array.detach() if hasattr(array, "detach") else array
+    def empty(beside, shape, dtype):
+        """A new array where `beside` lies, of the named dtype."""
+        return np.empty(shape, dtype)
+
+    @staticmethod
+    def empty_like(array, dtype=None):
+        """Of the shape of `array`, and of its dtype or the named one."""
+        return np.empty(array.shape, array.dtype if dtype is None else dtype)
+
+    @classmethod
+    def backend(cls, like, name):
+        """The backend called `name` for arrays where `like` lies."""
+        if name == "cuda":
+            raise InputError("backend is 'cuda', but q and the other arrays lie on the CPU")
+        name = "cpu" if name == "auto" else name
+        made = getattr(cls._local, name, None)
+        if made is None:
+            made = _msalab.make_backend(name)
+            setattr(cls._local, name, made)
+        return made
+
+    @classmethod
+    def run(cls, like, backend, operation, *arguments):
+        """One operation of it."""
+        getattr(cls.backend(like, backend), operation)(*arguments)
+
+
+class _Tensors(_Host):
+    """Tensors of PyTorch. On a GPU: its current stream, its allocator, and no waiting."""
+
+    def __init__(self):
+        import torch
+        _msalab.use_torch(torch)
+        self.torch = torch
+        self.dtypes = {name: getattr(torch, name) for name in ("float32", "float64", "int32")}
+        self.on_gpu = {}  # backends by device and stream; tensors from elsewhere find none
+        if torch.cuda.is_available():
+            self.current = torch._C._cuda_getDevice
+            self.stream = torch._C._cuda_getCurrentRawStream
+            atexit.register(self.on_gpu.clear)  # while PyTorch can still take memory back
+
+    def empty(self, beside, shape, dtype):
+        return self.torch.empty(shape, dtype=self.dtypes[dtype], device=beside.device)
+
+    def empty_like(self, tensor, dtype=None):
+        if dtype is not None:
+            return self.empty(tensor, tensor.shape, dtype)
+        return self.torch.empty_like(tensor, requires_grad=False)
+
+    def backend(self, like, name):
+        if not like.is_cuda:
+            return super().backend(like, name)
+        if name not in ("auto", "cuda"):
+            raise InputError(f"backend is {name!r}, but q and the other arrays lie on a GPU")
+        device = like.get_device()
+        at = device, self.stream(device)
+        made = self.on_gpu.get(at)
+        if made is None:
+            made = self.on_gpu[at] = self._start(*at)
+        return made
+
+    def run(self, like, backend, operation, *arguments):
+        call = getattr(self.backend(like, backend), operation)
+        if like.is_cuda and like.get_device() != self.current():
+            with self.torch.cuda.device(like.device):
+                call(*arguments)
+        else:
+            call(*arguments)
+
+    def _start(self, device, stream):
+        cuda = self.torch.cuda
+
+        def allocate(size):
+            try:
+                return cuda.caching_allocator_alloc(size, device, stream)
+            except cuda.OutOfMemoryError:
+                return 0
+
+        with cuda.device(device):
+            return _msalab.make_torch_backend(device, stream, allocate,
+                                              cuda.caching_allocator_delete)
+
+
+_tensors = lru_cache(maxsize=1)(_Tensors)
+
+
+def _kind(like):
+    """_Host or _Tensors: what `like` is, or is a subclass of."""
+    return _Host if type(like) is np.ndarray else _kind_of_type(type(like))
+
+
+@lru_cache(maxsize=None)
+def _kind_of_type(kind):
+    torch = any(base.__module__.split(".")[0] == "torch" for base in kind.__mro__)
+    return _tensors() if torch else _Host
+
+
+def backend_of(array):
+    """The backend of operations on arrays beside `array`, in this thread or PyTorch's stream: its
+    name, its device, and as answered_by which of its kernels ran last."""
+    return _kind(array).backend(array, "auto")
 
 
 def _shape(name: str, array, *letters: str):
-    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+    shape = getattr(array, "shape", None)
+    if shape is None:
         raise InputError(f"{name} is {type(array).__name__}, must be an array or a tensor")
-    if len(array.shape) != len(letters):
-        raise InputError(f"{name} has shape {list(array.shape)}, must be [{', '.join(letters)}]")
-    return tuple(array.shape)
+    if len(shape) != len(letters):
+        raise InputError(f"{name} has shape {list(shape)}, must be [{', '.join(letters)}]")
+    return shape
 
 
-def _integers(name: str, values):
+def integers(name: str, values) -> list[int]:
+    """The values as a list; InputError with the name where one is no integer."""
     values = values.tolist() if hasattr(values, "tolist") else values
     try:
         return [operator.index(value) for value in values]
@@ -83,10 +160,10 @@ def layout(cu_seqlens_q, cu_seqlens_k=None, query_positions=None) -> Layout:
     query_positions: [Nq], not decreasing within a sequence, below the sequence's keys; absent: the
     last query sits on the last key. Raises InputError naming the entry and the rule it breaks.
     """
-    queries = _integers("cu_seqlens_q", cu_seqlens_q)
-    keys = queries if cu_seqlens_k is None else _integers("cu_seqlens_k", cu_seqlens_k)
+    queries = integers("cu_seqlens_q", cu_seqlens_q)
+    keys = queries if cu_seqlens_k is None else integers("cu_seqlens_k", cu_seqlens_k)
     return Layout(queries, keys,
-                  [] if query_positions is None else _integers("query_positions", query_positions))
+                  [] if query_positions is None else integers("query_positions", query_positions))
 
 
 def _layout(given, cu_seqlens_q, cu_seqlens_k, queries: int, keys: int) -> Layout:
@@ -95,27 +172,54 @@ def _layout(given, cu_seqlens_q, cu_seqlens_k, queries: int, keys: int) -> Layou
             raise InputError("layout excludes cu_seqlens_q and cu_seqlens_k")
         return given
     if cu_seqlens_q is None and cu_seqlens_k is None:
-        return Layout([0, queries], [0, keys], [])
-    return layout(cu_seqlens_k if cu_seqlens_q is None else cu_seqlens_q,
-                  cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k)
+        return _kept_layout((0, queries), (0, keys))
+    q = None if cu_seqlens_q is None else tuple(integers("cu_seqlens_q", cu_seqlens_q))
+    k = None if cu_seqlens_k is None else tuple(integers("cu_seqlens_k", cu_seqlens_k))
+    return _kept_layout(k if q is None else q, q if k is None else k)
 
 
-def _problem(lay: Layout, q=None, k=None, index_q=None, *, block_size=128, softmax_scale=None,
-             index_scale=None, window=None, softcap=None):
-    query_heads = kv_heads = head_dim = index_dim = 0
-    if q is not None:
-        _, query_heads, head_dim = _shape("q", q, "Nq", "Hq", "dh")
-        _, kv_heads, _ = _shape("k", k, "Nk", "Hkv", "dh")
+@lru_cache(maxsize=_KEPT)
+def _kept_layout(cu_seqlens_q: tuple, cu_seqlens_k: tuple) -> Layout:
+    return Layout(cu_seqlens_q, cu_seqlens_k, ())
+
+
+_kept_problem = lru_cache(maxsize=_KEPT)(_msalab.Problem)
+
+
+def _number(name: str, value):
+    if value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} is {value!r}, must be a number") from None
+
+
+def _count(name: str, value):
+    if value is None:
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InputError(f"{name} is {value!r}, must be an integer") from None
+
+
+def _problem(given, cu_seqlens_q, cu_seqlens_k, q=None, k=None, index_q=None, index_k=None, *,
+             block_size=128, softmax_scale=None, index_scale=None, window=None, softcap=None):
+    index_dim = 0
     if index_q is not None:
-        _, groups, index_dim = _shape("index_q", index_q, "Nq", "Hkv", "didx")
-        if q is None:  # the Index Branch alone: sizes of attention that it does not read
-            query_heads, kv_heads, head_dim = groups, groups, 16
-    return _msalab.Problem(lay, query_heads, kv_heads, head_dim, index_dim, block_size,
-                           softmax_scale, index_scale, window, softcap)
-
-
-def _detached(*arrays):
-    return [None if array is None else _Kind.given(array) for array in arrays]
+        queries, kv_heads, index_dim = _shape("index_q", index_q, "Nq", "Hkv", "didx")
+    if q is not None:
+        queries, query_heads, head_dim = _shape("q", q, "Nq", "Hq", "dh")
+        keys, kv_heads, _ = _shape("k", k, "Nk", "Hkv", "dh")
+    else:  # the Index Branch alone: sizes of attention that it does not read
+        keys, _ = _shape("index_k", index_k, "Nk", "didx")
+        query_heads, head_dim = kv_heads, 16
+    return _kept_problem(_layout(given, cu_seqlens_q, cu_seqlens_k, queries, keys), query_heads,
+                         kv_heads, head_dim, index_dim, _count("block_size", block_size),
+                         _number("softmax_scale", softmax_scale),
+                         _number("index_scale", index_scale), _count("window", window),
+                         _number("softcap", softcap))
 
 
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
@@ -129,13 +233,11 @@ def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, si
     Returns out [Nq, Hq, dh] like q; with return_softmax_lse also lse [Nq, Hq] float32, the natural
     log of the sum of exp(logit). A query without a visible key has out 0 and lse -inf.
     """
-    kind = _Kind(q)
-    queries, heads, _ = _shape("q", q, "Nq", "Hq", "dh")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(k))
-    p = _problem(lay, q, k, softmax_scale=softmax_scale, window=window, softcap=softcap)
-    out, lse = kind.empty(tuple(q.shape)), kind.empty((queries, heads), "float32")
-    q, k, v, sinks = _detached(q, k, v, sinks)
-    _backend(backend, kind.on_gpu).dense_attention(p, q, k, v, sinks, out, lse)
+    kind = _kind(q)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, softmax_scale=softmax_scale,
+                 window=window, softcap=softcap)
+    out, lse = kind.empty_like(q), kind.empty(q, q.shape[:2], "float32")
+    kind.run(q, backend, "dense_attention", p, q, k, v, sinks, out, lse)
     return (out, lse) if return_softmax_lse else out
 
 
@@ -146,18 +248,16 @@ def dense_attention_grad(q, k, v, out, lse, d_out, *, softmax_scale=None, sinks=
     out [Nq, Hq, dh] and lse [Nq, Hq] are what dense_attention returned; d_out [Nq, Hq, dh]. Saved
     values that cannot be of this input raise InputError.
     """
-    kind = _Kind(q)
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, len(q), len(k))
-    p = _problem(lay, q, k, softmax_scale=softmax_scale)
+    kind = _kind(q)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, softmax_scale=softmax_scale)
     gradients = _empty_gradients(kind, q, k, v, sinks)
-    given = _detached(q, k, v, sinks, out, lse, d_out)
-    _backend(backend, kind.on_gpu).dense_attention_grad(p, *given, *gradients)
+    kind.run(q, backend, "dense_attention_grad", p, q, k, v, sinks, out, lse, d_out, *gradients)
     return gradients if sinks is not None else gradients[:3]
 
 
 def _empty_gradients(kind, q, k, v, sinks):
-    return (kind.empty(tuple(q.shape)), kind.empty(tuple(k.shape)), kind.empty(tuple(v.shape)),
-            None if sinks is None else kind.empty(tuple(sinks.shape), "float32"))
+    return (kind.empty_like(q), kind.empty_like(k), kind.empty_like(v),
+            None if sinks is None else kind.empty_like(sinks))
 
 
 def msa_proxy_score(index_q, index_k, *, block_size=128, index_scale=None, cu_seqlens_q=None,
@@ -168,12 +268,11 @@ def msa_proxy_score(index_q, index_k, *, block_size=128, index_scale=None, cu_se
     score is the maximum over the block's visible tokens of index_scale * index_q . index_k; without
     a visible token -inf, with a NaN product NaN. index_scale: 1/sqrt(didx) where absent.
     """
-    kind = _Kind(index_q)
-    queries, groups, _ = _shape("index_q", index_q, "Nq", "Hkv", "didx")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(index_k))
-    p = _problem(lay, index_q=index_q, block_size=block_size, index_scale=index_scale)
-    scores = kind.empty((queries, groups, p.blocks), "float32")
-    _backend(backend, kind.on_gpu).index_scores(p, *_detached(index_q, index_k), scores)
+    kind = _kind(index_q)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, index_q=index_q, index_k=index_k,
+                 block_size=block_size, index_scale=index_scale)
+    scores = kind.empty(index_q, (*index_q.shape[:2], p.blocks), "float32")
+    kind.run(index_q, backend, "index_scores", p, index_q, index_k, scores)
     return scores
 
 
@@ -187,13 +286,14 @@ def msa_topk_select(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, b
     Rows are ascending and padded with -1. Without cu_seqlens or layout: one sequence with as many
     keys as queries.
     """
-    kind = _Kind(scores)
+    kind = _kind(scores)
     queries, groups, _ = _shape("scores", scores, "Nq", "Hkv", "B")
     lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, queries)
-    p = _msalab.Problem(lay, groups, groups, 16, 0, block_size, None, None, None, None)
-    ids = kind.empty((queries, groups, _positive("topk", topk)), "int32")
-    _backend(backend, kind.on_gpu).select_blocks(p, topk, force_end_blocks, force_begin_blocks,
-                                                 *_detached(scores), ids)
+    p = _kept_problem(lay, groups, groups, 16, 0, _count("block_size", block_size), None, None,
+                      None, None)
+    ids = kind.empty(scores, (queries, groups, _positive("topk", topk)), "int32")
+    kind.run(scores, backend, "select_blocks", p, topk, force_end_blocks, force_begin_blocks,
+             scores, ids)
     return ids
 
 
@@ -207,13 +307,12 @@ def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_
                      block_size=128, index_scale=None, cu_seqlens_q=None, cu_seqlens_k=None,
                      layout=None, backend="auto"):
     """msa_proxy_score and msa_topk_select in one: the same ids, without scores in memory."""
-    kind = _Kind(index_q)
-    queries, groups, _ = _shape("index_q", index_q, "Nq", "Hkv", "didx")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(index_k))
-    p = _problem(lay, index_q=index_q, block_size=block_size, index_scale=index_scale)
-    ids = kind.empty((queries, groups, _positive("topk", topk)), "int32")
-    _backend(backend, kind.on_gpu).index_select(p, topk, force_end_blocks, force_begin_blocks,
-                                                *_detached(index_q, index_k), ids)
+    kind = _kind(index_q)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, index_q=index_q, index_k=index_k,
+                 block_size=block_size, index_scale=index_scale)
+    ids = kind.empty(index_q, (*index_q.shape[:2], _positive("topk", topk)), "int32")
+    kind.run(index_q, backend, "index_select", p, topk, force_end_blocks, force_begin_blocks,
+             index_q, index_k, ids)
     return ids
 
 
@@ -228,14 +327,11 @@ def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softm
     break this raise InputError naming query, group and rule. order: automatic, union, kv_outer or
     q_outer, the loop order.
     """
-    kind = _Kind(q)
-    queries, heads, _ = _shape("q", q, "Nq", "Hq", "dh")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(k))
-    p = _problem(lay, q, k, block_size=block_size, softmax_scale=softmax_scale, window=window,
-                 softcap=softcap)
-    out, lse = kind.empty(tuple(q.shape)), kind.empty((queries, heads), "float32")
-    q, k, v, sinks, ids = _detached(q, k, v, sinks, topk_idxs)
-    _backend(backend, kind.on_gpu).sparse_attention(p, q, k, v, sinks, ids, order, out, lse)
+    kind = _kind(q)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
+                 softmax_scale=softmax_scale, window=window, softcap=softcap)
+    out, lse = kind.empty_like(q), kind.empty(q, q.shape[:2], "float32")
+    kind.run(q, backend, "sparse_attention", p, q, k, v, sinks, topk_idxs, order, out, lse)
     return (out, lse) if return_softmax_lse else out
 
 
@@ -243,13 +339,12 @@ def msa_sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_sc
                               sinks=None, block_size=128, order="automatic", cu_seqlens_q=None,
                               cu_seqlens_k=None, layout=None, backend="auto"):
     """Its gradient, as dense_attention_grad; none through topk_idxs."""
-    kind = _Kind(q)
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, len(q), len(k))
-    p = _problem(lay, q, k, block_size=block_size, softmax_scale=softmax_scale)
+    kind = _kind(q)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
+                 softmax_scale=softmax_scale)
     gradients = _empty_gradients(kind, q, k, v, sinks)
-    q, k, v, sinks, ids, out, lse, d_out = _detached(q, k, v, sinks, topk_idxs, out, lse, d_out)
-    _backend(backend, kind.on_gpu).sparse_attention_grad(p, q, k, v, sinks, ids, order, out, lse,
-                                                         d_out, *gradients)
+    kind.run(q, backend, "sparse_attention_grad", p, q, k, v, sinks, topk_idxs, order, out, lse,
+             d_out, *gradients)
     return gradients if sinks is not None else gradients[:3]
 
 
@@ -272,16 +367,13 @@ def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap
     """Dense attention's probability by block, [Nq, Hkv, B] float32: the sum over the block's
     visible tokens, mean over the heads of the group (P_b). With return_max_logit also the maximum
     of the logit over the same tokens and heads; -inf where there is none."""
-    kind = _Kind(q)
-    queries, _, _ = _shape("q", q, "Nq", "Hq", "dh")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(k))
-    p = _problem(lay, q, k, block_size=block_size, softmax_scale=softmax_scale, window=window,
-                 softcap=softcap)
-    shape = (queries, k.shape[1], p.blocks)
-    mass = kind.empty(shape, "float32")
-    max_logit = kind.empty(shape, "float32") if return_max_logit else None
-    q, k, sinks = _detached(q, k, sinks)
-    _backend(backend, kind.on_gpu).block_mass(p, q, k, sinks, mass, max_logit)
+    kind = _kind(q)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
+                 softmax_scale=softmax_scale, window=window, softcap=softcap)
+    shape = (q.shape[0], k.shape[1], p.blocks)
+    mass = kind.empty(q, shape, "float32")
+    max_logit = kind.empty(q, shape, "float32") if return_max_logit else None
+    kind.run(q, backend, "block_mass", p, q, k, sinks, mass, max_logit)
     return (mass, max_logit) if return_max_logit else mass
 
 
@@ -295,15 +387,12 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
     warm-up). Returns kl [Nq, Hkv] float64; with return_gradient also d_index_q [Nq, Hkv, didx] and
     d_index_k [Nk, didx] float32, of the mean of kl over all rows. The teacher gets no gradient.
     """
-    kind = _Kind(index_q)
-    queries, groups, _ = _shape("index_q", index_q, "Nq", "Hkv", "didx")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, len(k))
-    p = _problem(lay, q, k, index_q, block_size=block_size, softmax_scale=softmax_scale,
-                 index_scale=index_scale)
-    kl = kind.empty((queries, groups), "float64")
-    d_index_q = kind.empty(tuple(index_q.shape), "float32") if return_gradient else None
-    d_index_k = kind.empty(tuple(index_k.shape), "float32") if return_gradient else None
-    q, k, index_q, index_k, ids, sinks = _detached(q, k, index_q, index_k, topk_idxs, sinks)
-    _backend(backend, kind.on_gpu).index_kl(p, q, k, index_q, index_k, ids, teacher, sinks, kl,
-                                            d_index_q, d_index_k)
+    kind = _kind(index_q)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, index_q, block_size=block_size,
+                 softmax_scale=softmax_scale, index_scale=index_scale)
+    kl = kind.empty(index_q, index_q.shape[:2], "float64")
+    d_index_q = kind.empty_like(index_q, "float32") if return_gradient else None
+    d_index_k = kind.empty_like(index_k, "float32") if return_gradient else None
+    kind.run(index_q, backend, "index_kl", p, q, k, index_q, index_k, topk_idxs, teacher, sinks,
+             kl, d_index_q, d_index_k)
     return (kl, d_index_q, d_index_k) if return_gradient else kl

@@ -4,7 +4,7 @@ relative to the query's sequence, ascending, padded with -1 at the end. On numpy
 
 import numpy as np
 
-from .operations import InputError, _integers, _shape
+from .operations import InputError, _shape, integers
 
 _PADDING = np.iinfo(np.int32).max
 
@@ -33,7 +33,7 @@ def ids_from_packed(ids, cu_seqlens_q, cu_seqlens_k, block_size=128):
     """Ours from ids that number the blocks of all sequences through: those of a sequence begin
     where those of the one before end. An id of another sequence raises InputError."""
     ids = sort_ids(ids)
-    queries, keys = (_integers(name, lens) for name, lens in
+    queries, keys = (integers(name, lens) for name, lens in
                      (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)))
     blocks = -(-np.diff(keys) // block_size)
     first = np.concatenate([[0], np.cumsum(blocks)])

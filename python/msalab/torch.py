@@ -1,58 +1,99 @@
 # SPDX-License-Identifier: MIT
-"""The operations of `msalab` as PyTorch operators, with gradients: under torch.compile, and in
-autograd. Shapes, rules and errors are those of the functions of the same names in `msalab`.
+"""The operations of `msalab` as PyTorch operators, with gradients, on the CPU and on CUDA: under
+torch.compile, in autograd, and in CUDA graphs. Shapes, rules and errors are those of the functions of
+the same names in `msalab`.
 
     import msalab.torch as m
     ids = m.msa_index_select(index_q, index_k, 16, block_size=64, cu_seqlens_q=cu, cu_seqlens_k=cu)
     out = m.msa_sparse_attention(q, k, v, ids, block_size=64, cu_seqlens_q=cu, cu_seqlens_k=cu)
     kl = m.msa_index_kl(q, k, index_q, index_k, ids, block_size=64)   # a scalar: the mean over rows
 
-On the CPU operands are float32. There is no gradient through ids, lse, nor into the teacher of
-msa_index_kl, which is what the paper trains with.
+On the CPU operands are float32, on CUDA float32 or bfloat16. There is no gradient through ids, lse,
+nor into the teacher of msa_index_kl, which is what the paper trains with.
+
+On CUDA a call takes its turn in PyTorch's current stream and waits for nothing; its workspace is
+PyTorch's memory. Values are not checked there: ids must keep the rules of msa_sparse_attention. Give
+cu_seqlens as lists: a tensor on the GPU has to be waited for. In a CUDA graph a call keeps the
+cu_seqlens that it was captured with. Dense attention is called once on the stream before it is
+captured there.
 """
 
-from typing import List, Optional, Tuple
+from typing import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from . import operations
-from .operations import InputError, layout  # noqa: F401
+from .operations import InputError, integers, layout  # noqa: F401
 
-# Operators of torch.library take flat arguments: sequences as lists of integers.
-Lengths = Optional[List[int]]
+_library = torch.library.Library("msalab", "FRAGMENT")
+# Compilers keep operands in the row-major order that the operations demand.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+_PLAIN = frozenset((Tensor, Parameter, type(None)))
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+_is_profiled = torch.autograd._profiler_enabled
 
 
-def _lengths(name: str, values) -> Lengths:
-    return None if values is None else operations._integers(name, values)
+def _is_watched(tensors) -> bool:
+    """Must a call be an operator's, because a compiler, a transform, a mode or a profiler looks at
+    operators, or a tensor is of a kind of its own?"""
+    return (torch.compiler.is_compiling() or _dispatch_modes() > 0 or _transform() is not None
+            or forward_ad._current_level >= 0 or _is_profiled()
+            or not _PLAIN.issuperset(map(type, tensors)))
 
 
-def _empty_like_attention(q: Tensor) -> Tuple[Tensor, Tensor]:
+class _Operator:
+    """The operator msalab::name, and the function that calls it: the first `tensors` of its
+    arguments are tensors or None. Where nobody looks at operators, the call goes past PyTorch's
+    dispatcher, which takes longer than all else that the host does for it.
+
+    compute(*arguments) gives the output, fake(*arguments) an empty one like it; save(ctx, inputs,
+    output) and backward(ctx, *gradients) are autograd's.
+    """
+
+    def __init__(self, name: str, schema: str, tensors: int, compute: Callable, fake: Callable,
+                 save: Callable, backward: Callable):
+        _library.define(name + schema, tags=_TAGS)
+        for device in ("CPU", "CUDA"):
+            _library.impl(name, compute, device)
+        torch.library.register_fake(f"msalab::{name}", fake, lib=_library)
+        torch.library.register_autograd(f"msalab::{name}", backward, setup_context=save,
+                                        lib=_library)
+        self.operator = getattr(torch.ops.msalab, name).default
+        self.tensors, self.compute = tensors, compute
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, *arguments):
+                output = compute(*arguments)
+                save(ctx, arguments, output)
+                return output
+
+        Function.backward = staticmethod(backward)
+        Function.__name__ = name
+        self.function = Function
+
+    def __call__(self, *arguments):
+        tensors = arguments[:self.tensors]
+        if _is_watched(tensors):
+            return self.operator(*arguments)
+        if torch.is_grad_enabled():
+            for tensor in tensors:
+                if tensor is not None and tensor.requires_grad:
+                    return self.function.apply(*arguments)
+        return self.compute(*arguments)
+
+
+def _lengths(name: str, values):
+    return None if values is None else integers(name, values)
+
+
+def _fake_attention(q, *_):
     return torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
-
-
-@torch.library.custom_op("msalab::dense_attention", mutates_args=())
-def _dense(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], scale: Optional[float],
-           window: Optional[int], softcap: Optional[float], cu_q: Lengths,
-           cu_k: Lengths) -> Tuple[Tensor, Tensor]:
-    return operations.dense_attention(q, k, v, softmax_scale=scale, return_softmax_lse=True,
-                                      sinks=sinks, window=window, softcap=softcap,
-                                      cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-
-
-@_dense.register_fake
-def _(q, k, v, sinks, scale, window, softcap, cu_q, cu_k):
-    return _empty_like_attention(q)
-
-
-@torch.library.custom_op("msalab::dense_attention_grad", mutates_args=())
-def _dense_grad(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], out: Tensor,
-                lse: Tensor, d_out: Tensor, scale: Optional[float], cu_q: Lengths,
-                cu_k: Lengths) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    gradients = operations.dense_attention_grad(
-        q, k, v, out, lse, d_out.contiguous(), softmax_scale=scale, sinks=sinks,
-        cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-    return _four(gradients, q)
 
 
 def _four(gradients, q: Tensor):
@@ -66,17 +107,37 @@ def _fake_gradients(q, k, v, sinks):
             q.new_empty(heads, dtype=torch.float32))
 
 
-@_dense_grad.register_fake
-def _(q, k, v, sinks, out, lse, d_out, scale, cu_q, cu_k):
-    return _fake_gradients(q, k, v, sinks)
+def _save_nothing(ctx, inputs, output):
+    pass
+
+
+def _no_second_gradient(ctx, *_):
+    raise InputError("a gradient of attention has no gradient of its own")
+
+
+def _save_attention(ctx, name, tensors, window, softcap, output):
+    ctx.refusal = None
+    if window is not None or softcap is not None:
+        ctx.refusal = f"{name} with a window or a soft cap has no gradient"
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _refuse(ctx):
+    if ctx.refusal is not None:
+        raise InputError(ctx.refusal)
+
+
+def _compute_dense(q, k, v, sinks, scale, window, softcap, cu_q, cu_k):
+    return operations.dense_attention(q, k, v, softmax_scale=scale, return_softmax_lse=True,
+                                      sinks=sinks, window=window, softcap=softcap,
+                                      cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
 
 def _save_dense(ctx, inputs, output):
     q, k, v, sinks, ctx.scale, window, softcap, ctx.cu_q, ctx.cu_k = inputs
-    if window is not None or softcap is not None:
-        ctx.refusal = "dense_attention with a window or a soft cap has no gradient"
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(q, k, v, sinks, *output)
+    _save_attention(ctx, "dense_attention", (q, k, v, sinks), window, softcap, output)
 
 
 def _backward_dense(ctx, d_out, _):
@@ -87,50 +148,36 @@ def _backward_dense(ctx, d_out, _):
     return (d_q, d_k, d_v, None if sinks is None else d_sinks) + (None,) * 5
 
 
-def _refuse(ctx):
-    if getattr(ctx, "refusal", None):
-        raise InputError(ctx.refusal)
+_dense = _Operator(
+    "dense_attention",
+    "(Tensor q, Tensor k, Tensor v, Tensor? sinks, float? scale, SymInt? window, float? softcap, "
+    "SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
+    4, _compute_dense, _fake_attention, _save_dense, _backward_dense)
 
 
-_dense.register_autograd(_backward_dense, setup_context=_save_dense)
+def _compute_dense_grad(q, k, v, sinks, out, lse, d_out, scale, cu_q, cu_k):
+    return _four(operations.dense_attention_grad(q, k, v, out, lse, d_out.contiguous(),
+                                                 softmax_scale=scale, sinks=sinks,
+                                                 cu_seqlens_q=cu_q, cu_seqlens_k=cu_k), q)
 
 
-@torch.library.custom_op("msalab::sparse_attention", mutates_args=())
-def _sparse(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, sinks: Optional[Tensor],
-            scale: Optional[float], window: Optional[int], softcap: Optional[float],
-            block_size: int, order: str, cu_q: Lengths, cu_k: Lengths) -> Tuple[Tensor, Tensor]:
+_dense_grad = _Operator(
+    "dense_attention_grad",
+    "(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor out, Tensor lse, Tensor d_out, "
+    "float? scale, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor, Tensor, Tensor)",
+    7, _compute_dense_grad, lambda q, k, v, sinks, *_: _fake_gradients(q, k, v, sinks),
+    _save_nothing, _no_second_gradient)
+
+
+def _compute_sparse(q, k, v, ids, sinks, scale, window, softcap, block_size, order, cu_q, cu_k):
     return operations.msa_sparse_attention(
         q, k, v, ids, softmax_scale=scale, return_softmax_lse=True, sinks=sinks, window=window,
         softcap=softcap, block_size=block_size, order=order, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
 
-@_sparse.register_fake
-def _(q, k, v, ids, sinks, scale, window, softcap, block_size, order, cu_q, cu_k):
-    return _empty_like_attention(q)
-
-
-@torch.library.custom_op("msalab::sparse_attention_grad", mutates_args=())
-def _sparse_grad(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, sinks: Optional[Tensor],
-                 out: Tensor, lse: Tensor, d_out: Tensor, scale: Optional[float], block_size: int,
-                 order: str, cu_q: Lengths,
-                 cu_k: Lengths) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    gradients = operations.msa_sparse_attention_grad(
-        q, k, v, ids, out, lse, d_out.contiguous(), softmax_scale=scale, sinks=sinks,
-        block_size=block_size, order=order, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-    return _four(gradients, q)
-
-
-@_sparse_grad.register_fake
-def _(q, k, v, ids, sinks, out, lse, d_out, scale, block_size, order, cu_q, cu_k):
-    return _fake_gradients(q, k, v, sinks)
-
-
 def _save_sparse(ctx, inputs, output):
     q, k, v, ids, sinks, ctx.scale, window, softcap, *ctx.rest = inputs
-    if window is not None or softcap is not None:
-        ctx.refusal = "msa_sparse_attention with a window or a soft cap has no gradient"
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(q, k, v, ids, sinks, *output)
+    _save_attention(ctx, "msa_sparse_attention", (q, k, v, ids, sinks), window, softcap, output)
 
 
 def _backward_sparse(ctx, d_out, _):
@@ -141,54 +188,85 @@ def _backward_sparse(ctx, d_out, _):
     return (d_q, d_k, d_v, None, None if sinks is None else d_sinks) + (None,) * 7
 
 
-_sparse.register_autograd(_backward_sparse, setup_context=_save_sparse)
+_sparse = _Operator(
+    "sparse_attention",
+    "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, float? scale, SymInt? window, "
+    "float? softcap, SymInt block_size, str order, SymInt[]? cu_q, SymInt[]? cu_k) "
+    "-> (Tensor, Tensor)",
+    5, _compute_sparse, _fake_attention, _save_sparse, _backward_sparse)
 
 
-@torch.library.custom_op("msalab::index_kl", mutates_args=())
-def _kl(index_q: Tensor, index_k: Tensor, q: Tensor, k: Tensor, ids: Optional[Tensor],
-        sinks: Optional[Tensor], scale: Optional[float], index_scale: Optional[float],
-        teacher: str, block_size: int, cu_q: Lengths,
-        cu_k: Lengths) -> Tuple[Tensor, Tensor, Tensor]:
+def _compute_sparse_grad(q, k, v, ids, sinks, out, lse, d_out, scale, block_size, order, cu_q,
+                         cu_k):
+    return _four(operations.msa_sparse_attention_grad(
+        q, k, v, ids, out, lse, d_out.contiguous(), softmax_scale=scale, sinks=sinks,
+        block_size=block_size, order=order, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k), q)
+
+
+_sparse_grad = _Operator(
+    "sparse_attention_grad",
+    "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, Tensor out, Tensor lse, "
+    "Tensor d_out, float? scale, SymInt block_size, str order, SymInt[]? cu_q, SymInt[]? cu_k) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    8, _compute_sparse_grad, lambda q, k, v, ids, sinks, *_: _fake_gradients(q, k, v, sinks),
+    _save_nothing, _no_second_gradient)
+
+
+def _compute_kl(index_q, index_k, q, k, ids, sinks, scale, index_scale, teacher, block_size, cu_q,
+                cu_k):
     kl, d_index_q, d_index_k = operations.msa_index_kl(
         q, k, index_q, index_k, ids, softmax_scale=scale, index_scale=index_scale,
         teacher=teacher, sinks=sinks, block_size=block_size, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     return kl.mean().to(torch.float32), d_index_q, d_index_k
 
 
-@_kl.register_fake
-def _(index_q, index_k, q, k, ids, sinks, scale, index_scale, teacher, block_size, cu_q, cu_k):
+def _fake_kl(index_q, index_k, *_):
     return (index_q.new_empty((), dtype=torch.float32),
             torch.empty_like(index_q, dtype=torch.float32),
             torch.empty_like(index_k, dtype=torch.float32))
 
 
 def _save_kl(ctx, inputs, output):
+    ctx.dtype = inputs[0].dtype
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*output[1:])
 
 
 def _backward_kl(ctx, d_kl, *_):
-    d_index_q, d_index_k = ctx.saved_tensors
-    return (d_kl * d_index_q, d_kl * d_index_k) + (None,) * 10
+    return tuple((d_kl * gradient).to(ctx.dtype) for gradient in ctx.saved_tensors) + (None,) * 10
 
 
-_kl.register_autograd(_backward_kl, setup_context=_save_kl)
+_kl = _Operator(
+    "index_kl",
+    "(Tensor index_q, Tensor index_k, Tensor q, Tensor k, Tensor? ids, Tensor? sinks, "
+    "float? scale, float? index_scale, str teacher, SymInt block_size, SymInt[]? cu_q, "
+    "SymInt[]? cu_k) -> (Tensor, Tensor, Tensor)",
+    6, _compute_kl, _fake_kl, _save_kl, _backward_kl)
 
 
-@torch.library.custom_op("msalab::index_select", mutates_args=())
-def _select(index_q: Tensor, index_k: Tensor, topk: int, force_begin_blocks: int,
-            force_end_blocks: int, block_size: int, index_scale: Optional[float], cu_q: Lengths,
-            cu_k: Lengths) -> Tensor:
+def _compute_select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
+                    index_scale, cu_q, cu_k):
     return operations.msa_index_select(
         index_q, index_k, topk, force_begin_blocks=force_begin_blocks,
         force_end_blocks=force_end_blocks, block_size=block_size, index_scale=index_scale,
         cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
 
-@_select.register_fake
-def _(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size, index_scale, cu_q,
-      cu_k):
+def _fake_select(index_q, index_k, topk, *_):
     return index_q.new_empty((*index_q.shape[:2], topk), dtype=torch.int32)
+
+
+def _save_select(ctx, inputs, output):
+    ctx.mark_non_differentiable(output)
+
+
+_select = _Operator(
+    "index_select",
+    "(Tensor index_q, Tensor index_k, SymInt topk, SymInt force_begin_blocks, "
+    "SymInt force_end_blocks, SymInt block_size, float? index_scale, SymInt[]? cu_q, "
+    "SymInt[]? cu_k) -> Tensor",
+    2, _compute_select, _fake_select, _save_select, lambda ctx, _: (None,) * 9)
 
 
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
@@ -215,7 +293,7 @@ def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softm
 def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
                      block_size=128, index_scale=None, cu_seqlens_q=None, cu_seqlens_k=None):
     """msalab.msa_index_select; ids have no gradient."""
-    return _select(index_q.detach(), index_k.detach(), topk, force_begin_blocks, force_end_blocks,
+    return _select(index_q, index_k, topk, force_begin_blocks, force_end_blocks,
                    block_size, index_scale, _lengths("cu_seqlens_q", cu_seqlens_q),
                    _lengths("cu_seqlens_k", cu_seqlens_k))
 

@@ -116,7 +116,7 @@ def test_operators_pass_pytorchs_own_checks(data):
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, "mean", BK,
                      CU, CU)),
             (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, CU, CU))):
-        torch.library.opcheck(operator, arguments)
+        torch.library.opcheck(operator.operator, arguments)
 
 
 def test_compiled_functions_keep_one_graph(data):
@@ -133,11 +133,52 @@ def test_compiled_functions_keep_one_graph(data):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+def test_whoever_watches_operators_sees_them(data):
+    """Else a call goes past PyTorch's dispatcher; the bits are the same."""
+    q, k, v = (data[name].detach() for name in "qkv")
+    out = m.dense_attention(q, k, v)
+    with torch.profiler.profile() as profiler:
+        assert torch.equal(m.dense_attention(q, k, v), out)
+    assert "msalab::dense_attention" in {event.key for event in profiler.key_averages()}
+    q.requires_grad_()
+    shorter, = gradients(m.dense_attention(q, k, v).square().sum(), [q])
+    with torch.profiler.profile() as profiler:
+        longer, = gradients(m.dense_attention(q, k, v).square().sum(), [q])
+    assert torch.equal(shorter, longer)
+    assert "msalab::dense_attention_grad" in {event.key for event in profiler.key_averages()}
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(tensor) for tensor in (q, k, v)]
+        assert m.dense_attention(*fakes).shape == q.shape
+
+
+def test_parameters_and_inference_mode_are_taken(data):
+    q, k, v = (data[name].detach() for name in "qkv")
+    out = m.dense_attention(q, k, v)
+    with torch.inference_mode():
+        assert torch.equal(m.dense_attention(torch.nn.Parameter(q), k, v), out)
+
+
+def test_a_second_gradient_is_refused(data):
+    q, k, v = (data[name] for name in "qkv")
+    d_q, = torch.autograd.grad(m.dense_attention(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(ValueError, match="a gradient of attention has no gradient of its own"):
+        d_q.sum().backward()
+
+
 def test_bad_input_is_named(data):
     q, k, v = (data[name] for name in "qkv")
     with pytest.raises(ValueError, match="q is not contiguous"):
         m.dense_attention(q.transpose(0, 1).contiguous().transpose(0, 1), k, v)
     with pytest.raises(NotImplementedError, match="f64"):
         m.dense_attention(q.double(), k.double(), v.double())
+    elsewhere = "k lies on a device that is neither a CPU nor CUDA's, must lie on the CPU"
+    with pytest.raises(ValueError, match=elsewhere):
+        m.dense_attention(q, k.to("meta"), v)
+    ids = torch.zeros(len(q), HKV, 1, dtype=torch.int32)
+    m.msa_sparse_attention(q, k, v, ids, block_size=BK)
+    with pytest.raises(ValueError, match="block_size is 8.0, must be an integer"):
+        m.msa_sparse_attention(q, k, v, ids, block_size=float(BK))
+    with pytest.raises(ValueError, match="softmax_scale is 'small', must be a number"):
+        m.dense_attention(q, k, v, softmax_scale="small")
     with pytest.raises(ValueError, match="a window or a soft cap has no gradient"):
         m.dense_attention(q, k, v, window=4).sum().backward()

@@ -196,6 +196,43 @@ TEST_F(CudaBorrowed, CallsGoIntoTheGraphThatTheCallerCaptures) {
     cudaGraphDestroy(graph);
 }
 
+TEST_F(CudaBorrowed, WhatIsKeptApartLeavesTheAllocatorEmptyAndMayBeginInACapture) {
+    CudaOptions options = allocator_.options(stream_);
+    options.keeps_apart = true;
+    const auto first = make_cuda_backend(options);  // loads the kernels
+    Layer layer(*first, {0, 2}, {0, 700});
+    layer.attend(*first, LoopOrder::q_outer);
+    const Tensor<bf16, 3> want = first->download(std::as_const(layer.out).view());
+    const int64_t calls = allocator_.calls;
+    // A stream whose backend, scratch memory and layout are made while it is captured.
+    cudaStream_t captured = nullptr;
+    ok(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking));
+    allocator_.stream = nullptr;
+    options.stream = captured;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t run = nullptr;
+    {
+        ok(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
+        const auto second = make_cuda_backend(options);
+        layer.attend(*second, LoopOrder::q_outer);
+        ok(cudaStreamEndCapture(captured, &graph));
+        EXPECT_EQ(allocator_.calls, calls);
+        ok(cudaGraphInstantiate(&run, graph, 0));
+        for (int repeat = 0; repeat < 2; ++repeat) {
+            ok(cudaMemsetAsync(layer.out.data(), 0,
+                               sizeof(bf16) * static_cast<size_t>(layer.out.size()), captured));
+            ok(cudaGraphLaunch(run, captured));
+            const Tensor<bf16, 3> got = second->download(std::as_const(layer.out).view());
+            EXPECT_EQ(std::memcmp(got.data(), want.data(),
+                                  static_cast<size_t>(want.size()) * sizeof(bf16)),
+                      0);
+        }
+    }
+    cudaGraphExecDestroy(run);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(captured);
+}
+
 /// Holds a stream up until it is released, or for two seconds.
 struct Gate {
     std::atomic<bool> open = false;

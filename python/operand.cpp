@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+#include "python/operand.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace nb = nanobind;
+
+namespace msa {
+namespace {
+
+std::optional<Element> element_of(nb::dlpack::dtype type) {
+    using Code = nb::dlpack::dtype_code;
+    const auto is = [&](Code code, int bits) {
+        return type.lanes == 1 && type.code == static_cast<uint8_t>(code) && type.bits == bits;
+    };
+    if (is(Code::Float, 32)) return Element::f32;
+    if (is(Code::Float, 64)) return Element::f64;
+    if (is(Code::Float, 16)) return Element::f16;
+    if (is(Code::Bfloat, 16)) return Element::bf16;
+    if (is(Code::Int, 32)) return Element::i32;
+    return std::nullopt;
+}
+
+/// "int64", as numpy and PyTorch call it.
+std::string type_name(nb::dlpack::dtype type) {
+    using Code = nb::dlpack::dtype_code;
+    const char* kind = type.code == static_cast<uint8_t>(Code::Int)      ? "int"
+                       : type.code == static_cast<uint8_t>(Code::UInt)   ? "uint"
+                       : type.code == static_cast<uint8_t>(Code::Float)  ? "float"
+                       : type.code == static_cast<uint8_t>(Code::Bfloat) ? "bfloat"
+                       : type.code == static_cast<uint8_t>(Code::Bool)   ? "bool"
+                                                                         : "unknown type of ";
+    return kind + std::to_string(int{type.bits});
+}
+
+/// What is asked of tensors, looked up once. It lives as long as the process.
+struct Torch {
+    nb::object tensor, parameter;  // types
+    std::vector<std::pair<nb::object, Element>> elements;
+    nb::object data_ptr, shape, is_contiguous, dtype, is_cpu, is_cuda, get_device;  // names
+
+    explicit Torch(nb::handle torch)
+        : tensor(torch.attr("Tensor")), parameter(torch.attr("nn").attr("Parameter")) {
+        for (const auto& [name, element] :
+             {std::pair("float32", Element::f32), std::pair("bfloat16", Element::bf16),
+              std::pair("int32", Element::i32), std::pair("float16", Element::f16),
+              std::pair("float64", Element::f64)})
+            elements.emplace_back(torch.attr(name), element);
+        const auto name = [](const char* text) {
+            return nb::steal<nb::object>(PyUnicode_InternFromString(text));
+        };
+        data_ptr = name("data_ptr");
+        shape = name("shape");
+        is_contiguous = name("is_contiguous");
+        dtype = name("dtype");
+        is_cpu = name("is_cpu");
+        is_cuda = name("is_cuda");
+        get_device = name("get_device");
+    }
+    bool reads(nb::handle source) const {
+        const nb::handle type = source.type();
+        return type.is(tensor) || type.is(parameter);
+    }
+};
+
+const Torch* torch_in_use = nullptr;
+
+int device_of(const Torch& torch, nb::handle tensor) {
+    if (nb::cast<bool>(tensor.attr(torch.is_cpu))) return kOnHost;
+    if (nb::cast<bool>(tensor.attr(torch.is_cuda)))
+        return nb::cast<int>(tensor.attr(torch.get_device)());
+    return kElsewhere;
+}
+
+void read_tensor(const Torch& torch, nb::handle tensor, Operand& to) {
+    to.device = device_of(torch, tensor);
+    if (to.device != kElsewhere)
+        to.data = pointer_to(nb::cast<uintptr_t>(tensor.attr(torch.data_ptr)()));
+    const nb::object shape = tensor.attr(torch.shape);  // a kind of tuple
+    to.axes = static_cast<size_t>(PyTuple_Size(shape.ptr()));
+    for (size_t axis = 0; axis < std::min(to.axes, Operand::kMostAxes); ++axis)
+        to.shape[axis] =
+            PyLong_AsLongLong(PyTuple_GetItem(shape.ptr(), static_cast<Py_ssize_t>(axis)));
+    to.contiguous = nb::cast<bool>(tensor.attr(torch.is_contiguous)());
+    const nb::object dtype(tensor.attr(torch.dtype));
+    for (const auto& [known, element] : torch.elements)
+        if (dtype.is(known)) to.element = element;
+    if (!to.element) to.type = nb::cast<std::string>(nb::str(dtype)).substr(sizeof("torch.") - 1);
+}
+
+void read_dlpack(nb::ndarray<nb::ro> array, Operand& to) {
+    const int type = array.device_type();
+    to.device = type == nb::device::cpu::value    ? kOnHost
+                : type == nb::device::cuda::value ? static_cast<int>(array.device_id())
+                                                  : kElsewhere;
+    to.data = const_cast<void*>(array.data());
+    to.axes = array.ndim();
+    to.contiguous = true;
+    int64_t stride = 1;
+    for (size_t axis = to.axes; axis-- > 0;) {
+        const auto extent = static_cast<int64_t>(array.shape(axis));
+        if (axis < Operand::kMostAxes) to.shape[axis] = extent;
+        to.contiguous = to.contiguous && (extent == 1 || array.stride(axis) == stride);
+        stride *= extent;
+    }
+    to.contiguous = to.contiguous || stride == 0;
+    to.element = element_of(array.dtype());
+    if (!to.element) to.type = type_name(array.dtype());
+    to.owner = std::move(array);
+}
+
+}  // namespace
+
+void use_torch(nb::handle torch) {
+    if (torch_in_use == nullptr) torch_in_use = new Torch(torch);
+}
+
+bool read_operand(nb::handle source, Operand& to) try {
+    if (torch_in_use != nullptr && torch_in_use->reads(source)) {
+        read_tensor(*torch_in_use, source, to);
+        return true;
+    }
+    nb::object plain = nb::borrow(source);
+    if (nb::hasattr(source, "detach")) plain = source.attr("detach")();  // without its history
+    nb::ndarray<nb::ro> array;
+    if (!nb::try_cast(plain, array)) return false;
+    read_dlpack(std::move(array), to);
+    return true;
+} catch (...) {
+    return false;
+}
+
+}  // namespace msa
