@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "core/mirror.h"
@@ -34,6 +36,7 @@ struct PolicyNeeds {
     bool index = false;           // index_q and index_k
     bool max_logit = false;       // SelectorChunk::max_logit
     bool queries = false;         // other tokens' queries: read_q, or the chunks before
+    bool values = false;          // SelectorLayer::v
     bool previous_layer = false;  // SelectorChunk::previous_mass
     bool rule = false;            // the scores depend on the budget
     bool decode_rule = false;     // they do so in the decode phase
@@ -55,6 +58,7 @@ struct SelectorLayer {
     Backend& backend;
     Mirror<3> k;             // [Nk, Hkv, dh]
     Mirror<2> index_k = {};  // [Nk, didx]; absent without an Index Branch
+    Mirror<3> v = {};        // [Nk, Hkv, dh], where needs().values
     uint64_t seed = 0;
     SelectionRule rule = {};  // asked for, where needs().uses_rule
     /// Where needs().uses_rule: all that will be asked for. Empty: `rule` alone.
@@ -104,6 +108,13 @@ private:
     mutable Mirror<3> mass_, max_logit_, previous_;
 };
 
+/// A number of a policy that users may set.
+struct PolicyOption {
+    std::string_view name, help;
+    std::variant<int64_t*, double*> value;  // its default until it is set
+    double low, high;                       // both allowed
+};
+
 class Policy {
 public:
     using Needs = PolicyNeeds;
@@ -117,8 +128,17 @@ public:
     virtual std::string_view name() const = 0;
     /// Further names that the policy goes by.
     virtual std::vector<std::string_view> other_names() const { return {}; }
-    /// The rule in one sentence, with its source.
+    /// What users may set. Options come before everything else that is asked of a policy.
+    virtual std::vector<PolicyOption> options() { return {}; }
+    /// Sets the options "rank=16:bits=4". InputError naming the options that there are.
+    void configure(std::string_view options);
+    /// "sparq:rank=16": the name, and the options that are not at their defaults; what
+    /// make_policy() takes, and what results are stored under.
+    std::string label() const { return label_.empty() ? std::string(name()) : label_; }
+    /// The rule in one sentence, with its source. Numbers in it are the defaults of options.
     virtual std::string_view rule() const = 0;
+    /// The same, and the options that are not at their defaults.
+    std::string rule_in_full() const;
     /// What a reader of a table must know: where this form or its cost differs from the source's.
     /// One sentence without a full stop; empty where there is nothing.
     virtual std::string_view note() const { return ""; }
@@ -131,6 +151,14 @@ public:
     virtual PolicyCost cost(const Problem& phase, int64_t prompt) const = 0;
     /// Called once per layer, before its chunks. What all_rules have in common is computed once.
     virtual void prepare(const SelectorLayer&) {}
+
+private:
+    std::string label_;  // empty: the name
 };
+
+/// "rank=0, bits=4": the options of a policy as they stand; empty where it has none.
+std::string options_text(Policy&);
+/// The name in front of the options of a label: "sparq" of "sparq:rank=16".
+std::string_view name_of_label(std::string_view label);
 
 }  // namespace msa

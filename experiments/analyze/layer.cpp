@@ -182,10 +182,10 @@ void LayerAnalysis::create_datasets() {
     const int64_t n = all_.queries();
     const io::Describe scores{"query,group,block", "1", "block scores"};
     for (const Config& config : configs_) {
-        const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
+        const std::string at = "/" + config.selector->label() + "/" + name_;
         to_.create<int32_t, 3>(
             "/select" + at + "/ids", {n, all_.kv_heads, config.rule.top_k},
-            {"query,group,slot", "block of the sequence", std::string(config.selector->rule())});
+            {"query,group,slot", "block of the sequence", config.selector->rule_in_full()});
         if (o_.dumps("scores"))
             to_.create<float, 3>("/scores" + at, {n, all_.kv_heads, all_.blocks()}, scores);
         if (o_.dumps("outputs")) {
@@ -250,7 +250,7 @@ void LayerAnalysis::add_config(Config& config, const SelectorChunk& chunk, In<3>
                                QueryRange range, const std::vector<RowKind>& kinds,
                                const Attention& dense, View<const int32_t, 3> oracle_ids) {
     const Problem& p = chunk.problem;
-    const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
+    const std::string at = "/" + config.selector->label() + "/" + name_;
     const Mirror<3> scores = config.selector->score(layer_, chunk);
     const Tensor<int32_t, 3> ids = pick(backend_, p, config.rule, scores.floats());
     const View<const float, 3> mass = chunk.mass().host(), host_q = chunk.q.host();
@@ -330,7 +330,7 @@ void LayerAnalysis::write_dense() const {
 }
 
 void LayerAnalysis::write_config(const Config& config) const {
-    const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
+    const std::string at = "/" + config.selector->label() + "/" + name_;
     Metrics metrics(to_, "/metrics" + at);
     metrics.add("block_recall", config.recall.block_recall());
     metrics.add("score_recall", config.recall.score_recall());

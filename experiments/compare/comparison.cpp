@@ -98,7 +98,7 @@ void LayerComparison::create_ids() {
         task_.to.create<int32_t, 3>("/select/" + config.key() + "/" + task_.name() + "/ids",
                                     {std::ssize(task_.stored), sizes_.kv_heads, config.used.top_k},
                                     {"query,group,slot", "block of the sequence",
-                                     std::string(make_selector(config.selector)->rule())});
+                                     make_selector(config.selector)->rule_in_full()});
 }
 
 void LayerComparison::store_ids(const Config& config, QueryRange range,
@@ -121,6 +121,7 @@ SelectorLayer LayerComparison::selector_layer(const LayerView& view,
             .backend = task_.backend,
             .k = view.k,
             .index_k = view.index_k,
+            .v = view.v,
             .seed = task_.options.seed,
             .rule = rules.empty() ? SelectionRule{} : rules.front(),
             .rules = rules,
@@ -139,7 +140,7 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
     for (size_t n = 0; n < plan_.configs.size(); ++n) {
         const Config& config = plan_.configs[n];
         auto same = std::find_if(scorers.begin(), scorers.end(), [&](const Scorer& scorer) {
-            return scorer.selector->name() == config.selector;
+            return scorer.selector->label() == config.selector;
         });
         if (same == scorers.end()) {
             std::unique_ptr<Selector> made = make_selector(config.selector);
@@ -152,7 +153,7 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
             same->rules.push_back(config.rule);
     }
     for (const Scorer& scorer : scorers) {
-        const Stopwatch watch(task_.timing[std::string(scorer.selector->name())].select);
+        const Stopwatch watch(task_.timing[scorer.selector->label()].select);
         scorer.selector->prepare(selector_layer(view, scorer.rules));
     }
     for (TokenAccumulator& tokens : token_configs_) {
@@ -259,7 +260,7 @@ void LayerComparison::add_tokens(const Work& work) {
 
 void LayerComparison::add_scorer(const Scorer& scorer, Work work) {
     Backend& backend = task_.backend;
-    Timing& time = task_.timing[std::string(scorer.selector->name())];
+    Timing& time = task_.timing[scorer.selector->label()];
     const bool shared = task_.options.sharing == Sharing::layer;
     // Nobody else wants the scores.
     const bool direct = (scorer.configs.size() == 1 || scorer.by_rule) && !shared;

@@ -31,6 +31,7 @@ protected:
         return p;
     }();
     Tensor<float, 3> q_, k_ = normal<3>({p_.keys(), 2, 16}, 2);
+    Tensor<float, 3> v_ = normal<3>({p_.keys(), 2, 16}, 5);
     const Tensor<float, 3> index_q_ = normal<3>({p_.keys(), 2, 16}, 3);
     const Tensor<float, 2> index_k_ = normal<2>({p_.keys(), 16}, 4);
     std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});
@@ -86,6 +87,7 @@ protected:
                 .backend = *backend_,
                 .k = {*backend_, In<3>(k_)},
                 .index_k = {*backend_, In<2>(index_k_)},
+                .v = {*backend_, In<3>(v_)},
                 .seed = 7,
                 .rule = rule,
                 .read_q = read_q,
