@@ -136,6 +136,11 @@ public:
         return {layer.backend, std::move(scores)};
     }
 
+    /// The source never evicts the first tokens.
+    SelectionRule adjust(SelectionRule asked, int64_t) const override {
+        return sinks_ > 0 ? force(asked, 1, 1) : asked;
+    }
+
 private:
     /// Sets sums_ by the queries before position `end`; probabilities are normalised over the keys
     /// before it.

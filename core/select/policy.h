@@ -8,10 +8,10 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "core/mirror.h"
+#include "core/select/policy_option.h"
 #include "core/selection.h"
 
 namespace msa {
@@ -108,13 +108,6 @@ private:
     mutable Mirror<3> mass_, max_logit_, previous_;
 };
 
-/// A number of a policy that users may set.
-struct PolicyOption {
-    std::string_view name, help;
-    std::variant<int64_t*, double*> value;  // its default until it is set
-    double low, high;                       // both allowed
-};
-
 class Policy {
 public:
     using Needs = PolicyNeeds;
@@ -124,16 +117,14 @@ public:
     Policy& operator=(const Policy&) = delete;
     virtual ~Policy() = default;
 
-    /// What users type.
+    /// What users type, and further names that the policy goes by.
     virtual std::string_view name() const = 0;
-    /// Further names that the policy goes by.
     virtual std::vector<std::string_view> other_names() const { return {}; }
     /// What users may set. Options come before everything else that is asked of a policy.
     virtual std::vector<PolicyOption> options() { return {}; }
-    /// Sets the options "rank=16:bits=4". InputError naming the options that there are.
+    /// Sets the options "rank=16:bits=4". InputError naming those that there are.
     void configure(std::string_view options);
-    /// "sparq:rank=16": the name, and the options that are not at their defaults; what
-    /// make_policy() takes, and what results are stored under.
+    /// "sparq:rank=16": the name and the options that are not at their defaults.
     std::string label() const { return label_.empty() ? std::string(name()) : label_; }
     /// The rule in one sentence, with its source. Numbers in it are the defaults of options.
     virtual std::string_view rule() const = 0;
@@ -155,10 +146,5 @@ public:
 private:
     std::string label_;  // empty: the name
 };
-
-/// "rank=0, bits=4": the options of a policy as they stand; empty where it has none.
-std::string options_text(Policy&);
-/// The name in front of the options of a label: "sparq" of "sparq:rank=16".
-std::string_view name_of_label(std::string_view label);
 
 }  // namespace msa

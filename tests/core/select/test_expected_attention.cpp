@@ -95,6 +95,13 @@ TEST_F(ExpectedAttention, HasNothingToGoByAtFirst) {
         for (int64_t b = 0; b < blocks(i); ++b) ASSERT_EQ(got(i, 0, b), 0) << i;
 }
 
+TEST_F(ExpectedAttention, ForcesTheBlockOfTheFirstTokens) {
+    EXPECT_EQ(make_selector("expected-attention")->adjust({.top_k = 4}, 0),
+              (SelectionRule{.top_k = 4, .forced_local = 1, .forced_first = 1}));
+    EXPECT_EQ(make_selector("expected-attention:sinks=0")->adjust({.top_k = 4}, 0),
+              (SelectionRule{.top_k = 4}));
+}
+
 TEST_F(ExpectedAttention, ChunksDoNotMatter) {
     expect_chunks_do_not_matter("expected-attention:window=32");
     expect_chunks_do_not_matter("expected-attention:window=32", 50);
