@@ -6,14 +6,14 @@
 
 #include "core/tolerance.h"
 #include "experiments/compare/stopwatch.h"
+#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/program.h"
 
 namespace msa::experiments::compare {
 namespace {
 
 constexpr int64_t kChunkBytes = int64_t{1} << 28;
-constexpr int64_t kBlockTokens = 128;  // of a block of queries, which intervals are made of
-constexpr int64_t kFullRows = 64;      // queries that are given all their blocks, as a check
+constexpr int64_t kFullRows = 64;  // queries that are given all their blocks, as a check
 
 /// Tokens that k blocks hold, on average over the queries that see more than `beyond` keys: their
 /// own block as far as they see it. Rounded down.
@@ -330,13 +330,7 @@ void LayerComparison::write() const {
 void LayerComparison::write_query_blocks() const {
     if (blocks_.count() == 0) return;
     const std::string group = "/query_blocks/" + task_.name();
-    const Shape<1> shape{blocks_.count()};
-    task_.to.write<int64_t, 1>(group + "/rows", {blocks_.rows.data(), shape},
-                               {"block", "queries",
-                                text("counted queries of each block: those that lie in the same ",
-                                     kBlockTokens, " positions of their sequence")});
-    task_.to.write<int64_t, 1>(group + "/sequence", {blocks_.sequences.data(), shape},
-                               {"block", "", "sequence of each block"});
+    experiments::write_query_blocks(task_.to, group, blocks_);
     const analysis::BlockSums& sums =
         accumulators_.empty() ? token_configs_.front().sums() : accumulators_.front().sums();
     task_.to.write<double, 2>(group + "/norm", sums.norm.view(),
