@@ -42,13 +42,16 @@ struct QueryStatistics {
     /// ln E exp(scale q . k); without `spread`, scale E q . k.
     double log_expected(View<const float, 1> k, double scale, bool spread) const {
         double product = 0, variance = 0;
-        for (int64_t d = 0; d < k.size(); ++d) {
-            product += double{mean(d)} * double{k(d)};
-            if (!spread) continue;
-            float sum = 0;
-            for (int64_t e = 0; e < k.size(); ++e) sum += covariance(d, e) * k(e);
-            variance += double{sum} * double{k(d)};
+        for (int64_t d = 0; d < k.size(); ++d) product += double{mean(d)} * double{k(d)};
+        if (!spread) return scale * product;
+        std::vector<float> turned(static_cast<size_t>(k.size()), 0.0F);
+        for (int64_t e = 0; e < k.size(); ++e) {
+            const float of_key = k(e);
+            const float* row = &covariance(e, 0);
+            for (size_t d = 0; d < turned.size(); ++d) turned[d] += row[d] * of_key;
         }
+        for (size_t d = 0; d < turned.size(); ++d)
+            variance += double{turned[d]} * double{k(static_cast<int64_t>(d))};
         return scale * product + scale * scale * variance / 2;
     }
 
@@ -69,13 +72,12 @@ public:
         return "softmax of the expected exp(q . k) over normal queries of the mean and covariance "
                "of the prompt's last 512, mean over the group's heads, times |v|, summed over the "
                "block; the first 4 tokens count as the best (Expected Attention, arXiv "
-               "2510.00636). Prefill phase: observed anew every 512 queries";
+               "2510.00636). Prefill phase: observed anew for every query block";
     }
     std::string_view note() const override {
         return "queries after RoPE of the last 512 positions, in the source those of the whole "
-               "prompt turned to the next 512; chosen anew for every query, of which the source "
-               "evicts tokens once, after the prompt; queries of the first 512 have nothing to "
-               "go by";
+               "prompt turned to the next 512; chosen anew for every query block, of which the "
+               "source evicts tokens once, after the prompt";
     }
     std::vector<PolicyOption> options() override {
         return {{"window", "queries observed", &window_, 1, 1048576},
@@ -92,7 +94,7 @@ public:
         PolicyCost cost;
         for (int64_t s = 0; s < phase.sequences(); ++s) {
             const int64_t length = sequence_length(phase, s);
-            const int64_t step = prompt > 0 ? std::min(prompt, length) : window_;
+            const int64_t step = prompt > 0 ? std::min(prompt, length) : phase.block_size;
             const int64_t last = prompt > 0 ? step : length - 1;
             for (int64_t end = step; step > 0 && end <= last; end += step) {
                 const auto keys = static_cast<double>(end);
@@ -123,7 +125,7 @@ public:
             const int64_t seen = visible[row].count;
             if (seen == 0) continue;
             const int64_t end = layer.prompt > 0 ? prompt_length(layer, sequence[row])
-                                                 : (seen - 1) / window_ * window_;
+                                                 : (seen - 1) / p.block_size * p.block_size;
             observe(layer, sequence[row], end);
             if (end == 0) continue;
             for (int64_t r = 0; r < p.kv_heads; ++r)
@@ -155,7 +157,9 @@ private:
         const View<const float, 3> q = rows.host();
         // The source's mean leaves the first tokens out, where there are others.
         const int64_t first = std::clamp<int64_t>(sinks_ - begin, 0, end - begin - 1);
-        const int64_t length = sequence_length(p, sequence), start = sequence_start(p, sequence);
+        const int64_t all = sequence_length(p, sequence), start = sequence_start(p, sequence);
+        // No query of a block sees a key behind it.
+        const int64_t length = layer.prompt > 0 ? all : std::min(end + p.block_size, all);
         Tensor<double, 2> weights({p.kv_heads, length});
         for (int64_t h = 0; h < p.query_heads; ++h)
             add_head(layer, QueryStatistics(q, first, h), h / p.group_size(), start, end, weights);
