@@ -111,7 +111,7 @@ void HeldOut::write_blocks(io::UnitWriter& to, const IndexWeights& weights) cons
 
     const std::string group = text("/fit/", data_.info.layer, "/blocks");
     const auto write = [&](const std::string& at, std::span<const analysis::RowKind> kinds,
-                           std::vector<std::string> columns, auto measure) {
+                           const std::vector<std::string>& columns, auto measure) {
         const analysis::QueryBlocks blocks = analysis::query_blocks(p, kinds, kBlockTokens);
         analysis::BlockMeans means(blocks.count(), std::ssize(columns) * p.kv_heads);
         means.add(blocks.of_query, measure);

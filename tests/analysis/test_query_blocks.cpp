@@ -57,7 +57,7 @@ TEST(BlockMeans, AreOfTheRowsOfABlockInAnyChunks) {
     EXPECT_TRUE(std::isnan(got[2]) && std::isnan(got[3]));
     EXPECT_EQ(got[4], (1.0 / 6 + 1.0 / 7) / 2);
     EXPECT_EQ(got[5], 4);
-    for (size_t n : {0, 1, 4, 5}) EXPECT_EQ(cut.values()[n], got[n]);
+    for (const size_t n : std::vector<size_t>{0, 1, 4, 5}) EXPECT_EQ(cut.values()[n], got[n]);
 }
 
 TEST(BlockSums, AddUpRowByRow) {
