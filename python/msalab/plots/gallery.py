@@ -90,7 +90,7 @@ SECTIONS = (
          "distance below it is the selector's own loss; the distance from the oracle to 1 is the "
          "price of sparsity itself. The dotted line marks the k of this run, and the bars on it "
          "are 95 % intervals of the bootstrap over blocks of queries. The axis of mass starts "
-         " where the lowest line needs it."),
+         "where the lowest line needs it."),
         _per_layer("mass_kept", lambda results, layer: mass_kept_curve(results, [layer])),
     ),
     Section(
