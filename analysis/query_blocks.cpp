@@ -25,6 +25,22 @@ QueryBlocks query_blocks(const Problem& p, std::span<const RowKind> kinds, int64
     return blocks;
 }
 
+void BlockMeans::add(std::span<const int64_t> of_query,
+                     const std::function<void(int64_t i, RowValues values)>& measure) {
+    int64_t first = 0;
+    while (first < std::ssize(of_query)) {
+        const int64_t block = of_query[static_cast<size_t>(first)];
+        int64_t end = first + 1;
+        while (end < std::ssize(of_query) && of_query[static_cast<size_t>(end)] == block) ++end;
+        if (block >= 0)
+            add_rows(std::span(means_).subspan(static_cast<size_t>(block * columns_),
+                                               static_cast<size_t>(columns_)),
+                     end - first,
+                     [&](int64_t row, RowValues values) { measure(first + row, values); });
+        first = end;
+    }
+}
+
 void BlockSums::add(std::span<const int64_t> of_query,
                     const std::function<double(int64_t i, int64_t r)>& mass_kept,
                     View<const float, 3> sparse, View<const float, 3> dense) {

@@ -25,6 +25,23 @@ struct QueryBlocks {
 /// kinds [Nq] of the problem's queries, which are in order.
 QueryBlocks query_blocks(const Problem&, std::span<const RowKind> kinds, int64_t tokens);
 
+/// Means of some columns over the rows of each block. Rows are measured as add_rows (rows.h) asks.
+class BlockMeans {
+public:
+    BlockMeans(int64_t blocks, int64_t columns)
+        : columns_(columns), means_(static_cast<size_t>(blocks * columns)) {}
+
+    /// A chunk: the block of each query [Nq], and what measures query i.
+    void add(std::span<const int64_t> of_query,
+             const std::function<void(int64_t i, RowValues values)>& measure);
+    /// [M * columns], row-major; NaN where a block has no value.
+    std::vector<double> values() const { return analysis::values(means_); }
+
+private:
+    int64_t columns_;
+    std::vector<Mean> means_;
+};
+
 /// [M, Hkv] each. Sums go in the order of the rows, so that the cut into chunks does not matter.
 class BlockSums {
 public:

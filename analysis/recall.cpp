@@ -17,8 +17,15 @@ Recall::Recall(int64_t groups, RecallOptions options)
 
 void Recall::add(const Problem& p, std::span<const RowKind> kinds, View<const int32_t, 3> ids,
                  View<const int32_t, 3> oracle_ids, View<const float, 3> mass) {
-    const std::vector<KeyRange> visible = visible_keys(p);
-    add_rows(means_, p.queries(), [&](int64_t i, RowValues values) {
+    add_rows(means_, p.queries(), measure(p, kinds, ids, oracle_ids, mass));
+}
+
+std::function<void(int64_t, RowValues)> Recall::measure(const Problem& p,
+                                                        std::span<const RowKind> kinds,
+                                                        View<const int32_t, 3> ids,
+                                                        View<const int32_t, 3> oracle_ids,
+                                                        View<const float, 3> mass) const {
+    return [=, this, &p, &visible = visible_keys(p)](int64_t i, RowValues values) {
         const auto row = static_cast<size_t>(i);
         if (kinds[row] != RowKind::counted) return;
         const int64_t local = (visible[row].count - 1) / p.block_size;
@@ -46,7 +53,7 @@ void Recall::add(const Problem& p, std::span<const RowKind> kinds, View<const in
             value(kMassKept) = mass_of(row_mass, kept);
             value(kOracleMass) = mass_of(row_mass, oracle);
         }
-    });
+    };
 }
 
 }  // namespace msa::analysis

@@ -9,6 +9,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <span>
 #include <vector>
 
@@ -33,6 +35,17 @@ public:
     void add(const Problem&, std::span<const RowKind> kinds, View<const int32_t, 3> ids,
              View<const int32_t, 3> oracle_ids, View<const float, 3> mass);
 
+    /// The columns of measure, each of all groups.
+    static constexpr const char* kColumns[] = {"block_recall", "score_recall", "mass_kept",
+                                               "oracle_mass"};
+    /// What add() counts of query i, [kColumns * Hkv] values, for other means of the same numbers.
+    /// The arguments must outlive the function.
+    std::function<void(int64_t i, RowValues values)> measure(const Problem&,
+                                                             std::span<const RowKind> kinds,
+                                                             View<const int32_t, 3> ids,
+                                                             View<const int32_t, 3> oracle_ids,
+                                                             View<const float, 3> mass) const;
+
     // [Hkv]; NaN where no row was counted.
     std::vector<double> block_recall() const { return of(kBlockRecall); }
     std::vector<double> score_recall() const { return of(kScoreRecall); }
@@ -41,6 +54,7 @@ public:
 
 private:
     enum Metric : size_t { kBlockRecall, kScoreRecall, kMassKept, kOracleMass, kCount };
+    static_assert(std::size(kColumns) == kCount);
     std::vector<double> of(Metric which) const {
         return values(std::span(means_).subspan(which * groups_, groups_));
     }

@@ -9,7 +9,6 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kSafeShare = 5;  // one of so many blocks of the budget is each group's own
 constexpr float kLeft = -std::numeric_limits<float>::infinity();
 
 struct GroupBlock {
@@ -23,8 +22,9 @@ bool goes_before(const GroupBlock& a, const GroupBlock& b) {
     return a.group != b.group ? a.group < b.group : a.block < b.block;
 }
 
-/// Writes -inf at those of a query's blocks that are left out of the budget of all its groups.
-void leave_out(const SelectionRule& rule, int64_t blocks, View<float, 2> scores) {
+/// Writes -inf at those of a query's blocks that are left out of the budget of all its groups, of
+/// which `safe` blocks are each group's own.
+void leave_out(const SelectionRule& rule, int64_t safe, int64_t blocks, View<float, 2> scores) {
     std::vector<GroupBlock> open;  // beside the forced ones and each group's own
     int64_t room = 0;
     for (int64_t r = 0; r < scores.extent(0); ++r) {
@@ -32,8 +32,7 @@ void leave_out(const SelectionRule& rule, int64_t blocks, View<float, 2> scores)
         for (int64_t b = 0; b < blocks; ++b)
             if (!is_forced(rule, b, blocks)) free.push_back({scores(r, b), r, b});
         const int64_t forced = blocks - std::ssize(free);
-        const int64_t own =
-            std::clamp<int64_t>(rule.top_k / kSafeShare - forced, 0, std::ssize(free));
+        const int64_t own = std::clamp<int64_t>(safe - forced, 0, std::ssize(free));
         std::sort(free.begin(), free.end(), goes_before);
         open.insert(open.end(), free.begin() + own, free.end());
         room += std::max<int64_t>(0, std::min(rule.top_k, blocks) - forced - own);
@@ -55,6 +54,9 @@ public:
         return "the source ranks by an observation window's attention (snapkv), this by each "
                "query's own";
     }
+    std::vector<PolicyOption> options() override {
+        return {{"safeguard", "share of the budget that is each group's own", &safeguard_, 0, 1}};
+    }
     Family family() const override { return Family::oracle; }
     Needs needs() const override { return {.rule = true}; }
     PolicyCost cost(const Problem& phase, int64_t) const override { return oracle_cost(phase); }
@@ -63,11 +65,12 @@ public:
         const Problem& p = chunk.problem;
         const std::vector<KeyRange>& visible = visible_keys(p);
         const View<const float, 3> mass = chunk.mass().host();
+        const auto safe = static_cast<int64_t>(safeguard_ * static_cast<double>(layer.rule.top_k));
         Tensor<float, 3> scores(mass.shape());
         std::copy_n(mass.data(), mass.size(), scores.data());
 #pragma omp parallel for num_threads(layer.backend.host_threads())
         for (int64_t i = 0; i < p.queries(); ++i)
-            leave_out(layer.rule,
+            leave_out(layer.rule, safe,
                       visible_blocks(visible[static_cast<size_t>(i)].count, p.block_size),
                       scores.view()[i]);
         return {layer.backend, std::move(scores)};
@@ -76,6 +79,9 @@ public:
         asked.top_k = kUneven;
         return asked;
     }
+
+private:
+    double safeguard_ = 0.2;
 };
 
 }  // namespace

@@ -11,18 +11,18 @@ constexpr int64_t kMassBytes = int64_t{1} << 26;  // held at a time
 
 }  // namespace
 
-CompressedKeys::CompressedKeys(const SelectorLayer& layer) : starts_{0} {
+CompressedKeys::CompressedKeys(const SelectorLayer& layer, const Pieces& of) : of_(of), starts_{0} {
     const Problem& p = layer.problem;
     const std::vector<int64_t>& tokens = p.batch.cu_seqlens_k();
     for (size_t s = 0; s + 1 < tokens.size(); ++s)
-        starts_.push_back(starts_.back() + whole_pieces(tokens[s + 1] - tokens[s]));
+        starts_.push_back(starts_.back() + of_.whole(tokens[s + 1] - tokens[s]));
     if (starts_.back() == 0) return;
     const View<const float, 3> k = layer.k.host();
     Tensor<float, 3> pieces({starts_.back(), p.kv_heads, p.head_dim});
     for (size_t s = 0; s + 1 < tokens.size(); ++s)
         for (int64_t n = 0; n < starts_[s + 1] - starts_[s]; ++n)
             for (int64_t r = 0; r < p.kv_heads; ++r)
-                mean_of_keys(key_rows(k, r, tokens[s] + n * kPieceStride, kPieceTokens),
+                mean_of_keys(key_rows(k, r, tokens[s] + n * of_.stride, of_.tokens),
                              pieces.view()[starts_[s] + n][r]);
     pieces_ = {layer.backend, std::move(pieces)};
 }
@@ -48,7 +48,7 @@ void CompressedKeys::score_part(Backend& backend, const Problem& p, View<const f
                                 Fold fold, View<float, 3> scores) const {
     const std::vector<KeyRange>& visible = visible_keys(p);
     std::vector<int64_t> newest;  // piece that each query sees as a whole
-    for (const KeyRange& seen : visible) newest.push_back(whole_pieces(seen.count) - 1);
+    for (const KeyRange& seen : visible) newest.push_back(of_.whole(seen.count) - 1);
     Problem pieces = p;
     pieces.batch = PackedBatch(p.batch.cu_seqlens_q(), starts_, newest);
     pieces.block_size = 1;
@@ -66,12 +66,12 @@ void CompressedKeys::score_part(Backend& backend, const Problem& p, View<const f
             const std::span<const float> seen(attention[i][r].data(),
                                               static_cast<size_t>(newest[row] + 1));
             for (int64_t b = 0; b < visible_blocks(visible[row].count, p.block_size); ++b)
-                scores(i, r, b) = heads * fold(seen, b * p.block_size, (b + 1) * p.block_size);
+                scores(i, r, b) = heads * fold(of_, seen, b * p.block_size, (b + 1) * p.block_size);
         }
 }
 
 PolicyCost CompressedKeysSelector::cost(const Problem& p, int64_t /*prompt*/) const {
-    return per_head(p, over_queries(p, whole_pieces));
+    return per_head(p, over_queries(p, [&](int64_t keys) { return of_.whole(keys); }));
 }
 
 }  // namespace msa

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention to pieces of the keys: means of 32 tokens, every 16 tokens. What NSA and InfLLM-V2 rank
-// blocks by: the backend's block_mass with the pieces as keys.
+// Attention to pieces of the keys: means of some tokens, every so many tokens. What NSA and
+// InfLLM-V2 rank blocks by: the backend's block_mass with the pieces as keys.
 #pragma once
 
 #include <algorithm>
@@ -13,26 +13,31 @@
 
 namespace msa {
 
-inline constexpr int64_t kPieceTokens = 32, kPieceStride = 16;
+/// Pieces of `tokens` keys, one every `stride`.
+struct Pieces {
+    int64_t tokens = 32, stride = 16;
 
-/// Pieces that lie within `tokens` tokens.
-constexpr int64_t whole_pieces(int64_t tokens) {
-    return tokens < kPieceTokens ? 0 : (tokens - kPieceTokens) / kPieceStride + 1;
-}
-
-/// Tokens that piece n and the block [begin, end) have in common.
-constexpr int64_t shared_tokens(int64_t piece, int64_t begin, int64_t end) {
-    const int64_t first = piece * kPieceStride, last = first + kPieceTokens;
-    return std::max<int64_t>(0, std::min(end, last) - std::max(begin, first));
-}
+    /// Those that lie within the first `keys` keys.
+    int64_t whole(int64_t keys) const { return keys < tokens ? 0 : (keys - tokens) / stride + 1; }
+    /// The first one that reaches into the block that begins at key `begin`, or an earlier one.
+    int64_t first_of(int64_t begin) const {
+        return begin < tokens ? 0 : (begin - tokens) / stride + 1;
+    }
+    /// Tokens that piece n and the block [begin, end) have in common.
+    int64_t shared(int64_t n, int64_t begin, int64_t end) const {
+        const int64_t first = n * stride, last = first + tokens;
+        return std::max<int64_t>(0, std::min(end, last) - std::max(begin, first));
+    }
+};
 
 class CompressedKeys {
 public:
     /// From (attention to each piece, mean over the group's heads; first token of the block; its
     /// end): the block's score over G.
-    using Fold = float (*)(std::span<const float> attention, int64_t begin, int64_t end);
+    using Fold = float (*)(const Pieces&, std::span<const float> attention, int64_t begin,
+                           int64_t end);
 
-    explicit CompressedKeys(const SelectorLayer&);
+    CompressedKeys(const SelectorLayer&, const Pieces&);
     /// Scores [Nq, Hkv, B] on the host: each head's softmax over the pieces that its query sees as
     /// a whole.
     Mirror<3> score(const SelectorLayer&, const SelectorChunk&, Fold fold) const;
@@ -41,6 +46,7 @@ private:
     void score_part(Backend&, const Problem& part, View<const float, 3> q, Fold fold,
                     View<float, 3> scores) const;
 
+    Pieces of_;
     std::vector<int64_t> starts_;  // [S+1] first piece of each sequence
     Mirror<3> pieces_;             // [pieces, Hkv, dh]
 };
@@ -50,16 +56,21 @@ private:
 class CompressedKeysSelector : public Selector {
 public:
     explicit CompressedKeysSelector(CompressedKeys::Fold fold) : fold_(fold) {}
+    std::vector<PolicyOption> options() override {
+        return {{"piece", "keys of a piece", &of_.tokens, 1, 65536},
+                {"stride", "keys from one piece to the next", &of_.stride, 1, 65536}};
+    }
     Family family() const override { return Family::keys; }
     /// q . each piece, and the softmax's bytes, for all queries.
     PolicyCost cost(const Problem& phase, int64_t prompt) const override;
-    void prepare(const SelectorLayer& layer) override { pieces_.emplace(layer); }
+    void prepare(const SelectorLayer& layer) override { pieces_.emplace(layer, of_); }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         return pieces_->score(layer, chunk, fold_);
     }
 
 private:
     CompressedKeys::Fold fold_;
+    Pieces of_;
     std::optional<CompressedKeys> pieces_;
 };
 

@@ -15,7 +15,6 @@
 namespace msa {
 namespace {
 
-constexpr double kThreshold = 0.1;  // tau of the Jensen-Shannon distance
 constexpr float kLeft = -std::numeric_limits<float>::infinity();
 
 /// softmax of `logits`, added to `sums` times `weight`.
@@ -99,6 +98,10 @@ public:
     std::string_view note() const override {
         return "a fixed budget in place of the source's share gamma; query-aware groups have no "
                "further vertical-slash blocks, which the source adds";
+    }
+    std::vector<PolicyOption> options() override {
+        return {{"tau", "Jensen-Shannon distance below which the estimate of means holds", &tau_, 0,
+                 1}};
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override {
@@ -186,26 +189,15 @@ private:
                 maps[static_cast<size_t>(r)].push_back(estimate_row(p, q, means.view()[r], r, y));
         }
         const Estimates truth = last_block(layer, s, length);
-        const std::vector<int64_t> counted = counted_queries(layer, s, blocks);
+        const std::vector<int64_t> counted = counted_of_blocks(layer, s);
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             const Estimates& map = maps[static_cast<size_t>(r)];
-            if (!(distance(map.back(), truth[static_cast<size_t>(r)]) < kThreshold)) continue;
+            if (!(distance(map.back(), truth[static_cast<size_t>(r)]) < tau_)) continue;
             for (const SelectionRule& rule : layer.all_rules()) {
                 auto& kept = maps_[rule][static_cast<size_t>(s * p.kv_heads + r)];
                 keep_best_cells(force(rule, 1, 1), counted, kept.emplace(map));
             }
         }
-    }
-
-    /// [block]: how many queries of each query block averages count.
-    static std::vector<int64_t> counted_queries(const SelectorLayer& layer, int64_t s,
-                                                int64_t blocks) {
-        const Problem& p = layer.problem;
-        std::vector<int64_t> counts(static_cast<size_t>(blocks), 0);
-        for (int64_t token : counted_tokens(layer))
-            if (sequence_of(p, token) == s)
-                ++counts[static_cast<size_t>(position_of(p, token) / p.block_size)];
-        return counts;
     }
 
     /// Mean over the group's heads of softmax(scale mean(q) . mean(k)) over key blocks 0..y.
@@ -242,6 +234,7 @@ private:
         return means;
     }
 
+    double tau_ = 0.1;
     std::optional<VerticalSlash> lines_;
     /// [S * Hkv], absent: vertical-slash
     PerRule<std::vector<std::optional<Estimates>>> maps_;

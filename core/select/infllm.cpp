@@ -12,7 +12,6 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kRepresentatives = 4;  // tokens of a block
 // In blocks of 128, of the source's 128 first, 4096 newest and 2048 chosen tokens.
 constexpr int64_t kFirst = 1, kNewest = 32, kAll = 49;
 
@@ -27,6 +26,10 @@ public:
     std::string_view note() const override {
         return "keys after RoPE, and attention normalised over all keys; the source's over the "
                "local window and the blocks that it has fetched";
+    }
+    std::vector<PolicyOption> options() override {
+        return {{"representatives", "keys that stand for a block", &representatives_, 1,
+                 kMaxBlockSize}};
     }
     Family family() const override { return Family::keys; }
     Needs needs() const override { return {.queries = true, .rule = true}; }
@@ -101,14 +104,14 @@ private:
     }
 
     /// Mean key of a block's representatives.
-    static void represent(const SelectorLayer& layer, int64_t sequence, int64_t group,
-                          int64_t block, View<const float, 1> received, View<float, 1> mean) {
+    void represent(const SelectorLayer& layer, int64_t sequence, int64_t group, int64_t block,
+                   View<const float, 1> received, View<float, 1> mean) const {
         const Problem& p = layer.problem;
         const int64_t begin = block * p.block_size;
         std::vector<int64_t> tokens(
             static_cast<size_t>(std::min(p.block_size, received.size() - begin)));
         std::iota(tokens.begin(), tokens.end(), begin);
-        const auto count = std::min(kRepresentatives, std::ssize(tokens));
+        const auto count = std::min(representatives_, std::ssize(tokens));
         std::partial_sort(tokens.begin(), tokens.begin() + count, tokens.end(),
                           [&](int64_t a, int64_t b) {
                               return received(a) != received(b) ? received(a) > received(b) : a < b;
@@ -121,6 +124,7 @@ private:
                     k(start + tokens[static_cast<size_t>(n)], group, d) / static_cast<float>(count);
     }
 
+    int64_t representatives_ = 4;
     PerRule<std::optional<VectorScores>> vectors_;
 };
 

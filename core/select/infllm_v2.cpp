@@ -4,13 +4,11 @@
 namespace msa {
 namespace {
 
-float largest(std::span<const float> attention, int64_t begin, int64_t end) {
+float largest(const Pieces& of, std::span<const float> attention, int64_t begin, int64_t end) {
     float top = 0;
     const int64_t pieces = std::ssize(attention);
-    for (int64_t n = std::max<int64_t>(0, begin / kPieceStride - 1);
-         n < std::min(pieces, ceil_div(end, kPieceStride)); ++n)
-        if (shared_tokens(n, begin, end) > 0)
-            top = std::max(top, attention[static_cast<size_t>(n)]);
+    for (int64_t n = of.first_of(begin); n < std::min(pieces, ceil_div(end, of.stride)); ++n)
+        if (of.shared(n, begin, end) > 0) top = std::max(top, attention[static_cast<size_t>(n)]);
     return top;
 }
 

@@ -10,7 +10,6 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kSample = 64;  // queries that decide on the patterns
 constexpr float kForced = std::numeric_limits<float>::infinity();
 
 constexpr std::array kPatterns{"minference-vs", "window", "minference-bs"};
@@ -26,6 +25,9 @@ public:
     std::string_view note() const override {
         return "charged as the dearest of its patterns, its search is offline as the source's; "
                "groups with vertical-slash or A-shape keep the first block too";
+    }
+    std::vector<PolicyOption> options() override {
+        return {{"sample", "queries that decide on the patterns", &sample_, 1, 65536}};
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true, .rule = true}; }
@@ -71,13 +73,13 @@ private:
     }
 
     /// Evenly spread queries: of those that count; in the decode phase of the prompt's later half.
-    static std::vector<int64_t> sample(const SelectorLayer& layer) {
+    std::vector<int64_t> sample(const SelectorLayer& layer) const {
         std::vector<int64_t> all = counted_tokens(layer);
         if (layer.prompt > 0 || layer.counted.empty()) {
             const int64_t length = prompt_length(layer, 0);
             all = sequence_tokens(layer.problem, 0, {length / 2, length});
         }
-        const int64_t n = std::min(kSample, std::ssize(all));
+        const int64_t n = std::min(sample_, std::ssize(all));
         std::vector<int64_t> some;
         for (int64_t i = 1; i <= n; ++i)
             some.push_back(all[static_cast<size_t>(std::ssize(all) * i / n - 1)]);
@@ -122,6 +124,7 @@ private:
         return kept;
     }
 
+    int64_t sample_ = 64;
     std::array<std::unique_ptr<Selector>, kPatterns.size()> patterns_;
     PerRule<std::vector<size_t>> best_;  // [Hkv] of kPatterns
 };

@@ -8,8 +8,6 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kProbe = 64;
-
 class VerticalSlashSelector final : public Selector {
 public:
     std::string_view name() const override { return "minference-vs"; }
@@ -22,12 +20,15 @@ public:
         return "keys and distances share one budget, the source fixes a size for each; the source "
                "decodes densely";
     }
+    std::vector<PolicyOption> options() override {
+        return {{"probe", "queries that decide", &probe_, 1, 65536}};
+    }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true}; }
     PolicyCost cost(const Problem& phase, int64_t prompt) const override {
-        return probe_cost(phase, kProbe, prompt);
+        return probe_cost(phase, probe_, prompt);
     }
-    void prepare(const SelectorLayer& layer) override { lines_.emplace(layer, kProbe); }
+    void prepare(const SelectorLayer& layer) override { lines_.emplace(layer, probe_); }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
         const std::vector<KeyRange>& visible = visible_keys(p);
@@ -44,6 +45,7 @@ public:
     SelectionRule adjust(SelectionRule asked, int64_t) const override { return force(asked, 1, 1); }
 
 private:
+    int64_t probe_ = 64;
     std::optional<VerticalSlash> lines_;
 };
 

@@ -6,13 +6,12 @@ namespace {
 
 /// Sum over the pieces that overlap the block, each times the tokens shared over the stride: the
 /// double sum of the paper, for blocks of any size.
-float importance(std::span<const float> attention, int64_t begin, int64_t end) {
+float importance(const Pieces& of, std::span<const float> attention, int64_t begin, int64_t end) {
     float sum = 0;
     const int64_t pieces = std::ssize(attention);
-    for (int64_t n = std::max<int64_t>(0, begin / kPieceStride - 1);
-         n < std::min(pieces, ceil_div(end, kPieceStride)); ++n)
-        sum += attention[static_cast<size_t>(n)] *
-               static_cast<float>(shared_tokens(n, begin, end)) / static_cast<float>(kPieceStride);
+    for (int64_t n = of.first_of(begin); n < std::min(pieces, ceil_div(end, of.stride)); ++n)
+        sum += attention[static_cast<size_t>(n)] * static_cast<float>(of.shared(n, begin, end)) /
+               static_cast<float>(of.stride);
     return sum;
 }
 

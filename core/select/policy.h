@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/mirror.h"
+#include "core/select/policy_option.h"
 #include "core/selection.h"
 
 namespace msa {
@@ -34,6 +36,7 @@ struct PolicyNeeds {
     bool index = false;           // index_q and index_k
     bool max_logit = false;       // SelectorChunk::max_logit
     bool queries = false;         // other tokens' queries: read_q, or the chunks before
+    bool values = false;          // SelectorLayer::v
     bool previous_layer = false;  // SelectorChunk::previous_mass
     bool rule = false;            // the scores depend on the budget
     bool decode_rule = false;     // they do so in the decode phase
@@ -55,6 +58,7 @@ struct SelectorLayer {
     Backend& backend;
     Mirror<3> k;             // [Nk, Hkv, dh]
     Mirror<2> index_k = {};  // [Nk, didx]; absent without an Index Branch
+    Mirror<3> v = {};        // [Nk, Hkv, dh], where needs().values
     uint64_t seed = 0;
     SelectionRule rule = {};  // asked for, where needs().uses_rule
     /// Where needs().uses_rule: all that will be asked for. Empty: `rule` alone.
@@ -113,12 +117,19 @@ public:
     Policy& operator=(const Policy&) = delete;
     virtual ~Policy() = default;
 
-    /// What users type.
+    /// What users type, and further names that the policy goes by.
     virtual std::string_view name() const = 0;
-    /// Further names that the policy goes by.
     virtual std::vector<std::string_view> other_names() const { return {}; }
-    /// The rule in one sentence, with its source.
+    /// What users may set. Options come before everything else that is asked of a policy.
+    virtual std::vector<PolicyOption> options() { return {}; }
+    /// Sets the options "rank=16:bits=4". InputError naming those that there are.
+    void configure(std::string_view options);
+    /// "sparq:rank=16": the name and the options that are not at their defaults.
+    std::string label() const { return label_.empty() ? std::string(name()) : label_; }
+    /// The rule in one sentence, with its source. Numbers in it are the defaults of options.
     virtual std::string_view rule() const = 0;
+    /// The same, and the options that are not at their defaults.
+    std::string rule_in_full() const;
     /// What a reader of a table must know: where this form or its cost differs from the source's.
     /// One sentence without a full stop; empty where there is nothing.
     virtual std::string_view note() const { return ""; }
@@ -131,6 +142,9 @@ public:
     virtual PolicyCost cost(const Problem& phase, int64_t prompt) const = 0;
     /// Called once per layer, before its chunks. What all_rules have in common is computed once.
     virtual void prepare(const SelectorLayer&) {}
+
+private:
+    std::string label_;  // empty: the name
 };
 
 }  // namespace msa

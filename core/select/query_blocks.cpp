@@ -46,4 +46,14 @@ Tensor<float, 3> query_block_means(const SelectorLayer& layer, const SelectorChu
     return means;
 }
 
+std::vector<int64_t> counted_of_blocks(const SelectorLayer& layer, int64_t sequence) {
+    const Problem& p = layer.problem;
+    std::vector<int64_t> counts(
+        static_cast<size_t>(ceil_div(sequence_length(p, sequence), p.block_size)), 0);
+    for (int64_t token : counted_tokens(layer))
+        if (sequence_of(p, token) == sequence)
+            ++counts[static_cast<size_t>(position_of(p, token) / p.block_size)];
+    return counts;
+}
+
 }  // namespace msa

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/select/policy.h"
 
@@ -13,5 +14,8 @@ Tensor<float, 2> mean_query(const SelectorLayer&, int64_t sequence, int64_t bloc
 /// [Nq, Hq, dh]: each query of the chunk replaced by the mean of its block; in the decode phase,
 /// where queries come one by one, the query itself.
 Tensor<float, 3> query_block_means(const SelectorLayer&, const SelectorChunk&);
+
+/// [blocks of the sequence]: how many queries of each averages count.
+std::vector<int64_t> counted_of_blocks(const SelectorLayer&, int64_t sequence);
 
 }  // namespace msa

@@ -12,14 +12,7 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kPageTokens = 16;
 constexpr int64_t kScoreBytes = int64_t{1} << 26;  // of pages, held at a time
-
-/// The problem with pages as blocks; a block is a whole number of them.
-Problem in_pages(Problem p) {
-    p.block_size = std::gcd(p.block_size, kPageTokens);
-    return p;
-}
 
 class QuestPagesSelector final : public Selector {
 public:
@@ -32,6 +25,9 @@ public:
     }
     std::string_view note() const override {
         return "chosen anew for every query, which the source does for every fourth";
+    }
+    std::vector<PolicyOption> options() override {
+        return {{"page", "tokens of a page", &page_, 1, kMaxBlockSize}};
     }
     Family family() const override { return Family::keys; }
     PolicyCost cost(const Problem& phase, int64_t) const override {
@@ -56,6 +52,12 @@ public:
     }
 
 private:
+    /// The problem with pages as blocks; a block is a whole number of them.
+    Problem in_pages(Problem p) const {
+        p.block_size = std::gcd(p.block_size, page_);
+        return p;
+    }
+
     SelectorLayer of_pages(const SelectorLayer& layer) const {
         return {.problem = pages_, .backend = layer.backend, .k = layer.k};
     }
@@ -78,6 +80,7 @@ private:
         }
     }
 
+    int64_t page_ = 16;
     Problem pages_;  // of the layer
     std::optional<BlockVectors> vectors_;
 };

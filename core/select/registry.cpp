@@ -11,12 +11,16 @@
     X(index)                     \
     X(oracle)                    \
     X(oracle_logit)              \
+    X(oracle_value)              \
+    X(oracle_error)              \
     X(top_p)                     \
     X(ada_oracle)                \
     X(mean_key)                  \
     X(quest)                     \
     X(quest_pages)               \
     X(sparq)                     \
+    X(double_sparsity)           \
+    X(twilight)                  \
     X(keydiff)                   \
     X(shadowkv)                  \
     X(nsa)                       \
@@ -27,6 +31,8 @@
     X(minference_vertical_slash) \
     X(minference_block_sparse)   \
     X(flexprefill)               \
+    X(xattention)                \
+    X(expected_attention)        \
     X(snapkv)                    \
     X(h2o)                       \
     X(h2o_streamed)              \
@@ -53,14 +59,17 @@ namespace {
 constexpr std::unique_ptr<Selector> (*kMakers[])() = {MSA_SELECTORS(MSA_MAKER)};
 constexpr std::unique_ptr<TokenSelector> (*kTokenMakers[])() = {MSA_TOKEN_SELECTORS(MSA_MAKER)};
 
-/// The policy of `makers` that has the name; nothing where none has.
+/// The policy of `makers` that has the name of the label, with its options; nothing where none has.
 template <typename Makers>
-auto find(const Makers& makers, std::string_view name) -> decltype(makers[0]()) {
+auto find(const Makers& makers, std::string_view label) -> decltype(makers[0]()) {
+    const std::string_view name = name_of_label(label);
     for (const auto make : makers) {
         auto policy = make();
         const std::vector<std::string_view> others = policy->other_names();
-        if (policy->name() == name || std::find(others.begin(), others.end(), name) != others.end())
-            return policy;
+        if (policy->name() != name && std::find(others.begin(), others.end(), name) == others.end())
+            continue;
+        if (name.size() < label.size()) policy->configure(label.substr(name.size() + 1));
+        return policy;
     }
     return nullptr;
 }
@@ -93,24 +102,24 @@ std::vector<std::string> list_pointwise_selectors() {
     std::vector<std::string> names = list_selectors();
     std::erase_if(names, [](const std::string& name) {
         const Policy::Needs needs = make_selector(name)->needs();
-        return needs.queries || needs.previous_layer || needs.rule;
+        return needs.queries || needs.values || needs.previous_layer || needs.rule;
     });
     return names;
 }
 
-std::unique_ptr<Selector> make_selector(std::string_view name) {
-    if (std::unique_ptr<Selector> selector = find(kMakers, name)) return selector;
-    refuse(name, list_selectors());
+std::unique_ptr<Selector> make_selector(std::string_view label) {
+    if (std::unique_ptr<Selector> selector = find(kMakers, label)) return selector;
+    refuse(name_of_label(label), list_selectors());
 }
 
-std::unique_ptr<TokenSelector> find_token_selector(std::string_view name) {
-    return find(kTokenMakers, name);
+std::unique_ptr<TokenSelector> find_token_selector(std::string_view label) {
+    return find(kTokenMakers, label);
 }
 
-std::unique_ptr<Policy> make_policy(std::string_view name) {
-    if (std::unique_ptr<Selector> selector = find(kMakers, name)) return selector;
-    if (std::unique_ptr<TokenSelector> selector = find(kTokenMakers, name)) return selector;
-    refuse(name, list_policies());
+std::unique_ptr<Policy> make_policy(std::string_view label) {
+    if (std::unique_ptr<Selector> selector = find(kMakers, label)) return selector;
+    if (std::unique_ptr<TokenSelector> selector = find(kTokenMakers, label)) return selector;
+    refuse(name_of_label(label), list_policies());
 }
 
 }  // namespace msa

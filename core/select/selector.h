@@ -44,11 +44,13 @@ SelectionRule force(SelectionRule asked, int64_t first, int64_t local);
 /// newest ones.
 SelectionRule force_share(SelectionRule asked, int64_t first, int64_t local, int64_t of);
 
-/// Throws InputError naming the known selectors. Knows other_names() too.
-std::unique_ptr<Selector> make_selector(std::string_view name);
+/// By a name, or one of other_names(), and options behind it ("sparq:rank=16"). Throws InputError
+/// naming the known selectors, or the selector's options.
+std::unique_ptr<Selector> make_selector(std::string_view label);
 /// All names, in the order of the documentation.
 std::vector<std::string> list_selectors();
-/// Those that score a query from itself and its keys alone, so that any queries may be left out.
+/// Those that score a query from itself and its keys alone, so that any queries, and values, may be
+/// left out.
 std::vector<std::string> list_pointwise_selectors();
 
 }  // namespace msa

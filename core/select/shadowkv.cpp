@@ -14,11 +14,8 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kOutliers = 48, kChunks = 48 + 256;  // of a budget in the source
-constexpr float kOutlier = 2;                          // above any probability
-
-/// Blocks of a budget of k that are kept as outliers.
-int64_t outliers(int64_t top_k) { return (2 * top_k * kOutliers + kChunks) / (2 * kChunks); }
+constexpr int64_t kChosen = 256;  // chunks of the source, beside the outliers
+constexpr float kOutlier = 2;     // above any probability
 
 /// The least cosine of a key and the mean `m` of them all; 1 where one is 0.
 float least_cosine(const KeyRows& keys, View<const float, 1> m) {
@@ -45,6 +42,10 @@ public:
     }
     std::string_view note() const override {
         return "outliers come inside the budget, in the source on top; its chunks are 8 tokens";
+    }
+    std::vector<PolicyOption> options() override {
+        return {
+            {"outliers", "blocks kept as outliers beside 256 chosen ones", &outliers_, 0, 1024}};
     }
     Family family() const override { return Family::keys; }
     Needs needs() const override { return {.rule = true}; }
@@ -88,13 +89,20 @@ public:
                     for (int64_t b = 0; b < blocks - 1; ++b)
                         scores(i, r, b) = std::max(scores(i, r, b), from(i, h, b));
                 raise_outliers(starts_[static_cast<size_t>(sequence[row])], blocks - 1,
-                               outliers(layer.rule.top_k), cosines_.view()[r], scores.view()[i][r]);
+                               outliers_of(layer.rule.top_k), cosines_.view()[r],
+                               scores.view()[i][r]);
             }
         }
         return {layer.backend, std::move(scores)};
     }
 
 private:
+    /// Blocks of a budget of k that are kept as outliers.
+    int64_t outliers_of(int64_t top_k) const {
+        const int64_t all = outliers_ + kChosen;
+        return (2 * top_k * outliers_ + all) / (2 * all);
+    }
+
     /// [Nq, Hq, B] softmax of each head over the blocks that lie before the query's own.
     Mirror<3> of_landmarks(Backend& backend, const SelectorChunk& chunk) const {
         const Problem& p = chunk.problem;
@@ -127,6 +135,7 @@ private:
         for (int64_t n = 0; n < count; ++n) scores(order[static_cast<size_t>(n)]) += kOutlier;
     }
 
+    int64_t outliers_ = 48;
     std::vector<int64_t> starts_;  // [S+1] first block of each sequence
     Mirror<3> means_;              // [blocks, Hq, dh]
     Tensor<float, 2> cosines_;     // [Hkv, blocks]

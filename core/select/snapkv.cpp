@@ -10,8 +10,6 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kWindow = 32;       // observing queries, and keys always kept
-constexpr int64_t kPoolReach = 3;     // of the maximum over 7 neighbours
 constexpr float kInWindow = 0x1p20F;  // above any vote
 constexpr float kLeft = -std::numeric_limits<float>::infinity();
 constexpr int64_t kUnset = -1;
@@ -30,12 +28,16 @@ public:
                "source leaves prefill dense. A budget of no more blocks than the 32 observing "
                "queries touch keeps the newest blocks alone";
     }
+    std::vector<PolicyOption> options() override {
+        return {{"window", "observing queries, and keys always kept", &window_, 1, 65536},
+                {"pool", "neighbouring keys of which the most noticed votes", &pool_, 1, 65535}};
+    }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true, .decode_rule = true}; }
     PolicyCost cost(const Problem& phase, int64_t prompt) const override {
-        if (prompt > 0) return probe_cost(phase, kWindow, prompt);
+        if (prompt > 0) return probe_cost(phase, window_, prompt);
         const PolicyCost all = oracle_cost(phase);  // every query is of some window
-        return {all.flops, all.bytes / kWindow};
+        return {all.flops, all.bytes / static_cast<double>(window_)};
     }
 
     void prepare(const SelectorLayer& layer) override {
@@ -77,7 +79,7 @@ private:
     const Tensor<float, 2>& votes_of(const SelectorLayer& layer, int64_t sequence,
                                      int64_t position) {
         if (layer.prompt == 0) {
-            observe(layer, sequence, position / kWindow * kWindow);
+            observe(layer, sequence, position / window_ * window_);
             return votes_;
         }
         Compressed& prompt = prompts_[layer.rule];
@@ -85,23 +87,23 @@ private:
         observe(layer, sequence, layer.prompt);
         prompt = {sequence, Tensor<float, 2>(votes_.shape())};
         std::copy_n(votes_.data(), votes_.size(), prompt.votes.data());
-        for (int64_t r = 0; r < layer.problem.kv_heads && end_ > kWindow; ++r)
+        for (int64_t r = 0; r < layer.problem.kv_heads && end_ > window_; ++r)
             compress(layer, prompt.votes.view()[r]);
         return prompt.votes;
     }
 
     /// Is the block the observing queries', or a newer one?
     bool in_window(const Problem& p, int64_t b) const {
-        return (b + 1) * p.block_size > end_ - kWindow;
+        return (b + 1) * p.block_size > end_ - window_;
     }
 
-    /// Votes of the queries [end - kWindow, end) for the keys before them.
+    /// Votes of the queries [end - window_, end) for the keys before them.
     void observe(const SelectorLayer& layer, int64_t sequence, int64_t end) {
         if (sequence == sequence_ && end == end_) return;
         sequence_ = sequence;
         end_ = end;
         const Problem& p = layer.problem;
-        const int64_t voted = end - kWindow;
+        const int64_t voted = end - window_;
         if (voted <= 0) return;
         Tensor<float, 2> received({p.kv_heads, voted});
         for_each_mass(layer, sequence_tokens(p, sequence, {voted, end}), 1,
@@ -114,8 +116,8 @@ private:
         std::fill_n(votes_.data(), votes_.size(), 0.0F);
         for (int64_t r = 0; r < p.kv_heads; ++r)
             for (int64_t j = 0; j < voted; ++j) {
-                const float* from = &received(r, std::max<int64_t>(0, j - kPoolReach));
-                const float* to = &received(r, 0) + std::min(voted, j + kPoolReach + 1);
+                const float* from = &received(r, std::max<int64_t>(0, j - pool_ / 2));
+                const float* to = &received(r, 0) + std::min(voted, j - pool_ / 2 + pool_);
                 votes_(r, j / p.block_size) += *std::max_element(from, to);
             }
     }
@@ -140,6 +142,7 @@ private:
         for (auto b = voted.begin() + room; b != voted.end(); ++b) votes(*b) = kLeft;
     }
 
+    int64_t window_ = 32, pool_ = 7;
     int64_t sequence_ = kUnset, end_ = kUnset;
     Tensor<float, 2> votes_;  // [Hkv, B]
     PerRule<Compressed> prompts_;

@@ -11,10 +11,6 @@
 namespace msa {
 namespace {
 
-constexpr int64_t kChannelShare = 8;  // one of so many channels is looked at
-
-int64_t channels_read(const Problem& p) { return std::max<int64_t>(1, p.head_dim / kChannelShare); }
-
 /// The channels with the largest sum of |q| over the heads [first, first + heads); of equal ones
 /// the lower.
 std::vector<int64_t> largest_channels(View<const float, 2> q, int64_t first, int64_t heads,
@@ -54,6 +50,9 @@ public:
     std::string_view note() const override {
         return "the source keeps tokens, and adds the mean value for what it leaves out";
     }
+    std::vector<PolicyOption> options() override {
+        return {{"rank", "channels looked at; 0: one of 8", &rank_, 0, kMaxHeadDim}};
+    }
     Family family() const override { return Family::keys; }
     PolicyCost cost(const Problem& phase, int64_t) const override {
         const double share =
@@ -79,6 +78,13 @@ public:
         layer.backend.finish();
         return {layer.backend, std::move(mass)};
     }
+
+private:
+    int64_t channels_read(const Problem& p) const {
+        return std::clamp<int64_t>(rank_ == 0 ? p.head_dim / 8 : rank_, 1, p.head_dim);
+    }
+
+    int64_t rank_ = 0;
 };
 
 }  // namespace

@@ -26,12 +26,12 @@ public:
 /// as it sees it. Token policies are given the mean of it, so that both kinds read the same number.
 int64_t readable_tokens(int64_t top_k, int64_t block_size, int64_t visible);
 
-/// Nothing where no token policy has that name.
-std::unique_ptr<TokenSelector> find_token_selector(std::string_view name);
+/// As make_selector(); nothing where no token policy has that name.
+std::unique_ptr<TokenSelector> find_token_selector(std::string_view label);
 std::vector<std::string> list_token_selectors();
 
 /// A policy of either kind. Throws InputError naming all.
-std::unique_ptr<Policy> make_policy(std::string_view name);
+std::unique_ptr<Policy> make_policy(std::string_view label);
 /// Selectors of blocks, then of tokens, in the order of the documentation.
 std::vector<std::string> list_policies();
 

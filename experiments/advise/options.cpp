@@ -61,7 +61,8 @@ OptionTable option_table(AdviseOptions& o) {
         "selectors", "NAME,...", o.selectors,
         [](const std::string& name) { return pointwise_selector("selectors", name); },
         "some of: " + join(list_pointwise_selectors()) +
-            "; default: index where the file has one, oracle, mean-key, window, quest");
+            "; default: index where the file has one, oracle, mean-key, window, quest" +
+            options_help(list_pointwise_selectors()));
     table.counts("block-sizes", "TOKENS,...", o.block_sizes, "Bk, tokens of a key block")
         .between(kMinBlockSize, kMaxBlockSize);
     table

@@ -8,11 +8,14 @@
 #include "analysis/entropy.h"
 #include "analysis/output_error.h"
 #include "analysis/popularity.h"
+#include "analysis/query_blocks.h"
 #include "analysis/recall.h"
 #include "analysis/sink.h"
 #include "core/select/selector.h"
 #include "core/tolerance.h"
+#include "experiments/analyze/curve.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/metrics.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
@@ -26,49 +29,6 @@ using io::Field;
 
 constexpr int64_t kChunkBytes = int64_t{1} << 28, kDeviceChunkBytes = int64_t{1} << 30;
 
-/// Mean mass kept against the number of selected blocks.
-class Curve {
-public:
-    Curve(const Problem& p, const SelectionRule& rule) {
-        for (int64_t k = 1; k < p.blocks(); k *= 2) ks_.push_back(k);
-        ks_.push_back(std::max<int64_t>(1, p.blocks()));
-        ks_.push_back(rule.top_k);
-        std::erase_if(ks_, [&](int64_t k) { return k < rule.forced_local + rule.forced_first; });
-        std::sort(ks_.begin(), ks_.end());
-        ks_.erase(std::unique(ks_.begin(), ks_.end()), ks_.end());
-        means_.resize(ks_.size());
-    }
-
-    void add(Backend& backend, const Problem& p, SelectionRule rule,
-             const std::vector<RowKind>& kinds, In<3> scores, View<const float, 3> mass) {
-        for (size_t n = 0; n < ks_.size(); ++n) {
-            rule.top_k = ks_[n];
-            const Tensor<int32_t, 3> ids = pick(backend, p, rule, scores);
-            analysis::add_rows({&means_[n], 1}, p.queries() * p.kv_heads,
-                               [&](int64_t row, analysis::RowValues values) {
-                                   const int64_t i = row / p.kv_heads, r = row % p.kv_heads;
-                                   if (kinds[static_cast<size_t>(i)] == RowKind::counted)
-                                       values[0] =
-                                           analysis::mass_of(mass[i][r], selected(ids, i, r));
-                               });
-        }
-    }
-
-    void write(io::UnitWriter& to, const std::string& group) const {
-        const auto n = static_cast<int64_t>(ks_.size());
-        const std::vector<double> kept = analysis::values(means_);
-        to.write<int64_t, 1>(group + "/k", {ks_.data(), {n}},
-                             {"point", "blocks", "selected blocks per query and group"});
-        to.write<double, 1>(
-            group + "/mass_kept", {kept.data(), {n}},
-            {"point", "probability", "mass kept, mean over counted rows and groups"});
-    }
-
-private:
-    std::vector<int64_t> ks_;
-    std::vector<analysis::Mean> means_;
-};
-
 /// Everything that is kept of one selector while the chunks go by.
 struct Config {
     std::unique_ptr<Selector> selector;
@@ -79,6 +39,7 @@ struct Config {
     analysis::SinkMass sink;
     analysis::Entropy entropy;
     analysis::Popularity popularity;
+    analysis::BlockMeans block_means;  // of the recalls
 };
 
 class LayerAnalysis {
@@ -93,6 +54,8 @@ public:
           name_(std::to_string(info.layer)),
           whole_(io::layer_problem(file.info(), info, options.block_size)),
           all_(whole_.with_query_rows(tokens)),
+          blocks_(analysis::query_blocks(
+              all_, analysis::row_kinds(all_, options.rule.top_k, options.all_rows), kBlockTokens)),
           elements_(layer_elements(backend, info, options.element)),
           reader_(file, info, elements_),
           host_k_(reader_.all(Field::k)),
@@ -119,12 +82,16 @@ public:
             const SelectionRule rule = made->adjust(options.rule, 0);
             needs_logits_ |= made->needs().max_logit;
             made->prepare(layer_);
-            configs_.push_back({std::move(made), rule, Curve(whole_, rule),
-                                analysis::Recall(whole_.kv_heads, {options.oracle_without_local}),
-                                analysis::OutputError(whole_.query_heads),
-                                analysis::SinkMass(whole_.query_heads, options.sink_tokens),
-                                analysis::Entropy(whole_.query_heads),
-                                analysis::Popularity(whole_)});
+            configs_.push_back(
+                {std::move(made),
+                 rule,
+                 Curve(whole_, rule),
+                 analysis::Recall(whole_.kv_heads, {options.oracle_without_local}),
+                 analysis::OutputError(whole_.query_heads),
+                 analysis::SinkMass(whole_.query_heads, options.sink_tokens),
+                 analysis::Entropy(whole_.query_heads),
+                 analysis::Popularity(whole_),
+                 {blocks_.count(), std::ssize(analysis::Recall::kColumns) * whole_.kv_heads}});
         }
         needs_logits_ |= options.oracle_by_logit;
         create_datasets();
@@ -160,6 +127,7 @@ private:
     io::UnitWriter& to_;
     std::string name_;
     Problem whole_, all_;  // all tokens as queries; the analysed queries
+    analysis::QueryBlocks blocks_;
     LayerElements elements_;
     LayerReader reader_;
     Tensor<float, 3> host_k_, host_v_, host_index_k_;
@@ -182,10 +150,10 @@ void LayerAnalysis::create_datasets() {
     const int64_t n = all_.queries();
     const io::Describe scores{"query,group,block", "1", "block scores"};
     for (const Config& config : configs_) {
-        const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
+        const std::string at = "/" + config.selector->label() + "/" + name_;
         to_.create<int32_t, 3>(
             "/select" + at + "/ids", {n, all_.kv_heads, config.rule.top_k},
-            {"query,group,slot", "block of the sequence", std::string(config.selector->rule())});
+            {"query,group,slot", "block of the sequence", config.selector->rule_in_full()});
         if (o_.dumps("scores"))
             to_.create<float, 3>("/scores" + at, {n, all_.kv_heads, all_.blocks()}, scores);
         if (o_.dumps("outputs")) {
@@ -250,7 +218,7 @@ void LayerAnalysis::add_config(Config& config, const SelectorChunk& chunk, In<3>
                                QueryRange range, const std::vector<RowKind>& kinds,
                                const Attention& dense, View<const int32_t, 3> oracle_ids) {
     const Problem& p = chunk.problem;
-    const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
+    const std::string at = "/" + config.selector->label() + "/" + name_;
     const Mirror<3> scores = config.selector->score(layer_, chunk);
     const Tensor<int32_t, 3> ids = pick(backend_, p, config.rule, scores.floats());
     const View<const float, 3> mass = chunk.mass().host(), host_q = chunk.q.host();
@@ -262,6 +230,9 @@ void LayerAnalysis::add_config(Config& config, const SelectorChunk& chunk, In<3>
     const Attention mean_key = attend(backend_, p, {q, k_, k_, sinks_}, backend_ids);
 
     config.recall.add(p, kinds, ids, oracle_ids, mass);
+    config.block_means.add(
+        std::span(blocks_.of_query).subspan(static_cast<size_t>(range.begin), kinds.size()),
+        config.recall.measure(p, kinds, ids, oracle_ids, mass));
     config.output_error.add(kinds, sparse.out, dense.out);
     config.sink.add(p, host_q, host_k_, sparse.lse, ids);
     config.entropy.add(p, host_q, mean_key.out, sparse.lse, host_sinks_);
@@ -280,6 +251,7 @@ void LayerAnalysis::write() const {
     write_queries();
     write_sizes();
     write_dense();
+    write_query_blocks(to_, "/query_blocks/" + name_, blocks_);
     for (const Config& config : configs_) write_config(config);
 }
 
@@ -330,7 +302,7 @@ void LayerAnalysis::write_dense() const {
 }
 
 void LayerAnalysis::write_config(const Config& config) const {
-    const std::string at = "/" + std::string(config.selector->name()) + "/" + name_;
+    const std::string at = "/" + config.selector->label() + "/" + name_;
     Metrics metrics(to_, "/metrics" + at);
     metrics.add("block_recall", config.recall.block_recall());
     metrics.add("score_recall", config.recall.score_recall());
@@ -344,6 +316,9 @@ void LayerAnalysis::write_config(const Config& config) const {
     count_rows("/metrics" + at);
     if (config.selector->name() != "oracle") config.curve.write(to_, "/curves" + at);
 
+    const auto& columns = analysis::Recall::kColumns;
+    write_block_means(to_, "/blocks" + at, config.block_means, blocks_.count(), whole_.kv_heads,
+                      {std::begin(columns), std::end(columns)});
     write_popularity(config, "/popularity" + at + "/queries_per_block");
 }
 

@@ -9,7 +9,10 @@
 #include <sstream>
 
 #include "analysis/metrics.h"
+#include "analysis/recall.h"
 #include "core/error.h"
+#include "experiments/driver/block_intervals.h"
+#include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/table.h"
@@ -74,6 +77,38 @@ int64_t count(const io::ResultsReader& results, const Row& row, const char* name
     return static_cast<int64_t>(results.number(metrics_group(row, false), name));
 }
 
+/// The recalls and masses of a row, in the order of analysis::Recall::kColumns.
+std::vector<analysis::Estimate> recalls(const io::ResultsReader& results, const Row& row) {
+    std::vector<double> values;
+    for (const char* name : analysis::Recall::kColumns)
+        values.push_back(results.number(metrics_group(row, false), name));
+    return with_intervals(results, read_query_blocks(results, "/query_blocks/" + row.layer),
+                          "/blocks/" + row.selector + "/" + row.layer, values);
+}
+
+/// How sure the recalls and masses are; nothing where no layer has two blocks of queries.
+void print_intervals(const io::ResultsReader& results, const std::vector<Row>& all,
+                     std::ostream& out) {
+    std::vector<std::string> header{"layer", "selector"};
+    for (const char* name : analysis::Recall::kColumns)
+        header.push_back(std::string(analysis::metric(name).heading) + "\n95 % interval");
+    Table table(header);
+    StoredBlocks from;
+    for (const Row& row : all) {
+        const StoredBlocks blocks = read_query_blocks(results, "/query_blocks/" + row.layer);
+        if (blocks.count() < 2) continue;
+        from = blocks;
+        std::vector<std::string> cells{row.layer, row.selector};
+        for (const analysis::Estimate& estimate : recalls(results, row))
+            cells.push_back(text_of(estimate));
+        table.add(cells);
+    }
+    if (table.empty()) return;
+    out << '\n';
+    table.print(out);
+    out << drawn_text(from, results.run().seed) << '\n';
+}
+
 /// The choices that stand behind every number.
 void print_choices(const io::ResultsReader& results, std::ostream& out) {
     const ordered_json o = ordered_json::parse(results.run().options);
@@ -96,6 +131,7 @@ std::string metric_definitions(const std::string& note) {
         "over groups or heads";
     definitions["rows_trivial"] =
         "queries left out because all their visible blocks fit into k (unless --all-rows)";
+    definitions["intervals"] = kIntervalsWords;
     if (!note.empty()) definitions["top_k"] = note;
     return definitions.dump();
 }
@@ -111,6 +147,9 @@ std::string summary_json(const io::ResultsReader& results) {
         for (const Column& column : kColumns)
             entry[column.key] = json_number(value(results, row, column));
         for (const char* name : kCounts) entry[name] = count(results, row, name);
+        const std::vector<analysis::Estimate> sure = recalls(results, row);
+        for (size_t n = 0; n < sure.size(); ++n)
+            entry["intervals"][analysis::Recall::kColumns[n]] = interval_json(sure[n]);
         summary["rows"].push_back(entry);
     }
     return summary.dump(2) + "\n";
@@ -158,6 +197,7 @@ void print_table(const io::ResultsReader& results, std::ostream& out) {
     table.print(out);
     out << '\n';
     definitions.print(out);
+    print_intervals(results, all, out);
     print_choices(results, out);
     if (!all.empty()) {
         const int64_t counted = count(results, all.front(), "rows_counted");

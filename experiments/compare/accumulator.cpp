@@ -57,7 +57,7 @@ void Reading::write(io::UnitWriter& to, const std::string& group, const Policy& 
     metrics.add("tokens_read", analysis::values(tokens_));
     to.attribute(group, "selector", config_.selector);
     to.attribute(group, "setting", config_.setting);
-    to.attribute(group, "rule", std::string(policy.rule()));
+    to.attribute(group, "rule", policy.rule_in_full());
     to.attribute(group, "family", std::string(to_string(policy.family())));
     to.attribute(group, "kind",
                  std::string(find_token_selector(config_.selector) ? "tokens" : "blocks"));

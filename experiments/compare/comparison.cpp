@@ -6,14 +6,14 @@
 
 #include "core/tolerance.h"
 #include "experiments/compare/stopwatch.h"
+#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/program.h"
 
 namespace msa::experiments::compare {
 namespace {
 
 constexpr int64_t kChunkBytes = int64_t{1} << 28;
-constexpr int64_t kBlockTokens = 128;  // of a block of queries, which intervals are made of
-constexpr int64_t kFullRows = 64;      // queries that are given all their blocks, as a check
+constexpr int64_t kFullRows = 64;  // queries that are given all their blocks, as a check
 
 /// Tokens that k blocks hold, on average over the queries that see more than `beyond` keys: their
 /// own block as far as they see it. Rounded down.
@@ -98,7 +98,7 @@ void LayerComparison::create_ids() {
         task_.to.create<int32_t, 3>("/select/" + config.key() + "/" + task_.name() + "/ids",
                                     {std::ssize(task_.stored), sizes_.kv_heads, config.used.top_k},
                                     {"query,group,slot", "block of the sequence",
-                                     std::string(make_selector(config.selector)->rule())});
+                                     make_selector(config.selector)->rule_in_full()});
 }
 
 void LayerComparison::store_ids(const Config& config, QueryRange range,
@@ -121,6 +121,7 @@ SelectorLayer LayerComparison::selector_layer(const LayerView& view,
             .backend = task_.backend,
             .k = view.k,
             .index_k = view.index_k,
+            .v = view.v,
             .seed = task_.options.seed,
             .rule = rules.empty() ? SelectionRule{} : rules.front(),
             .rules = rules,
@@ -139,7 +140,7 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
     for (size_t n = 0; n < plan_.configs.size(); ++n) {
         const Config& config = plan_.configs[n];
         auto same = std::find_if(scorers.begin(), scorers.end(), [&](const Scorer& scorer) {
-            return scorer.selector->name() == config.selector;
+            return scorer.selector->label() == config.selector;
         });
         if (same == scorers.end()) {
             std::unique_ptr<Selector> made = make_selector(config.selector);
@@ -152,7 +153,7 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
             same->rules.push_back(config.rule);
     }
     for (const Scorer& scorer : scorers) {
-        const Stopwatch watch(task_.timing[std::string(scorer.selector->name())].select);
+        const Stopwatch watch(task_.timing[scorer.selector->label()].select);
         scorer.selector->prepare(selector_layer(view, scorer.rules));
     }
     for (TokenAccumulator& tokens : token_configs_) {
@@ -259,7 +260,7 @@ void LayerComparison::add_tokens(const Work& work) {
 
 void LayerComparison::add_scorer(const Scorer& scorer, Work work) {
     Backend& backend = task_.backend;
-    Timing& time = task_.timing[std::string(scorer.selector->name())];
+    Timing& time = task_.timing[scorer.selector->label()];
     const bool shared = task_.options.sharing == Sharing::layer;
     // Nobody else wants the scores.
     const bool direct = (scorer.configs.size() == 1 || scorer.by_rule) && !shared;
@@ -329,13 +330,7 @@ void LayerComparison::write() const {
 void LayerComparison::write_query_blocks() const {
     if (blocks_.count() == 0) return;
     const std::string group = "/query_blocks/" + task_.name();
-    const Shape<1> shape{blocks_.count()};
-    task_.to.write<int64_t, 1>(group + "/rows", {blocks_.rows.data(), shape},
-                               {"block", "queries",
-                                text("counted queries of each block: those that lie in the same ",
-                                     kBlockTokens, " positions of their sequence")});
-    task_.to.write<int64_t, 1>(group + "/sequence", {blocks_.sequences.data(), shape},
-                               {"block", "", "sequence of each block"});
+    experiments::write_query_blocks(task_.to, group, blocks_);
     const analysis::BlockSums& sums =
         accumulators_.empty() ? token_configs_.front().sums() : accumulators_.front().sums();
     task_.to.write<double, 2>(group + "/norm", sums.norm.view(),

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <set>
 
 #include "experiments/driver/estimate.h"
 
@@ -15,20 +14,12 @@ namespace {
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 /// What a layer's blocks of queries are.
-struct Blocks {
-    Blocks(const io::ResultsReader& results, const std::string& layer) {
-        const std::string group = "/query_blocks/" + layer;
-        if (!results.has(group)) return;
-        const Tensor<int64_t, 1> of = results.read<int64_t, 1>(group + "/sequence");
-        const Tensor<int64_t, 1> counted = results.read<int64_t, 1>(group + "/rows");
-        sequences.assign(of.data(), of.data() + of.size());
-        rows.assign(counted.data(), counted.data() + counted.size());
-        norm = results.read<double, 2>(group + "/norm");
+struct Blocks : StoredBlocks {
+    Blocks(const io::ResultsReader& results, const std::string& layer)
+        : StoredBlocks(drawn_from(results, layer)) {
+        if (count() > 0) norm = results.read<double, 2>("/query_blocks/" + layer + "/norm");
     }
-    int64_t count() const { return std::ssize(rows); }
-
-    std::vector<int64_t> sequences, rows;  // [M]
-    Tensor<double, 2> norm;                // [M, Hkv]
+    Tensor<double, 2> norm;  // [M, Hkv]
 };
 
 /// Mass kept and output error over the draws.
@@ -36,28 +27,23 @@ struct Draws {
     std::vector<double> mass, error;
 };
 
-/// One draw: blocks count by their queries; groups whose dense output is 0 have no error.
+/// One draw; groups whose dense output is 0 have no error.
 void add_draw(const Blocks& blocks, View<const double, 3> kept, View<const int32_t, 1> times,
               Draws& draws) {
-    double mass = 0, errors = 0;
+    double errors = 0;
     int64_t living = 0;
     for (int64_t r = 0; r < kept.extent(1); ++r) {
-        double sum = 0, rows = 0, off = 0, all = 0;
+        double off = 0, all = 0;
         for (int64_t m = 0; m < kept.extent(0); ++m) {
-            const double weight = times(m),
-                         of = weight * static_cast<double>(blocks.rows[static_cast<size_t>(m)]);
             if (times(m) == 0) continue;
-            rows += of;
-            sum += of * kept(m, r, 0);
-            off += weight * kept(m, r, 1);
-            all += weight * blocks.norm(m, r);
+            off += times(m) * kept(m, r, 1);
+            all += times(m) * blocks.norm(m, r);
         }
-        mass += sum / rows / static_cast<double>(kept.extent(1));
         if (all == 0) continue;
         errors += std::sqrt(off / all);
         ++living;
     }
-    draws.mass.push_back(mass);
+    draws.mass.push_back(average_of_draw(blocks, kept, times).front());
     draws.error.push_back(living == 0 ? kNone : errors / static_cast<double>(living));
 }
 
@@ -122,10 +108,8 @@ std::vector<Sure> measure_sureness(const io::ResultsReader& results, const std::
     return sure;
 }
 
-DrawnFrom drawn_from(const io::ResultsReader& results, const std::string& layer) {
-    const Blocks blocks(results, layer);
-    return {blocks.count(),
-            std::ssize(std::set<int64_t>(blocks.sequences.begin(), blocks.sequences.end()))};
+StoredBlocks drawn_from(const io::ResultsReader& results, const std::string& layer) {
+    return read_query_blocks(results, "/query_blocks/" + layer);
 }
 
 }  // namespace msa::experiments::compare

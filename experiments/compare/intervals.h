@@ -8,12 +8,9 @@
 
 #include "analysis/bootstrap.h"
 #include "experiments/compare/rows.h"
+#include "experiments/driver/block_intervals.h"
 
 namespace msa::experiments::compare {
-
-inline constexpr const char* kIntervalsWords =
-    "95 % interval of the bootstrap: sequences are drawn, then blocks of neighbouring queries of "
-    "each; every config sees the same draws";
 
 /// One config on one layer. `best`: the selector of the highest mass_kept at this setting, oracles
 /// apart.
@@ -30,10 +27,7 @@ struct Sure {
 /// queries are counted, or the mass is NaN; an older file has none.
 std::vector<Sure> measure_sureness(const io::ResultsReader&, const std::vector<Row>& rows);
 
-/// Blocks of queries that a layer's draws are made of, and the sequences that they are from.
-struct DrawnFrom {
-    int64_t blocks = 0, sequences = 0;
-};
-DrawnFrom drawn_from(const io::ResultsReader&, const std::string& layer);
+/// The blocks of queries that a layer's draws are made of.
+StoredBlocks drawn_from(const io::ResultsReader&, const std::string& layer);
 
 }  // namespace msa::experiments::compare

@@ -20,7 +20,8 @@ struct LayerView {
           index_k_there(backend, host_index_k(data), data.elements.index.computed),
           host_sinks(data.sinks(view)),
           sinks(backend, host_sinks),
-          k(backend, k_there.view(), host_view(data.k)) {
+          k(backend, k_there.view(), host_view(data.k)),
+          v(backend, v_there.view(), host_view(data.v)) {
         if (data.index_k.data() != nullptr)
             index_k = {backend, index_k_there.view(), host_index_k(data)};
     }
@@ -30,7 +31,7 @@ struct LayerView {
     Operand<2> index_k_there;
     Tensor<float, 1> host_sinks;
     Sinks sinks;
-    Mirror<3> k;
+    Mirror<3> k, v;
     Mirror<2> index_k;
 
 private:

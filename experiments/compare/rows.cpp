@@ -22,11 +22,12 @@ std::vector<Row> read_rows(const io::ResultsReader& results) {
         }
     const std::vector<std::string> order = list_policies();
     const auto rank = [&](const Row& row) {
-        return std::find(order.begin(), order.end(), row.selector) - order.begin();
+        return std::find(order.begin(), order.end(), name_of_label(row.selector)) - order.begin();
     };
     std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
         if (a.layer != b.layer) return std::stoll(a.layer) < std::stoll(b.layer);
         if (rank(a) != rank(b)) return rank(a) < rank(b);
+        if (a.selector != b.selector) return a.selector < b.selector;
         return a.budget < b.budget;
     });
     return rows;

@@ -52,10 +52,6 @@ ordered_json layer_overlap(const io::ResultsReader& results) {
     return all;
 }
 
-ordered_json interval(const analysis::Estimate& of) {
-    return {{"low", number(of.low)}, {"high", number(of.high)}};
-}
-
 /// Rows of one layer, one entry each.
 void add_rows(const io::ResultsReader& results, const std::vector<Row>& rows, ordered_json& to) {
     const std::vector<Sure> sure = measure_sureness(results, rows);
@@ -67,8 +63,8 @@ void add_rows(const io::ResultsReader& results, const std::vector<Row>& rows, or
         for (const char* name : kRowSizes) entry[name] = row.size(results, name);
         for (const Measure& measure : kMeasures)
             entry[measure.name] = number(row.value(results, measure.name));
-        entry["intervals"] = {{"mass_kept", interval(sure[n].mass)},
-                              {"output_error", interval(sure[n].error)}};
+        entry["intervals"] = {{"mass_kept", interval_json(sure[n].mass)},
+                              {"output_error", interval_json(sure[n].error)}};
         entry["behind"] = {{"selector", sure[n].best},
                            {"value", number(sure[n].behind.value)},
                            {"low", number(sure[n].behind.low)},
@@ -90,7 +86,7 @@ std::string compare_definitions() {
     definitions["rows_counted"] =
         "queries in the averages: those that see more keys than the largest budget, the same for "
         "every selector and budget; averages go over queries, then over groups";
-    definitions["intervals"] = kIntervalsWords;
+    definitions["intervals"] = std::string(kIntervalsWords) + "; every config sees the same draws";
     definitions["behind"] =
         "mass_kept of the selector that keeps most at this setting, oracles apart, less the row's: "
         "the two are not distinguishable where the interval holds 0";

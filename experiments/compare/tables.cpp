@@ -103,12 +103,12 @@ void print_layer(const io::ResultsReader& results, const std::string& layer,
     if (rows.front().size(results, "rows_counted") == 0)
         out << "No query sees more keys than the largest budget: choose smaller --budgets.\n\n";
     print_configs(results, rows, ablation, out);
-    if (const DrawnFrom from = drawn_from(results, layer); from.blocks > 1)
-        out << "\nInterval: " << kIntervalsWords << "; " << from.blocks << " blocks of "
-            << from.sequences << (from.sequences == 1 ? " sequence" : " sequences") << ", seed "
-            << results.run().seed
-            << ". Best: keeps most mass of its budget, oracles apart; =: not distinguishable from "
-               "it, as the interval of the difference holds 0.\n";
+    if (const StoredBlocks from = drawn_from(results, layer); from.count() > 1)
+        out << '\n'
+            << drawn_text(from, results.run().seed)
+            << " Every config sees the same draws. Best: keeps most mass of its budget, oracles "
+               "apart; =: not distinguishable from it, as the interval of the difference holds "
+               "0.\n";
     if (ablation == "window") {
         out << "\n";
         print_windows(results, rows, out);

@@ -127,20 +127,40 @@ void take_own_sizes(SizeOptions& o, std::span<const std::string> args,
     o.rule.validate();
 }
 
+std::string label_of(const std::string& option, const std::string& name) {
+    try {
+        return make_policy(name)->label();
+    } catch (const InputError& fault) {
+        throw InputError(text("--", option, ": ", fault.what()));
+    }
+}
+
+std::string options_help(const std::vector<std::string>& offered) {
+    std::string all;
+    for (const std::string& name : offered)
+        if (const std::string own = options_text(*make_policy(name)); !own.empty())
+            all += text(all.empty() ? "" : "; ", name, ": ", own);
+    return "; with other options than the defaults as NAME:OPTION=VALUE:..., options and "
+           "defaults: " +
+           all;
+}
+
 void add_selectors(OptionTable& table, std::vector<std::string>& to,
                    const std::vector<std::string>& offered) {
     const std::string all = "all";
     const auto known = [=](const std::string& name) {
         if (name == all) return std::string(all);
+        std::string base(name_of_label(name));
         for (const std::string& own : offered) {
             const std::vector<std::string_view> others = make_policy(own)->other_names();
-            if (std::find(others.begin(), others.end(), name) != others.end()) return own;
+            if (std::find(others.begin(), others.end(), base) != others.end()) base = own;
         }
-        return offered[choice("selectors", name, offered)];
+        choice("selectors", base, offered);
+        return label_of("selectors", name);
     };
-    OptionRow& row =
-        table.names("selectors", "NAME,...", to, known,
-                    "all that the file has operands for, or some of: " + join(offered));
+    OptionRow& row = table.names(
+        "selectors", "NAME,...", to, known,
+        "all that the file has operands for, or some of: " + join(offered) + options_help(offered));
     row.shown_as(all);
     row.check = [=, &to] {
         const bool has_all = std::find(to.begin(), to.end(), all) != to.end();
@@ -151,10 +171,10 @@ void add_selectors(OptionTable& table, std::vector<std::string>& to,
 
 std::string pointwise_selector(const std::string& option, const std::string& name) {
     const std::vector<std::string> known = list_pointwise_selectors();
-    std::string own(make_policy(name)->name());
+    const std::string label = label_of(option, name), own(name_of_label(label));
     require(std::find(known.begin(), known.end(), own) != known.end(), "--", option, " has ", name,
             ", which does not choose blocks for each query alone; there are: ", join(known));
-    return own;
+    return label;
 }
 
 void add_oracle(OptionTable& table, OracleOptions& o) {

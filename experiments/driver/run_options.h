@@ -66,11 +66,17 @@ void take_own_block_size(int64_t& block_size, std::span<const std::string> args,
 void take_own_sizes(SizeOptions&, std::span<const std::string> args,
                     std::span<const io::LayerInfo> layers, std::ostream& err);
 
-/// --selectors: some of `offered`, by any of their names; empty for all that can run.
+/// Policy::label() of a selector as users write it. InputError naming `option`.
+std::string label_of(const std::string& option, const std::string& name);
+
+/// The options of the selectors and their defaults, as a part of an option's help.
+std::string options_help(const std::vector<std::string>& selectors);
+
+/// --selectors: some of `offered`, by any of their names, as labels; empty for all that can run.
 void add_selectors(OptionTable&, std::vector<std::string>& to,
                    const std::vector<std::string>& offered);
 
-/// The own name of a selector that looks at a query and its keys alone, as sampled queries need it.
+/// The label of a selector that looks at a query and its keys alone, as sampled queries need it.
 /// InputError naming `option` where `name` is no such one.
 std::string pointwise_selector(const std::string& option, const std::string& name);
 

@@ -6,18 +6,26 @@
 
 #include "analysis/entropy.h"
 #include "analysis/output_error.h"
+#include "analysis/query_blocks.h"
 #include "analysis/recall.h"
+#include "experiments/driver/block_intervals.h"
 
 namespace msa::experiments::fit {
 namespace {
 
-/// The KL on the tokens of the blocks `ids`, on all visible ones where that is absent.
-double kl_on(const LayerOperands& layer, const Problem& p, const IndexInput& index, In<3> q,
-             View<const int32_t, 3> ids, Teacher teacher) {
+/// The KL [Nq, Hkv] on the tokens of the blocks `ids`, on all visible ones where that is absent.
+Tensor<double, 2> kl_of(const LayerOperands& layer, const Problem& p, const IndexInput& index,
+                        In<3> q, View<const int32_t, 3> ids, Teacher teacher) {
     Backend& backend = layer.backend;
     auto kl = backend.make<double, 2>({p.queries(), p.kv_heads});
     backend.index_kl(p, {index, q, layer.k, ids, teacher, layer.sinks}, {kl, {}, {}});
-    return mean_of(fetch(backend, std::move(kl)));
+    return fetch(backend, std::move(kl));
+}
+
+/// Its mean over all rows.
+double kl_on(const LayerOperands& layer, const Problem& p, const IndexInput& index, In<3> q,
+             View<const int32_t, 3> ids, Teacher teacher) {
+    return mean_of(kl_of(layer, p, index, q, ids, teacher));
 }
 
 /// Entropy of the teacher, from the KL of the uniform distribution over the n visible keys:
@@ -88,6 +96,39 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     e.entropy_index = index_entropy(backend, p, {index.q.view(), index.k.view()}, index.host_q);
     e.entropy_teacher = entropy_teacher_;
     return e;
+}
+
+void HeldOut::write_blocks(io::UnitWriter& to, const IndexWeights& weights) const {
+    Backend& backend = layer_.backend;
+    const Problem& p = queries_.problem;
+    const IndexOperands index(backend, weights, data_, queries_, threads_);
+    auto there = backend.make<int32_t, 3>(oracle_ids_.shape());
+    backend.index_select(p, o_.rule, index, there);
+    const Tensor<double, 2> kl = kl_of(layer_, p, index, queries_.q, {}, o_.teacher);
+    const Tensor<double, 2> selected =
+        kl_of(layer_, p, index, queries_.q, there.view(), o_.teacher);
+    const Tensor<int32_t, 3> ids = fetch(backend, std::move(there));
+
+    const std::string group = text("/fit/", data_.info.layer, "/blocks");
+    const auto write = [&](const std::string& at, std::span<const analysis::RowKind> kinds,
+                           const std::vector<std::string>& columns, auto measure) {
+        const analysis::QueryBlocks blocks = analysis::query_blocks(p, kinds, kBlockTokens);
+        analysis::BlockMeans means(blocks.count(), std::ssize(columns) * p.kv_heads);
+        means.add(blocks.of_query, measure);
+        write_query_blocks(to, group + at, blocks);
+        write_block_means(to, group + at + "/means", means, blocks.count(), p.kv_heads, columns);
+    };
+    const analysis::Recall recall(p.kv_heads, {o_.oracle_without_local});
+    const auto& names = analysis::Recall::kColumns;
+    write("/recall", kinds_, {std::begin(names), std::end(names)},
+          recall.measure(p, kinds_, ids, oracle_ids_, mass_));
+    const std::vector<analysis::RowKind> all(kinds_.size(), analysis::RowKind::counted);
+    write("/kl", all, {"kl", "kl_selected"}, [&](int64_t i, analysis::RowValues values) {
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            values[static_cast<size_t>(r)] = kl(i, r);
+            values[static_cast<size_t>(p.kv_heads + r)] = selected(i, r);
+        }
+    });
 }
 
 }  // namespace msa::experiments::fit

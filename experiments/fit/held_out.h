@@ -8,6 +8,7 @@
 #include "analysis/rows.h"
 #include "core/backend.h"
 #include "core/index_branch.h"
+#include "core/io/results.h"
 #include "core/selection.h"
 #include "experiments/fit/evaluation.h"
 #include "experiments/fit/operands.h"
@@ -24,6 +25,9 @@ public:
             const std::vector<int64_t>& tokens, int threads);
 
     Evaluation evaluate(int64_t step, const IndexWeights&) const;
+
+    /// What intervals of the last evaluation are made of, /fit/<l>/blocks (data/FORMAT.md).
+    void write_blocks(io::UnitWriter&, const IndexWeights&) const;
 
     int64_t queries() const { return queries_.problem.queries(); }
     /// Queries in the averages of recall, mass and output error: analysis::row_kinds.

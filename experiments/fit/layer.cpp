@@ -96,6 +96,7 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
     }
     write_fit(to, layer, state, whitening.plain(state.weights));
     write_sizes(to, o, data, split, held_out);
+    held_out.write_blocks(to, state.weights);
     to.write<int64_t, 1>(
         text("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},
         {"query", "token", "packed token index of each held-out query that was evaluated"});

@@ -6,6 +6,8 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
+#include "experiments/driver/block_intervals.h"
+#include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/table.h"
@@ -20,6 +22,62 @@ std::string group_of(const std::string& layer) { return "/fit/" + layer; }
 
 int64_t size_of(const io::ResultsReader& results, const std::string& layer, const char* name) {
     return static_cast<int64_t>(results.number(group_of(layer), name));
+}
+
+/// Figures of one kind of blocks, and where these stand.
+struct OfBlocks {
+    const char* group;
+    std::vector<const char*> measures;
+};
+const std::vector<OfBlocks> kOfBlocks{
+    {"kl", {"kl", "kl_selected"}},
+    {"recall", {"block_recall", "score_recall", "mass_kept", "oracle_mass"}},
+};
+
+std::string blocks_group(const std::string& layer, const OfBlocks& of) {
+    return group_of(layer) + "/blocks/" + of.group;
+}
+
+/// The measures of the last evaluation by name, with their intervals.
+std::vector<std::pair<const char*, analysis::Estimate>> sure_measures(
+    const io::ResultsReader& results, const std::string& layer) {
+    const Evaluation last = read_evaluations(results, std::stoll(layer)).back();
+    std::vector<std::pair<const char*, analysis::Estimate>> all;
+    for (const OfBlocks& of : kOfBlocks) {
+        const std::string group = blocks_group(layer, of);
+        std::vector<double> values;
+        for (const char* name : of.measures)
+            for (const Measure& measure : kMeasures)
+                if (std::string_view(measure.metric) == name) values.push_back(last.*measure.value);
+        const std::vector<analysis::Estimate> sure =
+            with_intervals(results, read_query_blocks(results, group), group + "/means", values);
+        for (size_t n = 0; n < sure.size(); ++n) all.emplace_back(of.measures[n], sure[n]);
+    }
+    return all;
+}
+
+/// How sure the last evaluation of each layer is; nothing where no layer has two blocks.
+void print_intervals(const io::ResultsReader& results, std::ostream& out) {
+    std::vector<std::string> header{"layer"};
+    for (const OfBlocks& of : kOfBlocks)
+        for (const char* name : of.measures)
+            header.push_back(std::string(analysis::metric(name).heading) + "\n95 % interval");
+    Table table(header);
+    StoredBlocks from;
+    for (const std::string& layer : results.list("/fit")) {
+        const StoredBlocks blocks =
+            read_query_blocks(results, blocks_group(layer, kOfBlocks.front()));
+        if (blocks.count() < 2) continue;
+        from = blocks;
+        std::vector<std::string> cells{layer};
+        for (const auto& [name, estimate] : sure_measures(results, layer))
+            cells.push_back(experiments::text_of(estimate));
+        table.add(cells);
+    }
+    if (table.empty()) return;
+    out << "\nAfter the last step, on the held-out queries:\n";
+    table.print(out);
+    out << drawn_text(from, results.run().seed) << '\n';
 }
 
 constexpr const char* kCounts[] = {"warmup_steps", "train_queries", "held_out_queries",
@@ -40,6 +98,8 @@ std::string fit_definitions(const std::string& note) {
     definitions["rows_counted"] =
         "held-out queries with more visible blocks than k, in the averages of recall, mass and "
         "output error; averages go over queries, then over groups or heads";
+    definitions["intervals"] =
+        std::string(kIntervalsWords) + "; of the last evaluation, on its held-out queries";
     return definitions.dump();
 }
 
@@ -56,6 +116,8 @@ std::string fit_summary_json(const io::ResultsReader& results) {
             row[measure.metric] = json_number(last.*measure.value);
         row["split"] = results.words(group_of(layer), "split");
         for (const char* name : kCounts) row[name] = size_of(results, layer, name);
+        for (const auto& [name, estimate] : sure_measures(results, layer))
+            row["intervals"][name] = interval_json(estimate);
         summary["rows"].push_back(row);
     }
     return summary.dump(2) + "\n";
@@ -94,6 +156,7 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
     table.print(out);
     out << '\n';
     definitions.print(out);
+    print_intervals(results, out);
     out << "\nHeld-out queries counted, those with more visible blocks than k: " << counted << ".\n"
         << elements_text(results.run()) << '\n';
 }

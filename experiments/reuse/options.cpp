@@ -50,7 +50,8 @@ OptionTable option_table(ReuseOptions& o) {
     table.numbers("layers", "L,...", o.layers,
                   "layers; default: all of the file, which must have no gap between them");
     table.text("selector", "NAME", o.selector,
-               "whose ids are shared: one of " + join(list_pointwise_selectors()));
+               "whose ids are shared: one of " + join(list_pointwise_selectors()) +
+                   options_help(list_pointwise_selectors()));
     add_sizes(table, o);
     add_oracle(table, o);
     add_queries(table, o);

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 import csv
+import json
 import math
+import shutil
 
 import h5py
 import numpy as np
@@ -132,6 +134,24 @@ def test_mass_kept_curve_shows_the_curves_and_the_chosen_k(results):
         np.testing.assert_array_equal(table.where(selector=selector)["mass_kept"], mass)
         assert (mass <= results.curve("oracle", 6)[1] + 1e-12).all()
     assert "k = 4" in {text.get_text() for text in figure.axes[0].texts}
+    assert np.isnan(table["mass_kept_low"]).all(), "no summary.json lies beside"
+
+
+def test_mass_kept_curve_shows_the_intervals_of_the_summary_beside(results_path, tmp_path):
+    rows = [{"layer": 6, "selector": "window",
+             "intervals": {"mass_kept": {"low": 0.25, "high": 0.375}}},
+            {"layer": 3, "selector": "window",
+             "intervals": {"mass_kept": {"low": 0, "high": 1}}},
+            {"layer": 6, "selector": "random",
+             "intervals": {"mass_kept": {"low": None, "high": None}}}]
+    shutil.copy(results_path, tmp_path / "results.h5")
+    (tmp_path / "summary.json").write_text(json.dumps({"rows": rows}))
+    with Results(tmp_path / "results.h5") as results:
+        _, table = mass_kept_curve(results, [6])
+    sure = ~np.isnan(table["mass_kept_low"])
+    assert table["selector"][sure].tolist() == ["window"]
+    assert table["k"][sure].tolist() == [4]
+    assert (table["mass_kept_low"][sure], table["mass_kept_high"][sure]) == (0.25, 0.375)
 
 
 def test_power_of_two_bins():

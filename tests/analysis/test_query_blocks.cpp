@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "analysis/query_blocks.h"
 #include "tests/support/values.h"
 
@@ -34,6 +36,28 @@ TEST(QueryBlocks, EndWithTheSequence) {
     const QueryBlocks blocks = query_blocks(p, std::vector(5, RowKind::counted), 4);
     EXPECT_EQ(blocks.rows, (std::vector<int64_t>{2, 3}));
     EXPECT_EQ(blocks.sequences, (std::vector<int64_t>{0, 1}));
+}
+
+/// Two columns of rows 0 to 4; the second has no value in row 3.
+TEST(BlockMeans, AreOfTheRowsOfABlockInAnyChunks) {
+    const std::vector<int64_t> of_query{0, 0, -1, 2, 2};
+    const auto measure = [](int64_t i, RowValues values) {
+        values[0] = 1 / static_cast<double>(i + 3);
+        if (i != 3) values[1] = static_cast<double>(i);
+    };
+    BlockMeans whole(3, 2), cut(3, 2);
+    whole.add(of_query, measure);
+    for (int64_t i = 0; i < 5; ++i)
+        cut.add(std::span(of_query).subspan(static_cast<size_t>(i), 1),
+                [&](int64_t, RowValues values) { measure(i, values); });
+    const std::vector<double> got = whole.values();
+    ASSERT_EQ(got.size(), 6U);
+    EXPECT_EQ(got[0], (1.0 / 3 + 1.0 / 4) / 2);
+    EXPECT_EQ(got[1], 0.5);
+    EXPECT_TRUE(std::isnan(got[2]) && std::isnan(got[3]));
+    EXPECT_EQ(got[4], (1.0 / 6 + 1.0 / 7) / 2);
+    EXPECT_EQ(got[5], 4);
+    for (const size_t n : std::vector<size_t>{0, 1, 4, 5}) EXPECT_EQ(cut.values()[n], got[n]);
 }
 
 TEST(BlockSums, AddUpRowByRow) {

@@ -379,7 +379,7 @@ TEST(SelectorRegistry, PointwiseSelectorsNeedNothingOfOtherQueries) {
     for (const std::string& name : list_selectors()) {
         const Policy::Needs needs = make_selector(name)->needs();
         EXPECT_EQ(std::find(pointwise.begin(), pointwise.end(), name) != pointwise.end(),
-                  !needs.queries && !needs.previous_layer && !needs.rule)
+                  !needs.queries && !needs.values && !needs.previous_layer && !needs.rule)
             << name;
         EXPECT_EQ(needs.max_logit, name == "oracle-logit");
     }

@@ -37,7 +37,7 @@ TEST_F(Analyze, WritesARowPerLayerAndSelector) {
     const std::set<std::string> keys{
         "layer",          "selector",     "block_recall",    "score_recall",     "mass_kept",
         "oracle_mass",    "output_error", "sink_mass_dense", "sink_mass_sparse", "entropy_dense",
-        "entropy_sparse", "rows_counted", "rows_trivial",    "dead_heads"};
+        "entropy_sparse", "rows_counted", "rows_trivial",    "dead_heads",       "intervals"};
     std::set<std::pair<int, std::string>> rows;
     for (const json& row : summary["rows"]) {
         std::set<std::string> found;

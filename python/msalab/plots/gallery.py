@@ -89,8 +89,9 @@ SECTIONS = (
          "blocks it keeps, as the number of kept blocks k grows (each step doubles k).",
          "The dashed black line is the oracle, the best that any choice of blocks can do. The "
          "distance below it is the selector's own loss; the distance from the oracle to 1 is the "
-         "price of sparsity itself. The dotted line marks the k of this run. The axis of mass "
-         "starts where the lowest line needs it."),
+         "price of sparsity itself. The dotted line marks the k of this run, and the bars on it "
+         "are 95 % intervals of the bootstrap over blocks of queries. The axis of mass starts "
+         "where the lowest line needs it."),
         _per_layer("mass_kept", lambda results, layer: mass_kept_curve(results, [layer])),
     ),
     Section(
@@ -388,7 +389,8 @@ def training_section(fit: FitResults) -> Section:
          "Black: held-out queries, over all visible keys; black and dotted, over the selected "
          "blocks alone, which is what the dashed steps train.",
          "Below, on the held-out queries: how much of the oracle's blocks and mass the Index "
-         f"Branch finds, against the dashed oracle.{closed_form} A black line that rises while the "
+         f"Branch finds, against the dashed oracle. The bars at the end are 95 % intervals of the "
+         f"bootstrap over blocks of queries.{closed_form} A black line that rises while the "
          "coloured one falls is overfitting.",
          f"Split: {splits}."),
         pictures)

@@ -8,6 +8,7 @@ pieces that the caller takes, so that nothing of size N x N is ever in memory.
 from __future__ import annotations
 
 import json
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,6 +138,24 @@ class ResultsFile:
 
     def close(self):
         self._file.close()
+
+    @cached_property
+    def _summary_rows(self) -> list[dict]:
+        """The rows of the summary.json beside the file; none where there is no such file."""
+        beside = self.path.parent / "summary.json"
+        if not beside.is_file():
+            return []
+        with blamed(beside, "is not a summary"):
+            return json.loads(beside.read_text(encoding="utf-8"))["rows"]
+
+    def interval(self, layer: int, name: str, selector: str | None = None) -> tuple[float, float]:
+        """The 95 % interval of an average, NaN where none is known."""
+        for row in self._summary_rows:
+            if row.get("layer") == layer and row.get("selector") == selector:
+                of = row.get("intervals", {}).get(name, {})
+                return tuple(math.nan if of.get(end) is None else float(of[end])
+                             for end in ("low", "high"))
+        return math.nan, math.nan
 
     def __enter__(self):
         return self

@@ -30,7 +30,7 @@ protected:
         p.batch = PackedBatch({0, first_, first_ + 75}, {0, first_, first_ + 75});
         return p;
     }();
-    Tensor<float, 3> q_, k_ = normal<3>({p_.keys(), 2, 16}, 2);
+    Tensor<float, 3> q_, k_ = normal<3>({p_.keys(), 2, 16}, 2), v_ = normal<3>(k_.shape(), 5);
     const Tensor<float, 3> index_q_ = normal<3>({p_.keys(), 2, 16}, 3);
     const Tensor<float, 2> index_k_ = normal<2>({p_.keys(), 16}, 4);
     std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});
@@ -86,6 +86,7 @@ protected:
                 .backend = *backend_,
                 .k = {*backend_, In<3>(k_)},
                 .index_k = {*backend_, In<2>(index_k_)},
+                .v = {*backend_, In<3>(v_)},
                 .seed = 7,
                 .rule = rule,
                 .read_q = read_q,
@@ -112,8 +113,7 @@ protected:
     int64_t length(int64_t token) const { return token < first_ ? first_ : 75; }
     int64_t blocks(int64_t token) const { return position(token) / p_.block_size + 1; }
 
-    /// softmax of the query `token` and head h over the newest `window` positions up to its own; 0
-    /// elsewhere.
+    /// softmax of the query `token` and head h over the newest `window` positions it sees; else 0.
     std::vector<double> attention(int64_t token, int64_t h, int64_t window = 1 << 20) const {
         std::vector<double> weights(static_cast<size_t>(length(token)), 0.0);
         double sum = 0;

@@ -32,6 +32,17 @@ TEST(PolicyCosts, ByHand) {
     expect("sparq", 2 * 4 * 2 * 420, 2 * 2 * 2 * 420);  // 2 of 16 channels
     expect("keydiff", 2 * 2 * 16 * (4 + 10), 2 * 2 * 16 * (4 + 10));
     expect("shadowkv", 2 * 4 * 16 * (4 + 10), 2 * 2 * 16 * (4 + 10));
+    expect("oracle-value", 2 * 4 * 16 * 420, 2 * 2 * 16 * 420);
+    expect("oracle-error", 2 * 2 * 4 * 16 * 420, 2 * 2 * 2 * 16 * 420);
+    expect("double-sparsity", 2 * 4 * 4 * 420, 2 * 4 * 4 * 420 / 4.0);  // 4 channels of 4 bits
+    // Quest's bounds, and 1 of 4 and 3 of 10 blocks in 4 bits.
+    expect("twilight", 2 * 2 * 16 * 2 * 14 + 2 * 4 * 16 * 128, 2 * 2 * 16 * (2 * 14 + 128 / 4));
+    expect("xattention", 2 * 4 * 16 * 16 * 210, 2 * 2 * 16 * 16 * 210);  // 20 rows of tiles
+    // Before each of 9 query blocks 32, 64, ..., 288 keys, and as many queries or the newest 200.
+    expect("expected-attention", 2 * 4 * 16 * (1440 * 17 + 1440 * 16), 2 * 2 * 16 * 1440 * 2);
+    expect("expected-attention:window=200", 2 * 4 * 16 * (1440 * 17 + (672 + 600) * 16),
+           2 * 2 * 16 * 1440 * 2);
+    expect("expected-attention:covariance=0:values=0", 2 * 4 * 16 * 1440, 2 * 2 * 16 * 1440);
     expect("ada-oracle", 2 * 4 * 16 * 420, 2 * 2 * 16 * 420);
     expect("tova", 0, 0);
     // Pieces [0, 32), [16, 48), ... that end by 100 and by 320: 5 and 19.
@@ -96,6 +107,102 @@ TEST_F(EveryPolicy, SaysWhatItIs) {
         for (std::string_view other : policy->other_names())
             EXPECT_EQ(make_policy(other)->name(), name);
     }
+}
+
+/// What make_policy() says of a label that it refuses.
+std::string refused(const char* label) {
+    try {
+        make_policy(label);
+    } catch (const InputError& fault) {
+        return fault.what();
+    }
+    return "";
+}
+
+TEST(PolicyOptions, AreSetByTheLabel) {
+    EXPECT_EQ(make_policy("sparq")->label(), "sparq");
+    EXPECT_EQ(make_policy("sparq:rank=16")->label(), "sparq:rank=16");
+    EXPECT_EQ(make_policy("sparq:rank=0")->label(), "sparq") << "the default";
+    EXPECT_EQ(make_policy("lserve:page=08")->label(), "quest-pages:page=8");
+    EXPECT_EQ(make_policy("snapkv:pool=5:window=16")->label(), "snapkv:window=16:pool=5");
+    EXPECT_EQ(make_policy("flexprefill:tau=2.50e-1")->label(), "flexprefill:tau=0.25");
+    EXPECT_EQ(make_policy("streaming-llm:sinks=8")->label(), "streaming-llm:sinks=8");
+    EXPECT_EQ(make_policy("sparq:rank=16")->name(), "sparq");
+    const std::string plain(make_policy("sparq")->rule());
+    EXPECT_EQ(make_policy("sparq")->rule_in_full(), plain);
+    EXPECT_EQ(make_policy("sparq:rank=16")->rule_in_full(), plain + "; with rank=16");
+}
+
+TEST(PolicyOptions, RefusedNameTheOnesThereAre) {
+    EXPECT_EQ(refused("snapkv:wide=3"),
+              "snapkv has no option 'wide'; its options and their defaults: window=32, pool=7");
+    EXPECT_EQ(refused("window:wide=3"),
+              "window has no option 'wide'; its options and their defaults: none");
+    EXPECT_EQ(refused("sparq:"), "sparq has no option ''; its options and their defaults: rank=0");
+    EXPECT_EQ(refused("sparq:rank=1:rank=2"), "sparq has the option 'rank' twice");
+    for (const char* value : {"rank", "rank=", "rank=x", "rank=1x", "rank=1.5", "rank=-1",
+                              "rank=257", "rank= 1", "rank=99999999999999999999"})
+        EXPECT_NE(
+            refused(text("sparq:", value).c_str()).find("', must be an integer from 0 to 256"),
+            std::string::npos)
+            << value;
+    for (const char* value : {"tau=nan", "tau=1.1", "tau=-0.1", "tau="})
+        EXPECT_NE(refused(text("flexprefill:", value).c_str()).find("must be a number from 0 to 1"),
+                  std::string::npos)
+            << value;
+}
+
+/// Every default lies within its bounds, and a label of all options is taken back.
+TEST(PolicyOptions, OfEveryPolicyCanBeSet) {
+    for (const std::string& name : list_policies())
+        for (const PolicyOption& option : make_policy(name)->options())
+            for (const double bound : {option.low, option.high}) {
+                const bool whole = std::holds_alternative<int64_t*>(option.value);
+                const std::string value =
+                    whole ? std::to_string(static_cast<int64_t>(bound)) : text(bound);
+                const std::string label = text(name, ":", option.name, "=", value);
+                const std::unique_ptr<msa::Policy> policy = make_policy(label);
+                EXPECT_EQ(make_policy(policy->label())->label(), policy->label());
+                EXPECT_FALSE(option.help.empty()) << label;
+                EXPECT_GE(policy->cost(two_queries(), 0).flops, 0) << label;
+            }
+}
+
+class Options : public Policy {};
+
+/// An option that nothing reads would leave the scores as they are.
+TEST_F(Options, ChangeTheScores) {
+    for (const char* label :
+         {"ada-oracle:safeguard=1", "quest-pages:page=4", "sparq:rank=8", "shadowkv:outliers=1024",
+          "infllm:representatives=9", "nsa:piece=16", "nsa:stride=8", "infllm-v2:piece=8",
+          "infllm-v2:stride=4", "minference-vs:probe=8", "flexprefill:tau=1", "snapkv:window=16",
+          "snapkv:pool=1", "top-p:p=0.5", "xattention:stride=4", "xattention:threshold=0.5",
+          "twilight:candidates=1", "twilight:bits=2", "twilight:p=0.2"}) {
+        const std::string name(name_of_label(label));
+        const Tensor<float, 3> plain = scores(name), set = scores(label);
+        int64_t differ = 0;
+        for (int64_t i = 0; i < 285; ++i)
+            for (int64_t r = 0; r < 2; ++r)
+                for (int64_t b = 0; b < blocks(i); ++b) differ += plain(i, r, b) != set(i, r, b);
+        EXPECT_GT(differ, 0) << label;
+    }
+}
+
+TEST_F(Options, TopPOfAFixedShareKeepsItWhateverTheBudget) {
+    const Tensor<float, 3> got = scores("top-p:p=0.5"), mass = mass_of(p_, q_.view());
+    for (int64_t i = 0; i < 285; ++i)
+        for (int64_t r = 0; r < 2; ++r) {
+            double sum = 0, least = HUGE_VAL;
+            for (int64_t b = 0; b < blocks(i); ++b) {
+                if (got(i, r, b) == -INFINITY) continue;
+                sum += mass(i, r, b);
+                if (b + 1 < blocks(i)) least = std::min(least, double{mass(i, r, b)});
+            }
+            ASSERT_GE(sum, 0.5 - votes_bound(1)) << i;
+            if (std::isfinite(least)) {
+                ASSERT_LT(sum - least, 0.5 + votes_bound(1)) << i;
+            }
+        }
 }
 
 }  // namespace

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+// What other numbers of selected blocks than k would keep.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "analysis/recall.h"
+#include "core/io/results.h"
+#include "experiments/driver/attend.h"
+
+namespace msa::experiments::analyze {
+
+/// Mean mass kept against the number of selected blocks.
+class Curve {
+public:
+    Curve(const Problem& p, const SelectionRule& rule) {
+        for (int64_t k = 1; k < p.blocks(); k *= 2) ks_.push_back(k);
+        ks_.push_back(std::max<int64_t>(1, p.blocks()));
+        ks_.push_back(rule.top_k);
+        std::erase_if(ks_, [&](int64_t k) { return k < rule.forced_local + rule.forced_first; });
+        std::sort(ks_.begin(), ks_.end());
+        ks_.erase(std::unique(ks_.begin(), ks_.end()), ks_.end());
+        means_.resize(ks_.size());
+    }
+
+    void add(Backend& backend, const Problem& p, SelectionRule rule,
+             const std::vector<analysis::RowKind>& kinds, In<3> scores, View<const float, 3> mass) {
+        for (size_t n = 0; n < ks_.size(); ++n) {
+            rule.top_k = ks_[n];
+            const Tensor<int32_t, 3> ids = pick(backend, p, rule, scores);
+            analysis::add_rows({&means_[n], 1}, p.queries() * p.kv_heads,
+                               [&](int64_t row, analysis::RowValues values) {
+                                   const int64_t i = row / p.kv_heads, r = row % p.kv_heads;
+                                   if (kinds[static_cast<size_t>(i)] == analysis::RowKind::counted)
+                                       values[0] =
+                                           analysis::mass_of(mass[i][r], selected(ids, i, r));
+                               });
+        }
+    }
+
+    void write(io::UnitWriter& to, const std::string& group) const {
+        const auto n = static_cast<int64_t>(ks_.size());
+        const std::vector<double> kept = analysis::values(means_);
+        to.write<int64_t, 1>(group + "/k", {ks_.data(), {n}},
+                             {"point", "blocks", "selected blocks per query and group"});
+        to.write<double, 1>(
+            group + "/mass_kept", {kept.data(), {n}},
+            {"point", "probability", "mass kept, mean over counted rows and groups"});
+    }
+
+private:
+    std::vector<int64_t> ks_;
+    std::vector<analysis::Mean> means_;
+};
+
+}  // namespace msa::experiments::analyze

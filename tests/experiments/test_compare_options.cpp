@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+// Options of selectors on the command line of msa-compare.
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/io/results.h"
+#include "tests/experiments/cli.h"
+
+namespace msa::test {
+namespace {
+
+using nlohmann::json;
+
+class CompareOptions : public CliTest {
+protected:
+    /// Budgets of 2 and 4 blocks of 8 tokens, on layer 3.
+    std::vector<std::string> args(const std::string& out,
+                                  const std::vector<std::string>& more) const {
+        std::vector<std::string> all{file_,      "--out", path(out),      "--budgets", "16,32",
+                                     "--layers", "3",     "--block-size", "8"};
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    static double mass(const json& summary, const std::string& selector, int budget) {
+        for (const json& row : summary["rows"])
+            if (row["selector"] == selector && row["budget"] == budget) return row["mass_kept"];
+        ADD_FAILURE() << selector << ", " << budget;
+        return NAN;
+    }
+
+    std::string file_ = make("a.h5");
+};
+
+TEST_F(CompareOptions, SelectorsTakeOptions) {
+    const std::vector<std::string> asked{"--selectors",
+                                         "sparq,sparq:rank=16,sparq:rank=3,oracle,top-p:p=0.3,"
+                                         "streaming-llm:sinks=2"};
+    const Outcome outcome = kCompare(args("out", asked));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const json all = json::parse(file_text(path("out/summary.json")));
+    std::set<std::string> names;
+    for (const json& row : all["rows"]) names.insert(row["selector"]);
+    EXPECT_EQ(names, (std::set<std::string>{"oracle", "sparq", "sparq:rank=16", "sparq:rank=3",
+                                            "streaming-llm:sinks=2", "top-p:p=0.3"}));
+    EXPECT_NEAR(mass(all, "sparq:rank=16", 16), mass(all, "oracle", 16), 1e-5) << "of all channels";
+    EXPECT_LT(mass(all, "sparq:rank=3", 16), mass(all, "oracle", 16) - 0.01);
+    EXPECT_EQ(mass(all, "top-p:p=0.3", 16), mass(all, "top-p:p=0.3", 32)) << "no budget";
+    EXPECT_NE(file_text(path("out/tables.txt")).find("\nsparq:rank=16 "), std::string::npos);
+    const io::ResultsReader results(path("out/results.h5"));
+    EXPECT_NE(results.words("/metrics/sparq:rank=16@16/3", "rule").find("; with rank=16"),
+              std::string::npos);
+    const json options = json::parse(results.run().options);
+    EXPECT_EQ(options["selectors"][2], "sparq:rank=3");
+
+    std::vector<std::string> other = asked;
+    other[1] = "sparq,sparq:rank=16,sparq:rank=4,oracle,top-p:p=0.3,streaming-llm:sinks=2";
+    other.push_back("--resume");
+    const Outcome resumed = kCompare(args("out", other));
+    EXPECT_EQ(resumed.code, 2);
+    EXPECT_NE(resumed.err.find("selectors"), std::string::npos) << resumed.err;
+}
+
+TEST_F(CompareOptions, RefusesOptionsThatASelectorLacks) {
+    const auto refused = [&](const std::string& selectors) {
+        const Outcome outcome = kCompare(args("out", {"--selectors", selectors}));
+        EXPECT_EQ(outcome.code, 2) << selectors;
+        return outcome.err;
+    };
+    EXPECT_NE(
+        refused("sparq:wide=3")
+            .find(
+                "--selectors: sparq has no option 'wide'; its options and their defaults: rank=0"),
+        std::string::npos);
+    EXPECT_NE(refused("snapkv:window=0").find("window='0', must be an integer from 1 to"),
+              std::string::npos);
+    EXPECT_NE(refused("sparq,sparq:rank=0").find("names 'sparq' twice"), std::string::npos);
+    EXPECT_NE(refused("best:rank=3").find("best"), std::string::npos);
+    const std::string help = kCompare({"--help"}).out;
+    for (const char* known : {"snapkv:", "window=32,", "pool=7", "safeguard=0.2"})
+        EXPECT_NE(help.find(known), std::string::npos) << known;
+}
+
+}  // namespace
+}  // namespace msa::test

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+// How sure the averages of msa-analyze and msa-fit-indexer are.
+#include <nlohmann/json.hpp>
+
+#include "analysis/bootstrap.h"
+#include "core/io/results.h"
+#include "experiments/driver/estimate.h"
+#include "tests/experiments/fit_test.h"
+
+namespace msa::test {
+namespace {
+
+using nlohmann::json;
+
+class Intervals : public Fit {
+protected:
+    /// The averages of `columns` and their intervals, written out from the blocks, are those of the
+    /// row. `at`: the group of the blocks.
+    static void expect_of_blocks(const json& row, const io::ResultsReader& results,
+                                 const std::string& at, const std::string& dataset,
+                                 const std::vector<std::string>& columns, int64_t blocks,
+                                 uint64_t seed) {
+        const auto means = results.read<double, 3>(dataset);
+        const auto rows = results.read<int64_t, 1>(at + "/rows");
+        const auto sequence = results.read<int64_t, 1>(at + "/sequence");
+        ASSERT_EQ(means.shape(), (Shape<3>{blocks, 2, std::ssize(columns)}));
+        const Tensor<int32_t, 2> times = analysis::bootstrap_draws(
+            {sequence.data(), static_cast<size_t>(blocks)}, experiments::kDraws, seed);
+        for (int64_t c = 0; c < std::ssize(columns); ++c) {
+            const auto average = [&](const auto& weight) {
+                double sum = 0, all = 0;
+                for (int64_t m = 0; m < blocks; ++m)
+                    for (int64_t r = 0; r < 2; ++r) {
+                        sum += weight(m) * means(m, r, c);
+                        all += weight(m);
+                    }
+                return sum / all;
+            };
+            const std::string& name = columns[static_cast<size_t>(c)];
+            EXPECT_NEAR(row[name], average([&](int64_t m) { return double(rows(m)); }), 1e-12)
+                << name;
+            std::vector<double> draws;
+            for (int64_t n = 0; n < experiments::kDraws; ++n)
+                draws.push_back(average([&](int64_t m) { return double(times(n, m) * rows(m)); }));
+            const analysis::Estimate want = analysis::with_interval(row[name], draws);
+            EXPECT_NEAR(row["intervals"][name]["low"], want.low, 1e-12) << name;
+            EXPECT_NEAR(row["intervals"][name]["high"], want.high, 1e-12) << name;
+            EXPECT_LT(want.low, want.high) << name;
+        }
+    }
+    static json rows_of(const std::string& summary) {
+        return json::parse(file_text(summary))["rows"];
+    }
+
+    const std::vector<std::string> recalls_{"block_recall", "score_recall", "mass_kept",
+                                            "oracle_mass"};
+};
+
+TEST_F(Intervals, OfAnalyzeAreThoseOfItsBlocks) {
+    const std::string file = make("a.h5", {.cu_seqlens = {0, 700, 1000}});
+    const Outcome outcome =
+        kAnalyze({file, "--out", path("out"), "--block-size", "8", "--top-k", "4", "--selectors",
+                  "mean-key,random", "--seed", "5", "--layers", "0,3"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const io::ResultsReader results(path("out/results.h5"));
+    const json rows = rows_of(path("out/summary.json"));
+    ASSERT_EQ(rows.size(), 4U);
+    for (const json& row : rows) {
+        const std::string layer = std::to_string(row["layer"].get<int>());
+        expect_of_blocks(row, results, "/query_blocks/" + layer,
+                         "/blocks/" + row["selector"].get<std::string>() + "/" + layer, recalls_,
+                         6 + 3, 5);
+    }
+    EXPECT_NE(outcome.out.find("9 blocks of 2 sequences, seed 5."), std::string::npos);
+    EXPECT_NE(outcome.out.find("95 % interval"), std::string::npos);
+}
+
+/// The queries of one block say nothing of others.
+TEST_F(Intervals, OfOneBlockThereAreNone) {
+    const std::string file = make("a.h5", {.cu_seqlens = {0, 100}});
+    const Outcome outcome = kAnalyze({file, "--out", path("out"), "--block-size", "8", "--top-k",
+                                      "4", "--selectors", "mean-key"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    for (const json& row : rows_of(path("out/summary.json")))
+        EXPECT_TRUE(row["intervals"]["mass_kept"]["low"].is_null());
+    EXPECT_EQ(outcome.out.find("Interval:"), std::string::npos);
+}
+
+TEST_F(Intervals, OfAFitAreThoseOfItsLastEvaluation) {
+    const std::string file = write("a.h5", {.cu_seqlens = {0, 1024}});
+    const Outcome outcome = run({file}, "out");
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const io::ResultsReader results(path("out/results.h5"));
+    for (const json& row : rows_of(path("out/summary.json"))) {
+        expect_of_blocks(row, results, "/fit/3/blocks/recall", "/fit/3/blocks/recall/means",
+                         recalls_, 2, results.run().seed);
+        expect_of_blocks(row, results, "/fit/3/blocks/kl", "/fit/3/blocks/kl/means",
+                         {"kl", "kl_selected"}, 2, results.run().seed);
+    }
+    EXPECT_NE(outcome.out.find("2 blocks of 1 sequence, seed"), std::string::npos) << outcome.out;
+}
+
+}  // namespace
+}  // namespace msa::test
