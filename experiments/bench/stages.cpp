@@ -3,16 +3,11 @@
 
 #include <algorithm>
 #include <new>
-#include <optional>
 
 #include "analysis/cost_model.h"
 #include "analysis/selection_cost.h"
-#include "experiments/bench/check.h"
-#include "experiments/bench/given_lse.h"
-#include "experiments/bench/layers.h"
-#include "experiments/bench/operands.h"
+#include "experiments/bench/case_run.h"
 #include "experiments/driver/program.h"
-#include "experiments/driver/sample.h"
 
 namespace msa::experiments::bench {
 namespace {
@@ -21,450 +16,274 @@ constexpr int64_t kUncached = int64_t{1} << 26;  // elements of four bytes
 constexpr int64_t kUnionQueries = 65536;
 constexpr int64_t kMostMassTokens = 128 << 10;  // 1M take half a minute
 constexpr int64_t kPieceQueries = 8192;  // of what gives scores per block, as msa-analyze takes it
-constexpr int64_t kFitQueries = 512;     // of a step of index_kl
-
-class CaseRun {
-public:
-    CaseRun(Backend& backend, Meter& meter, const BenchOptions& options, const Case& c,
-            const std::function<void(const Measurement&)>& done)
-        : backend_(backend),
-          meter_(meter),
-          o_(options),
-          case_(c),
-          p_(c.problem),
-          check_(backend, c, options.seed),
-          done_(done) {
-        const bool dense_grad = studied() && o_.wants("dense_attention_grad");
-        const bool sparse_grad = studied() && o_.wants("sparse_attention_grad");
-        const bool layer_grad = studied() && o_.wants("layer_grad");
-        const bool sparse =
-            o_.wants("sparse_attention") || o_.wants("layer") || sparse_grad || layer_grad;
-        const bool kl_grad = studied() && o_.wants("index_kl_grad");
-        const bool kl = o_.wants("index_kl") || kl_grad;
-        parts_.index = sparse || kl || o_.wants("index_select") || o_.wants("index_scores");
-        parts_.attention =
-            sparse || kl || dense_grad || o_.wants("block_mass") || o_.wants("dense_attention");
-        parts_.gradient = dense_grad || sparse_grad || layer_grad;
-        parts_.index_gradient = kl_grad || layer_grad;
-    }
-
-    void run() {
-        if (case_.kind == "top-k") {
-            if (o_.wants("select_blocks"))
-                guarded({.stage = "select_blocks"}, [&](Measurement& m) { select_blocks(m); });
-            return;
-        }
-        if (!parts_.index && !parts_.attention) return;
-        Measurement all{.stage = "all stages"};
-        if (!fits(all, [&] { layers_.emplace(backend_, meter_, o_, case_, parts_); })) return;
-        if (o_.wants("block_mass") && studied())
-            guarded({.stage = "block_mass"}, [&](Measurement& m) { block_mass(m); });
-        if (o_.wants("dense_attention"))
-            guarded({.stage = "dense_attention"}, [&](Measurement& m) { dense_attention(m); });
-        if (o_.wants("dense_attention_grad") && studied())
-            guarded({.stage = "dense_attention_grad"},
-                    [&](Measurement& m) { dense_attention_grad(m); });
-        if (!parts_.index) return;
-        for (const std::string& selection : o_.selections) with_selection(selection);
-    }
-
-private:
-    using Body = std::function<void(Measurement&)>;
-
-    /// Does the case have the stages of analysis and training?
-    bool studied() const {
-        return case_.captured ||
-               (case_.kind == "square" && (!o_.tokens.empty() || p_.queries() <= kMostMassTokens));
-    }
-
-    /// False, and a skipped measurement, where the work is refused for want of memory or support.
-    bool fits(Measurement m, const std::function<void()>& work) {
-        try {
-            work();
-            return true;
-        } catch (const MemoryError& refused) {
-            m.skipped = refused.what();
-        } catch (const UnsupportedError& refused) {
-            m.skipped = refused.what();
-        } catch (const std::bad_alloc&) {
-            m.skipped = "not enough host memory";
-        }
-        done_(m);
-        return false;
-    }
-    void guarded(Measurement m, const Body& body) {
-        if (stop_requested())
-            throw Interrupted("stopped; the record has the stages before this one");
-        if (fits(m, [&] { body(m); })) done_(m);
-    }
-
-    Layer& first() { return layers_->first(); }
-
-    void select_blocks(Measurement& m) {
-        const Stored<3> scores = make_scores(backend_, case_, o_.seed);
-        auto ids = backend_.make<int32_t, 3>({p_.queries(), 1, case_.top_k});
-        const In<3> in = scores;
-        const auto call = [&](int64_t) {
-            backend_.select_blocks(p_, {.top_k = case_.top_k}, in.as<const float>(), ids);
-        };
-        meter_.poison(ids.data(), ids.size() * int64_t{sizeof(int32_t)});
-        call(0);
-        m.answered_by = backend_.answered_by();
-        m.checked_rows = check_.select_blocks(in, ids);
-        m.bytes = analysis::select_blocks_bytes(p_, case_.top_k);
-        // Scores that no cache holds need no copies.
-        m.timing =
-            meter_.time(call, element_count(in.shape()) > kUncached ? kMostLayers : 1, o_.samples);
-    }
-
-    using PieceCall = std::function<void(Layer&, const Problem&, QueryRange, View<float, 3> to)>;
-    using RowCheck = std::function<void(int64_t query, View<const float, 2> row)>;
-
-    /// Checks and times an operation that gives a number per block, in pieces of the queries.
-    void by_pieces(Measurement& m, const std::vector<int64_t>& queries, const PieceCall& call,
-                   const RowCheck& check) {
-        auto values = backend_.make<float, 3>(
-            {std::min(kPieceQueries, p_.queries()), p_.kv_heads, p_.blocks()});
-        std::vector<std::pair<QueryRange, Problem>> pieces;
-        for (int64_t begin = 0; begin < p_.queries(); begin += kPieceQueries) {
-            const QueryRange range{begin, std::min(begin + kPieceQueries, p_.queries())};
-            pieces.emplace_back(range, p_.with_queries(range));
-        }
-        meter_.poison(values.data(), values.size() * int64_t{sizeof(float)});
-        for (const auto& [range, problem] : pieces) {
-            call(first(), problem, range, values.view().slice(0, problem.queries()));
-            for (int64_t i : queries) {
-                if (i < range.begin || i >= range.end) continue;
-                const Tensor<float, 3> row =
-                    backend_.download(std::as_const(values).view().slice(i - range.begin, 1));
-                check(i, row.view()[0]);
-            }
-        }
-        m.checked_rows = std::ssize(queries);
-        m.answered_by = backend_.answered_by();
-        m.timing = layers_->time([&](Layer& layer) {
-            for (const auto& [range, problem] : pieces)
-                call(layer, problem, range, values.view().slice(0, problem.queries()));
-        });
-    }
-
-    void block_mass(Measurement& m) {
-        m.flops = analysis::block_mass_flops(p_);
-        m.bytes = analysis::block_mass_bytes(p_, o_.sizes.element);
-        m.element = o_.sizes.element;
-        by_pieces(
-            m, check_.mass_queries(),
-            [&](Layer& layer, const Problem& p, QueryRange range, View<float, 3> to) {
-                backend_.block_mass(p, {layer.q.slice(range.begin, p.queries()), layer.k},
-                                    {to, {}});
-            },
-            [&](int64_t query, View<const float, 2> row) {
-                check_.block_mass(first(), query, row);
-            });
-    }
-
-    void index_scores(Measurement& m, size_t element) {
-        const IndexOperands& index = first().index[element];
-        by_pieces(
-            m, check_.score_queries(),
-            [&](Layer& layer, const Problem& p, QueryRange range, View<float, 3> to) {
-                const IndexOperands& in = layer.index[element];
-                backend_.index_scores(p, {in.q.slice(range.begin, p.queries()), in.k}, to);
-            },
-            [&](int64_t query, View<const float, 2> row) {
-                check_.index_scores(index, query, row);
-            });
-    }
-
-    /// One step of a fit: spread queries, the loss and both gradients; with the lse given, as
-    /// training has them, the gradients alone.
-    void index_kl(Measurement& m, const IndexOperands& index, bool selected, bool given) {
-        const std::vector<int64_t> rows =
-            stratified_sample(p_.queries(), std::min(kFitQueries, p_.queries()), o_.seed);
-        const Problem p = p_.with_query_rows(rows);
-        const Stored<3> q = gather(backend_, first().q, rows);
-        const Stored<3> index_q = gather(backend_, index.q, rows);
-        const IndexInput operands{index_q, index.k};
-        GivenLse lse;
-        if (selected || given)
-            lse = forward_lse(backend_, p, first(), q, operands, selected ? case_.top_k : 0);
-        IndexKlInput in{operands, q, first().k, lse.ids};
-        auto kl = backend_.make<double, 2>({p.queries(), p.kv_heads});
-        auto d_index_q = backend_.make<float, 3>(index_q.shape());
-        auto d_index_k = backend_.make<float, 2>(index.k.shape());
-        IndexKlOutput to{kl, d_index_q, d_index_k};
-        if (given) {
-            in.main_lse = lse.main;
-            in.index_lse = lse.index;
-            to.kl = {};
-        }
-        m.checked_rows = check_.index_kl(first(), index, selected, given);
-        backend_.index_kl(p, in, to);
-        m.answered_by = backend_.answered_by();
-        m.rows = p.queries();
-        const double pairs =
-            selected ? analysis::selected_pairs(p, backend_.download(std::as_const(lse.ids).view()))
-                     : static_cast<double>(p.kv_heads) * analysis::causal_pairs(p);
-        m.flops = analysis::index_kl_flops(p, pairs);
-        m.bytes = analysis::index_kl_bytes(p, m.element);
-        m.timing = meter_.time([&](int64_t) { backend_.index_kl(p, in, to); }, 1, o_.samples);
-    }
-
-    void all_index_kl(const std::string& selection, size_t element) {
-        const IndexOperands& operands = first().index[element];
-        if (operands.q.element() != o_.sizes.element) return;
-        for (const std::string& support : o_.supports)
-            for (bool given : {false, true}) {
-                Measurement kl{.stage = "index_kl", .selection = selection};
-                kl.support = given ? support + ", lse" : support;
-                kl.element = o_.sizes.element;
-                guarded(kl, [&](Measurement& m) {
-                    index_kl(m, operands, support == "selected", given);
-                });
-            }
-    }
-
-    /// ids absent: on the full support.
-    void train_index(Layer& layer, size_t element, View<const int32_t, 3> ids) {
-        const IndexOperands& index = layer.index[element];
-        IndexKlInput in{{index.q, index.k}, layer.q, layer.k, ids};
-        in.main_lse = layer.lse;
-        in.index_lse = layer.index_lse;
-        backend_.index_kl(p_, in, {{}, layer.d_index_q, layer.d_index_k});
-    }
-
-    /// Gradients of all queries from the lse of the forward pass.
-    void index_kl_grad(Measurement& m, size_t element, View<const int32_t, 3> ids) {
-        const bool selected = ids.data() != nullptr;
-        const auto support = [&](Layer& layer) {
-            return selected ? View<const int32_t, 3>(layer.ids) : View<const int32_t, 3>();
-        };
-        layers_->poison_results();
-        for (Layer& layer : layers_->all()) {
-            if (selected) {
-                select(layer, element, layer.index_lse);
-                attend(layer, LoopOrder::automatic);
-            } else {
-                full_index_lse(backend_, p_, layer.index[element], layer);
-                backend_.dense_attention(p_, layer.attention(), layer.result());
-            }
-        }
-        train_index(first(), element, support(first()));
-        m.answered_by = backend_.answered_by();
-        m.checked_rows = check_.index_kl_grad(first(), first().index[element], ids);
-        count_index_kl(m, ids);
-        m.timing =
-            layers_->time([&](Layer& layer) { train_index(layer, element, support(layer)); });
-    }
-    /// Adds the work of index_kl_grad.
-    void count_index_kl(Measurement& m, View<const int32_t, 3> ids) const {
-        const double pairs = ids.data() != nullptr
-                                 ? analysis::selected_pairs(p_, ids)
-                                 : static_cast<double>(p_.kv_heads) * analysis::causal_pairs(p_);
-        m.flops += analysis::index_kl_flops(p_, pairs);
-        m.bytes += analysis::index_kl_bytes(p_, o_.sizes.element);
-    }
-
-    void dense_attention(Measurement& m) {
-        const auto call = [&](Layer& layer) {
-            backend_.dense_attention(p_, layer.attention(), layer.result());
-        };
-        layers_->poison_results();
-        call(first());
-        m.answered_by = backend_.answered_by();
-        m.checked_rows = check_.dense_attention(first());
-        m.flops = analysis::dense_attention_flops(p_);
-        m.element = o_.sizes.element;
-        m.bytes = analysis::dense_attention_bytes(p_, o_.sizes.element);
-        m.timing = layers_->time(call);
-    }
-
-    void dense_attention_grad(Measurement& m) {
-        const auto call = [&](Layer& layer) {
-            backend_.dense_attention_grad(p_, layer.attention(), layer.saved(), layer.gradient());
-        };
-        layers_->poison_results();
-        for (Layer& layer : layers_->all())
-            backend_.dense_attention(p_, layer.attention(), layer.result());
-        call(first());
-        m.answered_by = backend_.answered_by();
-        m.checked_rows = check_.dense_attention_grad(first());
-        m.flops = analysis::dense_attention_grad_flops(p_);
-        m.element = o_.sizes.element;
-        m.bytes = analysis::dense_attention_grad_bytes(p_, o_.sizes.element);
-        m.timing = layers_->time(call);
-    }
-
-    /// Of the last queries, where there are many.
-    double union_of_8(View<const int32_t, 3> ids) const {
-        const int64_t count = std::min(kUnionQueries, p_.queries());
-        const int64_t first = p_.queries() - count;
-        return analysis::tile_reads(p_.with_queries({first, p_.queries()}), ids.slice(first, count),
-                                    8, 0)
-            .mean_union();
-    }
-
-    void select(Layer& layer, size_t element, View<float, 2> lse = {}) {
-        const IndexOperands& index = layer.index[element];
-        backend_.index_select(p_, {.top_k = case_.top_k}, {index.q, index.k}, layer.ids, lse);
-    }
-    void attend(Layer& layer, LoopOrder order) {
-        backend_.sparse_attention(p_, layer.attention(), layer.ids, layer.result(), order);
-    }
-
-    /// The stages that live on one kind of selection. sparse_attention takes what index_select
-    /// makes of the first element's operands.
-    void with_selection(const std::string& selection) {
-        Measurement index{.stage = "index_select", .selection = selection};
-        if (!fits(index, [&] { fill_index(backend_, case_, first(), selection, o_.seed); })) return;
-        layers_->copy_to_others({.index = true});
-        for (size_t n = 0; n < o_.index_elements.size(); ++n) {
-            index.index_element = to_string(o_.index_elements[n]);
-            with_index(index, n);
-        }
-    }
-    void with_index(Measurement index, size_t element) {
-        if (!fits(index, [&] {
-                layers_->poison_ids();
-                select(first(), element);
-                index.answered_by = backend_.answered_by();
-                index.checked_rows = check_.index_select(first(), first().index[element]);
-            }))
-            return;
-        const Tensor<int32_t, 3> ids = backend_.download(std::as_const(first().ids).view());
-        layers_->copy_to_others({.index = true});
-        index.union_of_8 = union_of_8(ids);
-        index.element = o_.index_elements[element];
-        index.flops = analysis::index_scores_flops(p_);
-        index.bytes = analysis::index_select_bytes(p_, o_.index_elements[element], case_.top_k);
-        if (o_.wants("index_select"))
-            guarded(index, [&](Measurement& m) {
-                m.timing = layers_->time([&](Layer& layer) { select(layer, element); });
-            });
-        if (o_.wants("index_scores") && studied()) {
-            Measurement scores = index;
-            scores.stage = "index_scores";
-            scores.bytes = analysis::index_scores_bytes(p_, o_.index_elements[element]);
-            guarded(scores, [&](Measurement& m) { index_scores(m, element); });
-        }
-        if (o_.wants("index_kl") && studied()) all_index_kl(index.selection, element);
-        const bool trains = studied() && o_.index_elements[element] == o_.sizes.element;
-        if (o_.wants("index_kl_grad") && trains)
-            for (const std::string& support : o_.supports) {
-                Measurement kl{.stage = "index_kl_grad", .selection = index.selection};
-                kl.support = support;
-                kl.element = o_.sizes.element;
-                guarded(kl, [&](Measurement& m) {
-                    index_kl_grad(m, element,
-                                  support == "selected" ? View<const int32_t, 3>(ids.view())
-                                                        : View<const int32_t, 3>());
-                });
-            }
-        Measurement sparse{.stage = "sparse_attention", .selection = index.selection};
-        sparse.element = o_.sizes.element;
-        sparse.union_of_8 = index.union_of_8;
-        sparse.flops = analysis::sparse_attention_flops(p_, ids);
-        sparse.bytes = analysis::sparse_attention_bytes(p_, ids, o_.sizes.element);
-        if (o_.wants("sparse_attention") && element == 0)
-            for (LoopOrder order : o_.orders) {
-                sparse.order = to_string(order);
-                guarded(sparse, [&](Measurement& m) { sparse_attention(m, order); });
-            }
-        Measurement grad = sparse;
-        grad.stage = "sparse_attention_grad";
-        grad.flops = analysis::sparse_attention_grad_flops(p_, ids);
-        grad.bytes = analysis::sparse_attention_grad_bytes(p_, ids, o_.sizes.element);
-        if (o_.wants("sparse_attention_grad") && studied() && element == 0)
-            for (LoopOrder order : o_.orders) {
-                grad.order = to_string(order);
-                guarded(grad, [&](Measurement& m) { sparse_attention_grad(m, ids, order); });
-            }
-        Measurement whole = sparse;
-        whole.stage = "layer";
-        whole.order = "";
-        whole.index_element = index.index_element;
-        whole.flops += index.flops;
-        whole.bytes += index.bytes;
-        if (o_.wants("layer")) guarded(whole, [&](Measurement& m) { layer(m, element, ids); });
-        whole.stage = "layer_grad";
-        whole.flops += grad.flops;
-        whole.bytes += grad.bytes;
-        if (o_.wants("layer_grad") && trains)
-            guarded(whole, [&](Measurement& m) { layer_grad(m, element, ids); });
-    }
-
-    void sparse_attention(Measurement& m, LoopOrder order) {
-        layers_->poison_results();
-        attend(first(), order);
-        m.answered_by = backend_.answered_by();
-        m.checked_rows = check_.sparse_attention(first());
-        m.timing = layers_->time([&](Layer& layer) { attend(layer, order); });
-    }
-
-    void attend_back(Layer& layer, LoopOrder order) {
-        backend_.sparse_attention_grad(p_, layer.attention(), layer.ids, layer.saved(),
-                                       layer.gradient(), order);
-    }
-
-    void sparse_attention_grad(Measurement& m, View<const int32_t, 3> ids, LoopOrder order) {
-        const auto call = [&](Layer& layer) { attend_back(layer, order); };
-        layers_->poison_results();
-        for (Layer& layer : layers_->all()) attend(layer, LoopOrder::automatic);
-        call(first());
-        m.answered_by = backend_.answered_by();
-        m.checked_rows = check_.sparse_attention_grad(first(), ids);
-        m.timing = layers_->time(call);
-    }
-
-    void layer(Measurement& m, size_t element, View<const int32_t, 3> ids) {
-        const auto call = [&](Layer& layer) {
-            select(layer, element);
-            attend(layer, LoopOrder::automatic);
-        };
-        layers_->poison_results();
-        layers_->poison_ids();
-        call(first());
-        m.answered_by = backend_.answered_by();
-        check_.same_ids(ids, first());
-        m.checked_rows = check_.sparse_attention(first());
-        m.timing = layers_->time(call);
-    }
-
-    /// A layer's step of training, but for its projections.
-    void layer_grad(Measurement& m, size_t element, View<const int32_t, 3> ids) {
-        const std::vector<std::function<void(Layer&)>> steps{
-            [&](Layer& layer) { select(layer, element, layer.index_lse); },
-            [&](Layer& layer) { attend(layer, LoopOrder::automatic); },
-            [&](Layer& layer) { attend_back(layer, LoopOrder::automatic); },
-            [&](Layer& layer) { train_index(layer, element, layer.ids); }};
-        layers_->poison_results();
-        layers_->poison_ids();
-        for (const auto& step : steps) {
-            step(first());
-            m.answered_by += (m.answered_by.empty() ? "" : ", ") + backend_.answered_by();
-        }
-        check_.same_ids(ids, first());
-        m.checked_rows = check_.sparse_attention(first()) +
-                         check_.sparse_attention_grad(first(), ids) +
-                         check_.index_kl_grad(first(), first().index[element], ids);
-        count_index_kl(m, ids);
-        m.timing = layers_->time([&](Layer& layer) {
-            for (const auto& step : steps) step(layer);
-        });
-    }
-
-    Backend& backend_;
-    Meter& meter_;
-    const BenchOptions& o_;
-    const Case& case_;
-    const Problem& p_;
-    Checker check_;
-    const std::function<void(const Measurement&)>& done_;
-    Parts parts_;
-    std::optional<Layers> layers_;
-};
 
 }  // namespace
+
+CaseRun::CaseRun(Backend& backend, Meter& meter, const BenchOptions& options, const Case& c,
+                 const std::function<void(const Measurement&)>& done)
+    : backend_(backend),
+      meter_(meter),
+      o_(options),
+      case_(c),
+      p_(c.problem),
+      check_(backend, c, options.seed),
+      done_(done) {
+    const bool dense_grad = studied() && o_.wants("dense_attention_grad");
+    const bool sparse_grad = studied() && o_.wants("sparse_attention_grad");
+    const bool layer_grad = studied() && o_.wants("layer_grad");
+    const bool sparse =
+        o_.wants("sparse_attention") || o_.wants("layer") || sparse_grad || layer_grad;
+    const bool kl_grad = studied() && o_.wants("index_kl_grad");
+    const bool kl = o_.wants("index_kl") || kl_grad;
+    parts_.index = sparse || kl || o_.wants("index_select") || o_.wants("index_scores");
+    parts_.attention =
+        sparse || kl || dense_grad || o_.wants("block_mass") || o_.wants("dense_attention");
+    parts_.gradient = dense_grad || sparse_grad || layer_grad;
+    parts_.index_gradient = kl_grad || layer_grad;
+}
+
+void CaseRun::run() {
+    if (case_.kind == "top-k") {
+        if (o_.wants("select_blocks"))
+            guarded({.stage = "select_blocks"}, [&](Measurement& m) { select_blocks(m); });
+        return;
+    }
+    if (!parts_.index && !parts_.attention) return;
+    Measurement all{.stage = "all stages"};
+    if (!fits(all, [&] { layers_.emplace(backend_, meter_, o_, case_, parts_); })) return;
+    if (o_.wants("block_mass") && studied())
+        guarded({.stage = "block_mass"}, [&](Measurement& m) { block_mass(m); });
+    if (o_.wants("dense_attention"))
+        guarded({.stage = "dense_attention"}, [&](Measurement& m) { dense_attention(m); });
+    if (o_.wants("dense_attention_grad") && studied())
+        guarded({.stage = "dense_attention_grad"},
+                [&](Measurement& m) { dense_attention_grad(m); });
+    if (!parts_.index) return;
+    for (const std::string& selection : o_.selections) with_selection(selection);
+}
+
+bool CaseRun::studied() const {
+    return case_.captured ||
+           (case_.kind == "square" && (!o_.tokens.empty() || p_.queries() <= kMostMassTokens));
+}
+
+bool CaseRun::trains(size_t element) const {
+    return studied() && o_.index_elements[element] == o_.sizes.element;
+}
+
+bool CaseRun::fits(Measurement m, const std::function<void()>& work) {
+    try {
+        work();
+        return true;
+    } catch (const MemoryError& refused) {
+        m.skipped = refused.what();
+    } catch (const UnsupportedError& refused) {
+        m.skipped = refused.what();
+    } catch (const std::bad_alloc&) {
+        m.skipped = "not enough host memory";
+    }
+    done_(m);
+    return false;
+}
+
+void CaseRun::guarded(Measurement m, const Body& body) {
+    if (stop_requested()) throw Interrupted("stopped; the record has the stages before this one");
+    if (fits(m, [&] { body(m); })) done_(m);
+}
+
+void CaseRun::select_blocks(Measurement& m) {
+    const Stored<3> scores = make_scores(backend_, case_, o_.seed);
+    auto ids = backend_.make<int32_t, 3>({p_.queries(), 1, case_.top_k});
+    const In<3> in = scores;
+    const auto call = [&](int64_t) {
+        backend_.select_blocks(p_, {.top_k = case_.top_k}, in.as<const float>(), ids);
+    };
+    meter_.poison(ids.data(), ids.size() * int64_t{sizeof(int32_t)});
+    call(0);
+    m.answered_by = backend_.answered_by();
+    m.checked_rows = check_.select_blocks(in, ids);
+    m.bytes = analysis::select_blocks_bytes(p_, case_.top_k);
+    // Scores that no cache holds need no copies.
+    m.timing =
+        meter_.time(call, element_count(in.shape()) > kUncached ? kMostLayers : 1, o_.samples);
+}
+
+void CaseRun::by_pieces(Measurement& m, const std::vector<int64_t>& queries, const PieceCall& call,
+                        const RowCheck& check) {
+    auto values =
+        backend_.make<float, 3>({std::min(kPieceQueries, p_.queries()), p_.kv_heads, p_.blocks()});
+    std::vector<std::pair<QueryRange, Problem>> pieces;
+    for (int64_t begin = 0; begin < p_.queries(); begin += kPieceQueries) {
+        const QueryRange range{begin, std::min(begin + kPieceQueries, p_.queries())};
+        pieces.emplace_back(range, p_.with_queries(range));
+    }
+    meter_.poison(values.data(), values.size() * int64_t{sizeof(float)});
+    for (const auto& [range, problem] : pieces) {
+        call(first(), problem, range, values.view().slice(0, problem.queries()));
+        for (int64_t i : queries) {
+            if (i < range.begin || i >= range.end) continue;
+            const Tensor<float, 3> row =
+                backend_.download(std::as_const(values).view().slice(i - range.begin, 1));
+            check(i, row.view()[0]);
+        }
+    }
+    m.checked_rows = std::ssize(queries);
+    m.answered_by = backend_.answered_by();
+    m.timing = layers_->time([&](Layer& layer) {
+        for (const auto& [range, problem] : pieces)
+            call(layer, problem, range, values.view().slice(0, problem.queries()));
+    });
+}
+
+void CaseRun::block_mass(Measurement& m) {
+    m.flops = analysis::block_mass_flops(p_);
+    m.bytes = analysis::block_mass_bytes(p_, o_.sizes.element);
+    m.element = o_.sizes.element;
+    by_pieces(
+        m, check_.mass_queries(),
+        [&](Layer& layer, const Problem& p, QueryRange range, View<float, 3> to) {
+            backend_.block_mass(p, {layer.q.slice(range.begin, p.queries()), layer.k}, {to, {}});
+        },
+        [&](int64_t query, View<const float, 2> row) { check_.block_mass(first(), query, row); });
+}
+
+void CaseRun::index_scores(Measurement& m, size_t element) {
+    const IndexOperands& index = first().index[element];
+    by_pieces(
+        m, check_.score_queries(),
+        [&](Layer& layer, const Problem& p, QueryRange range, View<float, 3> to) {
+            const IndexOperands& in = layer.index[element];
+            backend_.index_scores(p, {in.q.slice(range.begin, p.queries()), in.k}, to);
+        },
+        [&](int64_t query, View<const float, 2> row) { check_.index_scores(index, query, row); });
+}
+
+void CaseRun::dense_attention(Measurement& m) {
+    const auto call = [&](Layer& layer) {
+        backend_.dense_attention(p_, layer.attention(), layer.result());
+    };
+    layers_->poison_results();
+    call(first());
+    m.answered_by = backend_.answered_by();
+    m.checked_rows = check_.dense_attention(first());
+    m.flops = analysis::dense_attention_flops(p_);
+    m.element = o_.sizes.element;
+    m.bytes = analysis::dense_attention_bytes(p_, o_.sizes.element);
+    m.timing = layers_->time(call);
+}
+
+double CaseRun::union_of_8(View<const int32_t, 3> ids) const {
+    const int64_t count = std::min(kUnionQueries, p_.queries());
+    const int64_t first = p_.queries() - count;
+    return analysis::tile_reads(p_.with_queries({first, p_.queries()}), ids.slice(first, count), 8,
+                                0)
+        .mean_union();
+}
+
+void CaseRun::select(Layer& layer, size_t element, View<float, 2> lse) {
+    const IndexOperands& index = layer.index[element];
+    backend_.index_select(p_, {.top_k = case_.top_k}, {index.q, index.k}, layer.ids, lse);
+}
+
+void CaseRun::attend(Layer& layer, LoopOrder order) {
+    backend_.sparse_attention(p_, layer.attention(), layer.ids, layer.result(), order);
+}
+
+void CaseRun::with_selection(const std::string& selection) {
+    Measurement index{.stage = "index_select", .selection = selection};
+    if (!fits(index, [&] { fill_index(backend_, case_, first(), selection, o_.seed); })) return;
+    layers_->copy_to_others({.index = true});
+    for (size_t n = 0; n < o_.index_elements.size(); ++n) {
+        index.index_element = to_string(o_.index_elements[n]);
+        with_index(index, n);
+    }
+}
+
+void CaseRun::with_index(Measurement index, size_t element) {
+    if (!fits(index, [&] {
+            layers_->poison_ids();
+            select(first(), element);
+            index.answered_by = backend_.answered_by();
+            index.checked_rows = check_.index_select(first(), first().index[element]);
+        }))
+        return;
+    const Tensor<int32_t, 3> ids = backend_.download(std::as_const(first().ids).view());
+    layers_->copy_to_others({.index = true});
+    index.union_of_8 = union_of_8(ids);
+    index.element = o_.index_elements[element];
+    index.flops = analysis::index_scores_flops(p_);
+    index.bytes = analysis::index_select_bytes(p_, o_.index_elements[element], case_.top_k);
+    if (o_.wants("index_select"))
+        guarded(index, [&](Measurement& m) {
+            m.timing = layers_->time([&](Layer& layer) { select(layer, element); });
+        });
+    if (o_.wants("index_scores") && studied()) {
+        Measurement scores = index;
+        scores.stage = "index_scores";
+        scores.bytes = analysis::index_scores_bytes(p_, o_.index_elements[element]);
+        guarded(scores, [&](Measurement& m) { index_scores(m, element); });
+    }
+    if (o_.wants("index_kl") && studied()) all_index_kl(index.selection, element);
+    if (o_.wants("index_kl_grad") && trains(element))
+        all_index_kl_grad(index.selection, element, ids);
+    with_ids(index, element, ids);
+}
+
+void CaseRun::with_ids(const Measurement& index, size_t element, View<const int32_t, 3> ids) {
+    Measurement sparse{.stage = "sparse_attention", .selection = index.selection};
+    sparse.element = o_.sizes.element;
+    sparse.union_of_8 = index.union_of_8;
+    sparse.flops = analysis::sparse_attention_flops(p_, ids);
+    sparse.bytes = analysis::sparse_attention_bytes(p_, ids, o_.sizes.element);
+    if (o_.wants("sparse_attention") && element == 0)
+        for (LoopOrder order : o_.orders) {
+            sparse.order = to_string(order);
+            guarded(sparse, [&](Measurement& m) { sparse_attention(m, order); });
+        }
+    Measurement grad = sparse;
+    grad.stage = "sparse_attention_grad";
+    grad.flops = analysis::sparse_attention_grad_flops(p_, ids);
+    grad.bytes = analysis::sparse_attention_grad_bytes(p_, ids, o_.sizes.element);
+    if (o_.wants("sparse_attention_grad") && studied() && element == 0)
+        for (LoopOrder order : o_.orders) {
+            grad.order = to_string(order);
+            guarded(grad, [&](Measurement& m) { sparse_attention_grad(m, ids, order); });
+        }
+    Measurement whole = sparse;
+    whole.stage = "layer";
+    whole.order = "";
+    whole.index_element = index.index_element;
+    whole.flops += index.flops;
+    whole.bytes += index.bytes;
+    if (o_.wants("layer")) guarded(whole, [&](Measurement& m) { layer(m, element, ids); });
+    whole.stage = "layer_grad";
+    whole.flops += grad.flops;
+    whole.bytes += grad.bytes;
+    if (o_.wants("layer_grad") && trains(element))
+        guarded(whole, [&](Measurement& m) { layer_grad(m, element, ids); });
+}
+
+void CaseRun::sparse_attention(Measurement& m, LoopOrder order) {
+    layers_->poison_results();
+    attend(first(), order);
+    m.answered_by = backend_.answered_by();
+    m.checked_rows = check_.sparse_attention(first());
+    m.timing = layers_->time([&](Layer& layer) { attend(layer, order); });
+}
+
+void CaseRun::layer(Measurement& m, size_t element, View<const int32_t, 3> ids) {
+    const auto call = [&](Layer& layer) {
+        select(layer, element);
+        attend(layer, LoopOrder::automatic);
+    };
+    layers_->poison_results();
+    layers_->poison_ids();
+    call(first());
+    m.answered_by = backend_.answered_by();
+    check_.same_ids(ids, first());
+    m.checked_rows = check_.sparse_attention(first());
+    m.timing = layers_->time(call);
+}
 
 void run_case(Backend& backend, Meter& meter, const BenchOptions& o, const Case& c,
               const std::function<void(const Measurement&)>& done) {
