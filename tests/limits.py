@@ -21,7 +21,6 @@ LONGER = {
     "core/tolerance.h": 165,
     "gpu/kernels/sparse_attention_grad_sm90.cu form_products": 206,
     "gpu/kernels/sparse_attention_union_sm90.cu produce_blocks": 70,
-    "gpu/runtime.h": 152,
     "tests/core/select/policy.h": 200,
     "tests/core/test_select.cpp": 436,
 }
