@@ -64,12 +64,12 @@ std::vector<Draws> draw_all(const io::ResultsReader& results, const std::vector<
     return all;
 }
 
-/// By setting, the row of the highest mass kept of those that are no oracle.
+/// By setting, the row of the highest mass kept of those that compete.
 std::map<std::string, size_t> best_rows(const io::ResultsReader& results,
                                         const std::vector<Row>& rows) {
     std::map<std::string, size_t> best;
     for (size_t n = 0; n < rows.size(); ++n) {
-        if (results.words(rows[n].group(), "family") == "oracle") continue;
+        if (!rows[n].competes(results)) continue;
         const auto [at, is_new] = best.try_emplace(rows[n].setting, n);
         if (!is_new &&
             rows[n].value(results, "mass_kept") > rows[at->second].value(results, "mass_kept"))
@@ -97,7 +97,8 @@ std::vector<Sure> measure_sureness(const io::ResultsReader& results, const std::
                 .error =
                     analysis::with_interval(rows[n].value(results, "output_error"), draws[n].error),
                 .best = "",
-                .behind = {kNone, kNone, kNone}};
+                .behind = {kNone, kNone, kNone},
+                .competes = rows[n].competes(results)};
         if (const auto at = best.find(rows[n].setting); at != best.end()) {
             of.best = rows[at->second].selector;
             of.behind = analysis::with_interval(rows[at->second].value(results, "mass_kept") - mass,

@@ -52,6 +52,10 @@ struct Row {
     bool over_budget(const io::ResultsReader& results) const {
         return value(results, "tokens_read") > static_cast<double>(size(results, "tokens_allowed"));
     }
+    /// Can it be the best of its setting? Not an oracle, nor what reads more than its budget.
+    bool competes(const io::ResultsReader& results) const {
+        return results.words(group(), "family") != "oracle" && !over_budget(results);
+    }
     double value(const io::ResultsReader& results, const std::string& name) const {
         return results.number(group(), name);
     }

@@ -88,8 +88,10 @@ std::string compare_definitions() {
         "every selector and budget; averages go over queries, then over groups";
     definitions["intervals"] = std::string(kIntervalsWords) + "; every config sees the same draws";
     definitions["behind"] =
-        "mass_kept of the selector that keeps most at this setting, oracles apart, less the row's: "
-        "the two are not distinguishable where the interval holds 0";
+        "mass_kept of the selector that keeps most at this setting, oracles and selectors that "
+        "read "
+        "more than their budget apart, less the row's: the two are not distinguishable where the "
+        "interval holds 0";
     return definitions.dump();
 }
 

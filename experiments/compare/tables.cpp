@@ -22,7 +22,7 @@ std::string interval_text(const analysis::Estimate& of) {
                : "[" + fixed_text(of.low, kDecimals) + ", " + fixed_text(of.high, kDecimals) + "]";
 }
 
-/// "=" where the selector is not distinguishable from the best of its setting.
+/// "=" where a selector that competes is not distinguishable from the best of its setting.
 std::string beside_the_best(const Row& row, const Sure& sure) {
     if (row.selector == sure.best) return "best";
     return sure.like_the_best() ? "=" : "";
@@ -106,9 +106,9 @@ void print_layer(const io::ResultsReader& results, const std::string& layer,
     if (const StoredBlocks from = drawn_from(results, layer); from.count() > 1)
         out << '\n'
             << drawn_text(from, results.run().seed)
-            << " Every config sees the same draws. Best: keeps most mass of its budget, oracles "
-               "apart; =: not distinguishable from it, as the interval of the difference holds "
-               "0.\n";
+            << " Every config sees the same draws. Best: keeps most mass of its budget; =: not "
+               "distinguishable from it, as the interval of the difference holds 0. Oracles, and "
+               "selectors that read more than their budget, are neither.\n";
     if (ablation == "window") {
         out << "\n";
         print_windows(results, rows, out);

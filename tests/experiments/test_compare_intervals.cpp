@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 // How sure the averages of msa-compare are.
 #include <cmath>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
 #include "analysis/bootstrap.h"
 #include "core/io/results.h"
@@ -23,6 +27,20 @@ protected:
         EXPECT_EQ(outcome.code, 0) << outcome.err;
         table_ = outcome.out;
         return json::parse(file_text(path("out/summary.json")))["rows"];
+    }
+
+    /// What the table says of a selector beside the best: "best", "=", or nothing.
+    std::string mark(const std::string& selector, const std::string& budget) const {
+        std::istringstream lines(table_);
+        for (std::string line; std::getline(lines, line);) {
+            std::istringstream in(line);
+            const std::vector<std::string> words{std::istream_iterator<std::string>(in), {}};
+            if (words.size() < 9 || words[0] != selector || words[1] != budget) continue;
+            // selector, budget, blocks, tokens, mass, "[low,", "high]", mark, error, ...
+            return words[7] == "best" || words[7] == "=" ? words[7] : "";
+        }
+        ADD_FAILURE() << "no line of " << selector << " in\n" << table_;
+        return "";
     }
 
     /// Packed sequences of 700 and 300 tokens: blocks of 128 positions, some of them cut short.
@@ -113,6 +131,33 @@ TEST_F(CompareIntervals, DifferencesArePaired) {
     }
     EXPECT_NE(table_.find("best"), table_.npos);
     EXPECT_NE(table_.find("9 blocks of 2 sequences"), table_.npos);
+}
+
+/// All blocks of the smaller budget are forced, so that every selector keeps the same ones.
+TEST_F(CompareIntervals, OraclesAreNeitherTheBestNorLikeIt) {
+    const json all = rows({"--forced-first", "1", "--forced-local", "1", "--layers", "3",
+                           "--selectors", "oracle,oracle-logit,oracle-value,quest,mean-key"});
+    std::multiset<std::string> marks;
+    for (const json& row : all) {
+        if (row["budget"] != 16) continue;
+        EXPECT_EQ(row["behind"]["low"], 0) << row["selector"];
+        EXPECT_EQ(row["behind"]["high"], 0) << row["selector"];
+        marks.insert(mark(row["selector"], "16"));
+    }
+    EXPECT_EQ(marks, (std::multiset<std::string>{"", "", "", "=", "best"}));
+}
+
+TEST_F(CompareIntervals, WhatExceedsItsBudgetIsNeitherTheBestNorLikeIt) {
+    const json all = rows(
+        {"--phase", "decode", "--prompt", "80", "--layers", "3", "--selectors", "snapkv,random"});
+    std::map<std::string, json> of;
+    for (const json& row : all)
+        if (row["budget"] == 32) of[row["selector"]] = row;
+    ASSERT_GT(of["snapkv"]["tokens_read"], of["snapkv"]["tokens_allowed"]);
+    ASSERT_GT(of["snapkv"]["mass_kept"], of["random"]["mass_kept"]) << "else it loses anyway";
+    EXPECT_EQ(of["snapkv"]["behind"]["selector"], "random");
+    EXPECT_EQ(mark("random", "32"), "best");
+    EXPECT_EQ(mark("snapkv", "32"), "");
 }
 
 TEST_F(CompareIntervals, NoCountedQueryHasNone) {
