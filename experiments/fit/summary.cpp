@@ -24,7 +24,7 @@ int64_t size_of(const io::ResultsReader& results, const std::string& layer, cons
     return static_cast<int64_t>(results.number(group_of(layer), name));
 }
 
-/// Figures of one kind of blocks, and where these stand.
+/// Measures of one kind of blocks of queries, and the group that these blocks stand in.
 struct OfBlocks {
     const char* group;
     std::vector<const char*> measures;
