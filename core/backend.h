@@ -190,10 +190,10 @@ public:
     /// window shows no key of it, has KL 0 and no gradient.
     ///
     /// A main_lse has the sinks in it, as attention gives it, so what they leave of a head is 1 -
-    /// exp(sink - lse). Where a float lse cannot tell that, the sums are formed anew; on cuda's plain
-    /// kernel for all rows with sinks. An lse that cannot be of this input is refused on the host
-    /// (check_index_lse, in core/index_lse.h, says what is looked at); on a device it must be right
-    /// unchecked.
+    /// exp(sink - lse). Where a float lse cannot tell that, the sums are formed anew; on cuda's
+    /// plain kernel for all rows with sinks. An lse that cannot be of this input is refused on the
+    /// host (check_index_lse, in core/index_lse.h, says what is looked at); on a device it must be
+    /// right unchecked.
     void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 protected:

@@ -30,9 +30,8 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 
 }  // namespace
 
-void attention_repair_any(const Call& call, const AttentionInput& in,
-                                 View<const int32_t, 3> ids, const AttentionOutput& to,
-                                 const int32_t* marked) {
+void attention_repair_any(const Call& call, const AttentionInput& in, View<const int32_t, 3> ids,
+                          const AttentionOutput& to, const int32_t* marked) {
     constexpr int64_t kBlocks = 512;
     by_element(in.q.element(), [&]<typename T>() {
         const Heads<T> heads = main_heads<T>(call.problem, in.q, in.k, in.v);
