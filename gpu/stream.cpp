@@ -111,9 +111,14 @@ void* Stream::take_apart(int64_t bytes) {
     const auto take = [&](cudaStream_t in) {
         return cudaMallocAsync(&memory, static_cast<size_t>(bytes), in);
     };
-    if (is_capturing()) return memory_or_null(run_aside(take), memory);
-    for (void* old : std::exchange(to_free_, {})) cudaFreeAsync(old, stream_);
-    return memory_or_null(take(stream_), memory);
+    cudaError_t status = cudaSuccess;
+    if (is_capturing()) {
+        status = run_aside(take);
+    } else {
+        for (void* old : std::exchange(to_free_, {})) cudaFreeAsync(old, stream_);
+        status = take(stream_);
+    }
+    return memory_or_null(status, memory);
 }
 
 void Stream::give_back_apart(void* memory) noexcept {

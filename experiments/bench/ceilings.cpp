@@ -60,17 +60,18 @@ double sgemm_rate() {
     return rate;
 }
 
-/// "h100" for "NVIDIA H100 80GB HBM3, ..."; empty where no table's name is one of the words.
+}  // namespace
+
 std::string chip_of(const std::string& device) {
-    std::string words;
-    for (char letter : device)
-        words += static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    std::string words = " ";
+    for (const char letter : device) {
+        const auto byte = static_cast<unsigned char>(letter);
+        words += std::isalnum(byte) != 0 ? static_cast<char>(std::tolower(byte)) : ' ';
+    }
     for (const std::string& chip : cost::list_hardware())
-        if ((" " + words).find(" " + chip) != std::string::npos) return chip;
+        if ((words + ' ').find(' ' + chip + ' ') != std::string::npos) return chip;
     return "";
 }
-
-}  // namespace
 
 double Ceilings::copy_rate() const { return median(copy_rates); }
 
@@ -80,8 +81,11 @@ Ceilings measure_ceilings(Backend& backend) {
         ceilings.gemm_rates[Element::f32] = sgemm_rate();
         ceilings.gemm_source = text("Eigen's sgemm in this run, ", kGemm, " x ", kGemm);
     } else if (const std::string chip = chip_of(backend.device()); !chip.empty()) {
-        ceilings.gemm_rates = cost::read_hardware(chip, cost::Ceilings::measured).flops_per_second;
-        ceilings.gemm_source = text("data/hardware/", chip, ".json, measured where it says so");
+        const bool measured = cost::is_measured(chip);
+        const auto which = measured ? cost::Ceilings::measured : cost::Ceilings::peak;
+        ceilings.gemm_rates = cost::read_hardware(chip, which).flops_per_second;
+        ceilings.gemm_source = text("data/hardware/", chip, ".json, ",
+                                    measured ? "measured where it says so" : "the peak");
     }
     return ceilings;
 }

@@ -214,6 +214,10 @@ analysis::Hardware read_hardware(const std::string& name_or_path, Ceilings ceili
     return on;
 }
 
+bool is_measured(const std::string& name_or_path) {
+    return read_file("hardware", name_or_path).has("measured");
+}
+
 std::vector<std::string> list_hardware() { return list_names("hardware"); }
 
 Model read_model(const std::string& name_or_path) {

@@ -18,6 +18,8 @@ enum class Ceilings : uint8_t { peak, measured };
 /// A known name ("h100") or the path of a JSON file. Throws InputError naming file, entry, value
 /// and rule where one that every file has is missing or of another kind, or lists the known names.
 analysis::Hardware read_hardware(const std::string& name_or_path, Ceilings);
+/// Has its table rates that were measured?
+bool is_measured(const std::string& name_or_path);
 std::vector<std::string> list_hardware();
 
 /// Sizes of a model's attention layers; what a config.json may lack is optional.

@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "experiments/bench/ceilings.h"
 #include "experiments/bench/meter.h"
+#include "experiments/cost/presets.h"
 #include "gpu/cuda_backend.h"
 #include "tests/experiments/broken_backend.h"
 #include "tests/experiments/cli.h"
@@ -322,6 +324,17 @@ TEST_F(Bench, SharesAreOfTheMeasuredCeilings) {
     const double gemm = record["gemm_flops_per_second"]["f32"];
     EXPECT_NE(record["gemm_source"].get<std::string>().find("sgemm"), std::string::npos);
     EXPECT_DOUBLE_EQ(m["share_of_gemm"], m["flops_per_second"].get<double>() / gemm);
+}
+
+TEST(Ceilings, TheChipIsAWordOfTheDevicesName) {
+    using experiments::bench::chip_of;
+    EXPECT_EQ(chip_of("NVIDIA H100 80GB HBM3, 132 multiprocessors"), "h100");
+    EXPECT_EQ(chip_of("NVIDIA H200, 132 multiprocessors"), "h200");
+    EXPECT_EQ(chip_of("NVIDIA H20"), "h20");
+    EXPECT_EQ(chip_of("NVIDIA A100-SXM4-80GB"), "a100");
+    EXPECT_EQ(chip_of("NVIDIA GH200 480GB"), "");
+    EXPECT_TRUE(experiments::cost::is_measured("h100"));
+    EXPECT_FALSE(experiments::cost::is_measured("h20"));  // its peak stands in
 }
 
 TEST(ColdSeconds, AreThoseOfTheWork) {
