@@ -62,14 +62,15 @@ struct KlRow {
 };
 
 /// What t, p and a sum of t - p may be off by, relative to t and to p; the given lse is no error.
-struct KlWeightErrors {
+class KlWeightErrors {
+public:
     KlWeightErrors(const Problem& p, const Tensor<float, 3>& q, const Tensor<float, 3>& k,
                    const Tensor<float, 3>& index_q, const Tensor<float, 2>& index_k,
                    const Tensor<float, 2>& main_lse, const Tensor<float, 2>& index_lse)
-        : index(of(logit_bound(p.index_scale(), largest_norm<3>(index_q), largest_norm<2>(index_k),
-                               p.index_dim),
-                   index_lse)),
-          main(
+        : index_(of(logit_bound(p.index_scale(), largest_norm<3>(index_q), largest_norm<2>(index_k),
+                                p.index_dim),
+                    index_lse)),
+          main_(
               of(logit_bound(p.softmax_scale(), largest_norm<3>(q), largest_norm<3>(k), p.head_dim),
                  main_lse) +
               gamma(static_cast<double>(p.group_size()))) {}
@@ -79,13 +80,13 @@ struct KlWeightErrors {
     double bound(const KlWeights& sums, double terms, double most) const {
         constexpr double kLongest = 4096;
         const double summed = gamma(std::min(terms, kLongest) + 8) + 0x1p-16;
-        return most * (sums.index * (index + summed) + sums.main * (main + summed));
+        return most * (sums.index * (index_ + summed) + sums.main * (main_ + summed));
     }
 
     KlWeightErrors worst(const KlWeightErrors& other) const {
         KlWeightErrors both = *this;
-        both.index = std::max(index, other.index);
-        both.main = std::max(main, other.main);
+        both.index_ = std::max(index_, other.index_);
+        both.main_ = std::max(main_, other.main_);
         return both;
     }
 
@@ -93,7 +94,7 @@ private:
     static double of(double logit, const Tensor<float, 2>& lse) {
         return std::expm1(logit + stored_lse_bound(largest(lse))) + gamma(kExpRoundoffs);
     }
-    double index, main;
+    double index_, main_;
 };
 
 /// Sums of (t - p) times operands of some width, one for each of `count` results.

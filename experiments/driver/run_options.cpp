@@ -171,7 +171,8 @@ void add_selectors(OptionTable& table, std::vector<std::string>& to,
 
 std::string pointwise_selector(const std::string& option, const std::string& name) {
     const std::vector<std::string> known = list_pointwise_selectors();
-    const std::string label = label_of(option, name), own(name_of_label(label));
+    std::string label = label_of(option, name);
+    const std::string own(name_of_label(label));
     require(std::find(known.begin(), known.end(), own) != known.end(), "--", option, " has ", name,
             ", which does not choose blocks for each query alone; there are: ", join(known));
     return label;
