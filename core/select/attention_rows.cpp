@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/select/rows_held.h"
+
 namespace msa {
 namespace {
 
-constexpr int64_t kMassBytes = int64_t{1} << 26, kMostRows = 256;  // held at a time
+constexpr int64_t kMostRows = 256;  // held at a time
 
 }  // namespace
 
@@ -24,8 +26,8 @@ Mirror<3> mass_at(const SelectorLayer& layer, std::span<const int64_t> tokens, i
 void for_each_mass(const SelectorLayer& layer, std::span<const int64_t> tokens, int64_t block_size,
                    const std::function<void(int64_t first, View<const float, 3> mass)>& visit) {
     const Problem& p = layer.problem;
-    const int64_t row = 4 * p.kv_heads * ceil_div(p.batch.longest_keys(), block_size);
-    const int64_t step = std::clamp<int64_t>(kMassBytes / std::max<int64_t>(1, row), 1, kMostRows);
+    const int64_t row = p.kv_heads * ceil_div(p.batch.longest_keys(), block_size);
+    const int64_t step = std::min(rows_held(row), kMostRows);
     for (int64_t first = 0; first < std::ssize(tokens); first += step) {
         const int64_t count = std::min(step, std::ssize(tokens) - first);
         const Mirror<3> mass =

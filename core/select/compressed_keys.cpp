@@ -3,13 +3,10 @@
 
 #include "core/select/block_vectors.h"
 #include "core/select/cost.h"
+#include "core/select/rows_held.h"
 
 namespace msa {
-namespace {
-
-constexpr int64_t kMassBytes = int64_t{1} << 26;  // held at a time
-
-}  // namespace
+namespace {}  // namespace
 
 CompressedKeys::CompressedKeys(const SelectorLayer& layer, const Pieces& of) : of_(of), starts_{0} {
     const Problem& p = layer.problem;
@@ -32,8 +29,7 @@ Mirror<3> CompressedKeys::score(const SelectorLayer& layer, const SelectorChunk&
     const Problem& p = chunk.problem;
     Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
     if (pieces_) {
-        const int64_t row = 4 * p.kv_heads * pieces_.shape()[0];
-        const int64_t step = std::max<int64_t>(1, kMassBytes / row);
+        const int64_t step = rows_held(p.kv_heads * pieces_.shape()[0]);
         for (int64_t begin = 0; begin < p.queries(); begin += step) {
             const QueryRange range{begin, std::min(begin + step, p.queries())};
             const int64_t count = range.end - begin;

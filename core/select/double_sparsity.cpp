@@ -9,12 +9,11 @@
 #include "core/select/attention_rows.h"
 #include "core/select/cost.h"
 #include "core/select/quantised.h"
+#include "core/select/rows_held.h"
 #include "core/select/selector.h"
 
 namespace msa {
 namespace {
-
-constexpr int64_t kMassBytes = int64_t{1} << 26;  // held at a time
 
 class DoubleSparsitySelector final : public Selector {
 public:
@@ -60,8 +59,7 @@ public:
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
         Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
-        const int64_t row = 4 * p.query_heads * std::max<int64_t>(1, p.blocks());
-        const int64_t step = std::max<int64_t>(1, kMassBytes / row);
+        const int64_t step = rows_held(p.query_heads * p.blocks());
         for (int64_t begin = 0; labels_ && begin < p.queries(); begin += step) {
             const QueryRange range{begin, std::min(begin + step, p.queries())};
             const int64_t count = range.end - begin;

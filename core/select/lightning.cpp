@@ -3,13 +3,9 @@
 
 #include <algorithm>
 
+#include "core/select/rows_held.h"
+
 namespace msa {
-namespace {
-
-constexpr int64_t kScoreBytes = int64_t{1} << 26;  // held at a time
-
-}  // namespace
-
 void for_each_lightning_row(
     const SelectorLayer& layer, const SelectorChunk& chunk,
     const std::function<void(int64_t row, View<const float, 1> scores)>& visit) {
@@ -18,8 +14,7 @@ void for_each_lightning_row(
     tokens.block_size = 1;
     tokens.own_index_scale = 1.0;
     const int64_t groups = tokens.kv_heads, keys = tokens.blocks();
-    const int64_t step =
-        std::max<int64_t>(1, kScoreBytes / (4 * groups * std::max<int64_t>(1, keys)));
+    const int64_t step = rows_held(groups * keys);
     const View<const float, 3> index_q = chunk.index_q.floats();
     for (int64_t begin = 0; begin < tokens.queries(); begin += step) {
         const int64_t count = std::min(step, tokens.queries() - begin);

@@ -8,12 +8,11 @@
 #include <vector>
 
 #include "core/select/cost.h"
+#include "core/select/rows_held.h"
 #include "core/select/selector.h"
 
 namespace msa {
 namespace {
-
-constexpr int64_t kOutputBytes = int64_t{1} << 26;  // of single blocks, held at a time
 
 /// What each block of one query and group adds: [blocks, G * dh] mass times output, and [blocks, G]
 /// mass, by which dense attention is 1 with the sinks.
@@ -144,8 +143,7 @@ public:
         const std::vector<int64_t> queries(chunk.tokens.begin(), chunk.tokens.end());
         if (known_.queries.empty() || known_.queries != queries || known_.rule != rule) {
             known_ = {queries, rule, Tensor<float, 3>({p.queries(), p.kv_heads, p.blocks()})};
-            const int64_t row = 4 * p.query_heads * p.head_dim * std::max<int64_t>(1, p.blocks());
-            const int64_t step = std::max<int64_t>(1, kOutputBytes / row);
+            const int64_t step = rows_held(p.query_heads * p.head_dim * p.blocks());
             for (int64_t begin = 0; begin < p.queries(); begin += step) {
                 const QueryRange range{begin, std::min(begin + step, p.queries())};
                 const int64_t count = range.end - begin;

@@ -3,12 +3,11 @@
 #include <cmath>
 
 #include "core/select/cost.h"
+#include "core/select/rows_held.h"
 #include "core/select/selector.h"
 
 namespace msa {
 namespace {
-
-constexpr int64_t kMassBytes = int64_t{1} << 26;  // held at a time
 
 class OracleValueSelector final : public Selector {
 public:
@@ -39,8 +38,7 @@ public:
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
         Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
-        const int64_t row = 4 * p.kv_heads * std::max<int64_t>(1, p.batch.longest_keys());
-        const int64_t step = std::max<int64_t>(1, kMassBytes / row);
+        const int64_t step = rows_held(p.kv_heads * p.batch.longest_keys());
         for (int64_t begin = 0; begin < p.queries(); begin += step) {
             const QueryRange range{begin, std::min(begin + step, p.queries())};
             const int64_t count = range.end - begin;

@@ -7,12 +7,11 @@
 #include "core/select/block_vectors.h"
 #include "core/select/cost.h"
 #include "core/select/quest_bound.h"
+#include "core/select/rows_held.h"
 #include "core/select/selector.h"
 
 namespace msa {
 namespace {
-
-constexpr int64_t kScoreBytes = int64_t{1} << 26;  // of pages, held at a time
 
 class QuestPagesSelector final : public Selector {
 public:
@@ -40,8 +39,7 @@ public:
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;
         Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
-        const int64_t row = 4 * p.kv_heads * std::max<int64_t>(1, pages_.blocks());
-        const int64_t step = std::max<int64_t>(1, kScoreBytes / row);
+        const int64_t step = rows_held(p.kv_heads * pages_.blocks());
         for (int64_t begin = 0; begin < p.queries(); begin += step) {
             const QueryRange range{begin, std::min(begin + step, p.queries())};
             const int64_t count = range.end - begin;

@@ -11,12 +11,12 @@
 #include "core/select/covering.h"
 #include "core/select/per_rule.h"
 #include "core/select/quantised.h"
+#include "core/select/rows_held.h"
 #include "core/select/selector.h"
 
 namespace msa {
 namespace {
 
-constexpr int64_t kMassBytes = int64_t{1} << 26;  // held at a time
 constexpr float kNoCandidate = -1;
 constexpr float kLeft = -std::numeric_limits<float>::infinity();
 
@@ -143,8 +143,7 @@ private:
         const std::vector<int64_t> tokens = counted_tokens(layer);
         std::vector<CoverBudget> budgets;
         for (const SelectionRule& rule : layer.all_rules()) budgets.emplace_back(rule, p.kv_heads);
-        const int64_t row = 4 * p.query_heads * (p.head_dim + p.blocks());
-        const int64_t step = std::max<int64_t>(1, kMassBytes / row);
+        const int64_t step = rows_held(p.query_heads * (p.head_dim + p.blocks()));
         for (int64_t first = 0; first < std::ssize(tokens); first += step) {
             const std::span<const int64_t> some = std::span(tokens).subspan(
                 static_cast<size_t>(first),

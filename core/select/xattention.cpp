@@ -13,23 +13,21 @@
 #include "core/select/covering.h"
 #include "core/select/per_rule.h"
 #include "core/select/query_blocks.h"
+#include "core/select/rows_held.h"
 #include "core/select/selector.h"
 
 namespace msa {
 namespace {
-
-constexpr int64_t kProductBytes = int64_t{1} << 26;  // of tiles, held at a time
 
 class XAttentionSelector final : public Selector {
 public:
     std::string_view name() const override { return "xattention"; }
     std::string_view rule() const override {
         return "softmax of the antidiagonal sums of 16 x 16 tiles, summed over the tiles of a "
-               "query "
-               "block and a key block, mean over the group's heads; first and local block forced, "
-               "then the fewest blocks that cover a share; the share of each group so that the "
-               "queries that averages count keep the budget on average (XAttention, arXiv "
-               "2503.16428)";
+               "query block and a key block, mean over the group's heads; first and local "
+               "block forced, then the fewest blocks that cover a share; the share of each "
+               "group so that the queries that averages count keep the budget on average "
+               "(XAttention, arXiv 2503.16428)";
     }
     std::string_view note() const override {
         return "a budget in place of the source's threshold, which the option threshold brings "
@@ -118,8 +116,7 @@ private:
         const int64_t blocks = ceil_div(sequence_length(p, s), p.block_size);
         const int64_t all = ceil_div(sequence_length(p, s), tiles.block_size);
         for (int64_t r = 0; r < p.kv_heads; ++r) maps_.emplace_back(Shape<2>{blocks, blocks});
-        const int64_t step = std::max<int64_t>(
-            1, kProductBytes / (4 * p.kv_heads * std::max<int64_t>(1, tiles.blocks())));
+        const int64_t step = rows_held(p.kv_heads * tiles.blocks());
         for (int64_t first = 0; first < all; first += step) {
             const int64_t count = std::min(step, all - first);
             const int64_t begin = first * tiles.block_size,

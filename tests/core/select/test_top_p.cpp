@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "tests/core/select/policy.h"
+#include "tests/core/select/budget.h"
 
 namespace msa::test {
 namespace {
 
-class TopP : public Policy {};
+class TopP : public BudgetTest {};
 
 TEST_F(TopP, KeepsTheFewestBlocksThatCoverOneShare) {
     const SelectionRule rule{.top_k = 4};
@@ -45,14 +45,7 @@ TEST_F(TopP, QueriesThatCountKeepTheBudget) {
     for (int64_t i = 64; i < 210; ++i) counted_.push_back(i);  // beyond 4 blocks
     const SelectionRule rule{.top_k = 4};
     const Tensor<float, 3> got = scores("top-p", 0, rule);
-    for (int64_t r = 0; r < 2; ++r) {
-        double kept = 0;
-        for (int64_t i : counted_)
-            for (int64_t b = 0; b < blocks(i); ++b) kept += got(i, r, b) > -INFINITY;
-        const auto budget = 4 * static_cast<double>(counted_.size());
-        EXPECT_LE(kept, budget);
-        EXPECT_GE(kept, budget - 4);
-    }
+    expect_budget_kept(got, 4);
 }
 
 TEST_F(TopP, SpendsUnevenly) {

@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tests/core/select/policy.h"
+#include "tests/core/select/budget.h"
 
 namespace msa::test {
 namespace {
 
-class Twilight : public Policy {
+class Twilight : public BudgetTest {
 protected:
     /// The source's min_max_per_token_quant_kv.
     std::vector<double> key(int64_t token, int64_t r, int64_t bits) const {
@@ -127,14 +127,7 @@ TEST_F(Twilight, OfAllBlocksAsTheyAreIsTopP) {
 TEST_F(Twilight, QueriesThatCountKeepTheBudget) {
     for (int64_t i = 64; i < 210; ++i) counted_.push_back(i);
     const Tensor<float, 3> got = scores("twilight:candidates=0.75");
-    for (int64_t r = 0; r < 2; ++r) {
-        double kept = 0;
-        for (int64_t i : counted_)
-            for (int64_t b = 0; b < blocks(i); ++b) kept += got(i, r, b) > -INFINITY;
-        const auto budget = 4 * static_cast<double>(counted_.size());
-        EXPECT_LE(kept, budget);
-        EXPECT_GE(kept, budget - 4);
-    }
+    expect_budget_kept(got, 4);
 }
 
 TEST_F(Twilight, SpendsUnevenly) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 
-#include "tests/core/select/policy.h"
+#include "tests/core/select/budget.h"
 
 namespace msa::test {
 namespace {
 
-class XAttention : public Policy {
+class XAttention : public BudgetTest {
 protected:
     /// The estimate of query block y of the token's sequence: [key block], with the tiles' sums of
     /// q[a S + S - 1 - t] . k[c S + t], queries and keys behind the end being 0.
@@ -91,14 +91,7 @@ TEST_F(XAttention, CoversTheThreshold) {
 TEST_F(XAttention, QueriesThatCountKeepTheBudget) {
     for (int64_t i = 72; i < 210; ++i) counted_.push_back(i);  // beyond 4 blocks
     const Tensor<float, 3> got = scores("xattention");
-    for (int64_t r = 0; r < 2; ++r) {
-        double kept = 0;
-        for (int64_t i : counted_)
-            for (int64_t b = 0; b < blocks(i); ++b) kept += got(i, r, b) > -INFINITY;
-        const auto budget = 4 * static_cast<double>(counted_.size());
-        EXPECT_LE(kept, budget);
-        EXPECT_GT(kept, budget - 16);
-    }
+    expect_budget_kept(got, 15);
 }
 
 TEST_F(XAttention, ForcesTheFirstAndTheLocalBlockAndSpendsUnevenly) {
