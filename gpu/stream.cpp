@@ -8,6 +8,22 @@
 #include "core/error.h"
 
 namespace msa::cuda {
+namespace {
+
+/// Lets this thread do what a capture forbids, on streams that are not captured.
+class DespiteCapture {
+public:
+    DespiteCapture() { swap(); }
+    ~DespiteCapture() { swap(); }
+    DespiteCapture(const DespiteCapture&) = delete;
+    DespiteCapture& operator=(const DespiteCapture&) = delete;
+
+private:
+    void swap() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace
 
 void check(cudaError_t status, std::string_view what) {
     if (status == cudaSuccess) return;
@@ -20,6 +36,7 @@ Stream::Stream(const CudaOptions& options)
     : stream_(static_cast<cudaStream_t>(options.stream)),
       own_(options.stream == nullptr),
       options_(options) {
+    const DespiteCapture despite;
     if (own_) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
     if (options_.allocate && !options_.keeps_apart) return;
     // Memory given back stays with the pool, so that scratch memory costs nothing from the second
@@ -43,19 +60,6 @@ bool Stream::is_capturing() const {
 }
 
 namespace {
-
-/// Lets this thread do what a capture forbids, on streams that are not captured.
-class DespiteCapture {
-public:
-    DespiteCapture() { swap(); }
-    ~DespiteCapture() { swap(); }
-    DespiteCapture(const DespiteCapture&) = delete;
-    DespiteCapture& operator=(const DespiteCapture&) = delete;
-
-private:
-    void swap() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
 
 /// Runs `work` on a stream that nobody captures, and waits for it alone.
 template <typename Work>

@@ -215,14 +215,14 @@ def test_workspace_is_pytorchs_memory(monkeypatch):
     assert torch.cuda.memory_allocated() == before
 
 
-@pytest.mark.parametrize("dtype", LAYERS)
 @pytest.mark.parametrize("warm", [False, True])
-def test_a_decode_step_is_captured_in_a_graph(dtype, warm):
-    """Selection and attention of the newest token of each of four sequences."""
+def test_a_decode_step_is_captured_in_a_graph(warm):
+    """Selection and attention of the newest token of each of four sequences, in bfloat16: the
+    plain kernels, which float32 has, copy from the host as they go."""
     sequences, keys = 4, 640
     at = {"cu_seqlens_q": list(range(sequences + 1)),
           "cu_seqlens_k": [keys * s for s in range(sequences + 1)], "block_size": BK}
-    data = on_gpu(make(n=sequences * keys), dtype)
+    data = on_gpu(make(n=sequences * keys), torch.bfloat16)
     newest = torch.arange(1, sequences + 1, device="cuda") * keys - 1
     q, index_q = data["q"][newest], data["index_q"][newest]
 

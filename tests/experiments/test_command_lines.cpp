@@ -32,7 +32,7 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 // Under a sanitizer a program may take seconds to begin, and cannot be told to stop before.
-constexpr milliseconds kWork{kSanitized ? 10000 : 2000}, kStop{kSanitized ? 60000 : 15000};
+constexpr milliseconds kWork{kSanitized ? 10000 : 1000}, kStop{kSanitized ? 60000 : 15000};
 
 struct Answer {
     int status = 0;  // of waitpid
@@ -305,7 +305,7 @@ private:
 
 TEST_P(CommandLines, AreAnsweredOrRefused) {
     const char* const asked = std::getenv("MSA_TEST_COMMAND_LINES");
-    const int count = asked != nullptr ? std::atoi(asked) : kSanitized ? 40 : 200;
+    const int count = asked != nullptr ? std::atoi(asked) : kSanitized ? 20 : 80;
     const std::vector<Flag> flags = flags_of(GetParam());
     ASSERT_GT(flags.size(), 5U);
     const std::string input = file_text(path("a.h5"));
