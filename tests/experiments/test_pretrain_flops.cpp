@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The FLOPs of a step against sums written out by hand, and which peak they are held against.
+#include "core/registry.h"
 #include "experiments/pretrain/model_flops.h"
 #include "tests/experiments/pretrain_test.h"
 
