@@ -71,7 +71,21 @@ double selected_pairs(const Problem& p, View<const int32_t, 3> ids) {
     return pairs;
 }
 
-double dense_attention_flops(const Problem& p) { return 2 * block_mass_flops(p); }
+double kept_pairs(const Problem& p, int64_t top_k) {
+    double pairs = 0;
+    for (const KeyRange& seen : visible_keys(p)) {
+        if (seen.count == 0) continue;
+        const int64_t own = (seen.count - 1) % p.block_size + 1;
+        pairs += real(std::min(seen.count, (top_k - 1) * p.block_size + own));
+    }
+    return pairs;
+}
+
+double attention_flops(const Problem& p, double pairs) {
+    return 4 * real(p.query_heads * p.head_dim) * pairs;
+}
+
+double dense_attention_flops(const Problem& p) { return attention_flops(p, attended_pairs(p)); }
 
 double block_mass_flops(const Problem& p) {
     return 2 * static_cast<double>(p.query_heads * p.head_dim) * attended_pairs(p);
@@ -91,9 +105,13 @@ double sparse_attention_grad_flops(const Problem& p, View<const int32_t, 3> ids)
     return 2.5 * sparse_attention_flops(p, ids);
 }
 
+double index_gradient_flops(const Problem& p, double pairs) {
+    return 4 * real(p.index_dim) * pairs;
+}
+
 double index_kl_flops(const Problem& p, double pairs) {
-    const auto main = static_cast<double>(p.group_size() * p.head_dim);
-    return 2 * (main + 3 * static_cast<double>(p.index_dim)) * pairs;
+    return 2 * real(p.group_size() * p.head_dim + p.index_dim) * pairs +
+           index_gradient_flops(p, pairs);
 }
 
 double select_blocks_bytes(const Problem& p, int64_t top_k) {

@@ -20,6 +20,12 @@ double attended_pairs(const Problem&);
 /// (query, attended selected key) pairs summed over groups, for ids [Nq, Hkv, k].
 double selected_pairs(const Problem&, View<const int32_t, 3> ids);
 
+/// (query, attended key) pairs of a group where every query selects its own block and k - 1 others,
+/// or all that it sees: what MSA attends to whichever blocks it selects.
+double kept_pairs(const Problem&, int64_t top_k);
+
+/// Q K^T and P V of `pairs` (query, key) pairs, all heads: 4 Hq dh pairs.
+double attention_flops(const Problem&, double pairs);
 /// Q K^T and P V over all attended keys: 4 Hq dh pairs (F_GQA of sec:msa-flops).
 double dense_attention_flops(const Problem&);
 /// Q K^T alone, as block_mass needs it: 2 Hq dh pairs.
@@ -33,6 +39,8 @@ double sparse_attention_flops(const Problem&, View<const int32_t, 3> ids);
 /// the forward pass.
 double dense_attention_grad_flops(const Problem&);
 double sparse_attention_grad_flops(const Problem&, View<const int32_t, 3> ids);
+/// The two index gradients over `pairs` (query, key, group) triples: 4 didx pairs.
+double index_gradient_flops(const Problem&, double pairs);
 /// KL loss with gradient over `pairs` (query, key, group) triples of its support: main and index
 /// logits, and the two index gradients.
 double index_kl_flops(const Problem&, double pairs);

@@ -52,8 +52,18 @@ constexpr Metric kTable[] = {
      "probability on the first block in dense attention"},
     {"first_block_rate", "block 0 rate", "share of queries", "group",
      "share of the counted queries whose chosen blocks have the first block among them"},
+    {"local_rate", "local rate", "share of queries", "group",
+     "share of the counted queries whose chosen blocks have the block before their own among them"},
+    {"far_overlap", "far overlap", "IoU", "group,group",
+     "|A ∩ B| / |A ∪ B| of the far blocks (neither the first one nor the query's newest two) that "
+     "two groups choose for the same query, mean over the counted queries where one of them has "
+     "any, then over pairs of groups"},
     {"sink_mass_sparse", "sink sparse", "probability", "head",
      "probability on token 0 in attention over the chosen blocks, mean likewise"},
+    {"learned_sink_mass", "learned sink", "probability", "head",
+     "probability on the learnable sink in the attention that the layer does, mean over all "
+     "queries "
+     "and heads"},
     {"entropy_dense", "entropy dense", "nats", "head",
      "entropy of dense attention in nats, mean over all queries and heads"},
     {"entropy_sparse", "entropy sparse", "nats", "head",

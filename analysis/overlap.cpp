@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "analysis/overlap.h"
 
+#include <algorithm>
+
 namespace msa::analysis {
 
 double overlap(std::span<const int32_t> a, std::span<const int32_t> b) {
@@ -54,6 +56,43 @@ void Distances::add(const Problem& p, std::span<const RowKind> kinds, View<const
         for (int64_t r = 0; r < ids.extent(1); ++r)
             for (int32_t b : selected(ids, i, r)) ++counts_[static_cast<size_t>(local - b)];
     }
+}
+
+SelectionPattern::SelectionPattern(int64_t groups)
+    : groups_(static_cast<size_t>(groups)), means_(2 * groups_ + groups_ * (groups_ - 1) / 2) {}
+
+void SelectionPattern::add(const Problem& p, std::span<const RowKind> kinds,
+                           View<const int32_t, 3> ids) {
+    const std::vector<KeyRange> visible = visible_keys(p);
+    add_rows(means_, ids.extent(0), [&](int64_t i, RowValues values) {
+        if (kinds[static_cast<size_t>(i)] != RowKind::counted) return;
+        const auto own =
+            static_cast<int32_t>((visible[static_cast<size_t>(i)].count - 1) / p.block_size);
+        const auto kept = [&](size_t group) {
+            return selected(ids, i, static_cast<int64_t>(group));
+        };
+        const auto far = [&](size_t group) {  // ids are ascending
+            const std::span<const int32_t> all = kept(group);
+            const auto begin = std::upper_bound(all.begin(), all.end(), 0);
+            return std::span(begin, std::lower_bound(begin, all.end(), own - 1));
+        };
+        size_t pair = 2 * groups_;
+        for (size_t r = 0; r < groups_; ++r) {
+            const std::span<const int32_t> all = kept(r);
+            values[r] = std::binary_search(all.begin(), all.end(), 0) ? 1 : 0;
+            values[groups_ + r] = std::binary_search(all.begin(), all.end(), own - 1) ? 1 : 0;
+            for (size_t s = r + 1; s < groups_; ++s, ++pair)
+                if (!far(r).empty() || !far(s).empty()) values[pair] = overlap(far(r), far(s));
+        }
+    });
+}
+
+std::vector<double> SelectionPattern::first_block_rate() const { return of(0, groups_); }
+
+std::vector<double> SelectionPattern::local_rate() const { return of(groups_, groups_); }
+
+std::vector<double> SelectionPattern::far_overlap() const {
+    return of(2 * groups_, means_.size() - 2 * groups_);
 }
 
 }  // namespace msa::analysis

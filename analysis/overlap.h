@@ -43,4 +43,28 @@ private:
     std::vector<int64_t> counts_;
 };
 
+/// What a heat map of a selection shows (fig:vis-selection): a column at the first block, a
+/// diagonal, and elsewhere blocks that groups share or do not. Far blocks of a query are those that
+/// are neither the first one nor its newest two.
+class SelectionPattern {
+public:
+    explicit SelectionPattern(int64_t groups);
+    /// A chunk of queries: ids [Nq, Hkv, k], kinds [Nq].
+    void add(const Problem&, std::span<const RowKind> kinds, View<const int32_t, 3> ids);
+
+    // NaN where no row was counted.
+    std::vector<double> first_block_rate() const;  // [Hkv] share of rows that keep block 0
+    std::vector<double> local_rate() const;        // [Hkv] that keep the block before their own
+    /// [Hkv (Hkv - 1) / 2] of groups 0 and 1, 0 and 2 and so on: mean overlap of the far blocks
+    /// that two groups keep for the same query. A row where neither keeps one does not count.
+    std::vector<double> far_overlap() const;
+
+private:
+    std::vector<double> of(size_t first, size_t count) const {
+        return values(std::span(means_).subspan(first, count));
+    }
+    size_t groups_;
+    std::vector<Mean> means_;  // the rates of all groups, then of each pair
+};
+
 }  // namespace msa::analysis

@@ -60,4 +60,13 @@ std::vector<double> SinkMass::first_tokens() const {
     return values(std::span(means_).last(means_.size() / 2));
 }
 
+std::vector<double> learned_sink_mass(View<const float, 1> sinks, View<const float, 2> lse) {
+    std::vector<Mean> means(static_cast<size_t>(sinks.extent(0)));
+    add_rows(means, lse.extent(0), [&](int64_t i, RowValues values) {
+        for (int64_t h = 0; h < sinks.extent(0); ++h)
+            values[static_cast<size_t>(h)] = std::exp(double{sinks(h)} - double{lse(i, h)});
+    });
+    return values(means);
+}
+
 }  // namespace msa::analysis

@@ -33,4 +33,8 @@ private:
     std::vector<Mean> means_;  // [2 * Hq]: of the first token, then of the first tokens
 };
 
+/// [Hq] Mean probability that learnable sinks [Hq] take, exp(sink - lse), of attention whose lse
+/// [Nq, Hq] has them in it. Both on the host. NaN without rows.
+std::vector<double> learned_sink_mass(View<const float, 1> sinks, View<const float, 2> lse);
+
 }  // namespace msa::analysis

@@ -21,7 +21,7 @@ Model::Model(const ModelConfig& config, std::unique_ptr<Ops> ops, uint64_t seed,
              std::span<const float> start)
     : config_(checked(config)), ops_(std::move(ops)) {
     const ModelSizes& s = config_.sizes;
-    embedding_ = parameters_.add({.name = "embed_tokens.weight",
+    embedding_ = parameters_.add({.name = kEmbedding,
                                   .rows = s.vocabulary,
                                   .columns = s.model_dim,
                                   .deviation = kDeviation,

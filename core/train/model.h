@@ -10,6 +10,9 @@
 
 namespace msa::train {
 
+/// The parameter whose rows are read, not multiplied with.
+inline constexpr const char* kEmbedding = "embed_tokens.weight";
+
 /// What a step says. Means over the tokens with a target; KL over queries and groups (eq:msa-kl).
 struct Losses {
     double lm = 0;           // nats per token

@@ -2,7 +2,6 @@
 #include "experiments/bench/ceilings.h"
 
 #include <algorithm>
-#include <cctype>
 #include <chrono>
 
 #include "core/error.h"
@@ -62,17 +61,6 @@ double sgemm_rate() {
 
 }  // namespace
 
-std::string chip_of(const std::string& device) {
-    std::string words = " ";
-    for (const char letter : device) {
-        const auto byte = static_cast<unsigned char>(letter);
-        words += std::isalnum(byte) != 0 ? static_cast<char>(std::tolower(byte)) : ' ';
-    }
-    for (const std::string& chip : cost::list_hardware())
-        if ((words + ' ').find(' ' + chip + ' ') != std::string::npos) return chip;
-    return "";
-}
-
 double Ceilings::copy_rate() const { return median(copy_rates); }
 
 Ceilings measure_ceilings(Backend& backend) {
@@ -80,7 +68,7 @@ Ceilings measure_ceilings(Backend& backend) {
     if (backend.space() == Space::host) {
         ceilings.gemm_rates[Element::f32] = sgemm_rate();
         ceilings.gemm_source = text("Eigen's sgemm in this run, ", kGemm, " x ", kGemm);
-    } else if (const std::string chip = chip_of(backend.device()); !chip.empty()) {
+    } else if (const std::string chip = cost::chip_of(backend.device()); !chip.empty()) {
         const bool measured = cost::is_measured(chip);
         const auto which = measured ? cost::Ceilings::measured : cost::Ceilings::peak;
         ceilings.gemm_rates = cost::read_hardware(chip, which).flops_per_second;

@@ -22,10 +22,6 @@ struct Ceilings {
     double copy_rate() const;  // median
 };
 
-/// The table of data/hardware/ whose name is a word of the device's: "h100" for "NVIDIA H100 80GB
-/// HBM3, ..."; empty where there is none.
-std::string chip_of(const std::string& device);
-
 /// Copies are measured. The matrix product is measured on a host backend (Eigen's sgemm with all
 /// cores, 2048 x 2048); of a GPU it is what data/hardware/ tells of the chip that the device's name
 /// mentions, nothing where none is known.

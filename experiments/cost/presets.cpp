@@ -2,6 +2,7 @@
 #include "experiments/cost/presets.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -219,6 +220,17 @@ bool is_measured(const std::string& name_or_path) {
 }
 
 std::vector<std::string> list_hardware() { return list_names("hardware"); }
+
+std::string chip_of(const std::string& device) {
+    std::string words = " ";
+    for (const char letter : device) {
+        const auto byte = static_cast<unsigned char>(letter);
+        words += std::isalnum(byte) != 0 ? static_cast<char>(std::tolower(byte)) : ' ';
+    }
+    for (const std::string& chip : list_hardware())
+        if ((words + ' ').find(' ' + chip + ' ') != std::string::npos) return chip;
+    return "";
+}
 
 Model read_model(const std::string& name_or_path) {
     const Object file = read_file("models", name_or_path);

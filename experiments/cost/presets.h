@@ -21,6 +21,9 @@ analysis::Hardware read_hardware(const std::string& name_or_path, Ceilings);
 /// Has its table rates that were measured?
 bool is_measured(const std::string& name_or_path);
 std::vector<std::string> list_hardware();
+/// The known name that is a word of a device's: "h100" for "NVIDIA H100 80GB HBM3, ..."; empty
+/// where there is none.
+std::string chip_of(const std::string& device);
 
 /// Sizes of a model's attention layers; what a config.json may lack is optional.
 struct Model {

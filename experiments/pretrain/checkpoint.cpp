@@ -65,6 +65,7 @@ void Checkpoint::save(train::Model& model, const RunState& state) const {
     write_list(to, backend, "second", weights.second(), "second moments of AdamW");
     to.attribute(kState, "step", state.step);
     to.attribute(kState, "seconds", state.seconds);
+    to.attribute(kState, "flops", state.flops);
     for (const Curve& curve : state.curves) curve.write(to);
     to.finish();
     file.finish();
@@ -86,6 +87,7 @@ void Checkpoint::load(train::Model& model, RunState& state) const {
     model.weights().renew();
     state.step = step();
     state.seconds = from.number(kState, "seconds");
+    state.flops = from.number(kState, "flops");
     for (Curve& curve : state.curves) curve.read(from);
 }
 

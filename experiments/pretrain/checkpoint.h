@@ -17,6 +17,7 @@ namespace msa::experiments::pretrain {
 struct RunState {
     int64_t step = 0;    // steps done
     double seconds = 0;  // that they took
+    double flops = 0;    // that they asked for (model_flops.h)
     std::vector<Curve> curves;
 };
 

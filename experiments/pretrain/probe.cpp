@@ -6,6 +6,7 @@
 #include <map>
 
 #include "analysis/entropy.h"
+#include "analysis/overlap.h"
 #include "analysis/recall.h"
 #include "analysis/sink.h"
 #include "experiments/driver/attend.h"
@@ -13,7 +14,7 @@
 namespace msa::experiments::pretrain {
 namespace {
 
-using Figures = std::map<std::string, double>;
+constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
 
 /// One layer after a forward pass.
 class LayerProbe {
@@ -28,6 +29,9 @@ public:
           sinks_(model.sinks(layer)),
           host_sinks_(sinks_ ? backend_.download(sinks_) : Tensor<float, 1>()) {
         attention("dense", {});
+        if (sinks_)
+            heads_["learned_sink_mass"] =
+                analysis::learned_sink_mass(host_sinks_, backend_.download(state_.lse.view()));
         if (!state_.index_q) return;
         auto ids = backend_.make<int32_t, 3>({p_.queries(), p_.kv_heads, rule_.top_k});
         const IndexInput index{state_.index_q, train::flat(state_.index_k.in())};
@@ -45,8 +49,16 @@ public:
     }
 
     double figure(const char* name) const {
+        if (const auto of_heads = heads_.find(name); of_heads != heads_.end())
+            return analysis::average(of_heads->second);
         const auto found = figures_.find(name);
-        return found == figures_.end() ? std::numeric_limits<double>::quiet_NaN() : found->second;
+        return found == figures_.end() ? kNotMeasured : found->second;
+    }
+    std::vector<double> heads(const char* name) const {
+        const auto found = heads_.find(name);
+        return found == heads_.end()
+                   ? std::vector<double>(static_cast<size_t>(p_.query_heads), kNotMeasured)
+                   : found->second;
     }
 
 private:
@@ -61,7 +73,7 @@ private:
         analysis::SinkMass sink(p_.query_heads, 1);
         sink.add(p_, q_, k_, mean_key.lse, there);
         figures_["entropy_" + on] = analysis::average(entropy.nats());
-        figures_["sink_mass_" + on] = analysis::average(sink.first_token());
+        heads_["sink_mass_" + on] = sink.first_token();
     }
 
     void selection(const Tensor<int32_t, 3>& ids) {
@@ -74,12 +86,11 @@ private:
         figures_["score_recall"] = analysis::average(recall.score_recall());
         figures_["mass_kept"] = analysis::average(recall.mass_kept());
         figures_["oracle_mass"] = analysis::average(recall.oracle_mass());
-        std::vector<analysis::Mean> means(static_cast<size_t>(p_.kv_heads));
-        for (int64_t i = 0; i < p_.queries(); ++i)
-            if (kinds[static_cast<size_t>(i)] == analysis::RowKind::counted)
-                for (int64_t r = 0; r < p_.kv_heads; ++r)
-                    means[static_cast<size_t>(r)].add(ids(i, r, 0) == 0 ? 1 : 0);
-        figures_["first_block_rate"] = analysis::average(analysis::values(means));
+        analysis::SelectionPattern pattern(p_.kv_heads);
+        pattern.add(p_, kinds, ids);
+        figures_["first_block_rate"] = analysis::average(pattern.first_block_rate());
+        figures_["local_rate"] = analysis::average(pattern.local_rate());
+        figures_["far_overlap"] = analysis::average(pattern.far_overlap());
     }
 
     Backend& backend_;
@@ -89,7 +100,8 @@ private:
     Tensor<float, 3> q_, k_;
     View<const float, 1> sinks_;
     Tensor<float, 1> host_sinks_;
-    Figures figures_;
+    std::map<std::string, double> figures_;             // means over groups, or over heads
+    std::map<std::string, std::vector<double>> heads_;  // [Hq]
 };
 
 }  // namespace
@@ -100,15 +112,19 @@ Tensor<float, 3> on_host(train::Ops& ops, In<3> values) {
     return fetch(ops.backend(), std::move(floats));
 }
 
-std::vector<std::vector<double>> probe(train::Model& model, const Sequences& text, bool sparse) {
+Probe probe(train::Model& model, const Sequences& text, bool sparse) {
     const Uploaded batch(model.ops().backend(), text);
     model.forward(batch.batch(), sparse);
-    std::vector<std::vector<double>> figures(std::size(kProbed));
+    Probe found{.layers = std::vector<std::vector<double>>(std::size(kProbed)),
+                .heads = std::vector<std::vector<std::vector<double>>>(std::size(kProbedHeads))};
     for (int64_t layer = 0; layer < model.config().sizes.layers; ++layer) {
         const LayerProbe one(model, layer, text.layout);
-        for (size_t m = 0; m < figures.size(); ++m) figures[m].push_back(one.figure(kProbed[m]));
+        for (size_t m = 0; m < found.layers.size(); ++m)
+            found.layers[m].push_back(one.figure(kProbed[m]));
+        for (size_t m = 0; m < found.heads.size(); ++m)
+            found.heads[m].push_back(one.heads(kProbedHeads[m]));
     }
-    return figures;
+    return found;
 }
 
 }  // namespace msa::experiments::pretrain

@@ -22,13 +22,25 @@ inline constexpr const char* kProbed[] = {"kl",
                                           "entropy_index",
                                           "sink_mass_dense",
                                           "sink_mass_sparse",
-                                          "first_block_rate"};
+                                          "first_block_rate",
+                                          "local_rate",
+                                          "far_overlap",
+                                          "learned_sink_mass"};
+/// Those of them that are told head by head, too.
+inline constexpr const char* kProbedHeads[] = {"sink_mass_dense", "sink_mass_sparse",
+                                               "learned_sink_mass"};
 
-/// [metric][layer] of kProbed; NaN where a layer has no Index Branch, or a backend no such answer.
-/// Macro averages: queries, then groups or heads. Recall, mass and block 0 rate count the queries
-/// that see more than k blocks. `sparse` as in Model::forward: in its warm-up, too, the Index
-/// Branch is asked what it would choose.
-std::vector<std::vector<double>> probe(train::Model& model, const Sequences& text, bool sparse);
+/// NaN where a layer has no Index Branch, or no learnable sink, or a backend no such answer. Means
+/// over queries; those of recalls, masses, rates and overlap count the queries that see more than k
+/// blocks.
+struct Probe {
+    std::vector<std::vector<double>> layers{};              // [kProbed][L], mean over groups, heads
+    std::vector<std::vector<std::vector<double>>> heads{};  // [kProbedHeads][L][Hq]
+};
+
+/// `sparse` as in Model::forward: in its warm-up, too, the Index Branch is asked what it would
+/// choose.
+Probe probe(train::Model& model, const Sequences& text, bool sparse);
 
 /// A tensor of a model as floats on the host.
 Tensor<float, 3> on_host(train::Ops& ops, In<3> values);

@@ -2,6 +2,7 @@
 #include "experiments/pretrain/results.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -9,7 +10,6 @@
 #include "analysis/metrics.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/table.h"
-#include "experiments/pretrain/probe.h"
 
 namespace msa::experiments::pretrain {
 namespace {
@@ -85,6 +85,26 @@ std::vector<double> last_probe(const io::ResultsReader& results, const char* nam
     return {row.data(), row.data() + row.size()};
 }
 
+/// {name: [Hq]} of a layer, what it has.
+ordered_json heads_json(const io::ResultsReader& results, int64_t layer) {
+    ordered_json heads = ordered_json::object();
+    for (const char* name : kProbedHeads) {
+        const Tensor<double, 2> all = results.read<double, 2>(std::string("/heads/") + name);
+        const View<const double, 1> row = all.view()[layer];
+        if (std::isnan(row(0))) continue;
+        for (int64_t head = 0; head < row.extent(0); ++head)
+            heads[name].push_back(json_number(row(head)));
+    }
+    return heads;
+}
+
+/// "31 % of 989.4 TFLOP/s in bf16, NVIDIA H200 SXM 141GB", or why there is none.
+std::string mfu_text(const io::ResultsReader& results) {
+    const std::string peak = results.words("/train", "peak");
+    if (!results.has("/train", "mfu")) return "none, " + peak;
+    return number_text(100 * results.number("/train", "mfu"), 3) + " % of " + peak;
+}
+
 double last_loss(const io::ResultsReader& results) {
     const Tensor<double, 1> losses = results.read<double, 1>("/train/loss");
     return losses(losses.size() - 1);
@@ -137,6 +157,20 @@ Evaluation read_evaluation(const io::ResultsReader& from) {
     return evaluation;
 }
 
+void write_heads(io::UnitWriter& to, const Probe& look) {
+    for (size_t m = 0; m < std::size(kProbedHeads); ++m) {
+        const std::vector<std::vector<double>>& layers = look.heads[m];
+        std::vector<double> values;
+        for (const std::vector<double>& heads : layers)
+            values.insert(values.end(), heads.begin(), heads.end());
+        const auto rows = std::ssize(layers);
+        const analysis::Metric& of = analysis::metric(kProbedHeads[m]);
+        to.write<double, 2>(std::string("/heads/") + kProbedHeads[m],
+                            {values.data(), {rows, std::ssize(values) / rows}},
+                            {"layer,head", of.unit, of.definition});
+    }
+}
+
 std::string pretrain_definitions() {
     ordered_json definitions{
         {"steps", "training steps done"},
@@ -144,6 +178,13 @@ std::string pretrain_definitions() {
         {"loss", "nats per token of the last step that was logged, on training text and exercises"},
         {"bits_per_byte", "on held-out text, mean over bytes"},
         {"tokens_per_second", "of training steps alone"},
+        {"flops_per_token",
+         "that the model's mathematics asks for in a step, mean over the steps: 6 for each weight "
+         "of "
+         "a matrix but the embedding, and attention's, those of the Index Branch among them; "
+         "nothing "
+         "that is computed anew"},
+        {"mfu", "share of the peak that these FLOPs reach in the training steps"},
         {"retrieval",
          "by task, over all answers: exact_match, the share whose every byte is the "
          "likeliest, the true bytes before it given; log_likelihood of an answer in "
@@ -165,6 +206,10 @@ std::string pretrain_summary_json(const io::ResultsReader& results) {
         {"loss", json_number(last_loss(results))},
         {"bits_per_byte", json_number(evaluation.bits_per_byte)},
         {"tokens_per_second", json_number(results.number("/train", "tokens_per_second"))},
+        {"flops_per_token", json_number(results.number("/train", "flops_per_token"))},
+        {"mfu", results.has("/train", "mfu") ? json_number(results.number("/train", "mfu"))
+                                             : ordered_json(nullptr)},
+        {"peak", results.words("/train", "peak")},
         {"retrieval", ordered_json::object()},
         {"evaluation", to_json(evaluation)},
         {"rows", ordered_json::array()}};
@@ -180,6 +225,8 @@ std::string pretrain_summary_json(const io::ResultsReader& results) {
             summary["rows"][layer][name] = json_number(values[layer]);
         }
     }
+    for (size_t layer = 0; layer < summary["rows"].size(); ++layer)
+        summary["rows"][layer]["heads"] = heads_json(results, static_cast<int64_t>(layer));
     return summary.dump(2) + "\n";
 }
 
@@ -189,6 +236,7 @@ void print_pretrain_tables(const io::ResultsReader& results, std::ostream& out) 
     out << static_cast<int64_t>(results.number("/train", "steps")) << " steps of "
         << static_cast<int64_t>(results.number("/train", "parameters")) << " parameters, "
         << number_text(results.number("/train", "tokens_per_second")) << " tokens per second\n"
+        << "model FLOPs utilization: " << mfu_text(results) << '\n'
         << "loss of the last step " << fixed_text(last_loss(results), kDecimals)
         << " nats per token; " << fixed_text(evaluation.bits_per_byte, kDecimals)
         << " bits per byte on " << evaluation.bytes << " held-out bytes\n\n";

@@ -8,6 +8,7 @@
 
 #include "core/io/results.h"
 #include "experiments/pretrain/evaluate.h"
+#include "experiments/pretrain/probe.h"
 
 namespace msa::experiments::pretrain {
 
@@ -23,12 +24,16 @@ std::vector<TaskScore> by_task(const Evaluation& evaluation, const std::vector<T
 void write_evaluation(io::UnitWriter& to, const Evaluation& evaluation);
 Evaluation read_evaluation(const io::ResultsReader& from);
 
+/// Group /heads of the unit under way: a dataset [L, Hq] for each of kProbedHeads.
+void write_heads(io::UnitWriter& to, const Probe& look);
+
 /// Text of each number of the summary, JSON object.
 std::string pretrain_definitions();
 
 /// summary.json: {"format", "program", "options", "definitions", "steps", "parameters", "loss",
-/// "bits_per_byte", "tokens_per_second", "retrieval": {task: {...}}, "evaluation", "rows"}: of the
-/// last step; rows are the layers' last probe. What is NaN is null.
+/// "bits_per_byte", "tokens_per_second", "flops_per_token", "mfu", "peak", "retrieval": {task:
+/// {...}}, "evaluation", "rows"}: of the last step; rows are the layers' last probe, with the
+/// heads'. What is NaN or not known is null.
 std::string pretrain_summary_json(const io::ResultsReader& results);
 
 /// The same as a few lines and two tables.

@@ -19,7 +19,8 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr const char* kNumbers[] = {
-    "steps", "parameters", "loss", "bits_per_byte", "tokens_per_second", "retrieval", "rows"};
+    "steps", "parameters", "loss", "bits_per_byte", "tokens_per_second",
+    "mfu",   "retrieval",  "rows"};
 
 ordered_json read_json(const fs::path& file) {
     std::ifstream stream(file);

@@ -9,7 +9,6 @@
 #include "core/random.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
-#include "experiments/pretrain/probe.h"
 #include "experiments/pretrain/results.h"
 
 namespace msa::experiments::pretrain {
@@ -82,8 +81,10 @@ Training::Training(const PretrainOptions& options, const Text& text, train::Mode
       held_out_(make_batches("held-out", text.held_out(), {}, options, 1,
                              mix(options.seed, kProbedText))),
       text_(text),
+      peak_(peak_of(model.ops().backend().space(), model.ops().device(), model.ops().element())),
       csv_path_(csv),
       err_(err) {
+    peak_.flops_per_second *= workers.count();
     state_.curves = make_curves(options);
 }
 
@@ -93,6 +94,7 @@ void Training::resume() {
     trainer_.resume(state_.step);
     logged_ = state_.step;
     logged_seconds_ = state_.seconds;
+    logged_flops_ = state_.flops;
 }
 
 void Training::run() {
@@ -140,7 +142,17 @@ void Training::step() {
     trainer_.update(report);
     model_.ops().backend().finish();
     state_.seconds += since(start);
+    count_flops(batch.batch().layout);
     state_.step = trainer_.step();
+}
+
+/// Of all workers, whose shares are alike.
+void Training::count_flops(const PackedBatch& layout) {
+    const bool sparse = o_.training.sparse(state_.step);
+    if (counted_.flops == 0 || counted_.sparse != sparse || !(counted_.layout == layout))
+        counted_ = {layout, sparse,
+                    step_flops(model_.config(), model_.parameters(), layout, sparse)};
+    state_.flops += counted_.flops * workers_.count();
 }
 
 void Training::save() { checkpoint_.save(model_, state_); }
@@ -152,20 +164,32 @@ void Training::log(const train::StepReport& report) {
     kl.resize(static_cast<size_t>(o_.sizes.layers));
     row.insert(row.end(), kl.begin(), kl.end());
     record(kTrain, std::move(row));
-    if (state_.step > logged_)
-        csv_ << report.step << ",train,tokens_per_second,,"
-             << static_cast<double>((state_.step - logged_) * o_.sequences * o_.context) /
-                    (state_.seconds - logged_seconds_)
-             << std::endl;
+    const double seconds = state_.seconds - logged_seconds_;
+    if (state_.step > logged_) {
+        print_rate(
+            report.step, "tokens_per_second",
+            static_cast<double>((state_.step - logged_) * o_.sequences * o_.context) / seconds);
+        if (peak_.flops_per_second > 0)
+            print_rate(report.step, "mfu",
+                       (state_.flops - logged_flops_) / seconds / peak_.flops_per_second);
+    }
     logged_ = state_.step;
     logged_seconds_ = state_.seconds;
+    logged_flops_ = state_.flops;
+}
+
+/// What differs from run to run, and so stands in curves.csv alone.
+void Training::print_rate(int64_t step, const char* name, double value) {
+    csv_ << step << ",train," << name << ",," << value << std::endl;
 }
 
 void Training::look() {
-    if (state_.curves[kProbe].has(state_.step)) return;
+    const bool known = state_.curves[kProbe].has(state_.step);
+    if (known && state_.step < o_.training.steps) return;
+    last_look_ = probe(model_, held_out_.at(0), o_.training.sparse(state_.step));
+    if (known) return;
     std::vector<double> row{static_cast<double>(state_.step)};
-    for (const std::vector<double>& layers :
-         probe(model_, held_out_.at(0), o_.training.sparse(state_.step)))
+    for (const std::vector<double>& layers : last_look_.layers)
         row.insert(row.end(), layers.begin(), layers.end());
     record(kProbe, std::move(row));
 }
@@ -207,10 +231,15 @@ void Training::diverged(int64_t step, const std::string& what) const {
 void Training::write(io::UnitWriter& to) const {
     for (const Curve& curve : state_.curves) curve.write(to);
     write_evaluation(to, last_);
+    write_heads(to, last_look_);
     const auto tokens = static_cast<double>(state_.step * o_.sequences * o_.context);
     to.attribute("/train", "steps", state_.step);
     to.attribute("/train", "parameters", model_.parameters().size());
     to.attribute("/train", "tokens_per_second", tokens / state_.seconds);
+    to.attribute("/train", "flops_per_token", state_.flops / tokens);
+    if (peak_.flops_per_second > 0)
+        to.attribute("/train", "mfu", state_.flops / state_.seconds / peak_.flops_per_second);
+    to.attribute("/train", "peak", peak_.words);
 }
 
 }  // namespace msa::experiments::pretrain

@@ -8,7 +8,9 @@
 
 #include "core/error.h"
 #include "experiments/pretrain/checkpoint.h"
+#include "experiments/pretrain/model_flops.h"
 #include "experiments/pretrain/options.h"
+#include "experiments/pretrain/probe.h"
 
 namespace msa::experiments::pretrain {
 
@@ -58,6 +60,8 @@ private:
     void step();
     void save();
     void log(const train::StepReport& report);
+    void count_flops(const PackedBatch& layout);
+    void print_rate(int64_t step, const char* name, double value);
     void look();
     void judge();
     void record(size_t curve, std::vector<double> row);
@@ -76,11 +80,18 @@ private:
     const Text& text_;
     RunState state_;
     Evaluation last_;
+    Probe last_look_;
+    Peak peak_;  // of all workers' GPUs
+    struct {
+        PackedBatch layout;
+        bool sparse = false;
+        double flops = 0;
+    } counted_;  // the last kind of step
     std::filesystem::path csv_path_;
     std::ofstream csv_;
     std::ostream& err_;
     int64_t logged_ = 0;  // steps at the last entry of the log
-    double logged_seconds_ = 0;
+    double logged_seconds_ = 0, logged_flops_ = 0;
 };
 
 }  // namespace msa::experiments::pretrain

@@ -15,6 +15,7 @@ TEST(CostModel, SquareCausalClosedForms) {
     EXPECT_EQ(dense_attention_grad_flops(p), 10.0 * 8 * 32 * 5050);
     EXPECT_EQ(index_scores_flops(p), 2.0 * 2 * 16 * 5050);
     EXPECT_EQ(index_kl_flops(p, 10), 2.0 * (4 * 32 + 3 * 16) * 10);
+    EXPECT_EQ(index_gradient_flops(p, 10), 4.0 * 16 * 10);
 }
 
 TEST(CostModel, OneFarQueryAtThePapersShape) {
@@ -39,6 +40,23 @@ TEST(CostModel, SelectedPairsCountVisibleTokensOnly) {
     EXPECT_EQ(selected_pairs(p, ids), 8 + 4 + 4);
     EXPECT_EQ(sparse_attention_flops(p, ids), 4.0 * 16 * 16);
     EXPECT_EQ(sparse_attention_grad_flops(p, ids), 10.0 * 16 * 16);
+}
+
+TEST(CostModel, MsaAttendsToItsOwnBlockAndOthersWhole) {
+    Problem p = square_problem(20, 2, 2, 16, 16, 8);
+    // All that is visible up to two blocks; then the own block as far as it is seen, and 8.
+    EXPECT_EQ(kept_pairs(p, 2), 16.0 * 17 / 2 + (8 + 1) + (8 + 2) + (8 + 3) + (8 + 4));
+    Tensor<int32_t, 3> ids({20, 2, 2});
+    for (int64_t i = 0; i < 20; ++i)
+        for (int64_t r = 0; r < 2; ++r) {
+            ids(i, r, 0) = 0;
+            ids(i, r, 1) = i < 8 ? kNoBlock : static_cast<int32_t>(i / 8);
+        }
+    EXPECT_EQ(2 * kept_pairs(p, 2), selected_pairs(p, ids));
+    EXPECT_EQ(2 * attention_flops(p, kept_pairs(p, 2)), 2 * sparse_attention_flops(p, ids));
+    EXPECT_EQ(kept_pairs(p, 3), causal_pairs(p));
+    p.batch = PackedBatch({0, 2}, {0, 20}, {-1, 19});  // one query sees nothing
+    EXPECT_EQ(kept_pairs(p, 2), 12);
 }
 
 TEST(CostModel, AWindowIsCountedWhereTheMainBranchHasOne) {

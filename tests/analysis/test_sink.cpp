@@ -121,5 +121,16 @@ TEST(SinkMass, IsThatOfTheWrittenOutSoftmax) {
     }
 }
 
+TEST(LearnedSinkMass, IsWhatTheKeysLeave) {
+    // Two keys of logit 0 and a sink of logit ln 2: each takes a half. Then one of ln 6.
+    const auto sinks = test::tensor<float, 1>({2}, {std::log(2.0F), std::log(6.0F)});
+    const auto lse = test::tensor<float, 2>({2, 2}, {std::log(4.0F), std::log(8.0F),  //
+                                                     std::log(2.0F), std::log(12.0F)});
+    const std::vector<double> mass = learned_sink_mass(sinks, lse);
+    EXPECT_NEAR(mass[0], (0.5 + 1) / 2, 1e-6);
+    EXPECT_NEAR(mass[1], (0.75 + 0.5) / 2, 1e-6);
+    EXPECT_TRUE(std::isnan(learned_sink_mass(sinks, View<const float, 2>(lse).slice(0, 0))[0]));
+}
+
 }  // namespace
 }  // namespace msa::analysis

@@ -327,7 +327,7 @@ TEST_F(Bench, SharesAreOfTheMeasuredCeilings) {
 }
 
 TEST(Ceilings, TheChipIsAWordOfTheDevicesName) {
-    using experiments::bench::chip_of;
+    using experiments::cost::chip_of;
     EXPECT_EQ(chip_of("NVIDIA H100 80GB HBM3, 132 multiprocessors"), "h100");
     EXPECT_EQ(chip_of("NVIDIA H200, 132 multiprocessors"), "h200");
     EXPECT_EQ(chip_of("NVIDIA H20"), "h20");

@@ -29,11 +29,42 @@ TEST_F(Pretrain, WritesCurvesAndASummary) {
         EXPECT_GT(row["kl"], 0);
         EXPECT_LE(row["mass_kept"].get<double>(), row["oracle_mass"].get<double>() + 1e-6);
         EXPECT_GT(row["entropy_dense"], row["entropy_sparse"]);
+        EXPECT_TRUE(row["far_overlap"].is_null());  // of one group
+        EXPECT_TRUE(row["learned_sink_mass"].is_null());
+        EXPECT_EQ(row["heads"]["sink_mass_dense"].size(), 2U);
+        EXPECT_FALSE(row["heads"].contains("learned_sink_mass"));
     }
     const std::string csv = file_text(path("out/curves.csv"));
     EXPECT_EQ(csv.find("step,group,name,part,value\n0,train,loss,,"), 0U) << csv.substr(0, 99);
     EXPECT_NE(csv.find("\n12,probe,score_recall,1,"), std::string::npos);
     EXPECT_NE(outcome.out.find("bits per byte"), std::string::npos);
+}
+
+TEST_F(Pretrain, TheProbeTellsLocalBlocksFarOnesAndHeads) {
+    text_file("a.txt");
+    const Words more{"--kv-heads", "2", "--sink", "--forced-local", "2", "--attention", "full,msa"};
+    ASSERT_EQ(run("out", more).code, 0);
+    const json rows = summary("out")["rows"];
+    EXPECT_TRUE(rows[0]["local_rate"].is_null());
+    EXPECT_EQ(rows[1]["local_rate"], 1);  // it is forced
+    EXPECT_GE(rows[1]["far_overlap"], 0);
+    EXPECT_LE(rows[1]["far_overlap"], 1);
+    for (const json& row : rows) {
+        const json& heads = row["heads"]["learned_sink_mass"];
+        ASSERT_EQ(heads.size(), 2U);
+        EXPECT_GT(heads[0], 0);
+        EXPECT_NEAR(row["learned_sink_mass"], (heads[0].get<double>() + heads[1].get<double>()) / 2,
+                    1e-12);
+    }
+    const io::ResultsReader results(path("out/results.h5"));
+    const Tensor<double, 2> heads = results.read<double, 2>("/heads/learned_sink_mass");
+    EXPECT_EQ(heads.shape(), (Shape<2>{2, 2}));
+    EXPECT_EQ(heads(1, 1), rows[1]["heads"]["learned_sink_mass"][1]);
+    // A sink of logit 0 beside 1 to 64 keys whose logits are around 0, with deviation 1: each
+    // weighs sqrt(e) on the mean.
+    double share = 0;
+    for (int keys = 1; keys <= 64; ++keys) share += 1 / (keys * std::exp(0.5) + 1) / 64;
+    EXPECT_NEAR(heads(0, 0), share, 0.2 * share);
 }
 
 TEST_F(Pretrain, TheLossOfANanoRunFalls) {
