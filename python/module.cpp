@@ -309,14 +309,15 @@ void define_backend(nb::module_& m) {
             "index_select",
             [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
                int64_t forced_first, const Operand& index_q, const Operand& index_k,
-               const Operand& ids) {
+               const Operand& ids, const Maybe& lse) {
                 r.run([&](Backend& b, const Views& views) {
-                    b.index_select(p, {top_k, forced_local, forced_first},
-                                   views.index(index_q, index_k),
-                                   views.typed<int32_t, 3>("ids", ids));
+                    b.index_select(
+                        p, {top_k, forced_local, forced_first}, views.index(index_q, index_k),
+                        views.typed<int32_t, 3>("ids", ids), views.maybe<float, 2>("lse", lse));
                 });
             },
-            Free())
+            Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+            nb::arg().none())
         .def(
             "block_mass",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Maybe& sinks,
@@ -334,8 +335,9 @@ void define_backend(nb::module_& m) {
             "index_kl",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k,
                const Operand& index_q, const Operand& index_k, const Maybe& ids,
-               const std::string& teacher, const Maybe& sinks, const Operand& kl,
-               const Maybe& d_index_q, const Maybe& d_index_k) {
+               const std::string& teacher, const Maybe& sinks, const Maybe& main_lse,
+               const Maybe& index_lse, const Operand& kl, const Maybe& d_index_q,
+               const Maybe& d_index_k) {
                 r.run([&](Backend& b, const Views& views) {
                     b.index_kl(p,
                                {.index = views.index(index_q, index_k),
@@ -343,14 +345,17 @@ void define_backend(nb::module_& m) {
                                 .k = views.in<3>("k", k),
                                 .ids = views.maybe<const int32_t, 3>("topk_idxs", ids),
                                 .teacher = teacher_named(teacher),
-                                .sinks = views.maybe<const float, 1>("sinks", sinks)},
+                                .sinks = views.maybe<const float, 1>("sinks", sinks),
+                                .main_lse = views.maybe<const float, 2>("softmax_lse", main_lse),
+                                .index_lse = views.maybe<const float, 2>("index_lse", index_lse)},
                                {.kl = views.typed<double, 2>("kl", kl),
                                 .d_index_q = views.maybe<float, 3>("d_index_q", d_index_q),
                                 .d_index_k = views.maybe<float, 2>("d_index_k", d_index_k)});
                 });
             },
             Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
-            nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg().none());
+            nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(),
+            nb::arg().none(), nb::arg().none());
 }
 
 }  // namespace

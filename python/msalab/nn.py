@@ -112,28 +112,33 @@ class MSAttention(nn.Module):
         index_q = self.indexer.q_norm(self.indexer.q_proj(seen).view(n, -1, self.index_dim))
         index_k = self.indexer.k_norm(self.indexer.k_proj(seen).view(n, 1, self.index_dim))
         index_q, index_k = (turned(heads, self.index_rotary) for heads in (index_q, index_k))
-        ids = None
+        ids = index_lse = None
         if sparse:
-            ids = m.msa_index_select(index_q, index_k[:, 0], self.top_k, **packed,
-                                     force_begin_blocks=self.force_begin_blocks,
-                                     force_end_blocks=self.force_end_blocks)
+            ids, index_lse = m.msa_index_select(index_q, index_k[:, 0], self.top_k, **packed,
+                                                force_begin_blocks=self.force_begin_blocks,
+                                                force_end_blocks=self.force_end_blocks,
+                                                return_index_lse=True)
         sinks = None if self.sinks is None else self.sinks.float()
-        y = self.o_proj(self._attend(q, k, v, ids, packed, sinks).reshape(n, -1))
+        heads, main_lse = self._attend(q, k, v, ids, packed, sinks)
+        y = self.o_proj(heads.reshape(n, -1))
         if self.value_head:
             # V_idx is shared by the groups like K_idx, and always passes its gradient.
             many_k = index_k.expand(-1, self.kv_heads, -1).contiguous()
             many_v = self.indexer.v_proj(x).view(n, 1, -1).expand(-1, self.kv_heads, -1)
-            heads = self._attend(index_q, many_k, many_v.contiguous(), ids, packed)
+            heads, _ = self._attend(index_q, many_k, many_v.contiguous(), ids, packed)
             y = y + self.indexer.o_proj(heads.reshape(n, -1))
         if not self.kl:
             return y, x.new_zeros(())
-        support = None if self.kl_full_support else ids
-        return y, m.msa_index_kl(q, k, index_q, index_k[:, 0].contiguous(), support,
-                                 sinks=sinks, **packed)
+        if self.kl_full_support and sparse:  # of which the forward pass knows nothing
+            ids = main_lse = index_lse = None
+        return y, m.msa_index_kl(q, k, index_q, index_k[:, 0].contiguous(), ids, sinks=sinks,
+                                 main_lse=main_lse, index_lse=index_lse, **packed)
 
     @staticmethod
     def _attend(q, k, v, ids, packed, sinks=None):
+        """(out, lse) over the blocks ids, over all visible keys without."""
         if ids is not None:
-            return m.msa_sparse_attention(q, k, v, ids, sinks=sinks, **packed)
+            return m.msa_sparse_attention(q, k, v, ids, sinks=sinks, return_softmax_lse=True,
+                                          **packed)
         lengths = {name: packed[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
-        return m.dense_attention(q, k, v, sinks=sinks, **lengths)
+        return m.dense_attention(q, k, v, sinks=sinks, return_softmax_lse=True, **lengths)

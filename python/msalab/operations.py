@@ -304,16 +304,22 @@ def _positive(name: str, value) -> int:
 
 
 def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
-                     block_size=128, index_scale=None, cu_seqlens_q=None, cu_seqlens_k=None,
-                     layout=None, backend="auto"):
-    """msa_proxy_score and msa_topk_select in one: the same ids, without scores in memory."""
+                     block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
+                     cu_seqlens_k=None, layout=None, backend="auto"):
+    """msa_proxy_score and msa_topk_select in one: the same ids, without scores in memory.
+
+    With return_index_lse also lse [Nq, Hkv] float32, which msa_index_kl takes: the natural log of
+    the sum of exp(index_scale * index_q . index_k) over the visible tokens of the row's blocks;
+    without a block -inf.
+    """
     kind = _kind(index_q)
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, index_q=index_q, index_k=index_k,
                  block_size=block_size, index_scale=index_scale)
     ids = kind.empty(index_q, (*index_q.shape[:2], _positive("topk", topk)), "int32")
+    lse = kind.empty(index_q, index_q.shape[:2], "float32") if return_index_lse else None
     kind.run(index_q, backend, "index_select", p, topk, force_end_blocks, force_begin_blocks,
-             index_q, index_k, ids)
-    return ids
+             index_q, index_k, ids, lse)
+    return (ids, lse) if return_index_lse else ids
 
 
 def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
@@ -378,14 +384,21 @@ def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap
 
 
 def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
-                 teacher="mean", sinks=None, block_size=128, return_gradient=True,
-                 cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+                 teacher="mean", sinks=None, main_lse=None, index_lse=None, block_size=128,
+                 return_gradient=True, cu_seqlens_q=None, cu_seqlens_k=None, layout=None,
+                 backend="auto"):
     """The KL divergence of the index distribution from the teacher (eq:msa-kl), per row.
 
     The teacher is the mean (or max) over a group's heads of softmax attention on the support: the
     visible tokens of the blocks topk_idxs [Nq, Hkv, k], or all visible tokens where absent (the
     warm-up). Returns kl [Nq, Hkv] float64; with return_gradient also d_index_q [Nq, Hkv, didx] and
     d_index_k [Nk, didx] float32, of the mean of kl over all rows. The teacher gets no gradient.
+
+    What the forward pass knows already need not be computed again (LSE fusion, sec:kernel:sparse_kl),
+    and on a GPU the fast kernel asks for main_lse. Each is of the same support: main_lse [Nq, Hq]
+    float32 from msa_sparse_attention with these ids and sinks, or from dense_attention without ids;
+    index_lse [Nq, Hkv] float32 from msa_index_select. Values that cannot be of this input raise
+    InputError on the CPU.
     """
     kind = _kind(index_q)
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, index_q, block_size=block_size,
@@ -394,5 +407,5 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
     d_index_q = kind.empty_like(index_q, "float32") if return_gradient else None
     d_index_k = kind.empty_like(index_k, "float32") if return_gradient else None
     kind.run(index_q, backend, "index_kl", p, q, k, index_q, index_k, topk_idxs, teacher, sinks,
-             kl, d_index_q, d_index_k)
+             main_lse, index_lse, kl, d_index_q, d_index_k)
     return (kl, d_index_q, d_index_k) if return_gradient else kl

@@ -212,11 +212,12 @@ _sparse_grad = _Operator(
     _save_nothing, _no_second_gradient)
 
 
-def _compute_kl(index_q, index_k, q, k, ids, sinks, scale, index_scale, teacher, block_size, cu_q,
-                cu_k):
+def _compute_kl(index_q, index_k, q, k, ids, sinks, main_lse, index_lse, scale, index_scale, teacher,
+                block_size, cu_q, cu_k):
     kl, d_index_q, d_index_k = operations.msa_index_kl(
         q, k, index_q, index_k, ids, softmax_scale=scale, index_scale=index_scale,
-        teacher=teacher, sinks=sinks, block_size=block_size, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+        teacher=teacher, sinks=sinks, main_lse=main_lse, index_lse=index_lse,
+        block_size=block_size, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     return kl.mean().to(torch.float32), d_index_q, d_index_k
 
 
@@ -234,39 +235,41 @@ def _save_kl(ctx, inputs, output):
 
 
 def _backward_kl(ctx, d_kl, *_):
-    return tuple((d_kl * gradient).to(ctx.dtype) for gradient in ctx.saved_tensors) + (None,) * 10
+    return tuple((d_kl * gradient).to(ctx.dtype) for gradient in ctx.saved_tensors) + (None,) * 12
 
 
 _kl = _Operator(
     "index_kl",
     "(Tensor index_q, Tensor index_k, Tensor q, Tensor k, Tensor? ids, Tensor? sinks, "
-    "float? scale, float? index_scale, str teacher, SymInt block_size, SymInt[]? cu_q, "
-    "SymInt[]? cu_k) -> (Tensor, Tensor, Tensor)",
-    6, _compute_kl, _fake_kl, _save_kl, _backward_kl)
+    "Tensor? main_lse, Tensor? index_lse, float? scale, float? index_scale, str teacher, "
+    "SymInt block_size, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor, Tensor)",
+    8, _compute_kl, _fake_kl, _save_kl, _backward_kl)
 
 
 def _compute_select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
-                    index_scale, cu_q, cu_k):
-    return operations.msa_index_select(
+                    index_scale, with_lse, cu_q, cu_k):
+    found = operations.msa_index_select(
         index_q, index_k, topk, force_begin_blocks=force_begin_blocks,
         force_end_blocks=force_end_blocks, block_size=block_size, index_scale=index_scale,
-        cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+        return_index_lse=with_lse, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    return found if with_lse else (found, index_q.new_empty(0, dtype=torch.float32))
 
 
-def _fake_select(index_q, index_k, topk, *_):
-    return index_q.new_empty((*index_q.shape[:2], topk), dtype=torch.int32)
+def _fake_select(index_q, index_k, topk, first, local, block_size, scale, with_lse, *_):
+    return (index_q.new_empty((*index_q.shape[:2], topk), dtype=torch.int32),
+            index_q.new_empty(index_q.shape[:2] if with_lse else 0, dtype=torch.float32))
 
 
 def _save_select(ctx, inputs, output):
-    ctx.mark_non_differentiable(output)
+    ctx.mark_non_differentiable(*output)
 
 
 _select = _Operator(
     "index_select",
     "(Tensor index_q, Tensor index_k, SymInt topk, SymInt force_begin_blocks, "
-    "SymInt force_end_blocks, SymInt block_size, float? index_scale, SymInt[]? cu_q, "
-    "SymInt[]? cu_k) -> Tensor",
-    2, _compute_select, _fake_select, _save_select, lambda ctx, _: (None,) * 9)
+    "SymInt force_end_blocks, SymInt block_size, float? index_scale, bool with_lse, "
+    "SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
+    2, _compute_select, _fake_select, _save_select, lambda ctx, *_: (None,) * 10)
 
 
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
@@ -291,19 +294,22 @@ def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softm
 
 
 def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
-                     block_size=128, index_scale=None, cu_seqlens_q=None, cu_seqlens_k=None):
-    """msalab.msa_index_select; ids have no gradient."""
-    return _select(index_q, index_k, topk, force_begin_blocks, force_end_blocks,
-                   block_size, index_scale, _lengths("cu_seqlens_q", cu_seqlens_q),
-                   _lengths("cu_seqlens_k", cu_seqlens_k))
+                     block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
+                     cu_seqlens_k=None):
+    """msalab.msa_index_select; neither ids nor their lse have a gradient."""
+    found = _select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
+                    index_scale, return_index_lse, _lengths("cu_seqlens_q", cu_seqlens_q),
+                    _lengths("cu_seqlens_k", cu_seqlens_k))
+    return found if return_index_lse else found[0]
 
 
 def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
-                 teacher="mean", sinks=None, block_size=128, cu_seqlens_q=None,
-                 cu_seqlens_k=None):
+                 teacher="mean", sinks=None, main_lse=None, index_lse=None, block_size=128,
+                 cu_seqlens_q=None, cu_seqlens_k=None):
     """The mean over rows of msalab.msa_index_kl, a float32 scalar with gradients of index_q and
-    index_k. q, k and sinks, the teacher's, get none."""
+    index_k. q, k and sinks, the teacher's, get none. Give the main_lse of the forward pass on a GPU:
+    without it a slower kernel answers."""
     sinks = None if sinks is None else sinks.detach()
-    return _kl(index_q, index_k, q.detach(), k.detach(), topk_idxs, sinks, softmax_scale,
-               index_scale, teacher, block_size, _lengths("cu_seqlens_q", cu_seqlens_q),
-               _lengths("cu_seqlens_k", cu_seqlens_k))[0]
+    return _kl(index_q, index_k, q.detach(), k.detach(), topk_idxs, sinks, main_lse, index_lse,
+               softmax_scale, index_scale, teacher, block_size,
+               _lengths("cu_seqlens_q", cu_seqlens_q), _lengths("cu_seqlens_k", cu_seqlens_k))[0]

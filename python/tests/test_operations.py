@@ -152,6 +152,28 @@ def test_kl_falls_along_its_gradient(data, ids):
     assert lower.mean() < kl.mean()
 
 
+def test_kl_takes_what_the_forward_pass_knows(data, ids):
+    at = {"block_size": BK, **PACKED}
+    index = data["index_q"], data["index_k"]
+    again, index_lse = msalab.msa_index_select(*index, K, return_index_lse=True, **at)
+    np.testing.assert_array_equal(again, ids)
+    for i, first, count in rows():
+        for g in range(HKV):
+            kept = [j for j in range(count) if j // BK in ids[i, g]]
+            logits = data["index_k"][[first + j for j in kept]] @ data["index_q"][i, g].astype(float)
+            near(index_lse[i, g], np.log(np.sum(np.exp(logits / DIDX ** 0.5))))
+    _, main_lse = msalab.msa_sparse_attention(data["q"], data["k"], data["v"], ids,
+                                              return_softmax_lse=True, **at)
+    found = msalab.msa_index_kl(data["q"], data["k"], *index, ids, **at)
+    known = msalab.msa_index_kl(data["q"], data["k"], *index, ids, main_lse=main_lse,
+                                index_lse=index_lse, **at)
+    for one, other in zip(known, found):
+        near(one, other)
+    for name, given in (("main_lse", main_lse), ("index_lse", index_lse)):
+        with pytest.raises(msalab.InputError, match=rf"{name}\[\d+, \d+\] is .*, must be .* within"):
+            msalab.msa_index_kl(data["q"], data["k"], *index, ids, **{name: given - 3}, **at)
+
+
 def test_a_decode_step_is_the_last_row_of_its_sequence(data):
     whole = [0, 41]
     q, k, v = data["q"][-1:], data["k"][25:], data["v"][25:]

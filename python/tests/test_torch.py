@@ -96,6 +96,38 @@ def test_kl_has_autograds_gradient_and_the_teacher_none(data, full):
     assert torch.autograd.grad(again, data["q"], allow_unused=True) == (None,)
 
 
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_kl_takes_what_the_forward_pass_knows(data, full, with_sinks):
+    at = {"block_size": BK, "cu_seqlens_q": CU}
+    index = [data["index_q"], data["index_k"]]
+    qkv = [data[name].detach() for name in "qkv"]
+    sinks = data["sinks"] if with_sinks else None
+    ids, index_lse = m.msa_index_select(*index, K, return_index_lse=True, **at)
+    assert not index_lse.requires_grad
+    dot(index_lse.double(), logsumexp_on(support(ids), *index))
+    if full:
+        ids = index_lse = None
+        _, main_lse = m.dense_attention(*qkv, sinks=sinks, return_softmax_lse=True, cu_seqlens_q=CU)
+    else:
+        _, main_lse = m.msa_sparse_attention(*qkv, ids, sinks=sinks, return_softmax_lse=True, **at)
+    known = m.msa_index_kl(*qkv[:2], *index, ids, sinks=sinks, main_lse=main_lse,
+                           index_lse=index_lse, **at)
+    found = m.msa_index_kl(*qkv[:2], *index, ids, sinks=sinks, **at)
+    dot(known, found)
+    for one, other in zip(gradients(known, index), gradients(found, index)):
+        dot(one, other)
+    # It is looked at, so it is used.
+    with pytest.raises(ValueError, match="main_lse"):
+        m.msa_index_kl(*qkv[:2], *index, ids, sinks=sinks, main_lse=main_lse - 3, **at)
+
+
+def logsumexp_on(mask, index_q, index_k):
+    """[N, Hkv] in doubles, over the keys of `mask` [N, N, Hkv]."""
+    logits = torch.einsum("igd,jd->ijg", index_q.double(), index_k.double()) / DIDX ** 0.5
+    return logits.masked_fill(~mask, -torch.inf).logsumexp(1)
+
+
 def test_numpy_and_torch_give_the_same_bits(data):
     tensors = [data[name].detach() for name in "qkv"]
     arrays = [tensor.numpy() for tensor in tensors]
@@ -106,16 +138,22 @@ def test_numpy_and_torch_give_the_same_bits(data):
 
 def test_operators_pass_pytorchs_own_checks(data):
     q, k, v, sinks, index_q, index_k = data.values()
-    ids = m.msa_index_select(index_q, index_k, K, block_size=BK, cu_seqlens_q=CU)
+    ids, index_lse = m.msa_index_select(index_q, index_k, K, block_size=BK, cu_seqlens_q=CU,
+                                        return_index_lse=True)
+    _, main_lse = m.msa_sparse_attention(q, k, v, ids, block_size=BK, cu_seqlens_q=CU,
+                                         return_softmax_lse=True)
     plain = (None, None, None)  # scale, window, soft cap
     for operator, arguments in (
             (m._dense, (q, k, v, None, *plain, CU, CU)),
             (m._dense, (q, k, v, sinks, *plain, CU, CU)),
             (m._sparse, (q, k, v, ids, None, *plain, BK, "automatic", CU, CU)),
             (m._sparse, (q, k, v, ids, sinks, *plain, BK, "kv_outer", CU, CU)),
-            (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, "mean", BK,
-                     CU, CU)),
-            (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, CU, CU))):
+            (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, None, None,
+                     "mean", BK, CU, CU)),
+            (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, main_lse, index_lse, None,
+                     None, "mean", BK, CU, CU)),
+            (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, False, CU, CU)),
+            (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, True, CU, CU))):
         torch.library.opcheck(operator.operator, arguments)
 
 

@@ -108,6 +108,20 @@ def test_the_index_branch_is_that_of_the_cpu(dtype):
             near(one, other, dtype)
 
 
+@pytest.mark.parametrize("dtype", LAYERS)
+def test_kl_with_the_lse_of_the_forward_pass_is_that_without(dtype):
+    data = on_gpu(make(), dtype)
+    leaves = [data[name].requires_grad_() for name in ("index_q", "index_k")]
+    _, known = layer(data)
+    answered = msalab.operations.backend_of(data["q"]).answered_by
+    if dtype == torch.bfloat16 and torch.cuda.get_device_capability() >= (9, 0):
+        assert answered == "index_kl_mma"
+    found = m.msa_index_kl(data["q"], data["k"], *leaves, select(data), **WHOLE)
+    near(known, found.cpu(), dtype)
+    for one, other in zip(torch.autograd.grad(known, leaves), torch.autograd.grad(found, leaves)):
+        near(one, other.cpu(), dtype)
+
+
 def test_block_mass_is_that_of_the_cpu():
     host = make()
     device = on_gpu(host, torch.float32)
@@ -125,16 +139,19 @@ def test_operators_pass_pytorchs_own_checks(dtype):
             (m._dense, (q, k, v, sinks, *plain, CU, CU)),
             (m._sparse, (q, k, v, ids, None, *plain, BK, "automatic", CU, CU)),
             (m._sparse, (q, k, v, ids, sinks, *plain, BK, "automatic", CU, CU)),
-            (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, "mean", BK,
-                     CU, CU)),
-            (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, CU, CU))):
+            (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, None, None,
+                     "mean", BK, CU, CU)),
+            (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, True, CU, CU))):
         torch.library.opcheck(operator.operator, arguments)
 
 
-def layer(data, ids=None):
-    ids = select(data) if ids is None else ids
-    out = m.msa_sparse_attention(data["q"], data["k"], data["v"], ids, **WHOLE)
-    kl = m.msa_index_kl(data["q"], data["k"], data["index_q"], data["index_k"], ids, **WHOLE)
+def layer(data):
+    ids, index_lse = m.msa_index_select(data["index_q"], data["index_k"], K, return_index_lse=True,
+                                        **WHOLE)
+    out, main_lse = m.msa_sparse_attention(data["q"], data["k"], data["v"], ids,
+                                           return_softmax_lse=True, **WHOLE)
+    kl = m.msa_index_kl(data["q"], data["k"], data["index_q"], data["index_k"], ids,
+                        main_lse=main_lse, index_lse=index_lse, **WHOLE)
     return out, kl
 
 
