@@ -77,6 +77,14 @@ public:
         if (!is_first()) std::copy_n(list<std::byte>(0), bytes.size(), bytes.data());
         meeting_.wait();
     }
+    void from_all(std::span<const std::byte> mine, std::span<std::byte> all) override {
+        show(const_cast<std::byte*>(mine.data()));  // nobody writes to it
+        MSA_CHECK(all.size() == mine.size() * static_cast<size_t>(count()));
+        for (int worker = 0; worker < count(); ++worker)
+            std::copy_n(list<const std::byte>(worker), mine.size(),
+                        all.data() + mine.size() * static_cast<size_t>(worker));
+        meeting_.wait();
+    }
     void check() const override {
         if (meeting_.error()) throw WorkerStopped();
     }

@@ -4,6 +4,7 @@
 // thread with a GPU of its own, or a process of its own (experiments/pretrain/rank_workers.h).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -38,6 +39,10 @@ public:
     virtual void sum(std::span<double>) {}
     /// Collective: the first worker's bytes, in host memory.
     virtual void from_first(std::span<std::byte>) {}
+    /// Collective: the bytes of all workers, as many of each, in their order, in host memory.
+    virtual void from_all(std::span<const std::byte> mine, std::span<std::byte> all) {
+        std::copy(mine.begin(), mine.end(), all.begin());
+    }
     /// Not collective: throws WorkerStopped where it is known that one has failed. For whoever
     /// waits for the others by other means.
     virtual void check() const {}

@@ -136,6 +136,16 @@ void Ranks::from_first(std::span<std::byte> bytes) const {
         MPI_Bcast(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, 0, MPI_COMM_WORLD);
 }
 
+void Ranks::from_all(std::span<const std::byte> mine, std::span<std::byte> all) const {
+    MSA_CHECK(all.size() == mine.size() * static_cast<size_t>(count_));
+    MSA_CHECK(all.size() < size_t{std::numeric_limits<int>::max()});
+    const int bytes = static_cast<int>(mine.size());
+    if (count_ > 1)
+        MPI_Allgather(mine.data(), bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, MPI_COMM_WORLD);
+    else
+        std::copy(mine.begin(), mine.end(), all.begin());
+}
+
 void Ranks::sum(std::span<float> values) const { sum_in_order(values, rank_, count_, MPI_FLOAT); }
 void Ranks::sum(std::span<double> values) const { sum_in_order(values, rank_, count_, MPI_DOUBLE); }
 
@@ -206,6 +216,9 @@ void Ranks::agree(const std::exception_ptr& error) const {
 
 int64_t Ranks::from_first(int64_t value) const { return value; }
 void Ranks::from_first(std::span<std::byte>) const {}
+void Ranks::from_all(std::span<const std::byte> mine, std::span<std::byte> all) const {
+    std::copy(mine.begin(), mine.end(), all.begin());
+}
 void Ranks::sum(std::span<float>) const {}
 void Ranks::sum(std::span<double>) const {}
 void Ranks::end(int) const {}

@@ -37,6 +37,8 @@ public:
     /// Collective: the first rank's.
     int64_t from_first(int64_t value) const;
     void from_first(std::span<std::byte> bytes) const;
+    /// Collective: the bytes of all ranks, as many of each, in their order.
+    void from_all(std::span<const std::byte> mine, std::span<std::byte> all) const;
     /// Collective: each value becomes its sum over the ranks, added in their order. All lists have
     /// one size, below 2^31.
     void sum(std::span<float> values) const;

@@ -21,6 +21,9 @@ public:
     void sum(std::span<float> values) override { ranks_.sum(values); }
     void sum(std::span<double> values) override { ranks_.sum(values); }
     void from_first(std::span<std::byte> bytes) override { ranks_.from_first(bytes); }
+    void from_all(std::span<const std::byte> mine, std::span<std::byte> all) override {
+        ranks_.from_all(mine, all);
+    }
 
 private:
     const Ranks& ranks_;

@@ -35,6 +35,22 @@ TEST(Workers, AddUpInTheirOrder) {
     }
 }
 
+TEST(Workers, HearAllInTheirOrder) {
+    for (int count = 1; count <= 4; ++count)
+        work_together(count, [&](Workers& workers) {
+            for (int round = 0; round < 20; ++round) {
+                const std::array<int, 2> mine{workers.index(), round};
+                std::vector<int> all(2 * static_cast<size_t>(count), -1);
+                workers.from_all(std::as_bytes(std::span(mine)),
+                                 std::as_writable_bytes(std::span(all)));
+                for (int w = 0; w < count; ++w) {
+                    EXPECT_EQ(all[2 * static_cast<size_t>(w)], w);
+                    EXPECT_EQ(all[2 * static_cast<size_t>(w) + 1], round);
+                }
+            }
+        });
+}
+
 TEST(Workers, HearTheFirstAndAnyOfThem) {
     work_together(3, [](Workers& workers) {
         std::array<int, 2> values{workers.index(), 10 * workers.index() + 7};

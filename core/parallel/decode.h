@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+// One layer's decode step over several ranks: keys divided among them, candidates of the top-k
+// exchanged, partial outputs merged.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/parallel/plan.h"
+#include "core/train/workers.h"
+
+namespace msa::parallel {
+
+/// A block that a rank proposes, by its number in the whole sequence.
+struct Candidate {
+    float score = 0;
+    int32_t block = kNoBlock;
+};
+
+/// [Nq, Hkv, k] the best blocks of the part, best first, ties to the lower number, padded with
+/// kNoBlock: of scores [Nq, Hkv, blocks of the part], without blocks that the rule forces in the
+/// whole sequence. Host memory.
+std::vector<Candidate> best_candidates(const SplitKeys&, int rank, const SelectionRule&,
+                                       View<const float, 3> scores);
+
+/// ids [Nq, Hkv, k] of the whole sequence from the candidates of all ranks [P, Nq, Hkv, k]: what
+/// select_blocks gives on the scores of all. A rank's list holds whatever of its blocks can be
+/// among the k best of all.
+Tensor<int32_t, 3> pick_blocks(const SplitKeys&, const SelectionRule&,
+                               std::span<const Candidate> of_all);
+
+/// Those of ids [Nq, Hkv, k] that are the rank's, by their numbers in its part.
+Tensor<int32_t, 3> own_blocks(const SplitKeys&, int rank, View<const int32_t, 3> ids);
+
+/// Attention over all keys from attention over each rank's, [P, Nq, Hq, dh] and [P, Nq, Hq]:
+///   lse = ln sum_r exp(lse_r),   out = sum_r exp(lse_r - lse) out_r
+/// in double, in the order of the ranks. All lse -inf: out 0, lse -inf. NaN stays NaN.
+void merge_parts(int ranks, std::span<const float> outs, std::span<const float> lses,
+                 View<float, 3> out, View<float, 2> lse);
+
+/// Operands of one rank, in its backend's memory; the queries are the same with all.
+struct DecodeInput {
+    In<3> index_q;                    // [Nq, Hkv, didx]
+    In<2> index_k;                    // [keys of the part, didx]
+    In<3> q;                          // [Nq, Hq, dh]
+    In<3> k, v;                       // [keys of the part, Hkv, dh]
+    View<const float, 1> sinks = {};  // as in AttentionInput; counted once, by rank 0
+};
+
+/// On the host.
+struct DecodeOutput {
+    Tensor<int32_t, 3> ids;  // [Nq, Hkv, k] of the whole sequence
+    Tensor<float, 3> out;    // [Nq, Hq, dh]
+    Tensor<float, 2> lse;    // [Nq, Hq]
+};
+
+/// Collective, on any backend: every rank scores its own blocks, all agree on the k best, and each
+/// attends to those that are its own. All ranks get the same bits. ids are to the bit those that
+/// index_select gives one rank, where the backend gives a block the same score in a part as in the
+/// whole; out and lse differ from one rank's by the roundings of another order of sums. Scores,
+/// candidates and partial outputs pass through the host.
+DecodeOutput decode(train::Workers&, Backend&, const SplitKeys&, const SelectionRule&,
+                    const DecodeInput&);
+
+}  // namespace msa::parallel
