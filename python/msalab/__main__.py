@@ -10,7 +10,8 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "convert": "activations from and to safetensors, npz and npy",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "pilot": "what a sweep of msa-pretrain says of the claims of the paper's appendix",
-         "plot": "every picture of results, and report.html"}
+         "plot": "every picture of results, and report.html",
+         "tensorboard": "curves of msa-pretrain as TensorBoard event files"}
 
 
 def programs() -> dict[str, Path]:
@@ -32,6 +33,9 @@ def run_tool(name: str, arguments) -> int:
     if name == "pilot":
         from .plots.__main__ import pilot_main
         return pilot_main(arguments)
+    if name == "tensorboard":
+        from .plots.tensorboard import main as tensorboard
+        return tensorboard(arguments)
     if name == "evaluate":
         from .evaluation.__main__ import main as evaluate
         return evaluate(arguments)
