@@ -14,7 +14,7 @@ namespace {
 const About kAbout{
     .name = "msa-advise",
     .question = "Which setting should I use, per layer, and what does it cost?",
-    .usage = "FILE --out DIR [--keep SHARE | --error E | --budget TOKENS] [options]",
+    .usage = "FILE... --out DIR [--keep SHARE | --error E | --budget TOKENS] [options]",
     .examples = {"msa-advise data/sample.h5 --out results/advise --keep 0.9 --sample-queries 256",
                  "msa-advise data/sample.h5 --out results/advise-512 --budget 512 --context 32K "
                  "--hardware h200 --selectors mean-key,quest --sample-queries 256"},

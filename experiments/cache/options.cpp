@@ -29,9 +29,9 @@ constexpr double kMostBlocks = 1 << 30, kMostLayers = 1 << 20;
 OptionTable option_table(CacheOptions& o) {
     OptionTable table(kAbout);
     table
-        .path("input", "FILE", o.file,
-              "results.h5 of msa-analyze (positional); the queries of a sequence are decode steps "
-              "and must be neighbours")
+        .path("input", "FILE", o.results,
+              "results.h5 of msa-analyze, one file (positional): of several captures, analyse them "
+              "as one data set; the queries of a sequence are decode steps and must be neighbours")
         .without_flag()
         .unrecorded()
         .required("no input: name a results file of msa-analyze; --help shows how");

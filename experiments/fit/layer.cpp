@@ -35,12 +35,9 @@ void write_sizes(io::UnitWriter& to, const FitOptions& o, const TrainingLayer& d
     to.attribute(group, "split", split.text);
 }
 
-std::string diverged(std::span<const io::ActivationsReader> files, int64_t layer, int64_t step,
-                     int64_t good, const std::filesystem::path& checkpoint) {
-    std::string names;
-    for (const io::ActivationsReader& file : files)
-        names += (names.empty() ? "" : ", ") + file.path().string();
-    return text(names, ": layer ", layer, ": the loss is not finite at step ", step,
+std::string diverged(const io::ActivationsReader& file, int64_t layer, int64_t step, int64_t good,
+                     const std::filesystem::path& checkpoint) {
+    return text(file.name(), ": layer ", layer, ": the loss is not finite at step ", step,
                 "; the weights after step ", good, " are kept in ", checkpoint.string(),
                 "; --overwrite starts again, a smaller --lr may help");
 }
@@ -49,12 +46,12 @@ std::string diverged(std::span<const io::ActivationsReader> files, int64_t layer
 
 std::string unit_of(int64_t layer) { return text("layer ", layer); }
 
-void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files, int64_t layer,
+void fit_layer(const FitOptions& o, const io::ActivationsReader& file, int64_t layer,
                const Split& split, const Checkpoint& checkpoint, const Worker& worker,
                io::UnitWriter& to) {
     const int threads = worker.threads;
-    TrainingLayer data = read_layer(files, layer, o);
-    const IndexForm form = index_form(o, files.front(), layer);
+    TrainingLayer data = read_layer(file, layer, o);
+    const IndexForm form = index_form(o, file, layer);
     const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
                               threads);
     const LayerOperands operands(worker.backend, data);
@@ -89,7 +86,7 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
         FitState before = state;
         if (!trainer.advance(state)) {
             save(good);
-            throw InputError(diverged(files, layer, state.step, good.step, checkpoint.path()));
+            throw InputError(diverged(file, layer, state.step, good.step, checkpoint.path()));
         }
         good = std::move(before);
         progress.advance(1);

@@ -10,6 +10,7 @@
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/fit/state.h"
 
@@ -104,11 +105,8 @@ std::string fit_definitions(const std::string& note) {
 }
 
 std::string fit_summary_json(const io::ResultsReader& results) {
-    ordered_json summary{{"format", "msa-summary"},
-                         {"program", results.run().program},
-                         {"options", ordered_json::parse(results.run().options)},
-                         {"definitions", ordered_json::parse(results.run().definitions)},
-                         {"rows", ordered_json::array()}};
+    ordered_json summary = begin_summary("msa-summary", results.run());
+    summary["rows"] = ordered_json::array();
     for (const std::string& layer : results.list("/fit")) {
         const Evaluation last = read_evaluations(results, std::stoll(layer)).back();
         ordered_json row{{"layer", std::stoll(layer)}, {"steps", last.step}};
@@ -159,6 +157,7 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
     print_intervals(results, out);
     out << "\nHeld-out queries counted, those with more visible blocks than k: " << counted << ".\n"
         << elements_text(results.run()) << '\n';
+    print_captures(results.run(), out);
 }
 
 }  // namespace msa::experiments::fit

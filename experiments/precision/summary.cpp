@@ -9,6 +9,7 @@
 #include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 
 namespace msa::experiments::precision {
@@ -192,18 +193,15 @@ std::string precision_definitions() {
 }
 
 std::string precision_summary(const Findings& findings, const io::RunRecord& run) {
-    const ordered_json json{{"format", "msa-precision-summary"},
-                            {"program", run.program},
-                            {"options", ordered_json::parse(run.options)},
-                            {"definitions", ordered_json::parse(run.definitions)},
-                            {"target", {{"keep", findings.keep}, {"error", findings.error}}},
-                            {"seed", findings.seed},
-                            {"draws", kDraws},
-                            {"queries", findings.queries},
-                            {"blocks_of_queries", findings.blocks},
-                            {"sequences", findings.sequences},
-                            {"index", findings.index ? json_of(*findings.index) : ordered_json()},
-                            {"cache", json_of(findings.cache)}};
+    ordered_json json = begin_summary("msa-precision-summary", run);
+    json.update(ordered_json{{"target", {{"keep", findings.keep}, {"error", findings.error}}},
+                             {"seed", findings.seed},
+                             {"draws", kDraws},
+                             {"queries", findings.queries},
+                             {"blocks_of_queries", findings.blocks},
+                             {"sequences", findings.sequences},
+                             {"index", findings.index ? json_of(*findings.index) : ordered_json()},
+                             {"cache", json_of(findings.cache)}});
     return json.dump(2) + "\n";
 }
 
@@ -254,6 +252,7 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
                   kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
                   findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
                   ", seed ", findings.seed, ". Operands are stored in ", run.element, '.'));
+    print_captures(run, out);
     out << "\ncheapest within the target, mean over the layers:\n";
     if (findings.index) print_recommended(*findings.index, out);
     print_recommended(findings.cache, out);

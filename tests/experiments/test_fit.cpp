@@ -87,7 +87,8 @@ TEST_F(Fit, ClosedFormIsExactWithInterleavedRope) {
     EXPECT_TRUE(indexer.layer(3).rope_interleaved);
     const Outcome outcome = run({split, file}, "both");
     EXPECT_EQ(outcome.code, 2);
-    EXPECT_NE(outcome.err.find("has rope_layout interleaved, "), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("attribute rope_layout is \"interleaved\", in "), std::string::npos)
+        << outcome.err;
 }
 
 TEST_F(Fit, LearnsFromRandomWeights) {
