@@ -74,7 +74,7 @@ std::optional<CacheOptions> parse_cache_options(std::span<const std::string> arg
     for (const auto& [option, value] :
          {std::pair{"link", o.link}, {"time-per-token", o.time_per_token}})
         require(value > 0 && std::isfinite(value), "--", option, " is ", value,
-                ", must be above 0");
+                ", must be above 0 and finite");
     std::sort(o.sizes.begin(), o.sizes.end());
     o.sizes.erase(std::unique(o.sizes.begin(), o.sizes.end()), o.sizes.end());
     check_existing(o);

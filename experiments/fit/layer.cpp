@@ -59,11 +59,12 @@ void fit_layer(const FitOptions& o, const io::ActivationsReader& file, int64_t l
     const HeldOut held_out(o, data, operands, evaluated, threads);
     const Trainer trainer(o, data, operands, split.train, threads);
 
+    const IndexWeights start = start_weights(o.start, form, data, split.train, o.seed);
     FitState state;
     if (std::optional<FitState> saved = checkpoint.load())
         state = std::move(*saved);
     else
-        state = start_state(start_weights(o.start, form, data, split.train, o.seed));
+        state = start_state(start);
     FitState good = state;  // the last one whose loss was finite
     const auto save = [&](const FitState& which) {
         checkpoint.save(which, whitening.plain(which.weights));
@@ -93,7 +94,7 @@ void fit_layer(const FitOptions& o, const io::ActivationsReader& file, int64_t l
     }
     write_fit(to, layer, state, whitening.plain(state.weights));
     write_sizes(to, o, data, split, held_out);
-    held_out.write_blocks(to, state.weights);
+    held_out.write_blocks(to, start, state.weights);
     to.write<int64_t, 1>(
         text("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},
         {"query", "token", "packed token index of each held-out query that was evaluated"});
