@@ -79,19 +79,30 @@ Problem layer_problem(const ActivationsInfo&, const LayerInfo&, int64_t block_si
 /// [Hq] The layer's learnable sinks, as in AttentionInput; absent without.
 Tensor<float, 1> layer_sinks(const LayerInfo&);
 
+/// A file of a data set, and what of the data set is in it.
+struct Capture {
+    std::filesystem::path path;
+    int64_t first_sequence = 0, sequences = 0, first_token = 0, tokens = 0;
+};
+
 class ActivationsReader {
 public:
     /// Opens and checks everything but the values (of which it looks at one token, to find K and V
     /// that were repeated to the query heads).
     explicit ActivationsReader(const std::filesystem::path& path);
+    /// Several captures of one model as one data set, whose sequences are those of the first file,
+    /// then those of the second, and so on. InputError naming two files, the place in them and both
+    /// values where model_id, the layers, their sizes, element types or attributes differ.
+    explicit ActivationsReader(std::span<const std::filesystem::path> paths);
     /// The same of a file in memory, which `name` stands for in messages. Keeps a copy.
     ActivationsReader(const std::filesystem::path& name, std::span<const uint8_t> bytes);
     ~ActivationsReader();
     ActivationsReader(ActivationsReader&&) noexcept;
     ActivationsReader& operator=(ActivationsReader&&) noexcept;
 
-    const std::filesystem::path& path() const;
-    const ActivationsInfo& info() const;
+    const std::string& name() const;               // for messages: the paths, as in "a.h5, b.h5"
+    const std::vector<Capture>& captures() const;  // in order
+    const ActivationsInfo& info() const;           // of all; what files may differ in: the first's
     /// Throws InputError naming the layers there are.
     const LayerInfo& layer(int64_t number) const;
 

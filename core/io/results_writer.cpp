@@ -260,7 +260,7 @@ void write_run(hid_t file, const std::filesystem::path& path, const RunRecord& r
         h5::set_attribute(run, name, value);
     for (const auto& [name, value] :
          {std::pair{"element", r.element}, std::pair{"index_element", r.index_element},
-          std::pair{"computed_in", r.computed_in}})
+          std::pair{"computed_in", r.computed_in}, std::pair{"captures", r.captures}})
         if (!value.empty()) h5::set_attribute(run, name, value);
     h5::set_attribute(run, "seed", static_cast<int64_t>(r.seed));
 }

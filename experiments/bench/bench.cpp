@@ -23,8 +23,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     }
     if (const auto& captured = options->captured)
         for (int64_t layer : captured->layers())
-            warn_of_own_attention(captured->file().path(), captured->file().layer(layer),
-                                  Computed::plain, err);
+            warn_of_own_attention(captured->file(), layer, Computed::plain, err);
     const std::unique_ptr<Backend> backend = make_backend(options->backend);
     const std::vector<Case> cases = make_cases(*options);
     Meter meter(*backend);

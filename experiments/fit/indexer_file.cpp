@@ -13,13 +13,13 @@ using io::Field;
 
 constexpr int64_t kChunkTokens = 4096;
 
-/// Tokens [range) of a file, to tokens from `first` of the new one.
 void write_tokens(io::ActivationsWriter& to, const io::ActivationsReader& file, int64_t layer,
-                  const IndexWeights& weights, QueryRange range, int64_t first, int threads) {
+                  const IndexWeights& weights, QueryRange range, int threads) {
     for (Field field : {Field::q, Field::k, Field::v})
-        to.write(layer, field, first, 0, file.read(layer, field, range));
+        to.write(layer, field, range.begin, 0, file.read(layer, field, range));
     for (Field field : {Field::index_q, Field::index_k})
-        to.write(layer, field, first, 0, fitted_index(file, layer, weights, field, range, threads));
+        to.write(layer, field, range.begin, 0,
+                 fitted_index(file, layer, weights, field, range, threads));
 }
 
 }  // namespace
@@ -38,18 +38,16 @@ Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer,
                                    : index_keys(weights, hidden, positions, threads);
 }
 
-void write_indexer_file(const std::filesystem::path& path,
-                        std::span<const io::ActivationsReader> files,
+void write_indexer_file(const std::filesystem::path& path, const io::ActivationsReader& file,
                         const io::ResultsReader& results, std::span<const int64_t> layers,
                         int threads) {
-    io::ActivationsInfo info = files.front().info();
+    io::ActivationsInfo info = file.info();
     info.producer += ", index_q and index_k by msa-fit-indexer";
-    info.cu_seqlens = all_sequences(files);
     info.has_tokens = false;
     info.layers.clear();
     const auto options = nlohmann::json::parse(results.run().options);
     for (int64_t layer : layers) {
-        info.layers.push_back(files.front().layer(layer));
+        info.layers.push_back(file.layer(layer));
         info.layers.back().model_dim = 0;  // no x: the weights are in the results
         info.layers.back().index_dim = read_weights(results, layer).form().index_dim;
         info.layers.back().own_block_size = options.at("block_size").get<int64_t>();
@@ -58,14 +56,10 @@ void write_indexer_file(const std::filesystem::path& path,
     io::ActivationsWriter to(path, info, true);
     for (int64_t layer : layers) {
         const IndexWeights weights = read_weights(results, layer);
-        int64_t first = 0;
-        for (const io::ActivationsReader& file : files) {
-            const int64_t n = file.info().tokens();
-            for (int64_t begin = 0; begin < n; begin += kChunkTokens)
-                write_tokens(to, file, layer, weights, {begin, std::min(begin + kChunkTokens, n)},
-                             first + begin, threads);
-            first += n;
-        }
+        const int64_t n = info.tokens();
+        for (int64_t begin = 0; begin < n; begin += kChunkTokens)
+            write_tokens(to, file, layer, weights, {begin, std::min(begin + kChunkTokens, n)},
+                         threads);
     }
     to.finish();
 }

@@ -14,11 +14,10 @@ namespace msa::experiments::fit {
 Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer, const IndexWeights&,
                               io::Field, QueryRange range, int threads = 0);
 
-/// Writes the fitted layers of `results` as activations, replacing `path`: q, k and v of all input
-/// files, index_q and index_k of the fitted weights, in the element type of the input, and the
-/// block size and k that they were fitted for.
-void write_indexer_file(const std::filesystem::path& path,
-                        std::span<const io::ActivationsReader> files,
+/// Writes the fitted layers of `results` as activations, replacing `path`: q, k and v of the input,
+/// index_q and index_k of the fitted weights, in the element type of the input, and the block size
+/// and k that they were fitted for.
+void write_indexer_file(const std::filesystem::path& path, const io::ActivationsReader& file,
                         const io::ResultsReader& results, std::span<const int64_t> layers,
                         int threads);
 

@@ -23,7 +23,6 @@ enum class Start : uint8_t { normal, from_qk, pca };
 struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     FitOptions() { block_size = 64; }
 
-    std::vector<std::filesystem::path> files;
     int64_t index_dim = 64;
     bool rms_norm = false;
     std::optional<int64_t> rotary_dim;  // default: the model's

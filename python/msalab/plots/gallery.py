@@ -202,7 +202,8 @@ def comparison_section(comparison: Comparison) -> Section:
         "comparison",
         "Which selector keeps most at an equal budget?",
         ("First: mass kept against the tokens that a query reads, at each budget; the shade around a "
-         "coloured line is the 95 % interval of the bootstrap. A hollow marker is a "
+         "coloured line is the 95 % interval of the bootstrap. Every line is named where the "
+         "pointer rests, the grey ones, too. A hollow marker is a "
          "selector that reads more tokens than its budget, as snapkv does in the decode phase. "
          "Then the same mass against all FLOPs, and against all bytes read, per query, scores and "
          "attention together: up and to the left is better, and no point lies above the broad "
@@ -304,9 +305,9 @@ def sharing_section(sharing: Sharing) -> Section:
         "reuse",
         "Which layers may share a selection?",
         (f"Mass lost is what a layer keeps with its own ids, here of {sharing.selector}, less what "
-         "it keeps with those of an earlier layer. A grey point is a pair of layers, which the "
-         "picture's SVG names where the pointer rests; the line is the mean of those at one "
-         "distance, with 95 % intervals.",
+         "it keeps with those of an earlier layer. A grey point is a pair of layers, "
+         "named where the pointer rests; the line is the mean of those at one distance, with "
+         "95 % intervals.",
          "In the second picture, a point is a pattern: some layers compute ids, and each of the "
          "others takes those of the last one before it. Down and to the left is better. The line "
          "joins the patterns that lose least with so many layers that compute ids, found exactly; "
@@ -322,7 +323,7 @@ def precision_section(precisions: Precisions) -> Section:
         "precision",
         "Which number format may the index operands and the KV cache have?",
         ("A point is a number format with its scales, mean over the layers, with 95 % intervals: "
-         "down and to the left is better. The picture's SVG names it where the pointer rests. "
+         "down and to the left is better. It is named where the pointer rests. "
          "Above, what the Index Branch loses with its operands in the format: of the attention mass "
          "that full precision keeps or of its recall of the oracle's blocks, whichever is more. "
          "Below, the relative error of attention with K and V in the format, dense or sparse, "
