@@ -55,10 +55,8 @@ struct Phase : Letters {
     double tiles, chunks;
     double key_values;  // bytes of one group's keys and values
 
-    /// (query, key) pairs of the first `tokens` queries that dense attention sees.
-    double within(double tokens) const {
-        return tokens <= w ? tokens * tokens / 2 : w * tokens - w * w / 2;
-    }
+    /// (query, key) pairs of the first n0 queries that dense attention sees.
+    double within(double n0) const { return std::min(n0, w) * (n0 - std::min(n0, w) / 2); }
     /// Rows of `unit` that the heads of `queries` fill together.
     double rows(int64_t queries, int64_t unit) const {
         return real(ceil_div(queries * sizes.group_size(), unit) * unit);
@@ -366,15 +364,12 @@ double Pipeline::seconds(const Hardware& on) const {
 }
 
 std::vector<Pipeline> chunk_pipelines(const LayerSizes& s, int64_t queries) {
-    MSA_CHECK(1 <= queries && queries <= s.tokens);
     return pipelines({s, queries});
 }
 
-std::vector<Pipeline> prefill_pipelines(const LayerSizes& s) {
-    return chunk_pipelines(s, s.tokens);
-}
+std::vector<Pipeline> prefill_pipelines(const LayerSizes& s) { return pipelines({s, s.tokens}); }
 
-std::vector<Pipeline> decode_pipelines(const LayerSizes& s) { return chunk_pipelines(s, 1); }
+std::vector<Pipeline> decode_pipelines(const LayerSizes& s) { return pipelines({s, 1}); }
 
 std::vector<Pipeline> paper_prefill_pipelines(const LayerSizes& s) {
     return {

@@ -291,6 +291,32 @@ Measured measure_ranks(const RankOperands& c, const OfRank& of_rank) {
     return all;
 }
 
+ordered_json start_json(const BenchOptions& o, std::span<const std::string> args,
+                        const std::string& device) {
+    const io::RunRecord run = start_record("msa-bench", args, {});
+    const analysis::LayerSizes& s = o.sizes;
+    return {{"format", "msa-bench-ranks"},
+            {"format_version", 1},
+            {"complete", false},
+            {"argv", run.argv},
+            {"version", kVersion},
+            {"commit", run.commit},
+            {"compiler", run.compiler},
+            {"started", run.started},
+            {"backend", o.backend},
+            {"device", device},
+            {"devices", o.devices},
+            {"query_heads", s.query_heads},
+            {"kv_heads", s.kv_heads},
+            {"head_dim", s.head_dim},
+            {"index_dim", s.index_dim},
+            {"block_size", s.block_size},
+            {"top_k", s.top_k},
+            {"element", to_string(s.element)},
+            {"seed", o.seed},
+            {"measurements", ordered_json::array()}};
+}
+
 void print_record(const ordered_json& record, std::ostream& out) {
     Table table({"case", "tokens", "ranks", "one\nus", "all\nus", "speed-up", "imbalance\n%",
                  "gather\nus", "different\nids", "largest\ndifference"});
@@ -319,28 +345,7 @@ void bench_over_ranks(const BenchOptions& o, std::span<const std::string> args, 
         lengths = o.on_gpu() ? std::vector<int64_t>{1 << 17, 1 << 19, 1 << 20}
                              : std::vector<int64_t>{1 << 13};
     const RankOperands c(o, *std::max_element(lengths.begin(), lengths.end()));
-    const io::RunRecord run = start_record("msa-bench", args, {});
-    const analysis::LayerSizes& s = o.sizes;
-    ordered_json record{{"format", "msa-bench-ranks"},
-                        {"format_version", 1},
-                        {"complete", false},
-                        {"argv", run.argv},
-                        {"version", kVersion},
-                        {"commit", run.commit},
-                        {"compiler", run.compiler},
-                        {"started", run.started},
-                        {"backend", o.backend},
-                        {"device", c.backend(0)->device()},
-                        {"devices", o.devices},
-                        {"query_heads", s.query_heads},
-                        {"kv_heads", s.kv_heads},
-                        {"head_dim", s.head_dim},
-                        {"index_dim", s.index_dim},
-                        {"block_size", s.block_size},
-                        {"top_k", s.top_k},
-                        {"element", to_string(s.element)},
-                        {"seed", o.seed},
-                        {"measurements", ordered_json::array()}};
+    ordered_json record = start_json(o, args, c.backend(0)->device());
     const auto save = [&] {
         if (!o.out.empty()) write_text(o.out, record.dump(1) + "\n");
     };

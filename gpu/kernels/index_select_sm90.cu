@@ -2,12 +2,10 @@
 // index_select fused: scores of blocks, and the best k of each row, in one pass over the keys.
 //
 //   producer    one thread streams tiles of 128 keys through a ring in shared memory (TMA)
-//   consumers   hold their rows (query, group) as an operand in registers, multiply them with a
-//   tile
+//   consumers   hold their rows (query, group) as an operand in registers, multiply it with a tile
 //               (wgmma) and reduce the products of each block to their maximum, per row
 //   merge       every 32 blocks, a warp merges the maxima of its rows into their lists of the best
-//   k,
-//               which stay in shared memory
+//               k, which stay in shared memory
 //   write_ids   at the end, a list and the forced blocks become ascending ids
 //
 // The local block needs no score, so every scored block is wholly visible and nothing is masked.
@@ -205,8 +203,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     }
 }
 
-/// A row's best keys of this part, best first in `best`, go to all ranks; the keys of all come to
-/// `all`. Returns the rule of the whole sequence for the row.
+/// A row's best keys of this part, in order, go to all ranks; the keys of all come to `all`.
 template <int Kept>
 __device__ RowRule exchange_keys(const CandidateExchange& x, int block_size, int groups,
                                  const uint64_t* best, uint64_t* all) {
@@ -249,7 +246,7 @@ __device__ void write_own_ids(const CandidateExchange& x, const RowRule& part, i
 /// Merges the lists of the splits: a thread block per row, a thread per head, 32 / Kept lists at a
 /// time per warp. The k-th best of the best heads at each lane bounds the k-th best key from below,
 /// so most lists are never read, and few keys are left to be ranked.
-/// Where the keys are divided among ranks (Exchanged), the k best of this one are exchanged first.
+/// Where keys are divided among ranks (Exchanged), the best of this one are exchanged first.
 template <int Kept, bool Exchanged>
 __global__ void __launch_bounds__(kMostIndexSplits)
     merge_splits(const __grid_constant__ IndexSelectArgs args,
@@ -331,9 +328,8 @@ __global__ void __launch_bounds__(kMostIndexSplits)
         if (key != 0 && rank < Kept) best[rank] = key - static_cast<uint32_t>(exchange.first_block);
         __syncthreads();
         own = exchange_keys<Kept>(exchange, args.block_size, args.groups, best, found);
-        const int of_all = exchange.ranks * Kept;
-        key = split < of_all ? found[split] : 0;
-        rank = rank_of_key(of_all);
+        key = split < exchange.ranks * Kept ? found[split] : 0;
+        rank = rank_of_key(exchange.ranks * Kept);
         all = __syncthreads_count(key != 0);
     }
     const bool stays = key != 0 && rank < own.kept;
@@ -363,12 +359,11 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream,
     error = launch_early(kernel, grid, Rows::kThreads, sizeof(S), stream, args);
     if (args.splits == 1 || error != cudaSuccess) return error;
     // Two threads per list, so that those that matter are read in fewer rounds.
-    const int threads =
-        min(kMostIndexSplits, static_cast<int>(ceil_div(2 * args.splits, kWarp)) * kWarp);
+    const int wanted = max(2 * args.splits, exchange != nullptr ? exchange->ranks * Kept : 0);
+    const int threads = min(kMostIndexSplits, static_cast<int>(ceil_div(wanted, kWarp)) * kWarp);
     const auto rows = static_cast<unsigned>(args.queries * args.groups);
     if (exchange != nullptr)
-        return launch_early(merge_splits<Kept, true>, rows, max(threads, exchange->ranks * Kept), 0,
-                            stream, args, *exchange);
+        return launch_early(merge_splits<Kept, true>, rows, threads, 0, stream, args, *exchange);
     return launch_early(merge_splits<Kept, false>, rows, threads, 0, stream, args,
                         CandidateExchange{});
 }

@@ -259,15 +259,14 @@ __device__ void send_to_owners(Shared<Dim, BlockSize>& shared, int rank, float s
     }
 }
 
-/// Joins the ranks' outputs of half a head, in the order of the ranks, so that all get the same
-/// bits: `mine` and `all` are sums of weights relative to the largest score `best`.
+/// Joins the ranks' outputs of half a head, in their order, so that all get the same bits.
 template <int PerLane>
 __device__ void join_ranks(const RankExchange& x, int message, float scale, float (&mine)[PerLane],
                            float& best, float& all) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const uint32_t round = __ldcg(x.rounds + message) + 1;
-    for (int other = 0; other < x.ranks; ++other) {
-        if (other == x.rank) continue;
+    for (int n = 1; n < x.ranks; ++n) {
+        const int other = (x.rank + n) % x.ranks;
         uint4* const to = x.inbox[other] + word_at(x, round, x.rank, message, 0);
         put_word(to + lane, __float_as_uint(mine[0]), __float_as_uint(mine[PerLane - 1]), round);
         if (lane == 0) put_word(to + kWarp, __float_as_uint(best), __float_as_uint(all), round);
@@ -282,15 +281,13 @@ __device__ void join_ranks(const RankExchange& x, int message, float scale, floa
             own = __uint_as_float(sums.x), share = __uint_as_float(sums.y);
         }
         const float now = fmaxf(most, own);
-        const float old_weight = weight_of(most, now, scale), weight = weight_of(own, now, scale);
-        for (int i = 0; i < PerLane; ++i)
-            joined[i] = fmaf(weight, values[i], old_weight * joined[i]);
-        total = fmaf(weight, share, old_weight * total);
-        most = now;
+        const float before = weight_of(most, now, scale), weight = weight_of(own, now, scale);
+        for (int i = 0; i < PerLane; ++i) joined[i] = fmaf(weight, values[i], before * joined[i]);
+        total = fmaf(weight, share, before * total), most = now;
     }
     for (int i = 0; i < PerLane; ++i) mine[i] = joined[i];
     best = most, all = total;
-    __syncwarp();
+    __syncwarp();  // all lanes have read it
     if (lane == 0) x.rounds[message] = round;
 }
 

@@ -137,7 +137,7 @@ private:
         scratch_.begin_call();
         const Call call{problem_,        place_.device, place_.stream, &scratch_,
                         part_.visible(), &part_,        ahead,         nullptr};
-        index_select_sm90(call, rule_, {in.index_q, in.index_k}, ids, &candidates);
+        index_select_of_rank_sm90(call, rule_, {in.index_q, in.index_k}, ids, &candidates);
         sparse_attention_sm90(call, {in.q, in.k, in.v}, own_ids_, {out, lse}, LoopOrder::automatic,
                               &parts);
     }

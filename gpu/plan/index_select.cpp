@@ -41,7 +41,12 @@ Support takes_index_select_sm90(const Device& device, const Problem& p,
 }
 
 void index_select_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
-                       View<int32_t, 3> ids, const CandidateExchange* exchange) {
+                       View<int32_t, 3> ids) {
+    index_select_of_rank_sm90(call, rule, in, ids, nullptr);
+}
+
+void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
+                               View<int32_t, 3> ids, const CandidateExchange* exchange) {
     if (ids.size() == 0) return;
     const Problem& p = call.problem;
     const Element element = in.index_q.element();

@@ -21,9 +21,10 @@ void select_blocks_sm90(const Call&, const SelectionRule&, View<const float, 3> 
 
 Support takes_index_select_sm90(const Device&, const Problem&, const IndexSelectRequest&,
                                 bool aligned);
+void index_select_sm90(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
 /// With an exchange, the call is a rank's part of a decode step: see gpu/parallel.
-void index_select_sm90(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids,
-                       const CandidateExchange* = nullptr);
+void index_select_of_rank_sm90(const Call&, const SelectionRule&, const IndexInput&,
+                               View<int32_t, 3> ids, const CandidateExchange*);
 
 /// Every order but q_outer.
 Support takes_sparse_attention_sm90(const Device&, const Problem&, const SparseAttentionRequest&,

@@ -70,13 +70,15 @@ TEST(OverGpus, GathersTheOthersKeys) {
     const PrefillOverGpus far = prefill_over_gpus(layer_of(kMillion), 64, linked_chip());
     EXPECT_DOUBLE_EQ(far.gather_bytes, all * 63 / 64);
     EXPECT_DOUBLE_EQ(far.gather_seconds, all * 7 / 64 / 5e10);
-    EXPECT_DOUBLE_EQ(prefill_over_gpus(layer_of(kMillion), 64, linked_chip(1e11, 1e12)).gather_seconds,
-                     all * 56 / 64 / 1e11);
+    EXPECT_DOUBLE_EQ(
+        prefill_over_gpus(layer_of(kMillion), 64, linked_chip(1e11, 1e12)).gather_seconds,
+        all * 56 / 64 / 1e11);
 }
 
 TEST(OverGpus, ZigZagIsInBalance) {
     for (int gpus : {2, 8, 64}) {
-        const PrefillOverGpus over = prefill_over_gpus(layer_of(kMillion), gpus, linked_chip(1e30, 1e30));
+        const PrefillOverGpus over =
+            prefill_over_gpus(layer_of(kMillion), gpus, linked_chip(1e30, 1e30));
         ASSERT_EQ(std::ssize(over.ranks), gpus);
         // The first chunks of 64 GPUs have few blocks to choose from.
         EXPECT_LT(over.imbalance(), gpus == 64 ? 0.05 : 0.01) << gpus;
