@@ -50,8 +50,11 @@ def main(arguments=None) -> int:
         print(usage())
         return 0
     if command == "--version":
-        from importlib.metadata import version
-        print("msalab", version("msalab"))
+        from importlib.metadata import PackageNotFoundError, version
+        try:
+            print("msalab", version("msalab"))
+        except PackageNotFoundError:
+            print("msalab of a clone, which is not installed")
         return 0
     named = f"'{command}' is no command; " if command else ""
     print(f"msalab: {named}commands are: {', '.join([*TOOLS, *programs()])}", file=sys.stderr)
