@@ -67,6 +67,7 @@ def host_times():
     lengths = {name: at[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
     ids = m.msa_index_select(index_q, index_k, 4, **at)
     out, lse = m.msa_sparse_attention(q, k, v, ids, return_softmax_lse=True, **at)
+    main_lse = lse.clone()  # dense attention writes another into lse
     with torch.inference_mode():
         backend = operations.backend_of(q)
         problem = operations._problem(None, at["cu_seqlens_q"], at["cu_seqlens_k"], q, k, index_q,
@@ -78,8 +79,8 @@ def host_times():
              lambda: backend.sparse_attention(problem, q, k, v, None, ids, "automatic", out, lse)),
             ("dense_attention", lambda: m.dense_attention(q, k, v, **lengths),
              lambda: backend.dense_attention(problem, q, k, v, None, out, lse)),
-            ("msa_index_kl", lambda: m.msa_index_kl(q, k, index_q, index_k, ids, main_lse=lse, **at),
-             None),
+            ("msa_index_kl", lambda: m.msa_index_kl(q, k, index_q, index_k, ids, main_lse=main_lse,
+                                                    **at), None),
             ("the operator itself", lambda: m._sparse.operator(
                 q, k, v, ids, None, None, None, None, BLOCK, "automatic", [0, 1], [0, 2048]), None),
             ("torch.mul", lambda: torch.mul(q, q), None),

@@ -24,7 +24,7 @@ else
     mkdir "$place/site"
     cp -r "$package/msalab" "$place/site/"
 fi
-export PYTHONPATH=$place/site PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+export PYTHONPATH=$place/site${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 cd "$place"
 "$python" - <<'CODE'
 import msalab, torch
