@@ -61,8 +61,10 @@ def device_name():
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     about = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    threads = torch.get_num_threads()
+    plural = "s" if threads > 1 else ""
     models = [line.split(":")[1].strip() for line in about.splitlines() if line.startswith("model n")]
-    return f"{models[0] if models else 'CPU'}, {torch.get_num_threads()} threads"
+    return f"{models[0] if models else 'CPU'}, {threads} thread{plural}"
 
 
 def elapsed_ms(call, device, runs=3, warm_up=2):
