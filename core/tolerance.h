@@ -5,9 +5,8 @@
 //
 // u is the unit roundoff of the arithmetic that sums (float: 2^-24; the reference sums in double
 // and only rounds its result, which the constants below absorb). A sum of n products, in any
-// order, is off by at most gamma(n) = n u / (1 - n u) times the sum of magnitudes. That grows without
-// bound near n u = 1; behind a half 2 n u stands for it, as n u bounds a sum of any n (S. M. Rump,
-// BIT 52, 2012).
+// order, is off by at most gamma(n) = n u / (1 - n u) times the sum of magnitudes; where n u > 1/2
+// by 2 n u, as n u bounds it for any n (S. M. Rump, BIT 52, 2012).
 #pragma once
 
 #include <algorithm>

@@ -3,6 +3,7 @@
 differences are known, and the page of the real ones."""
 
 import csv
+import gzip
 import json
 import math
 import re
@@ -242,6 +243,18 @@ def test_damaged_records_are_refused(made, capsys, name, old, new, message):
     assert message in error
     assert f"{path}: " in error
     assert not (made / "out").exists()
+
+
+def test_curves_may_be_packed(made, capsys):
+    plain = made / "msa/seed-2/curves.csv"
+    want = read_records(made)["msa"][2]
+    packed = plain.with_name("curves.csv.gz")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    assert read_records(made)["msa"][2].values == want.values
+    packed.write_bytes(packed.read_bytes()[:-20])
+    assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
+    assert f"{packed}: is damaged: " in capsys.readouterr().err
 
 
 def test_missing_files_and_folders_are_refused(made, capsys):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """The runs of `msa-pretrain --sweep`: a folder ARM/seed-S for each, with the summary.json and
-curves.csv of the run, or diverged.json alone."""
+curves.csv of the run, which may be packed as curves.csv.gz, or diverged.json alone."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import math
 import re
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ Records = dict[str, dict[int, Run]]  # arm -> seed -> run
 
 def _read_curves(path: Path) -> dict:
     points: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    with open(path, newline="", encoding="utf-8") as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", newline="", encoding="utf-8") as file:
         rows = csv.reader(file)
         if next(rows, None) != HEADER:
             raise ResultsError(f"{path}: line 1 must be {','.join(HEADER)}")
@@ -80,6 +82,8 @@ def _read_run(folder: Path) -> Run:
     if (folder / "diverged.json").exists():
         return Run(folder, {}, {})
     summary_path, curves_path = folder / "summary.json", folder / "curves.csv"
+    if not curves_path.exists() and (folder / "curves.csv.gz").exists():
+        curves_path = folder / "curves.csv.gz"
     summary = read_json(summary_path, "msa-summary")
     with blamed(curves_path, "is damaged"):
         run = Run(folder, summary, _read_curves(curves_path))
