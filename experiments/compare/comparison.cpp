@@ -266,9 +266,9 @@ std::vector<TokenAttention> LayerComparison::attend_kept(const Work& work,
                                       kept, task_.backend.host_threads());
         else
             for (const KeptTokens& tokens : kept)
-                attention.push_back(
-                    attend_tokens_there(task_.backend, chunk.problem, operands(work),
-                                        work.measured.lse, work.view.host_sinks, tokens));
+                attention.push_back(attend_tokens_there(task_.backend, chunk.problem,
+                                                        operands(work), work.measured.lse,
+                                                        work.view.host_sinks, tokens));
     }
     for (const TokenAccumulator& tokens : token_configs_)
         task_.timing[tokens.config().selector].evaluate +=

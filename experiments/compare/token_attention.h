@@ -26,8 +26,8 @@ struct TokenAttention {
     Tensor<double, 2> mass;  // [Nq, Hkv] share of dense attention, mean over the group's heads
 };
 
-/// Attention over each of the choices, on the host. The probability of a token that several of them keep is
-/// computed once. The result does not depend on what else is asked for, nor on the threads.
+/// Attention over each of the choices, on the host. The probability of a token that several of them
+/// keep is computed once. The result does not depend on what else is asked for, nor on the threads.
 std::vector<TokenAttention> attend_tokens(const Problem&, const DenseAttention&,
                                           const std::vector<KeptTokens>& choices, int threads);
 

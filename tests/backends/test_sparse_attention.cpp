@@ -155,8 +155,8 @@ TEST_P(SparseAttentionForms, BlocksMayBeSingleTokens) {
     const Attention want = reference().sparse_attention(c.problem, o, ids);
     Runner runner(GetParam());
     for (LoopOrder order : orders_of(runner, c.problem, c.rule.top_k))
-        EXPECT_TRUE(matches(runner.sparse_attention(c.problem, o, ids, order), want,
-                            bounds(c.problem, o)))
+        EXPECT_TRUE(
+            matches(runner.sparse_attention(c.problem, o, ids, order), want, bounds(c.problem, o)))
             << to_string(order) << ", seed " << seed();
 }
 

@@ -44,9 +44,9 @@ protected:
         for (const std::string& name : selectors) names += (names.empty() ? "" : ",") + name;
         const std::string file = make("a.h5");
         for (const std::string backend : {"cpu", "far"}) {
-            const Outcome outcome = kCompare({file, "--out", path(backend), "--backend", backend,
-                                              "--block-size", "8", "--budgets", "32,64",
-                                              "--threads", "1", "--selectors", names});
+            const Outcome outcome =
+                kCompare({file, "--out", path(backend), "--backend", backend, "--block-size", "8",
+                          "--budgets", "32,64", "--threads", "1", "--selectors", names});
             ASSERT_EQ(outcome.code, 0) << outcome.err;
         }
     }
