@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """msalab tensorboard RUN... --out DIR: curves of msa-pretrain as TensorBoard event files.
 
-A run is a folder with the curves.csv that msa-pretrain writes while it trains, or a folder of such
-folders: a sweep, or the records of a pilot. The events are written by the package tensorboard
+A run is a folder with the curves.csv that msa-pretrain writes while it trains, which may be packed
+as curves.csv.gz, or a folder of such folders: a sweep, or the records of a pilot. The events are written by the package tensorboard
 (pip install 'msalab[tensorboard]'). An event has the time at which its line was read, since
 curves.csv has no times: compare runs by step.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import sys
 import time
 from pathlib import Path
@@ -35,8 +36,8 @@ def find_runs(folders) -> dict[str, Path]:
     name. ResultsError for a folder without any, and for two runs of one name."""
     runs: dict[str, Path] = {}
     for folder in map(Path, folders):
-        found = ([folder / "curves.csv"] if (folder / "curves.csv").is_file()
-                 else sorted(folder.glob("**/curves.csv")))
+        found = (list(folder.glob("curves.csv")) or list(folder.glob("curves.csv.gz"))
+                 or sorted([*folder.glob("**/curves.csv"), *folder.glob("**/curves.csv.gz")]))
         if not found:
             raise ResultsError(f"{folder}: has no curves.csv; it must be a run of msa-pretrain, or "
                                "a folder of runs")
@@ -63,11 +64,11 @@ class Curves:
     def new_points(self) -> list[tuple[str, int, float]]:
         """(tag, step, value) that have come since the last call. A line that is not whole yet waits;
         one that is no point is an error that names file and line."""
-        with open(self.path, "rb") as file:
-            if file.seek(0, 2) < self._end:  # written anew
-                self._end = self._number = 0
-            file.seek(self._end)
-            text = file.read()
+        with (gzip.open if self.path.suffix == ".gz" else open)(self.path, "rb") as file:
+            whole = file.read()
+        if len(whole) < self._end:  # written anew
+            self._end = self._number = 0
+        text = whole[self._end:]
         text = text[:text.rfind(b"\n") + 1]
         self._end += len(text)
         points = []
