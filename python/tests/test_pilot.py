@@ -296,7 +296,7 @@ def test_pictures_show_the_numbers_of_the_records(made):
     records = read_records(made)
     figure, table = pilot_figures.bits_by_position(records)
     lines = {line.get_label(): line.get_xydata() for line in figure.axes[1].lines}
-    np.testing.assert_allclose(lines["msa − full"], [[128, 0.02], [256, 0.02]])
+    np.testing.assert_allclose(lines["msa"], [[128, 0.02], [256, 0.02]])
     of_seed = table.where(curve="bits_per_byte − full", arm="msa", seed=3)
     np.testing.assert_allclose(of_seed["value"], [0.03, 0.03])
     _, table = pilot_figures.training_loss(records)

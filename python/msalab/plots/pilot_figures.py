@@ -10,7 +10,7 @@ from . import style
 from .pilot_records import Records, Run
 from .table import Table
 
-SEED = {"linewidth": 0.7, "alpha": 0.5, "marker": ""}
+SEED = {"linewidth": 0.7, "alpha": 0.5, "marker": "", "linestyle": "-"}
 MEGA = 1e6
 KEPT = {"score_recall": "score recall", "mass_kept": "mass kept"}
 NORMS = {"gradient_norm": "gradient norm", "index_gradient_norm": "of the Index Branch"}
@@ -37,7 +37,35 @@ def _draw(axes, curves: dict[int, tuple[np.ndarray, np.ndarray]], look: dict, la
 
 
 def _looks(records: Records) -> dict[str, dict]:
-    return {arm: style.series_style(place) for place, arm in enumerate(records)}
+    """Colour, marker and dashes of each arm: where colours come again, dashes change."""
+    return {arm: {**style.series_style(place),
+                  "linestyle": ("-", "--", ":")[place // style.COLOURS % 3]}
+            for place, arm in enumerate(records)}
+
+
+def _lines(looks: dict[str, dict]) -> dict[str, dict]:
+    """The same without markers, for curves of many points."""
+    return {arm: {"color": look["color"], "linestyle": look["linestyle"], "linewidth": 1.4}
+            for arm, look in looks.items()}
+
+
+def _learned(records: Records) -> Records:
+    """Without runs that stalled, whose loss hides what parts the others."""
+    learned = {arm: {seed: run for seed, run in _done(records, arm).items()
+                     if not run.values["stalled"]} for arm in records}
+    return {arm: runs for arm, runs in learned.items() if runs}
+
+
+def _figure(panel_height: float, panels: int, records: Records):
+    """A figure with room for a legend of all arms above its panels."""
+    return style.new_figure(panel_height * panels + 0.4 + 0.2 * -(-len(records) // 3))
+
+
+def _legend(figure, *panels):
+    """One legend above the panels: each arm once."""
+    handles = {label: handle for axes in panels
+               for handle, label in zip(*axes.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3)
 
 
 def _over_bytes(run: Run, name: str, part: str = "") -> tuple[np.ndarray, np.ndarray]:
@@ -68,25 +96,25 @@ def _rows(kind: str, arm: str, curves):
 
 @style.styled
 def training_loss(records: Records):
-    """(figure, table): loss in training, and its difference to the reference within a seed."""
-    against, looks = reference_of(records), _looks(records)
-    figure = style.new_figure(5.2)
+    """(figure, table): loss in training, and its difference to the reference within a seed, of the
+    runs that learn."""
+    against, bare = reference_of(records), _lines(_looks(records))
+    records = _learned(records)
+    figure = _figure(2.5, 2, records)
     loss, difference = figure.subplots(2, 1, sharex=True)
     rows = []
-    bare = {arm: {"color": look["color"], "linewidth": 1.4} for arm, look in looks.items()}
     for arm in records:
         curves = {seed: _over_bytes(run, "loss") for seed, run in _done(records, arm).items()}
         _draw(loss, curves, bare[arm], arm)
         rows += _rows("loss", arm, curves)
     for arm, curves in _pairs(records, against, lambda run: _over_bytes(run, "loss")):
-        _draw(difference, curves, bare[arm], f"{arm} − {against}")
+        _draw(difference, curves, bare[arm], arm)
         rows += _rows(f"loss − {against}", arm, curves)
     difference.axhline(0, color=style.REFERENCE, linewidth=0.8)
     loss.set_ylabel("training loss, nats")
     difference.set_ylabel(f"loss − {against}, nats")
     difference.set_xlabel("megabytes read")
-    loss.legend()
-    difference.legend()
+    _legend(figure, loss)
     return figure, Table.from_rows(("curve", "arm", "seed", "megabytes", "value"), rows)
 
 
@@ -99,9 +127,10 @@ def _by_position(run: Run) -> tuple[np.ndarray, np.ndarray]:
 @style.styled
 def bits_by_position(records: Records):
     """(figure, table): bits per byte at the end of training by the byte's position, and the
-    difference to the reference within a seed."""
+    difference to the reference within a seed, of the runs that learn."""
     against, looks = reference_of(records), _looks(records)
-    figure = style.new_figure(5.2)
+    records = _learned(records)
+    figure = _figure(2.5, 2, records)
     bits, difference = figure.subplots(2, 1, sharex=True)
     rows = []
     for arm in records:
@@ -109,7 +138,7 @@ def bits_by_position(records: Records):
         _draw(bits, curves, looks[arm], arm)
         rows += _rows("bits_per_byte", arm, curves)
     for arm, curves in _pairs(records, against, _by_position):
-        _draw(difference, curves, looks[arm], f"{arm} − {against}")
+        _draw(difference, curves, looks[arm], arm)
         rows += _rows(f"bits_per_byte − {against}", arm, curves)
     difference.axhline(0, color=style.REFERENCE, linewidth=0.8)
     ticks = sorted({row[3] for row in rows})
@@ -118,8 +147,7 @@ def bits_by_position(records: Records):
     difference.set_xlabel("position, up to")
     bits.set_ylabel("bits per byte")
     difference.set_ylabel(f"bits per byte − {against}")
-    bits.legend()
-    difference.legend()
+    _legend(figure, bits)
     return figure, Table.from_rows(("curve", "arm", "seed", "position", "value"), rows)
 
 
@@ -129,7 +157,7 @@ def retrieval_curves(records: Records):
     looks = _looks(records)
     tasks = list(dict.fromkeys(task for arm in records for run in _done(records, arm).values()
                                for task in run.parts("exact_match")))
-    figure = style.new_figure(1.5 * len(tasks) + 0.6)
+    figure = _figure(1.5, len(tasks), records)
     panels = np.atleast_1d(figure.subplots(len(tasks), 1, sharex=True, sharey=True))
     rows = []
     for axes, task in zip(panels, tasks):
@@ -142,7 +170,7 @@ def retrieval_curves(records: Records):
         axes.set_ylim(-0.05, 1.05)
     panels[len(tasks) // 2].set_ylabel("right answers")
     panels[-1].set_xlabel("megabytes read")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    _legend(figure, *panels)
     return figure, Table.from_rows(("task", "arm", "seed", "megabytes", "exact_match"), rows)
 
 
@@ -170,7 +198,7 @@ def index_by_layer(records: Records, arm: str = "msa"):
 def held_out_loss(records: Records):
     """(figure, table): bits per byte on held-out text at every evaluation."""
     looks = _looks(records)
-    figure = style.new_figure(3.4)
+    figure = _figure(3.2, 1, records)
     axes = figure.subplots()
     rows = []
     for arm in records:
@@ -180,29 +208,27 @@ def held_out_loss(records: Records):
         rows += _rows("bits_per_byte", arm, curves)
     axes.set_xlabel("megabytes read")
     axes.set_ylabel("bits per byte, held out")
-    axes.legend()
+    _legend(figure, axes)
     return figure, Table.from_rows(("curve", "arm", "seed", "megabytes", "value"), rows)
 
 
 def _panels(records: Records, names: dict[str, str], curves_of):
     """(figure, panels, table): a panel for each of the names that a run has, arms in each."""
-    looks = _looks(records)
+    looks = _lines(_looks(records))
     shown = {name: label for name, label in names.items()
              if any(run.parts(name) for arm in records for run in _done(records, arm).values())}
-    figure = style.new_figure(1.5 * max(1, len(shown)) + 0.9)
+    figure = _figure(1.5, max(1, len(shown)), records)
     panels = figure.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
     rows = []
     for axes, (name, label) in zip(panels, shown.items()):
         for arm in records:
             curves = {seed: curves_of(run, name) for seed, run in _done(records, arm).items()
                       if run.parts(name)}
-            _draw(axes, curves, {"color": looks[arm]["color"], "linewidth": 1.4}, arm)
+            _draw(axes, curves, looks[arm], arm)
             rows += _rows(name, arm, curves)
         axes.set_title(label, loc="left")
     panels[-1].set_xlabel("megabytes read")
-    handles = {label: handle for axes in panels
-               for handle, label in zip(*axes.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4)
+    _legend(figure, *panels)
     return figure, panels, Table.from_rows(("curve", "arm", "seed", "megabytes", "value"), rows)
 
 

@@ -52,9 +52,12 @@ _RC = {
 }
 
 
+COLOURS = len(_TAB10)  # that series_style has before it begins again
+
+
 def series_style(place: int) -> dict:
     """Colour and marker of the place-th series; after eight the pairs change."""
-    turn, step = divmod(place, len(_TAB10))
+    turn, step = divmod(place, COLOURS)
     return {"color": _TAB10[step], "marker": _MARKERS[(step + turn) % len(_MARKERS)]}
 
 
@@ -64,7 +67,7 @@ def selector_style(name: str, among) -> dict:
         return {"color": REFERENCE, "marker": "", "linestyle": "--", "zorder": 3}
     order = _KNOWN + sorted(set(among) - {*_KNOWN, "oracle"})
     place = order.index(name)
-    return {**series_style(place), "linestyle": "-" if place < len(_TAB10) else ":", "zorder": 2,
+    return {**series_style(place), "linestyle": "-" if place < COLOURS else ":", "zorder": 2,
             **_OF_ITS_OWN.get(name, {})}
 
 
