@@ -24,7 +24,10 @@ enum class RopeState : uint8_t { post_rope, pre_rope, none };
 const char* to_string(RopeState);
 
 /// The per-token datasets of a layer.
-enum class Field : uint8_t { x, q, k, v, index_q, index_k };
+enum class Field : uint8_t { x, q, k, v, index_q, index_k, dsa_q, dsa_k, dsa_w };
+inline constexpr Field kFields[] = {Field::x,     Field::q,       Field::k,
+                                    Field::v,     Field::index_q, Field::index_k,
+                                    Field::dsa_q, Field::dsa_k,   Field::dsa_w};
 const char* to_string(Field);
 
 inline constexpr const char* kOwnAttention[] = {"sliding_window", "attention_chunk", "softcap",
@@ -39,6 +42,8 @@ struct LayerInfo {
     int64_t head_dim = 0;     // dh
     int64_t index_dim = 0;    // didx; 0: no index_q, index_k
     int64_t model_dim = 0;    // d_model; 0: no x
+    int64_t dsa_heads = 0;    // of DSA's indexer; 0: no dsa_q, dsa_k, dsa_w
+    int64_t dsa_dim = 0;      // and channels of each
     RopeState q_state = RopeState::post_rope;
     RopeState k_state = RopeState::post_rope;
     double softmax_scale = 0;
@@ -58,7 +63,7 @@ struct LayerInfo {
     Element element = Element::f16;  // storage: f16, bf16 or f32, one for the whole layer
 
     bool has(Field) const;
-    /// Heads of a field: Hq for q, Hkv for k, v, index_q, 1 for x and index_k.
+    /// Heads of a field: Hq for q, Hkv for k, v, index_q, dsa_heads for dsa_q, 1 for the others.
     int64_t heads(Field) const;
     /// Channels of one head of a field.
     int64_t channels(Field) const;
@@ -74,7 +79,7 @@ struct ActivationsInfo {
 };
 
 /// The square problem of a layer: every token is a query and a key of its sequence. With the
-/// layer's window and soft cap.
+/// layer's window and soft cap, and the sizes of its DSA indexer.
 Problem layer_problem(const ActivationsInfo&, const LayerInfo&, int64_t block_size);
 /// [Hq] The layer's learnable sinks, as in AttentionInput; absent without.
 Tensor<float, 1> layer_sinks(const LayerInfo&);
