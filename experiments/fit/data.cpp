@@ -92,6 +92,9 @@ TrainingLayer read_layer(std::span<const io::ActivationsReader> files, int64_t l
     all.cu_seqlens = all_sequences(files);
     data.problem = io::layer_problem(all, data.info, o.block_size);
     data.problem.index_dim = o.index_dim;
+    const bool dsa = o.architecture == Architecture::dsa;
+    data.problem.dsa_heads = dsa ? o.index_heads.value_or(data.info.kv_heads) : 0;
+    data.problem.dsa_dim = dsa ? o.index_dim : 0;
     data.problem.validate();
     for (const KeyRange& seen : visible_keys(data.problem))
         data.positions.push_back(seen.count - 1);

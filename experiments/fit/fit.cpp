@@ -27,7 +27,7 @@ void resolve(FitOptions& o, std::span<const io::ActivationsReader> files) {
             o.layers.push_back(layer.layer);
     for (int64_t layer : o.layers) {
         check_layer(files, layer);
-        check_start(o.start, index_form(o, files.front(), layer),
+        check_start(o.start, index_form(o, files.front(), layer), files.front().layer(layer),
                     model_frequencies(o, files.front(), layer));
     }
 }
@@ -36,7 +36,7 @@ void resolve(FitOptions& o, std::span<const io::ActivationsReader> files) {
 void check_teacher(const FitOptions& o, const io::ActivationsReader& file, const Backend& backend) {
     const int64_t layer = o.layers.front();
     Problem sizes = io::layer_problem({}, file.layer(layer), o.block_size);
-    sizes.index_dim = index_form(o, file, layer).index_dim;
+    sizes.index_dim = o.index_dim;
     const Support support =
         backend.supports(sizes, IndexKlRequest{.top_k = o.rule.top_k, .teacher = o.teacher});
     if (!support.yes)

@@ -23,7 +23,8 @@ TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
     ASSERT_EQ(summary["rows"].size(), 2U);
     std::set<std::string> keys{"layer",        "steps",         "split",
                                "warmup_steps", "train_queries", "held_out_queries",
-                               "rows_counted", "intervals"};
+                               "rows_counted", "intervals",     "index_flops",
+                               "index_bytes"};
     for (const auto& measure : experiments::fit::kMeasures) keys.insert(measure.metric);
     int layer = 3;
     for (const json& row : summary["rows"]) {
