@@ -273,7 +273,8 @@ def test_refuses_settings_that_cannot_be(tmp_path):
     dsa = make_indexer(tmp_path / "dsa.h5", range(4), groups=GROUPS, dim=16, model_dim=64)
     with h5py.File(dsa, "a") as file:
         file["fit/2/weights/w_index_w"] = np.zeros((GROUPS, 64), np.float32)
-    refused(model, "dsa.h5: /fit/2/weights has w_index_w: an indexer of --architecture dsa", indexer=dsa)
+    refused(model, "dsa.h5: /fit/2/weights has w_index_w: an indexer of --architecture dsa",
+            indexer=dsa)
     (tmp_path / "text.h5").write_text("no HDF5")
     refused(model, "text.h5: cannot be read", indexer=tmp_path / "text.h5")
 
