@@ -17,6 +17,16 @@ double Hardware::cache() const {
     return *cache_bytes;
 }
 
+const Hardware::Link& Hardware::links() const {
+    require(link.has_value(), name, ": has no link_gigabytes_per_second");
+    return *link;
+}
+
+const Hardware::Link& Hardware::networks() const {
+    require(network.has_value(), name, ": has no network_gigabytes_per_second");
+    return *network;
+}
+
 double roofline_seconds(const Cost& cost, Element element, const Hardware& on) {
     const double memory = cost.bytes / on.bytes_per_second;
     return cost.flops == 0 ? memory : std::max(memory, cost.flops / on.peak(element));

@@ -2,6 +2,7 @@
 // The roofline: what a machine can do, and the time that it cannot go below.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -26,10 +27,21 @@ struct Hardware {
     std::optional<double> cache_bytes;             // last-level cache that all cores share
     std::optional<double> cache_bytes_per_second;  // out of it
 
+    /// A way to other chips: byte/s that one chip takes in, and as much out at the same time, and
+    /// the seconds that a message of a few bytes is under way.
+    struct Link {
+        double bytes_per_second = 0, seconds = 0;
+    };
+    std::optional<Link> link = {};     // to the other chips of a host
+    std::optional<Link> network = {};  // to those of other hosts, each chip's own share
+    int64_t chips_of_host = 1;
+
     /// Throws InputError naming chip and element where there is no entry.
     double peak(Element) const;
     /// Throws InputError where there is no entry.
     double cache() const;
+    const Link& links() const;
+    const Link& networks() const;
     /// FLOP/byte from which on arithmetic, not memory, is the limit.
     double ridge(Element element) const { return peak(element) / bytes_per_second; }
 };

@@ -17,10 +17,10 @@ constexpr Metric kTable[] = {
     {"oracle_mass", "oracle mass", "probability", "group",
      "sum of P_b over I*: mass kept by the oracle's choice of as many blocks"},
     {"output_error", "output error", "relative", "head",
-     "|o_sparse - o_dense| / |o_dense| over the counted queries, mean over heads"},
+     "|o_sparse - o_dense| / |o_dense| of each head over the counted queries, mean over heads"},
     {"group_output_error", "error", "relative", "group",
-     "|o_sparse - o_dense| / |o_dense| over the counted queries and a group's heads, mean over "
-     "groups"},
+     "|o_sparse - o_dense| / |o_dense| of each group's heads together over the counted queries, "
+     "mean over groups; msa-analyze and others take the mean over heads instead"},
     {"dead_heads", "dead heads", "heads", "layer",
      "heads whose dense output is 0 on all counted queries: they have no output error and are left "
      "out of its mean"},

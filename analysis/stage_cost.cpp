@@ -39,9 +39,9 @@ struct Phase : Letters {
         : Letters(s),
           sizes(s),
           nq(real(queries)),
-          pairs(queries == 1 ? n : n * n / 2),
-          attended(queries == 1 ? w : w * n - w * w / 2),
-          attended_keys(queries == 1 ? w : n),
+          pairs(queries == 1 ? n : nq * n - nq * nq / 2),
+          attended(queries == 1 ? w : within(n) - within(n - nq)),
+          attended_keys(queries == 1 ? w : std::min(n, nq + w)),
           in_tile(std::min(s.tile_queries(), queries)),
           tiles(real(ceil_div(queries, in_tile))),
           chunks(real(ceil_div(ceil_div(queries, s.tile_queries()),
@@ -55,6 +55,8 @@ struct Phase : Letters {
     double tiles, chunks;
     double key_values;  // bytes of one group's keys and values
 
+    /// (query, key) pairs of the first n0 queries that dense attention sees.
+    double within(double n0) const { return std::min(n0, w) * (n0 - std::min(n0, w) / 2); }
     /// Rows of `unit` that the heads of `queries` fill together.
     double rows(int64_t queries, int64_t unit) const {
         return real(ceil_div(queries * sizes.group_size(), unit) * unit);
@@ -359,6 +361,10 @@ double Pipeline::seconds(const Hardware& on) const {
     double sum = 0;
     for (const Stage& stage : stages) sum += stage.seconds(on);
     return sum;
+}
+
+std::vector<Pipeline> chunk_pipelines(const LayerSizes& s, int64_t queries) {
+    return pipelines({s, queries});
 }
 
 std::vector<Pipeline> prefill_pipelines(const LayerSizes& s) { return pipelines({s, s.tokens}); }

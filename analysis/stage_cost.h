@@ -8,9 +8,9 @@
 // Both take a causal half as N^2 / 2 and let every query select k whole blocks.
 //
 // Letters of the formulas: N tokens, Nq queries (N in prefill, 1 in decode), P visible (query, key)
-// pairs (N^2 / 2 or N), B = N / Bk blocks, e and e_i bytes of an element of the Main and the Index
-// Branch. Scores and log-sum-exps are 4-byte floats, ids 4-byte integers. Of the kernels
-// (core/kernel_sizes.h): T queries of a tile and R rows of it, U blocks of its union, s
+// pairs (Nq N - Nq^2 / 2, or N for one query), B = N / Bk blocks, e and e_i bytes of an element of
+// the Main and the Index Branch. Scores and log-sum-exps are 4-byte floats, ids 4-byte integers. Of
+// the kernels (core/kernel_sizes.h): T queries of a tile and R rows of it, U blocks of its union, s
 // blocks of a query that go to slots, R1 and Rs rows that a query takes in q_outer and in a pass of
 // kv_outer, C chunks of slots.
 #pragma once
@@ -95,6 +95,8 @@ struct Pipeline {
 std::vector<Pipeline> prefill_pipelines(const LayerSizes&);
 /// For one new token.
 std::vector<Pipeline> decode_pipelines(const LayerSizes&);
+/// For the last `queries` of the N tokens, the others being a prefix: both of the above are such.
+std::vector<Pipeline> chunk_pipelines(const LayerSizes&, int64_t queries);
 
 // The paper's accounting.
 

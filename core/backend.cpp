@@ -197,7 +197,7 @@ void Backend::index_select(const Problem& p, const SelectionRule& rule, const In
 void Backend::sparse_attention(const Problem& p, const AttentionInput& in,
                                View<const int32_t, 3> ids, const AttentionOutput& to,
                                LoopOrder order) {
-    const Checker check(*this, p);
+    const Checker check(*this, p, kMinScoredBlockSize);
     check.input(in);
     check.given_ids(ids);
     check.output(to, in.q.element());

@@ -161,8 +161,8 @@ public:
                       View<float, 2> lse = {});
 
     /// Softmax attention over the visible tokens of the blocks ids [Nq, Hkv, k] of the query's
-    /// group (eq:msa-sparse-attn). An empty row of ids gives out 0, lse -inf. Host ids are checked
-    /// with check_selection; ids on a device must satisfy it unchecked.
+    /// group (eq:msa-sparse-attn). Blocks may be one token. An empty row of ids: out 0, lse -inf.
+    /// Host ids are checked with check_selection; ids on a device must satisfy it unchecked.
     void sparse_attention(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
                           const AttentionOutput&, LoopOrder order = LoopOrder::automatic);
     /// Its gradient, as dense_attention_grad's over the keys of the query's blocks; none through

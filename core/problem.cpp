@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string_view>
+#include <utility>
 
 #include "core/error.h"
 
@@ -41,8 +42,9 @@ void Problem::validate(int64_t min_block_size) const {
     check_in(head_dim, kMinHeadDim, kMaxHeadDim, "head_dim");
     if (index_dim != 0) check_in(index_dim, kMinHeadDim, kMaxHeadDim, "index_dim");
     check_in(block_size, min_block_size, kMaxBlockSize, "block_size");
-    for (double scale : {own_softmax_scale.value_or(1.0), own_index_scale.value_or(1.0)})
-        require(std::isfinite(scale) && scale > 0, "a scale is ", scale,
+    for (const auto& [name, scale] : {std::pair("softmax_scale", own_softmax_scale.value_or(1.0)),
+                                      std::pair("index_scale", own_index_scale.value_or(1.0))})
+        require(std::isfinite(scale) && scale > 0, name, " is ", scale,
                 ", must be finite and positive");
     require(window.value_or(1) >= 1, "window is ", window.value_or(1), ", must be at least 1");
     const double cap = softcap.value_or(1.0);

@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: MIT
-"""Times the operations of msalab.torch on a GPU, beside PyTorch's own attention.
+"""Times the operations of msalab.torch on a GPU, beside other attentions of PyTorch.
 
     python examples/time_torch.py [--tokens 131072] [--bench msa-bench] [--rivals] [--out FILE]
+    python examples/time_torch.py --bench msa-bench --rivals --out data/bench/torch-h100.json
 
 Three tables. What a call costs the host: the time until it returns while the GPU is busy with other
 work, with small operands; below it that of the compiled part alone, which queues the kernels, so
 that the difference is what Python and PyTorch add. A layer of 64 heads in 4 groups of 128 channels,
 blocks of 128 and k = 16 in bfloat16: the time of the GPU between events, median of several runs,
-beside that of `--bench`, the program msa-bench of the same build. `--rivals`: dense attention by
-PyTorch (SDPA), and FlexAttention with the same selection as a block mask, at `--rival-tokens`.
+beside that of `--bench`, the program msa-bench of the same build; layer_grad is a layer's step of
+training, as msa-bench has it, and MSAttention the same with projections, norms and RoPE. `--rivals`:
+what else is installed, at `--rival-tokens` (examples/torch_rivals.py). The record that `--out` names
+is written after every table, and notebooks/08_torch.ipynb shows it; the rivals are done after `--seconds`.
+Where PyTorch finds no GPU there is the last table alone, of a small layer on the CPU.
 """
 
 import argparse
 import json
-import statistics
 import subprocess
 import time
 
 import torch
+import torch_rivals
+from torch_rivals import elapsed_ms
 
 import msalab
 import msalab.torch as m
@@ -44,16 +49,7 @@ def host_us(call, calls=100, runs=7):
 
 
 def gpu_ms(call, runs=7):
-    """GPU time of a call, the median of several runs after two."""
-    found = []
-    for run in range(runs + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end))
-    return statistics.median(found[2:])
+    return elapsed_ms(call, "cuda", runs)
 
 
 def operands(queries, keys, dtype=torch.bfloat16, heads=HQ, groups=HKV, dim=DH):
@@ -71,18 +67,20 @@ def host_times():
     lengths = {name: at[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
     ids = m.msa_index_select(index_q, index_k, 4, **at)
     out, lse = m.msa_sparse_attention(q, k, v, ids, return_softmax_lse=True, **at)
+    main_lse = lse.clone()  # dense attention writes another into lse
     with torch.inference_mode():
         backend = operations.backend_of(q)
         problem = operations._problem(None, at["cu_seqlens_q"], at["cu_seqlens_k"], q, k, index_q,
                                       index_k, block_size=BLOCK)
         rows = [
             ("msa_index_select", lambda: m.msa_index_select(index_q, index_k, 4, **at),
-             lambda: backend.index_select(problem, 4, 1, 0, index_q, index_k, ids)),
+             lambda: backend.index_select(problem, 4, 1, 0, index_q, index_k, ids, None)),
             ("msa_sparse_attention", lambda: m.msa_sparse_attention(q, k, v, ids, **at),
              lambda: backend.sparse_attention(problem, q, k, v, None, ids, "automatic", out, lse)),
             ("dense_attention", lambda: m.dense_attention(q, k, v, **lengths),
              lambda: backend.dense_attention(problem, q, k, v, None, out, lse)),
-            ("msa_index_kl", lambda: m.msa_index_kl(q, k, index_q, index_k, ids, **at), None),
+            ("msa_index_kl", lambda: m.msa_index_kl(q, k, index_q, index_k, ids, main_lse=main_lse,
+                                                    **at), None),
             ("the operator itself", lambda: m._sparse.operator(
                 q, k, v, ids, None, None, None, None, BLOCK, "automatic", [0, 1], [0, 2048]), None),
             ("torch.mul", lambda: torch.mul(q, q), None),
@@ -118,10 +116,20 @@ def layer_times(tokens):
 
     found["forward and backward"] = gpu_ms(step)
     del out, d_out
-    index_q.requires_grad_(), index_k.requires_grad_()
-    found["index_kl, all rows"] = gpu_ms(
-        lambda: m.msa_index_kl(q, k, index_q, index_k, ids, block_size=BLOCK).backward(), runs=3)
-    answered["index_kl"] = operations.backend_of(q).answered_by
+    index = [tensor.requires_grad_() for tensor in (index_q, index_k)]
+    d_out = torch.randn_like(q)
+
+    def train():
+        chosen, index_lse = m.msa_index_select(*index, TOP_K, block_size=BLOCK,
+                                               return_index_lse=True)
+        out, main_lse = m.msa_sparse_attention(*leaves, chosen, block_size=BLOCK,
+                                               return_softmax_lse=True)
+        kl = m.msa_index_kl(q, k, *index, chosen, main_lse=main_lse, index_lse=index_lse,
+                            block_size=BLOCK)
+        answered["index_kl"] = operations.backend_of(q).answered_by
+        torch.autograd.grad((out, kl), (*leaves, *index), (d_out, torch.ones_like(kl)))
+
+    found["layer_grad"] = gpu_ms(train)
     return found, answered
 
 
@@ -131,12 +139,15 @@ def module_times(tokens, dim=2048):
                          rotary_dim=64, index_rotary=64)
     module = module.to("cuda", torch.bfloat16)
     x = torch.randn(tokens, dim, dtype=torch.bfloat16, device="cuda")
-    module.kl = False
 
     def step():
-        module(x)[0].sum().backward()
+        y, kl = module(x)
+        (y.sum() + kl).backward()
 
-    return {"MSAttention without KL": gpu_ms(step, runs=3)}
+    found = {"MSAttention": gpu_ms(step, runs=3)}
+    module.kl = False
+    found["MSAttention without KL"] = gpu_ms(step, runs=3)
+    return found
 
 
 def bench_times(program, tokens):
@@ -145,7 +156,7 @@ def bench_times(program, tokens):
              "block-size": BLOCK, "top-k": TOP_K, "tokens": tokens, "samples": 7}
     command = [program, "--backend", "cuda", "--cases", "square", "--selection", "random",
                "--order", "automatic", "--index-element", "bf16", "--json", "--stages",
-               "index_select,sparse_attention,sparse_attention_grad"]
+               "index_select,sparse_attention,sparse_attention_grad,layer_grad"]
     command += [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=50)
@@ -154,76 +165,17 @@ def bench_times(program, tokens):
         return {}
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr}")
-    return {each["stage"]: each["median_us"] / 1e3
-            for each in json.loads(done.stdout)["measurements"] if "median_us" in each}
+    found = {each["stage"]: each["median_us"] / 1e3
+             for each in json.loads(done.stdout)["measurements"] if "median_us" in each}
+    parts = [found.get(stage, 0) for stage in ("index_select", "sparse_attention",
+                                               "sparse_attention_grad")]
+    return found | {"forward and backward": sum(parts)} if all(parts) else found
 
 
-def rival_times(tokens):
-    """{name: (forward ms, forward and backward ms)}: dense, and MSA by FlexAttention."""
-    from torch.nn.functional import scaled_dot_product_attention
-    data = operands(tokens, tokens)
-    q, k, v, index_q, index_k = data.values()
-    ids = m.msa_index_select(index_q, index_k, TOP_K, block_size=BLOCK)
-    leaves = [data[name].requires_grad_() for name in "qkv"]
-    heads_first = [leaf.detach().transpose(0, 1)[None].contiguous().requires_grad_()
-                   for leaf in leaves]
-
-    def both(call, inputs):
-        out = call()
-        d_out = torch.randn_like(out)
-        del out
-        with torch.no_grad():
-            forward = gpu_ms(call, runs=3)
-        return forward, gpu_ms(lambda: torch.autograd.grad(call(), inputs, d_out), runs=3)
-
-    found = {"msalab, selection included": both(lambda: m.msa_sparse_attention(
-        *leaves, m.msa_index_select(index_q, index_k, TOP_K, block_size=BLOCK),
-        block_size=BLOCK), leaves)}
-    found["SDPA, dense"] = both(lambda: scaled_dot_product_attention(
-        *heads_first, is_causal=True, enable_gqa=True), heads_first)
-    try:
-        from torch.nn.attention.flex_attention import BlockMask, flex_attention
-    except ImportError:
-        return found
-    blocks = -(-tokens // BLOCK)
-    kept = torch.zeros(HKV, tokens, blocks + 1, dtype=torch.bool, device="cuda")
-    kept.scatter_(2, ids.transpose(0, 1).long().where(ids.transpose(0, 1) >= 0, blocks), True)
-    kept = kept[:, :, :blocks].contiguous()
-    tiles = kept.view(HKV, blocks, BLOCK, blocks).any(2).repeat_interleave(HQ // HKV, 0)
-    counts = tiles.sum(-1, dtype=torch.int32)[None]
-    order = tiles.int().argsort(dim=-1, descending=True, stable=True).int()[None]
-
-    def mask(_, head, row, column):
-        return kept[head // (HQ // HKV), row, column // BLOCK] & (row >= column)
-
-    chosen = BlockMask.from_kv_blocks(counts, order, BLOCK_SIZE=BLOCK, mask_mod=mask)
-    flex = torch.compile(flex_attention)
-    found["FlexAttention, the same selection"] = both(
-        lambda: flex(*heads_first, block_mask=chosen, enable_gqa=True), heads_first)
-    return found
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=1 << 17)
-    parser.add_argument("--rival-tokens", type=int, default=1 << 15, help="a multiple of 128")
-    parser.add_argument("--bench", metavar="PROGRAM", help="msa-bench of the same build")
-    parser.add_argument("--rivals", action="store_true")
-    parser.add_argument("--out", metavar="FILE", help="a JSON record")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("time_torch.py: PyTorch finds no GPU")
-    record = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-              "backend": msalab.backends()["cuda"] or "usable", "tokens": options.tokens}
-
-    def done(name, found):
-        record[name] = found
-        if options.out:
-            with open(options.out, "w") as file:
-                json.dump(record, file, indent=1)
-
-    print(f"{record['gpu']}, PyTorch {record['torch']}\n\nhost time of a call, us"
-          f"{'msalab.torch':>34}{'compiled part':>16}{'difference':>12}")
+def own_times(options, done):
+    """The first two tables, printed and handed to done(name, found)."""
+    done("tokens", options.tokens)
+    print(f"\nhost time of a call, us{'msalab.torch':>34}{'compiled part':>16}{'difference':>12}")
     rows = host_times()
     for name, whole, part in rows:
         print(f"{name:44}{whole:13.1f}"
@@ -233,9 +185,7 @@ def main():
     times, answered = layer_times(options.tokens)
     done("layer_ms", times)
     done("answered_by", answered)
-    if bench:
-        bench["forward and backward"] = sum(bench.values())
-        done("bench_ms", bench)
+    done("bench_ms", bench)
     print(f"\n{options.tokens} tokens, ms{'msalab.torch':>30}{'msa-bench':>12}{'ratio':>8}")
     for name, ms in times.items():
         other = bench.get(name)
@@ -245,13 +195,43 @@ def main():
     done("module_ms", module)
     for name, ms in module.items():
         print(f"{name:36}{ms:10.3f}")
-    if options.rivals:
-        torch.cuda.empty_cache()
-        rivals = rival_times(options.rival_tokens)
-        done("rivals_ms", rivals)
-        print(f"\n{options.rival_tokens} tokens, ms{'forward':>30}{'and backward':>14}")
-        for name, (forward, step) in rivals.items():
-            print(f"{name:36}{forward:10.3f}{step:14.3f}")
+    torch.cuda.empty_cache()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=1 << 17)
+    parser.add_argument("--rival-tokens", type=int, default=1 << 15, help="a multiple of 128")
+    parser.add_argument("--bench", metavar="PROGRAM", help="msa-bench of the same build")
+    parser.add_argument("--rivals", action="store_true")
+    parser.add_argument("--out", metavar="FILE", help="a JSON record")
+    parser.add_argument("--seconds", type=float, default=90, help="when the rivals must be done")
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    on_gpu = torch.cuda.is_available()
+    case = torch_rivals.Case(options.rival_tokens) if on_gpu else torch_rivals.Case.small()
+    record = {"format": "msa-torch-times", "format_version": 1, "device": torch_rivals.device_name(),
+              "torch": torch.__version__, "rival_case": case.sizes()}
+
+    def done(name, found):
+        record[name] = found
+        if options.out:
+            with open(options.out, "w") as file:
+                json.dump(record, file, indent=1)
+                file.write("\n")
+
+    print(f"{record['device']}, PyTorch {record['torch']}")
+    if on_gpu:
+        own_times(options, done)
+    if options.rivals or not on_gpu:
+        rows = torch_rivals.measure(case, end - time.monotonic())
+        done("rivals", rows)
+        print(f"\n{case.tokens} tokens, ms{'forward':>31}{'and backward':>14}")
+        for row in rows:
+            print(f"{row['name']:36}" + "".join(
+                f"{row[name]:{width}.3f}" if name in row else " " * width
+                for name, width in (("forward_ms", 10), ("step_ms", 14)))
+                + f"  {row.get('skipped', '')}")
 
 
 if __name__ == "__main__":

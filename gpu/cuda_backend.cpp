@@ -214,9 +214,9 @@ protected:
             const Support tuned = takes_index_select_sm90(
                 device_, p, {.element = in.index_q.element(), .top_k = rule.top_k},
                 are_aligned(in.index_q, in.index_k));
-            (tuned.yes ? index_select_sm90 : index_select_any)(call, rule, in, ids);
-            const bool lse_tuned = takes_index_lse_mma(p, in).yes;
-            (lse_tuned ? index_lse_mma : index_lse_any)(call, in, ids, lse);
+            tuned.yes ? index_select_sm90(call, rule, in, ids)
+                      : index_select_any(call, rule, in, ids);
+            (takes_index_lse_mma(p, in).yes ? index_lse_mma : index_lse_any)(call, in, ids, lse);
             return kernel_name("index_select", tuned);
         });
     }

@@ -2,6 +2,7 @@
 // Stands for the backend in builds without a CUDA compiler.
 #include "core/error.h"
 #include "gpu/cuda_backend.h"
+#include "gpu/cuda_parallel.h"
 #include "gpu/train/cuda_ops.h"
 
 namespace msa {
@@ -28,5 +29,17 @@ std::unique_ptr<train::Ops> train::make_cuda_ops(std::unique_ptr<Backend>, Eleme
 }
 
 Support train::cuda_workers() { return Support::no(kReason); }
+
+Support parallel::cuda_ranks(std::span<const int64_t>) { return Support::no(kReason); }
+
+std::unique_ptr<parallel::Communicator> parallel::make_cuda_communicator(train::Workers&,
+                                                                         Backend&) {
+    throw UnsupportedError(text("ranks on cuda cannot start: ", kReason));
+}
+
+std::unique_ptr<parallel::CudaDecode> parallel::make_cuda_decode(Communicator&, const SplitKeys&,
+                                                                 const SelectionRule&) {
+    throw UnsupportedError(text("ranks on cuda cannot start: ", kReason));
+}
 
 }  // namespace msa

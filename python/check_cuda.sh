@@ -24,7 +24,7 @@ else
     mkdir "$place/site"
     cp -r "$package/msalab" "$place/site/"
 fi
-export PYTHONPATH=$place/site PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+export PYTHONPATH=$place/site${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 cd "$place"
 "$python" - <<'CODE'
 import msalab, torch
@@ -44,6 +44,6 @@ if [[ -x $folder/msa-bench ]]; then
     bench=(--bench "$folder/msa-bench")
     export LD_LIBRARY_PATH=${LD_LIBRARY_PATH-}:$folder/lib
 fi
-timeout 110 "$python" "$here/../examples/time_torch.py" "${bench[@]}" "${@:3}" \
+timeout 120 "$python" "$here/../examples/time_torch.py" "${bench[@]}" "${@:3}" \
     --out "$out/times.json" 2>&1 | tee "$out/times.txt" || failed=1
 exit "$failed"

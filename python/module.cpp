@@ -63,9 +63,10 @@ public:
     template <typename T, int Rank>
     View<T, Rank> typed(const char* name, const Operand& array) const {
         using Value = std::remove_const_t<T>;
+        const Shape<Rank> shape = shape_of<Rank>(name, array);
         require(array.element == ElementOf<Value>::value, name, " is ", type_of(array),
                 ", must be ", kName<Value>);
-        return {static_cast<T*>(data_of(array)), shape_of<Rank>(name, array), space()};
+        return {static_cast<T*>(data_of(array)), shape, space()};
     }
     template <typename T, int Rank>
     View<T, Rank> maybe(const char* name, const Maybe& array) const {
@@ -107,6 +108,7 @@ private:
     /// The shape of an array, which must have `Rank` axes, be contiguous and lie on the device.
     template <int Rank>
     Shape<Rank> shape_of(const char* name, const Operand& array) const {
+        require(array.readable, name, " is ", array.type, ", must be a dense array or tensor");
         require(array.device == device_, name, " lies on ", device_name(array.device),
                 ", must lie on ", device_name(device_), " like the other arrays");
         require(array.axes == Rank, name, " has ", array.axes, " dimensions, must have ", Rank);
@@ -119,9 +121,10 @@ private:
     }
     template <typename Void, int Rank>
     AnyView<Void, Rank> any_view(const char* name, const Operand& array) const {
+        const Shape<Rank> shape = shape_of<Rank>(name, array);
         require(array.element.has_value(), name, " is ", type_of(array),
                 ", which no operation takes");
-        return {data_of(array), shape_of<Rank>(name, array), *array.element, space()};
+        return {data_of(array), shape, *array.element, space()};
     }
 
     int device_;
@@ -226,6 +229,7 @@ void define_problem(nb::module_& m) {
 }
 
 void define_backend(nb::module_& m) {
+    const auto any = nb::arg().none();  // what None is refused for, Views says by name
     nb::class_<Runner>(m, "Backend")
         .def_prop_ro("name", [](const Runner& r) { return std::string(r.backend().name()); })
         .def_prop_ro("device", [](const Runner& r) { return r.backend().device(); })
@@ -239,8 +243,7 @@ void define_backend(nb::module_& m) {
                     b.dense_attention(p, input, views.attention_output(result, lse));
                 });
             },
-            Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
-            nb::arg())
+            Free(), any, any, any, any, any, any, any)
         .def(
             "dense_attention_grad",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
@@ -252,8 +255,7 @@ void define_backend(nb::module_& m) {
                                            views.gradient(d_q, d_k, d_v, d_sinks));
                 });
             },
-            Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
-            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
+            Free(), any, any, any, any, any, any, any, any, any, any, any, any)
         .def(
             "sparse_attention",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
@@ -265,8 +267,7 @@ void define_backend(nb::module_& m) {
                                        views.attention_output(result, lse), loop_order(order));
                 });
             },
-            Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
-            nb::arg(), nb::arg(), nb::arg())
+            Free(), any, any, any, any, any, any, any, any, any)
         .def(
             "sparse_attention_grad",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
@@ -281,9 +282,7 @@ void define_backend(nb::module_& m) {
                         loop_order(order));
                 });
             },
-            Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
-            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-            nb::arg().none())
+            Free(), any, any, any, any, any, any, any, any, any, any, any, any, any, any)
         .def(
             "index_scores",
             [](Runner& r, const Problem& p, const Operand& index_q, const Operand& index_k,
@@ -293,7 +292,7 @@ void define_backend(nb::module_& m) {
                                    views.typed<float, 3>("scores", scores));
                 });
             },
-            Free())
+            Free(), any, any, any, any)
         .def(
             "select_blocks",
             [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
@@ -304,7 +303,7 @@ void define_backend(nb::module_& m) {
                                     views.typed<int32_t, 3>("ids", ids));
                 });
             },
-            Free())
+            Free(), any, any, any, any, any, any)
         .def(
             "index_select",
             [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
@@ -316,8 +315,7 @@ void define_backend(nb::module_& m) {
                         views.typed<int32_t, 3>("ids", ids), views.maybe<float, 2>("lse", lse));
                 });
             },
-            Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-            nb::arg().none())
+            Free(), any, any, any, any, any, any, any, any)
         .def(
             "block_mass",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Maybe& sinks,
@@ -330,7 +328,7 @@ void define_backend(nb::module_& m) {
                                   views.maybe<float, 3>("max_logit", max_logit)});
                 });
             },
-            Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none())
+            Free(), any, any, any, any, any, any)
         .def(
             "index_kl",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k,
@@ -346,16 +344,14 @@ void define_backend(nb::module_& m) {
                                 .ids = views.maybe<const int32_t, 3>("topk_idxs", ids),
                                 .teacher = teacher_named(teacher),
                                 .sinks = views.maybe<const float, 1>("sinks", sinks),
-                                .main_lse = views.maybe<const float, 2>("softmax_lse", main_lse),
+                                .main_lse = views.maybe<const float, 2>("main_lse", main_lse),
                                 .index_lse = views.maybe<const float, 2>("index_lse", index_lse)},
                                {.kl = views.typed<double, 2>("kl", kl),
                                 .d_index_q = views.maybe<float, 3>("d_index_q", d_index_q),
                                 .d_index_k = views.maybe<float, 2>("d_index_k", d_index_k)});
                 });
             },
-            Free(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
-            nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(),
-            nb::arg().none(), nb::arg().none());
+            Free(), any, any, any, any, any, any, any, any, any, any, any, any, any);
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
+
 namespace nb = nanobind;
 
 namespace msa {
@@ -111,25 +113,42 @@ void read_dlpack(nb::ndarray<nb::ro> array, Operand& to) {
     to.owner = std::move(array);
 }
 
+/// "NoneType", "ndarray, dtype object", "Tensor, dtype torch.float32, layout torch.sparse_coo".
+void describe(nb::handle source, Operand& to) noexcept try {
+    PyErr_Clear();
+    to = Operand();
+    to.readable = false;
+    to.type = "no array";
+    to.type = nb::cast<std::string>(source.type().attr("__name__"));
+    for (const char* name : {"dtype", "layout"}) {
+        if (!nb::hasattr(source, name)) continue;
+        const nb::object value = source.attr(name);
+        to.type += text(", ", name, " ", nb::cast<std::string>(nb::str(value)));
+    }
+} catch (...) {
+    PyErr_Clear();
+}
+
 }  // namespace
 
 void use_torch(nb::handle torch) {
     if (torch_in_use == nullptr) torch_in_use = new Torch(torch);
 }
 
-bool read_operand(nb::handle source, Operand& to) try {
+void read_operand(nb::handle source, Operand& to) try {
     if (torch_in_use != nullptr && torch_in_use->reads(source)) {
         read_tensor(*torch_in_use, source, to);
-        return true;
+        return;
     }
     nb::object plain = nb::borrow(source);
     if (nb::hasattr(source, "detach")) plain = source.attr("detach")();  // without its history
     nb::ndarray<nb::ro> array;
-    if (!nb::try_cast(plain, array)) return false;
-    read_dlpack(std::move(array), to);
-    return true;
+    if (nb::try_cast(plain, array))
+        read_dlpack(std::move(array), to);
+    else
+        describe(source, to);
 } catch (...) {
-    return false;
+    describe(source, to);
 }
 
 }  // namespace msa

@@ -26,7 +26,8 @@ struct Operand {
     std::array<int64_t, kMostAxes> shape{};
     bool contiguous = false;         // row-major
     std::optional<Element> element;  // absent: no operation takes it
-    std::string type;                // then its name, "int64"
+    std::string type;                // then its name, "int64", or what it is that is no array
+    bool readable = true;            // a dense array of plain numbers
     int device = kOnHost;            // ordinal of CUDA's
     nanobind::ndarray<nanobind::ro> owner;
 };
@@ -39,8 +40,8 @@ inline void* pointer_to(uintptr_t address) {
 /// From now on tensors of this module, `torch`, are read directly; until then through DLPack.
 void use_torch(nanobind::handle torch);
 
-/// False where `source` is no array. Needs the GIL.
-bool read_operand(nanobind::handle source, Operand& to);
+/// Needs the GIL. What is no array becomes an operand that is not readable.
+void read_operand(nanobind::handle source, Operand& to);
 
 }  // namespace msa
 
@@ -51,7 +52,8 @@ struct type_caster<msa::Operand> {
     NB_TYPE_CASTER(msa::Operand, const_name("array"))
 
     bool from_python(handle source, uint8_t, cleanup_list*) noexcept {
-        return msa::read_operand(source, value);
+        msa::read_operand(source, value);
+        return true;
     }
     static handle from_cpp(const msa::Operand&, rv_policy, cleanup_list*) noexcept = delete;
 };

@@ -43,9 +43,9 @@ struct ResultsReader::Impl {
         r.compiler = words("compiler");
         for (const auto& [name, value] :
              {std::pair{"element", &r.element}, std::pair{"index_element", &r.index_element},
-              std::pair{"computed_in", &r.computed_in}, std::pair{"host", &r.host},
-              std::pair{"device", &r.device}, std::pair{"started", &r.started},
-              std::pair{"finished", &r.finished}})
+              std::pair{"computed_in", &r.computed_in}, std::pair{"captures", &r.captures},
+              std::pair{"host", &r.host}, std::pair{"device", &r.device},
+              std::pair{"started", &r.started}, std::pair{"finished", &r.finished}})
             if (h5::has_attribute(about, name)) *value = words(name);
         r.seed = static_cast<uint64_t>(h5::integer_attribute(about, "seed", at("/run")));
         done = h5::read_texts(file, at("/done"));

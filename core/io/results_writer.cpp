@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: MIT
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -22,6 +26,30 @@ void write_text_durably(const std::filesystem::path& path, const std::string& co
     if (std::ofstream file(temporary); !(file << content).flush())
         throw SystemError(text("cannot write ", temporary.string(), ": ", std::strerror(errno)));
     std::filesystem::rename(temporary, path);
+}
+
+/// What a file has beside its units: /run, and what HDF5 keeps of groups.
+constexpr uintmax_t kAbout = 1 << 17;
+
+/// Holds the disk for `bytes` of a file that exists, beyond its end: H5Ocopy of HDF5 1.10 crashes
+/// where a write fails. Where the file system cannot, nothing is held.
+void reserve(const std::filesystem::path& path, uintmax_t bytes) {
+    const int file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (file < 0) return;
+    rlimit most{};
+    const bool allowed = ::getrlimit(RLIMIT_FSIZE, &most) < 0 || bytes <= most.rlim_cur;
+    if (!allowed) errno = EFBIG;
+    const bool held =
+        allowed && ::fallocate(file, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)) == 0;
+    const int reason = errno;
+    ::close(file);
+    if (!held && (reason == ENOSPC || reason == EDQUOT || reason == EFBIG))
+        throw SystemError(text("cannot write ", path.string(), ": ", std::strerror(reason)));
+}
+
+/// Gives back what reserve() held and nobody needed.
+void release_rest(const std::filesystem::path& path) {
+    std::filesystem::resize_file(path, std::filesystem::file_size(path));
 }
 
 /// Copies what `from` holds under `group` into `to`; groups that are there already are entered.
@@ -232,7 +260,7 @@ void write_run(hid_t file, const std::filesystem::path& path, const RunRecord& r
         h5::set_attribute(run, name, value);
     for (const auto& [name, value] :
          {std::pair{"element", r.element}, std::pair{"index_element", r.index_element},
-          std::pair{"computed_in", r.computed_in}})
+          std::pair{"computed_in", r.computed_in}, std::pair{"captures", r.captures}})
         if (!value.empty()) h5::set_attribute(run, name, value);
     h5::set_attribute(run, "seed", static_cast<int64_t>(r.seed));
 }
@@ -245,12 +273,17 @@ void ResultsWriter::finish() {
     const std::filesystem::path assembled = impl_->directory / "results.tmp";
     h5::Handle file = h5::create_file(assembled);
     const std::vector<std::string> names = impl_->in_order();
+    uintmax_t bytes = kAbout;
+    for (const std::string& unit : names)
+        bytes += std::filesystem::file_size(impl_->units.at(unit));
+    reserve(assembled, bytes);
     for (const std::string& unit : names)
         merge(h5::open_file(impl_->units.at(unit)), file, "/", assembled);
 
     write_run(file, assembled, impl_->record);
     h5::write_texts(file, {assembled, "/done"}, names);
     h5::close_durably(std::move(file), assembled);
+    release_rest(assembled);
     seal(assembled);
     std::filesystem::rename(assembled, impl_->path);
     impl_->units.clear();

@@ -63,6 +63,7 @@ std::string to_json(const RunRecord& r) {
                                       {"element", r.element},
                                       {"index_element", r.index_element},
                                       {"computed_in", r.computed_in},
+                                      {"captures", r.captures},
                                       {"units", r.units},
                                       {"shard", r.shard},
                                       {"input_paths", r.input_paths}})
@@ -82,6 +83,7 @@ RunRecord parse_record(const std::string& place, const std::string& text) {
                                           {"element", &r.element},
                                           {"index_element", &r.index_element},
                                           {"computed_in", &r.computed_in},
+                                          {"captures", &r.captures},
                                           {"shard", &r.shard}})
             all.at(name).get_to(*value);
         all.at("seed").get_to(r.seed);

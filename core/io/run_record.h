@@ -20,6 +20,7 @@ struct RunRecord {
     std::string element, index_element, computed_in;
     uint64_t seed = 0;
     std::map<std::string, std::string> inputs;  // file name -> sha256
+    std::string captures;  // the inputs that are activations, and their sequences, JSON text
 
     // Not in /run, but in files that were written before run.json was (data/FORMAT.md).
     std::vector<std::string> argv;

@@ -93,16 +93,15 @@ Tensor<int32_t, 3> pick_blocks(const SplitKeys& split, const SelectionRule& rule
             top.start(blocks_seen(split, i));
             std::vector<Candidate> row;
             for (int64_t rank = 0; rank < split.ranks(); ++rank) {
-                const auto list = of_all.subspan(
-                    static_cast<size_t>((rank * rows + i * p.kv_heads + r) * k),
-                    static_cast<size_t>(k));
+                const auto list =
+                    of_all.subspan(static_cast<size_t>((rank * rows + i * p.kv_heads + r) * k),
+                                   static_cast<size_t>(k));
                 std::copy_if(list.begin(), list.end(), std::back_inserter(row),
                              [](const Candidate& c) { return c.block != kNoBlock; });
             }
             // In ascending order, as select_blocks meets them.
-            std::sort(row.begin(), row.end(), [](const Candidate& a, const Candidate& b) {
-                return a.block < b.block;
-            });
+            std::sort(row.begin(), row.end(),
+                      [](const Candidate& a, const Candidate& b) { return a.block < b.block; });
             for (const Candidate& c : row) top.offer(c.block, c.score);
             top.finish(ids.view()[i][r]);
         }
@@ -143,14 +142,14 @@ void merge_parts(int ranks, std::span<const float> outs, std::span<const float> 
             const double weight = std::exp(lse_of(rank) - most);
             total += weight;
             if (weight == 0) continue;  // a part that has no key
-            const auto part = outs.subspan(
-                static_cast<size_t>((rank * heads + head) * width), static_cast<size_t>(width));
+            const auto part = outs.subspan(static_cast<size_t>((rank * heads + head) * width),
+                                           static_cast<size_t>(width));
             for (size_t d = 0; d < part.size(); ++d) sum[d] += weight * double{part[d]};
         }
         lse.data()[head] = static_cast<float>(most == kNothing ? most : most + std::log(total));
         for (int64_t d = 0; d < width; ++d)
-            out.data()[head * width + d] = static_cast<float>(
-                most == kNothing ? 0 : sum[static_cast<size_t>(d)] / total);
+            out.data()[head * width + d] =
+                static_cast<float>(most == kNothing ? 0 : sum[static_cast<size_t>(d)] / total);
     }
 }
 

@@ -78,10 +78,9 @@ void prefill(Communicator& communicator, const ZigZag& plan, const SelectionRule
         const Problem& p = chunk->problem;
         const int64_t queries = p.queries(), seen = p.keys();
         const View<int32_t, 3> ids = to.ids.slice(row, queries);
-        backend.index_select(p, rule,
-                             {rows_of(in.index_q, row, queries),
-                              rows_of(In<2>(keys.index_k.rows()), 0, seen)},
-                             ids);
+        backend.index_select(
+            p, rule,
+            {rows_of(in.index_q, row, queries), rows_of(In<2>(keys.index_k.rows()), 0, seen)}, ids);
         backend.sparse_attention(
             p,
             {rows_of(in.q, row, queries), rows_of(In<3>(keys.k.rows()), 0, seen),

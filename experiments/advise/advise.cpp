@@ -8,6 +8,7 @@
 #include "experiments/driver/completed.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
@@ -34,7 +35,7 @@ void resolve(AdviseOptions& o, const io::ActivationsReader& file, std::ostream& 
             return !lacking(needs, file.layer(number)).empty();
         });
         if (without == o.layers.end()) return false;
-        require(!chosen, file.path().string(), ": layer ", *without, " has no ",
+        require(!chosen, file.name(), ": layer ", *without, " has no ",
                 lacking(needs, file.layer(*without)), ", which selector ", name, " needs");
         err << "note: layer " << *without << " has no Index Branch: " << name
             << " is left out; msa-fit-indexer makes one\n";
@@ -77,30 +78,29 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     AdviseOptions& o = *parsed;
     const analysis::Hardware on = cost::read_hardware(o.hardware, o.ceilings);
     on.peak(Element::bf16);  // throws where there is none
-    const io::ActivationsReader file(o.file);
+    const io::ActivationsReader file(o.files);
     resolve(o, file, err);
     const Grid grid = grid_for(o, file.info(), err);
     for (int64_t number : o.layers) {
         choose_blocks(o, file.info(), file.layer(number), grid.largest());
-        warn_of_own_attention(o.file, file.layer(number), Computed::with_window_cap_and_sinks, err);
+        warn_of_own_attention(file, number, Computed::with_window_cap_and_sinks, err);
     }
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
-    std::vector<std::filesystem::path> inputs{o.file};
-    if (!o.held_out.empty()) inputs.push_back(o.held_out);
-    UnitRun job("msa-advise", args, o, inputs, {"summary.json", "advice.txt"}, err);
+    UnitRun job("msa-advise", args, o, inputs_of(o, o), {"summary.json", "advice.txt"}, err);
     job.record.options = option_table(o).record();
     job.record.definitions = advise_definitions();
     job.record.device = backend->device();
     record_elements(*backend, file, o.layers, o.element, job.record);
+    record_captures(file, job.record);
     job.begin(layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             advise_layer(o, file, layer, grid.settings, on, worker, to);
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
     const io::ResultsReader results = job.finish();
-    const Advice advice = write_advice({results, o.out, {o.file}, o.json, 0, out});
+    const Advice advice = write_advice({results, o.out, o.files, o.json, 0, out});
     if (advice.recommended) return 0;
     err << "msa-advise: " << nearest_text(advice) << '\n';
     return kNotReached;

@@ -14,7 +14,7 @@ namespace {
 const About kAbout{
     .name = "msa-advise",
     .question = "Which setting should I use, per layer, and what does it cost?",
-    .usage = "FILE --out DIR [--keep SHARE | --error E | --budget TOKENS] [options]",
+    .usage = "FILE... --out DIR [--keep SHARE | --error E | --budget TOKENS] [options]",
     .examples = {"msa-advise data/sample.h5 --out results/advise --keep 0.9 --sample-queries 256",
                  "msa-advise data/sample.h5 --out results/advise-512 --budget 512 --context 32K "
                  "--hardware h200 --selectors mean-key,quest --sample-queries 256"},
@@ -95,7 +95,7 @@ std::optional<AdviseOptions> parse_advise_options(std::span<const std::string> a
     require(!o.keep || (*o.keep > 0 && *o.keep < 1), "--keep is ", o.keep.value_or(0),
             ", must be above 0 and below 1");
     require(!o.error || (*o.error > 0 && std::isfinite(*o.error)), "--error is ",
-            o.error.value_or(0), ", must be above 0");
+            o.error.value_or(0), ", must be above 0 and finite");
     for (std::vector<int64_t>* sizes :
          {&o.block_sizes, &o.top_ks, &o.forced_first, &o.forced_local})
         sort_sizes(*sizes);

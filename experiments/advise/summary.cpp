@@ -6,6 +6,7 @@
 
 #include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 
 namespace msa::experiments::advise {
@@ -177,21 +178,18 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
         settings.push_back(json_of(advice.settings[s], advice.all[s], advice.dense));
         settings.back()["is_bound"] = is_bound(advice.settings[s]);
     }
-    ordered_json json{{"format", "msa-advise-summary"},
-                      {"program", run.program},
-                      {"options", options},
-                      {"definitions", ordered_json::parse(run.definitions)},
-                      {"target", target},
-                      {"seed", advice.seed},
-                      {"draws", kDraws},
-                      {"recommended", nullptr},
-                      {"nearest", nullptr},
-                      {"why_none", nullptr},
-                      {"bound", nullptr},
-                      {"dense", json_of(advice.dense)},
-                      {"front", front},
-                      {"layers", layers},
-                      {"settings", settings}};
+    ordered_json json = begin_summary("msa-advise-summary", run);
+    json.update(ordered_json{{"target", target},
+                             {"seed", advice.seed},
+                             {"draws", kDraws},
+                             {"recommended", nullptr},
+                             {"nearest", nullptr},
+                             {"why_none", nullptr},
+                             {"bound", nullptr},
+                             {"dense", json_of(advice.dense)},
+                             {"front", front},
+                             {"layers", layers},
+                             {"settings", settings}});
     if (advice.recommended) {
         json["recommended"] = json_of(advice, *advice.recommended);
     } else {
@@ -240,6 +238,7 @@ void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& 
                         "context, mass and error of the capture. At the same k a longer "
                         "context keeps less.");
     print_paragraph(out, text("Operands of FILE in ", run.element, "; costs are of bf16."));
+    print_captures(run, out);
 }
 
 }  // namespace msa::experiments::advise

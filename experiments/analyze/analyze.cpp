@@ -10,6 +10,7 @@
 #include "experiments/driver/completed.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
@@ -28,15 +29,10 @@ void resolve(AnalyzeOptions& o, const io::ActivationsReader& file) {
         std::string lacks;
         for (int64_t number : o.layers)
             if (lacks.empty()) lacks = lacking(make_selector(name)->needs(), file.layer(number));
-        require(!chosen || lacks.empty(), file.path().string(), ": has no ", lacks,
-                ", which selector ", name, " needs");
+        require(!chosen || lacks.empty(), file.name(), ": has no ", lacks, ", which selector ",
+                name, " needs");
         return !lacks.empty();
     });
-}
-
-std::vector<std::filesystem::path> inputs(const AnalyzeOptions& o) {
-    if (o.held_out.empty()) return {o.file};
-    return {o.file, o.held_out};
 }
 
 }  // namespace
@@ -45,7 +41,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     std::optional<AnalyzeOptions> parsed = parse_analyze_options(args, out);
     if (!parsed) return 0;
     AnalyzeOptions& o = *parsed;
-    const io::ActivationsReader file(o.file);
+    const io::ActivationsReader file(o.files);
     resolve(o, file);
     for (int64_t number : o.layers) choose_queries(o, file.info().cu_seqlens, number);
     std::vector<io::LayerInfo> layers;
@@ -54,15 +50,16 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
     if (!note.empty()) err << "note: " << note << '\n';
     for (int64_t number : o.layers)
-        warn_of_own_attention(o.file, file.layer(number), Computed::with_window_cap_and_sinks, err);
+        warn_of_own_attention(file, number, Computed::with_window_cap_and_sinks, err);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
-    UnitRun job("msa-analyze", args, o, inputs(o), {"summary.json", "metrics.csv"}, err);
+    UnitRun job("msa-analyze", args, o, inputs_of(o, o), {"summary.json", "metrics.csv"}, err);
     job.record.options = option_table(o).record();
     job.record.definitions = metric_definitions(note);
     job.record.device = backend->device();
     record_elements(*backend, file, o.layers, o.element, job.record);
+    record_captures(file, job.record);
     job.begin(layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             const std::vector<int64_t> queries =
@@ -70,7 +67,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
             analyze_layer(o, file, layer, queries, worker, to);
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
-    complete({job.finish(), o.out, {o.file}, o.json, 0, out});
+    complete({job.finish(), o.out, o.files, o.json, 0, out});
     return 0;
 }
 

@@ -14,7 +14,7 @@ const About kAbout{
     .question =
         "What does MiniMax Sparse Attention select on my activations, and what does it "
         "lose?",
-    .usage = "FILE --out DIR [options]",
+    .usage = "FILE... --out DIR [options]",
     .examples = {"msa-analyze data/sample.h5 --out results/first --block-size 32",
                  "msa-analyze data/sample.h5 --out results/sampled --selectors oracle,window "
                  "--block-size 64 --top-k 8 --sample-queries 512"},

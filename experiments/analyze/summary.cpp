@@ -15,6 +15,7 @@
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 
 namespace msa::experiments::analyze {
@@ -118,6 +119,7 @@ void print_choices(const io::ResultsReader& results, std::ostream& out) {
         << (o["oracle"] == "mass" ? "mass" : "maximum logit") << ", the query's own block "
         << o["oracle_local"].get<std::string>() << ".\n"
         << elements_text(results.run()) << '\n';
+    print_captures(results.run(), out);
 }
 
 }  // namespace
@@ -137,11 +139,8 @@ std::string metric_definitions(const std::string& note) {
 }
 
 std::string summary_json(const io::ResultsReader& results) {
-    ordered_json summary{{"format", "msa-summary"},
-                         {"program", results.run().program},
-                         {"options", ordered_json::parse(results.run().options)},
-                         {"definitions", ordered_json::parse(results.run().definitions)},
-                         {"rows", ordered_json::array()}};
+    ordered_json summary = begin_summary("msa-summary", results.run());
+    summary["rows"] = ordered_json::array();
     for (const Row& row : rows(results)) {
         ordered_json entry{{"layer", std::stoll(row.layer)}, {"selector", row.selector}};
         for (const Column& column : kColumns)

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "experiments/bench/ceilings.h"
+#include "experiments/bench/over_ranks.h"
 #include "experiments/bench/stages.h"
 #include "experiments/driver/options.h"
 #include "experiments/driver/own_attention.h"
@@ -16,10 +17,13 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     register_cuda_backend();
     const std::optional<BenchOptions> options = parse_bench_options(args, out);
     if (!options) return 0;
+    if (!options->devices.empty()) {
+        bench_over_ranks(*options, args, out, err);
+        return 0;
+    }
     if (const auto& captured = options->captured)
         for (int64_t layer : captured->layers())
-            warn_of_own_attention(captured->file().path(), captured->file().layer(layer),
-                                  Computed::plain, err);
+            warn_of_own_attention(captured->file(), layer, Computed::plain, err);
     const std::unique_ptr<Backend> backend = make_backend(options->backend);
     const std::vector<Case> cases = make_cases(*options);
     Meter meter(*backend);

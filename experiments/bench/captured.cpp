@@ -58,7 +58,7 @@ void Captured::read_indexer() {
         require(results.has(text("/fit/", layer)), name, ": has no layer ", layer,
                 ", must be one of: ", join(fitted));
         const io::LayerInfo& info = file_.layer(layer);
-        const std::string at = text(file_.path().string(), ": /layers/", layer);
+        const std::string at = text(file_.name(), ": /layers/", layer);
         require(info.has(Field::x), at, " has no x, which the Index Branch of ", name, " projects");
         const IndexWeights& weights =
             weights_.emplace(layer, fit::read_weights(results, layer)).first->second;
@@ -76,7 +76,7 @@ void Captured::read_indexer() {
 }
 
 std::vector<std::filesystem::path> Captured::inputs() const {
-    std::vector<std::filesystem::path> paths{file_.path()};
+    std::vector<std::filesystem::path> paths{file_.captures().front().path};
     if (!indexer_.empty()) paths.push_back(indexer_);
     return paths;
 }
@@ -97,7 +97,7 @@ Problem Captured::problem(int64_t layer, int64_t block_size) const {
     p.window.reset();  // what is timed is plain causal attention
     p.softcap.reset();
     if (!weights_.empty()) p.index_dim = weights_.at(layer).form().index_dim;
-    require_index(p.index_dim > 0, file_.path(), text(" /layers/", layer));
+    require_index(p.index_dim > 0, file_.captures().front().path, text(" /layers/", layer));
     return p;
 }
 

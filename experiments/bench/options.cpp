@@ -18,6 +18,7 @@ const About kAbout{
     .examples = {"msa-bench --out results/bench.json",
                  "msa-bench --cases square --stages sparse_attention --order union,kv_outer",
                  "msa-bench --cases decode --batch 8 --tokens 1M --json",
+                 "msa-bench --devices 0,1 --tokens 512K,1M --samples 5",
                  "msa-bench --backend cpu --cases square,chunk --tokens 4K --samples 3",
                  "msa-bench --backend cpu --input data/sample.h5 --indexer results/fit/results.h5"},
     .writes =
@@ -126,6 +127,9 @@ OptionTable option_table(BenchOptions& o, Words& w) {
                   "of operands and outputs: bf16 or f32; default: bf16 on cuda, else f32");
     table.names("index-element", "TYPE,...", w.index_elements, any_name,
                 "of index_q and index_k: bf16, f32, e4m3; default: as --element, on cuda e4m3 too");
+    table.numbers("devices", "N,...", o.devices,
+                  "GPUs that answer one layer together, beside the first one alone, or as many "
+                  "ranks of the cpu: cases square and decode of one token, structured");
     table
         .count("samples", "N", o.samples,
                "timed samples per measurement; fewer where they take more than 10 s")
@@ -220,7 +224,13 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     if (!option_table(o, w).parse(args, out)) return std::nullopt;
     if (o.backend.empty()) o.backend = default_backend();
     o.stages = known_list("stages", w.stages, kStages);
-    if (w.input.empty()) {
+    if (!o.devices.empty()) {
+        for (const char* option : {"input", "stages", "selection", "support", "order", "batch"})
+            require(!given(args, option), "--devices times whole layers and excludes --", option);
+        require(o.devices.size() >= 2, "--devices names ", o.devices.size(),
+                " device, must name at least 2");
+        o.cases = known_list("cases", w.cases, {"square", "decode"});
+    } else if (w.input.empty()) {
         o.cases = known_list("cases", w.cases, kCases);
         o.selections = known_list("selection", w.selections, kSelections);
     } else {

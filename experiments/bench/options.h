@@ -26,6 +26,7 @@ struct BenchOptions {
     std::string model;
     analysis::LayerSizes sizes;  // all but the tokens
     std::vector<Element> index_elements;
+    std::vector<int64_t> devices;  // ranks that answer one layer together; empty: one device
     int64_t samples = 9;
     uint64_t seed = 0;
     std::string out;  // record; empty: none

@@ -9,6 +9,7 @@
 #include "experiments/cache/summary.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/selected_blocks.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
@@ -49,14 +50,14 @@ void require_guesses(const CacheOptions& o, const io::ResultsReader& results,
         require(of.layer == first || of.note.empty(), fault, of.note);
         if (!of.previous) continue;
         for (const std::string& selector : o.selectors)
-            require(results.has(ids_dataset(selector, *of.previous)), fault, o.file.string(),
+            require(results.has(ids_dataset(selector, *of.previous)), fault, o.results.string(),
                     " has no ", ids_dataset(selector, *of.previous));
     }
 }
 
 /// Fills in what depends on the file, and checks the options against it.
 std::vector<LayerSteps> resolve(CacheOptions& o, const io::ResultsReader& results) {
-    const std::string file = o.file.string();
+    const std::string file = o.results.string();
     require_of_analyze(file, results);
     require(results.has("/select"), file, ": has no selected blocks (/select)");
     o.selectors = pick_selectors(results, o.selectors);
@@ -86,6 +87,7 @@ Report write_report(const Completed& run) {
     Report report = make_report(run.results);
     std::ostringstream page;
     print_report(report, page);
+    print_captures(run.results.run(), page);
     const std::string summary = cache_summary(report, run.results.run());
     write_text(run.out / "cache.txt", page.str());
     write_text(run.out / "summary.json", summary);
@@ -99,16 +101,17 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     std::optional<CacheOptions> parsed = parse_cache_options(args, out);
     if (!parsed) return 0;
     CacheOptions& o = *parsed;
-    const io::ResultsReader results(o.file);
+    const io::ResultsReader results(o.results);
     const std::vector<LayerSteps> layers = resolve(o, results);
 
-    UnitRun job("msa-cache", args, o, {o.file}, {"summary.json", "cache.txt"}, err);
+    UnitRun job("msa-cache", args, o, {o.results}, {"summary.json", "cache.txt"}, err);
     job.record.options = option_table(o).record();
     job.record.definitions = cache_definitions();
+    job.record.captures = results.run().captures;  // that the analysis read
     std::vector<Unit> units;
     for (const LayerSteps& layer : layers)
         units.push_back({text("layer ", layer.layer), [&](const Worker& worker, auto& to) {
-                             measure_layer(o, io::ResultsReader(o.file), layer, worker, to);
+                             measure_layer(o, io::ResultsReader(o.results), layer, worker, to);
                          }});
     const ComputeOptions on_host;
     const std::unique_ptr<Backend> backend = make_backend(on_host.backend, {});
@@ -116,7 +119,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     job.begin(std::move(units));
     if (!job.work(on_host, *backend, OnError::stop)) return 0;
     const io::ResultsReader written = job.finish();
-    const Report report = write_report({written, o.out, {o.file}, o.json, 0, out});
+    const Report report = write_report({written, o.out, {o.results}, o.json, 0, out});
     if (report.reached()) return 0;
     err << "msa-cache: " << nearest_text(report) << '\n';
     return kNotReached;

@@ -196,7 +196,7 @@ Prefetch read_prefetch(const io::ResultsReader& results, const std::string& grou
 }  // namespace
 
 std::vector<LayerSteps> read_steps(const CacheOptions& o, const io::ResultsReader& results) {
-    const std::string file = o.file.string();
+    const std::string file = o.results.string();
     std::vector<LayerSteps> layers;
     for (int64_t layer : pick_layers(results, o.layers)) {
         LayerSteps of{.layer = layer,
@@ -230,7 +230,7 @@ Seen& Seen::operator+=(const Seen& other) {
 void measure_layer(const CacheOptions& o, const io::ResultsReader& results, const LayerSteps& of,
                    const Worker& worker, io::UnitWriter& to) {
     const Problem& p = of.problem;
-    const std::string at = text("/layers/", of.layer), file = o.file.string();
+    const std::string at = text("/layers/", of.layer), file = o.results.string();
     for (const auto& [name, value] : {std::pair{"kv_heads", p.kv_heads},
                                       {"head_dim", p.head_dim},
                                       {"block_size", p.block_size},

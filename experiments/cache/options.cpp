@@ -29,9 +29,9 @@ constexpr double kMostBlocks = 1 << 30, kMostLayers = 1 << 20;
 OptionTable option_table(CacheOptions& o) {
     OptionTable table(kAbout);
     table
-        .path("input", "FILE", o.file,
-              "results.h5 of msa-analyze (positional); the queries of a sequence are decode steps "
-              "and must be neighbours")
+        .path("input", "FILE", o.results,
+              "results.h5 of msa-analyze, one file (positional): of several captures, analyse them "
+              "as one data set; the queries of a sequence are decode steps and must be neighbours")
         .without_flag()
         .unrecorded()
         .required("no input: name a results file of msa-analyze; --help shows how");
@@ -74,7 +74,7 @@ std::optional<CacheOptions> parse_cache_options(std::span<const std::string> arg
     for (const auto& [option, value] :
          {std::pair{"link", o.link}, {"time-per-token", o.time_per_token}})
         require(value > 0 && std::isfinite(value), "--", option, " is ", value,
-                ", must be above 0");
+                ", must be above 0 and finite");
     std::sort(o.sizes.begin(), o.sizes.end());
     o.sizes.erase(std::unique(o.sizes.begin(), o.sizes.end()), o.sizes.end());
     check_existing(o);

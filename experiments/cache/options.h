@@ -14,6 +14,7 @@
 namespace msa::experiments::cache {
 
 struct CacheOptions : RunOptions {
+    std::filesystem::path results;       // of msa-analyze
     std::vector<std::string> selectors;  // empty: all
     std::vector<int64_t> sizes;      // of the cache, in blocks per group; empty: steps of sqrt 2
     std::optional<Element> element;  // of cached keys and values; empty: as in the results

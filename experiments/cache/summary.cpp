@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/units.h"
 
@@ -242,24 +243,22 @@ std::string cache_definitions() {
 }
 
 std::string cache_summary(const Report& report, const io::RunRecord& run) {
-    ordered_json json{{"format", "msa-cache-summary"},
-                      {"program", run.program},
-                      {"options", ordered_json::parse(run.options)},
-                      {"definitions", ordered_json::parse(run.definitions)},
-                      {"file", report.file},
-                      {"element", report.element},
-                      {"block_size", report.block_size},
-                      {"context_blocks", report.context_blocks},
-                      {"steps", report.steps},
-                      {"sequences", report.sequences},
-                      {"model_layers", report.model_layers},
-                      {"prefetch", report.prefetch ? ordered_json(kByLayer) : ordered_json()},
-                      {"link",
-                       {{"bytes_per_second", report.link},
-                        {"seconds_per_token", report.seconds_per_token},
-                        {"bytes_per_token", report.bytes_per_token()}}},
-                      {"selectors", ordered_json::array()},
-                      {"layers", ordered_json::array()}};
+    ordered_json json = begin_summary("msa-cache-summary", run);
+    json.update(
+        ordered_json{{"file", report.file},
+                     {"element", report.element},
+                     {"block_size", report.block_size},
+                     {"context_blocks", report.context_blocks},
+                     {"steps", report.steps},
+                     {"sequences", report.sequences},
+                     {"model_layers", report.model_layers},
+                     {"prefetch", report.prefetch ? ordered_json(kByLayer) : ordered_json()},
+                     {"link",
+                      {{"bytes_per_second", report.link},
+                       {"seconds_per_token", report.seconds_per_token},
+                       {"bytes_per_token", report.bytes_per_token()}}},
+                     {"selectors", ordered_json::array()},
+                     {"layers", ordered_json::array()}});
     for (const SelectorReport& of : report.selectors) json["selectors"].push_back(json_of(of));
     for (const LayerReport& of : report.layers) json["layers"].push_back(json_of(of));
     return json.dump(2) + "\n";

@@ -12,6 +12,7 @@
 #include "experiments/driver/completed.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/sample.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
@@ -35,7 +36,7 @@ std::vector<std::string> selectors_for(const CompareOptions& o, const io::Activa
     std::vector<std::string> names = o.selectors.empty() ? list_policies() : o.selectors;
     std::erase_if(names, [&](const std::string& name) {
         const std::string why = why_unusable(o, layer, has_before, name);
-        require(why.empty() || o.selectors.empty(), file.path().string(), ": selector ", name,
+        require(why.empty() || o.selectors.empty(), file.name(), ": selector ", name,
                 " cannot run on layer ", layer.layer, ": ", why);
         return !why.empty();
     });
@@ -97,34 +98,33 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     std::optional<CompareOptions> parsed = parse_compare_options(args, out);
     if (!parsed) return 0;
     CompareOptions& o = *parsed;
-    const io::ActivationsReader file(o.file);
+    const io::ActivationsReader file(o.files);
     resolve(o, file);
     std::vector<io::LayerInfo> layers;
     for (int64_t number : o.layers) layers.push_back(file.layer(number));
     if (o.ablation != Ablation::block_size) take_own_block_size(o.block_size, args, layers, err);
     for (int64_t number : o.layers)
-        warn_of_own_attention(o.file, file.layer(number), Computed::with_window_cap_and_sinks, err);
+        warn_of_own_attention(file, number, Computed::with_window_cap_and_sinks, err);
     for (int64_t number : o.layers) choose_queries(o, file.info(), number);
     note_large_budgets(o, file.info(), err);
     note_forced_budgets(o, io::layer_problem(file.info(), layers.front(), o.block_size), err);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
-    std::vector<std::filesystem::path> inputs{o.file};
-    if (!o.held_out.empty()) inputs.push_back(o.held_out);
-    UnitRun job("msa-compare", args, o, inputs,
+    UnitRun job("msa-compare", args, o, inputs_of(o, o),
                 {"summary.json", "metrics.csv", "tables.txt", "timing.json"}, err);
     job.record.options = option_table(o).record();
     job.record.definitions = compare_definitions();
     job.record.device = backend->device();
     record_elements(*backend, file, o.layers, o.element, job.record);
+    record_captures(file, job.record);
     job.begin(layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             compare_layer(o, file, layer, layer_before(file, layer), selectors_for(o, file, layer),
                           choose_queries(o, file.info(), layer.layer), worker, to);
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
-    complete({job.finish(), o.out, {o.file}, o.json, 0, out});
+    complete({job.finish(), o.out, o.files, o.json, 0, out});
     return 0;
 }
 
@@ -134,6 +134,7 @@ void complete(const Completed& run) {
     std::ostringstream tables;
     print_compare_tables(results, tables);
     tables << '\n' << elements_text(results.run()) << '\n';
+    print_captures(results.run(), tables);
     write_text(run.out / "metrics.csv", compare_csv(results));
     write_text(run.out / "tables.txt", tables.str());
     write_text(run.out / "timing.json", compare_timing(run.out / "run.json"));

@@ -234,6 +234,10 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     add_tokens(work);
 }
 
+AttentionInput LayerComparison::operands(const Work& work) {
+    return {work.chunk.q.operand(), work.view.k_there, work.view.v_there, work.view.sinks};
+}
+
 void LayerComparison::add_tokens(const Work& work) {
     if (token_configs_.empty()) return;
     std::vector<KeptTokens> kept;
@@ -242,21 +246,35 @@ void LayerComparison::add_tokens(const Work& work) {
         kept.push_back(
             tokens.select(selector_layer(work.view, {&tokens.config().rule, 1}), work.chunk));
     }
-    double seconds = 0;  // of attention, which is computed for all of them together
+    const std::vector<TokenAttention> attention = attend_kept(work, kept);
+    for (size_t n = 0; n < kept.size(); ++n) {
+        const Stopwatch watch(task_.timing[token_configs_[n].config().selector].evaluate);
+        token_configs_[n].add(work.measured, kept[n], attention[n], task_.checks);
+    }
+}
+
+std::vector<TokenAttention> LayerComparison::attend_kept(const Work& work,
+                                                         const std::vector<KeptTokens>& kept) {
+    double seconds = 0;  // all of them together, where they share their work
     std::vector<TokenAttention> attention;
     {
         const Stopwatch watch(seconds);
-        attention = attend_tokens(work.chunk.problem,
-                                  {work.chunk.q.host(), work.view.k.host(), task_.data.v,
-                                   work.measured.lse, work.view.host_sinks},
-                                  kept, task_.backend.host_threads());
+        const SelectorChunk& chunk = work.chunk;
+        if (task_.backend.space() == Space::host)
+            attention = attend_tokens(chunk.problem,
+                                      {chunk.q.host(), work.view.k.host(), task_.data.v,
+                                       work.measured.lse, work.view.host_sinks},
+                                      kept, task_.backend.host_threads());
+        else
+            for (const KeptTokens& tokens : kept)
+                attention.push_back(attend_tokens_there(task_.backend, chunk.problem,
+                                                        operands(work), work.measured.lse,
+                                                        work.view.host_sinks, tokens));
     }
-    for (size_t n = 0; n < kept.size(); ++n) {
-        double& evaluate = task_.timing[token_configs_[n].config().selector].evaluate;
-        evaluate += seconds / static_cast<double>(kept.size());
-        const Stopwatch watch(evaluate);
-        token_configs_[n].add(work.measured, kept[n], attention[n], task_.checks);
-    }
+    for (const TokenAccumulator& tokens : token_configs_)
+        task_.timing[tokens.config().selector].evaluate +=
+            seconds / static_cast<double>(kept.size());
+    return attention;
 }
 
 void LayerComparison::add_scorer(const Scorer& scorer, Work work) {
@@ -290,10 +308,7 @@ void LayerComparison::add_scorer(const Scorer& scorer, Work work) {
 void LayerComparison::add_config(Accumulator& accumulator, const Work& work,
                                  View<const int32_t, 3> ids) {
     const Tensor<float, 3> sparse =
-        attend_selected(
-            task_.backend, work.chunk.problem,
-            {work.chunk.q.operand(), work.view.k_there, work.view.v_there, work.view.sinks}, ids)
-            .out;
+        attend_selected(task_.backend, work.chunk.problem, operands(work), ids).out;
     accumulator.add(work.measured, ids, sparse);
     task_.checks.check(accumulator.config().key(), work.measured, ids, sparse);
     store_ids(accumulator.config(), work.range, ids);

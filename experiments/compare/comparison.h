@@ -64,6 +64,8 @@ private:
     void add_scorer(const Scorer& scorer, Work work);
     void add_config(Accumulator& accumulator, const Work& work, View<const int32_t, 3> ids);
     void add_tokens(const Work& work);
+    std::vector<TokenAttention> attend_kept(const Work& work, const std::vector<KeptTokens>& kept);
+    static AttentionInput operands(const Work& work);  // in the backend's space
     double mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
                       View<const float, 2> lse) const;
     void check_full_budget(const LayerView& view, const SelectorChunk& chunk,

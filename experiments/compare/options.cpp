@@ -14,7 +14,7 @@ namespace {
 const About kAbout{
     .name = "msa-compare",
     .question = "Which selector keeps most of the attention at an equal budget, and at what cost?",
-    .usage = "FILE --out DIR [options]",
+    .usage = "FILE... --out DIR [options]",
     .examples = {"msa-compare data/sample.h5 --out results/compare --budgets 256,512 --block-size "
                  "64 --sample-queries 256",
                  "msa-compare data/sample.h5 --out results/blocks --ablation block-size "

@@ -15,6 +15,7 @@
 #include "core/select/token_selector.h"
 #include "experiments/compare/intervals.h"
 #include "experiments/compare/rows.h"
+#include "experiments/driver/run_record.h"
 
 namespace msa::experiments::compare {
 namespace {
@@ -112,16 +113,12 @@ std::string compare_summary(const io::ResultsReader& results) {
         add_rows(results, some, rows);
         notes[layer] = read_notes(results, some);
     }
-    return ordered_json{{"format", "msa-compare-summary"},
-                        {"program", results.run().program},
-                        {"options", ordered_json::parse(results.run().options)},
-                        {"definitions", ordered_json::parse(results.run().definitions)},
-                        {"checks", checks},
-                        {"rows", rows},
-                        {"notes", notes},
-                        {"layer_overlap", layer_overlap(results)}}
-               .dump(2) +
-           "\n";
+    ordered_json summary = begin_summary("msa-compare-summary", results.run());
+    summary.update(ordered_json{{"checks", checks},
+                                {"rows", rows},
+                                {"notes", notes},
+                                {"layer_overlap", layer_overlap(results)}});
+    return summary.dump(2) + "\n";
 }
 
 std::string compare_csv(const io::ResultsReader& results) {

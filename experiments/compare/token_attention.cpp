@@ -5,6 +5,8 @@
 #include <array>
 #include <cmath>
 
+#include "experiments/driver/attend.h"
+
 namespace msa::experiments::compare {
 namespace {
 
@@ -76,7 +78,46 @@ std::vector<int64_t> kept_by_any(const std::vector<KeptTokens>& choices, size_t 
     return tokens;
 }
 
+/// [Nq, Hkv, k] of blocks of one token: the same for all groups, without what a window hides.
+Tensor<int32_t, 3> token_ids(const Problem& p, const KeptTokens& kept) {
+    size_t most = 1;
+    for (const std::vector<int64_t>& tokens : kept) most = std::max(most, tokens.size());
+    Tensor<int32_t, 3> ids({p.queries(), p.kv_heads, static_cast<int64_t>(most)}, Fill::nothing);
+    std::fill_n(ids.data(), ids.size(), kNoBlock);
+    const std::vector<KeyRange>& visible = visible_keys(p);
+    for (int64_t i = 0; i < p.queries(); ++i) {
+        const auto row = static_cast<size_t>(i);
+        const int64_t first = p.window_start(visible[row].count);
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            int32_t* id = &ids(i, r, 0);
+            for (int64_t j : kept[row])
+                if (j >= first) *id++ = static_cast<int32_t>(j);
+        }
+    }
+    return ids;
+}
+
 }  // namespace
+
+TokenAttention attend_tokens_there(Backend& backend, const Problem& p, const AttentionInput& in,
+                                   View<const float, 2> lse, View<const float, 1> sinks,
+                                   const KeptTokens& kept) {
+    Problem single = p;
+    single.block_size = 1;
+    const Tensor<int32_t, 3> ids = token_ids(p, kept);
+    Attention some = attend_selected(backend, single, in, ids);
+    TokenAttention result{std::move(some.out), Tensor<double, 2>({p.queries(), p.kv_heads})};
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t h = 0; h < p.query_heads; ++h) {
+            const double dense{lse(i, h)};
+            const double sink = sinks ? std::exp(double{sinks(h)} - dense) : 0;
+            const double all = std::exp(double{some.lse(i, h)} - dense);
+            if (all > sink)
+                result.mass(i, h / p.group_size()) +=
+                    (all - sink) / static_cast<double>(p.group_size());
+        }
+    return result;
+}
 
 std::vector<TokenAttention> attend_tokens(const Problem& p, const DenseAttention& dense,
                                           const std::vector<KeptTokens>& choices, int threads) {

@@ -5,8 +5,7 @@
 
 #include <vector>
 
-#include "core/problem.h"
-#include "core/tensor.h"
+#include "core/backend.h"
 
 namespace msa::experiments::compare {
 
@@ -27,9 +26,16 @@ struct TokenAttention {
     Tensor<double, 2> mass;  // [Nq, Hkv] share of dense attention, mean over the group's heads
 };
 
-/// Attention over each of the choices. The probability of a token that several of them keep is
-/// computed once. The result does not depend on what else is asked for, nor on the threads.
+/// Attention over each of the choices, on the host. The probability of a token that several of them
+/// keep is computed once. The result does not depend on what else is asked for, nor on the threads.
 std::vector<TokenAttention> attend_tokens(const Problem&, const DenseAttention&,
                                           const std::vector<KeptTokens>& choices, int threads);
+
+/// The same for one choice by the backend, in whose space `in` is: attention over blocks of one
+/// token. `lse` [Nq, Hq] of dense attention and `sinks` [Hq], which may be absent, on the host. The
+/// mass is e^(lse of the kept - lse) less that of a sink.
+TokenAttention attend_tokens_there(Backend&, const Problem&, const AttentionInput& in,
+                                   View<const float, 2> lse, View<const float, 1> sinks,
+                                   const KeptTokens& kept);
 
 }  // namespace msa::experiments::compare

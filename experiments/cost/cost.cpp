@@ -2,6 +2,7 @@
 #include "experiments/cost/from_results.h"
 #include "experiments/cost/from_sizes.h"
 #include "experiments/cost/options.h"
+#include "experiments/cost/over_gpus.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::cost {
@@ -12,7 +13,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream&) {
     const analysis::Hardware on = read_hardware(options->hardware, options->ceilings);
     for (Element element : {options->element, options->index_element})
         on.peak(element);  // throws where there is none, before anything is printed
-    if (options->results.empty())
+    if (!options->gpus.empty())
+        cost_over_gpus(*options, on, out);
+    else if (options->results.empty())
         cost_from_sizes(*options, on, out);
     else
         cost_from_results(*options, on, out);

@@ -31,12 +31,7 @@ struct Context {
 };
 
 Context cost_context(const CostOptions& o, const Model& model, int64_t tokens) {
-    LayerSizes sizes = layer_sizes(model);
-    sizes.tokens = tokens;
-    sizes.element = o.element;
-    sizes.index_element = o.index_element;
-    sizes.tile_union = o.tile_union;
-    sizes.validate();
+    const LayerSizes sizes = sizes_of(o, model, tokens);
     return {sizes,
             {{"prefill", prefill_pipelines(sizes), paper_prefill_pipelines(sizes)},
              {"decode", decode_pipelines(sizes), paper_decode_pipelines(sizes)}}};
@@ -281,7 +276,7 @@ void print_tables(const CostOptions& o, const Model& model, const std::vector<Co
 
 }  // namespace
 
-void cost_from_sizes(const CostOptions& o, const analysis::Hardware& on, std::ostream& out) {
+Model model_of(const CostOptions& o) {
     Model model = read_model(o.preset);
     const auto replace = [&](std::optional<int64_t>& size, const std::optional<int64_t>& given,
                              const char* name) {
@@ -292,6 +287,21 @@ void cost_from_sizes(const CostOptions& o, const analysis::Hardware& on, std::os
     replace(model.index_dim, o.index_dim, "index_dim");
     replace(model.block_size, o.block_size, "block_size");
     replace(model.top_k, o.top_k, "top_k");
+    return model;
+}
+
+LayerSizes sizes_of(const CostOptions& o, const Model& model, int64_t tokens) {
+    LayerSizes sizes = layer_sizes(model);
+    sizes.tokens = tokens;
+    sizes.element = o.element;
+    sizes.index_element = o.index_element;
+    sizes.tile_union = o.tile_union;
+    sizes.validate();
+    return sizes;
+}
+
+void cost_from_sizes(const CostOptions& o, const analysis::Hardware& on, std::ostream& out) {
+    const Model model = model_of(o);
     std::vector<Context> contexts;
     for (int64_t tokens : o.contexts) contexts.push_back(cost_context(o, model, tokens));
     if (o.format == Format::json) print_json(o, model, contexts, on, out);

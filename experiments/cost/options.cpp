@@ -14,6 +14,7 @@ const About kAbout{
     .usage = "[--preset NAME|FILE] [--context N,...] | --results FILE [options]",
     .examples = {"msa-cost --preset paper --context 32K,128K,512K,1M --hardware h100",
                  "msa-cost --preset qwen3-235b-a22b --context 1M --index-element e4m3 --json",
+                 "msa-cost --context 512K,1M --gpus 2,8,64 --hardware h200",
                  "msa-cost --context 128K --tile-union 21 --ceilings measured",
                  "msa-cost --results results/demo/results.h5 --hardware h100"},
     .writes = "",
@@ -47,6 +48,10 @@ OptionTable option_table(CostOptions& o, Words& w) {
         .shown_as(to_string(o.element));
     table.element("index-element", w.index_element, kElements,
                   "of index_q and index_k; default: as --element");
+    table
+        .counts("gpus", "N,...", o.gpus,
+                "what a layer takes that is divided among so many GPUs, instead of stages")
+        .between(1, 1 << 16);
     table.text("hardware", "CHIP", o.hardware,
                "a JSON file like those of data/hardware, or " + join(list_hardware()));
     table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
@@ -65,8 +70,8 @@ OptionTable option_table(CostOptions& o, Words& w) {
 /// With --results, sizes come from the file; without, there is nothing to pick from.
 void check_exclusions(std::span<const std::string> args) {
     const bool measured = given(args, "results");
-    for (const char* name :
-         {"preset", "context", "block-size", "top-k", "index-dim", "tile-union", "index-element"})
+    for (const char* name : {"preset", "context", "block-size", "top-k", "index-dim", "tile-union",
+                             "index-element", "gpus"})
         require(!measured || !given(args, name), "--results brings its own sizes and excludes --",
                 name);
     for (const char* name : {"layers", "selectors"})

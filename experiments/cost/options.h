@@ -26,6 +26,7 @@ struct CostOptions {
     std::optional<int64_t> block_size, top_k, index_dim;  // else the model's, else the paper's
     std::optional<double> tile_union;                     // see analysis::LayerSizes
     Element element = Element::bf16, index_element = Element::bf16;
+    std::vector<int64_t> gpus;  // a layer is divided among so many; empty: one GPU, by stages
     std::string hardware = "h100";
     Ceilings ceilings = Ceilings::peak;
     std::string results;                 // measured selections; empty: from sizes

@@ -184,6 +184,17 @@ void read_window(const Object& config, Model& model) {
     if (model.windowed_layers > 0) model.window = config.size("sliding_window");
 }
 
+void read_links(const Object& file, analysis::Hardware& on) {
+    const auto link = [&](const std::string& name) -> std::optional<analysis::Hardware::Link> {
+        if (!file.has(name + "_gigabytes_per_second")) return std::nullopt;
+        return analysis::Hardware::Link{file.positive(name + "_gigabytes_per_second") * kGiga,
+                                        file.positive(name + "_microseconds") * kMicro};
+    };
+    on.link = link("link");
+    on.network = link("network");
+    if (on.link) on.chips_of_host = file.size("chips_of_host");
+}
+
 std::vector<std::string> read_assumed(const Object& file) {
     std::vector<std::string> names;
     if (!file.has("assumed")) return names;
@@ -212,6 +223,7 @@ analysis::Hardware read_hardware(const std::string& name_or_path, Ceilings ceili
     if (file.has("cache_mebibytes")) on.cache_bytes = file.positive("cache_mebibytes") * kMebi;
     if (rates.has("cache_terabytes_per_second"))
         on.cache_bytes_per_second = rates.positive("cache_terabytes_per_second") * kTera;
+    read_links(file, on);
     return on;
 }
 

@@ -75,10 +75,17 @@ std::vector<double> average_of_draw(const StoredBlocks& blocks, View<const doubl
 std::vector<analysis::Estimate> with_intervals(const io::ResultsReader& results,
                                                const StoredBlocks& blocks,
                                                const std::string& dataset,
-                                               const std::vector<double>& values) {
+                                               const std::vector<double>& values,
+                                               const std::string& less) {
     std::vector<std::vector<double>> draws(values.size());
     if (blocks.count() >= 2) {
-        const Tensor<double, 3> means = results.read<double, 3>(dataset);
+        Tensor<double, 3> means = results.read<double, 3>(dataset);
+        if (!less.empty()) {
+            const Tensor<double, 3> other = results.read<double, 3>(less);
+            require(other.shape() == means.shape(), less, " and ", dataset,
+                    " differ in shape, must be of the same blocks");
+            for (int64_t n = 0; n < means.size(); ++n) means.data()[n] -= other.data()[n];
+        }
         const Tensor<int32_t, 2> times =
             analysis::bootstrap_draws(blocks.sequences, kDraws, results.run().seed);
         for (int64_t n = 0; n < kDraws; ++n) {

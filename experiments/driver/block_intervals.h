@@ -45,9 +45,12 @@ std::vector<double> average_of_draw(const StoredBlocks&, View<const double, 3> m
                                     View<const int32_t, 1> times);
 
 /// The averages `values` [C] with their intervals. NaN where there are less than two blocks.
+/// With `less`, `values` are what the averages of `dataset` are more than those of `less`: both are
+/// taken of the same draws, so that the interval is of the difference.
 std::vector<analysis::Estimate> with_intervals(const io::ResultsReader&, const StoredBlocks&,
                                                const std::string& dataset,
-                                               const std::vector<double>& values);
+                                               const std::vector<double>& values,
+                                               const std::string& less = "");
 
 /// {"low", "high"}; null where NaN.
 nlohmann::ordered_json interval_json(const analysis::Estimate&);

@@ -105,10 +105,10 @@ void round_field(const io::ActivationsReader& file, int64_t layer, Field field, 
     if (field == Field::x || element == Element::f32) return;
     const double largest = largest_value(element);
     for (int64_t i = 0; i < values.size(); ++i)
-        require(std::fabs(values.data()[i]) <= largest, file.path().string(), ": /layers/", layer,
-                "/", to_string(field), " holds ", values.data()[i], ", which is beyond the ",
-                largest, " that ", is_index(field) ? "--index-element " : "--element ",
-                to_string(element), " can hold");
+        require(std::fabs(values.data()[i]) <= largest, file.name(), ": /layers/", layer, "/",
+                to_string(field), " holds ", values.data()[i], ", which is beyond the ", largest,
+                " that ", is_index(field) ? "--index-element " : "--element ", to_string(element),
+                " can hold");
     round_to(element, {values.data(), static_cast<size_t>(values.size())});
 }
 

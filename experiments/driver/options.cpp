@@ -194,6 +194,11 @@ bool parse_command_line(const About& about, const po::options_description& optio
                 meant += (meant.empty() ? "" : ", ") + ("--" + option->long_name());
         throw InputError(text(error.what(), meant.empty() ? "" : ", but there is ", meant, "; ",
                               about.name, " --help lists the options"));
+    } catch (const po::multiple_occurrences& error) {
+        const bool names_files = error.get_option_name() == "--" + positional;
+        throw InputError(text(names_files ? about.name + " reads one input, several are named"
+                                          : std::string(error.what()),
+                              "; ", about.name, " --help lists the options"));
     } catch (const po::error& error) {
         throw InputError(text(error.what(), "; ", about.name, " --help lists the options"));
     }

@@ -2,7 +2,6 @@
 // What the model's own attention adds to plain causal attention, in a program.
 #pragma once
 
-#include <filesystem>
 #include <iosfwd>
 
 #include "core/backend.h"
@@ -16,7 +15,7 @@ namespace msa::experiments {
 enum class Computed : uint8_t { plain, with_window_cap_and_sinks };
 
 /// One line on `err` where the model's attention is not what the program computes; nothing else.
-void warn_of_own_attention(const std::filesystem::path& file, const io::LayerInfo&, Computed,
+void warn_of_own_attention(const io::ActivationsReader&, int64_t layer, Computed,
                            std::ostream& err);
 
 /// Sinks in the backend's space; absent stays absent.

@@ -22,10 +22,14 @@ int most_threads() {
 
 }  // namespace
 
-void add_files(OptionTable& table, RunOptions& o) {
-    table.path("input", "FILE", o.file, "activations to read (positional)")
+void add_files(OptionTable& table, RunOptions& o, const std::string& with) {
+    table
+        .paths("input", "FILE", o.files,
+               "activations to read" + with +
+                   " (positional, repeatable); several captures are one data set, the sequences of "
+                   "one behind those of the other")
         .without_flag()
-        .unrecorded()
+        .as("files")
         .required("no input: name an activations file; --help shows how");
     add_output(table, o);
 }
@@ -195,6 +199,12 @@ void add_queries(OptionTable& table, QueryOptions& o) {
         .count("sample-queries", "N", o.sample_queries,
                "N of the queries, evenly spread, drawn with --seed; 0: all")
         .at_least(0);
+}
+
+std::vector<std::filesystem::path> inputs_of(const RunOptions& o, const QueryOptions& asked) {
+    std::vector<std::filesystem::path> inputs = o.files;
+    if (!asked.held_out.empty()) inputs.push_back(asked.held_out);
+    return inputs;
 }
 
 std::vector<QueryRange> resolve_ranges(const std::string& option, const std::vector<Range>& asked,

@@ -18,7 +18,8 @@ namespace msa::experiments {
 
 /// What a run reads, where it writes, and what becomes of results that are there already.
 struct RunOptions {
-    std::filesystem::path file, out;
+    std::vector<std::filesystem::path> files;  // activations, one data set
+    std::filesystem::path out;
     std::vector<int64_t> layers;  // empty: all
     bool resume = false, overwrite = false, json = false;
     uint64_t seed = 0;
@@ -26,8 +27,8 @@ struct RunOptions {
     std::string asked_shard;  // empty: the whole run
     std::optional<Shard> shard;
 };
-/// Input by position, --out.
-void add_files(OptionTable&, RunOptions&);
+/// Inputs by position, --out. `with`: what the files must have beside q, k and v, as in ", with x".
+void add_files(OptionTable&, RunOptions&, const std::string& with = "");
 /// --out alone.
 void add_output(OptionTable&, RunOptions&);
 /// --resume, --overwrite, --json.
@@ -98,6 +99,8 @@ struct QueryOptions {
 };
 /// --queries, --positions, --held-out, --sample-queries.
 void add_queries(OptionTable&, QueryOptions&);
+/// The files that decide the results of a run: activations, and the fit of --held-out.
+std::vector<std::filesystem::path> inputs_of(const RunOptions&, const QueryOptions&);
 
 /// The ranges with their ends: all of 0:available where there are none. InputError where one is
 /// empty or leaves 0:available, naming the option.

@@ -3,14 +3,35 @@
 
 #include <sys/utsname.h>
 
+#include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <nlohmann/json.hpp>
 
 #include "core/io/sha256.h"
 #include "core/utf8.h"
+#include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
 
 namespace msa::experiments {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// Names of files in their order, the second of a name as "NAME (2)".
+std::vector<std::string> names_of(const std::vector<std::filesystem::path>& files) {
+    std::vector<std::string> names;
+    for (const std::filesystem::path& file : files) {
+        const std::string name = valid_utf8(file.filename().string());
+        std::string own = name;
+        for (int n = 2; std::find(names.begin(), names.end(), own) != names.end(); ++n)
+            own = text(name, " (", n, ")");
+        names.push_back(own);
+    }
+    return names;
+}
+
+}  // namespace
 
 std::string utc_now() {
     const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
@@ -22,13 +43,9 @@ std::string utc_now() {
 }
 
 std::map<std::string, std::string> hash_inputs(const std::vector<std::filesystem::path>& inputs) {
+    const std::vector<std::string> names = names_of(inputs);
     std::map<std::string, std::string> hashes;
-    for (const std::filesystem::path& input : inputs) {
-        const std::string name = valid_utf8(input.filename().string());
-        std::string key = name;
-        for (int n = 2; hashes.contains(key); ++n) key = text(name, " (", n, ")");
-        hashes[key] = io::sha256_of_file(input);
-    }
+    for (size_t n = 0; n < names.size(); ++n) hashes[names[n]] = io::sha256_of_file(inputs[n]);
     return hashes;
 }
 
@@ -46,6 +63,48 @@ io::RunRecord start_record(const std::string& program, std::span<const std::stri
     record.started = utc_now();
     record.inputs = hash_inputs(inputs);
     return record;
+}
+
+void record_captures(const io::ActivationsReader& data, io::RunRecord& record) {
+    std::vector<std::filesystem::path> paths;
+    for (const io::Capture& capture : data.captures()) paths.push_back(capture.path);
+    const std::vector<std::string> names = names_of(paths);
+    ordered_json all = ordered_json::array();
+    for (size_t n = 0; n < names.size(); ++n) {
+        const io::Capture& of = data.captures()[n];
+        all.push_back({{"input", names[n]},
+                       {"first_sequence", of.first_sequence},
+                       {"sequences", of.sequences},
+                       {"first_token", of.first_token},
+                       {"tokens", of.tokens}});
+    }
+    record.captures = all.dump();
+}
+
+ordered_json begin_summary(const std::string& format, const io::RunRecord& record) {
+    ordered_json summary{{"format", format},
+                         {"program", record.program},
+                         {"options", ordered_json::parse(record.options)},
+                         {"definitions", ordered_json::parse(record.definitions)}};
+    if (!record.captures.empty()) summary["captures"] = ordered_json::parse(record.captures);
+    return summary;
+}
+
+void print_captures(const io::RunRecord& record, std::ostream& out) {
+    if (record.captures.empty()) return;
+    const ordered_json captures = ordered_json::parse(record.captures);
+    if (captures.size() < 2) return;
+    int64_t sequences = 0;
+    std::string parts;
+    for (const ordered_json& of : captures) {
+        const auto first = of["first_sequence"].get<int64_t>(),
+                   last = first + of["sequences"].get<int64_t>() - 1;
+        sequences = last + 1;
+        parts += text(parts.empty() ? "" : ", ", first, last > first ? text(" to ", last) : "",
+                      " of ", printable(of["input"].get<std::string>()));
+    }
+    print_paragraph(out,
+                    text(sequences, " sequences of ", captures.size(), " captures: ", parts, "."));
 }
 
 }  // namespace msa::experiments

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <filesystem>
+#include <iosfwd>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/io/activations.h"
 #include "core/io/results.h"
 
 namespace msa::experiments {
@@ -23,5 +26,13 @@ std::map<std::string, std::string> hash_inputs(const std::vector<std::filesystem
 /// device and seed are the caller's to set.
 io::RunRecord start_record(const std::string& program, std::span<const std::string> args,
                            const std::vector<std::filesystem::path>& inputs);
+
+/// Records which sequences of the data set are of which input.
+void record_captures(const io::ActivationsReader&, io::RunRecord&);
+/// What every summary.json begins with: format, program, options, definitions and, where there are
+/// any, captures (data/FORMAT.md).
+nlohmann::ordered_json begin_summary(const std::string& format, const io::RunRecord&);
+/// "3 sequences of 2 captures: 0 to 1 of a.h5, 2 of b.h5."; nothing where there is one capture.
+void print_captures(const io::RunRecord&, std::ostream& out);
 
 }  // namespace msa::experiments

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What an Index Branch is fitted to: one layer of all input files as one packed problem, and which
-// of its queries train and which are held out.
+// What an Index Branch is fitted to: one layer as one packed problem, and which of its queries
+// train and which are held out.
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -13,9 +12,9 @@
 
 namespace msa::experiments::fit {
 
-/// One layer in memory; its sequences are those of all files, in order.
+/// One layer in memory.
 struct TrainingLayer {
-    io::LayerInfo info;              // of the first file
+    io::LayerInfo info;
     Problem problem;                 // every token is a query and a key; index_dim as asked
     std::vector<int64_t> positions;  // [N] in their sequences
     Tensor<float, 3> x;              // [N, 1, d_model]
@@ -26,15 +25,10 @@ struct TrainingLayer {
     View<const float, 2> hidden() const { return {x.data(), {x.extent(0), x.extent(2)}}; }
 };
 
-/// cu_seqlens of all files behind each other.
-std::vector<int64_t> all_sequences(std::span<const io::ActivationsReader> files);
+/// Throws InputError unless the layer is there, with x and after RoPE.
+void check_layer(const io::ActivationsReader& file, int64_t layer);
 
-/// Throws InputError unless every file has the layer, with x, after RoPE, and of the same sizes,
-/// scale and RoPE as in the first.
-void check_layer(std::span<const io::ActivationsReader> files, int64_t layer);
-
-TrainingLayer read_layer(std::span<const io::ActivationsReader> files, int64_t layer,
-                         const FitOptions&);
+TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions&);
 
 /// Packed tokens, ascending, and what they are in words.
 struct Split {

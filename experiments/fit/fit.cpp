@@ -7,6 +7,7 @@
 #include "experiments/driver/completed.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/fit/indexer_file.h"
 #include "experiments/fit/layer.h"
@@ -20,15 +21,14 @@
 namespace msa::experiments::fit {
 namespace {
 
-/// Fills in what depends on the files, and checks the options against them.
-void resolve(FitOptions& o, std::span<const io::ActivationsReader> files) {
+/// Fills in what depends on the file, and checks the options against it.
+void resolve(FitOptions& o, const io::ActivationsReader& file) {
     if (o.layers.empty())
-        for (const io::LayerInfo& layer : files.front().info().layers)
-            o.layers.push_back(layer.layer);
+        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
     for (int64_t layer : o.layers) {
-        check_layer(files, layer);
-        check_start(o.start, index_form(o, files.front(), layer), files.front().layer(layer),
-                    model_frequencies(o, files.front(), layer));
+        check_layer(file, layer);
+        check_start(o.start, index_form(o, file, layer), file.layer(layer),
+                    model_frequencies(o, file, layer));
     }
 }
 
@@ -47,11 +47,9 @@ void check_teacher(const FitOptions& o, const io::ActivationsReader& file, const
 std::string checkpoint_name(int64_t layer) { return text("checkpoint-", layer, ".h5"); }
 
 /// Recall, mass and output error are averages over held-out queries that see more than k blocks.
-void warn_of_no_rows(const FitOptions& o, std::span<const io::ActivationsReader> files,
-                     const Split& split, std::ostream& err) {
-    io::ActivationsInfo all;
-    all.cu_seqlens = all_sequences(files);
-    const Problem p = io::layer_problem(all, files.front().layer(o.layers.front()), o.block_size)
+void warn_of_no_rows(const FitOptions& o, const io::ActivationsReader& file, const Split& split,
+                     std::ostream& err) {
+    const Problem p = io::layer_problem(file.info(), file.layer(o.layers.front()), o.block_size)
                           .with_query_rows(split.held_out);
     for (analysis::RowKind kind : analysis::row_kinds(p, o.rule.top_k, o.all_rows))
         if (kind == analysis::RowKind::counted) return;
@@ -66,23 +64,20 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     std::optional<FitOptions> parsed = parse_fit_options(args, out);
     if (!parsed) return 0;
     FitOptions& o = *parsed;
-    std::vector<io::ActivationsReader> files;
-    for (const std::filesystem::path& file : o.files) files.emplace_back(file);
-    resolve(o, files);
-    for (size_t n = 0; n < files.size(); ++n)
-        for (int64_t layer : o.layers)
-            warn_of_own_attention(o.files[n], files[n].layer(layer),
-                                  Computed::with_window_cap_and_sinks, err);
+    const io::ActivationsReader file(o.files);
+    resolve(o, file);
+    for (int64_t layer : o.layers)
+        warn_of_own_attention(file, layer, Computed::with_window_cap_and_sinks, err);
     std::vector<io::LayerInfo> layers;
-    for (int64_t number : o.layers) layers.push_back(files.front().layer(number));
+    for (int64_t number : o.layers) layers.push_back(file.layer(number));
     take_own_sizes(o, args, layers, err);
-    const std::string note = clamp_top_k(o.rule, o.block_size, all_sequences(files));
+    const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
     if (!note.empty()) err << "note: " << note << '\n';
-    const Split split = split_queries(o, all_sequences(files));
-    warn_of_no_rows(o, files, split, err);
+    const Split split = split_queries(o, file.info().cu_seqlens);
+    warn_of_no_rows(o, file, split, err);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
-    check_teacher(o, files.front(), *backend);
+    check_teacher(o, file, *backend);
 
     std::vector<std::string> outputs{"summary.json", "indexer.h5"};
     for (int64_t layer : o.layers) outputs.push_back(checkpoint_name(layer));
@@ -91,10 +86,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     job.record.definitions = fit_definitions(note);
     job.record.device = backend->device();
     std::vector<LayerElements> elements;
-    for (const io::ActivationsReader& file : files)
-        for (int64_t layer : o.layers)
-            elements.push_back(float_elements(file.layer(layer), o.element));
+    for (const io::LayerInfo& layer : layers) elements.push_back(float_elements(layer, o.element));
     record_elements(elements, job.record);
+    record_captures(file, job.record);
     job.record.index_element = to_string(Element::f32);  // the Index Branch's own
     check_unfinished(o, o.out, exists(job.path("results.h5")) && !exists(job.path("summary.json")));
     std::vector<Unit> units;
@@ -104,7 +98,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
             checkpoints.emplace_back(job.path(checkpoint_name(layer)), layer, job.record);
         units.push_back({unit_of(layer),
                          [&, layer, checkpoint](const Worker& worker, io::UnitWriter& to) {
-                             fit_layer(o, files, layer, split, checkpoint, worker, to);
+                             fit_layer(o, file, layer, split, checkpoint, worker, to);
                          },
                          [checkpoint] { checkpoint.remove(); }});
     }
@@ -120,11 +114,10 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 }
 
 void complete(const Completed& run) {
-    std::vector<io::ActivationsReader> files;
-    for (const std::filesystem::path& file : run.inputs) files.emplace_back(file);
+    const io::ActivationsReader file(run.inputs);
     std::vector<int64_t> layers;
     for (const std::string& layer : run.results.list("/fit")) layers.push_back(std::stoll(layer));
-    write_indexer_file(run.out / "indexer.h5", files, run.results, layers, run.threads);
+    write_indexer_file(run.out / "indexer.h5", file, run.results, layers, run.threads);
     write_text(run.out / "summary.json", fit_summary_json(run.results));
     if (run.json)
         run.print << fit_summary_json(run.results);

@@ -60,35 +60,46 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     return e;
 }
 
-void HeldOut::write_blocks(io::UnitWriter& to, const IndexWeights& weights) const {
+HeldOut::OfQueries HeldOut::measure(const IndexWeights& weights) const {
     Backend& backend = layer_.backend;
     const Problem& p = queries_.problem;
     const IndexOperands index(backend, weights, data_, queries_, threads_);
     Tensor<int32_t, 3> there = indexer_.select(p, o_.rule, index);
-    const Tensor<double, 2> kl = indexer_.kl(queries_, index, {}, o_.teacher);
-    const Tensor<double, 2> selected =
-        indexer_.kl(queries_, index, std::as_const(there).view(), o_.teacher);
-    const Tensor<int32_t, 3> ids = fetch(backend, std::move(there));
+    OfQueries of{indexer_.kl(queries_, index, {}, o_.teacher),
+                 indexer_.kl(queries_, index, std::as_const(there).view(), o_.teacher),
+                 {}};
+    of.ids = fetch(backend, std::move(there));
+    return of;
+}
 
+void HeldOut::write_blocks(io::UnitWriter& to, const IndexWeights& start,
+                           const IndexWeights& last) const {
+    const Problem& p = queries_.problem;
+    const OfQueries at_start = measure(start), at_end = measure(last);
     const std::string group = text("/fit/", data_.info.layer, "/blocks");
     const auto write = [&](const std::string& at, std::span<const analysis::RowKind> kinds,
-                           const std::vector<std::string>& columns, auto measure) {
+                           const std::vector<std::string>& columns, const auto& measured) {
         const analysis::QueryBlocks blocks = analysis::query_blocks(p, kinds, kBlockTokens);
-        analysis::BlockMeans means(blocks.count(), std::ssize(columns) * p.kv_heads);
-        means.add(blocks.of_query, measure);
         write_query_blocks(to, group + at, blocks);
-        write_block_means(to, group + at + "/means", means, blocks.count(), p.kv_heads, columns);
+        for (const auto& [name, of] : {std::pair{"/start", &at_start}, {"/means", &at_end}}) {
+            analysis::BlockMeans means(blocks.count(), std::ssize(columns) * p.kv_heads);
+            means.add(blocks.of_query, measured(*of));
+            write_block_means(to, group + at + name, means, blocks.count(), p.kv_heads, columns);
+        }
     };
     const analysis::Recall recall(p.kv_heads, {o_.oracle_without_local});
     const auto& names = analysis::Recall::kColumns;
-    write("/recall", kinds_, {std::begin(names), std::end(names)},
-          recall.measure(p, kinds_, ids, oracle_ids_, mass_));
+    write("/recall", kinds_, {std::begin(names), std::end(names)}, [&](const OfQueries& of) {
+        return recall.measure(p, kinds_, of.ids, oracle_ids_, mass_);
+    });
     const std::vector<analysis::RowKind> all(kinds_.size(), analysis::RowKind::counted);
-    write("/kl", all, {"kl", "kl_selected"}, [&](int64_t i, analysis::RowValues values) {
-        for (int64_t r = 0; r < p.kv_heads; ++r) {
-            values[static_cast<size_t>(r)] = kl(i, r);
-            values[static_cast<size_t>(p.kv_heads + r)] = selected(i, r);
-        }
+    write("/kl", all, {"kl", "kl_selected"}, [&](const OfQueries& of) {
+        return [&](int64_t i, analysis::RowValues values) {
+            for (int64_t r = 0; r < p.kv_heads; ++r) {
+                values[static_cast<size_t>(r)] = of.kl(i, r);
+                values[static_cast<size_t>(p.kv_heads + r)] = of.kl_selected(i, r);
+            }
+        };
     });
 }
 

@@ -24,14 +24,22 @@ public:
 
     Evaluation evaluate(int64_t step, const IndexWeights&) const;
 
-    /// What intervals of the last evaluation are made of, /fit/<l>/blocks (data/FORMAT.md).
-    void write_blocks(io::UnitWriter&, const IndexWeights&) const;
+    /// What intervals of the last evaluation, and of what it gained over the first one, are made
+    /// of: /fit/<l>/blocks (data/FORMAT.md).
+    void write_blocks(io::UnitWriter&, const IndexWeights& start, const IndexWeights& last) const;
 
     int64_t queries() const { return queries_.problem.queries(); }
     /// Queries in the averages of recall, mass and output error: analysis::row_kinds.
     int64_t rows_counted() const;
 
 private:
+    /// What an evaluation measures of every query.
+    struct OfQueries {
+        Tensor<double, 2> kl, kl_selected;  // [Nq, Hkv]
+        Tensor<int32_t, 3> ids;
+    };
+    OfQueries measure(const IndexWeights&) const;
+
     const FitOptions& o_;
     const TrainingLayer& data_;
     const LayerOperands& layer_;

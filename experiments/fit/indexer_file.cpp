@@ -23,23 +23,9 @@ std::span<const Field> made_by(const IndexForm& form) {
     return kOfMsa;
 }
 
-/// Does every file have the field, in the shape that it has in the first?
-bool in_all(std::span<const io::ActivationsReader> files, int64_t layer, Field field) {
-    const io::LayerInfo& first = files.front().layer(layer);
-    return std::all_of(files.begin(), files.end(), [&](const io::ActivationsReader& file) {
-        const io::LayerInfo& info = file.layer(layer);
-        return info.has(field) && info.heads(field) == first.heads(field) &&
-               info.channels(field) == first.channels(field);
-    });
-}
-
-/// The layer in the new file: the operands of another architecture that all files have stay.
-io::LayerInfo new_layer(std::span<const io::ActivationsReader> files, int64_t layer,
-                        const IndexForm& form, const nlohmann::json& options) {
-    io::LayerInfo info = files.front().layer(layer);
+/// The layer in the new file: the operands of another architecture stay.
+io::LayerInfo new_layer(io::LayerInfo info, const IndexForm& form, const nlohmann::json& options) {
     if (!options.value("keep_x", false)) info.model_dim = 0;
-    if (form.head_weights || !in_all(files, layer, Field::dsa_q)) info.dsa_heads = info.dsa_dim = 0;
-    if (!form.head_weights || !in_all(files, layer, Field::index_q)) info.index_dim = 0;
     if (form.head_weights) {
         info.dsa_heads = form.groups;
         info.dsa_dim = form.index_dim;
@@ -51,15 +37,14 @@ io::LayerInfo new_layer(std::span<const io::ActivationsReader> files, int64_t la
     return info;
 }
 
-/// Tokens [range) of a file, to tokens from `first` of the new one.
 void write_tokens(io::ActivationsWriter& to, const io::ActivationsReader& file,
                   const io::LayerInfo& layer, const IndexWeights& weights, QueryRange range,
-                  int64_t first, int threads) {
+                  int threads) {
     const std::span<const Field> made = made_by(weights.form());
     for (Field field : io::kFields) {
         if (!layer.has(field)) continue;
         const bool fitted = std::find(made.begin(), made.end(), field) != made.end();
-        to.write(layer.layer, field, first, 0,
+        to.write(layer.layer, field, range.begin, 0,
                  fitted ? fitted_index(file, layer.layer, weights, field, range, threads)
                         : file.read(layer.layer, field, range));
     }
@@ -83,19 +68,17 @@ Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer,
                                  : index_keys(weights, hidden, positions, threads);
 }
 
-void write_indexer_file(const std::filesystem::path& path,
-                        std::span<const io::ActivationsReader> files,
+void write_indexer_file(const std::filesystem::path& path, const io::ActivationsReader& file,
                         const io::ResultsReader& results, std::span<const int64_t> layers,
                         int threads) {
-    io::ActivationsInfo info = files.front().info();
-    info.cu_seqlens = all_sequences(files);
+    io::ActivationsInfo info = file.info();
     info.has_tokens = false;
     info.layers.clear();
     const auto options = nlohmann::json::parse(results.run().options);
     bool dsa = false;
     for (int64_t layer : layers) {
         const IndexForm form = read_weights(results, layer).form();
-        info.layers.push_back(new_layer(files, layer, form, options));
+        info.layers.push_back(new_layer(file.layer(layer), form, options));
         dsa = form.head_weights;
     }
     info.producer += dsa ? ", dsa_q, dsa_k and dsa_w by msa-fit-indexer"
@@ -103,14 +86,10 @@ void write_indexer_file(const std::filesystem::path& path,
     io::ActivationsWriter to(path, info, true);
     for (const io::LayerInfo& layer : info.layers) {
         const IndexWeights weights = read_weights(results, layer.layer);
-        int64_t first = 0;
-        for (const io::ActivationsReader& file : files) {
-            const int64_t n = file.info().tokens();
-            for (int64_t begin = 0; begin < n; begin += kChunkTokens)
-                write_tokens(to, file, layer, weights, {begin, std::min(begin + kChunkTokens, n)},
-                             first + begin, threads);
-            first += n;
-        }
+        const int64_t n = info.tokens();
+        for (int64_t begin = 0; begin < n; begin += kChunkTokens)
+            write_tokens(to, file, layer, weights, {begin, std::min(begin + kChunkTokens, n)},
+                         threads);
     }
     to.finish();
 }

@@ -15,12 +15,11 @@ namespace msa::experiments::fit {
 Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer, const IndexWeights&,
                               io::Field, QueryRange range, int threads = 0);
 
-/// Writes the fitted layers of `results` as activations, replacing `path`: q, k and v of all input
-/// files, the operands of the fitted weights, in the element type of the input, and the block size
-/// and k that they were fitted for; with the option keep_x x, and those operands of another
-/// architecture that all input files have.
-void write_indexer_file(const std::filesystem::path& path,
-                        std::span<const io::ActivationsReader> files,
+/// Writes the fitted layers of `results` as activations, replacing `path`: q, k and v of the input,
+/// the operands of the fitted weights, in the element type of the input, and the block size and k
+/// that they were fitted for; with the option keep_x x; and the operands of another architecture
+/// that the input has.
+void write_indexer_file(const std::filesystem::path& path, const io::ActivationsReader& file,
                         const io::ResultsReader& results, std::span<const int64_t> layers,
                         int threads);
 

@@ -38,12 +38,9 @@ void write_sizes(io::UnitWriter& to, const FitOptions& o, const TrainingLayer& d
     to.attribute(group, "index_bytes", cost.bytes);
 }
 
-std::string diverged(std::span<const io::ActivationsReader> files, int64_t layer, int64_t step,
-                     int64_t good, const std::filesystem::path& checkpoint) {
-    std::string names;
-    for (const io::ActivationsReader& file : files)
-        names += (names.empty() ? "" : ", ") + file.path().string();
-    return text(names, ": layer ", layer, ": the loss is not finite at step ", step,
+std::string diverged(const io::ActivationsReader& file, int64_t layer, int64_t step, int64_t good,
+                     const std::filesystem::path& checkpoint) {
+    return text(file.name(), ": layer ", layer, ": the loss is not finite at step ", step,
                 "; the weights after step ", good, " are kept in ", checkpoint.string(),
                 "; --overwrite starts again, a smaller --lr may help");
 }
@@ -52,12 +49,12 @@ std::string diverged(std::span<const io::ActivationsReader> files, int64_t layer
 
 std::string unit_of(int64_t layer) { return text("layer ", layer); }
 
-void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files, int64_t layer,
+void fit_layer(const FitOptions& o, const io::ActivationsReader& file, int64_t layer,
                const Split& split, const Checkpoint& checkpoint, const Worker& worker,
                io::UnitWriter& to) {
     const int threads = worker.threads;
-    TrainingLayer data = read_layer(files, layer, o);
-    const IndexForm form = index_form(o, files.front(), layer);
+    TrainingLayer data = read_layer(file, layer, o);
+    const IndexForm form = index_form(o, file, layer);
     const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
                               threads);
     const LayerOperands operands(worker.backend, data);
@@ -66,11 +63,12 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
     const HeldOut held_out(o, data, operands, *indexer, evaluated, threads);
     const Trainer trainer(o, data, operands, *indexer, split.train, threads);
 
+    const IndexWeights start = start_weights(o.start, form, data, split.train, o.seed);
     FitState state;
     if (std::optional<FitState> saved = checkpoint.load())
         state = std::move(*saved);
     else
-        state = start_state(start_weights(o.start, form, data, split.train, o.seed));
+        state = start_state(start);
     FitState good = state;  // the last one whose loss was finite
     const auto save = [&](const FitState& which) {
         checkpoint.save(which, whitening.plain(which.weights));
@@ -93,14 +91,14 @@ void fit_layer(const FitOptions& o, std::span<const io::ActivationsReader> files
         FitState before = state;
         if (!trainer.advance(state)) {
             save(good);
-            throw InputError(diverged(files, layer, state.step, good.step, checkpoint.path()));
+            throw InputError(diverged(file, layer, state.step, good.step, checkpoint.path()));
         }
         good = std::move(before);
         progress.advance(1);
     }
     write_fit(to, layer, state, whitening.plain(state.weights));
     write_sizes(to, o, data, split, held_out, cost_per_query(*indexer, data.problem));
-    held_out.write_blocks(to, state.weights);
+    held_out.write_blocks(to, start, state.weights);
     to.write<int64_t, 1>(
         text("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},
         {"query", "token", "packed token index of each held-out query that was evaluated"});

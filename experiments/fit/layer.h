@@ -2,7 +2,6 @@
 // One layer of msa-fit-indexer, from its activations to its curves and weights.
 #pragma once
 
-#include <span>
 #include <string>
 
 #include "core/io/activations.h"
@@ -19,7 +18,7 @@ std::string unit_of(int64_t layer);
 /// Fits `layer`, from its checkpoint where there is one, and writes it. Throws Interrupted when a
 /// stop is requested, InputError when the loss is not finite; both after the last good state is in
 /// the checkpoint.
-void fit_layer(const FitOptions&, std::span<const io::ActivationsReader>, int64_t layer,
-               const Split&, const Checkpoint&, const Worker&, io::UnitWriter&);
+void fit_layer(const FitOptions&, const io::ActivationsReader&, int64_t layer, const Split&,
+               const Checkpoint&, const Worker&, io::UnitWriter&);
 
 }  // namespace msa::experiments::fit

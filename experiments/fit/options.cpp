@@ -107,15 +107,7 @@ void check(const FitOptions& o) {
 
 OptionTable option_table(FitOptions& o) {
     OptionTable table(kAbout);
-    table
-        .paths("input", "FILE", o.files,
-               "activations to read, with x (positional, repeatable): all are one training set")
-        .without_flag()
-        .as("files")
-        .required("no input: name an activations file; --help shows how");
-    table.path("out", "DIR", o.out, "directory for the results")
-        .unrecorded()
-        .required("no output: name a directory with --out");
+    add_files(table, o, ", with x");
     table.numbers("layers", "L,...", o.layers, "layers; default: all");
     add_index_branch(table, o);
     add_training(table, o);

@@ -25,7 +25,6 @@ enum class Start : uint8_t { normal, from_qk, pca };
 struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     FitOptions() { block_size = 64; }
 
-    std::vector<std::filesystem::path> files;
     Architecture architecture = Architecture::msa;
     std::optional<int64_t> index_heads;  // of dsa; default: one per group
     int64_t index_dim = 64;

@@ -85,7 +85,7 @@ std::optional<RopeParameters> parse_rope(const std::string& text, int64_t head_d
 std::vector<double> model_frequencies(const FitOptions& o, const io::ActivationsReader& file,
                                       int64_t layer) {
     const io::LayerInfo& info = file.layer(layer);
-    const std::string at = text(file.path().string(), ": /layers/", layer);
+    const std::string at = text(file.name(), ": /layers/", layer);
     if (info.k_state == io::RopeState::none) return {};
     if (!info.rope_inv_freq.empty()) return info.rope_inv_freq;
     const std::optional<double> theta = info.rope_theta ? info.rope_theta : o.rope_theta;

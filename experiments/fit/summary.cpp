@@ -10,6 +10,7 @@
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/fit/state.h"
 
@@ -17,6 +18,8 @@ namespace msa::experiments::fit {
 namespace {
 
 using nlohmann::ordered_json;
+
+constexpr int kDecimals = 4;
 
 std::string group_of(const std::string& layer) { return "/fit/" + layer; }
 
@@ -38,60 +41,91 @@ std::string blocks_group(const std::string& layer, const OfBlocks& of) {
     return group_of(layer) + "/blocks/" + of.group;
 }
 
-/// The measures of the last evaluation by name, with their intervals.
-std::vector<std::pair<const char*, analysis::Estimate>> sure_measures(
-    const io::ResultsReader& results, const std::string& layer) {
-    const Evaluation last = read_evaluations(results, std::stoll(layer)).back();
-    std::vector<std::pair<const char*, analysis::Estimate>> all;
+/// A measure of the last evaluation, and what it is more than at the start.
+struct Sure {
+    const analysis::Metric* metric;
+    double start;
+    analysis::Estimate last, gain;
+
+    bool is_of_fit() const { return std::string_view(metric->name) != "oracle_mass"; }
+    bool is_distinguishable() const { return !(gain.low <= 0 && gain.high >= 0); }
+};
+
+std::vector<Sure> sure_measures(const io::ResultsReader& results, const std::string& layer) {
+    const std::vector<Evaluation> evaluations = read_evaluations(results, std::stoll(layer));
+    std::vector<Sure> all;
     for (const OfBlocks& of : kOfBlocks) {
-        const std::string group = blocks_group(layer, of);
-        std::vector<double> values;
+        const std::string group = blocks_group(layer, of), start = group + "/start";
+        std::vector<double> first, last, more;
         for (const char* name : of.measures)
             for (const Measure& measure : kMeasures)
-                if (std::string_view(measure.metric) == name) values.push_back(last.*measure.value);
-        const std::vector<analysis::Estimate> sure =
-            with_intervals(results, read_query_blocks(results, group), group + "/means", values);
-        for (size_t n = 0; n < sure.size(); ++n) all.emplace_back(of.measures[n], sure[n]);
+                if (std::string_view(measure.metric) == name) {
+                    first.push_back(evaluations.front().*measure.value);
+                    last.push_back(evaluations.back().*measure.value);
+                    more.push_back(last.back() - first.back());
+                }
+        const StoredBlocks blocks = read_query_blocks(results, group);
+        const auto at_end = with_intervals(results, blocks, group + "/means", last);
+        const bool has_start = results.has(start);  // not in older files
+        const auto gain = with_intervals(results, has_start ? blocks : StoredBlocks{},
+                                         group + "/means", more, start);
+        for (size_t n = 0; n < first.size(); ++n)
+            all.push_back({&analysis::metric(of.measures[n]), first[n], at_end[n], gain[n]});
     }
     return all;
 }
 
-/// How sure the last evaluation of each layer is; nothing where no layer has two blocks.
+/// "0.0123 [0.0101, 0.0150]", with its sign.
+std::string gain_text(const analysis::Estimate& gain) {
+    return (gain.value > 0 ? "+" : "") + experiments::text_of(gain);
+}
+
+/// How sure the last evaluation of each layer is, and what it gained; nothing where no layer has
+/// two blocks.
 void print_intervals(const io::ResultsReader& results, std::ostream& out) {
-    std::vector<std::string> header{"layer"};
-    for (const OfBlocks& of : kOfBlocks)
-        for (const char* name : of.measures)
-            header.push_back(std::string(analysis::metric(name).heading) + "\n95 % interval");
-    Table table(header);
+    Table table({"layer", "measure", "start", "after the last step\n95 % interval",
+                 "gain over the start\n95 % interval", ""});
     StoredBlocks from;
+    bool marked = false;
     for (const std::string& layer : results.list("/fit")) {
         const StoredBlocks blocks =
             read_query_blocks(results, blocks_group(layer, kOfBlocks.front()));
         if (blocks.count() < 2) continue;
         from = blocks;
-        std::vector<std::string> cells{layer};
-        for (const auto& [name, estimate] : sure_measures(results, layer))
-            cells.push_back(experiments::text_of(estimate));
-        table.add(cells);
+        for (const Sure& of : sure_measures(results, layer)) {
+            const bool none = of.is_of_fit() && !of.is_distinguishable();
+            marked |= none;
+            table.add({layer, of.metric->heading, fixed_text(of.start, kDecimals),
+                       experiments::text_of(of.last), of.is_of_fit() ? gain_text(of.gain) : "",
+                       none ? "=" : ""});
+        }
     }
     if (table.empty()) return;
-    out << "\nAfter the last step, on the held-out queries:\n";
+    out << "\nOn the held-out queries:\n";
     table.print(out);
-    out << drawn_text(from, results.run().seed) << '\n';
+    print_paragraph(out,
+                    drawn_text(from, results.run().seed) +
+                        " The gain is of the same draws at the start and at the end" +
+                        (marked ? "; =: its interval holds 0, on these queries the two are not "
+                                  "distinguishable."
+                                : "."));
 }
 
-constexpr const char* kCosts[] = {"index_flops", "index_bytes"};
+constexpr const char* kCosts[] = {"index_flops", "index_bytes"};  // not in older files
 
 /// What was fitted, and what its scores cost.
 std::string architecture_text(const io::ResultsReader& results, const std::string& layer) {
     const IndexForm form = read_weights(results, std::stoll(layer)).form();
-    return text(form.head_weights ? "dsa" : "msa", ": ", form.groups, " index heads of ",
-                form.index_dim, " channels",
-                form.head_weights ? " with learned weights, one choice for all groups"
-                                  : ", one of each group",
-                "; scores take ", number_text(results.number(group_of(layer), kCosts[0]) / 1000, 4),
+    const std::string what =
+        text(form.head_weights ? "dsa" : "msa", ": ", form.groups, " index heads of ",
+             form.index_dim, " channels",
+             form.head_weights ? " with learned weights, one choice for all groups"
+                               : ", one of each group");
+    const std::string group = group_of(layer);
+    if (!results.has(group, kCosts[0])) return what;
+    return text(what, "; scores take ", number_text(results.number(group, kCosts[0]) / 1000, 4),
                 " kFLOP per query and read ",
-                number_text(results.number(group_of(layer), kCosts[1]) / 1024, 4), " KiB of keys");
+                number_text(results.number(group, kCosts[1]) / 1024, 4), " KiB of keys");
 }
 
 constexpr const char* kCounts[] = {"warmup_steps", "train_queries", "held_out_queries",
@@ -115,15 +149,15 @@ std::string fit_definitions(const std::string& note) {
     for (const char* name : kCosts) definitions[name] = analysis::metric(name).definition;
     definitions["intervals"] =
         std::string(kIntervalsWords) + "; of the last evaluation, on its held-out queries";
+    definitions["gain"] =
+        "the last evaluation minus the one before the first step, with the interval of the "
+        "difference, both on the same draws; a KL gets better by falling";
     return definitions.dump();
 }
 
 std::string fit_summary_json(const io::ResultsReader& results) {
-    ordered_json summary{{"format", "msa-summary"},
-                         {"program", results.run().program},
-                         {"options", ordered_json::parse(results.run().options)},
-                         {"definitions", ordered_json::parse(results.run().definitions)},
-                         {"rows", ordered_json::array()}};
+    ordered_json summary = begin_summary("msa-summary", results.run());
+    summary["rows"] = ordered_json::array();
     for (const std::string& layer : results.list("/fit")) {
         const Evaluation last = read_evaluations(results, std::stoll(layer)).back();
         ordered_json row{{"layer", std::stoll(layer)}, {"steps", last.step}};
@@ -131,16 +165,19 @@ std::string fit_summary_json(const io::ResultsReader& results) {
             row[measure.metric] = json_number(last.*measure.value);
         row["split"] = results.words(group_of(layer), "split");
         for (const char* name : kCounts) row[name] = size_of(results, layer, name);
-        for (const char* name : kCosts) row[name] = results.number(group_of(layer), name);
-        for (const auto& [name, estimate] : sure_measures(results, layer))
-            row["intervals"][name] = interval_json(estimate);
+        for (const char* name : kCosts)
+            if (results.has(group_of(layer), name))
+                row[name] = results.number(group_of(layer), name);
+        for (const Sure& of : sure_measures(results, layer)) {
+            row["intervals"][of.metric->name] = interval_json(of.last);
+            if (of.is_of_fit()) row["gain"][of.metric->name] = estimate_json(of.gain);
+        }
         summary["rows"].push_back(row);
     }
     return summary.dump(2) + "\n";
 }
 
 void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
-    constexpr int kDecimals = 4;
     std::vector<std::string> header{"layer", "steps"};
     for (const Measure& measure : kMeasures) {
         header.emplace_back(analysis::metric(measure.metric).heading);
@@ -176,6 +213,7 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
     print_intervals(results, out);
     out << "\nHeld-out queries counted, those with more visible blocks than k: " << counted << ".\n"
         << elements_text(results.run()) << '\n';
+    print_captures(results.run(), out);
 }
 
 }  // namespace msa::experiments::fit

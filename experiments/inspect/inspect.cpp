@@ -146,7 +146,7 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
         if (layer.own_top_k) row["own_top_k"] = *layer.own_top_k;
         for (const auto& [name, values] : layer.own_attention)
             row[name] = values.size() == 1 ? ordered_json(values[0]) : ordered_json(values);
-        warn_of_own_attention(path, layer, Computed::with_window_cap_and_sinks, err);
+        warn_of_own_attention(file, layer.layer, Computed::with_window_cap_and_sinks, err);
         if (stats) {
             int64_t fields = 0;
             for (io::Field field : io::kFields) fields += layer.has(field) ? 1 : 0;

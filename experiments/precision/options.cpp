@@ -10,7 +10,7 @@ namespace {
 const About kAbout{
     .name = "msa-precision",
     .question = "Which number format may the index operands and the KV cache have?",
-    .usage = "FILE --out DIR [--keep SHARE] [--error E] [options]",
+    .usage = "FILE... --out DIR [--keep SHARE] [--error E] [options]",
     .examples = {"msa-precision data/sample.h5 --out results/precision --block-size 32 --top-k 8",
                  "msa-precision data/sample.h5 --out results/precision-4bit --block-size 32 "
                  "--top-k 8 --formats int4,fp4 --scales block --error 0.3"},

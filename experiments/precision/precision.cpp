@@ -9,6 +9,7 @@
 #include "experiments/driver/measured_queries.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/precision/layer.h"
 #include "experiments/precision/summary.h"
@@ -30,14 +31,14 @@ std::string rotation_lacks(const io::LayerInfo& layer) {
     return "";
 }
 
-void resolve_rotations(PrecisionOptions& o, bool asked, const std::vector<io::LayerInfo>& layers,
-                       std::ostream& err) {
+void resolve_rotations(PrecisionOptions& o, bool asked, const io::ActivationsReader& file,
+                       const std::vector<io::LayerInfo>& layers, std::ostream& err) {
     const auto hadamard = std::find(o.rotations.begin(), o.rotations.end(), kHadamard);
     if (hadamard == o.rotations.end()) return;
     for (const io::LayerInfo& layer : layers) {
         const std::string lacks = rotation_lacks(layer);
         if (lacks.empty()) continue;
-        require(!asked, "--rotations ", kHadamard, ": ", o.file.string(), ": ", lacks);
+        require(!asked, "--rotations ", kHadamard, ": ", file.name(), ": ", lacks);
         err << "note: --rotations leaves out " << kHadamard << ": " << lacks << '\n';
         o.rotations.erase(hadamard);
         return;
@@ -55,12 +56,12 @@ void resolve(PrecisionOptions& o, std::span<const std::string> args,
         layers.push_back(file.layer(number));
         io::require_post_rope(file, number);
         if (!layers.back().has(io::Field::index_q)) without.push_back(number);
-        warn_of_own_attention(o.file, layers.back(), Computed::with_window_cap_and_sinks, err);
+        warn_of_own_attention(file, number, Computed::with_window_cap_and_sinks, err);
     }
     if (!without.empty())
         err << "note: no index_q and index_k in " << layers_text(without)
             << ": only the KV cache is measured there; msa-fit-indexer makes them\n";
-    resolve_rotations(o, given(args, "rotations"), layers, err);
+    resolve_rotations(o, given(args, "rotations"), file, layers, err);
     take_own_sizes(o, args, layers, err);
     const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
     if (!note.empty()) err << "note: " << note << '\n';
@@ -99,25 +100,24 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     std::optional<PrecisionOptions> parsed = parse_precision_options(args, out);
     if (!parsed) return 0;
     PrecisionOptions& o = *parsed;
-    const io::ActivationsReader file(o.file);
+    const io::ActivationsReader file(o.files);
     resolve(o, args, file, err);
     const std::vector<Precision> all = precisions(o.formats, o.scales, o.rotations);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
-    std::vector<std::filesystem::path> inputs{o.file};
-    if (!o.held_out.empty()) inputs.push_back(o.held_out);
-    UnitRun job("msa-precision", args, o, inputs, {"summary.json", "precision.txt"}, err);
+    UnitRun job("msa-precision", args, o, inputs_of(o, o), {"summary.json", "precision.txt"}, err);
     job.record.options = option_table(o).record();
     job.record.definitions = precision_definitions();
     job.record.device = backend->device();
     record_types(o, file, job.record);
+    record_captures(file, job.record);
     job.begin(layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             precision_layer(o, all, file, layer, worker, to);
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
-    const Findings findings = write_findings({job.finish(), o.out, {o.file}, o.json, 0, out});
+    const Findings findings = write_findings({job.finish(), o.out, o.files, o.json, 0, out});
     const std::string nearest = nearest_text(findings);
     if (nearest.empty()) return 0;
     err << "msa-precision: " << nearest << '\n';

@@ -9,6 +9,7 @@
 #include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 
 namespace msa::experiments::precision {
@@ -57,17 +58,24 @@ ordered_json json_of(const Part& part) {
 
 std::vector<std::string> first_cells(const Row& row) {
     return {to_string(row.precision.format), to_string(row.precision.unit),
-            row.precision.rotated ? "hadamard" : "none", number_text(row.bits, 6),
-            fixed_text(row.bits_per_value, 2)};
+            row.precision.rotated ? "hadamard" : "none", number_text(row.bits, 6)};
 }
 
-const std::vector<std::string> kFirstColumns{"format", "scale", "rotation", "bits per\ntoken",
-                                             "bits per\nvalue"};
+const std::vector<std::string> kFirstColumns{"format", "scale", "rotation", "bits\nper\ntoken"};
+
+/// Which end of the interval stands beside the mean, if any: the one that a target is held against.
+enum class End : uint8_t { none, low, high };
 
 struct Column {
     const char *measure, *heading;
-    bool interval;
+    End end;
 };
+
+std::string cell_text(const analysis::Estimate& of, End end) {
+    std::string mean = fixed_text(of.value, kDecimals);
+    if (end == End::none) return mean;
+    return mean + " (" + fixed_text(end == End::low ? of.low : of.high, kDecimals) + ")";
+}
 
 /// Its number in the part; nothing where the part lacks it.
 std::optional<size_t> measure_of(const Part& part, const Column& column) {
@@ -85,10 +93,8 @@ void print_part(const Part& part, const std::vector<Column>& columns, std::ostre
     for (const Row& row : part.rows) {
         std::vector<std::string> cells = first_cells(row);
         for (const Column& column : columns)
-            if (const std::optional<size_t> m = measure_of(part, column)) {
-                const analysis::Estimate& of = row.mean.measures[*m];
-                cells.push_back(column.interval ? text_of(of) : fixed_text(of.value, kDecimals));
-            }
+            if (const std::optional<size_t> m = measure_of(part, column))
+                cells.push_back(cell_text(row.mean.measures[*m], column.end));
         cells.push_back(fixed_text(part.worst_layer(row), kDecimals));
         cells.emplace_back(row.reaches ? "yes" : "no");
         table.add(cells);
@@ -192,18 +198,15 @@ std::string precision_definitions() {
 }
 
 std::string precision_summary(const Findings& findings, const io::RunRecord& run) {
-    const ordered_json json{{"format", "msa-precision-summary"},
-                            {"program", run.program},
-                            {"options", ordered_json::parse(run.options)},
-                            {"definitions", ordered_json::parse(run.definitions)},
-                            {"target", {{"keep", findings.keep}, {"error", findings.error}}},
-                            {"seed", findings.seed},
-                            {"draws", kDraws},
-                            {"queries", findings.queries},
-                            {"blocks_of_queries", findings.blocks},
-                            {"sequences", findings.sequences},
-                            {"index", findings.index ? json_of(*findings.index) : ordered_json()},
-                            {"cache", json_of(findings.cache)}};
+    ordered_json json = begin_summary("msa-precision-summary", run);
+    json.update(ordered_json{{"target", {{"keep", findings.keep}, {"error", findings.error}}},
+                             {"seed", findings.seed},
+                             {"draws", kDraws},
+                             {"queries", findings.queries},
+                             {"blocks_of_queries", findings.blocks},
+                             {"sequences", findings.sequences},
+                             {"index", findings.index ? json_of(*findings.index) : ordered_json()},
+                             {"cache", json_of(findings.cache)}});
     return json.dump(2) + "\n";
 }
 
@@ -231,18 +234,21 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
             out << "; " << layers_text(findings.index->layers);
         out << "\n\n";
         print_part(*findings.index,
-                   {{"own_recall", "recall\nof f32 ids", false},
-                    {"recall_share", "recall of oracle\n/ f32", true},
-                    {"mass_share", "mass kept / f32", true},
-                    {"output_error", "output\nerror", false}},
+                   {{"own_recall", "recall\nof f32\nids", End::none},
+                    {"recall_share", "recall of\noracle / f32\n(at least)", End::low},
+                    {"mass_share", "mass kept / f32\n(at least)", End::low},
+                    {"output_error", "output\nerror", End::none}},
                    out);
     }
     out << "KV cache: K and V in the format\n\n";
     print_part(findings.cache,
-               {{"dense_error", "dense error", true},
-                {"sparse_error", "sparse error", true},
-                {"mass_share", "mass of\noracle / f32", false}},
+               {{"dense_error", "dense error\n(at most)", End::high},
+                {"sparse_error", "sparse error\n(at most)", End::high},
+                {"mass_share", "mass of\noracle / f32", End::none}},
                out);
+    print_paragraph(out,
+                    "In brackets: the far end of the 95 % interval, which is held against the "
+                    "target. summary.json has both ends, and bits per value.");
     if (!findings.index)
         print_paragraph(
             out,
@@ -254,6 +260,7 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
                   kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
                   findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
                   ", seed ", findings.seed, ". Operands are stored in ", run.element, '.'));
+    print_captures(run, out);
     out << "\ncheapest within the target, mean over the layers:\n";
     if (findings.index) print_recommended(*findings.index, out);
     print_recommended(findings.cache, out);

@@ -200,6 +200,8 @@ void check(const PretrainOptions& o) {
         require(length <= o.context, "--eval-lengths names ", length,
                 ", must be at most the context of ", o.context, " tokens");
     o.evaluation().validate();
+    require(!o.held_out_files.empty() || (o.held_out > 0 && o.held_out < 1), "--held-out is ",
+            o.held_out, ", must be between 0 and 1, or --held-out-text name what is held out");
 }
 
 }  // namespace

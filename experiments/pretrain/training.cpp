@@ -155,7 +155,19 @@ void Training::count_flops(const PackedBatch& layout) {
     state_.flops += counted_.flops * workers_.count();
 }
 
-void Training::save() { checkpoint_.save(model_, state_); }
+void Training::save() {
+    try {
+        checkpoint_.save(model_, state_);
+    } catch (const SystemError& error) {  // a full disk
+        throw SystemError(text(error.what(), "; ", kept()));
+    }
+}
+
+std::string Training::kept() const {
+    return checkpoint_.exists() ? text("the weights after ", checkpoint_.step(),
+                                       " steps are kept in ", checkpoint_.path().string())
+                                : "no checkpoint was written yet";
+}
 
 void Training::log(const train::StepReport& report) {
     std::vector<double> row{static_cast<double>(report.step), report.losses.lm, report.norms.all,
@@ -219,12 +231,8 @@ void Training::record(size_t which, std::vector<double> row) {
 }
 
 void Training::diverged(int64_t step, const std::string& what) const {
-    const std::string kept = checkpoint_.exists()
-                                 ? text("the weights after ", checkpoint_.step(),
-                                        " steps are kept in ", checkpoint_.path().string())
-                                 : "no checkpoint was written yet";
     throw Diverged(text("diverged: the loss or its gradient is not finite after ", step, " steps (",
-                        what, "); ", kept, "; a smaller --lr or --kl-weight may help"),
+                        what, "); ", kept(), "; a smaller --lr or --kl-weight may help"),
                    step);
 }
 

@@ -66,6 +66,7 @@ private:
     void judge();
     void record(size_t curve, std::vector<double> row);
     bool due(int64_t every) const;
+    std::string kept() const;  // which weights
     [[noreturn]] void diverged(int64_t step, const std::string& what) const;
 
     enum Which : size_t { kTrain, kProbe, kEvaluation };

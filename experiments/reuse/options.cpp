@@ -12,7 +12,7 @@ namespace {
 const About kAbout{
     .name = "msa-reuse",
     .question = "Which layers may share a selection, and what does it lose?",
-    .usage = "FILE --out DIR [--lose SHARE | --keep SHARE | --error E] [options]",
+    .usage = "FILE... --out DIR [--lose SHARE | --keep SHARE | --error E] [options]",
     .examples = {"msa-synth --out /tmp/layers.h5 --tokens 4K --layers 6",
                  "msa-reuse /tmp/layers.h5 --out results/reuse --block-size 64 --top-k 8",
                  "msa-reuse /tmp/layers.h5 --out results/reuse-groups --block-size 64 --top-k 8 "

@@ -7,6 +7,7 @@
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "experiments/reuse/layer.h"
@@ -34,7 +35,7 @@ void require_alike(const std::string& file, const io::LayerInfo& a, const io::La
 /// Fills in what depends on the file, and checks the options against it.
 void resolve(ReuseOptions& o, std::span<const std::string> args, const io::ActivationsReader& file,
              std::ostream& err) {
-    const std::string name = file.path().string();
+    const std::string name = file.name();
     const bool all = o.layers.empty();
     if (all)
         for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
@@ -53,7 +54,7 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
         const std::string lacks = lacking(make_selector(o.selector)->needs(), layer);
         require(lacks.empty(), name, ": layer ", layer.layer, " has no ", lacks,
                 ", which --selector ", o.selector, " needs; msa-fit-indexer makes them");
-        warn_of_own_attention(o.file, layer, Computed::with_window_cap_and_sinks, err);
+        warn_of_own_attention(file, layer.layer, Computed::with_window_cap_and_sinks, err);
     }
     take_own_sizes(o, args, layers, err);
     const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
@@ -102,26 +103,25 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     ReuseOptions& o = *parsed;
     const analysis::Hardware on = cost::read_hardware(o.hardware, o.ceilings);
     on.peak(Element::bf16);  // throws where there is none
-    const io::ActivationsReader file(o.file);
+    const io::ActivationsReader file(o.files);
     resolve(o, args, file, err);
     const MeasuredQueries queries = common_queries(o, file);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
-    std::vector<std::filesystem::path> inputs{o.file};
-    if (!o.held_out.empty()) inputs.push_back(o.held_out);
-    UnitRun job("msa-reuse", args, o, inputs, {"summary.json", "reuse.txt"}, err);
+    UnitRun job("msa-reuse", args, o, inputs_of(o, o), {"summary.json", "reuse.txt"}, err);
     job.record.options = option_table(o).record();
     job.record.definitions = reuse_definitions();
     job.record.device = backend->device();
     record_elements(*backend, file, o.layers, o.element, job.record);
+    record_captures(file, job.record);
     OwnIds own(o, file, queries.tokens);
     job.begin(layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             reuse_layer(o, file, layer, queries, own, on, worker, to);
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
-    const Findings findings = write_findings({job.finish(), o.out, {o.file}, o.json, 0, out});
+    const Findings findings = write_findings({job.finish(), o.out, o.files, o.json, 0, out});
     const std::string nearest = nearest_text(findings);
     if (nearest.empty()) return 0;
     err << "msa-reuse: " << nearest << '\n';

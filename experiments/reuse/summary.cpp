@@ -9,6 +9,7 @@
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/units.h"
 
@@ -180,31 +181,28 @@ std::string reuse_summary(const Findings& findings, const io::RunRecord& run) {
         target["error"] = *findings.asked.error;
     else
         target["lose"] = *findings.asked.lose;
-    const ordered_json json{{"format", "msa-reuse-summary"},
-                            {"program", run.program},
-                            {"options", ordered_json::parse(run.options)},
-                            {"definitions", ordered_json::parse(run.definitions)},
-                            {"target", target},
-                            {"seed", findings.seed},
-                            {"draws", kDraws},
-                            {"is_bound", findings.is_bound},
-                            {"layers", findings.layers},
-                            {"missing_layers", findings.missing},
-                            {"queries", findings.queries},
-                            {"blocks_of_queries", findings.blocks},
-                            {"sequences", findings.sequences},
-                            {"references",
-                             {{"random_mass_kept", json_number(findings.floor_mass)},
-                              {"random_output_error", json_number(findings.floor_error)},
-                              {"oracle_mass", json_number(findings.oracle_mass)}}},
-                            {"pairs", pairs},
-                            {"distances", distances},
-                            {"own", json_of(findings, findings.own)},
-                            {"patterns", patterns},
-                            {"front", front},
-                            {"each", optional_json(findings, findings.each)},
-                            {"mean", optional_json(findings, findings.mean)},
-                            {"dense", json_of(findings.dense)}};
+    ordered_json json = begin_summary("msa-reuse-summary", run);
+    json.update(ordered_json{{"target", target},
+                             {"seed", findings.seed},
+                             {"draws", kDraws},
+                             {"is_bound", findings.is_bound},
+                             {"layers", findings.layers},
+                             {"missing_layers", findings.missing},
+                             {"queries", findings.queries},
+                             {"blocks_of_queries", findings.blocks},
+                             {"sequences", findings.sequences},
+                             {"references",
+                              {{"random_mass_kept", json_number(findings.floor_mass)},
+                               {"random_output_error", json_number(findings.floor_error)},
+                               {"oracle_mass", json_number(findings.oracle_mass)}}},
+                             {"pairs", pairs},
+                             {"distances", distances},
+                             {"own", json_of(findings, findings.own)},
+                             {"patterns", patterns},
+                             {"front", front},
+                             {"each", optional_json(findings, findings.each)},
+                             {"mean", optional_json(findings, findings.mean)},
+                             {"dense", json_of(findings.dense)}});
     return json.dump(2) + "\n";
 }
 
@@ -251,6 +249,7 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
     print_paragraph(
         out, text("Costs: ", asked.phase, " of ", count_text(asked.context), " tokens on ",
                   asked.hardware, " (", asked.ceilings, " rates), bf16. ", elements_text(run)));
+    print_captures(run, out);
 }
 
 }  // namespace msa::experiments::reuse

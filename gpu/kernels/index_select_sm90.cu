@@ -2,12 +2,10 @@
 // index_select fused: scores of blocks, and the best k of each row, in one pass over the keys.
 //
 //   producer    one thread streams tiles of 128 keys through a ring in shared memory (TMA)
-//   consumers   hold their rows (query, group) as an operand in registers, multiply them with a
-//   tile
+//   consumers   hold their rows (query, group) as an operand in registers, multiply it with a tile
 //               (wgmma) and reduce the products of each block to their maximum, per row
 //   merge       every 32 blocks, a warp merges the maxima of its rows into their lists of the best
-//   k,
-//               which stay in shared memory
+//               k, which stay in shared memory
 //   write_ids   at the end, a list and the forced blocks become ascending ids
 //
 // The local block needs no score, so every scored block is wholly visible and nothing is masked.
@@ -18,6 +16,7 @@
 // The producer may start before the kernel ahead has ended, where nothing ahead writes the keys
 // (IndexSelectArgs::keys_settled). The queries are always waited for.
 #include "gpu/device/launch_sm90.cuh"
+#include "gpu/device/rank_exchange.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp_top_k.cuh"
@@ -204,12 +203,54 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     }
 }
 
+/// A row's best keys of this part, in order, go to all ranks; the keys of all come to `all`.
+template <int Kept>
+__device__ RowRule exchange_keys(const CandidateExchange& x, int block_size, int groups,
+                                 const uint64_t* best, uint64_t* all) {
+    const int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x);
+    const int other = lane / Kept, slot = lane % Kept;
+    const uint32_t round = __ldcg(x.rounds + row) + 1;
+    if (other < x.ranks) {
+        const uint64_t key = best[slot];
+        put_word(x.inbox[other] + word_at(x, round, x.rank, row, slot), static_cast<uint32_t>(key),
+                 static_cast<uint32_t>(key >> 32), round);
+        const uint2 word = take_word(x.inbox[x.rank] + word_at(x, round, other, row, slot), round);
+        all[lane] = (uint64_t{word.y} << 32) | word.x;
+    }
+    __syncthreads();
+    if (lane == 0) x.rounds[row] = round;
+    return {x.rule, seen_keys(x.visible, row / groups), block_size};
+}
+
+/// Of the picked blocks, in any order, those of this part, as ids of the part.
+template <int Kept>
+__device__ void write_own_ids(const CandidateExchange& x, const RowRule& part, int top_k,
+                              uint64_t key, bool stays, const int (&staying)[Kept]) {
+    const int lane = static_cast<int>(threadIdx.x);
+    const int block = block_of(key), end = x.first_block + x.blocks;
+    int place = part.first, own = 0;
+#pragma unroll
+    for (int n = 0; n < Kept; ++n) {
+        const bool mine = staying[n] >= x.first_block && staying[n] < end;
+        own += mine;
+        place += mine && staying[n] < block;
+    }
+    int32_t* const ids = x.own_ids + int64_t{blockIdx.x} * top_k;
+    if (stays && block >= x.first_block && block < end) ids[place] = block - x.first_block;
+    const int newest = lane - part.first - own;  // behind those of both
+    if (lane < part.first) ids[lane] = lane;
+    if (newest >= 0 && lane < top_k)
+        ids[lane] = newest < part.local ? part.visible - part.local + newest : -1;
+}
+
 /// Merges the lists of the splits: a thread block per row, a thread per head, 32 / Kept lists at a
 /// time per warp. The k-th best of the best heads at each lane bounds the k-th best key from below,
 /// so most lists are never read, and few keys are left to be ranked.
-template <int Kept>
+/// Where keys are divided among ranks (Exchanged), the best of this one are exchanged first.
+template <int Kept, bool Exchanged>
 __global__ void __launch_bounds__(kMostIndexSplits)
-    merge_splits(const __grid_constant__ IndexSelectArgs args) {
+    merge_splits(const __grid_constant__ IndexSelectArgs args,
+                 const __grid_constant__ CandidateExchange exchange) {
     __shared__ uint32_t heads[kMostIndexSplits];
     __shared__ int lists[kMostIndexSplits];
     __shared__ uint64_t found[kMostIndexSplits];  // at most 32 of each warp
@@ -220,7 +261,7 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     const int split = static_cast<int>(threadIdx.x);
     const int64_t row = blockIdx.x;
     launch_dependents();
-    const RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
+    RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
     const int kept = max(own.kept, 1);  // of none kept, the list is not read
     const SplitLists<Kept> from(args, row);
     // Places in a row that several warps fill, in any order.
@@ -268,12 +309,29 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     __syncthreads();
 
     // A key's rank tells whether it stays, the rank of its block among those that stay, where.
-    const int all = found_count;
-    const uint64_t key = split < all ? found[split] : 0;
-    int rank = 0;
-    if (split - lane < all)
+    int all = found_count;
+    uint64_t key = split < all ? found[split] : 0;
+    auto rank_of_key = [&](int count) {
+        int rank = 0;
+        if (split - lane < count)
 #pragma unroll 8
-        for (int n = 0; n < all; ++n) rank += found[n] > key;
+            for (int n = 0; n < count; ++n) rank += found[n] > key;
+        return rank;
+    };
+    int rank = rank_of_key(all);
+    const RowRule part = own;
+    if constexpr (Exchanged) {
+        __shared__ uint64_t best[Kept];
+        if (split < Kept) best[split] = 0;
+        __syncthreads();
+        // Blocks by their numbers in the whole sequence; a key has the complement.
+        if (key != 0 && rank < Kept) best[rank] = key - static_cast<uint32_t>(exchange.first_block);
+        __syncthreads();
+        own = exchange_keys<Kept>(exchange, args.block_size, args.groups, best, found);
+        key = split < exchange.ranks * Kept ? found[split] : 0;
+        rank = rank_of_key(exchange.ranks * Kept);
+        all = __syncthreads_count(key != 0);
+    }
     const bool stays = key != 0 && rank < own.kept;
     if (stays) staying[rank] = block_of(key);
     __syncthreads();
@@ -286,10 +344,13 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     if (split < own.first) ids[split] = split;
     if (newest >= 0 && split < args.rule.top_k)
         ids[split] = newest < own.local ? own.visible - own.local + newest : -1;
+    if constexpr (Exchanged)
+        write_own_ids<Kept>(exchange, part, args.rule.top_k, key, stays, staying);
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
-cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
+cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream,
+                   const CandidateExchange* exchange) {
     using S = Shared<Shape, Rows, Kept>;
     auto* const kernel = index_select<Shape, Rows, BlockSize, Kept>;
     cudaError_t error = allow_shared<S>(kernel);
@@ -298,35 +359,41 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
     error = launch_early(kernel, grid, Rows::kThreads, sizeof(S), stream, args);
     if (args.splits == 1 || error != cudaSuccess) return error;
     // Two threads per list, so that those that matter are read in fewer rounds.
-    const int threads =
-        min(kMostIndexSplits, static_cast<int>(ceil_div(2 * args.splits, kWarp)) * kWarp);
-    return launch_early(merge_splits<Kept>, static_cast<unsigned>(args.queries * args.groups),
-                        threads, 0, stream, args);
+    const int wanted = max(2 * args.splits, exchange != nullptr ? exchange->ranks * Kept : 0);
+    const int threads = min(kMostIndexSplits, static_cast<int>(ceil_div(wanted, kWarp)) * kWarp);
+    const auto rows = static_cast<unsigned>(args.queries * args.groups);
+    if (exchange != nullptr)
+        return launch_early(merge_splits<Kept, true>, rows, threads, 0, stream, args, *exchange);
+    return launch_early(merge_splits<Kept, false>, rows, threads, 0, stream, args,
+                        CandidateExchange{});
 }
 
 template <typename Shape, typename Rows>
-cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream) {
+cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream,
+                        const CandidateExchange* exchange) {
     if (args.block_size == 64)
-        return args.rule.top_k <= 16 ? launch<Shape, Rows, 64, 16>(args, stream)
-                                     : launch<Shape, Rows, 64, 32>(args, stream);
-    return args.rule.top_k <= 16 ? launch<Shape, Rows, 128, 16>(args, stream)
-                                 : launch<Shape, Rows, 128, 32>(args, stream);
+        return args.rule.top_k <= 16 ? launch<Shape, Rows, 64, 16>(args, stream, exchange)
+                                     : launch<Shape, Rows, 64, 32>(args, stream, exchange);
+    return args.rule.top_k <= 16 ? launch<Shape, Rows, 128, 16>(args, stream, exchange)
+                                 : launch<Shape, Rows, 128, 32>(args, stream, exchange);
 }
 
 template <typename Shape>
-cudaError_t launch_shape(const IndexSelectArgs& args, cudaStream_t stream) {
-    return args.decode ? launch_rows<Shape, DecodeRows>(args, stream)
-                       : launch_rows<Shape, PrefillRows>(args, stream);
+cudaError_t launch_shape(const IndexSelectArgs& args, cudaStream_t stream,
+                         const CandidateExchange* exchange) {
+    return args.decode ? launch_rows<Shape, DecodeRows>(args, stream, exchange)
+                       : launch_rows<Shape, PrefillRows>(args, stream, exchange);
 }
 
 }  // namespace
 
-cudaError_t launch_index_select_sm90(const IndexSelectArgs& args, cudaStream_t stream) {
+cudaError_t launch_index_select_sm90(const IndexSelectArgs& args, cudaStream_t stream,
+                                     const CandidateExchange* exchange) {
     if (args.element_bytes == 1)
-        return args.index_dim == 64 ? launch_shape<ScoreShape<64, 1>>(args, stream)
-                                    : launch_shape<ScoreShape<128, 1>>(args, stream);
-    return args.index_dim == 64 ? launch_shape<ScoreShape<64, 2>>(args, stream)
-                                : launch_shape<ScoreShape<128, 2>>(args, stream);
+        return args.index_dim == 64 ? launch_shape<ScoreShape<64, 1>>(args, stream, exchange)
+                                    : launch_shape<ScoreShape<128, 1>>(args, stream, exchange);
+    return args.index_dim == 64 ? launch_shape<ScoreShape<64, 2>>(args, stream, exchange)
+                                : launch_shape<ScoreShape<128, 2>>(args, stream, exchange);
 }
 
 }  // namespace msa::cuda

@@ -9,6 +9,7 @@
 
 #include "core/problem.h"
 #include "gpu/kernels/device_rule.h"
+#include "gpu/kernels/rank_exchange.h"
 #include "gpu/query_tile.h"
 
 namespace msa::cuda {
@@ -38,6 +39,10 @@ struct IndexSelectArgs {
     int32_t* ids;             // [Nq, Hkv, k]
 };
 
-cudaError_t launch_index_select_sm90(const IndexSelectArgs&, cudaStream_t);
+/// With an exchange, whose words of a message are kept_keys(k), `splits` must be above 1.
+cudaError_t launch_index_select_sm90(const IndexSelectArgs&, cudaStream_t,
+                                     const CandidateExchange* = nullptr);
+/// Keys of a list.
+constexpr int kept_keys(int64_t top_k) { return top_k <= 16 ? 16 : 32; }
 
 }  // namespace msa::cuda

@@ -23,6 +23,7 @@
 #include "gpu/device/attend_sm90.cuh"
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/mma.cuh"
+#include "gpu/device/rank_exchange.cuh"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
 
 namespace msa::cuda {
@@ -258,11 +259,44 @@ __device__ void send_to_owners(Shared<Dim, BlockSize>& shared, int rank, float s
     }
 }
 
+/// Joins the ranks' outputs of half a head, in their order, so that all get the same bits.
+template <int PerLane>
+__device__ void join_ranks(const RankExchange& x, int message, float scale, float (&mine)[PerLane],
+                           float& best, float& all) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const uint32_t round = __ldcg(x.rounds + message) + 1;
+    for (int n = 1; n < x.ranks; ++n) {
+        const int other = (x.rank + n) % x.ranks;
+        uint4* const to = x.inbox[other] + word_at(x, round, x.rank, message, 0);
+        put_word(to + lane, __float_as_uint(mine[0]), __float_as_uint(mine[PerLane - 1]), round);
+        if (lane == 0) put_word(to + kWarp, __float_as_uint(best), __float_as_uint(all), round);
+    }
+    float joined[PerLane] = {}, most = -INFINITY, total = 0;
+    for (int from = 0; from < x.ranks; ++from) {
+        float values[2] = {mine[0], mine[PerLane - 1]}, own = best, share = all;
+        if (from != x.rank) {
+            const uint4* const at = x.inbox[x.rank] + word_at(x, round, from, message, 0);
+            const uint2 word = take_word(at + lane, round), sums = take_word(at + kWarp, round);
+            values[0] = __uint_as_float(word.x), values[1] = __uint_as_float(word.y);
+            own = __uint_as_float(sums.x), share = __uint_as_float(sums.y);
+        }
+        const float now = fmaxf(most, own);
+        const float before = weight_of(most, now, scale), weight = weight_of(own, now, scale);
+        for (int i = 0; i < PerLane; ++i) joined[i] = fmaf(weight, values[i], before * joined[i]);
+        total = fmaf(weight, share, before * total), most = now;
+    }
+    for (int i = 0; i < PerLane; ++i) mine[i] = joined[i];
+    best = most, all = total;
+    __syncwarp();  // all lanes have read it
+    if (lane == 0) x.rounds[message] = round;
+}
+
 /// Joins the parts of this thread block's two heads, half of a head's channels per warp, and writes
 /// the result; lanes 0 to 7 weigh a part each. The warm-up writes nothing.
-template <int Dim, int BlockSize>
-__device__ void write_heads(const SparseDecodeArgs& args, const Part& part,
-                            const Shared<Dim, BlockSize>& shared, float scale, bool live) {
+template <bool Exchanged, int Dim, int BlockSize>
+__device__ void write_heads(const SparseDecodeArgs& args, const RankExchange& exchange,
+                            const Part& part, const Shared<Dim, BlockSize>& shared, float scale,
+                            bool live) {
     constexpr int kPerLane = Dim / 2 / kWarp;
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
     const int own_head = warp / 2, head = 2 * part.rank + own_head;
@@ -285,6 +319,9 @@ __device__ void write_heads(const SparseDecodeArgs& args, const Part& part,
         for (int i = 0; i < kPerLane; ++i) mine[i] = fmaf(w, of_part[n][i], mine[i]);
     }
     if (!live || part.first_head + head >= part.heads) return;
+    if constexpr (Exchanged)
+        join_ranks(exchange, static_cast<int>(2 * (part.first_row + head)) + warp % 2, scale, mine,
+                   best, all);
     const bool any = all != 0;
     auto* const to = static_cast<__nv_bfloat16*>(args.out) + (part.first_row + head) * Dim;
     for (int i = 0; i < kPerLane; ++i)
@@ -293,9 +330,10 @@ __device__ void write_heads(const SparseDecodeArgs& args, const Part& part,
         args.lse[part.first_row + head] = any ? fmaf(best, args.scale, logf(all)) : -INFINITY;
 }
 
-template <int Dim, int BlockSize>
+template <int Dim, int BlockSize, bool Exchanged>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
-    decode(const __grid_constant__ SparseDecodeArgs args) {
+    decode(const __grid_constant__ SparseDecodeArgs args,
+           const __grid_constant__ RankExchange exchange) {
     extern __shared__ __align__(1024) char memory[];
     auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
     const auto cluster = cooperative_groups::this_cluster();
@@ -333,7 +371,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
         const float scale = args.scale * kLog2E;
         send_to_owners(shared, part.rank, scale);
         shared.all_parts.wait(pass != first_pass);
-        write_heads(args, part, shared, scale, live);
+        write_heads<Exchanged>(args, exchange, part, shared, scale, live);
         fence_shared();
         __syncthreads();  // before the tiles, where the warps' parts were, are copied anew
     }
@@ -345,15 +383,17 @@ int64_t sparse_decode_blocks(int64_t queries, int64_t groups, int64_t group_size
     return queries * groups * ceil_div(group_size, kHeads) * kCluster;
 }
 
-cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t stream) {
+cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t stream,
+                                      const RankExchange* exchange) {
     return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
         using S = Shared<Dim, BlockSize>;
-        auto* const kernel = decode<Dim, BlockSize>;
+        auto* const kernel =
+            exchange != nullptr ? decode<Dim, BlockSize, true> : decode<Dim, BlockSize, false>;
         const cudaError_t error = allow_shared<S>(kernel);
         if (error != cudaSuccess) return error;
         const int64_t blocks = sparse_decode_blocks(args.queries, args.groups, args.group_size());
         return launch_early(kernel, static_cast<unsigned>(blocks), kThreads, sizeof(S), stream,
-                            args);
+                            args, exchange != nullptr ? *exchange : RankExchange{});
     });
 }
 

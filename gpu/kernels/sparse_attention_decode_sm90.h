@@ -3,6 +3,7 @@
 // answers one (query, group), each a part of its blocks. One launch.
 #pragma once
 
+#include "gpu/kernels/rank_exchange.h"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
 namespace msa::cuda {
@@ -18,6 +19,12 @@ struct SparseDecodeArgs : SparseCall {
 
 /// Thread blocks of the decode kernel, which is best while they fill the chip a few times at most.
 int64_t sparse_decode_blocks(int64_t queries, int64_t groups, int64_t group_size);
-cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs&, cudaStream_t);
+/// With an exchange, outputs are those over the selected blocks of all ranks. A message is half of
+/// a head's channels: [Nq, Hq, 2], of kPartWords words. All thread blocks must be on the chip at
+/// once: at most kMostExchanging.
+cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs&, cudaStream_t,
+                                      const RankExchange* = nullptr);
+constexpr int kPartWords = 33;  // one of each lane, and the largest score with the sum
+constexpr int64_t kMostExchanging = 128;
 
 }  // namespace msa::cuda

@@ -42,6 +42,11 @@ Support takes_index_select_sm90(const Device& device, const Problem& p,
 
 void index_select_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
                        View<int32_t, 3> ids) {
+    index_select_of_rank_sm90(call, rule, in, ids, nullptr);
+}
+
+void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
+                               View<int32_t, 3> ids, const CandidateExchange* exchange) {
     if (ids.size() == 0) return;
     const Problem& p = call.problem;
     const Element element = in.index_q.element();
@@ -49,6 +54,9 @@ void index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
     const Tiles& tiles = call.layout->tiles(
         (decode ? kIndexDecodeRows : kIndexPrefillRows) / p.kv_heads, TileOrder::longest_first);
     const int64_t splits = key_splits(call.device, tiles, decode);
+    if (exchange != nullptr && splits == 1)
+        throw UnsupportedError(
+            text("keys are ", p.keys(), ", too few to be divided among ranks on cuda"));
     auto partial = call.scratch<int64_t, 1>(
         {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * (kMostSelected + 1) : 0});
     const IndexSelectArgs args{
@@ -69,7 +77,7 @@ void index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
         .splits = narrow(splits),
         .partial = reinterpret_cast<uint64_t*>(partial.data()),
         .ids = ids.data()};
-    check(launch_index_select_sm90(args, call.stream()), "index_select_sm90");
+    check(launch_index_select_sm90(args, call.stream(), exchange), "index_select_sm90");
 }
 
 }  // namespace msa::cuda

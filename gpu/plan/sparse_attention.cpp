@@ -89,7 +89,7 @@ struct KeyMaps {
 };
 
 void run_decode(const Call& call, const SparseCall& sizes, const AttentionInput& in,
-                const AttentionOutput& to) {
+                const AttentionOutput& to, const RankExchange* exchange) {
     const KeyMaps maps(call.problem, in);
     SparseDecodeArgs args{};
     static_cast<SparseCall&>(args) = sizes;
@@ -100,7 +100,7 @@ void run_decode(const Call& call, const SparseCall& sizes, const AttentionInput&
     args.scale = static_cast<float>(call.problem.softmax_scale());
     args.out = to.out.data();
     args.lse = to.lse.data();
-    check(launch_sparse_decode_sm90(args, call.stream()), "sparse_attention_sm90");
+    check(launch_sparse_decode_sm90(args, call.stream(), exchange), "sparse_attention_sm90");
 }
 
 /// The chunks that one schedule covers, one after the other.
@@ -237,14 +237,16 @@ SparsePlan::SparsePlan(const Problem& p, int64_t top_k, LoopOrder order, int sms
 }
 
 void sparse_attention_sm90(const Call& call, const AttentionInput& in, View<const int32_t, 3> ids,
-                           const AttentionOutput& to, LoopOrder order) {
+                           const AttentionOutput& to, LoopOrder order,
+                           const RankExchange* exchange) {
     if (ids.size() == 0) return;
     const SparsePlan plan(call.problem, ids.extent(2), order, call.device.sms);
+    MSA_CHECK(plan.decode || exchange == nullptr);
     if (!plan.decode) return run_tiles(call, plan, in, ids, to);
     SparseCall sizes = static_cast<const SparseCall&>(plan.schedule);
     sizes.ids = ids.data();
     sizes.visible = call.visible;
-    run_decode(call, sizes, in, to);
+    run_decode(call, sizes, in, to, exchange);
 }
 
 }  // namespace msa::cuda

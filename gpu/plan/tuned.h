@@ -12,6 +12,9 @@
 
 namespace msa::cuda {
 
+struct CandidateExchange;  // gpu/kernels/rank_exchange.h
+struct RankExchange;
+
 Support takes_select_blocks_sm90(const Device&, const SelectBlocksRequest&);
 void select_blocks_sm90(const Call&, const SelectionRule&, View<const float, 3> scores,
                         View<int32_t, 3> ids);
@@ -19,12 +22,15 @@ void select_blocks_sm90(const Call&, const SelectionRule&, View<const float, 3> 
 Support takes_index_select_sm90(const Device&, const Problem&, const IndexSelectRequest&,
                                 bool aligned);
 void index_select_sm90(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
+/// With an exchange, the call is a rank's part of a decode step: see gpu/parallel.
+void index_select_of_rank_sm90(const Call&, const SelectionRule&, const IndexInput&,
+                               View<int32_t, 3> ids, const CandidateExchange*);
 
 /// Every order but q_outer.
 Support takes_sparse_attention_sm90(const Device&, const Problem&, const SparseAttentionRequest&,
                                     bool aligned = true);
 void sparse_attention_sm90(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
-                           const AttentionOutput&, LoopOrder);
+                           const AttentionOutput&, LoopOrder, const RankExchange* = nullptr);
 
 Support takes_sparse_attention_grad_sm90(const Device&, const Problem&,
                                          const SparseAttentionGradRequest&, bool aligned = true);

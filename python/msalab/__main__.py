@@ -10,7 +10,8 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "convert": "activations from and to safetensors, npz and npy",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "pilot": "what a sweep of msa-pretrain says of the claims of the paper's appendix",
-         "plot": "every picture of results, and report.html"}
+         "plot": "every picture of results, and report.html",
+         "tensorboard": "curves of msa-pretrain as TensorBoard event files"}
 
 
 def programs() -> dict[str, Path]:
@@ -32,6 +33,9 @@ def run_tool(name: str, arguments) -> int:
     if name == "pilot":
         from .plots.__main__ import pilot_main
         return pilot_main(arguments)
+    if name == "tensorboard":
+        from .plots.tensorboard import main as tensorboard
+        return tensorboard(arguments)
     if name == "evaluate":
         from .evaluation.__main__ import main as evaluate
         return evaluate(arguments)
@@ -50,8 +54,11 @@ def main(arguments=None) -> int:
         print(usage())
         return 0
     if command == "--version":
-        from importlib.metadata import version
-        print("msalab", version("msalab"))
+        from importlib.metadata import PackageNotFoundError, version
+        try:
+            print("msalab", version("msalab"))
+        except PackageNotFoundError:
+            print("msalab of a clone, which is not installed")
         return 0
     named = f"'{command}' is no command; " if command else ""
     print(f"msalab: {named}commands are: {', '.join([*TOOLS, *programs()])}", file=sys.stderr)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from . import torch as m
-from .operations import InputError
+from .operations import InputError, _positive
 
 EPSILON = 1e-6  # of RMS norms
 
@@ -65,6 +65,9 @@ class MSAttention(nn.Module):
                  sink: bool = False, value_head: bool = False, detach: bool = True, kl: bool = True,
                  kl_full_support: bool = False):
         super().__init__()
+        for name, value in (("dim", dim), ("query_heads", query_heads), ("kv_heads", kv_heads),
+                            ("head_dim", head_dim), ("index_dim", index_dim)):
+            _positive(name, value)
         if query_heads % kv_heads:
             raise InputError(f"query_heads is {query_heads}, must be a multiple of kv_heads = "
                              f"{kv_heads}")
@@ -74,6 +77,7 @@ class MSAttention(nn.Module):
                                     ("index_rotary", self.index_rotary, index_dim)):
             if rotary % 2 or not 0 <= rotary <= width:
                 raise InputError(f"{name} is {rotary}, must be even and from 0 to {width}")
+        self.dim = dim
         self.query_heads, self.kv_heads, self.head_dim = query_heads, kv_heads, head_dim
         self.index_dim, self.rope_theta = index_dim, rope_theta
         self.block_size, self.top_k = block_size, top_k
@@ -96,8 +100,12 @@ class MSAttention(nn.Module):
             self.indexer.o_proj = nn.Linear(kv_heads * index_dim, dim, bias=False)
 
     def forward(self, x: Tensor, cu_seqlens=None, sparse: bool = True):
+        if x.dim() != 2 or x.shape[1] != self.dim:
+            raise InputError(f"x has shape {list(x.shape)}, must be [N, {self.dim}]")
         n = len(x)
         cu = [0, n] if cu_seqlens is None else m.integers("cu_seqlens", cu_seqlens)
+        if cu[-1:] != [n]:
+            raise InputError(f"cu_seqlens is {cu}, must end with {n}, the rows of x")
         positions = torch.cat([torch.arange(end - begin, device=x.device)
                                for begin, end in zip(cu[:-1], cu[1:])])
         packed = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "block_size": self.block_size}

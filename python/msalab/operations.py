@@ -18,6 +18,7 @@ Layout = _msalab.Layout
 InputError, UnsupportedError = _msalab.InputError, _msalab.UnsupportedError
 SystemError, OutOfMemoryError = _msalab.SystemError, _msalab.OutOfMemoryError
 
+_MOST = 2 ** 63 - 1
 _KEPT = 32  # layouts, and problems on them, that are kept for the next call
 
 
@@ -46,7 +47,7 @@ class _Host:
         """The backend called `name` for arrays where `like` lies."""
         if name == "cuda":
             raise InputError("backend is 'cuda', but q and the other arrays lie on the CPU")
-        name = "cpu" if name == "auto" else name
+        name = "cpu" if name == "auto" else _word("backend", name)
         made = getattr(cls._local, name, None)
         if made is None:
             made = _msalab.make_backend(name)
@@ -136,9 +137,11 @@ def backend_of(array):
 
 
 def _shape(name: str, array, *letters: str):
-    shape = getattr(array, "shape", None)
-    if shape is None:
-        raise InputError(f"{name} is {type(array).__name__}, must be an array or a tensor")
+    try:
+        shape = array.shape
+    except (AttributeError, RuntimeError):  # nested tensors have none
+        raise InputError(f"{name} is {type(array).__name__}, must be a dense array or tensor"
+                         ) from None
     if len(shape) != len(letters):
         raise InputError(f"{name} has shape {list(shape)}, must be [{', '.join(letters)}]")
     return shape
@@ -162,12 +165,22 @@ def layout(cu_seqlens_q, cu_seqlens_k=None, query_positions=None) -> Layout:
     """
     queries = integers("cu_seqlens_q", cu_seqlens_q)
     keys = queries if cu_seqlens_k is None else integers("cu_seqlens_k", cu_seqlens_k)
-    return Layout(queries, keys,
-                  [] if query_positions is None else integers("query_positions", query_positions))
+    return _new_layout(queries, keys, [] if query_positions is None
+                       else integers("query_positions", query_positions))
+
+
+def _new_layout(queries, keys, positions) -> Layout:
+    try:
+        return Layout(queries, keys, positions)
+    except TypeError:
+        raise InputError(f"cu_seqlens_q is {list(queries)}, cu_seqlens_k {list(keys)}: they and "
+                         "positions must be integers of 64 bits") from None
 
 
 def _layout(given, cu_seqlens_q, cu_seqlens_k, queries: int, keys: int) -> Layout:
     if given is not None:
+        if not isinstance(given, Layout):
+            raise InputError(f"layout is {given!r}, must be what msalab.layout returns")
         if cu_seqlens_q is not None or cu_seqlens_k is not None:
             raise InputError("layout excludes cu_seqlens_q and cu_seqlens_k")
         return given
@@ -180,7 +193,7 @@ def _layout(given, cu_seqlens_q, cu_seqlens_k, queries: int, keys: int) -> Layou
 
 @lru_cache(maxsize=_KEPT)
 def _kept_layout(cu_seqlens_q: tuple, cu_seqlens_k: tuple) -> Layout:
-    return Layout(cu_seqlens_q, cu_seqlens_k, ())
+    return _new_layout(cu_seqlens_q, cu_seqlens_k, ())
 
 
 _kept_problem = lru_cache(maxsize=_KEPT)(_msalab.Problem)
@@ -195,13 +208,24 @@ def _number(name: str, value):
         raise InputError(f"{name} is {value!r}, must be a number") from None
 
 
-def _count(name: str, value):
-    if value is None:
-        return None
+def _integer(name: str, value) -> int:
     try:
-        return operator.index(value)
+        found = operator.index(value)
     except TypeError:
         raise InputError(f"{name} is {value!r}, must be an integer") from None
+    if not -_MOST <= found <= _MOST:
+        raise InputError(f"{name} is {value}, must be an integer of 64 bits")
+    return found
+
+
+def _count(name: str, value):
+    return None if value is None else _integer(name, value)
+
+
+def _word(name: str, value) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{name} is {value!r}, must be a word")
+    return value
 
 
 def _problem(given, cu_seqlens_q, cu_seqlens_k, q=None, k=None, index_q=None, index_k=None, *,
@@ -209,7 +233,7 @@ def _problem(given, cu_seqlens_q, cu_seqlens_k, q=None, k=None, index_q=None, in
     index_dim = 0
     if index_q is not None:
         queries, kv_heads, index_dim = _shape("index_q", index_q, "Nq", "Hkv", "didx")
-    if q is not None:
+    if q is not None or index_k is None:
         queries, query_heads, head_dim = _shape("q", q, "Nq", "Hq", "dh")
         keys, kv_heads, _ = _shape("k", k, "Nk", "Hkv", "dh")
     else:  # the Index Branch alone: sizes of attention that it does not read
@@ -292,13 +316,14 @@ def msa_topk_select(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, b
     p = _kept_problem(lay, groups, groups, 16, 0, _count("block_size", block_size), None, None,
                       None, None)
     ids = kind.empty(scores, (queries, groups, _positive("topk", topk)), "int32")
-    kind.run(scores, backend, "select_blocks", p, topk, force_end_blocks, force_begin_blocks,
-             scores, ids)
+    kind.run(scores, backend, "select_blocks", p, topk,
+             _integer("force_end_blocks", force_end_blocks),
+             _integer("force_begin_blocks", force_begin_blocks), scores, ids)
     return ids
 
 
 def _positive(name: str, value) -> int:
-    if operator.index(value) < 1:
+    if _integer(name, value) < 1:
         raise InputError(f"{name} is {value}, must be at least 1")
     return operator.index(value)
 
@@ -317,8 +342,9 @@ def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_
                  block_size=block_size, index_scale=index_scale)
     ids = kind.empty(index_q, (*index_q.shape[:2], _positive("topk", topk)), "int32")
     lse = kind.empty(index_q, index_q.shape[:2], "float32") if return_index_lse else None
-    kind.run(index_q, backend, "index_select", p, topk, force_end_blocks, force_begin_blocks,
-             index_q, index_k, ids, lse)
+    kind.run(index_q, backend, "index_select", p, topk,
+             _integer("force_end_blocks", force_end_blocks),
+             _integer("force_begin_blocks", force_begin_blocks), index_q, index_k, ids, lse)
     return (ids, lse) if return_index_lse else ids
 
 
@@ -337,7 +363,8 @@ def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softm
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
                  softmax_scale=softmax_scale, window=window, softcap=softcap)
     out, lse = kind.empty_like(q), kind.empty(q, q.shape[:2], "float32")
-    kind.run(q, backend, "sparse_attention", p, q, k, v, sinks, topk_idxs, order, out, lse)
+    kind.run(q, backend, "sparse_attention", p, q, k, v, sinks, topk_idxs,
+             _word("order", order), out, lse)
     return (out, lse) if return_softmax_lse else out
 
 
@@ -349,8 +376,8 @@ def msa_sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_sc
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
                  softmax_scale=softmax_scale)
     gradients = _empty_gradients(kind, q, k, v, sinks)
-    kind.run(q, backend, "sparse_attention_grad", p, q, k, v, sinks, topk_idxs, order, out, lse,
-             d_out, *gradients)
+    kind.run(q, backend, "sparse_attention_grad", p, q, k, v, sinks, topk_idxs,
+             _word("order", order), out, lse, d_out, *gradients)
     return gradients if sinks is not None else gradients[:3]
 
 
@@ -406,6 +433,6 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
     kl = kind.empty(index_q, index_q.shape[:2], "float64")
     d_index_q = kind.empty_like(index_q, "float32") if return_gradient else None
     d_index_k = kind.empty_like(index_k, "float32") if return_gradient else None
-    kind.run(index_q, backend, "index_kl", p, q, k, index_q, index_k, topk_idxs, teacher, sinks,
-             main_lse, index_lse, kl, d_index_q, d_index_k)
+    kind.run(index_q, backend, "index_kl", p, q, k, index_q, index_k, topk_idxs,
+             _word("teacher", teacher), sinks, main_lse, index_lse, kl, d_index_q, d_index_k)
     return (kl, d_index_q, d_index_k) if return_gradient else kl

@@ -8,8 +8,10 @@ TASKS = ("needle", "recall")
 
 
 def write_run(folder, arm, seed, *, bits=2.0, recall=(0.0, 0.6, 0.9, 1.0), loss=1.0, spike=1.0,
-              attention="msa", **options):
-    """`loss` in all steps; `spike` the largest gradient norm, where all others are 1."""
+              attention="msa", old=False, heads=None, **options):
+    """`loss` in all steps; `spike` the largest gradient norm, where all others are 1. `old`: as
+    records were before the probe had local rate and far overlap. `heads`: the last look of one
+    layer, head by head."""
     path = folder / arm / f"seed-{seed}"
     path.mkdir(parents=True)
     summary = {
@@ -23,6 +25,8 @@ def write_run(folder, arm, seed, *, bits=2.0, recall=(0.0, 0.6, 0.9, 1.0), loss=
         "evaluation": {"by_position": [
             {"first": 0, "end": 128, "bits_per_byte": bits + 0.5},
             {"first": 128, "end": 256, "bits_per_byte": bits - 0.5}]}}
+    if heads:
+        summary["rows"] = [{"layer": 0, "heads": heads}]
     rows = []
     for place, step in enumerate(STEPS):
         rows += [(step, "train", "loss", "", loss),
@@ -35,7 +39,8 @@ def write_run(folder, arm, seed, *, bits=2.0, recall=(0.0, 0.6, 0.9, 1.0), loss=
             rows += [(step, "probe", "sink_mass_dense", "0", 0.5)]
             if attention == "msa":
                 rows += [(step, "probe", name, layer, value) for layer in "01" for name, value in
-                         (("score_recall", 0.9), ("mass_kept", 0.8), ("first_block_rate", 1.0))]
+                         (("score_recall", 0.9), ("mass_kept", 0.8), ("first_block_rate", 1.0),
+                          *(() if old else (("local_rate", 0.9), ("far_overlap", 0.3))))]
     (path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     lines = ["step,group,name,part,value", *(",".join(map(str, row)) for row in rows)]
     (path / "curves.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")

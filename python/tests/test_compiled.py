@@ -55,3 +55,8 @@ def test_a_compiled_part_that_cannot_be_loaded_says_why(run, tmp_path):
     error = run(CALL).stderr
     assert "ImportError: the compiled part of msalab cannot be loaded: " in error
     assert "_msalab.abi3.so" in error
+
+
+def test_a_copy_that_is_not_installed_has_no_version(run):
+    done = run("from msalab.__main__ import main; raise SystemExit(main(['--version']))")
+    assert done.returncode == 0 and done.stdout.startswith("msalab ")

@@ -292,7 +292,7 @@ PROGRAMS = {  # program, its commands, its options
         "--layers", "--overwrite")),
     "msalab.plots": (run_plots, ([],), (
         "--fit", "--selections", "--compare", "--evaluate", "--advise", "--cache", "--reuse",
-        "--precision", "--cost", "--bench", "--layers")),
+        "--precision", "--pilot", "--cost", "--bench", "--layers")),
     "msalab.evaluation": (run_evaluation, (["."],), (
         "--text", "--indexer", "--selector", "--budgets", "--top-k", "--block-size",
         "--force-begin-blocks", "--force-end-blocks", "--dense-layers", "--context", "--sequences",

@@ -69,3 +69,10 @@ def test_refuses_sizes_by_name():
         MSAttention(16, 3, 2, 16)
     with pytest.raises(ValueError, match="index_rotary is 18, must be even and from 0 to 16"):
         MSAttention(16, 4, 2, 16, index_dim=16, index_rotary=18)
+    with pytest.raises(ValueError, match="kv_heads is 0, must be at least 1"):
+        MSAttention(16, 4, 0, 16)
+    module = MSAttention(16, 4, 2, 16)
+    with pytest.raises(ValueError, match=r"x has shape \[3, 8\], must be \[N, 16\]"):
+        module(torch.zeros(3, 8))
+    with pytest.raises(ValueError, match=r"cu_seqlens is \[0, 2\], must end with 3, the rows of x"):
+        module(torch.zeros(3, 16), [0, 2])

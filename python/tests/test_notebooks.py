@@ -25,7 +25,9 @@ def demo_results(results_path, tmp_path_factory):
     demo = tmp_path_factory.mktemp("demo")
     made = make_cost.write_all(demo / "made")
     for kind, name in (("cost", "cost.json"), ("orders", "loop_orders.json"),
-                       ("compare", "compare/summary.json")):
+                       ("compare", "compare/summary.json"),
+                       *((kind, f"{kind}/summary.json")
+                         for kind in ("advise", "cache", "precision", "reuse"))):
         (demo / name).parent.mkdir(exist_ok=True)
         shutil.copy(made[kind], demo / name)
     (demo / "fit").mkdir()

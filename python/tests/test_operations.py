@@ -201,7 +201,7 @@ def test_bad_input_is_named_with_value_and_rule(data, ids):
 
     dense, sparse = msalab.dense_attention, msalab.msa_sparse_attention
     refused(r"q has shape \[29, 64\], must be \[Nq, Hq, dh\]", dense, q.reshape(29, -1), k, v)
-    refused("q is list, must be an array or a tensor", dense, [1], k, v)
+    refused("q is list, must be a dense array or tensor", dense, [1], k, v)
     refused("q is not contiguous", dense, np.asfortranarray(q), k, v, **PACKED)
     refused("topk_idxs is int64, must be int32", sparse, q, k, v, ids.astype(np.int64),
             block_size=BK, **PACKED)
@@ -222,6 +222,56 @@ def test_bad_input_is_named_with_value_and_rule(data, ids):
     double = [data[name].astype(float) for name in "qkv"]
     refused("f64", dense, *double, kind=msalab.UnsupportedError, **PACKED)
     assert issubclass(msalab.InputError, ValueError)
+
+
+@pytest.mark.parametrize("message, options", [
+    ("softmax_scale is nan, must be finite and positive", {"softmax_scale": float("nan")}),
+    ("softmax_scale is -1, must be finite and positive", {"softmax_scale": -1}),
+    ("window is 0, must be at least 1", {"window": 0}),
+    ("softcap is 0, must be finite and positive", {"softcap": 0.0}),
+    (r"sinks has shape \[3\], must be \[Hq\] = \[4\]", {"sinks": np.zeros(3, np.float32)}),
+    ("backend is 3, must be a word", {"backend": 3}),
+    (r"layout is \[0, 29\], must be what msalab.layout returns", {"layout": [0, 29]}),
+    ("cu_seqlens_q holds '029', must be integers", {"cu_seqlens_q": "029"}),
+    ("must be integers of 64 bits", {"cu_seqlens_q": [0, 2 ** 63]}),
+    ("v is NoneType, must be a dense array or tensor", {"v": None}),
+    ("v is str, must be a dense array or tensor", {"v": "v"}),
+    ("v is ndarray, dtype object, must be a dense array", {"v": np.zeros((29, HKV, DH), object)}),
+    ("v is ndarray, dtype >f4, must be a dense array", {"v": np.zeros((29, HKV, DH), ">f4")}),
+    ("v has 5 dimensions, must have 3", {"v": np.zeros((1, 1, 29, HKV, DH), np.float32)}),
+    ("q is NoneType, must be a dense array or tensor", {"q": None})])
+def test_each_argument_is_refused_by_name(data, message, options):
+    arrays = {name: data[name][:29] for name in "qkv"}
+    with pytest.raises(msalab.InputError, match=message):
+        msalab.dense_attention(**{**arrays, **options})
+
+
+@pytest.mark.parametrize("message, options", [
+    ("topk is 2.5, must be an integer", {"topk": 2.5}),
+    ("topk is None, must be an integer", {"topk": None}),
+    (f"topk is {2 ** 70}, must be an integer of 64 bits", {"topk": 2 ** 70}),
+    (f"block_size is {2 ** 70}, must be an integer of 64 bits", {"block_size": 2 ** 70}),
+    ("block_size is 0, must be from 8 to 256", {"block_size": 0}),
+    ("force_begin_blocks is 'a', must be an integer", {"force_begin_blocks": "a"}),
+    ("force_end_blocks is 1.5, must be an integer", {"force_end_blocks": 1.5}),
+    ("index_scale is -1, must be finite and positive", {"index_scale": -1})])
+def test_each_number_of_a_selection_is_refused_by_name(data, message, options):
+    arrays = {"index_q": data["index_q"], "index_k": data["index_k"][:29]}
+    with pytest.raises(msalab.InputError, match=message):
+        msalab.msa_index_select(**{**arrays, "topk": K, **options})
+
+
+@pytest.mark.parametrize("value, rule", [(7, "sees 1 blocks"), (-2, "sees 1 blocks"),
+                                         (2 ** 31 - 1, "sees 1 blocks")])
+def test_ids_out_of_range_are_refused(data, value, rule):
+    arrays = [data[name][:29] for name in "qkv"]
+    ids = np.full((29, HKV, 1), value, np.int32)
+    with pytest.raises(msalab.InputError, match=rf"ids\[0, 0, 0\] is {value}, .*{rule}"):
+        msalab.msa_sparse_attention(*arrays, ids, block_size=BK)
+    with pytest.raises(msalab.InputError, match="order is None, must be a word"):
+        msalab.msa_sparse_attention(*arrays, ids, block_size=BK, order=None)
+    with pytest.raises(msalab.InputError, match="topk_idxs is NoneType, must be a dense array"):
+        msalab.msa_sparse_attention(*arrays, None, block_size=BK)
 
 
 def test_backends_say_why_they_cannot_start():

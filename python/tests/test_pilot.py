@@ -3,6 +3,7 @@
 differences are known, and the page of the real ones."""
 
 import csv
+import gzip
 import json
 import math
 import re
@@ -12,6 +13,7 @@ import nbformat
 import numpy as np
 import pytest
 from make_pilot import write_arm, write_run
+from make_results import Case, make_results
 
 from msalab.__main__ import main
 from msalab.plots import ResultsError, pilot, pilot_figures, read_records
@@ -145,6 +147,66 @@ def test_a_run_that_diverged_is_a_result(made):
     assert list(pilot_figures.pictures(read_records(made)))
 
 
+def test_records_from_before_a_measure_was_there_do_not_count(made, capsys):
+    """Three seeds have it, two are older: an interval of three, and no reason to be undecided."""
+    for seed in (4, 5):
+        write_run(made, "msa", seed, old=True)
+    records = read_records(made)
+    local = compare(records, Check("msa", "msa", "local_rate", "higher", "chance"))
+    assert list(local.seeds) == [1, 2, 3]
+    assert local.verdict == "agree"
+    assert compare(records, Check("msa", "msa", "first_block_rate", "higher",
+                                  "chance")).interval.n == 5
+    assert judge(records, OF["emergence"]).verdict == "agree"
+    assert main(["pilot", str(made), "--out", str(made.parent / "out")]) == 0
+    assert ("note: local_rate and far_overlap are not in the runs msa/4, msa/5, which were recorded "
+            "before they were measured") in capsys.readouterr().err
+
+
+def test_without_any_record_of_a_measure_its_check_says_so(tmp_path):
+    write_arm(tmp_path, "msa", (2.0, 2.0, 2.0), old=True)
+    judged = judge(read_records(tmp_path), OF["emergence"])
+    assert (judged.verdict, judged.reason) == ("undecided", "")
+    row = pilot.claims_markdown(read_records(tmp_path)).splitlines()[-1]
+    assert "local_rate − chance, msa: –" in row
+    assert row.count("not in these records") == 2
+
+
+def test_groups_that_share_their_far_blocks_disagree(tmp_path):
+    write_arm(tmp_path, "msa", (2.0, 2.0, 2.0))
+    for path in tmp_path.glob("msa/*/curves.csv"):
+        path.write_text(path.read_text().replace(",0.3\n", ",0.9\n"))
+    judged = judge(read_records(tmp_path), OF["emergence"])
+    assert [one.verdict for one in judged.found] == ["agree", "agree", "agree", "disagree"]
+
+
+def test_heads_that_give_their_mass_to_one_place(made):
+    write_run(made, "sink", 1, heads={"sink_mass_dense": [0.9, 0.9, 0.0, 0.0],
+                                      "sink_mass_sparse": [0.5, 0.0, 0.0, 0.0],
+                                      "learned_sink_mass": [0.0, 0.3, 0.2, 0.05]})
+    write_run(made, "full-sink", 1, attention="full", heads={"sink_mass_dense": [0.2, 0.0]})
+    records = read_records(made)
+    # Of MSA the sparse mass counts, the layer's own attention.
+    assert records["sink"][1].values["heads on token 0"] == 0.25
+    assert records["sink"][1].values["heads on the sink"] == 0.5
+    assert records["full-sink"][1].values["heads on token 0"] == 0.5
+    assert "heads on the sink" not in records["full-sink"][1].values
+    assert "heads on token 0" not in records["msa"][1].values
+
+
+def test_a_run_that_never_learns_is_told(made):
+    """ln 16 = 4 bits, half of what guessing pays."""
+    write_run(made, "attached-w100", 1, loss=math.log(16) + 0.01, bits=6.0)
+    write_run(made, "attached-w100", 2, loss=math.log(16) - 0.01, bits=6.0)
+    records = read_records(made)
+    assert [run.values["stalled"] for run in records["attached-w100"].values()] == [1, 0]
+    assert [run.values["diverged"] for run in records["attached-w100"].values()] == [0, 0]
+    rows = [line for line in pilot.stability_markdown(records).splitlines()
+            if line.startswith("| attached")]
+    assert rows == ["| attached-w100 | 1 | no | yes | 2.783 | 2.783 | 6.000 |",
+                    "| attached-w100 | 2 | no | no | 2.763 | 2.763 | 6.000 |"]
+
+
 def test_chance_of_the_first_block():
     """Three blocks, two of them chosen, one of these the local one: of the queries that see all
     three, half choose block 0."""
@@ -183,6 +245,18 @@ def test_damaged_records_are_refused(made, capsys, name, old, new, message):
     assert not (made / "out").exists()
 
 
+def test_curves_may_be_packed(made, capsys):
+    plain = made / "msa/seed-2/curves.csv"
+    want = read_records(made)["msa"][2]
+    packed = plain.with_name("curves.csv.gz")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    assert read_records(made)["msa"][2].values == want.values
+    packed.write_bytes(packed.read_bytes()[:-20])
+    assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
+    assert f"{packed}: is damaged: " in capsys.readouterr().err
+
+
 def test_missing_files_and_folders_are_refused(made, capsys):
     (made / "msa/seed-2/curves.csv").unlink()
     assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
@@ -203,7 +277,8 @@ def test_the_command_writes_numbers_and_pictures(made, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["pilot", str(made), "--out", str(out)]) == 0
     assert "**not run yet**" in capsys.readouterr().out
-    names = ("pilot_by_position", "pilot_index_msa", "pilot_loss", "pilot_retrieval")
+    names = ("pilot_by_position", "pilot_gradient", "pilot_held_out", "pilot_index_msa",
+             "pilot_loss", "pilot_probes", "pilot_retrieval")
     assert {path.name for path in out.iterdir()} == {"pilot.csv", "pilot.json"} | {
         f"{name}.{ending}" for name in names for ending in ("png", "svg", "csv")}
     with open(out / "pilot.csv", newline="", encoding="utf-8") as file:
@@ -231,6 +306,32 @@ def test_pictures_show_the_numbers_of_the_records(made):
     assert table.where(task="recall", arm="msa", seed=1)["exact_match"].tolist() == [0, .6, .9, 1]
     _, table = pilot_figures.index_by_layer(records)
     assert set(table.where(measure="mass_kept")["value"]) == {0.8}
+    _, table = pilot_figures.gradient_norms(records)
+    assert table.where(arm="msa", seed=2)["value"].tolist() == [1, 1, 1, 4, 1]
+    figure, table = pilot_figures.probed_curves(records)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "score recall", "mass kept", "mass on token 0", "block 0 rate", "local rate", "far overlap"]
+    assert set(table.where(curve="far_overlap")["arm"]) == {"msa"}
+    assert set(table.where(curve="sink_mass_dense")["arm"]) == {"full", "msa", "window"}
+    _, table = pilot_figures.held_out_loss(records)
+    assert table.where(arm="msa", seed=1)["value"].tolist() == [5.01, 4.01, 3.01, 2.01]
+
+
+def test_the_records_are_a_section_of_a_report(made, tmp_path, capsys):
+    make_results(tmp_path / "results.h5", Case(lengths=(75,), layers=(0,)))
+    out = tmp_path / "report"
+    command = ["plot", str(tmp_path / "results.h5"), "--out", str(out), "--pilot", str(made)]
+    assert main(command) == 0
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count('<section id="pilot">') == 1
+    assert "9 runs of msa-pretrain in 3 arms" in page
+    for name in ("pilot_loss", "pilot_probes", "pilot_index_msa"):
+        assert {path.suffix for path in out.glob(f"{name}.*")} == {".png", ".svg", ".csv"}
+    with open(out / "pilot.csv", newline="", encoding="utf-8") as file:
+        assert next(csv.DictReader(file))["claim"] == "training-dynamics-pt"
+    (made / "msa/seed-2/curves.csv").unlink()
+    assert main(command) == 2
+    assert "msa/seed-2/curves.csv" in capsys.readouterr().err
 
 
 def test_the_page_has_the_numbers_of_the_records():

@@ -129,6 +129,39 @@ def test_costs_and_comparisons_come_as_sections(full_report):
     assert "Averages over 40 queries in the prefill phase" in page
 
 
+def test_what_is_named_is_named_in_the_page(full_report):
+    """Pictures in an <img> show no names: those that have some are elements of the page."""
+    page = (full_report / "report.html").read_text(encoding="utf-8")
+    titles = re.findall("<g><title>(.*?)</title>", page)
+    assert {"random", "oracle", "quest", "layer 1 with ids of layer 0",
+            "int8, scale per token"} <= set(titles)
+    images = [base64.b64decode(attributes["src"].split(",", 1)[1])
+              for tag, attributes in Elements(page).found if tag == "img"]
+    assert images and not any(b"<title>" in image for image in images)
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]*)', page)) <= set(ids)
+    assert not re.search(r"url\((?!#)|@import|https?:", page)
+
+
+def test_a_named_line_has_room_for_a_pointer(full_report):
+    svg = (full_report / "budget_layer3.svg").read_text(encoding="utf-8")
+    for name in ("oracle", "quest"):
+        broad, line = re.search(rf'<title>{name}</title>\s*(<path .*?/>)\s*(<path .*?/>)', svg,
+                                re.DOTALL).groups()
+        assert "stroke: transparent; stroke-width: 8" in broad and "transparent" not in line
+        assert broad.split('"')[1] == line.split('"')[1]  # the same way
+
+
+def test_a_word_with_two_definitions_has_both(full_report):
+    """As output_error, which is of heads in msa-analyze and of groups in msa-compare."""
+    page = (full_report / "report.html").read_text(encoding="utf-8")
+    glossary = page[page.index('id="glossary"'):]
+    assert "<dt>mass kept</dt><dd>sum of P_b over the selected blocks, of all mass</dd>" in glossary
+    assert "<dt>mass kept (comparison)</dt><dd>what mass_kept means</dd>" in glossary
+    assert page.count('title="what mass_kept means"') > 1  # the comparison's column and cells
+
+
 def test_heat_maps_may_come_from_more_of_the_queries(sampled, tmp_path, full_report):
     make_results(tmp_path / "whole.h5", Case(lengths=(75, 190), layers=(0,)))
     with Results(tmp_path / "whole.h5") as whole:

@@ -212,7 +212,18 @@ def test_bad_input_is_named(data):
     elsewhere = "k lies on a device that is neither a CPU nor CUDA's, must lie on the CPU"
     with pytest.raises(ValueError, match=elsewhere):
         m.dense_attention(q, k.to("meta"), v)
+    with pytest.raises(ValueError, match="k is Tensor, dtype torch.float32, layout torch.sparse_coo, "
+                                         "must be a dense array or tensor"):
+        m.dense_attention(q, k.detach().to_sparse(), v)
+    with pytest.raises(ValueError, match="q is bool, which no operation takes"):
+        m.dense_attention(q > 0, k, v)
+    with pytest.raises(ValueError, match=r"q has shape \[1, 61, 4, 16\], must be \[Nq, Hq, dh\]"):
+        m.dense_attention(q[None], k, v)
+    with pytest.raises(RuntimeError, match="value of type 'Tensor' for argument 'k' but .*'ndarray'"):
+        m.dense_attention(q, k.detach().numpy(), v)
     ids = torch.zeros(len(q), HKV, 1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="topk_idxs is int64, must be int32"):
+        m.msa_sparse_attention(q, k, v, ids.long(), block_size=BK)
     m.msa_sparse_attention(q, k, v, ids, block_size=BK)
     with pytest.raises(ValueError, match="block_size is 8.0, must be an integer"):
         m.msa_sparse_attention(q, k, v, ids, block_size=float(BK))

@@ -141,5 +141,16 @@ TEST(InjectedError, BrokenSelections) {
     EXPECT_FALSE(broken([](int32_t*) {}));
 }
 
+// A key that a million rows of 16 heads see is a sum of 2^24 products.
+TEST(Bounds, OfASumGrowWithItsTerms) {
+    double before = 0;
+    for (int log = 0; log <= 40; ++log) {
+        const double now = gamma(std::ldexp(1.0, log));
+        EXPECT_GE(now, std::ldexp(kRoundoff, log)) << "2^" << log;
+        EXPECT_GT(now, before) << "2^" << log;
+        before = now;
+    }
+}
+
 }  // namespace
 }  // namespace msa::test

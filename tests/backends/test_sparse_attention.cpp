@@ -143,6 +143,23 @@ TEST_P(SparseAttentionForms, SlotsThatExceedAnyBufferChangeNothing) {
             << to_string(order) << ", seed " << seed();
 }
 
+TEST_P(SparseAttentionForms, BlocksMayBeSingleTokens) {
+    const Case c{"tokens", square_problem(150, 4, 2, 16, 16, 1), {.top_k = 40}};
+    const Operands o = make_operands(c, GetParam().element);
+    Tensor<int32_t, 3> ids({150, 2, 40});
+    std::fill_n(ids.data(), ids.size(), kNoBlock);
+    for (int64_t i = 0; i < 150; ++i)
+        for (int64_t r = 0; r < 2; ++r)  // every third key or so, the group's own
+            for (int64_t j = r, n = 0; j <= i && n < 40; j += 2 + (i + j) % 3)
+                ids(i, r, n++) = static_cast<int32_t>(j);
+    const Attention want = reference().sparse_attention(c.problem, o, ids);
+    Runner runner(GetParam());
+    for (LoopOrder order : orders_of(runner, c.problem, c.rule.top_k))
+        EXPECT_TRUE(
+            matches(runner.sparse_attention(c.problem, o, ids, order), want, bounds(c.problem, o)))
+            << to_string(order) << ", seed " << seed();
+}
+
 TEST_P(SparseAttentionForms, TheLocalBlockAloneIsAWindow) {
     // Equal scores: the output is the mean of the visible values of the local block.
     Case c{"local", square_problem(30, 2, 1, 16, 16, 8), {.top_k = 1}, Values::equal};

@@ -52,7 +52,7 @@ TEST(Problem, RefusalsNameTheValueAndTheRule) {
               }),
               "cu_seqlens_q has 2 entries, cu_seqlens_k 3; they must have the same number");
     EXPECT_EQ(refusal_after([](Problem& p) { p.own_softmax_scale = -1; }),
-              "a scale is -1, must be finite and positive");
+              "softmax_scale is -1, must be finite and positive");
     EXPECT_EQ(refusal([] {
                   PackedBatch({0, 10}, {0, 10}, {1, 2});
               }),

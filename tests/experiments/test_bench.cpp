@@ -38,6 +38,37 @@ protected:
     }
 };
 
+TEST_F(Bench, RanksAnswerALayerTogether) {
+    const Words sizes{"--backend",     "cpu", "--devices",    "0,1,2", "--samples",  "2",
+                      "--query-heads", "4",   "--kv-heads",   "2",     "--head-dim", "16",
+                      "--index-dim",   "16",  "--block-size", "8",     "--top-k",    "2"};
+    Words args = sizes;
+    for (const char* word : {"--tokens", "300,1K", "--json"}) args.emplace_back(word);
+    const Outcome outcome = kBench(args);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const json record = json::parse(outcome.out);
+    EXPECT_EQ(record["format"], "msa-bench-ranks");
+    EXPECT_EQ(record["complete"], true);
+    ASSERT_EQ(record["measurements"].size(), 4U);
+    for (const json& m : record["measurements"]) {
+        const bool square = m["case"] == "square";
+        EXPECT_EQ(m["different_ids"], 0);
+        EXPECT_EQ(m["rank_samples"].size(), 3U);
+        EXPECT_EQ(m["rank_samples"][2].size(), 2U);
+        EXPECT_GT(m["speed_up"], 0);
+        EXPECT_GE(m["imbalance"], 0);
+        EXPECT_EQ(m.contains("gather_seconds"), square);
+        EXPECT_LT(m["largest_out_difference"], square ? 1e-30 : 1e-5);
+    }
+    args = sizes;
+    args.insert(args.end(), {"--stages", "layer"});
+    const Outcome stages = kBench(args);
+    EXPECT_EQ(stages.code, 2);
+    EXPECT_NE(stages.err.find("--devices times whole layers and excludes --stages"),
+              std::string::npos)
+        << stages.err;
+}
+
 TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
     const Outcome outcome = run({"--out", path("record.json")});
     ASSERT_EQ(outcome.code, 0) << outcome.err;

@@ -114,6 +114,27 @@ TEST_F(Cost, FindsItsDataWhereTheEnvironmentSays) {
     EXPECT_NE(mine.err.find("none of the known models"), std::string::npos) << mine.err;
 }
 
+TEST_F(Cost, OverGpus) {
+    const json cost = run_json({"--context", "512K,1M", "--gpus", "2,8,64", "--hardware", "h200"});
+    EXPECT_EQ(cost["format"], "msa-cost-gpus");
+    EXPECT_EQ(cost["link"]["bytes_per_second"], 450e9);
+    ASSERT_EQ(cost["rows"].size(), 6U);
+    for (const json& row : cost["rows"]) {
+        const auto gpus = row["gpus"].get<double>();
+        EXPECT_EQ(row["prefill"]["ranks"].size(), row["gpus"].get<size_t>());
+        EXPECT_LT(row["prefill"]["speedup"], gpus);
+        EXPECT_GT(row["prefill"]["speedup"], 0.8 * gpus) << row["gpus"];
+        EXPECT_LT(row["prefill"]["imbalance"], 0.03);
+        EXPECT_LT(row["decode"]["worst_speedup"], row["decode"]["speedup"]);
+    }
+    const Outcome table = kCost({"--context", "1M", "--gpus", "8"});
+    EXPECT_EQ(table.code, 0) << table.err;
+    EXPECT_NE(table.out.find("links 450 GB/s, 0.6 us; network 50 GB/s, 2.7 us; 8 to a host"),
+              std::string::npos)
+        << table.out;
+    EXPECT_EQ(lines(kCost({"--context", "1M", "--gpus", "2,8", "--csv"}).out), 1 + 2 * 2);
+}
+
 void refused(const std::vector<std::string>& args, const std::string& why) {
     const Outcome outcome = kCost(args);
     EXPECT_EQ(outcome.code, 2) << why;

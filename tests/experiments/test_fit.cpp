@@ -21,10 +21,9 @@ TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
     EXPECT_EQ(outcome.out, file_text(path("out/summary.json")));
     const json summary = json::parse(outcome.out);
     ASSERT_EQ(summary["rows"].size(), 2U);
-    std::set<std::string> keys{"layer",        "steps",         "split",
-                               "warmup_steps", "train_queries", "held_out_queries",
-                               "rows_counted", "intervals",     "index_flops",
-                               "index_bytes"};
+    std::set<std::string> keys{
+        "layer",        "steps",     "split", "warmup_steps", "train_queries", "held_out_queries",
+        "rows_counted", "intervals", "gain",  "index_flops",  "index_bytes"};
     for (const auto& measure : experiments::fit::kMeasures) keys.insert(measure.metric);
     int layer = 3;
     for (const json& row : summary["rows"]) {
@@ -88,7 +87,8 @@ TEST_F(Fit, ClosedFormIsExactWithInterleavedRope) {
     EXPECT_TRUE(indexer.layer(3).rope_interleaved);
     const Outcome outcome = run({split, file}, "both");
     EXPECT_EQ(outcome.code, 2);
-    EXPECT_NE(outcome.err.find("has rope_layout interleaved, "), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("attribute rope_layout is \"interleaved\", in "), std::string::npos)
+        << outcome.err;
 }
 
 TEST_F(Fit, LearnsFromRandomWeights) {

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 // msa-fit-indexer on every backend, and it and msa-compare on one whose memory the host cannot
 // touch. (msa-analyze gives a device bf16, which cpu does not compute.)
+#include <nlohmann/json.hpp>
+
 #include "core/io/activations.h"
+#include "core/select/selector.h"
+#include "core/select/token_selector.h"
 #include "core/tolerance.h"
 #include "tests/experiments/fit_test.h"
 #include "tests/support/far_backend.h"
@@ -33,15 +37,49 @@ TEST_F(FarAway, AFitIsTheSameBitForBit) {
     EXPECT_TRUE(std::equal(far.data(), far.data() + far.size(), near.data()));
 }
 
-TEST_F(FarAway, AComparisonIsTheSameBitForBit) {
-    const std::string file = make("a.h5");
-    for (const std::string backend : {"cpu", "far"}) {
-        const Outcome outcome =
-            kCompare({file, "--out", path(backend), "--backend", backend, "--block-size", "8",
-                      "--budgets", "32,64", "--threads", "1"});
-        ASSERT_EQ(outcome.code, 0) << outcome.err;
+class FarComparison : public FarAway {
+protected:
+    void compare(const std::vector<std::string>& selectors) {
+        std::string names;
+        for (const std::string& name : selectors) names += (names.empty() ? "" : ",") + name;
+        const std::string file = make("a.h5");
+        for (const std::string backend : {"cpu", "far"}) {
+            const Outcome outcome =
+                kCompare({file, "--out", path(backend), "--backend", backend, "--block-size", "8",
+                          "--budgets", "32,64", "--threads", "1", "--selectors", names});
+            ASSERT_EQ(outcome.code, 0) << outcome.err;
+        }
     }
+};
+
+TEST_F(FarComparison, OfBlocksIsTheSameBitForBit) {
+    std::vector<std::string> selectors;
+    for (const std::string& name : list_selectors())
+        if (const Policy::Needs needs = make_selector(name)->needs();
+            needs.phases != Phases::decode && !needs.previous_layer)
+            selectors.push_back(name);
+    compare(selectors);
     EXPECT_TRUE(same_data(path("far/results.h5"), path("cpu/results.h5")));
+}
+
+// Far away the backend attends to the tokens, as blocks of one; cpu has a form of its own.
+TEST_F(FarComparison, OfTokensIsTheSameButForRoundings) {
+    compare(list_token_selectors());
+    const auto rows = [&](const std::string& of) {
+        return nlohmann::json::parse(file_text(path(of + "/summary.json")))["rows"];
+    };
+    const nlohmann::json far = rows("far"), near = rows("cpu");
+    ASSERT_EQ(far.size(), near.size());
+    ASSERT_GE(near.size(), list_token_selectors().size());
+    // lse, of some hundred keys and logits below 8, is a float: the mass is off by as much.
+    const double bound = 4 * lse_bound(logit_bound(0.25, 6, 6, 16), 200, 16);
+    for (size_t n = 0; n < near.size(); ++n) {
+        EXPECT_EQ(far[n]["selector"], near[n]["selector"]);
+        EXPECT_EQ(far[n]["tokens_read"], near[n]["tokens_read"]);
+        for (const char* metric : {"mass_kept", "output_error"})
+            EXPECT_NEAR(far[n][metric].get<double>(), near[n][metric].get<double>(), bound)
+                << near[n]["selector"] << " " << metric;
+    }
 }
 
 TEST_F(FarAway, ATeacherThatTheBackendLacksIsRefused) {

@@ -76,10 +76,11 @@ TEST_F(FitRefusal, NeedsInputOutputAndHiddenStates) {
 TEST_F(FitRefusal, RefusesFilesThatDoNotAgree) {
     const std::string one = write("one.h5");
     const Outcome heads = run({one, write("two.h5", {.query_heads = 8})}, "out");
-    EXPECT_NE(heads.err.find("two.h5: /layers/3 has query heads 8, "), std::string::npos)
+    EXPECT_NE(heads.err.find("two.h5: /layers/3/q is f32, 8 heads of 16 channels, in "),
+              std::string::npos)
         << heads.err;
     const Outcome rope = run({one, write("three.h5", {.rotary_dim = 4})}, "out");
-    EXPECT_NE(rope.err.find("has rotary_dim 4, "), std::string::npos) << rope.err;
+    EXPECT_NE(rope.err.find("attribute rotary_dim is 4, in "), std::string::npos) << rope.err;
 }
 
 TEST_F(FitRefusal, RefusesWhatStandsBeforeRope) {

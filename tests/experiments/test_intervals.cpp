@@ -86,6 +86,54 @@ TEST_F(Intervals, OfOneBlockThereAreNone) {
     EXPECT_EQ(outcome.out.find("Interval:"), std::string::npos);
 }
 
+/// Without a step nothing is gained, in no draw: start and end are drawn together.
+TEST_F(Intervals, OfAGainAreOfTheSameDraws) {
+    const std::string file = write("a.h5", {.cu_seqlens = {0, 1024}});
+    const Outcome still = run({file}, "still", {"--lr", "0", "--weight-decay", "0"});
+    ASSERT_EQ(still.code, 0) << still.err;
+    const std::vector<std::string> names{"kl", "kl_selected", "block_recall", "score_recall",
+                                         "mass_kept"};
+    for (const json& row : rows_of(path("still/summary.json"))) {
+        EXPECT_EQ(row["gain"].size(), names.size());
+        for (const std::string& name : names) {
+            EXPECT_EQ(row["gain"][name], json::parse(R"({"value": 0.0, "low": 0.0, "high": 0.0})"));
+            EXPECT_LT(row["intervals"][name]["low"], row["intervals"][name]["high"]) << name;
+        }
+    }
+    EXPECT_NE(still.out.find("0.0000 [0.0000, 0.0000]  ="), std::string::npos) << still.out;
+}
+
+TEST_F(Intervals, OfAGainAreThoseOfTheDifferences) {
+    const std::string file = write("a.h5", {.cu_seqlens = {0, 1024}});
+    const Outcome outcome = run({file}, "out", {"--init", "normal", "--lr", "3e-2"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const io::ResultsReader results(path("out/results.h5"));
+    const json row = rows_of(path("out/summary.json"))[0];
+    const auto start = results.read<double, 3>("/fit/3/blocks/kl/start"),
+               end = results.read<double, 3>("/fit/3/blocks/kl/means");
+    const auto rows = results.read<int64_t, 1>("/fit/3/blocks/kl/rows");
+    const auto sequence = results.read<int64_t, 1>("/fit/3/blocks/kl/sequence");
+    const Tensor<int32_t, 2> times =
+        analysis::bootstrap_draws({sequence.data(), static_cast<size_t>(sequence.size())},
+                                  experiments::kDraws, results.run().seed);
+    std::vector<double> gains;
+    for (int64_t n = 0; n < experiments::kDraws; ++n) {
+        double gain = 0, queries = 0;
+        for (int64_t m = 0; m < rows.size(); ++m) {
+            const double weight = double(times(n, m) * rows(m));
+            gain += weight * (end(m, 0, 0) + end(m, 1, 0) - start(m, 0, 0) - start(m, 1, 0)) / 2;
+            queries += weight;
+        }
+        gains.push_back(gain / queries);
+    }
+    const std::vector<double> kl = curve("out", "held_out/kl");
+    const analysis::Estimate want = analysis::with_interval(kl.back() - kl.front(), gains);
+    EXPECT_NEAR(row["gain"]["kl"]["value"], want.value, 1e-12);
+    EXPECT_NEAR(row["gain"]["kl"]["low"], want.low, 1e-12);
+    EXPECT_NEAR(row["gain"]["kl"]["high"], want.high, 1e-12);
+    EXPECT_LT(want.high, 0);  // the KL falls
+}
+
 TEST_F(Intervals, OfAFitAreThoseOfItsLastEvaluation) {
     const std::string file = write("a.h5", {.cu_seqlens = {0, 1024}});
     const Outcome outcome = run({file}, "out");

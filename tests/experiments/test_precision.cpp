@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "core/io/activations.h"
+#include "experiments/driver/table.h"
 #include "tests/experiments/precision_test.h"
 
 namespace msa::test {
@@ -201,6 +202,9 @@ TEST_F(PrecisionTest, MeasuresTheFormatsScalesAndRotationsThatAreAskedFor) {
         for (const json& row : all[part]["rows"]) names.push_back(row["name"]);
         EXPECT_EQ(names, (std::vector<std::string>{"f32", "int8, scale per token, rotated"}));
     }
+    std::istringstream page(file_text(path("out/precision.txt")));
+    for (std::string line; std::getline(page, line);)
+        EXPECT_LE(line.size(), experiments::kLineWidth) << line;
 }
 
 TEST_F(PrecisionTest, ThePageSaysWhichFormatsAreWithinTheTarget) {

@@ -154,14 +154,21 @@ TEST_F(Pretrain, AFullDiskLeavesTheCheckpointBefore) {
     more.insert(more.end(), {"--resume"});
     more[7] = "1";
     constexpr size_t kUlimitBlock = 512;
-    std::string line =
-        text("ulimit -f ", before.size() / 2 / kUlimitBlock, "; ", MSA_BIN_DIR, "/msa-pretrain");
-    for (const std::string& word : args("out", more)) line += " '" + word + "'";
-    const int status = std::system((line + " 2> " + path("err.txt")).c_str());
-    EXPECT_EQ(WEXITSTATUS(status), 2);
-    EXPECT_NE(file_text(path("err.txt")).find("File too large"), std::string::npos)
-        << file_text(path("err.txt"));
-    EXPECT_TRUE(file_text(path("out/checkpoint.h5")) == before);
+    // In the middle of the unit's file, and where that fits, and what is made of it does not.
+    std::vector<size_t> limits{before.size() / 2};
+    for (size_t less = 8192; less < 14336; less += 1024) limits.push_back(before.size() - less);
+    for (const size_t bytes : limits) {
+        std::string line =
+            text("ulimit -f ", bytes / kUlimitBlock, "; ", MSA_BIN_DIR, "/msa-pretrain");
+        for (const std::string& word : args("out", more)) line += " '" + word + "'";
+        const int status = std::system((line + " 2> " + path("err.txt")).c_str());
+        EXPECT_EQ(WEXITSTATUS(status), 2) << bytes << " of " << before.size();
+        const std::string said = file_text(path("err.txt"));
+        EXPECT_NE(said.find("File too large"), std::string::npos) << said;
+        EXPECT_NE(said.find("steps are kept in " + path("out/checkpoint.h5")), std::string::npos)
+            << said;
+        EXPECT_TRUE(file_text(path("out/checkpoint.h5")) == before);
+    }
 }
 
 TEST_F(Pretrain, ContinuesFromADenseCheckpoint) {
@@ -283,6 +290,8 @@ TEST_F(Pretrain, RefusalsNameTheValueAndTheRule) {
             .find("attention is given for 3 layers, must be given once, or for each of the 2"),
         std::string::npos);
     EXPECT_NE(refusal({"--warmup-steps", "13"}).find("warmup_steps is 13, must be from 0 to steps"),
+              std::string::npos);
+    EXPECT_NE(refusal({"--held-out", "0"}).find("--held-out is 0, must be between 0 and 1"),
               std::string::npos);
     EXPECT_NE(refusal({"--eval-lengths", "65"}).find("--eval-lengths names 65"), std::string::npos);
     std::ofstream(path("a.txt")).close();

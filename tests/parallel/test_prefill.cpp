@@ -55,9 +55,8 @@ void write_own(Backend& backend, const ZigZag& plan, int rank, const SharedRows<
         if (rows.size() == 0) return;
         const Held<Rank> held(backend, e, rows);
         const In<Rank> from = held;
-        backend.copy(static_cast<char*>(to.rows().data()) + first * to.row_bytes(),
-                     backend.space(), from.data(), backend.space(),
-                     rows.extent(0) * to.row_bytes());
+        backend.copy(static_cast<char*>(to.rows().data()) + first * to.row_bytes(), backend.space(),
+                     from.data(), backend.space(), rows.extent(0) * to.row_bytes());
     };
     Tensor<float, Rank> poison(all.shape());
     std::fill_n(poison.data(), poison.size(), NAN);
@@ -98,7 +97,8 @@ Answer answer_of(const Subject& subject, const Case& c, const Operands& o, int r
         write_own(*backend, plan, rank, keys.v, o.v);
         const auto [early, late] = plan.of(rank);
         const std::vector<QueryRange> rows{early->queries, late->queries};
-        const Held<3> index_q(*backend, e, rows_of(o.index_q, rows)), q(*backend, e, rows_of(o.q, rows));
+        const Held<3> index_q(*backend, e, rows_of(o.index_q, rows)),
+            q(*backend, e, rows_of(o.q, rows));
         Tensor<float, 1> sinks;
         if (o.sinks.data() != nullptr) sinks = backend->upload(o.sinks.view());
         const Answer shape = make_answer(c, plan.queries_of(rank));
@@ -155,7 +155,8 @@ TEST(ParallelPrefill, GathersAllKeysToAll) {
         write_own(*backend, plan, workers.index(), keys.k, k);
         write_own(*backend, plan, workers.index(), keys.v, k);
         gather(*communicator, plan, keys);
-        EXPECT_TRUE(close(View<const float, 2>(keys.index_k.rows().as<float>()), index_k.view(), 0));
+        EXPECT_TRUE(
+            close(View<const float, 2>(keys.index_k.rows().as<float>()), index_k.view(), 0));
         EXPECT_TRUE(close(View<const float, 3>(keys.k.rows().as<float>()), k.view(), 0));
         EXPECT_TRUE(close(View<const float, 3>(keys.v.rows().as<float>()), k.view(), 0));
         const int64_t others = p.queries() - plan.queries_of(workers.index());

@@ -15,10 +15,10 @@ from .cost import read_bench, read_cost, read_json
 from .evaluation import read_evaluation
 from .fit import FitResults
 from .gallery import (advice_section, cache_section, comparison_section, efficiency_section,
-                      evaluation_section, orders_section, precision_section,
+                      evaluation_section, orders_section, pilot_section, precision_section,
                       selections_section, sharing_section, training_section)
 from .pilot_figures import pictures
-from .pilot_records import read_records
+from .pilot_records import LATER, read_records
 from .precision import loss_by_bits, read_precision
 from .report import write_report
 from .results import Results, ResultsError, blamed
@@ -69,6 +69,8 @@ def more_sections(options, files: ExitStack):
     if options.precision:
         after.append(of_file(options.precision, precision_section,
                              read(options.precision, read_precision)))
+    if options.pilot:
+        after.append(of_file(options.pilot, pilot_section, read(options.pilot, read_records)))
     records = ", ".join(options.bench)
     bench = read(records, read_bench, *options.bench) if options.bench else {}
     costs = [(path, read(path, read_cost)) for path in options.cost]
@@ -115,6 +117,8 @@ def main(arguments=None) -> int:
                         help="summary.json of msa-reuse: what layers lose with shared ids")
     parser.add_argument("--precision", metavar="FILE",
                         help="summary.json of msa-precision: what number formats lose")
+    parser.add_argument("--pilot", metavar="DIR",
+                        help="records of a sweep of msa-pretrain, as msalab pilot reads them")
     parser.add_argument("--cost", action="append", default=[], metavar="FILE",
                         help="output of msa-cost --json, from sizes or from results; repeatable")
     parser.add_argument("--bench", action="append", default=[], metavar="FILE",
@@ -159,6 +163,9 @@ def pilot_main(arguments=None) -> int:
             raise ResultsError(f"{options.records}: no arm {unknown[0]}; it has "
                                f"{', '.join(records)}")
         print(pilot.claims_markdown(records), end="")
+        if old := pilot.unrecorded(records):
+            print(f"note: {' and '.join(LATER)} are not in the runs {', '.join(old)}, which were "
+                  "recorded before they were measured", file=sys.stderr)
         out = Path(options.out)
         out.mkdir(parents=True, exist_ok=True)
         pilot.numbers(records).to_csv(out / "pilot.csv")

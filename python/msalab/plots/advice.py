@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from . import style
 from .cost import read_json
@@ -107,7 +108,11 @@ def cost_front(advice: Advice):
     if advice.target.startswith("keep"):
         axes.axhline(float(advice.target.split()[1]), color=style.GUIDE, linewidth=1,
                      linestyle=":")
-    axes.set(xscale="log", xlabel=f"time / dense attention, {advice.where}", ylabel="mass kept")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel=f"time / dense attention, {advice.where}", ylabel="mass kept")
     axes.set_title(f"{advice.target}: {word} {setting_name(of, row)}", loc="left", fontsize=8)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure, Table(**{name: values for name, values in of.columns.items()},

@@ -23,7 +23,9 @@ from .lorenz import lorenz_curve
 from .mass_kept import mass_kept_curve
 from .needle import needle_depth_map
 from .overlap import overlap_map
+from . import pilot, pilot_figures
 from .popularity import queries_per_block
+from .pilot_records import Records
 from .precision import Precisions, loss_by_bits
 from .results import Results
 from .reuse import Sharing, loss_by_distance, sharing_patterns
@@ -200,7 +202,8 @@ def comparison_section(comparison: Comparison) -> Section:
         "comparison",
         "Which selector keeps most at an equal budget?",
         ("First: mass kept against the tokens that a query reads, at each budget; the shade around a "
-         "coloured line is the 95 % interval of the bootstrap. A hollow marker is a "
+         "coloured line is the 95 % interval of the bootstrap. Every line is named where the "
+         "pointer rests, the grey ones, too. A hollow marker is a "
          "selector that reads more tokens than its budget, as snapkv does in the decode phase. "
          "Then the same mass against all FLOPs, and against all bytes read, per query, scores and "
          "attention together: up and to the left is better, and no point lies above the broad "
@@ -211,6 +214,25 @@ def comparison_section(comparison: Comparison) -> Section:
          "more keys than the largest budget."),
         pictures, comparison_numbers(comparison), "comparison",
         comparison_definitions(comparison))
+
+
+def pilot_section(records: Records) -> Section:
+    """Of the records of a sweep of msa-pretrain."""
+    def drawn(*_):
+        for name, (figure, table) in pilot_figures.pictures(records):
+            yield Picture(name, figure, table)
+
+    runs = sum(len(seeds) for seeds in records.values())
+    return Section(
+        "pilot",
+        "What do the choices of training do?",
+        (f"{runs} runs of msa-pretrain in {len(records)} arms. Thin lines are seeds, thick ones "
+         "their mean. Arms are compared within a seed, where both read the same bytes in the same "
+         "order.",
+         "The table holds each check of a claim of the paper's appendix: the difference of two arms "
+         "with its 95 % interval over seeds, and the verdict by the rule of docs/pilot.md; rows "
+         "without a verdict are the other measures of the same arms."),
+        drawn, pilot.numbers(records), "pilot")
 
 
 def evaluation_section(summary: dict) -> Section:
@@ -283,9 +305,9 @@ def sharing_section(sharing: Sharing) -> Section:
         "reuse",
         "Which layers may share a selection?",
         (f"Mass lost is what a layer keeps with its own ids, here of {sharing.selector}, less what "
-         "it keeps with those of an earlier layer. A grey point is a pair of layers, which the "
-         "picture's SVG names where the pointer rests; the line is the mean of those at one "
-         "distance, with 95 % intervals.",
+         "it keeps with those of an earlier layer. A grey point is a pair of layers, "
+         "named where the pointer rests; the line is the mean of those at one distance, with "
+         "95 % intervals.",
          "In the second picture, a point is a pattern: some layers compute ids, and each of the "
          "others takes those of the last one before it. Down and to the left is better. The line "
          "joins the patterns that lose least with so many layers that compute ids, found exactly; "
@@ -301,7 +323,7 @@ def precision_section(precisions: Precisions) -> Section:
         "precision",
         "Which number format may the index operands and the KV cache have?",
         ("A point is a number format with its scales, mean over the layers, with 95 % intervals: "
-         "down and to the left is better. The picture's SVG names it where the pointer rests. "
+         "down and to the left is better. It is named where the pointer rests. "
          "Above, what the Index Branch loses with its operands in the format: of the attention mass "
          "that full precision keeps or of its recall of the oracle's blocks, whichever is more. "
          "Below, the relative error of attention with K and V in the format, dense or sparse, "

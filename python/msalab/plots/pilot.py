@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .pilot_records import Records, emergence_step
+from .pilot_records import LATER, Records, Run, emergence_step
 from .table import Table
 
 CONFIDENCE = 0.95
@@ -72,7 +72,8 @@ MARGINS = {"bits_per_byte": (0.01, True), "training_loss": (0.01, True),
            "exact_match": (0.05, False), "gradient_spike": (1.0, False), "diverged": (0.5, False),
            "score_recall": (0.02, False), "kl": (0.02, False),
            "kl_loss": (0.02, False), "first_block_rate": (0.02, False),
-           "sink_mass_dense": (0.01, False)}
+           "sink_mass_dense": (0.01, False), "local_rate": (0.02, False),
+           "far_overlap": (0.05, False)}
 
 
 def verdict_of(expected: str, found: Interval, margin: float) -> str:
@@ -96,7 +97,7 @@ class Check:
         return f"{self.measure} − {self.other}" if self.other else self.measure
 
 
-REFERENCES = ("chance", "uniform attention")  # measures that are a bar and no result
+REFERENCES = ("chance", "uniform attention", "one half")  # measures that are a bar and no result
 PAST_COPYING = "bits_per_byte at every evaluation"  # from the emergence of copying on
 
 
@@ -171,10 +172,12 @@ CLAIMS = (
     Claim("emergence", "The first block is chosen without being forced; heads show a sink and a "
           "diagonal, groups differ in stripes.",
           (Check("msa", "msa", "first_block_rate", "higher", "chance"),
-           Check("msa", "msa", "sink_mass_dense", "higher", "uniform attention")),
+           Check("msa", "msa", "sink_mass_dense", "higher", "uniform attention"),
+           Check("msa", "msa", "local_rate", "higher", "chance"),
+           Check("msa", "msa", "far_overlap", "no higher", "one half")),
           "a sink may need a larger model, more bytes or a first token of its own: sequences "
           "here begin anywhere in a text",
-          "diagonal and stripes: they need captures and heat maps"),
+          "what the stripes look like: the heat maps show it"),
 )
 
 
@@ -195,12 +198,27 @@ class Judged:
     reason: str
 
 
+def is_recorded(run: Run, measure: str) -> bool:
+    """Was this measure there when the run was recorded? A run that diverged has no measures."""
+    return run.diverged or measure in run.values or measure.removeprefix("first ") not in LATER
+
+
+def unrecorded(records: Records) -> list[str]:
+    """The runs with MSA that lack a measure of LATER, as arm/seed."""
+    return [f"{arm}/{seed}" for arm, seeds in records.items() for seed, run in sorted(seeds.items())
+            if not run.diverged and run.summary["options"]["attention"] == "msa"
+            and not all(is_recorded(run, name) for name in LATER)]
+
+
 def differences(records: Records, check: Check) -> dict[int, float]:
-    """Within each seed that both arms have; NaN where a run lacks the measure."""
+    """Within each seed that both arms have; NaN where a run lacks the measure, and without the
+    seeds that were recorded before the measure was there."""
     arm, against = records.get(check.arm, {}), records.get(check.against, {})
     return {seed: arm[seed].values.get(check.measure, math.nan)
             - against[seed].values.get(check.other or check.measure, math.nan)
-            for seed in sorted(arm.keys() & against.keys())}
+            for seed in sorted(arm.keys() & against.keys())
+            if is_recorded(arm[seed], check.measure)
+            and is_recorded(against[seed], check.other or check.measure)}
 
 
 def margin_of(records: Records, check: Check) -> float:
@@ -246,7 +264,7 @@ def judge(records: Records, claim: Claim) -> Judged:
                   for one in _expand(records, check))
     verdicts = {one.verdict for one in found}
     verdict = (DISAGREE if DISAGREE in verdicts else AGREE if verdicts == {AGREE} else UNDECIDED)
-    few = min(one.interval.n for one in found)
+    few = min((one.interval.n for one in found if one.interval.n), default=0)
     return Judged(claim, found, verdict, f"{few} seeds give no interval" if few <= 2 else "")
 
 
@@ -332,7 +350,8 @@ def claims_markdown(records: Records) -> str:
                 f"{_signed(one.interval.mean)}" if one.check.arm != one.check.against else
                 f"{one.check.name}, {one.check.arm}: {_signed(one.interval.mean)}"
                 for one in judged.found]
-        spread = [f"{_of(one.interval)}, {one.interval.n}, {one.verdict}" for one in judged.found]
+        spread = [f"{_of(one.interval)}, {one.interval.n}, {one.verdict}" if one.interval.n else
+                  "not in these records" for one in judged.found]
         asked = f" Not asked: {claim.not_asked}." if claim.not_asked else ""
         lines.append(f"| {claim.paper}{asked} | {'<br>'.join(says) or judged.reason} | "
                      f"{'<br>'.join(spread)} | **{judged.verdict}** | {claim.could_explain} |")
@@ -347,7 +366,26 @@ def differences_markdown(records: Records, arm: str, against: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-DOC_TABLES = {"claims": claims_markdown,
+def stability_markdown(records: Records) -> str:
+    """Runs with and without detaching: which diverged, which stalled, and where their loss is."""
+    lines = ["| arm | seed | diverged | stalled | training loss at step 0 | of the last tenth | bits "
+             "per byte |", "|---|---|---|---|---|---|---|"]
+    for arm in records:
+        if not (arm == "msa" or arm.startswith(("attached", "detached"))):
+            continue
+        for seed, run in sorted(records[arm].items()):
+            if run.diverged:
+                lines.append(f"| {arm} | {seed} | yes | | | | |")
+                continue
+            values = run.values
+            lines.append(f"| {arm} | {seed} | no | {'yes' if values['stalled'] else 'no'} | "
+                         f"{run.curves['loss', ''][1][0]:.3f} | "
+                         f"{values['training_loss of the last tenth']:.3f} | "
+                         f"{values['bits_per_byte']:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+DOC_TABLES = {"claims": claims_markdown, "stability": stability_markdown,
               "msa-full": lambda records: differences_markdown(records, "msa", "full"),
               "window-msa": lambda records: differences_markdown(records, "window", "msa")}
 _MARKED = re.compile(r"(<!-- table ([\w-]+) from data/pilot/records -->\n).*?(<!-- end -->)",

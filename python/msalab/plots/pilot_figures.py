@@ -13,6 +13,13 @@ from .table import Table
 SEED = {"linewidth": 0.7, "alpha": 0.5, "marker": ""}
 MEGA = 1e6
 KEPT = {"score_recall": "score recall", "mass_kept": "mass kept"}
+NORMS = {"gradient_norm": "gradient norm", "index_gradient_norm": "of the Index Branch"}
+LOOKS = {"kl": "KL, nats", "score_recall": "score recall", "block_recall": "block recall",
+         "mass_kept": "mass kept", "entropy_dense": "entropy dense, nats",
+         "entropy_sparse": "entropy sparse, nats", "entropy_index": "entropy index, nats",
+         "sink_mass_dense": "mass on token 0", "first_block_rate": "block 0 rate",
+         "local_rate": "local rate", "far_overlap": "far overlap",
+         "learned_sink_mass": "learnable sink"}
 
 
 def _done(records: Records, arm: str) -> dict[int, Run]:
@@ -159,11 +166,76 @@ def index_by_layer(records: Records, arm: str = "msa"):
     return figure, Table.from_rows(("measure", "layer", "seed", "megabytes", "value"), rows)
 
 
+@style.styled
+def held_out_loss(records: Records):
+    """(figure, table): bits per byte on held-out text at every evaluation."""
+    looks = _looks(records)
+    figure = style.new_figure(3.4)
+    axes = figure.subplots()
+    rows = []
+    for arm in records:
+        curves = {seed: _over_bytes(run, "bits_per_byte")
+                  for seed, run in _done(records, arm).items()}
+        _draw(axes, curves, looks[arm], arm)
+        rows += _rows("bits_per_byte", arm, curves)
+    axes.set_xlabel("megabytes read")
+    axes.set_ylabel("bits per byte, held out")
+    axes.legend()
+    return figure, Table.from_rows(("curve", "arm", "seed", "megabytes", "value"), rows)
+
+
+def _panels(records: Records, names: dict[str, str], curves_of):
+    """(figure, panels, table): a panel for each of the names that a run has, arms in each."""
+    looks = _looks(records)
+    shown = {name: label for name, label in names.items()
+             if any(run.parts(name) for arm in records for run in _done(records, arm).values())}
+    figure = style.new_figure(1.5 * max(1, len(shown)) + 0.9)
+    panels = figure.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
+    rows = []
+    for axes, (name, label) in zip(panels, shown.items()):
+        for arm in records:
+            curves = {seed: curves_of(run, name) for seed, run in _done(records, arm).items()
+                      if run.parts(name)}
+            _draw(axes, curves, {"color": looks[arm]["color"], "linewidth": 1.4}, arm)
+            rows += _rows(name, arm, curves)
+        axes.set_title(label, loc="left")
+    panels[-1].set_xlabel("megabytes read")
+    handles = {label: handle for axes in panels
+               for handle, label in zip(*axes.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4)
+    return figure, panels, Table.from_rows(("curve", "arm", "seed", "megabytes", "value"), rows)
+
+
+@style.styled
+def gradient_norms(records: Records):
+    """(figure, table): norm of the gradient, and of the Index Branch's part, in training."""
+    figure, panels, table = _panels(records, NORMS, _over_bytes)
+    for axes in panels:
+        axes.set_yscale("log")
+    return figure, table
+
+
+def _over_layers(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the layers that have the measure."""
+    parts = [_over_bytes(run, name, part) for part in run.parts(name)]
+    return parts[0][0], np.mean([values for _, values in parts], axis=0)
+
+
+@style.styled
+def probed_curves(records: Records):
+    """(figure, table): what the probes find in training, mean over layers, a panel a measure."""
+    figure, _, table = _panels(records, LOOKS, _over_layers)
+    return figure, table
+
+
 def pictures(records: Records):
     """Name and (figure, table) of what the records have."""
     yield "pilot_loss", training_loss(records)
     yield "pilot_by_position", bits_by_position(records)
     yield "pilot_retrieval", retrieval_curves(records)
+    yield "pilot_held_out", held_out_loss(records)
+    yield "pilot_gradient", gradient_norms(records)
+    yield "pilot_probes", probed_curves(records)
     for arm in records:
         if any(run.parts("score_recall") for run in _done(records, arm).values()):
             yield f"pilot_index_{arm}", index_by_layer(records, arm)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """The runs of `msa-pretrain --sweep`: a folder ARM/seed-S for each, with the summary.json and
-curves.csv of the run, or diverged.json alone."""
+curves.csv of the run, which may be packed as curves.csv.gz, or diverged.json alone."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import math
 import re
 from dataclasses import dataclass
@@ -21,6 +22,12 @@ SHARED = ("files", "held_out_text", "context", "sequences", "exercises", "tasks"
           "questions", "key_length", "value_length", "hops", "copy_length", "eval_sequences",
           "eval_exercises", "eval_depths")  # what two arms must share to be compared
 EMERGED = 0.5  # exact match of recall from which copying is said to have emerged
+STALLED = 4 * math.log(2)  # nats a byte, half of what guessing pays: above, a run has not learned
+ON_TOKEN = 0.1  # probability from which a head is said to give its mass to one place
+# Means over layers of the probes, at the end and at the first one.
+PROBED = ("entropy_dense", "entropy_sparse", "entropy_index", "sink_mass_dense", "sink_mass_sparse",
+          "score_recall", "block_recall", "mass_kept", "kl", "first_block_rate")
+LATER = ("local_rate", "far_overlap")  # of every run with MSA; the oldest records lack them
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ Records = dict[str, dict[int, Run]]  # arm -> seed -> run
 
 def _read_curves(path: Path) -> dict:
     points: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    with open(path, newline="", encoding="utf-8") as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", newline="", encoding="utf-8") as file:
         rows = csv.reader(file)
         if next(rows, None) != HEADER:
             raise ResultsError(f"{path}: line 1 must be {','.join(HEADER)}")
@@ -74,6 +82,8 @@ def _read_run(folder: Path) -> Run:
     if (folder / "diverged.json").exists():
         return Run(folder, {}, {})
     summary_path, curves_path = folder / "summary.json", folder / "curves.csv"
+    if not curves_path.exists() and (folder / "curves.csv.gz").exists():
+        curves_path = folder / "curves.csv.gz"
     summary = read_json(summary_path, "msa-summary")
     with blamed(curves_path, "is damaged"):
         run = Run(folder, summary, _read_curves(curves_path))
@@ -136,6 +146,19 @@ def chance_of_first_block(options: dict) -> float:
     return float(np.mean(free / (seen - options["forced_local"])))
 
 
+def _of_heads(summary: dict) -> dict[str, float]:
+    """The share of heads that give more than ON_TOKEN of their probability to token 0, and to the
+    learnable sink, in the attention that their layer does; nothing for records without heads."""
+    shares = {}
+    for name, places in (("heads on token 0", ("sink_mass_sparse", "sink_mass_dense")),
+                         ("heads on the sink", ("learned_sink_mass",))):
+        heads = [mass for row in summary.get("rows", []) for mass in next(
+            (row["heads"][place] for place in places if place in row.get("heads", {})), [])]
+        if heads:
+            shares[name] = float(np.mean([mass > ON_TOKEN for mass in heads]))
+    return shares
+
+
 def values_of(run: Run) -> dict[str, float]:
     """Every number by which a run is compared; losses in nats, NaN where there is none."""
     if run.diverged:
@@ -158,16 +181,18 @@ def values_of(run: Run) -> dict[str, float]:
     late = norms[steps >= min(options["lr_warmup"], steps[-1])]
     values["gradient_norm"] = float(late.mean())
     values["gradient_spike"] = float(np.log2(late.max() / np.median(late)))
-    for name in ("entropy_dense", "sink_mass_dense", "sink_mass_sparse", "score_recall",
-                 "block_recall", "mass_kept", "kl", "first_block_rate"):
+    values["stalled"] = float(values["training_loss of the last tenth"] > STALLED)
+    for name in (*PROBED, *LATER, "learned_sink_mass"):
         ends = [curves[name, part][1] for part in run.parts(name)]
         if ends:
             values[name] = float(np.mean([end[-1] for end in ends]))
             values[f"first {name}"] = float(np.mean([end[0] for end in ends]))
+    values |= _of_heads(summary)
     values["uniform attention"] = float(np.mean(1 / np.arange(1, options["context"] + 1)))
     if options["attention"] != "msa":
         return values
     values["chance"] = chance_of_first_block(options)
+    values["one half"] = 0.5
     losses = [curves["kl_loss", part] for part in run.parts("kl_loss")]
     in_warmup = [kl[(steps > 0) & (steps < options["warmup_steps"])] for steps, kl in losses]
     if losses and len(in_warmup[0]):

@@ -19,7 +19,7 @@ import numpy as np
 from .gallery import SECTIONS, Section
 from .glossary import definitions
 from .results import Results, ResultsError, blamed
-from .style import save
+from .style import as_part_of_page, has_names, save
 from .summary import summary_table
 from .table import Table
 
@@ -33,7 +33,8 @@ class Shown:
     name: str
     layer: int | None
     selector: str | None
-    svg: str  # base64
+    svg: str  # base64; of a picture with names on hover the element itself
+    is_element: bool
 
 
 def write_report(results: Results, out_dir, layers=None, before: Sequence[Section] = (),
@@ -81,8 +82,12 @@ def _whole_folder(out_dir: Path):
 
 def _save(picture, out_dir: Path) -> Shown:
     _, svg, _ = save(picture.figure, picture.table, out_dir, picture.name)
-    data = base64.b64encode(svg.read_bytes()).decode()
-    return Shown(picture.name, picture.layer, picture.selector, data)
+    drawn = svg.read_text(encoding="utf-8")
+    if has_names(drawn):
+        return Shown(picture.name, picture.layer, picture.selector,
+                     as_part_of_page(drawn, picture.name), True)
+    return Shown(picture.name, picture.layer, picture.selector,
+                 base64.b64encode(drawn.encode()).decode(), False)
 
 
 def best_practical(summary: Table) -> tuple[str, float] | None:
@@ -100,7 +105,11 @@ def _render(results: Results, layers, summary: Table, sections, shown) -> str:
     environment.filters.update(number=number, caption=caption, zip=zip,
                                label=lambda name: name.replace("_", " "))
     best = best_practical(summary)
-    more = {name: text for section in sections for name, text in section.definitions.items()}
+    words = definitions(results)
+    for section in sections:
+        for name, text in section.definitions.items():
+            alike = words.get(name, text) == text
+            words[name if alike else f"{name} ({section.key})"] = text
     return environment.get_template("report.html.jinja").render(
         layers=layers, selectors=results.selectors, sections=sections, shown=shown,
         preferred=best[0] if best else results.selectors[0], best=best,
@@ -108,7 +117,7 @@ def _render(results: Results, layers, summary: Table, sections, shown) -> str:
         sizes=results.sizes(layers[0]),
         top_k=results.top_k(results.selectors[0], layers[0]),
         queries=len(results.queries(layers[0]).token), summary=summary, shares=SHARES,
-        definitions={**definitions(results), **more}, run=_plain_run(results),
+        definitions=words, run=_plain_run(results),
         options=json.dumps(results.run_json("options"), indent=1),
         inputs=results.run_json("inputs"), file=results.path.name)
 

@@ -98,8 +98,24 @@ def name_on_hover(artist, name: str):
 
 
 def _with_titles(svg: str) -> str:
-    """Each named artist gets a <title>, which browsers show on hover."""
+    """Each named artist gets a <title>, which browsers show on hover. Lines are thin: one that
+    nobody sees, broad enough to be met by a pointer, lies under each."""
+    svg = re.sub(f'(<g id="{_HOVER}[^"]*">\\s*)((<path d="[^"]*"[^>]* style=")fill: none;[^"]*"/>)',
+                 r'\1\3fill: none; stroke: transparent; stroke-width: 8"/>\2', svg)
     return re.sub(f'<g id="{_HOVER}([^"]*)">', r"<g><title>\1</title>", svg)
+
+
+def has_names(svg: str) -> bool:
+    """Is something in the SVG named on hover?"""
+    return "<title>" in svg
+
+
+def as_part_of_page(svg: str, name: str) -> str:
+    """The SVG as an element of a page, where a pointer reaches what is named: with ids of its own,
+    and without what points to other places."""
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg"):], flags=re.DOTALL)
+    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
 
 
 def styled(draw):

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: MIT
+#include "core/io/activations_file.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/half.h"
+#include "core/io/layer_attributes.h"
+#include "core/io/layout.h"
+
+namespace msa::io {
+namespace {
+
+RopeState rope_state(hid_t group, const std::string& name, const h5::Place& place) {
+    const std::string value = h5::text_attribute(group, name, place);
+    for (RopeState state : {RopeState::post_rope, RopeState::pre_rope, RopeState::none})
+        if (value == to_string(state)) return state;
+    throw InputError(text(place.text(), " attribute ", name, " is '", value,
+                          "', must be post_rope, pre_rope or none"));
+}
+
+/// A dataset of a layer: its shape and element, checked for rank and length.
+struct FieldShape {
+    std::vector<int64_t> shape;
+    Element element = Element::f32;
+};
+
+FieldShape field_shape(hid_t file, const h5::Place& place, Field field, int64_t tokens) {
+    const h5::Handle dataset = h5::open_dataset(file, place);
+    FieldShape found{h5::extents(dataset), {}};
+    const std::optional<Element> element = h5::element(dataset, place);
+    require(element == Element::f16 || element == Element::bf16 || element == Element::f32,
+            place.text(), " is ", element ? to_string(*element) : "of another type",
+            ", must be float16, float32, or uint16 with logical_dtype = \"bfloat16\"");
+    found.element = *element;
+    require(found.shape.size() == field_rank(field), place.text(), " has rank ", found.shape.size(),
+            ", must be ", field_rank(field));
+    require(found.shape[0] == tokens, place.text(), " has ", found.shape[0],
+            " tokens, /cu_seqlens ends at ", tokens, "; they must agree");
+    return found;
+}
+
+void check_dims(int64_t value, const h5::Place& place, const char* what) {
+    require(kMinHeadDim <= value && value <= kMaxHeadDim, place.text(), " has ", what, " ", value,
+            ", must be from ", kMinHeadDim, " to ", kMaxHeadDim);
+}
+
+/// The model's own head counts, where its config names them, against those of a layer.
+void check_config(const nlohmann::json& config, const LayerInfo& layer, const std::string& file) {
+    const auto number = [&](std::initializer_list<const char*> names) -> int64_t {
+        for (const char* name : names)
+            if (config.is_object() && config.contains(name) && config[name].is_number_integer())
+                return config[name].get<int64_t>();
+        return 0;
+    };
+    const int64_t kv = number({"num_kv_heads", "num_key_value_heads"});
+    require(kv == 0 || kv == layer.kv_heads, file, ": /layers/", layer.layer, "/k has ",
+            layer.kv_heads, " heads, model_config names ", kv,
+            " key-value heads; K and V must not be repeated to the query heads");
+    const int64_t query = number({"num_query_heads", "num_attention_heads"});
+    require(query == 0 || query == layer.query_heads, file, ": /layers/", layer.layer, "/q has ",
+            layer.query_heads, " heads, model_config names ", query);
+}
+
+/// DSA's indexer, where the layer has one. `place` and `shape` are of a field.
+template <typename Place, typename Shape>
+void read_dsa(hid_t file, Place place, Shape shape, LayerInfo& layer) {
+    constexpr Field kDsa[] = {Field::dsa_q, Field::dsa_k, Field::dsa_w};
+    const auto there = [&](Field field) { return h5::exists(file, place(field).object); };
+    if (std::none_of(std::begin(kDsa), std::end(kDsa), there)) return;
+    for (Field field : kDsa)
+        require(there(field), place(field).text(),
+                " is missing; dsa_q, dsa_k and dsa_w come together");
+    const std::vector<int64_t> q = shape(Field::dsa_q), k = shape(Field::dsa_k),
+                               w = shape(Field::dsa_w);
+    require(q[1] >= 1, place(Field::dsa_q).text(), " has no heads");
+    require(w[1] == q[1], place(Field::dsa_w).text(), " has weights of ", w[1],
+            " heads, dsa_q has ", q[1]);
+    require(q[2] == k[1], place(Field::dsa_k).text(), " has index dim ", k[1], ", dsa_q has ",
+            q[2]);
+    layer.dsa_heads = q[1];
+    layer.dsa_dim = q[2];
+    check_dims(layer.dsa_dim, place(Field::dsa_k), "index dim");
+}
+
+LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t number,
+                     int64_t tokens) {
+    LayerInfo layer;
+    layer.layer = number;
+    const h5::Place at{path, text("/layers/", number)};
+    const h5::Handle group = h5::open_object(file, at);
+    require(H5Iget_type(group) == H5I_GROUP, at.text(), " must be a group");
+    layer.q_state = rope_state(group, "q_state", at);
+    layer.k_state = rope_state(group, "k_state", at);
+    const auto place = [&](Field field) { return field_place(path, number, field); };
+    const auto shape = [&](Field field) {
+        FieldShape found = field_shape(file, place(field), field, tokens);
+        if (field == Field::q) layer.element = found.element;
+        require(found.element == layer.element, place(field).text(), " is ",
+                to_string(found.element), ", q is ", to_string(layer.element),
+                "; a layer has one element type");
+        return found.shape;
+    };
+    const std::vector<int64_t> q = shape(Field::q), k = shape(Field::k), v = shape(Field::v);
+    layer.query_heads = q[1];
+    layer.kv_heads = k[1];
+    layer.head_dim = q[2];
+    check_dims(layer.head_dim, place(Field::q), "head dim");
+    require(k[2] == q[2], place(Field::k).text(), " has head dim ", k[2], ", q has ", q[2]);
+    require(v == k, place(Field::v).text(), " has ", v[1], " heads of ", v[2], ", k has ", k[1],
+            " of ", k[2], "; they must agree");
+    require(
+        layer.kv_heads >= 1 && layer.query_heads >= 1 && layer.query_heads % layer.kv_heads == 0,
+        place(Field::q).text(), " has ", layer.query_heads, " heads, k has ", layer.kv_heads,
+        "; Hq must be a positive multiple of Hkv");
+
+    const bool has_index_q = h5::exists(file, place(Field::index_q).object);
+    const bool has_index_k = h5::exists(file, place(Field::index_k).object);
+    require(has_index_q == has_index_k, place(has_index_q ? Field::index_k : Field::index_q).text(),
+            " is missing; index_q and index_k come together");
+    if (has_index_q) {
+        const std::vector<int64_t> index_q = shape(Field::index_q), index_k = shape(Field::index_k);
+        require(index_q[1] == layer.kv_heads, place(Field::index_q).text(), " has ", index_q[1],
+                " heads, k has ", layer.kv_heads, "; there is one index head per GQA group");
+        require(index_q[2] == index_k[1], place(Field::index_k).text(), " has index dim ",
+                index_k[1], ", index_q has ", index_q[2]);
+        layer.index_dim = index_k[1];
+        check_dims(layer.index_dim, place(Field::index_k), "index dim");
+    }
+    read_dsa(file, place, shape, layer);
+    if (h5::exists(file, place(Field::x).object)) {
+        layer.model_dim = shape(Field::x)[1];
+        require(layer.model_dim >= 1, place(Field::x).text(), " has no columns");
+    }
+    read_attributes(group, at, layer);
+    return layer;
+}
+
+std::vector<int64_t> read_cu_seqlens(hid_t file, const std::filesystem::path& path) {
+    const h5::Place at{path, "/cu_seqlens"};
+    const h5::Handle dataset = h5::open_dataset(file, at);
+    const std::vector<int64_t> shape = h5::extents(dataset);
+    constexpr int64_t kMostSequences = int64_t{1} << 28;
+    require(shape.size() == 1 && shape[0] >= 2 && shape[0] <= kMostSequences, at.text(),
+            " must be a list of at least 2 integers");
+    const h5::Handle type(H5Dget_type(dataset), H5Tclose);
+    require(H5Tget_class(type) == H5T_INTEGER, at.text(), " must hold integers");
+    std::vector<int64_t> values(static_cast<size_t>(shape[0]));
+    h5::read(dataset, H5T_NATIVE_INT64, {{0}, {values.size()}}, values.data(), at);
+    require(values[0] == 0, at.text(), " starts at ", values[0], ", must start at 0");
+    for (size_t s = 1; s < values.size(); ++s)
+        require(values[s - 1] < values[s], at.text(), "[", s, "] is ", values[s],
+                ", must be above the entry before it = ", values[s - 1]);
+    return values;
+}
+
+/// Token ids, checked for all but their values.
+h5::Handle open_tokens(hid_t file, const h5::Place& at, int64_t tokens) {
+    h5::Handle dataset = h5::open_dataset(file, at);
+    require(h5::extents(dataset) == std::vector{tokens}, at.text(),
+            " must have one entry per token = ", tokens);
+    require(H5Tget_class(h5::Handle(H5Dget_type(dataset), H5Tclose)) == H5T_INTEGER, at.text(),
+            " must hold integers");
+    return dataset;
+}
+
+ActivationsInfo read_info(hid_t file, const std::filesystem::path& path) {
+    ActivationsInfo info;
+    const h5::Place root{path, "/"};
+    const h5::Handle group = open_root(file, root, kActivationsFormat, kActivationsVersion);
+    info.model_id = h5::text_attribute(group, "model_id", root);
+    info.model_config = h5::text_attribute(group, "model_config", root);
+    info.producer = h5::text_attribute(group, "producer", root);
+    const nlohmann::json config = nlohmann::json::parse(info.model_config, nullptr, false);
+    require(!config.is_discarded(), root.text(), " attribute model_config is not JSON");
+
+    info.cu_seqlens = read_cu_seqlens(file, path);
+    info.has_tokens = h5::exists(file, "/tokens");
+    if (info.has_tokens) open_tokens(file, {path, "/tokens"}, info.tokens());
+    const h5::Handle layers = h5::open_object(file, {path, "/layers"});
+    for (const std::string& name : h5::links(layers)) {
+        const bool number = !name.empty() && name.size() <= 9 &&
+                            name.find_first_not_of("0123456789") == std::string::npos;
+        require(number && text(std::stoll(name)) == name, path.string(), ": /layers/", name,
+                " is no layer number");
+        info.layers.push_back(read_layer(file, path, std::stoll(name), info.tokens()));
+        check_config(config, info.layers.back(), path.string());
+    }
+    require(!info.layers.empty(), path.string(), ": /layers is empty");
+    return info;
+}
+
+}  // namespace
+
+ActivationsFile::ActivationsFile(std::filesystem::path path, h5::Handle opened)
+    : path_(std::move(path)), file_(std::move(opened)), info_(read_info(file_, path_)) {
+    for (const LayerInfo& layer : info_.layers) check_not_repeated(layer);
+}
+
+h5::Handle ActivationsFile::open(const LayerInfo& layer, Field field) const {
+    const h5::Place place = field_place(path_, layer.layer, field);
+    // Room for the chunks of all heads of one token range, so that none is unpacked twice.
+    const auto bytes = static_cast<size_t>(kChunkTokens * layer.heads(field) *
+                                           layer.channels(field) * element_bytes(layer.element));
+    const h5::Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose);
+    H5Pset_chunk_cache(access, 12421, std::max(bytes, size_t{1} << 20), 1.0);
+    h5::Handle dataset(H5Dopen2(file_, place.object.c_str(), access), H5Dclose);
+    require(static_cast<bool>(dataset), place.text(), " is missing");
+    return dataset;
+}
+
+/// A slab as floats, whatever is in it.
+void ActivationsFile::read_raw(hid_t dataset, const LayerInfo& layer, Field field, QueryRange range,
+                               int64_t first_head, View<float, 3> to) const {
+    const h5::Place place = field_place(path_, layer.layer, field);
+    const h5::Slab slab = field_slab(field, range.begin, first_head, to.shape());
+    const h5::Handle memory = h5::memory_type(layer.element);
+    if (layer.element == Element::f32) {
+        h5::read(dataset, memory, slab, to.data(), place);
+        return;
+    }
+    std::vector<uint16_t> raw(static_cast<size_t>(to.size()));
+    h5::read(dataset, memory, slab, raw.data(), place);
+    using Row = Eigen::Map<Eigen::ArrayXf>;
+    if (layer.element == Element::f16)
+        Row(to.data(), to.size()) = Eigen::Map<const Eigen::Array<f16, Eigen::Dynamic, 1>>(
+                                        reinterpret_cast<const f16*>(raw.data()), to.size())
+                                        .cast<float>();
+    else
+        Row(to.data(), to.size()) = Eigen::Map<const Eigen::Array<bf16, Eigen::Dynamic, 1>>(
+                                        reinterpret_cast<const bf16*>(raw.data()), to.size())
+                                        .cast<float>();
+}
+
+/// Throws with the count of NaN and Inf in the whole dataset and the first of them.
+void ActivationsFile::report_non_finite(hid_t dataset, const LayerInfo& layer, Field field) const {
+    int64_t count = 0;
+    std::string first;
+    const Shape<3> shape{0, layer.heads(field), layer.channels(field)};
+    for (int64_t begin = 0; begin < info_.tokens(); begin += kChunkTokens) {
+        const int64_t end = std::min(begin + kChunkTokens, info_.tokens());
+        Tensor<float, 3> window({end - begin, shape[1], shape[2]});
+        read_raw(dataset, layer, field, {begin, end}, 0, window);
+        for (int64_t i = 0; i < window.size(); ++i) {
+            if (std::isfinite(window.data()[i])) continue;
+            if (count++ == 0)
+                first = text("token ", begin + i / (shape[1] * shape[2]), ", head ",
+                             i / shape[2] % shape[1], ", channel ", i % shape[2], " is ",
+                             window.data()[i]);
+        }
+    }
+    throw InputError(text(field_place(path_, layer.layer, field).text(), " holds ", count,
+                          " values that are NaN or Inf, must hold none; the first: ", first));
+}
+
+/// Where Hq = Hkv, K and V of the last token show whether a group's head was written once per
+/// query head: two heads alike in every channel of both.
+void ActivationsFile::check_not_repeated(const LayerInfo& layer) const {
+    if (layer.query_heads != layer.kv_heads || layer.kv_heads < 2) return;
+    const int64_t dim = layer.head_dim;
+    for (Field field : {Field::k, Field::v}) {
+        Tensor<float, 3> last({1, 2, dim});
+        read_raw(open(layer, field), layer, field, {info_.tokens() - 1, info_.tokens()}, 0, last);
+        const float* head = last.data();
+        const bool constant = std::all_of(head, head + dim, [&](float c) { return c == *head; });
+        if (constant || !std::equal(head, head + dim, head + dim)) return;
+    }
+    throw InputError(text(field_place(path_, layer.layer, Field::k).text(), " has ", layer.kv_heads,
+                          " heads, as many as q, and heads 0 and 1 are the "
+                          "same; K and V must not be repeated to the query heads"));
+}
+
+void ActivationsFile::read(const LayerInfo& layer, Field field, QueryRange range,
+                           int64_t first_head, View<float, 3> to) const {
+    const h5::Handle dataset = open(layer, field);
+    read_raw(dataset, layer, field, range, first_head, to);
+    if (!Eigen::Map<const Eigen::ArrayXf>(to.data(), to.size()).isFinite().all())
+        report_non_finite(dataset, layer, field);
+}
+
+void ActivationsFile::read_tokens(std::span<int32_t> to) const {
+    const h5::Place at{path_, "/tokens"};
+    const h5::Handle dataset = open_tokens(file_, at, info_.tokens());
+    h5::read(dataset, H5T_NATIVE_INT32, {{0}, {to.size()}}, to.data(), at);
+}
+
+}  // namespace msa::io

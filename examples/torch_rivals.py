@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: MIT
+"""MSA and other attentions of PyTorch on the same operands: those that are installed, each with the
+time of its forward pass and of forward and backward pass. examples/time_torch.py writes them down,
+notebooks/08_torch.ipynb shows them.
+
+Three attend to the blocks that MSA selects: ours, FlexAttention by a block mask, and parallel_nsa, the
+Triton kernel of flash-linear-attention (fla). The others attend to all keys before a query:
+scaled_dot_product_attention, and FlashAttention 2 and 3.
+"""
+
+import signal
+import statistics
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import msalab.torch as m
+
+SELECTED, ALL_KEYS = "the selected blocks", "all keys"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer of one sequence. On a GPU the paper's sizes; small ones for a CPU."""
+
+    tokens: int
+    query_heads: int = 64
+    kv_heads: int = 4
+    head_dim: int = 128
+    index_dim: int = 128
+    block_size: int = 128
+    top_k: int = 16
+    device: str = "cuda"
+    dtype: torch.dtype = torch.bfloat16
+
+    @staticmethod
+    def small():
+        return Case(2048, 16, 1, 64, 64, 64, 8, "cpu", torch.float32)
+
+    def sizes(self):
+        """As a record has them."""
+        return {**asdict(self), "dtype": str(self.dtype).removeprefix("torch.")}
+
+    def operands(self):
+        """q, k, v [N, H, dh], index_q [N, Hkv, didx], index_k [N, didx] and the ids selected."""
+        torch.manual_seed(0)
+        q, k, v, index_q, index_k = (
+            torch.randn(self.tokens, *shape, dtype=self.dtype, device=self.device)
+            for shape in ((self.query_heads, self.head_dim), (self.kv_heads, self.head_dim),
+                          (self.kv_heads, self.head_dim), (self.kv_heads, self.index_dim),
+                          (self.index_dim,)))
+        ids = m.msa_index_select(index_q, index_k, self.top_k, block_size=self.block_size)
+        return q, k, v, index_q, index_k, ids
+
+
+def device_name():
+    """Of the GPU, or of the CPU with the threads that PyTorch uses."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    about = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    threads = torch.get_num_threads()
+    plural = "s" if threads > 1 else ""
+    models = [line.split(":")[1].strip() for line in about.splitlines() if line.startswith("model n")]
+    return f"{models[0] if models else 'CPU'}, {threads} thread{plural}"
+
+
+def elapsed_ms(call, device, runs=3, warm_up=2):
+    """The median of several runs: between events on a GPU, by the clock on a CPU."""
+    found = []
+    for _ in range(warm_up + runs):
+        if device == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            found.append(begin.elapsed_time(end))
+        else:
+            began = time.perf_counter()
+            call()
+            found.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(found[warm_up:])
+
+
+# Each contender takes a case and its operands, and returns what it differentiates, the function that
+# attends with them, and how its output becomes [N, Hq, dh].
+
+def _ours(case, q, k, v, index_q, index_k, ids):
+    def attend(q, k, v):
+        chosen = m.msa_index_select(index_q, index_k, case.top_k, block_size=case.block_size)
+        return m.msa_sparse_attention(q, k, v, chosen, block_size=case.block_size)
+    return (q, k, v), attend, lambda out: out
+
+
+def _ours_given_ids(case, q, k, v, index_q, index_k, ids):
+    def attend(q, k, v):
+        return m.msa_sparse_attention(q, k, v, ids, block_size=case.block_size)
+    return (q, k, v), attend, lambda out: out
+
+
+def _heads_first(*tensors):
+    return tuple(tensor.transpose(0, 1)[None].contiguous() for tensor in tensors)
+
+
+def _flex(case, q, k, v, index_q, index_k, ids):
+    from torch.nn.attention.flex_attention import BlockMask, flex_attention
+    group = case.query_heads // case.kv_heads
+    blocks = -(-case.tokens // case.block_size)
+    rows = ids.transpose(0, 1).long()
+    kept = torch.zeros(case.kv_heads, case.tokens, blocks + 1, dtype=torch.bool, device=case.device)
+    kept.scatter_(2, rows.where(rows >= 0, blocks), True)
+    kept = kept[:, :, :blocks].contiguous()
+    tiles = kept.view(case.kv_heads, blocks, case.block_size, blocks).any(2)
+    tiles = tiles.repeat_interleave(group, 0)
+    order = tiles.int().argsort(dim=-1, descending=True, stable=True).int()[None]
+
+    def mask(_, head, row, column):
+        return kept[head // group, row, column // case.block_size] & (row >= column)
+
+    chosen = BlockMask.from_kv_blocks(tiles.sum(-1, dtype=torch.int32)[None], order,
+                                      BLOCK_SIZE=case.block_size, mask_mod=mask)
+    # Compiled as its users do; on a CPU that takes longer than all the rest.
+    call = torch.compile(flex_attention) if case.device == "cuda" else flex_attention
+
+    def attend(q, k, v):
+        return call(q, k, v, block_mask=chosen, enable_gqa=True)
+    return _heads_first(q, k, v), attend, lambda out: out[0].transpose(0, 1)
+
+
+def _fla(case, q, k, v, index_q, index_k, ids):
+    from fla.ops.nsa.parallel import parallel_nsa
+    if case.device != "cuda":
+        raise RuntimeError("Triton needs a GPU")
+    chosen = ids[None].long()
+
+    def attend(q, k, v):
+        return parallel_nsa(q, k, v, block_indices=chosen, block_counts=case.top_k,
+                            block_size=case.block_size)
+    return (q[None], k[None], v[None]), attend, lambda out: out[0]
+
+
+def _sdpa(case, q, k, v, index_q, index_k, ids):
+    def attend(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True,
+                                                                enable_gqa=True)
+    return _heads_first(q, k, v), attend, lambda out: out[0].transpose(0, 1)
+
+
+def _flash(module):
+    def prepare(case, q, k, v, index_q, index_k, ids):
+        flash = __import__(module).flash_attn_func
+
+        def attend(q, k, v):
+            out = flash(q, k, v, causal=True)
+            return out[0] if isinstance(out, tuple) else out
+        return (q[None], k[None], v[None]), attend, lambda out: out[0]
+    return prepare
+
+
+CONTENDERS = (("msalab, with the selection", SELECTED, _ours),
+              ("msalab", SELECTED, _ours_given_ids),
+              ("FlexAttention", SELECTED, _flex),
+              ("fla parallel_nsa (Triton)", SELECTED, _fla),
+              ("SDPA", ALL_KEYS, _sdpa),
+              ("FlashAttention 3", ALL_KEYS, _flash("flash_attn_interface")),
+              ("FlashAttention 2", ALL_KEYS, _flash("flash_attn")))
+
+
+@contextmanager
+def at_most(seconds):
+    """TimeoutError in the main thread after that many seconds."""
+    def stop(*_):
+        raise TimeoutError(f"stopped after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _time(case, prepare, operands, row):
+    """Fills the row: forward_ms, off (the most that the output is off ours), step_ms."""
+    inputs, attend, to_rows = prepare(case, *operands)
+    with torch.no_grad():
+        out = attend(*inputs)
+        if row["attends_to"] == SELECTED:
+            want = _ours_given_ids(case, *operands)[1](*operands[:3])
+            row["off"] = (to_rows(out) - want).abs().max().item()
+        d_out = torch.randn_like(out)
+        row["forward_ms"] = elapsed_ms(lambda: attend(*inputs), case.device)
+    del out
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    row["step_ms"] = elapsed_ms(lambda: torch.autograd.grad(attend(*leaves), leaves, d_out),
+                                case.device)
+
+
+def measure(case, seconds=80):
+    """A row for each contender: name, attends_to, forward_ms, step_ms, off; or with `skipped`, why what
+    is missing is missing. In all `seconds`, of which one contender may take the half of what is left."""
+    end = time.monotonic() + seconds
+    operands = case.operands()
+    rows = []
+    for name, attends_to, prepare in CONTENDERS:
+        row = {"name": name, "attends_to": attends_to}
+        try:
+            with at_most((end - time.monotonic()) / 2):
+                _time(case, prepare, operands, row)
+        except ImportError as error:
+            row["skipped"] = f"not installed: {error}"
+        except Exception as error:  # whatever it is, the others remain
+            row["skipped"] = f"{type(error).__name__}: {error}".split("\n")[0]
+        rows.append(row)
+        if case.device == "cuda":
+            torch.cuda.empty_cache()
+    return rows

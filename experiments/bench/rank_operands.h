@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+// Operands of a layer that ranks answer together: each rank makes its own rows, the same as one
+// rank that has them all.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "core/parallel/communicator.h"
+#include "experiments/bench/operands.h"
+
+namespace msa::experiments::bench {
+
+/// What the ranks share, on the host: index operands with planted structure of the longest
+/// sequence, whose beginning is that of a shorter one, and noise for q, k and v.
+class RankOperands {
+public:
+    RankOperands(const BenchOptions&, int64_t tokens);
+
+    const BenchOptions& o;
+
+    /// One sequence.
+    Problem problem(int64_t queries, int64_t keys) const;
+    SelectionRule rule() const { return {.top_k = o.sizes.top_k}; }
+    int ranks() const { return static_cast<int>(o.devices.size()); }
+    std::unique_ptr<Backend> backend(int rank) const;
+    std::unique_ptr<parallel::Communicator> communicator(train::Workers&, Backend&) const;
+    Element index_element() const { return index_.front().q.element(); }
+
+    // The rows `range` of the whole operand, to memory of the backend.
+    void put_index_q(Backend&, void* to, QueryRange range) const;
+    void put_index_k(Backend&, void* to, QueryRange range) const;
+    /// Noise 0 is q's, 1 k's and 2 v's: the same again after some rows.
+    void put_noise(Backend&, int which, int64_t channels, void* to, QueryRange range) const;
+    /// All keys' operands.
+    void put_keys(Backend&, QueryRange range, void* index_k, void* k, void* v) const;
+
+private:
+    std::unique_ptr<Backend> host_;
+    std::vector<IndexOperands> index_;
+    std::array<std::vector<char>, 3> noise_;
+};
+
+/// Queries and results of one rank, or of all: the rows of `ranges` of the whole.
+struct Queries {
+    Stored<3> index_q, q, out;
+    Tensor<int32_t, 3> ids;
+    Tensor<float, 2> lse;
+    Queries(Backend&, const RankOperands&, const std::vector<QueryRange>& ranges);
+};
+
+/// Keys [range.begin, range.end) of the whole.
+struct Keys {
+    Stored<2> index_k;
+    Stored<3> k, v;
+    Keys(Backend&, const RankOperands&, QueryRange range);
+};
+
+}  // namespace msa::experiments::bench

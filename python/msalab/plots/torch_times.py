@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""Times of msalab.torch beside other attentions of PyTorch: the record of `examples/time_torch.py`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from . import style
+from .cost import read_json
+from .table import Table
+
+PASSES = ("forward_ms", "step_ms")
+
+
+def read_torch_times(path) -> dict:
+    """The record; ResultsError where the file is none."""
+    return read_json(path, "msa-torch-times")
+
+
+def rival_table(rows) -> Table:
+    """A row for each attention that is installed: what it attends to, milliseconds of the forward pass
+    and of forward and backward pass (NaN where it could not), and how far its output is off that of
+    msalab (NaN where it attends to other keys)."""
+    here = [row for row in rows if any(name in row for name in PASSES)]
+    return Table.from_rows(("name", "attends_to", *PASSES, "off"),
+                           ([row["name"], row["attends_to"],
+                             *(row.get(name, math.nan) for name in (*PASSES, "off"))]
+                            for row in here))
+
+
+def absent_table(rows) -> Table:
+    """The others, and why they, or a pass of them, were not timed."""
+    return Table.from_rows(("name", "reason"), ([row["name"], row["skipped"]] for row in rows
+                                                if "skipped" in row))
+
+
+def layer_table(record: dict) -> Table:
+    """A layer's stages in msalab.torch, in msa-bench of the same build where the record has it, and how
+    many times as long the first take; milliseconds, NaN where msa-bench has no such stage."""
+    bench = record.get("bench_ms", {})
+    times = {**record.get("layer_ms", {}), **record.get("module_ms", {})}
+    return Table.from_rows(("stage", "torch_ms", "bench_ms", "ratio"),
+                           ([name, ms, bench.get(name, math.nan), ms / bench.get(name, math.nan)]
+                            for name, ms in times.items()))
+
+
+def host_table(record: dict) -> Table:
+    """Microseconds that a call keeps the host, of them in the compiled part, and the difference, which
+    Python and PyTorch add; NaN where the compiled part alone was not timed."""
+    return Table.from_rows(("call", "us", "compiled_us", "added_us"),
+                           ([name, us, part or math.nan, us - (part or math.nan)]
+                            for name, us, part in record.get("host_us", ())))
+
+
+def rival_title(record: dict) -> str:
+    """Device and size of a record's rivals."""
+    case = record["rival_case"]
+    return (f"{record['device']}, PyTorch {record['torch']}: {case['tokens']} tokens, "
+            f"{case['query_heads']}/{case['kv_heads']} heads of {case['head_dim']}, "
+            f"Bk {case['block_size']}, k {case['top_k']}, {case['dtype']}")
+
+
+@style.styled
+def rival_bars(rows, where: str):
+    """Milliseconds of each attention, forward (light) and forward and backward (dark); blue attends to
+    the blocks that MSA selects, grey to all keys. `where`: device and size, for the title."""
+    table = rival_table(rows)
+    names = table["name"].tolist()
+    figure = style.new_figure(1.2 + 0.55 * len(names))
+    axes = figure.subplots()
+    places = np.arange(len(names))
+    selected = table["attends_to"] == "the selected blocks"
+    colours = [style.PAIR[0] if chosen else style.DENSE for chosen in selected]
+    timed = np.concatenate([table[name] for name in PASSES])
+    for shift, name, alpha in ((-0.19, "forward_ms", 0.45), (0.19, "step_ms", 1.0)):
+        axes.barh(places + shift, np.nan_to_num(table[name]), 0.36, color=colours, alpha=alpha)
+        for place, ms in zip(places, table[name]):
+            if not math.isnan(ms):
+                axes.text(ms * 1.05, place + shift, f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}", va="center", fontsize=8)
+    axes.set(xscale="log", xlabel="ms, forward; forward and backward",
+             yticks=places, yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    axes.set_xlim(np.nanmin(timed) / 3, np.nanmax(timed) * 3)
+    axes.grid(axis="y", visible=False)
+    figure.suptitle("\n".join(where.split(": ", 1)), x=0.01, ha="left", fontsize=8)
+    return figure, table

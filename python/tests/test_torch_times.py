@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Times beside other attentions of PyTorch: the pictures of a record, and, with PyTorch, who is timed."""
+
+import importlib.util
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from msalab import plots
+
+ROOT = Path(__file__).parents[2]
+ROWS = [{"name": "msalab", "attends_to": "the selected blocks", "off": 0.0, "forward_ms": 2.0,
+         "step_ms": 5.0},
+        {"name": "SDPA", "attends_to": "all keys", "forward_ms": 9.0, "skipped": "out of memory"},
+        {"name": "FlashAttention 3", "attends_to": "all keys", "skipped": "not installed"}]
+RECORD = {"format": "msa-torch-times", "format_version": 1, "device": "a GPU", "torch": "3.0",
+          "rival_case": {"tokens": 64, "query_heads": 4, "kv_heads": 2, "head_dim": 16,
+                         "block_size": 8, "top_k": 2, "dtype": "float32"}, "rivals": ROWS,
+          "layer_ms": {"index_select": 6.0}, "module_ms": {"MSAttention": 40.0},
+          "bench_ms": {"index_select": 5.0}, "host_us": [["msa_index_select", 12.0, 5.0],
+                                                         ["torch.mul", 3.0, None]]}
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_shows_what_was_timed():
+    figure, table = plots.rival_bars(ROWS, plots.rival_title(RECORD))
+    assert table["name"].tolist() == ["msalab", "SDPA"]
+    assert table["step_ms"][0] == 5 and math.isnan(table["step_ms"][1])
+    axes, = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["2", "9", "5"]
+    assert sorted(patch.get_width() for patch in axes.patches) == [0, 2, 5, 9]
+    assert "64 tokens, 4/2 heads of 16, Bk 8, k 2, float32" in figure.get_suptitle()
+    assert list(plots.absent_table(ROWS).rows()) == [("SDPA", "out of memory"),
+                                                     ("FlashAttention 3", "not installed")]
+
+
+def test_tables_stand_beside_msa_bench_and_the_compiled_part():
+    rows = list(plots.layer_table(RECORD).rows())
+    assert rows[0] == ("index_select", 6, 5, 1.2)
+    assert rows[1][:2] == ("MSAttention", 40) and all(map(math.isnan, rows[1][2:]))
+    rows = list(plots.host_table(RECORD).rows())
+    assert rows[0] == ("msa_index_select", 12, 5, 7) and all(map(math.isnan, rows[1][2:]))
+
+
+def test_records_are_read_and_others_refused(tmp_path):
+    for path in (ROOT / "data/bench").glob("torch-*.json"):
+        assert len(plots.rival_table(plots.read_torch_times(path)["rivals"])) > 1
+    (tmp_path / "other.json").write_text(json.dumps({**RECORD, "format_version": 9}))
+    with pytest.raises(plots.ResultsError, match="format_version of msa-torch-times is 9"):
+        plots.read_torch_times(tmp_path / "other.json")
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_who_is_here_is_timed_and_computes_the_same():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("msalab._msalab")
+    rivals = load("torch_rivals")
+    case = rivals.Case(192, 4, 2, 16, 16, 16, 3, "cpu", torch.float32)
+    rows = {row["name"]: row for row in rivals.measure(case, 100)}
+    assert case.sizes()["dtype"] == "float32"
+    for name in ("msalab, with the selection", "msalab"):
+        assert rows[name]["step_ms"] > 0 and "skipped" not in rows[name]
+    for row in rows.values():
+        assert row.get("off", 0) < 1e-5
+    if "forward_ms" in rows["FlexAttention"]:
+        assert rows["FlexAttention"]["off"] > 0  # another order of sums: it was computed, not copied
+    assert all("forward_ms" in row or row["skipped"] for row in rows.values())
+
+
+def test_what_takes_too_long_is_stopped():
+    pytest.importorskip("torch")
+    pytest.importorskip("msalab._msalab")
+    with pytest.raises(TimeoutError, match="stopped after"):
+        with load("torch_rivals").at_most(0.05):
+            time.sleep(30)
