@@ -76,6 +76,13 @@ inline double kl_gradient_bound(const TeacherBound& teacher, double index_logit,
     return scale * operand_max * rows_summed / rows * weights;
 }
 
+/// Error of a score of the lightning indexer, scale * sum over heads of w max(0, q . k), where the
+/// weights of a row add up to `weights` in size: products of `width`, their sum, H more of both.
+inline double lightning_bound(double scale, double weights, double q_norm, double k_norm,
+                              int64_t width, int64_t heads) {
+    return gamma(static_cast<double>(width + heads) + 4) * scale * weights * q_norm * k_norm;
+}
+
 /// Error of one number of the gradient of an Index Branch's weights, sum over tokens of d index_q
 /// or d index_k times x of at most `x_max`, where these are off by the two bounds above: d index_q
 /// of each of the `rows`, d index_k of all keys together. The way back through RoPE may gather two

@@ -112,6 +112,20 @@ void backward_norm(const Projection& p, View<const float, 2> x, View<float, 3> d
     }
 }
 
+/// Gradient of a weight [rows, d_model] from that of its outputs d, `rows` for each token.
+void backward_product(View<const float, 3> d, View<const float, 2> x, View<float, 2> d_weight,
+                      int threads) {
+    const int64_t rows = d_weight.extent(0), columns = d_weight.extent(1);
+    const Eigen::Map<const Matrix> left(d.data(), x.extent(0), rows);
+    const Eigen::Map<const Matrix> right(x.data(), x.extent(0), columns);
+    Eigen::Map<Matrix> to(d_weight.data(), rows, columns);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t begin = 0; begin < columns; begin += kTileColumns) {
+        const int64_t count = std::min(kTileColumns, columns - begin);
+        to.middleCols(begin, count).noalias() = left.transpose() * right.middleCols(begin, count);
+    }
+}
+
 void backward(const Projection& p, View<const float, 2> x, std::span<const int64_t> positions,
               View<const float, 3> d_heads, View<float, 2> d_weight, View<float, 1> d_norm) {
     check_input(p, x, positions);
@@ -127,15 +141,7 @@ void backward(const Projection& p, View<const float, 2> x, std::span<const int64
                -1);
     }
     if (p.norm) backward_norm(p, x, d, d_norm);
-    const int64_t rows = d_weight.extent(0), columns = d_weight.extent(1);
-    const Eigen::Map<const Matrix> left(d.data(), x.extent(0), rows);
-    const Eigen::Map<const Matrix> right(x.data(), x.extent(0), columns);
-    Eigen::Map<Matrix> to(d_weight.data(), rows, columns);
-#pragma omp parallel for schedule(dynamic) num_threads(p.threads)
-    for (int64_t begin = 0; begin < columns; begin += kTileColumns) {
-        const int64_t count = std::min(kTileColumns, columns - begin);
-        to.middleCols(begin, count).noalias() = left.transpose() * right.middleCols(begin, count);
-    }
+    backward_product(d, x, d_weight, p.threads);
 }
 
 }  // namespace
@@ -156,7 +162,8 @@ void IndexForm::validate() const {
 IndexWeights::IndexWeights(const IndexForm& form) : form_(form) {
     form.validate();
     k_ = element_count(shape_q());
-    norm_ = k_ + element_count(shape_k());
+    h_ = k_ + element_count(shape_k());
+    norm_ = h_ + element_count(shape_h());
     values_.resize(static_cast<size_t>(norm_ + (form.rms_norm ? 2 * form.index_dim : 0)));
     std::fill(values_.begin() + norm_, values_.end(), 1.0F);
 }
@@ -171,6 +178,18 @@ Tensor<float, 3> index_keys(const IndexWeights& w, View<const float, 2> x,
     return forward(keys_of(w, threads), x, positions);
 }
 
+Tensor<float, 3> index_head_weights(const IndexWeights& w, View<const float, 2> x, int threads) {
+    MSA_CHECK(w.w_h() && x.extent(1) == w.form().model_dim);
+    Tensor<float, 3> out({x.extent(0), 1, w.form().groups});
+#pragma omp parallel for schedule(dynamic) num_threads(threads_or_all(threads))
+    for (int64_t tile = 0; tile < ceil_div(x.extent(0), kTileTokens); ++tile) {
+        const auto [begin, end] = tile_range(tile, x.extent(0));
+        const Tensor<float, 3> part = project(x.slice(begin, end - begin), w.w_h(), 1);
+        std::copy_n(part.data(), part.size(), out.view()[begin].data());
+    }
+    return out;
+}
+
 void index_queries_grad(const IndexWeights& w, View<const float, 2> x,
                         std::span<const int64_t> positions, View<const float, 3> d_index_q,
                         IndexWeights& gradient, int threads) {
@@ -181,6 +200,13 @@ void index_keys_grad(const IndexWeights& w, View<const float, 2> x,
                      std::span<const int64_t> positions, View<const float, 3> d_index_k,
                      IndexWeights& gradient, int threads) {
     backward(keys_of(w, threads), x, positions, d_index_k, gradient.w_k(), gradient.norm_k());
+}
+
+void index_head_weights_grad(View<const float, 2> x, View<const float, 3> d_weights,
+                             IndexWeights& gradient, int threads) {
+    MSA_CHECK(gradient.w_h() && x.extent(1) == gradient.form().model_dim);
+    MSA_CHECK(d_weights.shape() == (Shape<3>{x.extent(0), 1, gradient.form().groups}));
+    backward_product(d_weights, x, gradient.w_h(), threads_or_all(threads));
 }
 
 }  // namespace msa

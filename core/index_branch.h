@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The Index Branch's projections (eq:msa-index-proj), forward and backward: hidden states x to
 // index_q (one head per group) and index_k (one head), each head with an optional RMS norm and an
-// optional rotation of its first channels, as the Main Branch has them (core/projection.h). There
-// is no gradient into x (eq:msa-detach). Float; results do not depend on `threads`
-// (threads_or_all).
+// optional rotation of its first channels, as the Main Branch has them (core/projection.h). DSA's
+// lightning indexer (core/lightning_kl.h) has the same two, of any number of heads, and a third
+// that makes a weight of every head. There is no gradient into x (eq:msa-detach). Float; results do
+// not depend on `threads` (threads_or_all).
 #pragma once
 
 #include <cstdint>
@@ -16,13 +17,14 @@ namespace msa {
 
 /// The sizes of an Index Branch and what it does beside multiplying.
 struct IndexForm {
-    int64_t groups = 0;                         // Hkv
+    int64_t groups = 0;                         // heads of index_q: Hkv; of DSA's indexer its own
     int64_t index_dim = 0;                      // didx
     int64_t model_dim = 0;                      // d_model
     bool rms_norm = false;                      // per head, with a learned weight per channel
     int64_t rotary_dim = 0;                     // channels that RoPE rotates; 0: none
     double rope_theta = 1e4;                    // of plain RoPE
     std::vector<double> rope_frequencies = {};  // of scaled RoPE [rotary_dim / 2]; empty: plain
+    bool head_weights = false;                  // DSA's indexer: w_h, a weight of each head
 
     static constexpr double kNormEpsilon = 1e-6;
     /// Throws InputError naming the value and the rule it breaks.
@@ -30,7 +32,7 @@ struct IndexForm {
 };
 
 /// The learned numbers of an Index Branch, or anything of the same shape: its gradient, the moments
-/// of an optimizer. One list of values, w_q, w_k, norm_q, norm_k in order.
+/// of an optimizer. One list of values, w_q, w_k, w_h, norm_q, norm_k in order.
 class IndexWeights {
 public:
     IndexWeights() = default;
@@ -43,16 +45,24 @@ public:
 
     View<float, 2> w_q() { return {values_.data(), shape_q()}; }       // [Hkv * didx, d_model]
     View<float, 2> w_k() { return {values_.data() + k_, shape_k()}; }  // [didx, d_model]
+    View<float, 2> w_h() { return weights(values_.data()); }     // [heads, d_model]; DSA's alone
     View<float, 1> norm_q() { return norm(values_.data(), 0); }  // [didx]; absent without norm
     View<float, 1> norm_k() { return norm(values_.data(), 1); }  // [didx]; absent without norm
     View<const float, 2> w_q() const { return {values_.data(), shape_q()}; }
     View<const float, 2> w_k() const { return {values_.data() + k_, shape_k()}; }
+    View<const float, 2> w_h() const { return weights(values_.data()); }
     View<const float, 1> norm_q() const { return norm(values_.data(), 0); }
     View<const float, 1> norm_k() const { return norm(values_.data(), 1); }
 
 private:
     Shape<2> shape_q() const { return {form_.groups * form_.index_dim, form_.model_dim}; }
     Shape<2> shape_k() const { return {form_.index_dim, form_.model_dim}; }
+    Shape<2> shape_h() const { return {form_.head_weights ? form_.groups : 0, form_.model_dim}; }
+    template <typename T>
+    View<T, 2> weights(T* values) const {
+        if (!form_.head_weights) return {};
+        return {values + h_, shape_h()};
+    }
     template <typename T>
     View<T, 1> norm(T* values, int64_t which) const {
         if (!form_.rms_norm) return {};
@@ -60,7 +70,7 @@ private:
     }
 
     IndexForm form_;
-    int64_t k_ = 0, norm_ = 0;  // where w_k and the norms begin
+    int64_t k_ = 0, h_ = 0, norm_ = 0;  // where w_k, w_h and the norms begin
     std::vector<float> values_;
 };
 
@@ -70,6 +80,8 @@ Tensor<float, 3> index_queries(const IndexWeights&, View<const float, 2> x,
 /// index_k [n, 1, didx], likewise.
 Tensor<float, 3> index_keys(const IndexWeights&, View<const float, 2> x,
                             std::span<const int64_t> positions, int threads = 0);
+/// DSA's head weights w [n, 1, heads]: w_h x, without norm or rotation.
+Tensor<float, 3> index_head_weights(const IndexWeights&, View<const float, 2> x, int threads = 0);
 
 /// Gradient of the weights (w_q, norm_q) from that of index_q [n, Hkv, didx]; overwrites these
 /// parts of `gradient`, which has the same form.
@@ -80,5 +92,8 @@ void index_queries_grad(const IndexWeights&, View<const float, 2> x,
 void index_keys_grad(const IndexWeights&, View<const float, 2> x,
                      std::span<const int64_t> positions, View<const float, 3> d_index_k,
                      IndexWeights& gradient, int threads = 0);
+/// The same for w_h from that of w [n, 1, heads].
+void index_head_weights_grad(View<const float, 2> x, View<const float, 3> d_weights,
+                             IndexWeights& gradient, int threads = 0);
 
 }  // namespace msa

@@ -25,6 +25,9 @@ const char* to_string(Field field) {
         case Field::v: return "v";
         case Field::index_q: return "index_q";
         case Field::index_k: return "index_k";
+        case Field::dsa_q: return "dsa_q";
+        case Field::dsa_k: return "dsa_k";
+        case Field::dsa_w: return "dsa_w";
     }
     return "?";
 }
@@ -34,6 +37,9 @@ bool LayerInfo::has(Field field) const {
         case Field::x: return model_dim > 0;
         case Field::index_q:
         case Field::index_k: return index_dim > 0;
+        case Field::dsa_q:
+        case Field::dsa_k:
+        case Field::dsa_w: return dsa_heads > 0;
         default: return true;
     }
 }
@@ -44,6 +50,7 @@ int64_t LayerInfo::heads(Field field) const {
         case Field::k:
         case Field::v:
         case Field::index_q: return kv_heads;
+        case Field::dsa_q: return dsa_heads;
         default: return 1;
     }
 }
@@ -53,6 +60,9 @@ int64_t LayerInfo::channels(Field field) const {
         case Field::x: return model_dim;
         case Field::index_q:
         case Field::index_k: return index_dim;
+        case Field::dsa_q:
+        case Field::dsa_k: return dsa_dim;
+        case Field::dsa_w: return dsa_heads;
         default: return head_dim;
     }
 }
@@ -62,6 +72,8 @@ Problem layer_problem(const ActivationsInfo& info, const LayerInfo& layer, int64
                                layer.index_dim, block_size);
     p.batch = PackedBatch(info.cu_seqlens, info.cu_seqlens);
     p.own_softmax_scale = layer.softmax_scale;
+    p.dsa_heads = layer.dsa_heads;
+    p.dsa_dim = layer.dsa_dim;
     const auto own = [&](const char* name) -> std::optional<double> {
         const auto found = layer.own_attention.find(name);
         if (found == layer.own_attention.end()) return {};

@@ -64,6 +64,27 @@ void check_config(const nlohmann::json& config, const LayerInfo& layer, const st
             layer.query_heads, " heads, model_config names ", query);
 }
 
+/// DSA's indexer, where the layer has one. `place` and `shape` are of a field.
+template <typename Place, typename Shape>
+void read_dsa(hid_t file, Place place, Shape shape, LayerInfo& layer) {
+    constexpr Field kDsa[] = {Field::dsa_q, Field::dsa_k, Field::dsa_w};
+    const auto there = [&](Field field) { return h5::exists(file, place(field).object); };
+    if (std::none_of(std::begin(kDsa), std::end(kDsa), there)) return;
+    for (Field field : kDsa)
+        require(there(field), place(field).text(),
+                " is missing; dsa_q, dsa_k and dsa_w come together");
+    const std::vector<int64_t> q = shape(Field::dsa_q), k = shape(Field::dsa_k),
+                               w = shape(Field::dsa_w);
+    require(q[1] >= 1, place(Field::dsa_q).text(), " has no heads");
+    require(w[1] == q[1], place(Field::dsa_w).text(), " has weights of ", w[1],
+            " heads, dsa_q has ", q[1]);
+    require(q[2] == k[1], place(Field::dsa_k).text(), " has index dim ", k[1], ", dsa_q has ",
+            q[2]);
+    layer.dsa_heads = q[1];
+    layer.dsa_dim = q[2];
+    check_dims(layer.dsa_dim, place(Field::dsa_k), "index dim");
+}
+
 LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t number,
                      int64_t tokens) {
     LayerInfo layer;
@@ -108,6 +129,7 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
         layer.index_dim = index_k[1];
         check_dims(layer.index_dim, place(Field::index_k), "index dim");
     }
+    read_dsa(file, place, shape, layer);
     if (h5::exists(file, place(Field::x).object)) {
         layer.model_dim = shape(Field::x)[1];
         require(layer.model_dim >= 1, place(Field::x).text(), " has no columns");

@@ -46,7 +46,7 @@ Facts facts_of(const ActivationsInfo& info) {
         const std::string group = text("/layers/", layer.layer);
         facts["/layers"] += text(facts["/layers"].empty() ? "" : ", ", layer.layer);
         add_attributes(layer, group, facts);
-        for (Field field : {Field::x, Field::q, Field::k, Field::v, Field::index_q, Field::index_k})
+        for (Field field : kFields)
             if (layer.has(field))
                 facts[text(group, "/", to_string(field))] =
                     text(to_string(layer.element), ", ",

@@ -12,9 +12,6 @@
 namespace msa::io {
 namespace {
 
-constexpr Field kFields[] = {Field::x, Field::q,       Field::k,
-                             Field::v, Field::index_q, Field::index_k};
-
 template <typename Half>
 std::vector<uint16_t> rounded(View<const float, 3> values, const h5::Place& place) {
     std::vector<uint16_t> raw(static_cast<size_t>(values.size()));

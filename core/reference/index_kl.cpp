@@ -18,9 +18,8 @@ double log_share(double lse, double sink) {
     return sink == kNoSink ? 0 : lse - all;
 }
 
-/// p of query i and group r on `tokens`, of which the Main Branch sees the last `shown`. A NaN of a
-/// head stays. Heads count by what their sinks leave of them, relative to the head that is left
-/// most, so that nothing underflows: the teacher is divided by its sum anyway.
+}  // namespace
+
 std::vector<double> teach(const Problem& p, const MainBranch& in, int64_t i, int64_t r,
                           const std::vector<int64_t>& tokens, size_t shown, Teacher teacher) {
     const int64_t first_head = r * p.group_size();
@@ -54,8 +53,6 @@ std::vector<double> teach(const Problem& p, const MainBranch& in, int64_t i, int
     }
     return all;
 }
-
-}  // namespace
 
 void index_lse(const Problem& p, View<const float, 3> index_q, View<const float, 2> index_k,
                View<const int32_t, 3> ids, View<float, 2> lse) {

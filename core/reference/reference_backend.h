@@ -38,6 +38,13 @@ void index_lse(const Problem&, View<const float, 3> index_q, View<const float, 2
                View<const int32_t, 3> ids, View<float, 2> lse);
 void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
+/// The teacher of index_kl: p of query i and group r on `tokens`, of which the Main Branch sees the
+/// last `shown`. A NaN of a head stays. Heads count by what their sinks leave of them, relative to
+/// the head that is left most, so that nothing underflows: the teacher is divided by its sum
+/// anyway.
+std::vector<double> teach(const Problem&, const MainBranch&, int64_t i, int64_t r,
+                          const std::vector<int64_t>& tokens, size_t shown, Teacher);
+
 /// A sink without weight.
 inline constexpr double kNoSink = -std::numeric_limits<double>::infinity();
 

@@ -57,6 +57,13 @@ inline PolicyCost index_branch_cost(const Problem& p) {
     return {2 * static_cast<double>(p.kv_heads) * width, kCostElementBytes * width};
 }
 
+/// The heads of DSA's indexer with every visible key, each product times the weight of its head.
+inline PolicyCost lightning_cost(const Problem& p) {
+    const double keys = keys_seen(p), width = static_cast<double>(p.dsa_dim);
+    return {2 * static_cast<double>(p.dsa_heads) * (width + 1) * keys,
+            kCostElementBytes * width * keys};
+}
+
 /// Dense attention's products q . k: what it costs to know the oracle.
 inline PolicyCost oracle_cost(const Problem& p) { return per_head(p, keys_seen(p)); }
 

@@ -26,16 +26,19 @@ class DsaTokensSelector final : public LightningPolicy<TokenSelector> {
 public:
     std::string_view name() const override { return "dsa-tokens"; }
     std::string_view rule() const override {
-        return "the lightning indexer: the tokens of highest sum over index heads of ReLU(index_q "
-               ". index_k), one choice for all groups (DeepSeek-V3.2-Exp)";
+        return "the lightning indexer: the tokens of highest sum over index heads of w * "
+               "ReLU(index_q . index_k), w learned for each head and query, one choice for all "
+               "groups (DeepSeek-V3.2-Exp)";
     }
     std::vector<std::vector<int64_t>> select(const SelectorLayer& layer, const SelectorChunk& chunk,
                                              std::span<const int64_t> budgets) const override {
         std::vector<std::vector<int64_t>> kept(budgets.size());
-        for_each_lightning_row(layer, chunk, [&](int64_t i, View<const float, 1> scores) {
-            const auto row = static_cast<size_t>(i);
-            kept[row] = highest(scores, budgets[row]);
-        });
+        const LightningOperands operands = reader_.operands(layer, chunk);
+        for_each_lightning_row(layer.backend, chunk.problem, operands,
+                               [&](int64_t i, View<const float, 1> scores) {
+                                   const auto row = static_cast<size_t>(i);
+                                   kept[row] = highest(scores, budgets[row]);
+                               });
         return kept;
     }
 };

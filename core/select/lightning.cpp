@@ -6,21 +6,24 @@
 #include "core/select/rows_held.h"
 
 namespace msa {
+
 void for_each_lightning_row(
-    const SelectorLayer& layer, const SelectorChunk& chunk,
+    Backend& backend, const Problem& p, const LightningOperands& in,
     const std::function<void(int64_t row, View<const float, 1> scores)>& visit) {
-    Backend& backend = layer.backend;
-    Problem tokens = chunk.problem;
+    Problem tokens = p;
     tokens.block_size = 1;
+    tokens.query_heads = tokens.kv_heads = in.index_q.shape()[1];
+    tokens.index_dim = in.index_q.shape()[2];
     tokens.own_index_scale = 1.0;
-    const int64_t groups = tokens.kv_heads, keys = tokens.blocks();
-    const int64_t step = rows_held(groups * keys);
-    const View<const float, 3> index_q = chunk.index_q.floats();
+    const int64_t heads = tokens.kv_heads, keys = tokens.blocks();
+    const int64_t step = rows_held(heads * keys);
+    const bool weighted = in.weights.data() != nullptr;
+    const View<const float, 3> index_q = in.index_q.floats();
     for (int64_t begin = 0; begin < tokens.queries(); begin += step) {
         const int64_t count = std::min(step, tokens.queries() - begin);
         const Problem part = tokens.with_queries({begin, begin + count});
-        auto there = backend.make<float, 3>({count, groups, keys});
-        backend.index_scores(part, {index_q.slice(begin, count), layer.index_k.floats()}, there);
+        auto there = backend.make<float, 3>({count, heads, keys});
+        backend.index_scores(part, {index_q.slice(begin, count), in.index_k.floats()}, there);
         const Mirror<3> products(backend, std::move(there));
         const View<const float, 3> from = products.host();
         const std::vector<KeyRange>& visible = visible_keys(part);
@@ -28,11 +31,45 @@ void for_each_lightning_row(
         for (int64_t i = 0; i < count; ++i) {
             const int64_t seen = visible[static_cast<size_t>(i)].count;
             Tensor<float, 1> sums({seen});
-            for (int64_t r = 0; r < groups; ++r)
-                for (int64_t j = 0; j < seen; ++j) sums(j) += std::max(from(i, r, j), 0.0F);
+            for (int64_t h = 0; h < heads; ++h) {
+                const float weight = weighted ? in.weights(begin + i, 0, h) : 1.0F;
+                for (int64_t j = 0; j < seen; ++j)
+                    sums(j) += weight * std::max(from(i, h, j), 0.0F);
+            }
             visit(begin + i, sums);
         }
     }
+}
+
+Tensor<float, 3> lightning_block_scores(Backend& backend, const Problem& p,
+                                        const LightningOperands& in) {
+    Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
+    for_each_lightning_row(backend, p, in, [&](int64_t i, View<const float, 1> tokens) {
+        const int64_t seen = tokens.size();
+        for (int64_t b = 0; b < visible_blocks(seen, p.block_size); ++b) {
+            const float* first = tokens.data() + b * p.block_size;
+            const float* last = tokens.data() + std::min((b + 1) * p.block_size, seen);
+            for (int64_t r = 0; r < p.kv_heads; ++r)
+                scores(i, r, b) = *std::max_element(first, last);
+        }
+    });
+    return scores;
+}
+
+void LightningReader::prepare(const SelectorLayer& layer) {
+    if (layer.problem.dsa_heads == 0) return;
+    Tensor<float, 3> all = layer.read_dsa(DsaOperand::k, {});
+    Tensor<float, 2> keys({all.extent(0), all.extent(2)}, Fill::nothing);
+    std::copy_n(all.data(), all.size(), keys.data());
+    keys_ = {layer.backend, std::move(keys)};
+}
+
+LightningOperands LightningReader::operands(const SelectorLayer& layer,
+                                            const SelectorChunk& chunk) const {
+    if (layer.problem.dsa_heads == 0) return {chunk.index_q, layer.index_k, {}};
+    return {{layer.backend, layer.read_dsa(DsaOperand::q, chunk.tokens)},
+            keys_,
+            layer.read_dsa(DsaOperand::w, chunk.tokens)};
 }
 
 }  // namespace msa

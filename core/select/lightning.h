@@ -9,12 +9,32 @@
 
 namespace msa {
 
-/// The lightning indexer's token scores I = sum over heads of max(0, index_q . index_k), the heads
-/// of index_q weighted alike. Calls visit(row, I) for every query of the chunk, I [keys it sees] on
-/// the host; from many threads.
+/// What the lightning indexer scores with: I = sum over heads of w max(0, index_q . index_k). The
+/// positive factor of core/lightning_kl.h changes no order and is left out.
+struct LightningOperands {
+    Mirror<3> index_q;         // [Nq, H, didx]
+    Mirror<2> index_k;         // [Nk, didx]
+    Tensor<float, 3> weights;  // [Nq, 1, H] on the host; absent: all are 1
+};
+
+/// Calls visit(row, I) for every query, I [keys it sees] on the host; from many threads.
 void for_each_lightning_row(
-    const SelectorLayer&, const SelectorChunk&,
+    Backend&, const Problem&, const LightningOperands&,
     const std::function<void(int64_t row, View<const float, 1> scores)>& visit);
+
+/// The largest I of each block's visible tokens, [Nq, Hkv, B] on the host: the same for all groups.
+/// Blocks that a query does not see are not written.
+Tensor<float, 3> lightning_block_scores(Backend&, const Problem&, const LightningOperands&);
+
+/// The learned operands of a layer where it has them, else the Index Branch's with weights 1.
+class LightningReader {
+public:
+    void prepare(const SelectorLayer&);
+    LightningOperands operands(const SelectorLayer&, const SelectorChunk&) const;
+
+private:
+    Mirror<2> keys_;  // learned
+};
 
 /// What the policies of the lightning indexer have in common, those that keep blocks
 /// (Kind = Selector) and those that keep tokens (TokenSelector).
@@ -22,14 +42,19 @@ template <typename Kind>
 class LightningPolicy : public Kind {
 public:
     std::string_view note() const override {
-        return "index heads weighted alike, on index_q and index_k that were trained for MSA's "
-               "rule";
+        return "where the file has no dsa_q, dsa_k and dsa_w (msa-fit-indexer --architecture dsa "
+               "makes them), index heads are weighted alike, on index_q and index_k that were "
+               "trained for MSA's rule";
     }
     Family family() const override { return Family::index_branch; }
-    PolicyNeeds needs() const override { return {.index = true}; }
+    PolicyNeeds needs() const override { return {.lightning = true}; }
     PolicyCost cost(const Problem& phase, int64_t) const override {
-        return index_branch_cost(phase);
+        return phase.dsa_heads > 0 ? lightning_cost(phase) : index_branch_cost(phase);
     }
+    void prepare(const SelectorLayer& layer) override { reader_.prepare(layer); }
+
+protected:
+    LightningReader reader_;
 };
 
 }  // namespace msa

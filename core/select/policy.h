@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/mirror.h"
+#include "core/select/dsa_operands.h"
 #include "core/select/policy_option.h"
 #include "core/selection.h"
 
@@ -24,16 +25,15 @@ enum class Family : uint8_t {
     queries,       // what other queries looked at
     position,      // where a token stands, or chance
 };
-/// "oracle", "index branch", "keys", "queries", "position"
-const char* to_string(Family);
+const char* to_string(Family);  // "oracle", "index branch", "keys", "queries", "position"
 
-/// The phases that a rule is defined for: in the prefill phase every token is a query, in the
-/// decode phase those behind a prompt come one by one.
+/// Prefill: every token is a query. Decode: those behind a prompt come one by one.
 enum class Phases : uint8_t { both, prefill, decode };
 
 /// What must be there for a policy to run.
 struct PolicyNeeds {
     bool index = false;           // index_q and index_k
+    bool lightning = false;       // SelectorLayer::read_dsa, or index_q and index_k in its place
     bool max_logit = false;       // SelectorChunk::max_logit
     bool queries = false;         // other tokens' queries: read_q, or the chunks before
     bool values = false;          // SelectorLayer::v
@@ -65,6 +65,7 @@ struct SelectorLayer {
     std::span<const SelectionRule> rules = {};
     /// q [n, Hq, dh] of any packed tokens (ascending), where needs().queries.
     std::function<Mirror<3>(std::span<const int64_t>)> read_q = {};
+    ReadDsa read_dsa = {};  // where problem.dsa_heads > 0
     /// Decode phase: tokens of each sequence before its queries. 0: prefill phase.
     int64_t prompt = 0;
     /// Packed tokens (ascending) of the queries that averages count: on them, a policy that spends
@@ -130,8 +131,7 @@ public:
     virtual std::string_view rule() const = 0;
     /// The same, and the options that are not at their defaults.
     std::string rule_in_full() const;
-    /// What a reader of a table must know: where this form or its cost differs from the source's.
-    /// One sentence without a full stop; empty where there is nothing.
+    /// Where this form or its cost differs from the source's: one sentence without a full stop.
     virtual std::string_view note() const { return ""; }
     virtual Family family() const = 0;
     virtual Needs needs() const { return {}; }

@@ -24,21 +24,22 @@ const std::vector<std::string> kDefaultSelectors{"index", "oracle", "mean-key", 
 void resolve(AdviseOptions& o, const io::ActivationsReader& file, std::ostream& err) {
     if (o.layers.empty())
         for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
-    std::optional<int64_t> without_index;
     for (int64_t number : o.layers) {
         io::require_post_rope(file, number);
-        if (!file.layer(number).has(io::Field::index_q) && !without_index) without_index = number;
     }
     const bool chosen = !o.selectors.empty();
     if (!chosen) o.selectors = kDefaultSelectors;
     std::erase_if(o.selectors, [&](const std::string& name) {
-        const bool lacks = make_selector(name)->needs().index && without_index;
-        require(!(chosen && lacks), file.name(), ": layer ", without_index.value_or(0),
-                " has no index_q and index_k, which selector ", name, " needs");
-        if (lacks)
-            err << "note: layer " << *without_index << " has no Index Branch: " << name
-                << " is left out; msa-fit-indexer makes one\n";
-        return lacks;
+        const PolicyNeeds needs = make_selector(name)->needs();
+        const auto without = std::find_if(o.layers.begin(), o.layers.end(), [&](int64_t number) {
+            return !lacking(needs, file.layer(number)).empty();
+        });
+        if (without == o.layers.end()) return false;
+        require(!chosen, file.name(), ": layer ", *without, " has no ",
+                lacking(needs, file.layer(*without)), ", which selector ", name, " needs");
+        err << "note: layer " << *without << " has no Index Branch: " << name
+            << " is left out; msa-fit-indexer makes one\n";
+        return true;
     });
 }
 

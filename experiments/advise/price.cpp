@@ -42,8 +42,9 @@ Price Pricer::dense() const {
 analysis::Cost Pricer::scores(const Setting& setting) const {
     const auto [at, is_new] = known_.insert({{setting.selector, setting.block_size}, {}});
     if (!is_new) return at->second;
-    const Problem all = square_problem(context_, layer_.query_heads, layer_.kv_heads,
-                                       layer_.head_dim, layer_.index_dim, setting.block_size);
+    io::ActivationsInfo whole;
+    whole.cu_seqlens = {0, context_};
+    const Problem all = io::layer_problem(whole, layer_, setting.block_size);
     const std::vector<int64_t> newest{context_ - 1};
     const Problem last = all.with_query_rows(newest);
     const std::unique_ptr<Selector> selector = make_selector(setting.selector);

@@ -22,20 +22,16 @@ namespace {
 void resolve(AnalyzeOptions& o, const io::ActivationsReader& file) {
     if (o.layers.empty())
         for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
-    bool index_everywhere = true;
-    for (int64_t number : o.layers) {
-        io::require_post_rope(file, number);
-        index_everywhere &= file.layer(number).has(io::Field::index_q);
-    }
+    for (int64_t number : o.layers) io::require_post_rope(file, number);
     const bool chosen = !o.selectors.empty();
     if (!chosen) o.selectors = list_pointwise_selectors();
     std::erase_if(o.selectors, [&](const std::string& name) {
-        const bool lacks = make_selector(name)->needs().index && !index_everywhere;
-        require(!(chosen && lacks), file.name(),
-                ": has no index_q and index_k, which "
-                "selector ",
+        std::string lacks;
+        for (int64_t number : o.layers)
+            if (lacks.empty()) lacks = lacking(make_selector(name)->needs(), file.layer(number));
+        require(!chosen || lacks.empty(), file.name(), ": has no ", lacks, ", which selector ",
                 name, " needs");
-        return lacks;
+        return !lacks.empty();
     });
 }
 

@@ -45,8 +45,8 @@ bool same_sizes(const io::LayerInfo& a, const io::LayerInfo& b) {
 std::string why_unusable(const CompareOptions& o, const io::LayerInfo& layer, bool has_previous,
                          const std::string& name) {
     const Policy::Needs needs = make_policy(name)->needs();
-    if (needs.index && !layer.has(io::Field::index_q))
-        return "the layer has no index_q and index_k";
+    if (const std::string lacks = lacking(needs, layer); !lacks.empty())
+        return "the layer has no " + lacks;
     if (needs.previous_layer && !has_previous)
         return "the file has no layer of the same sizes before it";
     if (needs.phases == Phases::prefill && o.prompt > 0)

@@ -10,7 +10,9 @@ namespace {
 
 using io::Field;
 
-bool is_index(Field field) { return field == Field::index_q || field == Field::index_k; }
+bool is_index(Field field) {
+    return field != Field::x && field != Field::q && field != Field::k && field != Field::v;
+}
 
 LayerElements wanted(const io::LayerInfo& layer, const ElementChoice& choice) {
     return {{choice.main.value_or(layer.element), Element::f32},
@@ -86,7 +88,7 @@ void record_elements(const Backend& backend, const io::ActivationsReader& file,
     for (int64_t number : layers) {
         const io::LayerInfo& layer = file.layer(number);
         elements.push_back(layer_elements(backend, layer, choice));
-        has_index |= layer.has(io::Field::index_q);
+        has_index |= layer.has(Field::index_q) || layer.has(Field::dsa_q);
     }
     record_elements(elements, record);
     if (!has_index) record.index_element.clear();
@@ -125,6 +127,22 @@ Tensor<float, 3> LayerReader::all(Field field) const {
 Tensor<float, 3> LayerReader::rows(Field field, std::span<const int64_t> tokens) const {
     if (!layer_->has(field)) return {};
     return rounded(field, file_->gather(layer_->layer, field, tokens));
+}
+
+ReadDsa LayerReader::dsa() const {
+    return [read = *this](DsaOperand operand, std::span<const int64_t> tokens) {
+        constexpr Field kFields[] = {Field::dsa_q, Field::dsa_k, Field::dsa_w};
+        const Field field = kFields[static_cast<size_t>(operand)];
+        return tokens.empty() ? read.all(field) : read.rows(field, tokens);
+    };
+}
+
+std::string lacking(const PolicyNeeds& needs, const io::LayerInfo& layer) {
+    const bool index = layer.has(Field::index_q), dsa = layer.has(Field::dsa_q);
+    if (needs.index && !index) return "index_q and index_k";
+    if (needs.lightning && !index && !dsa)
+        return "dsa_q, dsa_k and dsa_w, nor index_q and index_k in their place";
+    return "";
 }
 
 Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> rows) {

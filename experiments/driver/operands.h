@@ -14,6 +14,7 @@
 #include "core/convert.h"
 #include "core/io/activations.h"
 #include "core/io/results.h"
+#include "core/select/policy.h"
 
 namespace msa::experiments {
 
@@ -28,7 +29,7 @@ struct ElementPair {
     bool operator==(const ElementPair&) const = default;
 };
 
-/// Of one layer: q, k and v; index_q and index_k.
+/// Of one layer: q, k and v; the operands of its indexers.
 struct LayerElements {
     ElementPair main, index;
     ElementPair of(io::Field) const;
@@ -65,6 +66,8 @@ public:
     /// The given packed tokens, ascending; absent likewise.
     Tensor<float, 3> rows(io::Field, std::span<const int64_t> tokens) const;
 
+    ReadDsa dsa() const;  // outlives the reader, not what it reads from
+
 private:
     Tensor<float, 3> rounded(io::Field, Tensor<float, 3> values) const;
 
@@ -72,6 +75,9 @@ private:
     const io::LayerInfo* layer_;
     LayerElements elements_;
 };
+
+/// What a layer lacks for a policy, as in "has no ...": empty where it lacks nothing.
+std::string lacking(const PolicyNeeds&, const io::LayerInfo&);
 
 /// Rounds the values of a field to `element`; InputError naming file, layer and value where one is
 /// beyond its range.

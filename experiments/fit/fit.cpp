@@ -27,7 +27,8 @@ void resolve(FitOptions& o, const io::ActivationsReader& file) {
         for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
     for (int64_t layer : o.layers) {
         check_layer(file, layer);
-        check_start(o.start, index_form(o, file, layer), model_frequencies(o, file, layer));
+        check_start(o.start, index_form(o, file, layer), file.layer(layer),
+                    model_frequencies(o, file, layer));
     }
 }
 
@@ -35,7 +36,7 @@ void resolve(FitOptions& o, const io::ActivationsReader& file) {
 void check_teacher(const FitOptions& o, const io::ActivationsReader& file, const Backend& backend) {
     const int64_t layer = o.layers.front();
     Problem sizes = io::layer_problem({}, file.layer(layer), o.block_size);
-    sizes.index_dim = index_form(o, file, layer).index_dim;
+    sizes.index_dim = o.index_dim;
     const Support support =
         backend.supports(sizes, IndexKlRequest{.top_k = o.rule.top_k, .teacher = o.teacher});
     if (!support.yes)

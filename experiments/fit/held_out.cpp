@@ -2,57 +2,19 @@
 #include "experiments/fit/held_out.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "analysis/entropy.h"
 #include "analysis/output_error.h"
 #include "analysis/query_blocks.h"
 #include "analysis/recall.h"
 #include "experiments/driver/block_intervals.h"
 
 namespace msa::experiments::fit {
-namespace {
-
-/// The KL [Nq, Hkv] on the tokens of the blocks `ids`, on all visible ones where that is absent.
-Tensor<double, 2> kl_of(const LayerOperands& layer, const Problem& p, const IndexInput& index,
-                        In<3> q, View<const int32_t, 3> ids, Teacher teacher) {
-    Backend& backend = layer.backend;
-    auto kl = backend.make<double, 2>({p.queries(), p.kv_heads});
-    backend.index_kl(p, {index, q, layer.k, ids, teacher, layer.sinks}, {kl, {}, {}});
-    return fetch(backend, std::move(kl));
-}
-
-/// Its mean over all rows.
-double kl_on(const LayerOperands& layer, const Problem& p, const IndexInput& index, In<3> q,
-             View<const int32_t, 3> ids, Teacher teacher) {
-    return mean_of(kl_of(layer, p, index, q, ids, teacher));
-}
-
-/// Entropy of the teacher, from the KL of the uniform distribution over the n visible keys:
-/// KL(P || 1/n) = ln n - H(P), and zero index vectors are uniform.
-double teacher_entropy(const LayerOperands& layer, const Problem& p, In<3> q, Teacher teacher) {
-    Backend& backend = layer.backend;
-    const auto zero_q = backend.make<float, 3>({p.queries(), p.kv_heads, p.index_dim});
-    const auto zero_k = backend.make<float, 2>({p.keys(), p.index_dim});
-    double sum = 0;
-    for (const KeyRange& seen : visible_keys(p)) sum += std::log(static_cast<double>(seen.count));
-    return sum / static_cast<double>(p.queries()) -
-           kl_on(layer, p, {zero_q, zero_k}, q, {}, teacher);
-}
-
-}  // namespace
-
-double mean_of(const Tensor<double, 2>& kl) {
-    double sum = 0;
-    for (int64_t n = 0; n < kl.size(); ++n) sum += kl.data()[n];
-    return sum / static_cast<double>(kl.size());
-}
-
 HeldOut::HeldOut(const FitOptions& options, const TrainingLayer& data, const LayerOperands& layer,
-                 const std::vector<int64_t>& tokens, int threads)
+                 const Indexer& indexer, const std::vector<int64_t>& tokens, int threads)
     : o_(options),
       data_(data),
       layer_(layer),
+      indexer_(indexer),
       threads_(threads),
       queries_(layer.backend, data, tokens),
       kinds_(analysis::row_kinds(queries_.problem, options.rule.top_k, options.all_rows)) {
@@ -62,7 +24,7 @@ HeldOut::HeldOut(const FitOptions& options, const TrainingLayer& data, const Lay
     Mass there(backend, p, {queries_.q, layer.k, layer.sinks}, o_.oracle_by_logit);
     oracle_ids_ = pick(backend, p, o_.rule, o_.oracle_by_logit ? there.max_logit : there.mass);
     mass_ = fetch(backend, std::move(there.mass));
-    entropy_teacher_ = teacher_entropy(layer, p, queries_.q, o_.teacher);
+    entropy_teacher_ = teacher_entropy(layer, queries_, o_.teacher);
 }
 
 int64_t HeldOut::rows_counted() const {
@@ -73,11 +35,11 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     Backend& backend = layer_.backend;
     const Problem& p = queries_.problem;
     const IndexOperands index(backend, weights, data_, queries_, threads_);
-    auto there = backend.make<int32_t, 3>(oracle_ids_.shape());
-    backend.index_select(p, o_.rule, index, there);
+    Tensor<int32_t, 3> there = indexer_.select(p, o_.rule, index);
     const Attention sparse =
         attend(backend, p, {queries_.q, layer_.k, layer_.v, layer_.sinks}, there);
-    const double kl_selected = kl_on(layer_, p, index, queries_.q, there.view(), o_.teacher);
+    const double kl_selected =
+        mean_of(indexer_.kl(queries_, index, std::as_const(there).view(), o_.teacher));
     const Tensor<int32_t, 3> ids = fetch(backend, std::move(there));
 
     analysis::Recall recall(p.kv_heads, {o_.oracle_without_local});
@@ -86,14 +48,14 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     error.add(kinds_, sparse.out, dense_out_);
     Evaluation e;
     e.step = step;
-    e.kl = kl_on(layer_, p, index, queries_.q, {}, o_.teacher);
+    e.kl = mean_of(indexer_.kl(queries_, index, {}, o_.teacher));
     e.kl_selected = kl_selected;
     e.block_recall = analysis::average(recall.block_recall());
     e.score_recall = analysis::average(recall.score_recall());
     e.mass_kept = analysis::average(recall.mass_kept());
     e.oracle_mass = analysis::average(recall.oracle_mass());
     e.output_error = error.mean();
-    e.entropy_index = index_entropy(backend, p, {index.q.view(), index.k.view()}, index.host_q);
+    e.entropy_index = indexer_.entropy(queries_, index);
     e.entropy_teacher = entropy_teacher_;
     return e;
 }
@@ -102,10 +64,9 @@ HeldOut::OfQueries HeldOut::measure(const IndexWeights& weights) const {
     Backend& backend = layer_.backend;
     const Problem& p = queries_.problem;
     const IndexOperands index(backend, weights, data_, queries_, threads_);
-    auto there = backend.make<int32_t, 3>(oracle_ids_.shape());
-    backend.index_select(p, o_.rule, index, there);
-    OfQueries of{kl_of(layer_, p, index, queries_.q, {}, o_.teacher),
-                 kl_of(layer_, p, index, queries_.q, there.view(), o_.teacher),
+    Tensor<int32_t, 3> there = indexer_.select(p, o_.rule, index);
+    OfQueries of{indexer_.kl(queries_, index, {}, o_.teacher),
+                 indexer_.kl(queries_, index, std::as_const(there).view(), o_.teacher),
                  {}};
     of.ids = fetch(backend, std::move(there));
     return of;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How good an Index Branch is on held-out queries.
+// How good an indexer is on held-out queries.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,15 @@
 #include "core/io/results.h"
 #include "core/selection.h"
 #include "experiments/fit/evaluation.h"
+#include "experiments/fit/indexer.h"
 #include "experiments/fit/operands.h"
 
 namespace msa::experiments::fit {
 
-/// Mean over all rows of the KL on their supports (eq:msa-kl).
-double mean_of(const Tensor<double, 2>& kl);
-
 class HeldOut {
 public:
-    /// `tokens`: the held-out queries. What does not depend on the Index Branch is computed here.
-    HeldOut(const FitOptions&, const TrainingLayer&, const LayerOperands&,
+    /// `tokens`: the held-out queries. What does not depend on the weights is computed here.
+    HeldOut(const FitOptions&, const TrainingLayer&, const LayerOperands&, const Indexer&,
             const std::vector<int64_t>& tokens, int threads);
 
     Evaluation evaluate(int64_t step, const IndexWeights&) const;
@@ -45,6 +43,7 @@ private:
     const FitOptions& o_;
     const TrainingLayer& data_;
     const LayerOperands& layer_;
+    const Indexer& indexer_;
     int threads_;
     QueryOperands queries_;
     std::vector<analysis::RowKind> kinds_;

@@ -5,6 +5,7 @@
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/sample.h"
+#include "experiments/fit/indexer.h"
 #include "experiments/fit/rope.h"
 #include "experiments/fit/start.h"
 #include "experiments/fit/whitening.h"
@@ -23,7 +24,7 @@ std::vector<int64_t> sample(const std::vector<int64_t>& tokens, int64_t wanted, 
 
 /// What the numbers of a layer hang on.
 void write_sizes(io::UnitWriter& to, const FitOptions& o, const TrainingLayer& data,
-                 const Split& split, const HeldOut& held_out) {
+                 const Split& split, const HeldOut& held_out, const PolicyCost& cost) {
     const std::string group = text("/fit/", data.info.layer);
     for (const auto& [name, value] : {std::pair{"tokens", data.problem.keys()},
                                       {"blocks", data.problem.blocks()},
@@ -33,6 +34,8 @@ void write_sizes(io::UnitWriter& to, const FitOptions& o, const TrainingLayer& d
                                       {"rows_counted", held_out.rows_counted()}})
         to.attribute(group, name, value);
     to.attribute(group, "split", split.text);
+    to.attribute(group, "index_flops", cost.flops);
+    to.attribute(group, "index_bytes", cost.bytes);
 }
 
 std::string diverged(const io::ActivationsReader& file, int64_t layer, int64_t step, int64_t good,
@@ -56,8 +59,9 @@ void fit_layer(const FitOptions& o, const io::ActivationsReader& file, int64_t l
                               threads);
     const LayerOperands operands(worker.backend, data);
     const std::vector<int64_t> evaluated = sample(split.held_out, o.eval_queries, o.seed);
-    const HeldOut held_out(o, data, operands, evaluated, threads);
-    const Trainer trainer(o, data, operands, split.train, threads);
+    const std::unique_ptr<Indexer> indexer = make_indexer(o.architecture, data, operands, threads);
+    const HeldOut held_out(o, data, operands, *indexer, evaluated, threads);
+    const Trainer trainer(o, data, operands, *indexer, split.train, threads);
 
     const IndexWeights start = start_weights(o.start, form, data, split.train, o.seed);
     FitState state;
@@ -93,7 +97,7 @@ void fit_layer(const FitOptions& o, const io::ActivationsReader& file, int64_t l
         progress.advance(1);
     }
     write_fit(to, layer, state, whitening.plain(state.weights));
-    write_sizes(to, o, data, split, held_out);
+    write_sizes(to, o, data, split, held_out, cost_per_query(*indexer, data.problem));
     held_out.write_blocks(to, start, state.weights);
     to.write<int64_t, 1>(
         text("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},

@@ -17,7 +17,10 @@ IndexOperands::IndexOperands(Backend& backend, const IndexWeights& weights,
     : host_q(index_queries(weights, rows_of(queries.x), queries.positions, threads)),
       host_k(index_keys(weights, data.hidden(), data.positions, threads)),
       q(backend, host_view(host_q)),
-      k(backend, host_view(host_k)) {}
+      k(backend, host_view(host_k)) {
+    if (weights.form().head_weights)
+        host_weights = index_head_weights(weights, rows_of(queries.x), threads);
+}
 
 IndexOperands::operator IndexInput() const { return {q, rows_of(k.view().as<const float>())}; }
 

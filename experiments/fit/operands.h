@@ -34,13 +34,14 @@ struct QueryOperands {
     Operand<3> q;  // [n, Hq, dh]
 };
 
-/// What an Index Branch makes of some queries and of all keys.
+/// What the weights make of some queries and of all keys.
 struct IndexOperands {
     IndexOperands(Backend&, const IndexWeights&, const TrainingLayer&, const QueryOperands&,
                   int threads);
     operator IndexInput() const;
     Tensor<float, 3> host_q, host_k;
-    Operand<3> q, k;  // [n, Hkv, didx], [N, 1, didx]
+    Tensor<float, 3> host_weights;  // [n, 1, heads]; absent where the form has none
+    Operand<3> q, k;                // [n, heads, didx], [N, 1, didx]
 };
 
 }  // namespace msa::experiments::fit

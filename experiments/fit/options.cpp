@@ -19,8 +19,9 @@ const About kAbout{
                  "results/fit/results.h5"},
     .writes =
         "DIR/results.h5 (group /fit: curves and weights), DIR/indexer.h5 (activations with the\n"
-        "fitted index_q and index_k, stored as the input is, for msa-analyze --selectors index) "
-        "and\n"
+        "operands of the fitted indexer, stored as the input is, for msa-analyze --selectors index "
+        "or\n"
+        "dsa) and\n"
         "DIR/summary.json; while it runs, DIR/checkpoint-L.h5 for --resume. See data/FORMAT.md.",
 };
 
@@ -29,6 +30,15 @@ const std::vector<std::string> kTeachers{"mean", "max"};
 constexpr int64_t kWarmupSteps = 300;
 
 void add_index_branch(OptionTable& table, FitOptions& o) {
+    table.choice("architecture", "NAME", o.architecture, {"msa", "dsa"},
+                 "of the indexer: msa (the Index Branch, one head and one choice per group) or dsa "
+                 "(DeepSeek's lightning indexer: heads of their own with learned weights, one "
+                 "choice for all groups)");
+    table
+        .count("index-heads", "N", o.index_heads,
+               "index heads of --architecture dsa; default: one per group, with which both "
+               "architectures cost the same")
+        .at_least(1);
     table.count("index-dim", "N", o.index_dim, "didx, channels of an index head")
         .between(kMinHeadDim, kMaxHeadDim);
     add_sizes(table, o);
@@ -74,6 +84,8 @@ void add_training(OptionTable& table, FitOptions& o) {
     table.choice("teacher", "TEACHER", o.teacher, kTeachers,
                  "what the KL compares with, of the group's heads: the mean of their "
                  "probabilities, or per key the max of them, scaled to sum to 1");
+    table.flag("keep-x", o.keep_x,
+               "keep x in indexer.h5, so that another architecture can be fitted to it");
 }
 
 /// What no row can check alone.
@@ -84,6 +96,9 @@ void check(const FitOptions& o) {
             ", must be even");
     require(o.rope_theta.value_or(1) > 0, "--rope-theta is ", o.rope_theta.value_or(1),
             ", must be positive");
+    require(!o.index_heads || o.architecture == Architecture::dsa, "--index-heads is ",
+            o.index_heads.value_or(0),
+            ", which --architecture dsa alone has; msa has one head per group");
     check_option("warmup-steps", *o.warmup_steps, 0, o.steps);
     check_existing(o);
 }

@@ -17,12 +17,16 @@ namespace msa::experiments::fit {
 
 /// What --train and --eval count.
 enum class SplitBy : uint8_t { position, sequence, token };
+/// What is fitted (experiments/fit/architecture.h).
+enum class Architecture : uint8_t { msa, dsa };
 /// Where the weights begin (experiments/fit/start.h).
 enum class Start : uint8_t { normal, from_qk, pca };
 
 struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     FitOptions() { block_size = 64; }
 
+    Architecture architecture = Architecture::msa;
+    std::optional<int64_t> index_heads;  // of dsa; default: one per group
     int64_t index_dim = 64;
     bool rms_norm = false;
     std::optional<int64_t> rotary_dim;  // default: the model's
@@ -36,6 +40,7 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     double weight_decay = 0.01;
     Start start = Start::from_qk;
     Teacher teacher = Teacher::mean;
+    bool keep_x = false;
     int64_t eval_every = 100;
     int64_t eval_queries = 2048;
 

@@ -107,7 +107,8 @@ IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int
     const io::LayerInfo& info = file.layer(layer);
     const std::vector<double> model = model_frequencies(o, file, layer);
     IndexForm form;
-    form.groups = info.kv_heads;
+    form.head_weights = o.architecture == Architecture::dsa;
+    form.groups = o.index_heads.value_or(info.kv_heads);
     form.index_dim = o.index_dim;
     form.model_dim = info.model_dim;
     form.rms_norm = o.rms_norm;

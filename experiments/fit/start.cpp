@@ -29,8 +29,9 @@ IndexWeights normal_weights(const IndexForm& form, uint64_t seed) {
     IndexWeights w(form);
     const double deviation = 1 / std::sqrt(static_cast<double>(form.model_dim));
     uint64_t stream = 0;
-    for (View<float, 2> to : {w.w_q(), w.w_k()}) {
+    for (View<float, 2> to : {w.w_q(), w.w_k(), w.w_h()}) {
         ++stream;
+        if (!to) continue;
         for (int64_t n = 0; n < to.size(); ++n)
             to.data()[n] = static_cast<float>(
                 deviation * random_normal(mix(seed, static_cast<int64_t>(stream), n)));
@@ -60,8 +61,11 @@ public:
     void fill(IndexWeights& w) const;
 
 private:
-    /// Channels `channel` of every group as columns, of the fitted queries or keys.
-    MatrixXd of_groups(const MatrixXd& values, int64_t channel) const;
+    /// Channels `channel` of every head as columns, of queries or keys.
+    MatrixXd of_heads(const MatrixXd& values, int64_t channel) const;
+    int64_t group(int64_t head) const {
+        return head / (form_.groups / groups_);
+    }  // of an index head
     void rotated_pair(int64_t pair, MatrixXd& to_q, MatrixXd& to_k) const;
     void passing(MatrixXd& to_q, MatrixXd& to_k) const;
     int64_t channels() const { return form_.index_dim; }
@@ -70,8 +74,9 @@ private:
     int64_t groups_, head_dim_, rotary_, passes_;  // of the model
     bool weighted_;
     double scale_;        // of the main logits, in those of the index
-    MatrixXd w_q_, w_k_;  // [Hkv * dh, d_model] fits of q_r and k_r
+    MatrixXd w_q_, w_k_;  // [heads * dh, d_model], [Hkv * dh, d_model] fits of q and k_r
     MatrixXd q_, k_;      // [n, Hkv * dh] q_r; fitted k_r, its passing channels without their mean
+    VectorXd one_;        // [d_model] fit of 1
 };
 
 /// Channels 2c and 2c + 1 of the first `rotary` of every head go to c and c + rotary/2.
@@ -85,18 +90,17 @@ void split_pairs(View<float, 3> heads, int64_t rotary) {
         }
 }
 
-/// Rows `tokens` of a field before RoPE, its channels c and c + rotary/2 a pair, the group's heads
-/// averaged: [n, Hkv * dh].
-MatrixXd group_means(const TrainingLayer& data, View<const float, 3> field,
-                     std::span<const int64_t> tokens) {
+/// Rows `tokens` of a field before RoPE, its channels c and c + rotary/2 a pair, as many
+/// neighbouring heads averaged as leave `means` of them: [n, means * dh].
+MatrixXd head_means(const TrainingLayer& data, View<const float, 3> field,
+                    std::span<const int64_t> tokens, int64_t means) {
     Tensor<float, 3> rows = gather_rows(field, tokens);
     std::vector<int64_t> back;
     for (int64_t token : tokens) back.push_back(-data.positions[static_cast<size_t>(token)]);
     if (data.info.rope_interleaved) split_pairs(rows, 2 * std::ssize(data.rope));
     if (!data.rope.empty()) apply_rope(rows, back, data.rope);
-    const int64_t groups = data.problem.kv_heads, width = rows.extent(2);
-    const int64_t heads = rows.extent(1) / groups;
-    MatrixXd mean = MatrixXd::Zero(rows.extent(0), groups * width);
+    const int64_t width = rows.extent(2), heads = rows.extent(1) / means;
+    MatrixXd mean = MatrixXd::Zero(rows.extent(0), means * width);
     for (int64_t i = 0; i < rows.extent(0); ++i)
         for (int64_t h = 0; h < rows.extent(1); ++h)
             for (int64_t d = 0; d < width; ++d)
@@ -117,11 +121,12 @@ ClosedForm::ClosedForm(const IndexForm& form, const TrainingLayer& data,
     const auto n = static_cast<double>(tokens.size());
     const MatrixXd hidden =
         Eigen::Map<const Rows>(x.data(), x.extent(0), x.extent(2)).cast<double>();
-    q_ = group_means(data, data.q, tokens);
-    k_ = group_means(data, data.k, tokens);
+    q_ = head_means(data, data.q, tokens, groups_);
+    k_ = head_means(data, data.k, tokens, groups_);
     // Ridge regression, where the regularised second moment of x' is the identity.
-    w_q_ = q_.transpose() * hidden / n;
+    w_q_ = head_means(data, data.q, tokens, form.groups).transpose() * hidden / n;
     w_k_ = k_.transpose() * hidden / n;
+    one_ = hidden.colwise().mean();
     k_ = hidden * w_k_.transpose();
     for (int64_t r = 0; r < groups_; ++r) {
         auto passing = k_.middleCols(r * head_dim_ + rotary_, passes_);
@@ -129,9 +134,10 @@ ClosedForm::ClosedForm(const IndexForm& form, const TrainingLayer& data,
     }
 }
 
-MatrixXd ClosedForm::of_groups(const MatrixXd& values, int64_t channel) const {
-    MatrixXd columns(values.rows(), groups_);
-    for (int64_t r = 0; r < groups_; ++r) columns.col(r) = values.col(r * head_dim_ + channel);
+MatrixXd ClosedForm::of_heads(const MatrixXd& values, int64_t channel) const {
+    MatrixXd columns(values.rows(), values.cols() / head_dim_);
+    for (int64_t h = 0; h < columns.cols(); ++h)
+        columns.col(h) = values.col(h * head_dim_ + channel);
     return columns;
 }
 
@@ -139,7 +145,7 @@ void ClosedForm::rotated_pair(int64_t pair, MatrixXd& to_q, MatrixXd& to_k) cons
     using namespace std::complex_literals;
     const int64_t low = pair * (rotary_ / form_.rotary_dim), high = low + rotary_ / 2;
     const auto complex = [&](const MatrixXd& values) -> MatrixXcd {
-        return of_groups(values, low) + 1i * of_groups(values, high);
+        return of_heads(values, low) + 1i * of_heads(values, high);
     };
     Eigen::RowVectorXd weight = Eigen::RowVectorXd::Ones(groups_);
     if (weighted_) weight = complex(q_).cwiseAbs2().colwise().mean().cwiseSqrt().cwiseMax(kFloor);
@@ -154,10 +160,11 @@ void ClosedForm::rotated_pair(int64_t pair, MatrixXd& to_q, MatrixXd& to_k) cons
     const int64_t other = pair + form_.rotary_dim / 2;
     to_k.row(pair) = z.real().transpose();
     to_k.row(other) = z.imag().transpose();
-    for (int64_t r = 0; r < groups_; ++r) {
-        const Eigen::VectorXcd reader = of_queries.col(r) * std::conj(first(r)) / weight(r);
-        to_q.row(r * channels() + pair) = reader.real().transpose();
-        to_q.row(r * channels() + other) = reader.imag().transpose();
+    for (int64_t h = 0; h < form_.groups; ++h) {
+        const int64_t r = group(h);
+        const Eigen::VectorXcd reader = of_queries.col(h) * std::conj(first(r)) / weight(r);
+        to_q.row(h * channels() + pair) = reader.real().transpose();
+        to_q.row(h * channels() + other) = reader.imag().transpose();
     }
 }
 
@@ -184,10 +191,11 @@ void ClosedForm::passing(MatrixXd& to_q, MatrixXd& to_k) const {
                                     .eigenvectors()
                                     .rightCols(kept);
     to_k.middleRows(form_.rotary_dim, kept) = components.transpose() * of_keys;
-    for (int64_t r = 0; r < groups_; ++r)
-        to_q.middleRows(r * channels() + form_.rotary_dim, kept) =
-            components.middleRows(r * passes_, passes_).transpose() *
-            inverses[static_cast<size_t>(r)] * w_q_.middleRows(r * head_dim_ + rotary_, passes_);
+    for (int64_t h = 0; h < form_.groups; ++h)
+        to_q.middleRows(h * channels() + form_.rotary_dim, kept) =
+            components.middleRows(group(h) * passes_, passes_).transpose() *
+            inverses[static_cast<size_t>(group(h))] *
+            w_q_.middleRows(h * head_dim_ + rotary_, passes_);
 }
 
 /// Scales rows so that a channel's queries and keys have one size: steps then move both alike. A
@@ -211,7 +219,7 @@ void balance(const IndexForm& form, MatrixXd& to_q, MatrixXd& to_k) {
 }
 
 void ClosedForm::fill(IndexWeights& w) const {
-    MatrixXd to_q = MatrixXd::Zero(groups_ * channels(), form_.model_dim);
+    MatrixXd to_q = MatrixXd::Zero(form_.groups * channels(), form_.model_dim);
     MatrixXd to_k = MatrixXd::Zero(channels(), form_.model_dim);
     for (int64_t pair = 0; pair < form_.rotary_dim / 2; ++pair) rotated_pair(pair, to_q, to_k);
     passing(to_q, to_k);
@@ -222,12 +230,19 @@ void ClosedForm::fill(IndexWeights& w) const {
         if (to_k.row(c).squaredNorm() > 0)
             Eigen::Map<Rows>(w.w_k().data(), to_k.rows(), to_k.cols()).row(c) =
                 (to_k.row(c) * root).cast<float>();
+    const double each = 1 / std::sqrt(static_cast<double>(form_.groups));
+    for (int64_t h = 0; w.w_h() && h < form_.groups; ++h)
+        Eigen::Map<Eigen::VectorXf>(w.w_h()[h].data(), one_.size()) = (each * one_).cast<float>();
 }
 
 }  // namespace
 
-void check_start(Start start, const IndexForm& form, std::span<const double> model) {
+void check_start(Start start, const IndexForm& form, const io::LayerInfo& layer,
+                 std::span<const double> model) {
     if (start == Start::normal) return;
+    require(form.groups % layer.kv_heads == 0 && layer.query_heads % form.groups == 0,
+            "--index-heads is ", form.groups, ", must be a multiple of the ", layer.kv_heads,
+            " groups that divides the ", layer.query_heads, " query heads unless --init is normal");
     const auto rotary = 2 * std::ssize(model);
     require(form.rotary_dim > 0 ? rotary % form.rotary_dim == 0 : rotary == 0, "--rope-dim is ",
             form.rotary_dim, ", must divide the model's rotary_dim = ", rotary,

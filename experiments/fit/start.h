@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// First weights of an Index Branch, for whitened hidden states x' (experiments/fit/whitening.h).
+// First weights of an indexer, for whitened hidden states x' (experiments/fit/whitening.h).
 //
 // normal   random, of variance 1 / d_model.
 // from_qk  closed form. The index score is to be the mean of the group's logits, q_r . k_r with q_r
@@ -13,6 +13,10 @@
 //          Components are those of the keys weighted by how large the queries are along them, and
 //          what the components leave of each k_r is read off them by index_q.
 // pca      the same with the components of the keys alone.
+//
+// Of dsa, a head stands for the mean of as many query heads of one group as there are for it, and
+// the score is the mean over heads of max(0, logit): every weight is heads^(-1/2), as near as a
+// linear function of x' comes to that.
 #pragma once
 
 #include <span>
@@ -23,8 +27,9 @@
 namespace msa::experiments::fit {
 
 /// Throws InputError where the start cannot be made: from_qk and pca need frequencies that are the
-/// model's (its rotary_dim a multiple of the index's, every so many pairs).
-void check_start(Start, const IndexForm&, std::span<const double> model);
+/// model's (its rotary_dim a multiple of the index's, every so many pairs), and index heads that
+/// share out the query heads of each group evenly.
+void check_start(Start, const IndexForm&, const io::LayerInfo&, std::span<const double> model);
 
 /// After check_start; `tokens` are those of training.
 IndexWeights start_weights(Start, const IndexForm&, const TrainingLayer& whitened,

@@ -54,6 +54,7 @@ IndexForm read_form(const io::ResultsReader& from, const std::string& group) {
         const Tensor<double, 1> stored = from.read<double, 1>(scaled);
         form.rope_frequencies.assign(stored.data(), stored.data() + stored.size());
     }
+    form.head_weights = from.has(group + "/w_index_w");
     return form;
 }
 
@@ -67,6 +68,9 @@ void write_fit(io::UnitWriter& to, int64_t layer, const FitState& state,
     const io::Describe norm{"channel", "1", "weight of the RMS norm"};
     to.write<float, 2>(group + "/weights/w_index_q", plain.w_q(), rows);
     to.write<float, 2>(group + "/weights/w_index_k", plain.w_k(), rows);
+    if (plain.form().head_weights)
+        to.write<float, 2>(group + "/weights/w_index_w", plain.w_h(),
+                           {"head,channel", "1", "projection, rows are weights of heads"});
     if (plain.form().rms_norm) {
         to.write<float, 1>(group + "/weights/index_q_norm", plain.norm_q(), norm);
         to.write<float, 1>(group + "/weights/index_k_norm", plain.norm_k(), norm);
@@ -97,6 +101,7 @@ IndexWeights read_weights(const io::ResultsReader& from, int64_t layer) {
     };
     copy("w_index_q", weights.w_q());
     copy("w_index_k", weights.w_k());
+    if (weights.form().head_weights) copy("w_index_w", weights.w_h());
     if (weights.form().rms_norm) {
         copy("index_q_norm", weights.norm_q());
         copy("index_k_norm", weights.norm_k());

@@ -111,6 +111,23 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
                                 : "."));
 }
 
+constexpr const char* kCosts[] = {"index_flops", "index_bytes"};  // not in older files
+
+/// What was fitted, and what its scores cost.
+std::string architecture_text(const io::ResultsReader& results, const std::string& layer) {
+    const IndexForm form = read_weights(results, std::stoll(layer)).form();
+    const std::string what =
+        text(form.head_weights ? "dsa" : "msa", ": ", form.groups, " index heads of ",
+             form.index_dim, " channels",
+             form.head_weights ? " with learned weights, one choice for all groups"
+                               : ", one of each group");
+    const std::string group = group_of(layer);
+    if (!results.has(group, kCosts[0])) return what;
+    return text(what, "; scores take ", number_text(results.number(group, kCosts[0]) / 1000, 4),
+                " kFLOP per query and read ",
+                number_text(results.number(group, kCosts[1]) / 1024, 4), " KiB of keys");
+}
+
 constexpr const char* kCounts[] = {"warmup_steps", "train_queries", "held_out_queries",
                                    "rows_counted"};
 
@@ -129,6 +146,7 @@ std::string fit_definitions(const std::string& note) {
     definitions["rows_counted"] =
         "held-out queries with more visible blocks than k, in the averages of recall, mass and "
         "output error; averages go over queries, then over groups or heads";
+    for (const char* name : kCosts) definitions[name] = analysis::metric(name).definition;
     definitions["intervals"] =
         std::string(kIntervalsWords) + "; of the last evaluation, on its held-out queries";
     definitions["gain"] =
@@ -147,6 +165,9 @@ std::string fit_summary_json(const io::ResultsReader& results) {
             row[measure.metric] = json_number(last.*measure.value);
         row["split"] = results.words(group_of(layer), "split");
         for (const char* name : kCounts) row[name] = size_of(results, layer, name);
+        for (const char* name : kCosts)
+            if (results.has(group_of(layer), name))
+                row[name] = results.number(group_of(layer), name);
         for (const Sure& of : sure_measures(results, layer)) {
             row["intervals"][of.metric->name] = interval_json(of.last);
             if (of.is_of_fit()) row["gain"][of.metric->name] = estimate_json(of.gain);
@@ -170,7 +191,8 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
             out << size_of(results, layer, "tokens") << " tokens in blocks of "
                 << options["block_size"] << "; k = " << options["top_k"] << " of "
                 << size_of(results, layer, "blocks") << " blocks per query and group; "
-                << results.words(group_of(layer), "split") << "\n\n";
+                << results.words(group_of(layer), "split") << "\n"
+                << architecture_text(results, layer) << "\n\n";
         }
         counted = size_of(results, layer, "rows_counted");
         const std::vector<Evaluation> all = read_evaluations(results, std::stoll(layer));

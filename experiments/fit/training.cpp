@@ -19,8 +19,13 @@ FitState start_state(IndexWeights weights) {
 }
 
 Trainer::Trainer(const FitOptions& options, const TrainingLayer& data, const LayerOperands& layer,
-                 std::span<const int64_t> tokens, int threads)
-    : o_(options), data_(data), layer_(layer), tokens_(tokens), threads_(threads) {}
+                 const Indexer& indexer, std::span<const int64_t> tokens, int threads)
+    : o_(options),
+      data_(data),
+      layer_(layer),
+      indexer_(indexer),
+      tokens_(tokens),
+      threads_(threads) {}
 
 bool Trainer::advance(FitState& state) const {
     const int threads = threads_;
@@ -34,24 +39,18 @@ bool Trainer::advance(FitState& state) const {
     const IndexOperands index(backend, state.weights, data_, queries, threads);
 
     Tensor<int32_t, 3> ids;  // absent in warm-up
-    if (state.step >= *o_.warmup_steps) {
-        ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, o_.rule.top_k});
-        backend.index_select(p, o_.rule, index, ids);
-    }
-    auto kl = backend.make<double, 2>({p.queries(), p.kv_heads});
-    auto d_index_q = backend.make<float, 3>(index.q.view().shape());
-    auto d_index_k = backend.make<float, 3>(index.k.view().shape());
-    const View<float, 2> d_keys(d_index_k.data(), {p.keys(), p.index_dim}, backend.space());
-    backend.index_kl(p, {index, queries.q, layer_.k, ids.view(), o_.teacher, layer_.sinks},
-                     {kl, d_index_q, d_keys});
-    const double loss = mean_of(fetch(backend, std::move(kl)));
+    if (state.step >= *o_.warmup_steps) ids = indexer_.select(p, o_.rule, index);
+    IndexGradient d;
+    const double loss =
+        mean_of(indexer_.kl(queries, index, std::as_const(ids).view(), o_.teacher, &d));
     if (!std::isfinite(loss)) return false;
 
     IndexWeights gradient(state.weights.form());
-    index_queries_grad(state.weights, rows_of(queries.x), queries.positions,
-                       fetch(backend, std::move(d_index_q)), gradient, threads);
-    index_keys_grad(state.weights, data_.hidden(), data_.positions,
-                    fetch(backend, std::move(d_index_k)), gradient, threads);
+    index_queries_grad(state.weights, rows_of(queries.x), queries.positions, d.q, gradient,
+                       threads);
+    index_keys_grad(state.weights, data_.hidden(), data_.positions, d.k, gradient, threads);
+    if (d.weights.data() != nullptr)
+        index_head_weights_grad(rows_of(queries.x), d.weights, gradient, threads);
     AdamW adamw;
     adamw.weight_decay = o_.weight_decay;
     adamw.update(state.step + 1, cosine_rate(o_.rate, state.step, o_.steps), state.weights.values(),

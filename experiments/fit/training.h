@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The training loop of one Index Branch (sec:method-training): AdamW on the KL loss over sampled
+// The training loop of one indexer (sec:method-training): AdamW on the KL loss over sampled
 // queries, on the full support during warm-up, then on the selected one.
 #pragma once
 
@@ -11,6 +11,7 @@
 #include "core/index_branch.h"
 #include "experiments/fit/data.h"
 #include "experiments/fit/held_out.h"
+#include "experiments/fit/indexer.h"
 #include "experiments/fit/operands.h"
 #include "experiments/fit/options.h"
 
@@ -29,7 +30,7 @@ FitState start_state(IndexWeights weights);
 
 class Trainer {
 public:
-    Trainer(const FitOptions&, const TrainingLayer&, const LayerOperands&,
+    Trainer(const FitOptions&, const TrainingLayer&, const LayerOperands&, const Indexer&,
             std::span<const int64_t> tokens, int threads);
 
     /// One step. False, and no change, when the loss is not finite.
@@ -39,6 +40,7 @@ private:
     const FitOptions& o_;
     const TrainingLayer& data_;
     const LayerOperands& layer_;
+    const Indexer& indexer_;
     std::span<const int64_t> tokens_;  // the training queries
     int threads_;
 };

@@ -53,7 +53,8 @@ Whitening::Whitening(View<float, 2> x, std::span<const int64_t> tokens, int thre
 
 IndexWeights Whitening::plain(const IndexWeights& whitened) const {
     IndexWeights result = whitened;
-    for (View<float, 2> w : {result.w_q(), result.w_k()}) {
+    for (View<float, 2> w : {result.w_q(), result.w_k(), result.w_h()}) {
+        if (!w) continue;
         Eigen::Map<Matrix> rows(w.data(), w.extent(0), w.extent(1));
         rows = (rows.cast<double>() * root_).cast<float>();
     }

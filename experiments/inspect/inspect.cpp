@@ -107,9 +107,6 @@ ordered_json field_stats(const io::ActivationsReader& file, const io::LayerInfo&
     return stats;
 }
 
-constexpr io::Field kFields[] = {io::Field::x, io::Field::q,       io::Field::k,
-                                 io::Field::v, io::Field::index_q, io::Field::index_k};
-
 ordered_json describe_activations(const std::string& path, bool stats, std::ostream& err) {
     const io::ActivationsReader file(path);
     const io::ActivationsInfo& info = file.info();
@@ -133,6 +130,10 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
                          {"q_state", to_string(layer.q_state)},
                          {"k_state", to_string(layer.k_state)},
                          {"softmax_scale", layer.softmax_scale}};
+        if (layer.dsa_heads > 0) {
+            row["dsa_heads"] = layer.dsa_heads;
+            row["dsa_dim"] = layer.dsa_dim;
+        }
         if (layer.rotary_dim) row["rotary_dim"] = *layer.rotary_dim;
         if (layer.rope_theta) row["rope_theta"] = *layer.rope_theta;
         if (!layer.rope_scaling.empty()) row["rope_scaling"] = valid_utf8(layer.rope_scaling);
@@ -148,10 +149,10 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
         warn_of_own_attention(file, layer.layer, Computed::with_window_cap_and_sinks, err);
         if (stats) {
             int64_t fields = 0;
-            for (io::Field field : kFields) fields += layer.has(field) ? 1 : 0;
+            for (io::Field field : io::kFields) fields += layer.has(field) ? 1 : 0;
             Progress progress(err, text(printable(path), " layer ", layer.layer),
                               fields * info.tokens(), "tokens");
-            for (io::Field field : kFields)
+            for (io::Field field : io::kFields)
                 if (layer.has(field))
                     row["stats"][to_string(field)] = field_stats(file, layer, field, progress);
         }
@@ -277,6 +278,10 @@ void print_activations(const ordered_json& about, bool stats, std::ostream& out)
         sizes.add(cells(layer, {"layer", "query_heads", "kv_heads", "head_dim", "index_dim",
                                 "model_dim", "element", "q_state", "k_state", "softmax_scale"}));
     sizes.print(out, "  ");
+    for (const ordered_json& layer : about["layers"])
+        if (layer.contains("dsa_heads"))
+            out << "  layer " << layer["layer"] << " has DSA's indexer: " << layer["dsa_heads"]
+                << " heads of " << layer["dsa_dim"] << " channels\n";
     if (!stats) {
         out << "\n  Sizes and attributes are valid; --stats reads and checks the values too.\n";
         return;

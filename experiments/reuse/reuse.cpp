@@ -51,9 +51,9 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
     for (const io::LayerInfo& layer : layers) {
         io::require_post_rope(file, layer.layer);
         require_alike(name, layers.front(), layer, !given(args, "block-size"));
-        require(!make_selector(o.selector)->needs().index || layer.has(io::Field::index_q), name,
-                ": layer ", layer.layer, " has no index_q and index_k, which --selector ",
-                o.selector, " needs; msa-fit-indexer makes them");
+        const std::string lacks = lacking(make_selector(o.selector)->needs(), layer);
+        require(lacks.empty(), name, ": layer ", layer.layer, " has no ", lacks,
+                ", which --selector ", o.selector, " needs; msa-fit-indexer makes them");
         warn_of_own_attention(file, layer.layer, Computed::with_window_cap_and_sinks, err);
     }
     take_own_sizes(o, args, layers, err);

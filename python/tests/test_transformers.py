@@ -6,6 +6,7 @@ module."""
 
 from contextlib import contextmanager
 
+import h5py
 import numpy as np
 import pytest
 
@@ -269,6 +270,11 @@ def test_refuses_settings_that_cannot_be(tmp_path):
     refused(model, "selector is 'quest', but an indexer", indexer=some, selector="quest")
     other = make_indexer(tmp_path / "other.h5", range(4), groups=4, dim=16, model_dim=64)
     refused(model, "layer 0: the Index Branch has 4 groups.*another model", indexer=other)
+    dsa = make_indexer(tmp_path / "dsa.h5", range(4), groups=GROUPS, dim=16, model_dim=64)
+    with h5py.File(dsa, "a") as file:
+        file["fit/2/weights/w_index_w"] = np.zeros((GROUPS, 64), np.float32)
+    refused(model, "dsa.h5: /fit/2/weights has w_index_w: an indexer of --architecture dsa",
+            indexer=dsa)
     (tmp_path / "text.h5").write_text("no HDF5")
     refused(model, "text.h5: cannot be read", indexer=tmp_path / "text.h5")
 

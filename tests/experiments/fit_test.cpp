@@ -70,7 +70,8 @@ std::string Fit::write(const std::string& name, const Linear& spec) const {
     for (const KeyRange& seen : visible_keys(whole)) positions.push_back(seen.count - 1);
     io::ActivationsWriter writer(path(name), info, true);
     for (const io::LayerInfo& layer : info.layers) {
-        const Tensor<float, 2> x = normal<2>({info.tokens(), spec.model_dim}, spec.stream);
+        Tensor<float, 2> x = normal<2>({info.tokens(), spec.model_dim}, spec.stream);
+        for (int64_t i = 0; spec.constant && i < info.tokens(); ++i) x(i, 0) = 1;
         for (io::Field field : {io::Field::q, io::Field::k, io::Field::v}) {
             const int64_t heads = layer.heads(field);
             const auto stream =

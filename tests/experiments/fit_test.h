@@ -18,7 +18,8 @@ struct Linear {
     io::RopeState state = io::RopeState::post_rope;
     bool interleaved = false;  // RoPE turns channels 2c and 2c + 1
     bool with_x = true;
-    uint64_t stream = 1;  // of x
+    bool constant = false;  // the first channel of x is 1, of which the others are independent
+    uint64_t stream = 1;    // of x
 };
 
 class Fit : public CliTest {

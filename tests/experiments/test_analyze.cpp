@@ -260,10 +260,12 @@ TEST_F(Analyze, WithoutAnIndexTheDefaultLeavesItOut) {
     const std::string file = make("a.h5", {.index_dim = 0});
     const json summary = json::parse(run(file, "out", {"--json"}).out);
     std::vector<std::string> names = list_pointwise_selectors();
-    EXPECT_GT(
-        std::erase_if(names,
-                      [](const std::string& name) { return make_selector(name)->needs().index; }),
-        0U);
+    EXPECT_GT(std::erase_if(names,
+                            [](const std::string& name) {
+                                const PolicyNeeds needs = make_selector(name)->needs();
+                                return needs.index || needs.lightning;
+                            }),
+              0U);
     EXPECT_EQ(summary["rows"].size(), 2 * names.size());
     const Outcome asked = run(file, "asked", {"--selectors", "index"});
     EXPECT_EQ(asked.code, 2);

@@ -22,8 +22,7 @@ void copy_sequences(const std::string& from, const std::string& to, size_t first
     for (size_t s = first; s <= end; ++s) info.cu_seqlens.push_back(cu[s] - cu[first]);
     io::ActivationsWriter writer(to, info, false);
     for (const io::LayerInfo& layer : info.layers)
-        for (io::Field field : {io::Field::x, io::Field::q, io::Field::k, io::Field::v,
-                                io::Field::index_q, io::Field::index_k})
+        for (io::Field field : io::kFields)
             if (layer.has(field))
                 writer.write(layer.layer, field, 0, 0, whole.read(layer.layer, field, range));
     writer.finish();
@@ -162,6 +161,41 @@ TEST_F(CapturesRun, CacheKnowsThoseOfItsAnalysis) {
     EXPECT_EQ(two.code, 2);
     EXPECT_NE(two.err.find("msa-cache reads one input, several are named"), std::string::npos)
         << two.err;
+}
+
+TEST_F(CapturesRun, MakeAnIndexerOfDsaAndAreScoredWithIt) {
+    write("whole.h5", {.cu_seqlens = {0, 720, 1300}});
+    const std::vector<std::string> dsa{"--architecture", "dsa", "--index-heads", "4"};
+    const auto split = [&](const std::string& file, const std::string& out) {
+        copy_sequences(path(file), path(out + "-a.h5"), 0, 1);
+        copy_sequences(path(file), path(out + "-b.h5"), 1, 2);
+        return std::vector<std::string>{path(out + "-a.h5"), path(out + "-b.h5")};
+    };
+    ASSERT_EQ(run({path("whole.h5")}, "whole", dsa).code, 0);
+    ASSERT_EQ(run(split("whole.h5", "x"), "parts", dsa).code, 0);
+    EXPECT_TRUE(same_data(path("parts/results.h5"), path("whole/results.h5")));
+    EXPECT_TRUE(file_text(path("parts/indexer.h5")) == file_text(path("whole/indexer.h5")));
+    const json fitted = row("parts");
+    EXPECT_EQ(numbers_of(path("parts/summary.json")), numbers_of(path("whole/summary.json")));
+    for (const char* name : {"kl", "kl_selected", "score_recall", "mass_kept"}) {
+        EXPECT_LE(fitted["gain"][name]["low"], fitted["gain"][name]["value"]) << name;
+        EXPECT_GE(fitted["gain"][name]["high"], fitted["gain"][name]["value"]) << name;
+    }
+
+    const auto analyze = [&](std::vector<std::string> files, const std::string& out) {
+        files.insert(files.end(), {"--out", path(out), "--block-size", "8", "--top-k", "4",
+                                   "--selectors", "dsa"});
+        const Outcome outcome = kAnalyze(files);
+        EXPECT_EQ(outcome.code, 0) << outcome.err;
+        return numbers_of(path(out + "/summary.json"));
+    };
+    EXPECT_EQ(analyze(split("parts/indexer.h5", "fitted"), "of-parts"),
+              analyze({path("parts/indexer.h5")}, "of-whole"));
+    const Outcome other = run({path("fitted-a.h5"), path("x-b.h5")}, "other", dsa);
+    EXPECT_EQ(other.code, 2);
+    EXPECT_NE(other.err.find(path("x-b.h5") + ": /layers/3 attribute own_block_size is missing"),
+              std::string::npos)
+        << other.err;
 }
 
 TEST_F(CapturesRun, ShardsOfAFitAreMergedFromAllFiles) {

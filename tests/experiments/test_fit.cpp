@@ -21,9 +21,9 @@ TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
     EXPECT_EQ(outcome.out, file_text(path("out/summary.json")));
     const json summary = json::parse(outcome.out);
     ASSERT_EQ(summary["rows"].size(), 2U);
-    std::set<std::string> keys{"layer",        "steps",         "split",
-                               "warmup_steps", "train_queries", "held_out_queries",
-                               "rows_counted", "intervals",     "gain"};
+    std::set<std::string> keys{
+        "layer",        "steps",     "split", "warmup_steps", "train_queries", "held_out_queries",
+        "rows_counted", "intervals", "gain",  "index_flops",  "index_bytes"};
     for (const auto& measure : experiments::fit::kMeasures) keys.insert(measure.metric);
     int layer = 3;
     for (const json& row : summary["rows"]) {

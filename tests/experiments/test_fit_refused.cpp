@@ -27,6 +27,11 @@ TEST_P(FitRefused, WithTheValueAndTheRule) {
 const RefusedFit kRefusedFits[] = {
     {{"--bogus"}, "unrecognised option '--bogus'"},
     {{"--layers", "4"}, "a.h5: has no layer 4; there are: 3"},
+    {{"--architecture", "seer"}, "--architecture is 'seer', must be one of: msa, dsa"},
+    {{"--index-heads", "4"}, "--index-heads is 4, which --architecture dsa alone has"},
+    {{"--architecture", "dsa", "--index-heads", "0"}, "--index-heads is 0, must be at least 1"},
+    {{"--architecture", "dsa", "--index-heads", "3"},
+     "--index-heads is 3, must be a multiple of the 2 groups that divides the 4 query heads"},
     {{"--index-dim", "8"}, "--index-dim is 8, must be from 16 to 256"},
     {{"--block-size", "7"}, "--block-size is 7, must be from 8 to 256"},
     {{"--top-k", "0"}, "--top-k is 0, must be at least 1"},

@@ -38,8 +38,7 @@ void consume_activations(std::span<const uint8_t> bytes) {
         const io::ActivationsReader reader("fuzz", bytes);
         if (reader.info().has_tokens && reader.info().tokens() <= kMostTokens) reader.tokens();
         for (const io::LayerInfo& layer : reader.info().layers) {
-            for (io::Field field : {io::Field::x, io::Field::q, io::Field::k, io::Field::v,
-                                    io::Field::index_q, io::Field::index_k}) {
+            for (io::Field field : io::kFields) {
                 try {
                     consume_field(reader, layer, field);
                 } catch (const InputError&) {  // NaN, damaged chunk: the next field may be well

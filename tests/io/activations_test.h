@@ -41,6 +41,8 @@ protected:
         layer.kv_heads = 2;
         layer.head_dim = layer.index_dim = 16;
         layer.model_dim = 24;
+        layer.dsa_heads = 3;
+        layer.dsa_dim = 32;
         layer.softmax_scale = 0.25;
         layer.rotary_dim = 8;
         layer.rope_theta = 1e4;
@@ -55,7 +57,7 @@ protected:
     }
     void write() const {
         ActivationsWriter writer(path_, info_, true);
-        for (Field field : {Field::x, Field::q, Field::k, Field::v, Field::index_q, Field::index_k})
+        for (Field field : kFields)
             if (info_.layers[0].has(field)) writer.write(3, field, 0, 0, values(field));
         writer.finish();
     }

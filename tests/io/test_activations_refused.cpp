@@ -165,6 +165,9 @@ TEST_F(Activations, WhatTheFileMustHold) {
     EXPECT_EQ(without("/layers/3/v"), "/layers/3/v is missing");
     EXPECT_EQ(without("/layers/3/index_k"),
               "/layers/3/index_k is missing; index_q and index_k come together");
+    for (const std::string name : {"dsa_q", "dsa_k", "dsa_w"})
+        EXPECT_EQ(without(("/layers/3/" + name).c_str()),
+                  "/layers/3/" + name + " is missing; dsa_q, dsa_k and dsa_w come together");
     EXPECT_EQ(without("/layers/3/x"), "");
     EXPECT_EQ(reshaped("/layers/3/q", {49, 4, 16}),
               "/layers/3/q has 49 tokens, /cu_seqlens ends at 50; they must agree");
@@ -176,6 +179,10 @@ TEST_F(Activations, WhatTheFileMustHold) {
               "/layers/3/q has 3 heads, k has 2; Hq must be a positive multiple of Hkv");
     EXPECT_EQ(reshaped("/layers/3/index_q", {50, 4, 16}),
               "/layers/3/index_q has 4 heads, k has 2; there is one index head per GQA group");
+    EXPECT_EQ(reshaped("/layers/3/dsa_w", {50, 2}),
+              "/layers/3/dsa_w has weights of 2 heads, dsa_q has 3");
+    EXPECT_EQ(reshaped("/layers/3/dsa_k", {50, 16}),
+              "/layers/3/dsa_k has index dim 16, dsa_q has 32");
     EXPECT_EQ(reshaped("/layers/3/index_k", {50, 32}),
               "/layers/3/index_k has index dim 32, index_q has 16");
     EXPECT_EQ(refusal_after([](hid_t file) {

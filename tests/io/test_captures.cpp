@@ -25,7 +25,7 @@ protected:
         const ActivationsReader whole(path_);
         info.cu_seqlens = cu_seqlens;
         ActivationsWriter writer(to, info, true);
-        for (Field field : {Field::x, Field::q, Field::k, Field::v, Field::index_q, Field::index_k})
+        for (Field field : kFields)
             for (const LayerInfo& layer : info.layers)
                 if (layer.has(field) && layer.heads(field) == info_.layers[0].heads(field) &&
                     layer.channels(field) == info_.layers[0].channels(field))
@@ -62,7 +62,7 @@ TEST_F(Captures, AreThePackedSequencesOfAll) {
         return a.shape() == b.shape() && std::equal(a.data(), a.data() + a.size(), b.data());
     };
     const std::vector<int64_t> some{0, 3, 19, 20, 21, 49};
-    for (Field field : {Field::x, Field::q, Field::k, Field::v, Field::index_q, Field::index_k}) {
+    for (Field field : kFields) {
         for (const QueryRange& range :
              {QueryRange{0, kTokens}, {0, 20}, {20, 50}, {18, 22}, {7, 7}})
             EXPECT_TRUE(same(parts.read(3, field, range), whole.read(3, field, range)))
@@ -133,10 +133,16 @@ const Difference kDifferences[] = {
      "/layers/3/index_q", "f32, 1 heads of 16 channels", "f32, 2 heads of 16 channels"},
     {[](ActivationsInfo& i) { i.layers[0].head_dim = 32; }, "/layers/3/k",
      "f32, 2 heads of 32 channels", "f32, 2 heads of 16 channels"},
-    {[](ActivationsInfo& i) { i.layers[0].element = Element::f16; }, "/layers/3/index_k",
-     "f16, 16 channels", "f32, 16 channels"},
+    {[](ActivationsInfo& i) { i.layers[0].element = Element::f16; }, "/layers/3/dsa_k",
+     "f16, 32 channels", "f32, 32 channels"},
     {[](ActivationsInfo& i) { i.layers[0].index_dim = 0; }, "/layers/3/index_k", "missing",
      "f32, 16 channels"},
+    {[](ActivationsInfo& i) { i.layers[0].dsa_dim = 16; }, "/layers/3/dsa_k", "f32, 16 channels",
+     "f32, 32 channels"},
+    {[](ActivationsInfo& i) { i.layers[0].dsa_heads = 2; }, "/layers/3/dsa_q",
+     "f32, 2 heads of 32 channels", "f32, 3 heads of 32 channels"},
+    {[](ActivationsInfo& i) { i.layers[0].dsa_heads = i.layers[0].dsa_dim = 0; }, "/layers/3/dsa_k",
+     "missing", "f32, 32 channels"},
     {[](ActivationsInfo& i) { i.layers[0].model_dim = 0; }, "/layers/3/x", "missing",
      "f32, 24 channels"},
     {[](ActivationsInfo& i) { i.layers[0].softmax_scale = std::nextafter(0.25, 1); },

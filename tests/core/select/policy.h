@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Selectors that look at more than one query, run on two small packed sequences; and attention
-// written out, to check them by.
+// Selectors on two small packed sequences, and attention written out to check them by.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,7 +33,8 @@ protected:
     const Tensor<float, 3> index_q_ = normal<3>({p_.keys(), 2, 16}, 3);
     const Tensor<float, 2> index_k_ = normal<2>({p_.keys(), 16}, 4);
     std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});
-    std::vector<int64_t> counted_;  // SelectorLayer::counted
+    std::vector<int64_t> counted_;  // as in SelectorLayer
+    ReadDsa read_dsa_;
 
     Tensor<float, 3> rows_of(View<const float, 3> all, std::span<const int64_t> rows) const {
         Tensor<float, 3> some({std::ssize(rows), all.extent(1), all.extent(2)});
@@ -90,6 +90,7 @@ protected:
                 .seed = 7,
                 .rule = rule,
                 .read_q = read_q,
+                .read_dsa = read_dsa_,
                 .prompt = prompt,
                 .counted = counted_};
     }
@@ -159,7 +160,7 @@ protected:
         return total * mass_bound(logit, static_cast<double>(first_));
     }
 
-    /// Compares with want(token, group, block) on every block seen by the queries behind `prompt`.
+    /// Compares with want(token, group, block) on all blocks that queries behind `prompt` see.
     template <typename Want>
     void expect_scores(const Tensor<float, 3>& got, double bound, Want want,
                        int64_t prompt = 0) const {
@@ -173,10 +174,9 @@ protected:
 
     /// The same scores, bit by bit, whatever the chunks.
     void expect_chunks_do_not_matter(std::string_view name, int64_t prompt = 0) const {
-        const SelectionRule rule{.top_k = 4};
-        const Tensor<float, 3> whole = scores(name, prompt, rule);
+        const Tensor<float, 3> whole = scores(name, prompt);
         for (int64_t step : {1, 50}) {
-            const Tensor<float, 3> cut = scores(name, prompt, rule, step);
+            const Tensor<float, 3> cut = scores(name, prompt, {.top_k = 4}, step);
             for (int64_t i = 0; i < p_.queries(); ++i)
                 for (int64_t r = 0; position(i) >= prompt && r < p_.kv_heads; ++r)
                     for (int64_t b = 0; b < blocks(i); ++b)

@@ -2,6 +2,7 @@
 // Policies of tokens, and the block form of the lightning indexer.
 #include <set>
 
+#include "core/gradient_tolerance.h"
 #include "core/select/token_selector.h"
 #include "tests/core/select/policy.h"
 
@@ -35,6 +36,42 @@ protected:
     }
 };
 
+/// The same with an indexer of its own: 3 heads of 32 channels, and weights of either sign.
+class LearnedLightning : public TokenPolicies {
+protected:
+    LearnedLightning() {
+        p_.dsa_heads = 3;
+        p_.dsa_dim = 32;
+        read_dsa_ = [this](DsaOperand operand, std::span<const int64_t> tokens) {
+            const Tensor<float, 3>* all[] = {&dsa_q_, &dsa_k_, &dsa_w_};
+            std::vector<int64_t> rows(tokens.begin(), tokens.end());
+            if (tokens.empty()) {
+                rows.resize(static_cast<size_t>(p_.keys()));
+                std::iota(rows.begin(), rows.end(), 0);
+            }
+            return rows_of(all[static_cast<size_t>(operand)]->view(), rows);
+        };
+    }
+    double learned(int64_t token, int64_t j) const {
+        double sum = 0;
+        for (int64_t h = 0; h < 3; ++h) {
+            double dot = 0;
+            for (int64_t d = 0; d < 32; ++d)
+                dot += double{dsa_q_(token, h, d)} * double{dsa_k_(start(token) + j, 0, d)};
+            sum += double{dsa_w_(token, 0, h)} * std::max(0.0, dot);
+        }
+        return sum;
+    }
+    double learned_bound() const {
+        return lightning_bound(1, 3 * largest_norm<3>(dsa_w_), largest_norm<3>(dsa_q_),
+                               largest_norm<3>(dsa_k_), 32, 3);
+    }
+
+    Tensor<float, 3> dsa_q_ = normal<3>({p_.keys(), 3, 32}, 6),
+                     dsa_k_ = normal<3>({p_.keys(), 1, 32}, 7),
+                     dsa_w_ = normal<3>({p_.keys(), 1, 3}, 8);
+};
+
 TEST_F(TokenPolicies, LightningIndexerOfBlocksIsItsLargestToken) {
     expect_scores(scores("dsa"), bound(), [&](int64_t i, int64_t, int64_t b) {
         double top = 0;
@@ -42,6 +79,49 @@ TEST_F(TokenPolicies, LightningIndexerOfBlocksIsItsLargestToken) {
             top = std::max(top, lightning(i, j));
         return top;
     });
+}
+
+TEST_F(LearnedLightning, OfBlocksIsItsLargestToken) {
+    const auto largest = [&](int64_t i, int64_t, int64_t b) {
+        double top = -HUGE_VAL;
+        for (int64_t j = 16 * b; j <= std::min(16 * b + 15, position(i)); ++j)
+            top = std::max(top, learned(i, j));
+        return top;
+    };
+    expect_scores(scores("dsa"), learned_bound(), largest);
+    expect_chunks_do_not_matter("dsa");
+    dsa_w_.data()[100] *= -1;  // of one head and query: its weight has a say
+    const Tensor<float, 3> other = scores("dsa");
+    dsa_w_.data()[100] *= -1;
+    double change = 0;
+    for (int64_t b = 0; b < blocks(33); ++b)
+        change = std::max(change, std::fabs(other(33, 0, b) - largest(33, 0, b)));
+    EXPECT_GT(change, 10 * learned_bound());
+}
+
+TEST_F(LearnedLightning, KeepsTheHighestTokens) {
+    const std::unique_ptr<TokenSelector> selector = find_token_selector("dsa-tokens");
+    const SelectorLayer layer = selector_layer();
+    selector->prepare(layer);
+    const std::vector<int64_t> row{209};
+    const Problem one = p_.with_query_rows(row);
+    const std::vector<int64_t> kept =
+        selector->select(layer, selector_chunk(layer, one, row), std::vector<int64_t>{20}).front();
+    const std::set<int64_t> set(kept.begin(), kept.end());
+    EXPECT_EQ(set.size(), 20U);
+    double least = HUGE_VAL, most = -HUGE_VAL;
+    for (int64_t j = 0; j < 210; ++j)
+        (set.contains(j) ? least = std::min(least, learned(209, j))
+                         : most = std::max(most, learned(209, j)));
+    EXPECT_GE(least, most - learned_bound());
+}
+
+TEST_F(LearnedLightning, CostsItsHeads) {
+    // 210 * 211 / 2 + 75 * 76 / 2 pairs of a query and a key that it sees.
+    const double pairs = 22155 + 2850;
+    const PolicyCost cost = make_policy("dsa")->cost(p_, 0);
+    EXPECT_EQ(cost.flops, 2 * 3 * (32 + 1) * pairs);
+    EXPECT_EQ(cost.bytes, 2 * 32 * pairs);
 }
 
 TEST_F(TokenPolicies, LightningIndexerKeepsTheHighestTokens) {

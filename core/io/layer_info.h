@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// What a file of activations says of itself and of each layer: sizes, RoPE, and what the model's
+// own attention does (data/FORMAT.md).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/element.h"
+
+namespace msa::io {
+
+/// Has RoPE been applied to what is stored? `none`: the layer has no RoPE.
+enum class RopeState : uint8_t { post_rope, pre_rope, none };
+const char* to_string(RopeState);
+
+/// The per-token datasets of a layer.
+enum class Field : uint8_t { x, q, k, v, index_q, index_k, dsa_q, dsa_k, dsa_w };
+inline constexpr Field kFields[] = {Field::x,     Field::q,       Field::k,
+                                    Field::v,     Field::index_q, Field::index_k,
+                                    Field::dsa_q, Field::dsa_k,   Field::dsa_w};
+const char* to_string(Field);
+
+inline constexpr const char* kOwnAttention[] = {"sliding_window", "attention_chunk", "softcap",
+                                                "sinks"};
+
+/// A layer group: sizes from the shapes of its datasets, the rest from its attributes, which are
+/// valid where they are present (data/FORMAT.md).
+struct LayerInfo {
+    int64_t layer = 0;        // number in the model, from 0
+    int64_t query_heads = 0;  // Hq
+    int64_t kv_heads = 0;     // Hkv
+    int64_t head_dim = 0;     // dh
+    int64_t index_dim = 0;    // didx; 0: no index_q, index_k
+    int64_t model_dim = 0;    // d_model; 0: no x
+    int64_t dsa_heads = 0;    // of DSA's indexer; 0: no dsa_q, dsa_k, dsa_w
+    int64_t dsa_dim = 0;      // and channels of each
+    RopeState q_state = RopeState::post_rope;
+    RopeState k_state = RopeState::post_rope;
+    double softmax_scale = 0;
+    std::optional<int64_t> rotary_dim;
+    std::optional<double> rope_theta;   // of plain RoPE
+    std::string rope_scaling;           // of another RoPE: the model's parameters, JSON text
+    std::vector<double> rope_inv_freq;  // and its frequencies [rotary_dim/2], or none
+    std::optional<double> rope_attention_factor;  // and what cosine and sine are multiplied by
+    bool rope_interleaved = false;  // it turns channels 2c and 2c+1; else c and c + rotary_dim/2
+    /// The model attends to selected keys only (attribute own_attention = "sparse").
+    bool own_sparse = false;
+    /// Block size and k of the Index Branch that the layer has: the model's own, or a fitted one.
+    std::optional<int64_t> own_block_size, own_top_k;
+    /// What the model's own attention adds to plain causal attention, by attribute (those of
+    /// kOwnAttention). layer_problem and layer_sinks take over all but attention_chunk.
+    std::map<std::string, std::vector<double>> own_attention;
+    Element element = Element::f16;  // storage: f16, bf16 or f32, one for the whole layer
+
+    bool has(Field) const;
+    /// Heads of a field: Hq for q, Hkv for k, v, index_q, dsa_heads for dsa_q, 1 for the others.
+    int64_t heads(Field) const;
+    /// Channels of one head of a field.
+    int64_t channels(Field) const;
+};
+
+struct ActivationsInfo {
+    std::string model_id, model_config, producer;  // model_config is JSON text
+    std::vector<int64_t> cu_seqlens{0};            // [S+1]
+    std::vector<LayerInfo> layers;                 // by ascending number
+    bool has_tokens = false;
+
+    int64_t tokens() const { return cu_seqlens.back(); }  // N
+};
+
+}  // namespace msa::io

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+// What the architectures of a fitted indexer differ in: how operands (operands.h) become a
+// selection, a loss and its gradient. Weights and their way to operands and back are
+// core/index_branch.h for all of them.
+//
+// msa  the Index Branch: one head and one choice per group, the KL of Backend::index_kl.
+// dsa  DeepSeek's lightning indexer: any number of heads with learned weights, one choice for all
+//      groups, the KL of core/lightning_kl.h. Loss and gradient are computed on the host.
+#pragma once
+
+#include <memory>
+
+#include "core/select/policy.h"
+#include "core/selection.h"
+#include "experiments/fit/operands.h"
+#include "experiments/fit/options.h"
+
+namespace msa::experiments::fit {
+
+/// Gradients of a mean KL, on the host; those of operands that an architecture lacks are absent.
+struct IndexGradient {
+    Tensor<float, 3> q, k, weights;  // shaped as IndexOperands
+};
+
+class Indexer {
+public:
+    Indexer() = default;
+    Indexer(const Indexer&) = delete;
+    Indexer& operator=(const Indexer&) = delete;
+    virtual ~Indexer() = default;
+
+    /// The selector (core/select) that the fitted operands are for.
+    virtual const char* selector() const = 0;
+    /// ids [Nq, Hkv, k] in the backend's space.
+    virtual Tensor<int32_t, 3> select(const Problem&, const SelectionRule&,
+                                      const IndexOperands&) const = 0;
+    /// The KL [Nq, Hkv] of each group's teacher from the indexer's distribution, on the tokens of
+    /// the blocks `ids` of the backend's space, on all visible ones where they are absent; and the
+    /// gradient of its mean, where wanted.
+    virtual Tensor<double, 2> kl(const QueryOperands&, const IndexOperands&,
+                                 View<const int32_t, 3> ids, Teacher,
+                                 IndexGradient* gradient = nullptr) const = 0;
+    /// Mean entropy of the indexer's distribution over all visible keys.
+    virtual double entropy(const QueryOperands&, const IndexOperands&) const = 0;
+};
+
+/// Refers to the layer and its operands.
+std::unique_ptr<Indexer> make_indexer(Architecture, const TrainingLayer&, const LayerOperands&,
+                                      int threads);
+
+/// The teacher's own entropy, mean over queries and groups.
+double teacher_entropy(const LayerOperands&, const QueryOperands&, Teacher);
+
+/// What the scores cost, per query of the layer.
+PolicyCost cost_per_query(const Indexer&, const Problem&);
+
+/// Mean over all rows of the KL on their supports (eq:msa-kl).
+double mean_of(const Tensor<double, 2>& kl);
+
+}  // namespace msa::experiments::fit
