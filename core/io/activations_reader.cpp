@@ -15,9 +15,14 @@ namespace {
 /// What files of one data set agree in, by its place: "/layers/3/q" -> "f16, 16 heads of 64".
 using Facts = std::map<std::string, std::string>;
 
+/// A value as JSON; bytes of a file that are no UTF-8 as U+FFFD.
+std::string json_text(const nlohmann::json& value) {
+    return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 void add_attributes(const LayerInfo& layer, const std::string& group, Facts& facts) {
     const auto add = [&](const std::string& name, const auto& value) {
-        facts[group + " attribute " + name] = nlohmann::json(value).dump();
+        facts[group + " attribute " + name] = json_text(value);
     };
     const auto add_given = [&](const char* name, const auto& value) {
         if (value) add(name, *value);
@@ -41,7 +46,7 @@ void add_attributes(const LayerInfo& layer, const std::string& group, Facts& fac
 }
 
 Facts facts_of(const ActivationsInfo& info) {
-    Facts facts{{"/ attribute model_id", nlohmann::json(info.model_id).dump()}};
+    Facts facts{{"/ attribute model_id", json_text(info.model_id)}};
     for (const LayerInfo& layer : info.layers) {
         const std::string group = text("/layers/", layer.layer);
         facts["/layers"] += text(facts["/layers"].empty() ? "" : ", ", layer.layer);
