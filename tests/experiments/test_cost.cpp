@@ -122,8 +122,9 @@ TEST_F(Cost, OverGpus) {
     for (const json& row : cost["rows"]) {
         const auto gpus = row["gpus"].get<double>();
         EXPECT_EQ(row["prefill"]["ranks"].size(), row["gpus"].get<size_t>());
-        EXPECT_LT(row["prefill"]["speedup"], gpus);
-        EXPECT_GT(row["prefill"]["speedup"], 0.8 * gpus) << row["gpus"];
+        // Chunks whose keys fit into the cache gain a little; 64 GPUs wait for the network.
+        EXPECT_LT(row["prefill"]["speedup"], 1.02 * gpus);
+        EXPECT_GT(row["prefill"]["speedup"], (gpus > 8 ? 0.6 : 0.95) * gpus) << row["gpus"];
         EXPECT_LT(row["prefill"]["imbalance"], 0.03);
         EXPECT_LT(row["decode"]["worst_speedup"], row["decode"]["speedup"]);
     }
