@@ -22,8 +22,8 @@ namespace msa::experiments::bench {
 namespace {
 
 using nlohmann::ordered_json;
-using parallel::Communicator, parallel::SharedKeys, parallel::SharedRows, parallel::SplitKeys,
-    parallel::ZigZag, train::Workers;
+using parallel::Communicator, parallel::SharedKeys, parallel::SplitKeys, parallel::ZigZag,
+    train::Workers;
 
 constexpr int64_t kStepsOfLayers = 6, kGraphs = 20;  // of a decode sample on a GPU
 
