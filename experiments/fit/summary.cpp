@@ -116,7 +116,7 @@ constexpr const char* kCosts[] = {"index_flops", "index_bytes"};  // not in olde
 /// What was fitted, and what its scores cost.
 std::string architecture_text(const io::ResultsReader& results, const std::string& layer) {
     const IndexForm form = read_weights(results, std::stoll(layer)).form();
-    const std::string what =
+    std::string what =
         text(form.head_weights ? "dsa" : "msa", ": ", form.groups, " index heads of ",
              form.index_dim, " channels",
              form.head_weights ? " with learned weights, one choice for all groups"

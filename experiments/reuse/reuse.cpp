@@ -35,7 +35,7 @@ void require_alike(const std::string& file, const io::LayerInfo& a, const io::La
 /// Fills in what depends on the file, and checks the options against it.
 void resolve(ReuseOptions& o, std::span<const std::string> args, const io::ActivationsReader& file,
              std::ostream& err) {
-    const std::string name = file.name();
+    const std::string& name = file.name();
     const bool all = o.layers.empty();
     if (all)
         for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);

@@ -14,7 +14,24 @@
 namespace msa::parallel {
 namespace {
 
-using namespace cuda;
+using cuda::are_aligned;
+using cuda::Call;
+using cuda::CandidateExchange;
+using cuda::check;
+using cuda::DeviceRule;
+using cuda::kept_keys;
+using cuda::kIndexDecodeRows;
+using cuda::kMostExchanging;
+using cuda::kMostRanks;
+using cuda::kPartWords;
+using cuda::Layout;
+using cuda::narrow;
+using cuda::RankExchange;
+using cuda::Scratch;
+using cuda::share_workplace;
+using cuda::sparse_decode_blocks;
+using cuda::Workplace;
+using cuda::Written;
 
 void require_support(const Support& support) {
     if (!support.yes) throw UnsupportedError("a decode step over several GPUs: " + support.why_not);

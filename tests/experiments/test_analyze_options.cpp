@@ -65,7 +65,7 @@ const Refusal kRefusals[] = {
     {{"--dump", "mass,all"}, "--dump is 'all', must be one of: outputs, mass, scores"},
     {{"--resume", "--overwrite"}, "--resume and --overwrite exclude each other"},
     {{"--backend", "cpu"}, "'--backend' cannot be specified more than once"},
-    {{"second.h5"}, "'--input' cannot be specified more than once"},
+    {{"second.h5"}, "second.h5: there is no such file"},
 };
 INSTANTIATE_TEST_SUITE_P(All, Refused, testing::ValuesIn(kRefusals));
 
