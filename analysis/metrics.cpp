@@ -62,8 +62,7 @@ constexpr Metric kTable[] = {
      "probability on token 0 in attention over the chosen blocks, mean likewise"},
     {"learned_sink_mass", "learned sink", "probability", "head",
      "probability on the learnable sink in the attention that the layer does, mean over all "
-     "queries "
-     "and heads"},
+     "queries and heads"},
     {"entropy_dense", "entropy dense", "nats", "head",
      "entropy of dense attention in nats, mean over all queries and heads"},
     {"entropy_sparse", "entropy sparse", "nats", "head",

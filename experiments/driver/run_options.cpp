@@ -149,6 +149,17 @@ std::string options_help(const std::vector<std::string>& offered) {
            all;
 }
 
+/// InputError where a policy is not among those that a program offers.
+void require_offered(const std::string& option, const std::string& name,
+                     const std::vector<std::string>& offered) {
+    const auto among = [&](const std::vector<std::string>& names) {
+        return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    require(among(offered) || !among(list_policies()), "--", option, " has ", name,
+            ", which does not choose blocks for each query alone (msa-compare has it); there are: ",
+            join(offered));
+}
+
 void add_selectors(OptionTable& table, std::vector<std::string>& to,
                    const std::vector<std::string>& offered) {
     const std::string all = "all";
@@ -159,6 +170,7 @@ void add_selectors(OptionTable& table, std::vector<std::string>& to,
             const std::vector<std::string_view> others = make_policy(own)->other_names();
             if (std::find(others.begin(), others.end(), base) != others.end()) base = own;
         }
+        require_offered("selectors", base, offered);
         choice("selectors", base, offered);
         return label_of("selectors", name);
     };
@@ -174,11 +186,8 @@ void add_selectors(OptionTable& table, std::vector<std::string>& to,
 }
 
 std::string pointwise_selector(const std::string& option, const std::string& name) {
-    const std::vector<std::string> known = list_pointwise_selectors();
     std::string label = label_of(option, name);
-    const std::string own(name_of_label(label));
-    require(std::find(known.begin(), known.end(), own) != known.end(), "--", option, " has ", name,
-            ", which does not choose blocks for each query alone; there are: ", join(known));
+    require_offered(option, std::string(name_of_label(label)), list_pointwise_selectors());
     return label;
 }
 
@@ -213,9 +222,9 @@ std::vector<QueryRange> resolve_ranges(const std::string& option, const std::vec
     std::vector<QueryRange> ranges;
     for (const Range& range : asked) {
         const QueryRange r{range.begin.value_or(0), range.end.value_or(available)};
-        require(0 <= r.begin && r.begin < r.end && r.end <= available, "--", option, " is ",
-                r.begin, ":", r.end, ", must be a non-empty range ", of_what,
-                of_what.empty() ? "" : " ", "within 0:", available);
+        require(0 <= r.begin && r.begin < r.end && r.end <= available, "--", option, " is ", range,
+                ", must be a non-empty range ", of_what, of_what.empty() ? "" : " ",
+                "within 0:", available);
         ranges.push_back(r);
     }
     return ranges;

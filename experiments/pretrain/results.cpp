@@ -180,15 +180,12 @@ std::string pretrain_definitions() {
         {"tokens_per_second", "of training steps alone"},
         {"flops_per_token",
          "that the model's mathematics asks for in a step, mean over the steps: 6 for each weight "
-         "of "
-         "a matrix but the embedding, and attention's, those of the Index Branch among them; "
-         "nothing "
-         "that is computed anew"},
+         "of a matrix but the embedding, and attention's, those of the Index Branch among them; "
+         "nothing that is computed anew"},
         {"mfu", "share of the peak that these FLOPs reach in the training steps"},
         {"retrieval",
-         "by task, over all answers: exact_match, the share whose every byte is the "
-         "likeliest, the true bytes before it given; log_likelihood of an answer in "
-         "nats"},
+         "by task, over all answers: exact_match, the share whose every byte is the likeliest, "
+         "the true bytes before it given; log_likelihood of an answer in nats"},
     };
     for (const char* name : kProbed) definitions[name] = analysis::metric(name).definition;
     return definitions.dump();

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
 """The operations of MSA. Equations are those of the paper, the contracts those of core/backend.h:
 keys behind a query's position and blocks outside its ids have no influence, not even as NaN; the
-same arguments give the same bits, whatever the number of threads."""
+same arguments give the same bits, whatever the number of threads.
+
+`force_begin_blocks` and `force_end_blocks` are the names of fmha_sm100, the paper's authors' package
+(sparse_topk_select, github.com/MiniMax-AI/MSA). In C++ and in the programs they are `forced_first` and
+`forced_local`."""
 
 import atexit
 import operator

@@ -209,7 +209,8 @@ def test_a_tokenizers_bytes_are_those_of_the_text(tmp_path):
     (["--context", "40000"], "--context has 40000, must be at most 32768, the positions"),
     (["--lengths", "10"], "an exercise of needle takes"),
     (["--dense-layers", "7"], r"dense_layers names [7]"),
-    (["--force-end-blocks", "3"], "must be at most top_k = 2"),
+    (["--forced-local", "3"], "--forced-local are 3 blocks, must be at most the least budget, 2"),
+    (["--forced-local", "0"], "--forced-local is 0, must be at least 1"),
     (["--indexer", "nowhere"], "nowhere: no such file"),
     (["--device", "nowhere"], "device nowhere cannot be used"),
 ])

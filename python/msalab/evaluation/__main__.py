@@ -33,9 +33,9 @@ def parser() -> argparse.ArgumentParser:
     size.add_argument("--top-k", type=integers, metavar="N,M", help="the same in blocks")
     select.add_argument("--block-size", type=int, default=128, metavar="N",
                         help="tokens (default: 128)")
-    select.add_argument("--force-begin-blocks", type=int, default=0, metavar="N",
+    select.add_argument("--forced-first", type=int, default=0, metavar="N",
                         help="oldest blocks that are always kept (default: 0)")
-    select.add_argument("--force-end-blocks", type=int, default=1, metavar="N",
+    select.add_argument("--forced-local", type=int, default=1, metavar="N",
                         help="newest ones, the query's own among them (default: 1)")
     select.add_argument("--dense-layers", type=integers, default=[], metavar="0,1",
                         help="layers that attend to everything; those with a sliding window always "

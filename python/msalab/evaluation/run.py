@@ -58,8 +58,12 @@ def settings_of(options) -> list[Setting]:
                     f"multiple of --block-size = {size}")
         counts = [budget // size for budget in options.budgets]
     require(len(set(counts)) == len(counts), "a budget is named twice")
-    return [Setting(name, selectors.Rule(size, count, options.force_begin_blocks,
-                                         options.force_end_blocks))
+    first, local = options.forced_first, options.forced_local
+    require(first >= 0, f"--forced-first is {first}, must be at least 0")
+    require(local >= 1, f"--forced-local is {local}, must be at least 1")
+    require(first + local <= min(counts), f"--forced-first and --forced-local are {first + local} "
+            f"blocks, must be at most the least budget, {min(counts)} blocks")
+    return [Setting(name, selectors.Rule(size, count, first, local))
             for name in names for count in sorted(counts)]
 
 
@@ -124,7 +128,7 @@ def record_of(options, model, settings) -> dict:
         while name in inputs:
             name, copy = f"{path.name} ({copy})", copy + 1
         inputs[name] = sha256(path)
-    names = ("block_size", "force_begin_blocks", "force_end_blocks", "dense_layers", "context",
+    names = ("block_size", "forced_first", "forced_local", "dense_layers", "context",
              "sequences", "tasks", "lengths", "exercises", "depths", "pairs", "dtype", "bytes")
     return {"program": "msalab evaluate", "commit": _version(), "compiler": _software(),
             "model": weights, "inputs": inputs, "seed": options.seed,
