@@ -19,7 +19,6 @@
 namespace msa::experiments::advise {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{1} << 28;
 constexpr int64_t kLeastBlocks = 2;
 const char* const kOracle = "oracle";
 
@@ -86,8 +85,7 @@ public:
     void run(Progress& progress) {
         const int64_t step = chunk_queries(), all = std::ssize(queries_.tokens);
         for (int64_t begin = 0; begin < all; begin += step) {
-            if (stop_requested())
-                throw Interrupted("stopped; the finished layers are kept, --resume continues");
+            stop_if_asked();
             const QueryRange range{begin, std::min(begin + step, all)};
             add(range);
             progress.advance(range.end - range.begin);

@@ -27,7 +27,7 @@ namespace {
 using analysis::RowKind;
 using io::Field;
 
-constexpr int64_t kChunkBytes = int64_t{1} << 28, kDeviceChunkBytes = int64_t{1} << 30;
+constexpr int64_t kDeviceChunkBytes = int64_t{1} << 30;
 
 /// Everything that is kept of one selector while the chunks go by.
 struct Config {
@@ -358,8 +358,7 @@ void analyze_layer(const AnalyzeOptions& o, const io::ActivationsReader& file,
     const int64_t step = chunk_queries > 0 ? chunk_queries : analysis.chunk_queries();
     Progress progress(worker.progress, text("layer ", layer.layer), queries, "queries");
     for (int64_t begin = 0; begin < queries; begin += step) {
-        if (stop_requested())
-            throw Interrupted("stopped; the finished layers are kept, --resume continues");
+        stop_if_asked();
         const QueryRange range{begin, std::min(begin + step, queries)};
         analysis.add(range);
         progress.advance(range.end - range.begin);

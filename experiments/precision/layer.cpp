@@ -170,8 +170,7 @@ private:
                 add(b, queries_.first(b) - range.begin, queries_.first(b + 1) - queries_.first(b));
         };
         for (int64_t s = 0; s < rows(); ++s) {
-            if (stop_requested())
-                throw Interrupted("stopped; the finished layers are kept, --resume continues");
+            stop_if_asked();
             const Precision& precision = precisions_[static_cast<size_t>(s)];
             if (has_index()) {
                 const Tensor<int32_t, 3> ids = ids_of(s);

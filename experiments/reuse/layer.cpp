@@ -81,8 +81,7 @@ public:
     void run(Progress& progress) {
         const int64_t most = chunk_queries(whole_);
         for (int64_t block = 0; block < queries_.blocks();) {
-            if (stop_requested())
-                throw Interrupted("stopped; the finished layers are kept, --resume continues");
+            stop_if_asked();
             int64_t end = block + 1;
             while (end < queries_.blocks() && first(end + 1) - first(block) <= most) ++end;
             add_chunk(block, end);
