@@ -9,14 +9,11 @@
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
 namespace msa::experiments::advise {
 namespace {
-
-constexpr int kNotReached = 2;
 
 const std::vector<std::string> kDefaultSelectors{"index", "oracle", "mean-key", "window", "quest"};
 
@@ -63,10 +60,7 @@ Advice write_advice(const Completed& run) {
     const io::RunRecord& record = run.results.run();
     std::ostringstream page;
     print_advice(advice, record, page);
-    const std::string summary = advise_summary(advice, record);
-    write_text(run.out / "advice.txt", page.str());
-    write_text(run.out / "summary.json", summary);
-    run.print << (run.json ? summary : page.str());
+    write_page(run, "advice.txt", page.str(), advise_summary(advice, record));
     return advice;
 }
 
@@ -101,9 +95,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     if (!job.work(o, *backend, OnError::stop)) return 0;
     const io::ResultsReader results = job.finish();
     const Advice advice = write_advice({results, o.out, o.files, o.json, 0, out});
-    if (advice.recommended) return 0;
-    err << "msa-advise: " << nearest_text(advice) << '\n';
-    return kNotReached;
+    return target_code("msa-advise", nearest_text(advice), err);
 }
 
 void complete(const Completed& run) { write_advice(run); }

@@ -203,6 +203,7 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
 }
 
 std::string nearest_text(const Advice& advice) {
+    if (advice.recommended) return "";
     const Choice& nearest = advice.nearest;
     return text("target: ", advice.asked.text(), ": ", advice.why_none, "; the nearest is ",
                 setting_text(advice.settings[nearest.setting]), ", with mass kept ",

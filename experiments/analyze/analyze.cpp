@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <iostream>
-#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/select/selector.h"
 #include "experiments/analyze/layer.h"
@@ -75,11 +75,9 @@ void complete(const Completed& run) {
     const io::ResultsReader& results = run.results;
     check_mass_bounds(results);
     write_text(run.out / "metrics.csv", metrics_csv(results));
-    write_text(run.out / "summary.json", summary_json(results));
-    if (run.json)
-        run.print << summary_json(results);
-    else
-        print_table(results, run.print);
+    std::ostringstream table;
+    print_table(results, table);
+    write_summary(run, summary_json(results), table.str());
 }
 
 }  // namespace msa::experiments::analyze

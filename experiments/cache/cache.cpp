@@ -11,13 +11,10 @@
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/selected_blocks.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::cache {
 namespace {
-
-constexpr int kNotReached = 2;
 
 /// The element of the results, where it is one of a cache.
 Element element_of(const std::string& file, const io::ResultsReader& results) {
@@ -88,10 +85,7 @@ Report write_report(const Completed& run) {
     std::ostringstream page;
     print_report(report, page);
     print_captures(run.results.run(), page);
-    const std::string summary = cache_summary(report, run.results.run());
-    write_text(run.out / "cache.txt", page.str());
-    write_text(run.out / "summary.json", summary);
-    run.print << (run.json ? summary : page.str());
+    write_page(run, "cache.txt", page.str(), cache_summary(report, run.results.run()));
     return report;
 }
 
@@ -120,9 +114,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     if (!job.work(on_host, *backend, OnError::stop)) return 0;
     const io::ResultsReader written = job.finish();
     const Report report = write_report({written, o.out, {o.results}, o.json, 0, out});
-    if (report.reached()) return 0;
-    err << "msa-cache: " << nearest_text(report) << '\n';
-    return kNotReached;
+    return target_code("msa-cache", nearest_text(report), err);
 }
 
 void complete(const Completed& run) { write_report(run); }

@@ -285,6 +285,7 @@ void print_report(const Report& report, std::ostream& out) {
 }
 
 std::string nearest_text(const Report& report) {
+    if (report.reached()) return "";
     const SelectorReport& best = *std::ranges::min_element(
         report.selectors, {}, [](const SelectorReport& of) { return of.whole.bytes; });
     return text("link: no cache keeps it within ", number_text(report.seconds_per_token / kMicro),

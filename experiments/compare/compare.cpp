@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/cu_seqlens.h"
@@ -136,10 +135,8 @@ void complete(const Completed& run) {
     tables << '\n' << elements_text(results.run()) << '\n';
     print_captures(results.run(), tables);
     write_text(run.out / "metrics.csv", compare_csv(results));
-    write_text(run.out / "tables.txt", tables.str());
     write_text(run.out / "timing.json", compare_timing(run.out / "run.json"));
-    write_text(run.out / "summary.json", compare_summary(results));
-    run.print << (run.json ? compare_summary(results) : tables.str());
+    write_page(run, "tables.txt", tables.str(), compare_summary(results));
 }
 
 }  // namespace msa::experiments::compare

@@ -10,7 +10,6 @@
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/precision/layer.h"
 #include "experiments/precision/summary.h"
 #include "experiments/programs.h"
@@ -18,8 +17,6 @@
 
 namespace msa::experiments::precision {
 namespace {
-
-constexpr int kNotReached = 2;
 
 /// Why the heads of a layer cannot be rotated; empty where they can.
 std::string rotation_lacks(const io::LayerInfo& layer) {
@@ -74,10 +71,7 @@ Findings write_findings(const Completed& run) {
     const io::RunRecord& record = run.results.run();
     std::ostringstream page;
     print_findings(findings, record, page);
-    const std::string summary = precision_summary(findings, record);
-    write_text(run.out / "precision.txt", page.str());
-    write_text(run.out / "summary.json", summary);
-    run.print << (run.json ? summary : page.str());
+    write_page(run, "precision.txt", page.str(), precision_summary(findings, record));
     return findings;
 }
 
@@ -118,10 +112,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
     const Findings findings = write_findings({job.finish(), o.out, o.files, o.json, 0, out});
-    const std::string nearest = nearest_text(findings);
-    if (nearest.empty()) return 0;
-    err << "msa-precision: " << nearest << '\n';
-    return kNotReached;
+    return target_code("msa-precision", nearest_text(findings), err);
 }
 
 void complete(const Completed& run) { write_findings(run); }

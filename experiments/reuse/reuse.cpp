@@ -8,7 +8,6 @@
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "experiments/reuse/layer.h"
 #include "experiments/reuse/summary.h"
@@ -16,8 +15,6 @@
 
 namespace msa::experiments::reuse {
 namespace {
-
-constexpr int kNotReached = 2;
 
 /// Layers take each other's ids: their groups of heads and their blocks must be the same.
 void require_alike(const std::string& file, const io::LayerInfo& a, const io::LayerInfo& b,
@@ -88,10 +85,7 @@ Findings write_findings(const Completed& run) {
     const io::RunRecord& record = run.results.run();
     std::ostringstream page;
     print_findings(findings, record, page);
-    const std::string summary = reuse_summary(findings, record);
-    write_text(run.out / "reuse.txt", page.str());
-    write_text(run.out / "summary.json", summary);
-    run.print << (run.json ? summary : page.str());
+    write_page(run, "reuse.txt", page.str(), reuse_summary(findings, record));
     return findings;
 }
 
@@ -122,10 +116,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
     const Findings findings = write_findings({job.finish(), o.out, o.files, o.json, 0, out});
-    const std::string nearest = nearest_text(findings);
-    if (nearest.empty()) return 0;
-    err << "msa-reuse: " << nearest << '\n';
-    return kNotReached;
+    return target_code("msa-reuse", nearest_text(findings), err);
 }
 
 void complete(const Completed& run) { write_findings(run); }
