@@ -11,6 +11,7 @@
 #include "core/kernel_sizes.h"
 #include "experiments/advise/price.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
@@ -335,17 +336,12 @@ void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
 
     const std::string name = std::to_string(layer.layer), group = "/advise/" + name;
     const Problem p = io::layer_problem(file.info(), layer, settings.front().block_size);
-    for (const auto& [size, value] : {std::pair{"query_heads", p.query_heads},
-                                      {"kv_heads", p.kv_heads},
-                                      {"head_dim", p.head_dim},
-                                      {"index_dim", p.index_dim},
-                                      {"tokens", p.keys()},
-                                      {"longest_sequence", p.batch.longest_keys()},
-                                      {"queries", std::ssize(queries.tokens)},
-                                      {"block_queries", queries.size},
-                                      {"largest_budget", largest}})
-        to.attribute("/layers/" + name, size, value);
-    write_attention(to, "/layers/" + name, p, io::layer_sinks(layer));
+    write_layer(to, layer, p,
+                {{"tokens", p.keys()},
+                 {"longest_sequence", p.batch.longest_keys()},
+                 {"queries", std::ssize(queries.tokens)},
+                 {"block_queries", queries.size},
+                 {"largest_budget", largest}});
     to.write<int64_t, 1>("/queries/" + name + "/token",
                          {queries.tokens.data(), {std::ssize(queries.tokens)}},
                          {"query", "token", "packed token index of each measured query"});

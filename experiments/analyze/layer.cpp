@@ -16,6 +16,7 @@
 #include "experiments/analyze/curve.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/block_intervals.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/metrics.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
@@ -51,6 +52,7 @@ public:
           tokens_(tokens),
           backend_(backend),
           to_(to),
+          info_(info),
           name_(std::to_string(info.layer)),
           whole_(io::layer_problem(file.info(), info, options.block_size)),
           all_(whole_.with_query_rows(tokens)),
@@ -126,6 +128,7 @@ private:
     const std::vector<int64_t>& tokens_;
     Backend& backend_;
     io::UnitWriter& to_;
+    const io::LayerInfo& info_;
     std::string name_;
     Problem whole_, all_;  // all tokens as queries; the analysed queries
     analysis::QueryBlocks blocks_;
@@ -271,18 +274,12 @@ void LayerAnalysis::write_queries() const {
 }
 
 void LayerAnalysis::write_sizes() const {
-    const std::string layer = "/layers/" + name_;
-    for (const auto& [name, value] : {std::pair{"query_heads", whole_.query_heads},
-                                      {"kv_heads", whole_.kv_heads},
-                                      {"head_dim", whole_.head_dim},
-                                      {"index_dim", whole_.index_dim},
-                                      {"block_size", whole_.block_size},
-                                      {"blocks", whole_.blocks()},
-                                      {"tokens", whole_.keys()}})
-        to_.attribute(layer, name, value);
-    write_attention(to_, layer, whole_, host_sinks_);
+    write_layer(to_, info_, whole_,
+                {{"block_size", whole_.block_size},
+                 {"blocks", whole_.blocks()},
+                 {"tokens", whole_.keys()}});
     const double logit = main_logit_bound(whole_, q_norm_, largest_norm(host_k_.view()));
-    to_.attribute(layer, "mass_bound",
+    to_.attribute("/layers/" + name_, "mass_bound",
                   mass_bound(logit, static_cast<double>(whole_.batch.longest_keys())));
 }
 

@@ -7,6 +7,7 @@
 #include "analysis/output_error.h"
 #include "analysis/recall.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/measured_queries.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
@@ -320,16 +321,11 @@ void precision_layer(const PrecisionOptions& o, std::span<const Precision> preci
 
     const std::string name = std::to_string(layer.layer);
     const Problem p = io::layer_problem(file.info(), layer, o.block_size);
-    for (const auto& [size, value] : {std::pair{"query_heads", p.query_heads},
-                                      {"kv_heads", p.kv_heads},
-                                      {"head_dim", p.head_dim},
-                                      {"index_dim", p.index_dim},
-                                      {"block_size", p.block_size},
-                                      {"tokens", p.keys()},
-                                      {"longest_sequence", p.batch.longest_keys()},
-                                      {"queries", std::ssize(queries.tokens)}})
-        to.attribute("/layers/" + name, size, value);
-    write_attention(to, "/layers/" + name, p, io::layer_sinks(layer));
+    write_layer(to, layer, p,
+                {{"block_size", p.block_size},
+                 {"tokens", p.keys()},
+                 {"longest_sequence", p.batch.longest_keys()},
+                 {"queries", std::ssize(queries.tokens)}});
     write_queries(queries, "/queries/" + name, to);
     measurement.write("/precision/" + name, to);
 }

@@ -11,6 +11,7 @@
 #include "core/select/selector.h"
 #include "experiments/advise/price.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
@@ -230,16 +231,11 @@ void reuse_layer(const ReuseOptions& o, const io::ActivationsReader& file,
 
     const std::string name = std::to_string(layer.layer), group = "/reuse/" + name;
     const Problem p = io::layer_problem(file.info(), layer, o.block_size);
-    for (const auto& [size, value] : {std::pair{"query_heads", p.query_heads},
-                                      {"kv_heads", p.kv_heads},
-                                      {"head_dim", p.head_dim},
-                                      {"index_dim", p.index_dim},
-                                      {"block_size", p.block_size},
-                                      {"tokens", p.keys()},
-                                      {"longest_sequence", p.batch.longest_keys()},
-                                      {"queries", std::ssize(queries.tokens)}})
-        to.attribute("/layers/" + name, size, value);
-    write_attention(to, "/layers/" + name, p, io::layer_sinks(layer));
+    write_layer(to, layer, p,
+                {{"block_size", p.block_size},
+                 {"tokens", p.keys()},
+                 {"longest_sequence", p.batch.longest_keys()},
+                 {"queries", std::ssize(queries.tokens)}});
     write_queries(queries, "/queries/" + name, to);
     to.write<int64_t, 1>(group + "/sources", {from.data(), {std::ssize(from)}},
                          {"source", "layer", "whose ids the layer takes, its own last"});
