@@ -6,9 +6,8 @@
 #include "experiments/advise/layer.h"
 #include "experiments/advise/summary.h"
 #include "experiments/driver/completed.h"
-#include "experiments/driver/own_attention.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
-#include "experiments/driver/run_record.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
@@ -19,11 +18,7 @@ const std::vector<std::string> kDefaultSelectors{"index", "oracle", "mean-key", 
 
 /// Fills in what depends on the file, and checks the options against it.
 void resolve(AdviseOptions& o, const io::ActivationsReader& file, std::ostream& err) {
-    if (o.layers.empty())
-        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
-    for (int64_t number : o.layers) {
-        io::require_post_rope(file, number);
-    }
+    pick_layers(o, file, err);
     const bool chosen = !o.selectors.empty();
     if (!chosen) o.selectors = kDefaultSelectors;
     std::erase_if(o.selectors, [&](const std::string& name) {
@@ -75,19 +70,13 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const io::ActivationsReader file(o.files);
     resolve(o, file, err);
     const Grid grid = grid_for(o, file.info(), err);
-    for (int64_t number : o.layers) {
+    for (int64_t number : o.layers)  // throws where there are too few
         choose_blocks(o, file.info(), file.layer(number), grid.largest());
-        warn_of_own_attention(file, number, Computed::with_window_cap_and_sinks, err);
-    }
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
     UnitRun job("msa-advise", args, o, inputs_of(o, o), {"summary.json", "advice.txt"}, err);
-    job.record.options = option_table(o).record();
-    job.record.definitions = advise_definitions();
-    job.record.device = backend->device();
-    record_elements(*backend, file, o.layers, o.element, job.record);
-    record_captures(file, job.record);
+    job.describe(option_table(o), advise_definitions(), *backend, file, o.element);
     job.begin(layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             advise_layer(o, file, layer, grid.settings, on, worker, to);

@@ -99,17 +99,15 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::vector<LayerSteps> layers = resolve(o, results);
 
     UnitRun job("msa-cache", args, o, {o.results}, {"summary.json", "cache.txt"}, err);
-    job.record.options = option_table(o).record();
-    job.record.definitions = cache_definitions();
+    const ComputeOptions on_host;
+    const std::unique_ptr<Backend> backend = make_backend(on_host.backend, {});
+    job.describe(option_table(o), cache_definitions(), backend->device());
     job.record.captures = results.run().captures;  // that the analysis read
     std::vector<Unit> units;
     for (const LayerSteps& layer : layers)
         units.push_back({text("layer ", layer.layer), [&](const Worker& worker, auto& to) {
                              measure_layer(o, io::ResultsReader(o.results), layer, worker, to);
                          }});
-    const ComputeOptions on_host;
-    const std::unique_ptr<Backend> backend = make_backend(on_host.backend, {});
-    job.record.device = backend->device();
     job.begin(std::move(units));
     if (!job.work(on_host, *backend, OnError::stop)) return 0;
     const io::ResultsReader written = job.finish();

@@ -39,7 +39,8 @@ bool stop_requested();
 void stop_if_asked();
 
 /// Runs the body and returns the exit code: 0, or that of the body; kRefused, kInterrupted for
-/// Interrupted, kBug for any other exception. Messages go to `failures`, to `err` without, after the program's name.
+/// Interrupted, kBug for any other exception. Messages go to `failures`, to `err` without, after
+/// the program's name.
 int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
             std::ostream& err, std::ostream* failures = nullptr);
 

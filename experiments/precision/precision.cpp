@@ -6,8 +6,8 @@
 
 #include "experiments/driver/completed.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/measured_queries.h"
-#include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/precision/layer.h"
@@ -45,23 +45,15 @@ void resolve_rotations(PrecisionOptions& o, bool asked, const io::ActivationsRea
 /// Fills in what depends on the file, and checks the options against it.
 void resolve(PrecisionOptions& o, std::span<const std::string> args,
              const io::ActivationsReader& file, std::ostream& err) {
-    if (o.layers.empty())
-        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
-    std::vector<io::LayerInfo> layers;
+    const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
     std::vector<int64_t> without;
-    for (int64_t number : o.layers) {
-        layers.push_back(file.layer(number));
-        io::require_post_rope(file, number);
-        if (!layers.back().has(io::Field::index_q)) without.push_back(number);
-        warn_of_own_attention(file, number, Computed::with_window_cap_and_sinks, err);
-    }
+    for (const io::LayerInfo& layer : layers)
+        if (!layer.has(io::Field::index_q)) without.push_back(layer.layer);
     if (!without.empty())
         err << "note: no index_q and index_k in " << layers_text(without)
             << ": only the KV cache is measured there; msa-fit-indexer makes them\n";
     resolve_rotations(o, given(args, "rotations"), file, layers, err);
-    take_own_sizes(o, args, layers, err);
-    const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
-    if (!note.empty()) err << "note: " << note << '\n';
+    resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
     for (const io::LayerInfo& layer : layers)  // throws where there are too few
         choose_queries(o, o, o.all_rows, o.seed, file.info(), layer);
 }
@@ -101,9 +93,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
     UnitRun job("msa-precision", args, o, inputs_of(o, o), {"summary.json", "precision.txt"}, err);
-    job.record.options = option_table(o).record();
-    job.record.definitions = precision_definitions();
-    job.record.device = backend->device();
+    job.describe(option_table(o), precision_definitions(), backend->device());
     record_types(o, file, job.record);
     record_captures(file, job.record);
     job.begin(layer_units(
