@@ -65,8 +65,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     std::optional<AdviseOptions> parsed = parse_advise_options(args, out);
     if (!parsed) return 0;
     AdviseOptions& o = *parsed;
-    const analysis::Hardware on = cost::read_hardware(o.hardware, o.ceilings);
-    on.peak(Element::bf16);  // throws where there is none
+    const analysis::Hardware on = read_hardware(o);
     const io::ActivationsReader file(o.files);
     resolve(o, file, err);
     const Grid grid = grid_for(o, file.info(), err);

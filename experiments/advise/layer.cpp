@@ -9,7 +9,6 @@
 
 #include "analysis/recall.h"
 #include "core/kernel_sizes.h"
-#include "experiments/advise/price.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/own_attention.h"
@@ -268,10 +267,7 @@ void write_prices(const AdviseOptions& o, const io::LayerInfo& layer,
                   const SettingSums& sums, const analysis::Hardware& on, const std::string& group,
                   io::UnitWriter& to) {
     const Pricer price(layer, o.context, o.decode, on);
-    const Price dense = price.dense();
-    to.attribute(group, "dense_seconds", dense.seconds);
-    to.attribute(group, "dense_flops", dense.work.flops);
-    to.attribute(group, "dense_bytes", dense.work.bytes);
+    write_price(to, group, "dense", price.dense());
     Tensor<double, 2> costs({std::ssize(settings), 5});
     for (int64_t s = 0; s < costs.extent(0); ++s) {
         const Setting& setting = settings[static_cast<size_t>(s)];

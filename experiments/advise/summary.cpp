@@ -14,10 +14,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-ordered_json json_of(const Cost& cost) {
-    return {{"seconds", cost.seconds}, {"flops", cost.flops}, {"bytes", cost.bytes}};
-}
-
 ordered_json json_of(const Setting& s) {
     return {{"selector", s.selector},
             {"block_size", s.block_size},
@@ -31,7 +27,7 @@ ordered_json json_of(const Setting& setting, const Kept& kept, const Cost& dense
     ordered_json json = json_of(setting);
     json["mass_kept"] = estimate_json(kept.mass);
     json["output_error"] = estimate_json(kept.error);
-    json["cost"] = json_of(kept.cost);
+    json["cost"] = cost_json(kept.cost);
     json["cost"]["share_of_dense"] = kept.cost.seconds / dense.seconds;
     json["cost"]["loop_order"] = kept.order.empty() ? ordered_json() : ordered_json(kept.order);
     return json;
@@ -49,7 +45,7 @@ ordered_json json_of(const Advice& advice, const LayerAdvice& layer) {
     ordered_json json{{"layer", layer.layer},
                       {"stays_dense", !layer.recommended.has_value()},
                       {"recommended", nullptr},
-                      {"dense_cost", json_of(layer.dense)},
+                      {"dense_cost", cost_json(layer.dense)},
                       {"blocks_of_queries", layer.blocks},
                       {"queries_of_a_block", layer.block_queries},
                       {"sequences", layer.sequences},
@@ -186,7 +182,7 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
                              {"nearest", nullptr},
                              {"why_none", nullptr},
                              {"bound", nullptr},
-                             {"dense", json_of(advice.dense)},
+                             {"dense", cost_json(advice.dense)},
                              {"front", front},
                              {"layers", layers},
                              {"settings", settings}});

@@ -9,7 +9,6 @@
 #include "analysis/output_error.h"
 #include "analysis/recall.h"
 #include "core/select/selector.h"
-#include "experiments/advise/price.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/own_attention.h"
@@ -197,16 +196,11 @@ private:
 
 void write_prices(const ReuseOptions& o, const io::LayerInfo& layer, const analysis::Hardware& on,
                   const std::string& group, io::UnitWriter& to) {
-    const advise::Setting setting{o.selector, o.block_size,
-                                  make_selector(o.selector)->adjust(o.rule, 0)};
-    const advise::Pricer pricer(layer, o.context, o.decode, on);
-    for (const auto& [name, price] : {std::pair{"dense", pricer.dense()},
-                                      {"own", pricer(setting, std::nullopt)},
-                                      {"reused", pricer.of_given_ids(setting, std::nullopt)}}) {
-        to.attribute(group, text(name, "_seconds"), price.seconds);
-        to.attribute(group, text(name, "_flops"), price.work.flops);
-        to.attribute(group, text(name, "_bytes"), price.work.bytes);
-    }
+    const Setting setting{o.selector, o.block_size, make_selector(o.selector)->adjust(o.rule, 0)};
+    const Pricer pricer(layer, o.context, o.decode, on);
+    write_price(to, group, "dense", pricer.dense());
+    write_price(to, group, "own", pricer(setting, std::nullopt));
+    write_price(to, group, "reused", pricer.of_given_ids(setting, std::nullopt));
 }
 
 }  // namespace

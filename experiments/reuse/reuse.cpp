@@ -87,8 +87,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     std::optional<ReuseOptions> parsed = parse_reuse_options(args, out);
     if (!parsed) return 0;
     ReuseOptions& o = *parsed;
-    const analysis::Hardware on = cost::read_hardware(o.hardware, o.ceilings);
-    on.peak(Element::bf16);  // throws where there is none
+    const analysis::Hardware on = read_hardware(o);
     const io::ActivationsReader file(o.files);
     resolve(o, args, file, err);
     const MeasuredQueries queries = common_queries(o, file);

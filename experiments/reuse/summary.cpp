@@ -26,14 +26,9 @@ ordered_json json_of(const Kept& kept) {
     return json;
 }
 
-ordered_json json_of(const advise::Cost& cost) {
-    return {{"seconds", cost.seconds}, {"flops", cost.flops}, {"bytes", cost.bytes}};
-}
-
 /// Of the selections, against own ids in every layer.
-advise::Cost saved(const Findings& findings, const Shared& shared) {
-    const advise::Cost &all = findings.own.selection, &left = shared.selection;
-    return {all.seconds - left.seconds, all.flops - left.flops, all.bytes - left.bytes};
+Cost saved(const Findings& findings, const Shared& shared) {
+    return findings.own.selection - shared.selection;
 }
 
 std::vector<int64_t> computing_layers(const Findings& findings, const Pattern& pattern) {
@@ -53,11 +48,11 @@ ordered_json json_of(const Findings& findings, const Shared& shared) {
     json["most_lost"] = json_number(shared.most_lost);
     json["each_reaches"] = shared.each;
     json["mean_reaches"] = shared.mean;
-    json["cost"] = json_of(shared.cost);
+    json["cost"] = cost_json(shared.cost);
     json["cost"]["share_of_own"] = shared.cost.seconds / findings.own.cost.seconds;
     json["cost"]["share_of_dense"] = shared.cost.seconds / findings.dense.seconds;
-    json["selection_cost"] = json_of(shared.selection);
-    json["saved"] = json_of(saved(findings, shared));
+    json["selection_cost"] = cost_json(shared.selection);
+    json["saved"] = cost_json(saved(findings, shared));
     return json;
 }
 
@@ -114,7 +109,7 @@ void print_best(const Findings& findings, const char* what, const std::optional<
         out << "no pattern\n";
         return;
     }
-    const advise::Cost less = saved(findings, *shared);
+    const Cost less = saved(findings, *shared);
     out << computing(shared->pattern) << " of " << findings.layers.size() << " compute: layers "
         << list_text(computing_layers(findings, shared->pattern)) << '\n'
         << "                      mass lost " << text_of(shared->kept[Measure::mass_lost])
@@ -202,7 +197,7 @@ std::string reuse_summary(const Findings& findings, const io::RunRecord& run) {
                              {"front", front},
                              {"each", optional_json(findings, findings.each)},
                              {"mean", optional_json(findings, findings.mean)},
-                             {"dense", json_of(findings.dense)}});
+                             {"dense", cost_json(findings.dense)}});
     return json.dump(2) + "\n";
 }
 
