@@ -5,6 +5,7 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
+#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
@@ -145,9 +146,7 @@ std::string advise_definitions() {
         "roofline of the captured layers together at the context, bf16: selection and attention in "
         "the fastest loop order; the union of a tile is the measured one where the queries of a "
         "block are neighbours";
-    definitions["low, high"] =
-        "95 % interval of the bootstrap: sequences are drawn, then blocks of neighbouring queries "
-        "of each";
+    definitions["low, high"] = kIntervalsWords;
     definitions["recommended"] =
         "under keep and error, the lowest cost of all layers; a layer is sparse where the far end "
         "of its interval reaches the target and dense attention costs more; under budget, the most "

@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
+#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
@@ -181,9 +182,7 @@ std::string precision_definitions() {
         "of a token in one layer, its scales included (32 bits each, 8 in fp4): of index_k, which "
         "one head shares; of K and V of all heads; mean over the layers";
     definitions["bits_per_value"] = "bits_per_token over the values of a token";
-    definitions["low, high"] =
-        "95 % interval of the bootstrap: sequences are drawn, then blocks of queries of each, the "
-        "same in all layers";
+    definitions["low, high"] = std::string(kIntervalsWords) + ", the same in all layers";
     definitions["worst_layer"] =
         "the targeted measure that is worst in the mean, in the layer where it is worst";
     definitions["reaches"] =

@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
+#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
@@ -132,9 +133,7 @@ std::string reuse_definitions() {
         "share of the blocks of the layer's own ids that are among the ids of the source layer";
     definitions["output_error"] = analysis::metric("output_error").definition;
     definitions["distance"] = "number of the target layer less that of the source layer";
-    definitions["low, high"] =
-        "95 % interval of the bootstrap: sequences are drawn, then blocks of queries of each, the "
-        "same in all layers";
+    definitions["low, high"] = std::string(kIntervalsWords) + ", the same in all layers";
     definitions["most_lost"] = "mass_lost of the layer that loses most";
     definitions["each_reaches"] =
         "every layer reaches the target, with the far end of its interval";
