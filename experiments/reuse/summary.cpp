@@ -125,13 +125,7 @@ void print_best(const Findings& findings, const char* what, const std::optional<
 
 std::string reuse_definitions() {
     ordered_json definitions;
-    definitions["mass_kept"] = analysis::metric("mass_kept").definition;
-    definitions["mass_lost"] =
-        "mass kept with the layer's own ids, less that with the ids of the source layer";
-    definitions["block_recall"] = analysis::metric("block_recall").definition;
-    definitions["own_recall"] =
-        "share of the blocks of the layer's own ids that are among the ids of the source layer";
-    definitions["output_error"] = analysis::metric("output_error").definition;
+    for (const char* name : kMeasureNames) definitions[name] = analysis::metric(name).definition;
     definitions["distance"] = "number of the target layer less that of the source layer";
     definitions["low, high"] = std::string(kIntervalsWords) + ", the same in all layers";
     definitions["most_lost"] = "mass_lost of the layer that loses most";
