@@ -32,7 +32,7 @@ void add_pricing(OptionTable&, PricingOptions&, const std::string& beside = "");
 /// Throws InputError as the other read_hardware(), and where the chip has no rate for bf16.
 analysis::Hardware read_hardware(const PricingOptions&);
 
-struct Setting {
+struct Setting {  // what is priced: a selection of blocks
     std::string selector;
     int64_t block_size = 0;
     SelectionRule rule;  // what the selector makes of the one asked for
