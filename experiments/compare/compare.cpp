@@ -90,7 +90,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     CompareOptions& o = *parsed;
     const io::ActivationsReader file(o.files);
     const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
-    for (const io::LayerInfo& layer : layers) selectors_for(o, file, layer);  // throws where none
+    for (const io::LayerInfo& layer : layers) selectors_for(o, file, layer);  // can throw
     if (o.ablation != Ablation::block_size) take_own_block_size(o.block_size, args, layers, err);
     for (int64_t number : o.layers) choose_queries(o, file.info(), number);
     note_large_budgets(o, file.info(), err);
