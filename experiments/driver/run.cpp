@@ -85,6 +85,21 @@ UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, 
     record.seed = o.seed;
 }
 
+void UnitRun::describe(const OptionTable& options, const std::string& definitions,
+                       const std::string& device) {
+    record.options = options.record();
+    record.definitions = definitions;
+    record.device = device;
+}
+
+void UnitRun::describe(const OptionTable& options, const std::string& definitions,
+                       const Backend& backend, const io::ActivationsReader& file,
+                       const ElementChoice& elements) {
+    describe(options, definitions, backend.device());
+    record_elements(backend, file, o_.layers, elements, record);
+    record_captures(file, record);
+}
+
 void UnitRun::begin(std::vector<Unit> units) {
     units_ = std::move(units);
     for (const Unit& unit : units_) {

@@ -56,6 +56,11 @@ public:
             std::ostream& err, const Ranks& ranks = Ranks::world());
 
     io::RunRecord record;  // the program completes it before begin()
+    /// Sets the options, the definitions of what is measured, and the device.
+    void describe(const OptionTable&, const std::string& definitions, const std::string& device);
+    /// These, the captures, and the elements of o.layers on the backend.
+    void describe(const OptionTable&, const std::string& definitions, const Backend&,
+                  const io::ActivationsReader&, const ElementChoice&);
     std::filesystem::path path(const std::string& name) const { return o_.out / name; }
 
     /// Makes the directory and opens results.h5 as --resume and --overwrite say.

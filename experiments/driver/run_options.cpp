@@ -131,6 +131,20 @@ void take_own_sizes(SizeOptions& o, std::span<const std::string> args,
     o.rule.validate();
 }
 
+std::string resolve_sizes(SizeOptions& o, std::span<const std::string> args,
+                          std::span<const io::LayerInfo> layers,
+                          const std::vector<int64_t>& cu_seqlens, std::ostream& err) {
+    take_own_sizes(o, args, layers, err);
+    const int64_t blocks = ceil_div(longest_sequence(cu_seqlens), o.block_size);
+    const int64_t most = std::max({int64_t{1}, blocks, o.rule.forced_local + o.rule.forced_first});
+    if (o.rule.top_k <= most) return "";
+    std::string note = text("--top-k is ", o.rule.top_k, ", more than the ", blocks,
+                            " blocks of the longest sequence; ", most, " are used");
+    err << "note: " << note << '\n';
+    o.rule.top_k = most;
+    return note;
+}
+
 std::string label_of(const std::string& option, const std::string& name) {
     try {
         return make_policy(name)->label();
@@ -280,16 +294,6 @@ std::vector<int64_t> sampled_queries(const QueryOptions& o, const std::vector<in
     for (int64_t n : stratified_sample(std::ssize(all), o.sample_queries, seed))
         chosen.push_back(all[static_cast<size_t>(n)]);
     return chosen;
-}
-
-std::string clamp_top_k(SelectionRule& rule, int64_t block_size, const std::vector<int64_t>& cu) {
-    const int64_t blocks = ceil_div(longest_sequence(cu), block_size);
-    const int64_t most = std::max({int64_t{1}, blocks, rule.forced_local + rule.forced_first});
-    if (rule.top_k <= most) return "";
-    std::string note = text("--top-k is ", rule.top_k, ", more than the ", blocks,
-                            " blocks of the longest sequence; ", most, " are used");
-    rule.top_k = most;
-    return note;
 }
 
 }  // namespace msa::experiments

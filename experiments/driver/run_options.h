@@ -66,6 +66,11 @@ void take_own_block_size(int64_t& block_size, std::span<const std::string> args,
 /// The same of block size and k.
 void take_own_sizes(SizeOptions&, std::span<const std::string> args,
                     std::span<const io::LayerInfo> layers, std::ostream& err);
+/// These, and k at most the blocks of the longest sequence, or the forced blocks where these are
+/// more. What became of k, as a sentence that is also said on `err`; empty where nothing did.
+std::string resolve_sizes(SizeOptions&, std::span<const std::string> args,
+                          std::span<const io::LayerInfo> layers,
+                          const std::vector<int64_t>& cu_seqlens, std::ostream& err);
 
 /// Policy::label() of a selector as users write it. InputError naming `option`.
 std::string label_of(const std::string& option, const std::string& name);
@@ -116,10 +121,5 @@ std::vector<int64_t> chosen_queries(const QueryOptions&, const std::vector<int64
 /// A stratified sample of --sample-queries of them.
 std::vector<int64_t> sampled_queries(const QueryOptions&, const std::vector<int64_t>& cu_seqlens,
                                      int64_t layer, uint64_t seed);
-
-/// Lowers rule.top_k to the blocks of the longest sequence, or to the forced blocks where these are
-/// more. What was done, as a sentence; empty where nothing was.
-std::string clamp_top_k(SelectionRule& rule, int64_t block_size,
-                        const std::vector<int64_t>& cu_seqlens);
 
 }  // namespace msa::experiments

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
-#include <iostream>
-#include <nlohmann/json.hpp>
+#include <ostream>
+#include <sstream>
 
 #include "analysis/rows.h"
 #include "experiments/driver/completed.h"
-#include "experiments/driver/own_attention.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/fit/indexer_file.h"
 #include "experiments/fit/layer.h"
 #include "experiments/fit/options.h"
@@ -22,14 +21,15 @@ namespace msa::experiments::fit {
 namespace {
 
 /// Fills in what depends on the file, and checks the options against it.
-void resolve(FitOptions& o, const io::ActivationsReader& file) {
-    if (o.layers.empty())
-        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
+std::vector<io::LayerInfo> resolve(FitOptions& o, const io::ActivationsReader& file,
+                                   std::ostream& err) {
+    std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
     for (int64_t layer : o.layers) {
         check_layer(file, layer);
         check_start(o.start, index_form(o, file, layer), file.layer(layer),
                     model_frequencies(o, file, layer));
     }
+    return layers;
 }
 
 /// Throws UnsupportedError where the backend does not compute the loss that is asked for.
@@ -65,14 +65,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     if (!parsed) return 0;
     FitOptions& o = *parsed;
     const io::ActivationsReader file(o.files);
-    resolve(o, file);
-    for (int64_t layer : o.layers)
-        warn_of_own_attention(file, layer, Computed::with_window_cap_and_sinks, err);
-    std::vector<io::LayerInfo> layers;
-    for (int64_t number : o.layers) layers.push_back(file.layer(number));
-    take_own_sizes(o, args, layers, err);
-    const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
-    if (!note.empty()) err << "note: " << note << '\n';
+    const std::vector<io::LayerInfo> layers = resolve(o, file, err);
+    const std::string note = resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
     const Split split = split_queries(o, file.info().cu_seqlens);
     warn_of_no_rows(o, file, split, err);
     register_cuda_backend();
@@ -82,9 +76,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     std::vector<std::string> outputs{"summary.json", "indexer.h5"};
     for (int64_t layer : o.layers) outputs.push_back(checkpoint_name(layer));
     UnitRun job("msa-fit-indexer", args, o, o.files, outputs, err);
-    job.record.options = option_table(o).record();
-    job.record.definitions = fit_definitions(note);
-    job.record.device = backend->device();
+    job.describe(option_table(o), fit_definitions(note), backend->device());
     std::vector<LayerElements> elements;
     for (const io::LayerInfo& layer : layers) elements.push_back(float_elements(layer, o.element));
     record_elements(elements, job.record);
@@ -118,11 +110,9 @@ void complete(const Completed& run) {
     std::vector<int64_t> layers;
     for (const std::string& layer : run.results.list("/fit")) layers.push_back(std::stoll(layer));
     write_indexer_file(run.out / "indexer.h5", file, run.results, layers, run.threads);
-    write_text(run.out / "summary.json", fit_summary_json(run.results));
-    if (run.json)
-        run.print << fit_summary_json(run.results);
-    else
-        print_fit_table(run.results, run.print);
+    std::ostringstream table;
+    print_fit_table(run.results, table);
+    write_summary(run, fit_summary_json(run.results), table.str());
 }
 
 }  // namespace msa::experiments::fit
