@@ -42,6 +42,16 @@ class _Host:
         """Of the shape of `array`, and of its dtype or the named one."""
         return np.empty(array.shape, array.dtype if dtype is None else dtype)
 
+    @staticmethod
+    def on_host(array, dtype=None):
+        """The array in memory of the host, tensors of a GPU as a copy of the named dtype."""
+        return array
+
+    @staticmethod
+    def from_numpy(array):
+        """The numpy array, or a tensor of it."""
+        return array
+
     @classmethod
     def backend(cls, like, name):
         """The backend called `name` for arrays where `like` lies."""
@@ -81,6 +91,14 @@ class _Tensors(_Host):
         if dtype is not None:
             return self.empty(tensor, tensor.shape, dtype)
         return self.torch.empty_like(tensor, requires_grad=False)
+
+    def on_host(self, tensor, dtype=None):
+        if not tensor.is_cuda:
+            return tensor
+        return tensor.detach().to("cpu", dtype and self.dtypes[dtype])
+
+    def from_numpy(self, array):
+        return self.torch.from_numpy(array)
 
     def backend(self, like, name):
         if not like.is_cuda:
@@ -240,10 +258,18 @@ def _problem(given, cu_seqlens_q, cu_seqlens_k, q=None, k=None, index_q=None, in
         keys, _ = _shape("index_k", index_k, "Nk", "didx")
         query_heads, head_dim = kv_heads, 16
     return _kept_problem(_layout(given, cu_seqlens_q, cu_seqlens_k, queries, keys), query_heads,
-                         kv_heads, head_dim, index_dim, _count("block_size", block_size),
+                         kv_heads, head_dim, index_dim, _integer("block_size", block_size),
                          _number("softmax_scale", softmax_scale),
                          _number("index_scale", index_scale), _count("window", window),
                          _number("softcap", softcap))
+
+
+def _groups_problem(queries, groups, block_size, cu_seqlens_q, cu_seqlens_k, layout, head_dim=16):
+    """Of what is per group: one head each. Without lengths one sequence with as many keys as
+    queries."""
+    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, queries)
+    return _kept_problem(lay, groups, groups, head_dim, 0, _integer("block_size", block_size), None,
+                         None, None, None)
 
 
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
@@ -312,9 +338,7 @@ def msa_topk_select(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, b
     """
     kind = _kind(scores)
     queries, groups, _ = _shape("scores", scores, "Nq", "Hkv", "B")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, queries)
-    p = _kept_problem(lay, groups, groups, 16, 0, _count("block_size", block_size), None, None,
-                      None, None)
+    p = _groups_problem(queries, groups, block_size, cu_seqlens_q, cu_seqlens_k, layout)
     ids = kind.empty(scores, (queries, groups, _positive("topk", topk)), "int32")
     kind.run(scores, backend, "select_blocks", p, topk,
              _integer("force_end_blocks", force_end_blocks),

@@ -252,6 +252,7 @@ def test_each_argument_is_refused_by_name(data, message, options):
     (f"topk is {2 ** 70}, must be an integer of 64 bits", {"topk": 2 ** 70}),
     (f"block_size is {2 ** 70}, must be an integer of 64 bits", {"block_size": 2 ** 70}),
     ("block_size is 0, must be from 8 to 256", {"block_size": 0}),
+    ("block_size is None, must be an integer", {"block_size": None}),
     ("force_begin_blocks is 'a', must be an integer", {"force_begin_blocks": "a"}),
     ("force_end_blocks is 1.5, must be an integer", {"force_end_blocks": 1.5}),
     ("index_scale is -1, must be finite and positive", {"index_scale": -1})])
@@ -259,6 +260,16 @@ def test_each_number_of_a_selection_is_refused_by_name(data, message, options):
     arrays = {"index_q": data["index_q"], "index_k": data["index_k"][:29]}
     with pytest.raises(msalab.InputError, match=message):
         msalab.msa_index_select(**{**arrays, "topk": K, **options})
+
+
+@pytest.mark.parametrize("value, message", [(0, "must be from 1 to 256"),
+                                            (-8, "must be from 1 to 256"),
+                                            (8.0, "must be an integer")])
+def test_the_block_size_is_refused_before_blocks_are_counted(data, value, message):
+    with pytest.raises(msalab.InputError, match=f"block_size is {value}, {message}"):
+        msalab.msa_block_mass(data["q"][:29], data["k"][:29], block_size=value)
+    with pytest.raises(msalab.InputError, match=f"block_size is {value}, {message}"):
+        msalab.msa_proxy_score(data["index_q"], data["index_k"][:29], block_size=value)
 
 
 @pytest.mark.parametrize("value, rule", [(7, "sees 1 blocks"), (-2, "sees 1 blocks"),
