@@ -17,6 +17,7 @@
 #include "core/registry.h"
 #include "gpu/cuda_backend.h"
 #include "python/analysis.h"
+#include "python/known_problems.h"
 #include "python/operand.h"
 #include "python/views.h"
 
@@ -121,6 +122,29 @@ void define_problem(nb::module_& m) {
         .def_prop_ro("blocks", [](const Problem& p) {
             p.validate(kMinScoredBlockSize);
             return p.blocks();
+        });
+}
+
+/// In the order of operations.py: layout, cu_seqlens_q, cu_seqlens_k, q, k, index_q, index_k,
+/// block_size, softmax_scale, index_scale, window, softcap.
+ProblemArguments problem_arguments(const nb::args& all) {
+    const auto at = [&](Py_ssize_t i) { return nb::handle(PyTuple_GetItem(all.ptr(), i)); };
+    MSA_CHECK(all.size() == 12);
+    return {.layout = at(0),
+            .cu_seqlens_q = at(1),
+            .cu_seqlens_k = at(2),
+            .arrays = {at(3), at(4), at(5), at(6)},
+            .counts = {at(7), at(10)},
+            .numbers = {at(8), at(9), at(11)}};
+}
+
+void define_known_problems(nb::module_& m) {
+    nb::class_<KnownProblems>(m, "KnownProblems")
+        .def(nb::init<>())
+        .def("find", [](KnownProblems& known,
+                        const nb::args& all) { return known.find(problem_arguments(all)); })
+        .def("keep", [](KnownProblems& known, const Problem& problem, const nb::args& all) {
+            known.keep(problem_arguments(all), problem);
         });
 }
 
@@ -259,6 +283,7 @@ NB_MODULE(_msalab, m) {
     nb::exception<SystemError>(m, "SystemError", PyExc_OSError);
     nb::exception<MemoryError>(m, "OutOfMemoryError", PyExc_MemoryError);
     define_problem(m);
+    define_known_problems(m);
     define_backend(m);
     define_analysis(m);
     m.def("make_backend", [](const std::string& name) {

@@ -272,6 +272,35 @@ def test_the_block_size_is_refused_before_blocks_are_counted(data, value, messag
         msalab.msa_proxy_score(data["index_q"], data["index_k"][:29], block_size=value)
 
 
+def test_a_call_finds_the_problem_of_its_own_arguments(data):
+    """Of what was called before, and not of what merely looks like it."""
+    q, k, v = (data[name][:29] for name in "qkv")
+    lengths = [0, 9, 29]
+    first = msalab.dense_attention(q, k, v, cu_seqlens_q=lengths)
+    lengths[1] = 20
+    second = msalab.dense_attention(q, k, v, cu_seqlens_q=lengths)
+    assert not np.array_equal(first, second)
+    for alike in ((0, 20, 29), np.array(lengths), [np.int64(0), 20, 29],
+                  {"layout": msalab.layout(lengths)}, {"cu_seqlens_k": lengths}):
+        options = alike if isinstance(alike, dict) else {"cu_seqlens_q": alike}
+        np.testing.assert_array_equal(msalab.dense_attention(q, k, v, **options), second)
+    for wrong in ([0.0, 20, 29], [0, 20.0, 29], "029"):
+        with pytest.raises(msalab.InputError, match="must be integers"):
+            msalab.dense_attention(q, k, v, cu_seqlens_q=wrong)
+    scaled = [msalab.dense_attention(q, k, v, softmax_scale=scale)
+              for scale in (1, 1.0, None, 0.25)]
+    np.testing.assert_array_equal(scaled[0], scaled[1])
+    np.testing.assert_array_equal(scaled[2], scaled[3])  # 1 / sqrt(16)
+    assert not np.array_equal(scaled[1], scaled[2])
+    windows = [msalab.dense_attention(q, k, v, window=window) for window in (2, 3, None, True)]
+    assert len({window.tobytes() for window in windows}) == 4
+    for many in range(40):  # more than are kept
+        cu = [0, many % 29, 29]
+        np.testing.assert_array_equal(
+            msalab.dense_attention(q, k, v, cu_seqlens_q=cu),
+            msalab.dense_attention(q, k, v, layout=msalab.layout(cu)))
+
+
 @pytest.mark.parametrize("value, rule", [(7, "sees 1 blocks"), (-2, "sees 1 blocks"),
                                          (2 ** 31 - 1, "sees 1 blocks")])
 def test_ids_out_of_range_are_refused(data, value, rule):
