@@ -96,12 +96,12 @@ std::unique_ptr<Runner> make_torch_backend(int device, uintptr_t stream, nb::obj
 }
 
 void define_problem(nb::module_& m) {
-    nb::class_<PackedBatch>(m, "Layout")
+    nb::class_<PackedBatch>(m, "Layout", "Where packed sequences lie, as msalab.layout says.")
         .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>())
-        .def_prop_ro("sequences", &PackedBatch::sequences)
-        .def_prop_ro("queries", &PackedBatch::queries)
-        .def_prop_ro("keys", &PackedBatch::keys)
-        .def_prop_ro("longest_keys", &PackedBatch::longest_keys);
+        .def_prop_ro("sequences", &PackedBatch::sequences, "How many.")
+        .def_prop_ro("queries", &PackedBatch::queries, "Query tokens of all sequences, Nq.")
+        .def_prop_ro("keys", &PackedBatch::keys, "Key tokens of all sequences, Nk.")
+        .def_prop_ro("longest_keys", &PackedBatch::longest_keys, "Keys of the longest sequence.");
     nb::class_<Problem>(m, "Problem")
         .def("__init__",
              [](Problem* self, const PackedBatch& layout, int64_t query_heads, int64_t kv_heads,

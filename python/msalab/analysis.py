@@ -55,7 +55,7 @@ def _measures(*names):
     """Puts the definitions of these metrics at the end of a function's help."""
     def add(function):
         lines = [f"{name} ({_METRICS[name].unit}): {_METRICS[name].definition}." for name in names]
-        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__), "", *lines])
+        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", *lines])
         return function
     return add
 

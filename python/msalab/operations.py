@@ -17,6 +17,10 @@ _msalab = load_compiled()
 Layout = _msalab.Layout
 InputError, UnsupportedError = _msalab.InputError, _msalab.UnsupportedError
 SystemError, OutOfMemoryError = _msalab.SystemError, _msalab.OutOfMemoryError
+InputError.__doc__ = "An argument breaks a rule; the message names it, its value and the rule."
+UnsupportedError.__doc__ = "The arguments are valid, but the backend has no answer; why, is said."
+SystemError.__doc__ = "The operating system or a device refuses."
+OutOfMemoryError.__doc__ = "There is not enough memory, on the host or on a device."
 
 _MOST = 2 ** 63 - 1
 _KEPT = 32  # layouts that are kept for the next call

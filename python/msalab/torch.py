@@ -18,6 +18,7 @@ cu_seqlens that it was captured with. Dense attention is called once on the stre
 captured there.
 """
 
+import inspect
 from typing import Callable, Optional
 
 import torch
@@ -261,39 +262,52 @@ _select = _Operator(
     operations._select)
 
 
+def _like(function: Callable):
+    """Puts the help of the function on arrays, which says shapes and rules, below a function's."""
+    def add(own: Callable) -> Callable:
+        own.__doc__ = f"{inspect.getdoc(own)}\n\n{inspect.getdoc(function)}"
+        return own
+    return add
+
+
+@_like(operations.dense_attention)
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
                     window=None, softcap=None, cu_seqlens_q=None, cu_seqlens_k=None):
-    """msalab.dense_attention with gradients of q, k, v and sinks; with a window or a soft cap,
-    without one."""
+    """msalab.dense_attention on tensors, with gradients of q, k, v and sinks; with a window or a
+    soft cap, without one. There it says:"""
     out, lse = _dense(q, k, v, sinks, softmax_scale, window, softcap, cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
 
 
+@_like(operations.msa_sparse_attention)
 def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
                          sinks=None, window=None, softcap=None, block_size=128, order="automatic",
                          cu_seqlens_q=None, cu_seqlens_k=None):
-    """msalab.msa_sparse_attention with gradients of q, k, v and sinks; with a window or a soft
-    cap, without one."""
+    """msalab.msa_sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
+    a soft cap, without one. There it says:"""
     out, lse = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
                        cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
 
 
+@_like(operations.msa_index_select)
 def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
                      block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
                      cu_seqlens_k=None):
-    """msalab.msa_index_select; neither ids nor their lse have a gradient."""
+    """msalab.msa_index_select on tensors; neither ids nor their lse have a gradient. There it
+    says:"""
     found = _select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
                     index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k)
     return found if return_index_lse else found[0]
 
 
+@_like(operations.msa_index_kl)
 def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
                  teacher="mean", sinks=None, main_lse=None, index_lse=None, block_size=128,
                  cu_seqlens_q=None, cu_seqlens_k=None):
     """The mean over rows of msalab.msa_index_kl, a float32 scalar with gradients of index_q and
     index_k. q, k and sinks, the teacher's, get none. Give the main_lse of the forward pass on a GPU:
-    without it a slower kernel answers."""
+    without it a slower kernel answers. Of the values by row it says there:"""
     return _kl(index_q, index_k, _teachers(q), _teachers(k), topk_idxs, _teachers(sinks), main_lse,
                index_lse, softmax_scale, index_scale, teacher, block_size, cu_seqlens_q,
                cu_seqlens_k)[0]

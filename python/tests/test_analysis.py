@@ -83,13 +83,15 @@ def test_rows_that_are_trivial_blind_or_not_a_number():
     assert np.isnan(analysis.entropy(q[:0], q[:1, :1], **none)).all()
 
 
-@pytest.mark.parametrize("sinks", [None, np.zeros(2, np.float32)])
-def test_uniform_attention_has_closed_forms(sinks):
+@pytest.mark.parametrize("weight", [0, 2])
+def test_uniform_attention_has_closed_forms(weight):
+    """With a learnable sink that weighs as much as so many keys."""
     n = 20
+    sinks = np.full(2, np.log(weight), np.float32) if weight else None
     q = np.zeros((n, 2, 16), np.float32)
     k = np.random.default_rng(0).standard_normal((n, 1, 16)).astype(np.float32)
     seen = np.arange(n) + 1
-    places = seen + (sinks is not None)
+    places = seen + weight
     options = {"sinks": sinks, "block_size": BK}
 
     def near(found, expected):
@@ -98,16 +100,18 @@ def test_uniform_attention_has_closed_forms(sinks):
 
     near(analysis.sink_mass(q, k, **options), 1 / places)
     near(analysis.sink_mass(q, k, tokens=4, **options), np.minimum(seen, 4) / places)
-    near(analysis.entropy(q, k, **options), np.log(places))
+    of_sink = weight / places * np.log(weight or 1)
+    near(analysis.entropy(q, k, **options), np.log(places) - of_sink)
     # Over the query's own block alone, the tokens of other blocks have no probability.
     ids = (np.arange(n, dtype=np.int32) // BK).reshape(n, 1, 1)
     seen = np.arange(n) % BK + 1
-    places = seen + (sinks is not None)
+    places = seen + weight
+    of_sink = weight / places * np.log(weight or 1)
     near(analysis.sink_mass(q, k, ids, **options), np.where(np.arange(n) < BK, 1 / places, 0))
-    near(analysis.entropy(q, k, ids, **options), np.log(places))
+    near(analysis.entropy(q, k, ids, **options), np.log(places) - of_sink)
     # A window of two tokens: the sequence's first token is seen by two queries.
     near(analysis.sink_mass(q, k, window=2, sinks=sinks),
-         [1 / (1 + (sinks is not None)), 1 / (2 + (sinks is not None))] + [0] * (n - 2))
+         [1 / (1 + weight), 1 / (2 + weight)] + [0] * (n - 2))
     assert np.isnan(analysis.entropy(q, k, softcap=5.0)).all()
 
 

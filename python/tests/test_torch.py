@@ -2,6 +2,8 @@
 """The operators of PyTorch: autograd against a masked softmax written with torch's own operations,
 torch.library's own checks, and torch.compile."""
 
+import inspect
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -201,6 +203,13 @@ def test_a_second_gradient_is_refused(data):
     d_q, = torch.autograd.grad(m.dense_attention(q, k, v).square().sum(), q, create_graph=True)
     with pytest.raises(ValueError, match="a gradient of attention has no gradient of its own"):
         d_q.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["dense_attention", "msa_sparse_attention", "msa_index_select",
+                                  "msa_index_kl"])
+def test_help_says_what_that_of_arrays_says(name):
+    assert inspect.getdoc(getattr(msalab, name)) in getattr(m, name).__doc__
+    assert "\n\n" in getattr(m, name).__doc__
 
 
 def test_tensors_are_read_where_they_lie(data):
