@@ -30,6 +30,15 @@ constexpr Metric kTable[] = {
     {"layer_overlap", "layer overlap", "IoU", "layer,layer",
      "|A ∩ B| / |A ∪ B| of the blocks that two layers choose for the same query and group, mean "
      "over a sample of queries"},
+    {"group_overlap", "group overlap", "IoU", "group,group",
+     "|A ∩ B| / |A ∪ B| of the blocks that two groups choose for the same query, mean over the "
+     "counted queries; 1 where both choose none"},
+    {"queries_per_block", "queries per block", "queries", "group,block",
+     "queries of the group whose chosen blocks have the block among them, blocks of all sequences "
+     "numbered through"},
+    {"gini", "Gini", "1", "group",
+     "1 - 2 * area under the Lorenz curve of queries_per_block: 0 where all blocks are equally "
+     "popular, or nothing is chosen"},
     // What a selection reads and costs.
     {"blocks_kept", "blocks kept", "blocks", "group", "chosen blocks per counted query and group"},
     {"tokens_read", "tokens read", "tokens", "group",

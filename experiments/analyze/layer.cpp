@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "analysis/entropy.h"
+#include "analysis/metrics.h"
 #include "analysis/output_error.h"
 #include "analysis/popularity.h"
 #include "analysis/query_blocks.h"
@@ -322,8 +323,8 @@ void LayerAnalysis::write_config(const Config& config) const {
 
 void LayerAnalysis::write_popularity(const Config& config, const std::string& dataset) const {
     const View<const int64_t, 2> counts = config.popularity.queries_per_block();
-    to_.write<int64_t, 2>(dataset, counts,
-                          {"group,block", "queries", "queries that selected each block"});
+    const analysis::Metric& of = analysis::metric("queries_per_block");
+    to_.write<int64_t, 2>(dataset, counts, {of.axis, of.unit, of.definition});
     double gini = 0, fill = 0;
     int64_t chunks = 0;
     for (int64_t r = 0; r < whole_.kv_heads; ++r) {

@@ -5,6 +5,7 @@
 
 #include "analysis/cost_model.h"
 #include "core/select/cost.h"
+#include "analysis/metrics.h"
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
 #include "experiments/driver/metrics.h"
@@ -153,8 +154,8 @@ void Accumulator::write(io::UnitWriter& to, const std::string& layer, const Prob
     write_blocks(to, at, sums_, blocks_.rows, reading_.views());
 
     const Tensor<double, 2> overlap = overlap_.matrix();
-    to.write<double, 2>("/overlap" + at, overlap.view(),
-                        {"group,group", "IoU", "mean overlap of the blocks of two groups"});
+    const analysis::Metric& of = analysis::metric("group_overlap");
+    to.write<double, 2>("/overlap" + at, overlap.view(), {of.axis, of.unit, of.definition});
     const std::vector<int64_t>& counts = distances_.counts();
     to.write<int64_t, 1>("/distance" + at, {counts.data(), {std::ssize(counts)}},
                          {"distance", "blocks",
