@@ -54,7 +54,7 @@ struct Row {
     }
     /// Can it be the best of its setting? Not an oracle, nor what reads more than its budget.
     bool competes(const io::ResultsReader& results) const {
-        return results.words(group(), "family") != "oracle" && !over_budget(results);
+        return results.text(group(), "family") != "oracle" && !over_budget(results);
     }
     double value(const io::ResultsReader& results, const std::string& name) const {
         return results.number(group(), name);
