@@ -4,14 +4,13 @@
 #include <algorithm>
 
 #include "analysis/cost_model.h"
+#include "core/select/cost.h"
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
 #include "experiments/driver/metrics.h"
 
 namespace msa::experiments::compare {
 namespace {
-
-constexpr double kElementBytes = 2;  // as in PolicyCost
 
 /// Keys of the chosen blocks that a query of `seen` keys reads.
 int64_t tokens_of(std::span<const int32_t> blocks, int64_t seen, int64_t block_size) {
@@ -136,7 +135,7 @@ void Accumulator::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
         }
         const double products = pairs * static_cast<double>(p.head_dim);
         reading_.add_query(
-            {4 * static_cast<double>(p.group_size()) * products, 2 * kElementBytes * products});
+            {4 * static_cast<double>(p.group_size()) * products, 2 * kCostElementBytes * products});
     }
 }
 

@@ -24,7 +24,7 @@ std::string interval_text(const analysis::Estimate& of) {
 
 /// "=" where a selector that competes is not distinguishable from the best of its setting.
 std::string beside_the_best(const Row& row, const Sure& sure) {
-    if (row.selector == sure.best) return "best";
+    if (sure.competes && row.selector == sure.best) return "best";
     return sure.like_the_best() ? "=" : "";
 }
 
