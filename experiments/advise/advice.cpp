@@ -30,7 +30,7 @@ Asked asked_of(const io::RunRecord& run) {
 std::vector<Setting> read_settings(const io::ResultsReader& results, const std::string& layer) {
     const std::string dataset = "/advise/" + layer + "/settings";
     const Tensor<int64_t, 2> table = results.read<int64_t, 2>(dataset);
-    const std::string joined = results.words(dataset, "selectors");
+    const std::string joined = results.text(dataset, "selectors");
     std::vector<std::string> names{""};
     for (const char c : joined) {
         if (c == ',')

@@ -168,7 +168,7 @@ std::string metrics_csv(const io::ResultsReader& results) {
                 const Tensor<double, 1> values = results.read<double, 1>(dataset);
                 for (int64_t n = 0; n < values.size(); ++n) {
                     csv << layer << ',' << selector << ',' << metric << ','
-                        << results.words(dataset, "axes") << ',' << n << ',';
+                        << results.text(dataset, "axes") << ',' << n << ',';
                     if (!std::isnan(values(n))) csv << values(n);
                     csv << '\n';
                 }

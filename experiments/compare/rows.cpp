@@ -15,8 +15,8 @@ std::vector<Row> read_rows(const io::ResultsReader& results) {
         for (const std::string& key : results.list("/metrics")) {
             Row row{layer, key, "", "", 0};
             if (!results.has(row.group())) continue;
-            row.selector = results.words(row.group(), "selector");
-            row.setting = results.words(row.group(), "setting");
+            row.selector = results.text(row.group(), "selector");
+            row.setting = results.text(row.group(), "setting");
             row.budget = row.size(results, "budget");
             rows.push_back(row);
         }

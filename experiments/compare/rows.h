@@ -61,7 +61,7 @@ struct Row {
     /// Can it be the best of its race? Not an oracle, nor what reads more than its budget or has
     /// one of its own, nor what no query was counted of.
     bool competes(const io::ResultsReader& results) const {
-        return results.words(group(), "family") != "oracle" && !over_budget(results) &&
+        return results.text(group(), "family") != "oracle" && !over_budget(results) &&
                variant() != "equal=FLOPs" && !std::isnan(value(results, "mass_kept"));
     }
     double value(const io::ResultsReader& results, const std::string& name) const {
