@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "analysis/cost_model.h"
-#include "analysis/metrics.h"
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
 #include "experiments/driver/metrics.h"
