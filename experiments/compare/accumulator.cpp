@@ -5,7 +5,6 @@
 
 #include "analysis/cost_model.h"
 #include "core/select/cost.h"
-#include "analysis/metrics.h"
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
 #include "experiments/driver/metrics.h"
