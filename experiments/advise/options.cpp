@@ -70,6 +70,7 @@ OptionTable option_table(AdviseOptions& o) {
     add_compute(table, o);
     add_index_element(table, o);
     add_workers(table, o);
+    add_devices(table, o);
     add_existing(table, o);
     return table;
 }

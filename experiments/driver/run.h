@@ -67,11 +67,11 @@ public:
     void begin(std::vector<Unit> units);
     /// Are all units done already?
     bool is_done() const;
-    /// Does the units of this process that are not done, `jobs` at once, each with a backend of its
-    /// own beyond the first and its share of the threads: those of --shard, or what the ranks of
-    /// the run (driver/ranks.h) share among them. The first error is thrown at the end, further
-    /// ones are printed. Throws Interrupted where a unit does. True where this process completes
-    /// the run; else its part is done, and said.
+    /// Does the units of this process that are not done, `jobs` at once on each of its devices,
+    /// each with a backend of its own beyond the first and its share of the threads: those of
+    /// --shard, or what the ranks of the run (driver/ranks.h) share among them. The first error is
+    /// thrown at the end, further ones are printed. Throws Interrupted where a unit does. True
+    /// where this process completes the run; else its part is done, and said.
     bool work(const ComputeOptions& compute, Backend& first, OnError on_error);
     /// Completes results.h5 and opens it. Writes run.json, and removes a summary.json, which
     /// programs write last.

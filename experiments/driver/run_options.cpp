@@ -9,6 +9,7 @@
 #include "core/io/results.h"
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
+#include "experiments/driver/ranks.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments {
@@ -76,6 +77,26 @@ void add_backend(OptionTable& table, ComputeOptions& o) {
                "CPU threads; 0: OMP_NUM_THREADS, else all")
         .between(0, most_threads())
         .unrecorded();
+}
+
+void add_devices(OptionTable& table, ComputeOptions& o, const std::string& help) {
+    OptionRow& row =
+        table.numbers("devices", "N,...", o.devices, help).between(0, 1023).unrecorded();
+    row.check = [&o, bounds = row.check] {
+        bounds();
+        if (o.devices.empty()) return;
+        require(o.backend_options.device == 0, "--device and --devices exclude each other");
+        const int ranks = o.devices.size() > 1 ? Ranks::world().count() : 1;
+        require(ranks == 1, "--devices names ", o.devices.size(), " GPUs, and there are ", ranks,
+                " ranks: one of the two spreads a run");
+        o.backend_options.device = static_cast<int>(o.devices.front());
+    };
+}
+
+void add_devices(OptionTable& table, ComputeOptions& o) {
+    add_devices(table, o,
+                "GPUs that share the layers, --jobs of them at once on each; on the host, as many "
+                "workers that share the threads. See docs/many_machines.md");
 }
 
 void add_compute(OptionTable& table, ComputeOptions& o) {

@@ -42,10 +42,18 @@ void add_workers(OptionTable&, RunOptions&);
 struct ComputeOptions {
     std::string backend = "cpu";
     BackendOptions backend_options;
+    std::vector<int64_t> devices;  // GPUs that share the work; empty: backend_options.device alone
     ElementChoice element;
+
+    int count_devices() const { return devices.empty() ? 1 : static_cast<int>(devices.size()); }
 };
 /// --backend, --device, --threads.
 void add_backend(OptionTable&, ComputeOptions&);
+/// --devices, with what they do; the first of them becomes that of --device. InputError where they
+/// are several and there are several ranks.
+void add_devices(OptionTable&, ComputeOptions&, const std::string& help);
+/// The same for a run over units (driver/run.h).
+void add_devices(OptionTable&, ComputeOptions&);
 /// These and --element.
 void add_compute(OptionTable&, ComputeOptions&);
 /// --index-element.

@@ -88,7 +88,7 @@ int train_one(std::span<const std::string> args, std::ostream& out, std::ostream
     if (!parsed) return 0;
     const PretrainOptions& o = *parsed;
     register_cuda_backend();
-    count_workers(o);
+    check_workers(o);
     const Text text =
         o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
     work_together(o, [&](train::Workers& workers) {

@@ -64,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"),
                      help="that the model runs in; auto (default): that of the weights")
     how.add_argument("--revision", help="of the model on the hub")
+    how.add_argument("--shard", metavar="I/N", help="this part of the sequences and exercises only, "
+                     "for msalab merge: part I of N, counted from 0, or slurm: that of a task of a "
+                     "job array")
     how.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     how.add_argument("--overwrite", action="store_true", help="replace results that exist")
     return top
@@ -100,6 +103,10 @@ def retrieval_table(summary) -> str:
     return "\n".join(lines) if found else ""
 
 
+def print_tables(summary) -> None:
+    print("\n\n".join(part for part in (table(summary), retrieval_table(summary)) if part))
+
+
 def main(arguments=None) -> int:
     options = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, interrupt)
@@ -123,7 +130,8 @@ def main(arguments=None) -> int:
     except KeyboardInterrupt:
         print("interrupted; --resume goes on", file=sys.stderr)
         return 130
-    print("\n\n".join(part for part in (table(summary), retrieval_table(summary)) if part))
+    if summary is not None:
+        print_tables(summary)
     return 0
 
 
