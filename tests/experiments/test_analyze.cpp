@@ -37,7 +37,8 @@ TEST_F(Analyze, DeadHeadsAreLeftOutAndCounted) {
         for (int64_t d = 0; d < 16; ++d) poke(dead, "/layers/0/v", {i, 1, d}, 0);
     const Outcome outcome = run(dead, "out", {"--json", "--selectors", "window,mean-key"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    for (const json& row : json::parse(outcome.out)["rows"]) {
+    const json summary = json::parse(outcome.out);
+    for (const json& row : summary["rows"]) {
         EXPECT_EQ(row["dead_heads"], 2) << "the two query heads of group 1";
         EXPECT_GT(row["output_error"], 0.0);
     }
