@@ -23,12 +23,18 @@ void resolve(AnalyzeOptions& o, const io::ActivationsReader& file) {
     if (o.layers.empty())
         for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
     for (int64_t number : o.layers) io::require_post_rope(file, number);
+}
+
+/// The selectors that the layers have operands for; those that were asked for must be.
+void resolve_selectors(AnalyzeOptions& o, const io::ActivationsReader& file) {
     const bool chosen = !o.selectors.empty();
+    for (const std::string& name : o.selectors) pointwise_selector("selectors", name);
     if (!chosen) o.selectors = list_pointwise_selectors();
     std::erase_if(o.selectors, [&](const std::string& name) {
         std::string lacks;
         for (int64_t number : o.layers)
-            if (lacks.empty()) lacks = lacking(make_selector(name)->needs(), file.layer(number));
+            if (lacks.empty())
+                lacks = lacking(make_selector(name)->needs(), file.layer(number), o.block_size);
         require(!chosen || lacks.empty(), file.name(), ": has no ", lacks, ", which selector ",
                 name, " needs");
         return !lacks.empty();
@@ -47,6 +53,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     std::vector<io::LayerInfo> layers;
     for (int64_t number : o.layers) layers.push_back(file.layer(number));
     take_own_sizes(o, args, layers, err);
+    resolve_selectors(o, file);
     const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
     if (!note.empty()) err << "note: " << note << '\n';
     for (int64_t number : o.layers)

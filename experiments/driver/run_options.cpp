@@ -179,6 +179,8 @@ std::string pointwise_selector(const std::string& option, const std::string& nam
     const std::string own(name_of_label(label));
     require(std::find(known.begin(), known.end(), own) != known.end(), "--", option, " has ", name,
             ", which does not choose blocks for each query alone; there are: ", join(known));
+    require(!make_selector(label)->needs().rule, "--", option, " has ", name,
+            ", which spends its budget unevenly; msa-compare alone takes it");
     return label;
 }
 

@@ -51,12 +51,14 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
     for (const io::LayerInfo& layer : layers) {
         io::require_post_rope(file, layer.layer);
         require_alike(name, layers.front(), layer, !given(args, "block-size"));
-        const std::string lacks = lacking(make_selector(o.selector)->needs(), layer);
-        require(lacks.empty(), name, ": layer ", layer.layer, " has no ", lacks,
-                ", which --selector ", o.selector, " needs; msa-fit-indexer makes them");
         warn_of_own_attention(file, layer.layer, Computed::with_window_cap_and_sinks, err);
     }
     take_own_sizes(o, args, layers, err);
+    for (const io::LayerInfo& layer : layers) {
+        const std::string lacks = lacking(make_selector(o.selector)->needs(), layer, o.block_size);
+        require(lacks.empty(), name, ": layer ", layer.layer, " has no ", lacks,
+                ", which --selector ", o.selector, " needs; msa-fit-indexer makes them");
+    }
     const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
     if (!note.empty()) err << "note: " << note << '\n';
     require(o.block_size * o.rule.top_k <= o.context, "--context is ", o.context,
