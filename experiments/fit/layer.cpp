@@ -55,8 +55,12 @@ void fit_layer(const FitOptions& o, const io::ActivationsReader& file, int64_t l
     const int threads = worker.threads;
     TrainingLayer data = read_layer(file, layer, o);
     const IndexForm form = index_form(o, file, layer);
-    const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
-                              threads);
+    std::optional<Whitening> whitening;  // of hidden states, which a gate does not read
+    if (!form.is_gate())
+        whitening.emplace(data.hidden(), sample(split.train, kWhiteningTokens, o.seed), threads);
+    const auto plain = [&](const IndexWeights& weights) {
+        return whitening ? whitening->plain(weights) : weights;
+    };
     const LayerOperands operands(worker.backend, data);
     const std::vector<int64_t> evaluated = sample(split.held_out, o.eval_queries, o.seed);
     const std::unique_ptr<Indexer> indexer = make_indexer(o.architecture, data, operands, threads);
@@ -70,9 +74,7 @@ void fit_layer(const FitOptions& o, const io::ActivationsReader& file, int64_t l
     else
         state = start_state(start);
     FitState good = state;  // the last one whose loss was finite
-    const auto save = [&](const FitState& which) {
-        checkpoint.save(which, whitening.plain(which.weights));
-    };
+    const auto save = [&](const FitState& which) { checkpoint.save(which, plain(which.weights)); };
     Progress progress(worker.progress, unit_of(layer), o.steps - state.step, "steps");
     while (true) {
         const bool last = state.step == o.steps;
@@ -96,7 +98,7 @@ void fit_layer(const FitOptions& o, const io::ActivationsReader& file, int64_t l
         good = std::move(before);
         progress.advance(1);
     }
-    write_fit(to, layer, state, whitening.plain(state.weights));
+    write_fit(to, layer, state, plain(state.weights));
     write_sizes(to, o, data, split, held_out, cost_per_query(*indexer, data.problem));
     held_out.write_blocks(to, start, state.weights);
     to.write<int64_t, 1>(

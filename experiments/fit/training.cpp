@@ -34,7 +34,7 @@ bool Trainer::advance(FitState& state) const {
     for (int64_t n : stratified_sample(static_cast<int64_t>(tokens_.size()), o_.queries_per_step,
                                        mix(o_.seed, data_.info.layer, state.step)))
         rows.push_back(tokens_[static_cast<size_t>(n)]);
-    const QueryOperands queries(backend, data_, rows);
+    const QueryOperands queries(backend, data_, rows, *o_.teacher, threads);
     const Problem& p = queries.problem;
     const IndexOperands index(backend, state.weights, data_, queries, threads);
 
@@ -42,13 +42,14 @@ bool Trainer::advance(FitState& state) const {
     if (state.step >= *o_.warmup_steps) ids = indexer_.select(p, o_.rule, index);
     IndexGradient d;
     const double loss =
-        mean_of(indexer_.kl(queries, index, std::as_const(ids).view(), o_.teacher, &d));
+        mean_of(indexer_.kl(queries, index, std::as_const(ids).view(), *o_.teacher, &d));
     if (!std::isfinite(loss)) return false;
 
     IndexWeights gradient(state.weights.form());
     index_queries_grad(state.weights, rows_of(queries.x), queries.positions, d.q, gradient,
                        threads);
-    index_keys_grad(state.weights, data_.hidden(), data_.positions, d.k, gradient, threads);
+    index_keys_grad(state.weights, data_.key_input(), data_.key_positions(), d.k, gradient,
+                    threads);
     if (d.weights.data() != nullptr)
         index_head_weights_grad(rows_of(queries.x), d.weights, gradient, threads);
     AdamW adamw;
