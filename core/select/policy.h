@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What policies of blocks (selector.h) and of single tokens (token_selector.h) have in common.
+// What all policies have in common, whether they keep blocks (selector.h) or single tokens
+// (token_selector.h): a name, a rule with its source, what it looks at, and what it costs.
 #pragma once
 
 #include <cstdint>
