@@ -27,12 +27,12 @@ struct IndexForm {
     double rope_theta = 1e4;                    // of plain RoPE
     std::vector<double> rope_frequencies = {};  // of scaled RoPE [rotary_dim / 2]; empty: plain
     bool head_weights = false;                  // DSA's indexer: w_h, a weight of each head
-    int64_t key_dim = 0;  // channels of the inputs of a key head of a gate, whose query heads read
-                          // model_dim channels each; 0: one key head, all heads read x
+    /// Channels that a key head of a gate reads; its query heads read model_dim each. 0: no gate.
+    int64_t key_dim = 0;
+    /// Of a gate: frequencies of the model's RoPE, which its inputs are before; empty: none.
+    std::vector<double> undone_rope = {};
 
     static constexpr double kNormEpsilon = 1e-6;
-    std::vector<double> undone_rope = {};  // of a gate: frequencies of the model's RoPE, which its
-                                           // inputs are before; empty: none
 
     bool is_gate() const { return key_dim > 0; }
     int64_t key_heads() const { return is_gate() ? groups : 1; }
@@ -56,10 +56,8 @@ public:
     std::span<const float> values() const { return values_; }
 
     View<float, 2> w_q() { return {values_.data(), shape_q()}; }  // [Hkv * didx, d_model]
-    View<float, 2> w_k() {
-        return {values_.data() + k_, shape_k()};
-    }                                                            // [didx, d_model], of a gate
-                                                                 // [Hkv * didx, key_dim]
+    /// [didx, d_model]; of a gate [Hkv * didx, key_dim].
+    View<float, 2> w_k() { return {values_.data() + k_, shape_k()}; }
     View<float, 2> w_h() { return weights(values_.data()); }     // [heads, d_model]; DSA's alone
     View<float, 1> norm_q() { return norm(values_.data(), 0); }  // [didx]; absent without norm
     View<float, 1> norm_k() { return norm(values_.data(), 1); }  // [didx]; absent without norm

@@ -52,6 +52,7 @@ OptionTable option_table(AnalyzeOptions& o) {
     table.names("dump", "WHAT,...", o.dump, known_dump,
                 "also store outputs, mass, scores; ids always are");
     add_workers(table, o);
+    add_devices(table, o);
     add_existing(table, o);
     return table;
 }
@@ -60,6 +61,7 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
                                                     std::ostream& out) {
     AnalyzeOptions o;
     if (!option_table(o).parse(args, out)) return std::nullopt;
+    for (const std::string& name : o.selectors) pointwise_selector("selectors", name);
     o.rule.validate();
     check_existing(o);
     return o;

@@ -6,9 +6,8 @@
 // msa  the Index Branch: one head and one choice per group, the KL of Backend::index_kl.
 // dsa  DeepSeek's lightning indexer: any number of heads with learned weights, one choice for all
 //      groups, the KL of core/lightning_kl.h. Loss and gradient are computed on the host.
-// seerattention  the gate of SeerAttention-R: one key per group and block, the KL of
-// core/gate_kl.h,
-//      over blocks. Loss and gradient are computed on the host.
+// seerattention  the gate of SeerAttention-R: one key per group and block, the KL over blocks of
+//      core/gate_kl.h. Loss and gradient are computed on the host.
 #pragma once
 
 #include <memory>

@@ -41,6 +41,7 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     Start start = Start::from_qk;
     std::optional<Teacher> teacher;  // default: mean, of seerattention max
     bool keep_x = false;
+    bool together = false;  // workers share the queries of a step, not the layers
     int64_t eval_every = 100;
     int64_t eval_queries = 2048;
 

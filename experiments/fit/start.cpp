@@ -63,9 +63,8 @@ public:
 private:
     /// Channels `channel` of every head as columns, of queries or keys.
     MatrixXd of_heads(const MatrixXd& values, int64_t channel) const;
-    int64_t group(int64_t head) const {
-        return head / (form_.groups / groups_);
-    }  // of an index head
+    /// Of an index head.
+    int64_t group(int64_t head) const { return head / (form_.groups / groups_); }
     void rotated_pair(int64_t pair, MatrixXd& to_q, MatrixXd& to_k) const;
     void passing(MatrixXd& to_q, MatrixXd& to_k) const;
     int64_t channels() const { return form_.index_dim; }

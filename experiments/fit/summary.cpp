@@ -164,7 +164,7 @@ std::string fit_summary_json(const io::ResultsReader& results) {
         ordered_json row{{"layer", std::stoll(layer)}, {"steps", last.step}};
         for (const Measure& measure : kMeasures)
             row[measure.metric] = json_number(last.*measure.value);
-        row["split"] = results.words(group_of(layer), "split");
+        row["split"] = results.text(group_of(layer), "split");
         for (const char* name : kCounts) row[name] = size_of(results, layer, name);
         for (const char* name : kCosts)
             if (results.has(group_of(layer), name))
@@ -192,7 +192,7 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
             out << size_of(results, layer, "tokens") << " tokens in blocks of "
                 << options["block_size"] << "; k = " << options["top_k"] << " of "
                 << size_of(results, layer, "blocks") << " blocks per query and group; "
-                << results.words(group_of(layer), "split") << "\n"
+                << results.text(group_of(layer), "split") << "\n"
                 << architecture_text(results, layer) << "\n\n";
         }
         counted = size_of(results, layer, "rows_counted");

@@ -249,8 +249,8 @@ TEST(GateKlForms, TheTeachersOwnLogarithmsHaveNoLoss) {
     }
 }
 
-/// The comparison with the reference sees a gate that judges the own block, one without a scale,
-/// and wrong numbers.
+/// The comparison with the reference sees a gate of other queries, another teacher, and wrong
+/// numbers.
 TEST(GateKlForms, AnInjectedErrorIsSeen) {
     const Problem& p = kSmallGate.problem;
     const Operands o = make_operands(kSmallGate, Element::f32);
