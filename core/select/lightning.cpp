@@ -58,7 +58,7 @@ Tensor<float, 3> lightning_block_scores(Backend& backend, const Problem& p,
 
 void LightningReader::prepare(const SelectorLayer& layer) {
     if (layer.problem.dsa_heads == 0) return;
-    Tensor<float, 3> all = layer.read_dsa(DsaOperand::k, {});
+    Tensor<float, 3> all = layer.read_learned(LearnedOperand::dsa_k, {});
     Tensor<float, 2> keys({all.extent(0), all.extent(2)}, Fill::nothing);
     std::copy_n(all.data(), all.size(), keys.data());
     keys_ = {layer.backend, std::move(keys)};
@@ -67,9 +67,9 @@ void LightningReader::prepare(const SelectorLayer& layer) {
 LightningOperands LightningReader::operands(const SelectorLayer& layer,
                                             const SelectorChunk& chunk) const {
     if (layer.problem.dsa_heads == 0) return {chunk.index_q, layer.index_k, {}};
-    return {{layer.backend, layer.read_dsa(DsaOperand::q, chunk.tokens)},
+    return {{layer.backend, layer.read_learned(LearnedOperand::dsa_q, chunk.tokens)},
             keys_,
-            layer.read_dsa(DsaOperand::w, chunk.tokens)};
+            layer.read_learned(LearnedOperand::dsa_w, chunk.tokens)};
 }
 
 }  // namespace msa

@@ -121,7 +121,7 @@ private:
                         ? Mirror<2>()
                         : Mirror<2>(backend_, index_k_.view(), rows_of(host_view(host_index_k_))),
                 .seed = o_.seed,
-                .read_dsa = read_.dsa(),
+                .read_learned = read_.learned(),
                 .sinks = sinks_};
     }
 

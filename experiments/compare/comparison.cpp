@@ -129,7 +129,7 @@ SelectorLayer LayerComparison::selector_layer(const LayerView& view,
                  index = view.index](std::span<const int64_t> tokens) {
                     return Mirror<3>(backend, data.q(tokens, index));
                 },
-            .read_dsa = task_.data.dsa(),
+            .read_learned = task_.data.learned(),
             .prompt = task_.options.prompt,
             .counted = counted_,
             .sinks = view.sinks};

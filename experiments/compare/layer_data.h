@@ -29,8 +29,8 @@ public:
     Tensor<float, 3> q(std::span<const int64_t> tokens, size_t view) const;
     /// [n, Hkv, didx] likewise; absent where not there.
     Tensor<float, 3> index_q(std::span<const int64_t> tokens) const;
-    /// SelectorLayer::read_dsa.
-    auto dsa() const { return read_.dsa(); }
+    /// SelectorLayer::read_learned.
+    auto learned() const { return read_.learned(); }
     /// [Hkv * heads] of a view; absent without.
     Tensor<float, 1> sinks(size_t view) const;
     /// The whole layer as a view has it.

@@ -223,6 +223,8 @@ void add_selectors(OptionTable& table, std::vector<std::string>& to,
 std::string pointwise_selector(const std::string& option, const std::string& name) {
     std::string label = label_of(option, name);
     require_offered(option, std::string(name_of_label(label)), list_pointwise_selectors());
+    require(!make_selector(label)->needs().rule, "--", option, " has ", name,
+            ", which spends its budget unevenly; msa-compare alone takes it");
     return label;
 }
 

@@ -269,7 +269,9 @@ TEST_F(Advise, TheIndexIsTriedWhereTheFileHasOne) {
     expect_setting(all["recommended"], 32, 4);
     const Outcome without = kAdvise(args(plant("b.h5", {Look::at_three_tokens}), "without"));
     EXPECT_EQ(without.code, 0);
-    EXPECT_NE(without.err.find("layer 0 has no Index Branch"), std::string::npos) << without.err;
+    EXPECT_NE(without.err.find("note: layer 0 has no index_q and index_k: index is left out"),
+              std::string::npos)
+        << without.err;
 }
 
 TEST_F(Advise, WorkersShardsAndResumeChangeNoByte) {

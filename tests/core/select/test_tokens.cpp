@@ -42,7 +42,7 @@ protected:
     LearnedLightning() {
         p_.dsa_heads = 3;
         p_.dsa_dim = 32;
-        read_dsa_ = [this](DsaOperand operand, std::span<const int64_t> tokens) {
+        read_learned_ = [this](LearnedOperand operand, std::span<const int64_t> tokens) {
             const Tensor<float, 3>* all[] = {&dsa_q_, &dsa_k_, &dsa_w_};
             std::vector<int64_t> rows(tokens.begin(), tokens.end());
             if (tokens.empty()) {
