@@ -57,8 +57,10 @@ TEST(OutputError, SumsOfRowsGiveTheSame) {
 TEST(OutputError, SquaresOfAnyWidthAreAllAddedUp) {
     for (int64_t width = 0; width < 20; ++width) {
         const std::vector<float> ones(20, 1.0F), threes(20, 3.0F);
-        EXPECT_EQ(squared_difference(threes.data(), ones.data(), width), 4 * width);
-        EXPECT_EQ(squared_difference(threes.data(), nullptr, width), 9 * width);
+        EXPECT_EQ(squared_difference(threes.data(), ones.data(), width),
+                  4 * static_cast<double>(width));
+        EXPECT_EQ(squared_difference(threes.data(), nullptr, width),
+                  9 * static_cast<double>(width));
     }
 }
 
