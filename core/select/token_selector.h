@@ -26,7 +26,8 @@ public:
 };
 
 /// Tokens that k = `top_k` blocks hold for a query that sees `visible` keys: its own block as far
-/// as it sees it. Token policies are given the mean of it, so that both kinds read the same number.
+/// as it sees it. Token policies are given the mean of it over all queries that are compared, so
+/// that both kinds read the same number and a window stays a window of one length.
 int64_t readable_tokens(int64_t top_k, int64_t block_size, int64_t visible);
 
 /// As make_selector(); nothing where no token policy has that name.

@@ -15,8 +15,8 @@ namespace msa::experiments {
 /// over the group's heads and channels. A query that keeps no block, or whose window hides all that
 /// it keeps, has o_choice = 0. o_choice is within joined_bound of core/tolerance.h. Where a backend
 /// works in memory of its own or on other operands than floats, it attends to one choice after the
-/// other. What a row gives depends neither on the rows beside it, nor on the other choices, nor on
-/// the threads.
+/// other: single blocks are more calls, of fewer queries each, and more outputs to copy. What a row
+/// gives depends neither on the rows beside it, nor on the other choices, nor on the threads.
 std::vector<Tensor<double, 2>> squared_errors(Backend&, const Problem&, const AttentionInput&,
                                               const Attention& dense,
                                               std::span<const View<const int32_t, 3>> choices);

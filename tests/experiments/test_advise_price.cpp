@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "analysis/stage_cost.h"
-#include "experiments/advise/price.h"
+#include "experiments/driver/price.h"
 
 namespace msa::test {
 namespace {
@@ -27,7 +27,7 @@ TEST(AdvisePrice, IsTheFastestPipelineOfTheCostModel) {
                                .tile_union = 20};
     for (const bool decode : {false, true}) {
         const auto pipelines = decode ? decode_pipelines(sizes) : prefill_pipelines(sizes);
-        const experiments::advise::Pricer price(layer, 32768, decode, chip);
+        const experiments::Pricer price(layer, 32768, decode, chip);
         EXPECT_DOUBLE_EQ(price.dense().seconds, pipelines[0].seconds(chip));
         double fastest = pipelines[1].seconds(chip);
         for (size_t n = 2; n < pipelines.size(); ++n)
@@ -57,7 +57,7 @@ TEST(AdvisePrice, ReadsTheQueriesOfTheSelectorsOwnIndexer) {
     for (const bool decode : {false, true}) {
         const double queries = decode ? 1 : kTokens;
         const auto read_by = [&](const char* selector) {
-            const experiments::advise::Pricer price(layer, 32768, decode, chip);
+            const experiments::Pricer price(layer, 32768, decode, chip);
             const auto bytes = [&](const char* name) {
                 return price({name, 64, {8, 1, 0}}, 20.0).work.bytes;
             };

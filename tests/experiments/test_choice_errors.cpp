@@ -150,6 +150,23 @@ TEST_F(ChoiceErrors, UndefinedBlocksSpoilWhoKeepsThemAlone) {
     }
 }
 
+// A backend with memory of its own attends to every choice by itself: its errors are those of that
+// attention, to the bit.
+TEST_F(ChoiceErrors, FarAwayAreThoseOfTheBackendsOwnAttention) {
+    register_far_backend();
+    const Tensor<int32_t, 3> three = choose(3, 2), some = choose(4, 1, 200);
+    const std::unique_ptr<Backend> cpu = make_backend("cpu", {.threads = 2});
+    const Dense whole = dense(*cpu);
+    const std::vector<Choice> choices{three.view(), some.view()};
+    const Errors got = errors("far", choices);
+    for (size_t c = 0; c < choices.size(); ++c) {
+        const Tensor<double, 2> want = analysis::squared_differences(
+            experiments::attend_selected(*cpu, p_, input(), choices[c]).out, whole.out,
+            p_.kv_heads);
+        EXPECT_TRUE(std::equal(want.data(), want.data() + want.size(), got[c].data())) << c;
+    }
+}
+
 // To the bit: whatever else is asked for, with any threads, in any tile of queries.
 TEST_F(ChoiceErrors, AreTheSameInAnyCompany) {
     const Tensor<int32_t, 3> three = choose(3, 2), all = all_visible_blocks(p_);
