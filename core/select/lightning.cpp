@@ -31,10 +31,11 @@ void for_each_lightning_row(
         for (int64_t i = 0; i < count; ++i) {
             const int64_t seen = visible[static_cast<size_t>(i)].count;
             Tensor<float, 1> sums({seen});
+            float* const sum = sums.data();
             for (int64_t h = 0; h < heads; ++h) {
                 const float weight = weighted ? in.weights(begin + i, 0, h) : 1.0F;
-                for (int64_t j = 0; j < seen; ++j)
-                    sums(j) += weight * std::max(from(i, h, j), 0.0F);
+                const float* const product = from[i][h].data();
+                for (int64_t j = 0; j < seen; ++j) sum[j] += weight * std::max(product[j], 0.0F);
             }
             visit(begin + i, sums);
         }
@@ -49,8 +50,8 @@ Tensor<float, 3> lightning_block_scores(Backend& backend, const Problem& p,
         for (int64_t b = 0; b < visible_blocks(seen, p.block_size); ++b) {
             const float* first = tokens.data() + b * p.block_size;
             const float* last = tokens.data() + std::min((b + 1) * p.block_size, seen);
-            for (int64_t r = 0; r < p.kv_heads; ++r)
-                scores(i, r, b) = *std::max_element(first, last);
+            const float largest = *std::max_element(first, last);
+            for (int64_t r = 0; r < p.kv_heads; ++r) scores(i, r, b) = largest;
         }
     });
     return scores;

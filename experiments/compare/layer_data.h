@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The operands of one layer, and the layer as the selectors are to see it: with the heads that
 // share a choice of blocks as its groups. Keys and values are in host memory; queries, which are G
-// times as many, are read from the file where they are looked at.
+// times as many, are read from the file when they are looked at.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "core/io/activations.h"
 #include "experiments/compare/options.h"
@@ -37,7 +38,14 @@ public:
     Problem problem(const io::ActivationsInfo&, int64_t block_size) const;
 
 private:
+    /// All heads of q, of the packed tokens: many policies look at the same queries, and a file
+    /// unpacks a thousand tokens to give one. Where all rows together are small, those once read
+    /// are kept. Not for several threads at once.
+    Tensor<float, 3> q_rows(std::span<const int64_t> tokens) const;
+
     LayerReader read_;
+    mutable Tensor<float, 3> kept_;    // [N, Hq, dh], absent where too large
+    mutable std::vector<bool> known_;  // [N] rows of it
 };
 
 /// Of q [n, Hq, dh]: what the view `view` of a layer that is shared by head sees, [n, Hkv, dh].
