@@ -31,6 +31,12 @@ int64_t HeldOut::rows_counted() const {
     return std::count(kinds_.begin(), kinds_.end(), analysis::RowKind::counted);
 }
 
+int64_t HeldOut::dead_heads() const {
+    analysis::OutputError error(queries_.problem.query_heads);
+    error.add(kinds_, dense_out_, dense_out_);
+    return error.dead_heads();
+}
+
 Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     Backend& backend = layer_.backend;
     const Problem& p = queries_.problem;

@@ -33,7 +33,8 @@ void write_sizes(io::UnitWriter& to, const FitOptions& o, const TrainingLayer& d
                                       {"warmup_steps", *o.warmup_steps},
                                       {"train_queries", static_cast<int64_t>(split.train.size())},
                                       {"held_out_queries", held_out.queries()},
-                                      {"rows_counted", held_out.rows_counted()}})
+                                      {"rows_counted", held_out.rows_counted()},
+                                      {"dead_heads", held_out.dead_heads()}})
         to.attribute(group, name, value);
     to.attribute(group, "split", split.text);
     to.attribute(group, "index_flops", cost.flops);

@@ -130,7 +130,7 @@ std::string architecture_text(const io::ResultsReader& results, const std::strin
 }
 
 constexpr const char* kCounts[] = {"warmup_steps", "train_queries", "held_out_queries",
-                                   "rows_counted"};
+                                   "rows_counted", "dead_heads"};
 
 }  // namespace
 
@@ -147,7 +147,8 @@ std::string fit_definitions(const std::string& note) {
     definitions["rows_counted"] =
         "held-out queries with more visible blocks than k, in the averages of recall, mass and "
         "output error; averages go over queries, then over groups or heads";
-    for (const char* name : kCosts) definitions[name] = analysis::metric(name).definition;
+    for (const char* name : {"dead_heads", kCosts[0], kCosts[1]})
+        definitions[name] = analysis::metric(name).definition;
     definitions["intervals"] =
         std::string(kIntervalsWords) + "; of the last evaluation, on its held-out queries";
     definitions["gain"] =
