@@ -61,9 +61,8 @@ struct SelectorLayer {
     Mirror<2> index_k = {};  // [Nk, didx]; absent without an Index Branch
     Mirror<3> v = {};        // [Nk, Hkv, dh], where needs().values
     uint64_t seed = 0;
-    SelectionRule rule = {};  // asked for, where needs().uses_rule
-    /// Where needs().uses_rule: all that will be asked for. Empty: `rule` alone.
-    std::span<const SelectionRule> rules = {};
+    SelectionRule rule = {};                    // asked for, where needs().uses_rule
+    std::span<const SelectionRule> rules = {};  // all that will be, likewise; empty: `rule` alone
     /// q [n, Hq, dh] of any packed tokens (ascending), where needs().queries.
     std::function<Mirror<3>(std::span<const int64_t>)> read_q = {};
     ReadLearned read_learned = {};  // where problem.dsa_heads > 0 or problem.gate_dim > 0

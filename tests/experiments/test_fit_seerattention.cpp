@@ -38,7 +38,10 @@ protected:
 /// Without RoPE, the closed form is the mean of the group's queries times the block's mean key.
 TEST_F(FitSeerAttention, StartsAsTheMeanKey) {
     const std::string file = write("a.h5", {.rotary_dim = 0});
-    ASSERT_EQ(fit(file, "out", {"--rope-dim", "0", "--steps", "1", "--lr", "0"}).code, 0);
+    ASSERT_EQ(
+        fit(file, "out", {"--rope-dim", "0", "--steps", "1", "--warmup-steps", "1", "--lr", "0"})
+            .code,
+        0);
     const json rows = rows_of(kAnalyze({path("out/indexer.h5"), "--out", path("a"), "--selectors",
                                         "seerattention,mean-key", "--json"}));
     const json gate = row_of(rows, "seerattention"), mean_key = row_of(rows, "mean-key");
@@ -51,14 +54,15 @@ TEST_F(FitSeerAttention, LearnsTheModelsAttentionFromRandomWeights) {
     const std::string file =
         write("a.h5", {.cu_seqlens = {0, 768}, .query_heads = 2, .kv_heads = 1});
     ASSERT_EQ(fit(file, "out",
-                  {"--init", "normal", "--steps", "150", "--lr", "1e-2", "--eval-every", "50"})
+                  {"--init", "normal", "--steps", "150", "--warmup-steps", "150", "--lr", "1e-2",
+                   "--eval-every", "50"})
                   .code,
               0);
     const std::vector<double> kl = curve("out", "held_out/kl");
     const std::vector<double> recall = curve("out", "held_out/score_recall");
     ASSERT_EQ(kl.size(), 4U);
     EXPECT_LT(kl.back(), 0.7 * kl.front());
-    EXPECT_GT(recall.back(), recall.front() + 0.1);
+    EXPECT_GT(recall.back(), 1.2 * recall.front());  // keys drawn alike are hard to tell apart
     EXPECT_GT(curve("out", "held_out/entropy_teacher")[0], 0.5);
 }
 
@@ -83,6 +87,11 @@ TEST_F(FitSeerAttention, EveryBlockSelectedIsTheFullSupport) {
 
 TEST_F(FitSeerAttention, TakesTheSourcesTeacherUnlessAsked) {
     const std::string file = write("a.h5", {.with_x = false});  // the gate reads q and k alone
+    ASSERT_EQ(kFit({file, "--out", path("bare"), "--architecture", "seerattention", "--steps", "2",
+                    "--block-size", "8", "--index-dim", "16"})
+                  .code,
+              0);  // all of them on the full support
+    EXPECT_EQ(io::ResultsReader(path("bare/results.h5")).number("/fit/3", "warmup_steps"), 2);
     ASSERT_EQ(fit(file, "usual").code, 0);
     ASSERT_EQ(fit(file, "max", {"--teacher", "max"}).code, 0);
     ASSERT_EQ(fit(file, "mean", {"--teacher", "mean"}).code, 0);
@@ -125,7 +134,8 @@ TEST_F(FitSeerAttention, FileOfTheGateServesAdviceAndReuse) {
                                     "seerattention,oracle", "--block-sizes", "8,16", "--top-ks",
                                     "2,4", "--keep", "0.3", "--context", "4096", "--json"});
     EXPECT_EQ(advice.code, 0) << advice.err;
-    EXPECT_NE(advice.err.find("note: 2 settings are left out: what their selectors need is for "
+    // Of 16 tokens: k of 2 and 4, 0 and 1 first and 1 and 2 newest blocks, but for 3 in a k of 2.
+    EXPECT_NE(advice.err.find("note: 7 settings are left out: what their selectors need is for "
                               "another block size"),
               std::string::npos)
         << advice.err;

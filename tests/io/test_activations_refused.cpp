@@ -226,6 +226,8 @@ TEST_F(Activations, WhatTheFileMustHold) {
     EXPECT_EQ(refusal_after([](hid_t file) {
                   for (const char* object : {"/layers/3/k", "/layers/3/v", "/layers/3/index_q"})
                       reshape(file, object, {50, 4, 16});
+                  for (const char* object : {"/layers/3/gate_q", "/layers/3/gate_k"})
+                      drop(file, object);
               }),
               "/layers/3/k has 4 heads, model_config names 2 key-value heads; K and V must not be "
               "repeated to the query heads");

@@ -36,11 +36,13 @@ protected:
         info.cu_seqlens = cu_seqlens;
         ActivationsWriter writer(to, info, true);
         for (Field field : kFields)
-            for (const LayerInfo& layer : info.layers)
+            for (const LayerInfo& layer : info.layers) {
+                const QueryRange rows = rows_of(info_, field, range);
                 if (layer.has(field) && layer.heads(field) == info_.layers[0].heads(field) &&
-                    layer.channels(field) == info_.layers[0].channels(field))
-                    writer.write(layer.layer, field, 0, 0,
-                                 whole.read(3, field, rows_of(info_, field, range)));
+                    layer.channels(field) == info_.layers[0].channels(field) &&
+                    info.rows(layer, field) == rows.end - rows.begin)
+                    writer.write(layer.layer, field, 0, 0, whole.read(3, field, rows));
+            }
         std::vector<int32_t> tokens;
         for (int64_t i = range.begin; i < range.end; ++i) tokens.push_back(static_cast<int>(7 * i));
         if (info.has_tokens) writer.write_tokens(tokens);
@@ -144,7 +146,7 @@ const Difference kDifferences[] = {
          i.model_config = "{}";
          i.layers[0].kv_heads = 1;
      },
-     "/layers/3/index_q", "f32, 1 heads of 16 channels", "f32, 2 heads of 16 channels"},
+     "/layers/3/gate_k", "f32, 1 heads of 48 channels", "f32, 2 heads of 48 channels"},
     {[](ActivationsInfo& i) { i.layers[0].head_dim = 32; }, "/layers/3/k",
      "f32, 2 heads of 32 channels", "f32, 2 heads of 16 channels"},
     {[](ActivationsInfo& i) { i.layers[0].element = Element::f16; }, "/layers/3/dsa_k",
