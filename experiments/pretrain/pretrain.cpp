@@ -88,10 +88,10 @@ int train_one(std::span<const std::string> args, std::ostream& out, std::ostream
     if (!parsed) return 0;
     const PretrainOptions& o = *parsed;
     register_cuda_backend();
-    check_workers(o);
+    check_workers(o, Ranks::world());
     const Text text =
         o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
-    work_together(o, [&](train::Workers& workers) {
+    work_together(o, Ranks::world(), [&](train::Workers& workers) {
         PretrainOptions own = o;
         own.backend_options = backend_of(o, workers);
         std::unique_ptr<train::Ops> ops = make_ops(make_backend(own.backend, own.backend_options));
