@@ -76,7 +76,7 @@ Prepared prepare(FitOptions asked, const io::ActivationsReader& file,
     p.layers = resolve(o, file, err);
     p.note = resolve_sizes(o, args, p.layers, file.info().cu_seqlens, err);
     p.split = split_queries(o, file.info().cu_seqlens);
-    if (o.together) check_workers(o, count_workers(o), std::ssize(p.split.train));
+    if (o.together) check_workers(o, count_workers(o, Ranks::world()), std::ssize(p.split.train));
     warn_of_no_rows(o, file, p.split, err);
     return p;
 }
@@ -160,7 +160,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         lead(prepared, args, *backend, alone, out, err);
         return 0;
     }
-    work_together(o, [&](train::Workers& workers) {
+    work_together(o, Ranks::world(), [&](train::Workers& workers) {
         const BackendOptions own = backend_of(o, workers);
         const std::unique_ptr<Backend> backend = make_backend(o.backend, own);
         check_teacher(o, file, *backend);
