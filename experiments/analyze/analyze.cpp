@@ -21,6 +21,7 @@ namespace {
 std::string resolve(AnalyzeOptions& o, std::span<const std::string> args,
                     const io::ActivationsReader& file, std::ostream& err) {
     const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
+    for (int64_t number : o.layers) choose_queries(o, file.info().cu_seqlens, number);
     std::string note = resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
     const bool chosen = !o.selectors.empty();
     if (!chosen) o.selectors = list_pointwise_selectors();
@@ -32,7 +33,6 @@ std::string resolve(AnalyzeOptions& o, std::span<const std::string> args,
                 name, " needs");
         return !lacks.empty();
     });
-    for (int64_t number : o.layers) choose_queries(o, file.info().cu_seqlens, number);
     return note;
 }
 
