@@ -12,17 +12,9 @@ namespace {
 
 using nlohmann::json;
 
-class FitSeerAttention : public Fit {
+class FitSeerAttention : public FitArchitecture {
 protected:
-    Outcome fit(const std::string& file, const std::string& out,
-                std::vector<std::string> more = {}) const {
-        more.insert(more.end(), {"--architecture", "seerattention"});
-        return run({file}, out, more);
-    }
-    json rows_of(const Outcome& outcome) const {
-        EXPECT_EQ(outcome.code, 0) << outcome.err;
-        return json::parse(outcome.out)["rows"];
-    }
+    FitSeerAttention() : FitArchitecture("seerattention") {}
     static json row_of(const json& rows, const std::string& selector) {
         for (const json& row : rows)
             if (row["selector"] == selector) return row;
@@ -205,25 +197,8 @@ TEST_F(FitSeerAttention, RefusesWhatItIsNotFor) {
 }
 
 TEST_F(FitSeerAttention, ThreadsAndResumeChangeNoBit) {
-    const std::string file = write("a.h5");
-    const std::vector<std::string> usual{"--steps", "60", "--eval-every", "3", "--norm", "rms"};
-    const auto with = [&](std::initializer_list<const char*> more) {
-        std::vector<std::string> all = usual;
-        all.insert(all.end(), more.begin(), more.end());
-        return all;
-    };
-    ASSERT_EQ(fit(file, "one", with({"--threads", "1"})).code, 0);
-    ASSERT_EQ(fit(file, "three", with({"--threads", "3"})).code, 0);
-    EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
-    int code = -1, interrupted = 0;
-    for (int64_t delay = 30000; code != 0; delay += 15000) {
-        code = run_for("msa-fit-indexer",
-                       args({file}, "parts", with({"--architecture", "seerattention", "--resume"})),
-                       std::chrono::microseconds(delay), SIGINT);
-        interrupted += std::filesystem::exists(path("parts/checkpoint-3.h5")) ? 1 : 0;
-    }
-    EXPECT_GT(interrupted, 0);
-    EXPECT_TRUE(same_results(path("one/results.h5"), path("parts/results.h5")));
+    expect_threads_and_resume_change_no_bit(
+        {"--steps", "60", "--eval-every", "3", "--norm", "rms"});
 }
 
 }  // namespace
