@@ -2,6 +2,7 @@
 #include "tests/experiments/fit_test.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/io/results.h"
 #include "core/projection.h"
@@ -66,6 +67,17 @@ Outcome FitArchitecture::fit(const std::string& file, const std::string& out,
 nlohmann::json FitArchitecture::rows_of(const Outcome& outcome) {
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return nlohmann::json::parse(outcome.out)["rows"];
+}
+
+void FitArchitecture::expect_every_block_selected_is_the_full_support() const {
+    const std::string file = write("a.h5");
+    ASSERT_EQ(fit(file, "full", {"--warmup-steps", "12", "--top-k", "24"}).code, 0);
+    ASSERT_EQ(fit(file, "selected", {"--warmup-steps", "0", "--top-k", "24"}).code, 0);
+    const std::vector<double> full = curve("full", "train/kl");
+    const std::vector<double> selected = curve("selected", "train/kl");
+    for (size_t n = 0; n < full.size(); ++n) EXPECT_NEAR(full[n], selected[n], 1e-5);
+    ASSERT_EQ(fit(file, "fewer", {"--warmup-steps", "0"}).code, 0);
+    EXPECT_GT(std::fabs(curve("fewer", "train/kl")[0] - full[0]), 1e-3);
 }
 
 void FitArchitecture::expect_threads_and_resume_change_no_bit(

@@ -56,6 +56,8 @@ protected:
     Outcome fit(const std::string& file, const std::string& out,
                 std::vector<std::string> more = {}) const;
     static nlohmann::json rows_of(const Outcome& outcome);
+    /// k of all blocks trains as the warm-up does; a smaller k does not.
+    void expect_every_block_selected_is_the_full_support() const;
     /// A fit with `options` writes the same results with any number of threads, and where it was
     /// interrupted and resumed.
     void expect_threads_and_resume_change_no_bit(const std::vector<std::string>& options) const;

@@ -67,14 +67,7 @@ TEST_F(FitSeerAttention, TheLayoutOfRopeDoesNotMatter) {
 }
 
 TEST_F(FitSeerAttention, EveryBlockSelectedIsTheFullSupport) {
-    const std::string file = write("a.h5");
-    ASSERT_EQ(fit(file, "full", {"--warmup-steps", "12", "--top-k", "24"}).code, 0);
-    ASSERT_EQ(fit(file, "selected", {"--warmup-steps", "0", "--top-k", "24"}).code, 0);
-    const std::vector<double> full = curve("full", "train/kl");
-    const std::vector<double> selected = curve("selected", "train/kl");
-    for (size_t n = 0; n < full.size(); ++n) EXPECT_NEAR(full[n], selected[n], 1e-5);
-    ASSERT_EQ(fit(file, "fewer", {"--warmup-steps", "0"}).code, 0);
-    EXPECT_GT(std::fabs(curve("fewer", "train/kl")[0] - full[0]), 1e-3);
+    expect_every_block_selected_is_the_full_support();
 }
 
 TEST_F(FitSeerAttention, TakesTheSourcesTeacherUnlessAsked) {
