@@ -46,15 +46,16 @@ TEST_F(FitSeerAttention, LearnsTheModelsAttentionFromRandomWeights) {
     const std::string file =
         write("a.h5", {.cu_seqlens = {0, 768}, .query_heads = 2, .kv_heads = 1});
     ASSERT_EQ(fit(file, "out",
-                  {"--init", "normal", "--steps", "150", "--warmup-steps", "150", "--lr", "1e-2",
-                   "--eval-every", "50"})
+                  {"--init", "normal", "--steps", "600", "--warmup-steps", "600", "--lr", "1e-2",
+                   "--eval-every", "600"})
                   .code,
               0);
+    // The seed is fixed: the KL falls from 9.06 to 1.17, the recall grows from 0.075 to 0.195.
     const std::vector<double> kl = curve("out", "held_out/kl");
     const std::vector<double> recall = curve("out", "held_out/score_recall");
-    ASSERT_EQ(kl.size(), 4U);
-    EXPECT_LT(kl.back(), 0.7 * kl.front());
-    EXPECT_GT(recall.back(), 1.2 * recall.front());  // keys drawn alike are hard to tell apart
+    ASSERT_EQ(kl.size(), 2U);
+    EXPECT_LT(kl.back(), 0.2 * kl.front());
+    EXPECT_GT(recall.back(), 2 * recall.front());
     EXPECT_GT(curve("out", "held_out/entropy_teacher")[0], 0.5);
 }
 
