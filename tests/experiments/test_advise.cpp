@@ -132,6 +132,13 @@ TEST_F(Advise, TheOracleIsABoundAndNoAdvice) {
     EXPECT_EQ(all["bound"]["selector"], "oracle");
     expect_setting(all["bound"], 32, 4);
     for (const json& setting : all["front"]) EXPECT_NE(setting["selector"], "oracle");
+    std::filesystem::remove_all(path("out"));
+    // Where the oracle alone reaches the target, and costs less than dense attention.
+    const json none = advice(path("a.h5"), {"--selectors", "oracle,window"}, 2);
+    EXPECT_LT(none["bound"]["cost"]["share_of_dense"].get<double>(), 1.0);
+    EXPECT_TRUE(none["recommended"].is_null());
+    EXPECT_EQ(none["nearest"]["selector"], "window");
+    for (const json& setting : none["front"]) EXPECT_EQ(setting["selector"], "window");
 }
 
 TEST_F(Advise, EveryPointOfTheFrontCostsMoreAndLosesLess) {
@@ -165,7 +172,7 @@ TEST_F(Advise, ALayerThatLooksEverywhereStaysDense) {
     const double dense = all["layers"][1]["dense_cost"]["seconds"];
     EXPECT_DOUBLE_EQ(all["recommended"]["cost"]["seconds"].get<double>(),
                      dense + all["layers"][0]["recommended"]["cost"]["seconds"].get<double>());
-    EXPECT_NE(file_text(path("out/advice.txt")).find("stay dense    layers 2"), std::string::npos);
+    EXPECT_NE(file_text(path("out/advice.txt")).find("stay dense    layer 2"), std::string::npos);
 }
 
 TEST_F(Advise, NamesTheNearestSettingWhereNoneReachesTheTarget) {
