@@ -104,10 +104,9 @@ private:
         const auto pairs = std::ssize(turns);
         for (int64_t c = 0; c < pairs; ++c) {
             const MeanTurn by = turns[static_cast<size_t>(c)];
-            double &low = values[c * step], &high = values[(c + pairs) * step];
-            const double turned = low * by.cosine - high * by.sine;
-            high = high * by.cosine + low * by.sine;
-            low = turned;
+            const double low = values[c * step], high = values[(c + pairs) * step];
+            values[c * step] = low * by.cosine - high * by.sine;
+            values[(c + pairs) * step] = high * by.cosine + low * by.sine;
         }
     }
 
