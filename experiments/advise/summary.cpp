@@ -80,10 +80,6 @@ std::vector<std::string> cells(const Asked& asked, const Setting& s, const Kept&
 const std::vector<std::string> kHeader{
     "selector", "Bk", "k", "forced", "tokens", "mass\nkept", "output\nerror", "time", "of\ndense"};
 
-std::string layers_text(const std::vector<int64_t>& layers) {
-    return (layers.size() == 1 ? "layer " : "layers ") + list_text(layers);
-}
-
 void print_choice(const Advice& advice, const Choice& choice, std::ostream& out) {
     const Setting& setting = advice.settings[choice.setting];
     const Cost& cost = choice.kept.cost;

@@ -336,7 +336,8 @@ TEST_F(Advise, RefusesBadInput) {
     refuses(file, {"--budget", "0"}, "--budget is 0, must be at least 1");
     refuses(file, {"--selectors", "snapkv"}, "--selectors has snapkv");
     refuses(file, {"--selectors", "window-tokens"}, "--selectors has window-tokens");
-    refuses(file, {"--selectors", "index"}, "layer 0 has no index_q and index_k");
+    refuses(file, {"--selectors", "index"},
+            "layer 0 has no index_q and index_k, which selector index needs; msa-fit-indexer");
     refuses(file, {"--top-ks", "64"}, "half of the longest sequence");
     refuses(file, {"--context", "32"}, "leave no setting of at most 32 tokens, the context");
     refuses(file, {"--top-ks", "1", "--forced-local", "2"}, "leave no setting");
