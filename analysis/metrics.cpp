@@ -30,6 +30,15 @@ constexpr Metric kTable[] = {
     {"layer_overlap", "layer overlap", "IoU", "layer,layer",
      "|A ∩ B| / |A ∪ B| of the blocks that two layers choose for the same query and group, mean "
      "over a sample of queries"},
+    {"group_overlap", "group overlap", "IoU", "group,group",
+     "|A ∩ B| / |A ∪ B| of the blocks that two groups choose for the same query, mean over the "
+     "counted queries; 1 where both choose none"},
+    {"queries_per_block", "queries per block", "queries", "group,block",
+     "queries of the group whose chosen blocks have the block among them, blocks of all sequences "
+     "numbered through"},
+    {"gini", "Gini", "1", "group",
+     "1 - 2 * area under the Lorenz curve of queries_per_block: 0 where all blocks are equally "
+     "popular, or nothing is chosen"},
     // What a selection reads and costs.
     {"blocks_kept", "blocks kept", "blocks", "group", "chosen blocks per counted query and group"},
     {"tokens_read", "tokens read", "tokens", "group",
@@ -62,8 +71,7 @@ constexpr Metric kTable[] = {
      "probability on token 0 in attention over the chosen blocks, mean likewise"},
     {"learned_sink_mass", "learned sink", "probability", "head",
      "probability on the learnable sink in the attention that the layer does, mean over all "
-     "queries "
-     "and heads"},
+     "queries and heads"},
     {"entropy_dense", "entropy dense", "nats", "head",
      "entropy of dense attention in nats, mean over all queries and heads"},
     {"entropy_sparse", "entropy sparse", "nats", "head",
@@ -78,6 +86,46 @@ constexpr Metric kTable[] = {
      "entropy of the index distribution over all visible keys, in nats"},
     {"entropy_teacher", "entropy teacher", "nats", "group",
      "entropy of the teacher over all visible keys, in nats"},
+    // Of the ids of another layer.
+    {"mass_lost", "mass lost", "probability", "source",
+     "mass kept with the layer's own ids, less that with the ids of the source layer"},
+    {"own_recall", "recall of own ids", "share of blocks", "source",
+     "share of the blocks of the layer's own ids that are among the ids of the source layer"},
+    // Of operands that are stored in fewer bits.
+    {"precision_recall", "recall of f32 ids", "share of blocks", "precision",
+     "share of the blocks that full precision selects that are among the ids"},
+    {"mass_share", "mass kept / f32", "ratio", "precision",
+     "mass kept, over that of full precision"},
+    {"recall_share", "recall / f32", "ratio", "precision",
+     "block recall, over that of full precision"},
+    {"dense_error", "dense error", "relative", "head",
+     "relative error of dense attention on the stored K and V, |o - o'| / |o'| with o' that of "
+     "full precision, over all queries of a head; mean over the heads"},
+    {"sparse_error", "sparse error", "relative", "head",
+     "the same of sparse attention over the ids of full precision, against that attention on K "
+     "and V in full precision"},
+    {"bits_per_token", "bits per token", "bit", "precision",
+     "of a token in one layer, its scales included (32 bits each, 8 in fp4): of index_k, which "
+     "one head shares; of K and V of all heads; mean over the layers"},
+    {"bits_per_value", "bits per value", "bit", "precision",
+     "bits_per_token over the values of a token"},
+    // Of a cache of blocks.
+    {"hit_rate", "hits", "share of uses", "size",
+     "share of uses that do not miss in a least-recently-used cache; sums over layers, groups "
+     "and steps. lfu: the block used least often since the first step leaves first. belady: "
+     "the one whose next use is furthest away, which no policy beats"},
+    {"bytes_per_token", "link bytes", "B", "size",
+     "misses times the bytes of a block, per step of all layers and groups, scaled to the "
+     "layers of the model; with --prefetch previous-layer, of in_vain_per_token, too"},
+    {"written_bytes_per_token", "bytes written", "B", "selector",
+     "bytes of the new keys and values, which go out once, in the other direction"},
+    {"link_seconds_per_token", "link time", "s", "size",
+     "bytes_per_token over the bandwidth of the link"},
+    {"late_misses_per_token", "late misses", "blocks", "size",
+     "misses that prefetching the previous layer's blocks does not foresee; what is fetched "
+     "waits beside the cache until it is used; all misses of a layer that has none before it"},
+    {"in_vain_per_token", "fetched in vain", "blocks", "size",
+     "blocks that this prefetching fetches and the step does not use"},
 };
 
 }  // namespace

@@ -10,7 +10,8 @@
 //   gather = max(W (1 - 1 / H) / h / network, (W (1 - 1 / P) - W (1 - 1 / H) / h) / link)
 // The 2 P - 2 chunks of others come one after another, so that chunk c of rank r can begin at
 //   latency + (c, less 1 where the rank's early chunk is ahead) * gather / (2 P - 2)
-// and not before the rank's early chunk is done. What a rank waits is what is not overlapped.
+// and not before the rank's early chunk is done. The time that a rank waits is the part of
+// the gather that is not overlapped.
 //
 // Decode. Keys are divided: index_select reads N / P index keys, attention k / P blocks, or k where
 // they all lie with one GPU. Then all send to all, twice: 8 Hkv k bytes of candidates, and

@@ -9,7 +9,7 @@
 namespace msa::analysis {
 namespace {
 
-constexpr int64_t kTileRows = 128;
+constexpr int64_t kPaperTileRows = 128;
 
 }  // namespace
 
@@ -54,7 +54,7 @@ int64_t chunks(View<const int64_t, 1> counts, int64_t top_k, int64_t block_size)
     return pieces;
 }
 
-int64_t queries_per_tile(int64_t group_size) { return ceil_div(kTileRows, group_size); }
+int64_t queries_per_tile(int64_t group_size) { return ceil_div(kPaperTileRows, group_size); }
 
 int64_t mma_tiles(View<const int64_t, 1> counts, int64_t group_size) {
     int64_t tiles = 0;

@@ -86,7 +86,7 @@ struct Units {
         group_row = e * real(heads) * dh;
         group_lse = kLseBytes * real(heads);
         block_row_flops = 4 * dh * bk;
-        query_rows = padded(heads, cuda::kSparseFewRows);
+        query_rows = padded(heads, cuda::kDecodeHeads);
         tile_rows = padded(tile * heads, cuda::kSparseTileRows);
         pass_rows = padded(pass * heads, cuda::kSparsePassRows);
         paper_tile_rows = real(queries_per_tile(heads) * heads);

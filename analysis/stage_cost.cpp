@@ -93,7 +93,7 @@ Stage index_select(const Phase& x) {
 Stage one_query_at_a_time(const Phase& x) {
     return x.reads_blocks(
         {"sparse attention",
-         {4 * x.hkv * x.nq * x.rows(1, cuda::kSparseFewRows) * x.dh * x.k * x.bk,
+         {4 * x.hkv * x.nq * x.rows(1, cuda::kDecodeHeads) * x.dh * x.k * x.bk,
           2 * x.e * x.hq * x.nq * x.dh + kScoreBytes * x.hq * x.nq + kIdBytes * x.hkv * x.nq * x.k},
          x.sizes.element,
          "4 Hkv Nq R1 dh k Bk",

@@ -19,7 +19,7 @@ struct E4m3 {
     explicit E4m3(float value);
     explicit operator float() const;
 };
-using e4m3 = E4m3;  // beside f16 and bf16
+using e4m3 = E4m3;  // as all other code calls it, beside f16 and bf16
 static_assert(sizeof(e4m3) == 1);
 
 template <>

@@ -13,7 +13,7 @@
 
 namespace msa::cuda {
 
-constexpr int kSparseFewRows = 16;  // heads that are multiplied at once, one query at a time
+constexpr int kDecodeHeads = 16;  // heads that are multiplied at once, one query at a time
 constexpr int kSparseTileRows = 128;
 constexpr int kSparseTileQueries = 32;  // of a tile, at most: bits of UnionBlock::queries, lanes
 constexpr int kSparsePassRows = 64;

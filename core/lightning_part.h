@@ -14,20 +14,20 @@ namespace msa {
 /// Logarithm of an empty sum.
 inline constexpr double kEmptyLse = -std::numeric_limits<double>::infinity();
 
-/// sum of exp(logit) as exp(top) * sum.
+/// sum of exp(logit) as exp(running_max) * sum.
 struct ExpSum {
-    double top = kEmptyLse, sum = 0;
+    double running_max = kEmptyLse, sum = 0;
 
     void add(const Eigen::Ref<const Eigen::ArrayXf>& logits) {
         if (logits.size() == 0) return;
         const float most = logits.maxCoeff();
-        if (most > top) {
-            sum *= std::exp(top - double{most});
-            top = most;
+        if (most > running_max) {
+            sum *= std::exp(running_max - double{most});
+            running_max = most;
         }
-        sum += double{(logits - static_cast<float>(top)).exp().sum()};
+        sum += double{(logits - static_cast<float>(running_max)).exp().sum()};
     }
-    double lse() const { return top + std::log(sum); }
+    double lse() const { return running_max + std::log(sum); }
 };
 
 /// Rows of a tile that have a block in their support, and its keys.

@@ -5,14 +5,15 @@
     python examples/time_torch.py --bench msa-bench --rivals --out data/bench/torch-h100.json
 
 Three tables. What a call costs the host: the time until it returns while the GPU is busy with other
-work, with small operands; below it that of the compiled part alone, which queues the kernels, so
+work, with small operands; beside it that of the compiled part alone, which queues the kernels, so
 that the difference is what Python and PyTorch add. A layer of 64 heads in 4 groups of 128 channels,
 blocks of 128 and k = 16 in bfloat16: the time of the GPU between events, median of several runs,
 beside that of `--bench`, the program msa-bench of the same build; layer_grad is a layer's step of
 training, as msa-bench has it, and MSAttention the same with projections, norms and RoPE. `--rivals`:
 what else is installed, at `--rival-tokens` (examples/torch_rivals.py). The record that `--out` names
 is written after every table, and notebooks/08_torch.ipynb shows it; the rivals are done after `--seconds`.
-Where PyTorch finds no GPU there is the last table alone, of a small layer on the CPU.
+Where PyTorch finds no GPU there are the first table, with operands so small that computing takes
+little of it, and the last one, of a small layer on the CPU.
 """
 
 import argparse
@@ -32,19 +33,24 @@ from msalab.nn import MSAttention
 HQ, HKV, DH, DIDX, BLOCK, TOP_K = 64, 4, 128, 128, 128, 16
 
 
-def host_us(call, calls=100, runs=7):
-    """Host time of a call, the least of several runs; the GPU sleeps meanwhile."""
+def host_us(call):
+    """Host time of a call, the least of several runs; a GPU sleeps meanwhile. On the CPU many short
+    runs find one that nothing else disturbed."""
+    on_gpu = torch.cuda.is_available()
+    calls, runs = (100, 7) if on_gpu else (20, 1000)
     for _ in range(10):
         call()
     found = []
     for _ in range(runs):
-        torch.cuda.synchronize()
-        torch.cuda._sleep(int(1e8))
+        if on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda._sleep(int(1e8))
         began = time.perf_counter()
         for _ in range(calls):
             call()
         found.append((time.perf_counter() - began) / calls * 1e6)
-    torch.cuda.synchronize()
+    if on_gpu:
+        torch.cuda.synchronize()
     return min(found)
 
 
@@ -52,29 +58,34 @@ def gpu_ms(call, runs=7):
     return elapsed_ms(call, "cuda", runs)
 
 
-def operands(queries, keys, dtype=torch.bfloat16, heads=HQ, groups=HKV, dim=DH):
+def operands(queries, keys, dtype=torch.bfloat16, heads=HQ, groups=HKV, dim=DH, device="cuda"):
     torch.manual_seed(0)
     shapes = {"q": (queries, heads, dim), "k": (keys, groups, dim), "v": (keys, groups, dim),
-              "index_q": (queries, groups, DIDX), "index_k": (keys, DIDX)}
-    return {name: torch.randn(shape, dtype=dtype, device="cuda") for name, shape in shapes.items()}
+              "index_q": (queries, groups, dim), "index_k": (keys, dim)}
+    return {name: torch.randn(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
 
 
 def host_times():
     """(operation, us by msalab.torch, us of the compiled part alone or None)"""
-    data = operands(1, 2048)
+    if torch.cuda.is_available():
+        keys, block, data = 2048, BLOCK, operands(1, 2048)
+    else:
+        keys, block = 16, 8
+        data = operands(1, keys, torch.float32, heads=4, groups=2, dim=16, device="cpu")
     q, k, v, index_q, index_k = data.values()
-    at = {"cu_seqlens_q": [0, 1], "cu_seqlens_k": [0, 2048], "block_size": BLOCK}
+    at = {"cu_seqlens_q": [0, 1], "cu_seqlens_k": [0, keys], "block_size": block}
     lengths = {name: at[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    ids = m.msa_index_select(index_q, index_k, 4, **at)
+    top_k = min(4, keys // block)
+    ids = m.msa_index_select(index_q, index_k, top_k, **at)
     out, lse = m.msa_sparse_attention(q, k, v, ids, return_softmax_lse=True, **at)
     main_lse = lse.clone()  # dense attention writes another into lse
     with torch.inference_mode():
         backend = operations.backend_of(q)
         problem = operations._problem(None, at["cu_seqlens_q"], at["cu_seqlens_k"], q, k, index_q,
-                                      index_k, block_size=BLOCK)
+                                      index_k, block_size=block)
         rows = [
-            ("msa_index_select", lambda: m.msa_index_select(index_q, index_k, 4, **at),
-             lambda: backend.index_select(problem, 4, 1, 0, index_q, index_k, ids, None)),
+            ("msa_index_select", lambda: m.msa_index_select(index_q, index_k, top_k, **at),
+             lambda: backend.index_select(problem, top_k, 1, 0, index_q, index_k, ids, None)),
             ("msa_sparse_attention", lambda: m.msa_sparse_attention(q, k, v, ids, **at),
              lambda: backend.sparse_attention(problem, q, k, v, None, ids, "automatic", out, lse)),
             ("dense_attention", lambda: m.dense_attention(q, k, v, **lengths),
@@ -82,7 +93,7 @@ def host_times():
             ("msa_index_kl", lambda: m.msa_index_kl(q, k, index_q, index_k, ids, main_lse=main_lse,
                                                     **at), None),
             ("the operator itself", lambda: m._sparse.operator(
-                q, k, v, ids, None, None, None, None, BLOCK, "automatic", [0, 1], [0, 2048]), None),
+                q, k, v, ids, None, None, None, None, block, "automatic", [0, 1], [0, keys]), None),
             ("torch.mul", lambda: torch.mul(q, q), None),
         ]
         found = [(name, host_us(call), compiled and host_us(compiled))
@@ -172,15 +183,20 @@ def bench_times(program, tokens):
     return found | {"forward and backward": sum(parts)} if all(parts) else found
 
 
-def own_times(options, done):
-    """The first two tables, printed and handed to done(name, found)."""
-    done("tokens", options.tokens)
+def print_host_times(done):
+    """The first table, printed and handed to done(name, found)."""
     print(f"\nhost time of a call, us{'msalab.torch':>34}{'compiled part':>16}{'difference':>12}")
     rows = host_times()
     for name, whole, part in rows:
         print(f"{name:44}{whole:13.1f}"
               + (f"{part:16.1f}{whole - part:12.1f}" if part else ""))
     done("host_us", rows)
+
+
+def own_times(options, done):
+    """The first two tables, printed and handed to done(name, found)."""
+    done("tokens", options.tokens)
+    print_host_times(done)
     bench = bench_times(options.bench, options.tokens) if options.bench else {}
     times, answered = layer_times(options.tokens)
     done("layer_ms", times)
@@ -223,6 +239,8 @@ def main():
     print(f"{record['device']}, PyTorch {record['torch']}")
     if on_gpu:
         own_times(options, done)
+    else:
+        print_host_times(done)
     if options.rivals or not on_gpu:
         rows = torch_rivals.measure(case, end - time.monotonic())
         done("rivals", rows)

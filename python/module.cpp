@@ -16,119 +16,15 @@
 
 #include "core/registry.h"
 #include "gpu/cuda_backend.h"
+#include "python/analysis.h"
+#include "python/known_problems.h"
 #include "python/operand.h"
+#include "python/views.h"
 
 namespace nb = nanobind;
 
 namespace msa {
 namespace {
-
-using Maybe = std::optional<Operand>;
-
-template <typename T>
-constexpr const char* kName = nullptr;
-template <>
-constexpr const char* kName<float> = "float32";
-template <>
-constexpr const char* kName<double> = "float64";
-template <>
-constexpr const char* kName<int32_t> = "int32";
-
-/// "cuda:1", as PyTorch calls it.
-std::string device_name(int device) {
-    if (device == kElsewhere) return "a device that is neither a CPU nor CUDA's";
-    return device == kOnHost ? "the CPU" : text("cuda:", device);
-}
-
-/// Its first element. A view without elements is there all the same, and not absent.
-void* data_of(const Operand& array) {
-    static double nothing = 0;
-    return array.data != nullptr ? array.data : &nothing;
-}
-
-/// Arrays as views for a backend that works on `device`.
-class Views {
-public:
-    explicit Views(int device) : device_(device) {}
-
-    template <int Rank>
-    In<Rank> in(const char* name, const Operand& array) const {
-        return any_view<const void, Rank>(name, array);
-    }
-    template <int Rank>
-    Out<Rank> out(const char* name, const Operand& array) const {
-        return any_view<void, Rank>(name, array);
-    }
-    /// The view of elements T, which the array must hold.
-    template <typename T, int Rank>
-    View<T, Rank> typed(const char* name, const Operand& array) const {
-        using Value = std::remove_const_t<T>;
-        const Shape<Rank> shape = shape_of<Rank>(name, array);
-        require(array.element == ElementOf<Value>::value, name, " is ", type_of(array),
-                ", must be ", kName<Value>);
-        return {static_cast<T*>(data_of(array)), shape, space()};
-    }
-    template <typename T, int Rank>
-    View<T, Rank> maybe(const char* name, const Maybe& array) const {
-        return array ? typed<T, Rank>(name, *array) : View<T, Rank>();
-    }
-
-    AttentionInput attention(const Operand& q, const Operand& k, const Operand& v,
-                             const Maybe& sinks) const {
-        return {in<3>("q", q), in<3>("k", k), in<3>("v", v), maybe<const float, 1>("sinks", sinks)};
-    }
-    AttentionOutput attention_output(const Operand& result, const Operand& lse) const {
-        return {out<3>("out", result), typed<float, 2>("lse", lse)};
-    }
-    AttentionSaved saved(const Operand& result, const Operand& lse, const Operand& d_out) const {
-        return {in<3>("out", result), typed<const float, 2>("lse", lse), in<3>("d_out", d_out)};
-    }
-    AttentionGradient gradient(const Operand& d_q, const Operand& d_k, const Operand& d_v,
-                               const Maybe& d_sinks) const {
-        return {out<3>("d_q", d_q), out<3>("d_k", d_k), out<3>("d_v", d_v),
-                maybe<float, 1>("d_sinks", d_sinks)};
-    }
-    IndexInput index(const Operand& index_q, const Operand& index_k) const {
-        return {in<3>("index_q", index_q), in<2>("index_k", index_k)};
-    }
-
-private:
-    Space space() const { return device_ == kOnHost ? Space::host : Space::device; }
-    static std::string type_of(const Operand& array) {
-        if (!array.element) return array.type;
-        switch (*array.element) {
-            case Element::f32: return "float32";
-            case Element::f64: return "float64";
-            case Element::f16: return "float16";
-            case Element::bf16: return "bfloat16";
-            case Element::i32: return "int32";
-            default: return to_string(*array.element);
-        }
-    }
-    /// The shape of an array, which must have `Rank` axes, be contiguous and lie on the device.
-    template <int Rank>
-    Shape<Rank> shape_of(const char* name, const Operand& array) const {
-        require(array.readable, name, " is ", array.type, ", must be a dense array or tensor");
-        require(array.device == device_, name, " lies on ", device_name(array.device),
-                ", must lie on ", device_name(device_), " like the other arrays");
-        require(array.axes == Rank, name, " has ", array.axes, " dimensions, must have ", Rank);
-        require(array.contiguous, name, " is not contiguous in row-major order; ", name,
-                ".contiguous() in PyTorch and numpy.ascontiguousarray(", name,
-                ") give a copy that is");
-        Shape<Rank> shape;
-        for (size_t axis = 0; axis < Rank; ++axis) shape[axis] = array.shape[axis];
-        return shape;
-    }
-    template <typename Void, int Rank>
-    AnyView<Void, Rank> any_view(const char* name, const Operand& array) const {
-        const Shape<Rank> shape = shape_of<Rank>(name, array);
-        require(array.element.has_value(), name, " is ", type_of(array),
-                ", which no operation takes");
-        return {data_of(array), shape, *array.element, space()};
-    }
-
-    int device_;
-};
 
 LoopOrder loop_order(const std::string& name) {
     for (LoopOrder order :
@@ -141,8 +37,6 @@ Teacher teacher_named(const std::string& name) {
     require(name == "mean" || name == "max", "teacher is '", name, "', must be mean or max");
     return name == "max" ? Teacher::max : Teacher::mean;
 }
-
-using Free = nb::call_guard<nb::gil_scoped_release>;
 
 /// A backend and where its arrays lie. On the host a call is done when it returns; on a GPU it has
 /// taken its turn in the stream. Threads take turns: autograd calls from threads of its own.
@@ -202,12 +96,12 @@ std::unique_ptr<Runner> make_torch_backend(int device, uintptr_t stream, nb::obj
 }
 
 void define_problem(nb::module_& m) {
-    nb::class_<PackedBatch>(m, "Layout")
+    nb::class_<PackedBatch>(m, "Layout", "Where packed sequences lie, as msalab.layout says.")
         .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>())
-        .def_prop_ro("sequences", &PackedBatch::sequences)
-        .def_prop_ro("queries", &PackedBatch::queries)
-        .def_prop_ro("keys", &PackedBatch::keys)
-        .def_prop_ro("longest_keys", &PackedBatch::longest_keys);
+        .def_prop_ro("sequences", &PackedBatch::sequences, "How many.")
+        .def_prop_ro("queries", &PackedBatch::queries, "Query tokens of all sequences, Nq.")
+        .def_prop_ro("keys", &PackedBatch::keys, "Key tokens of all sequences, Nk.")
+        .def_prop_ro("longest_keys", &PackedBatch::longest_keys, "Keys of the longest sequence.");
     nb::class_<Problem>(m, "Problem")
         .def("__init__",
              [](Problem* self, const PackedBatch& layout, int64_t query_heads, int64_t kv_heads,
@@ -225,7 +119,33 @@ void define_problem(nb::module_& m) {
                                     .window = window,
                                     .softcap = softcap};
              })
-        .def_prop_ro("blocks", &Problem::blocks);
+        .def_prop_ro("blocks", [](const Problem& p) {
+            p.validate(kMinScoredBlockSize);
+            return p.blocks();
+        });
+}
+
+/// In the order of operations.py: layout, cu_seqlens_q, cu_seqlens_k, q, k, index_q, index_k,
+/// block_size, softmax_scale, index_scale, window, softcap.
+ProblemArguments problem_arguments(const nb::args& all) {
+    const auto at = [&](Py_ssize_t i) { return nb::handle(PyTuple_GetItem(all.ptr(), i)); };
+    MSA_CHECK(all.size() == 12);
+    return {.layout = at(0),
+            .cu_seqlens_q = at(1),
+            .cu_seqlens_k = at(2),
+            .arrays = {at(3), at(4), at(5), at(6)},
+            .counts = {at(7), at(10)},
+            .numbers = {at(8), at(9), at(11)}};
+}
+
+void define_known_problems(nb::module_& m) {
+    nb::class_<KnownProblems>(m, "KnownProblems")
+        .def(nb::init<>())
+        .def("find", [](KnownProblems& known,
+                        const nb::args& all) { return known.find(problem_arguments(all)); })
+        .def("keep", [](KnownProblems& known, const Problem& problem, const nb::args& all) {
+            known.keep(problem_arguments(all), problem);
+        });
 }
 
 void define_backend(nb::module_& m) {
@@ -363,7 +283,9 @@ NB_MODULE(_msalab, m) {
     nb::exception<SystemError>(m, "SystemError", PyExc_OSError);
     nb::exception<MemoryError>(m, "OutOfMemoryError", PyExc_MemoryError);
     define_problem(m);
+    define_known_problems(m);
     define_backend(m);
+    define_analysis(m);
     m.def("make_backend", [](const std::string& name) {
         return std::make_unique<Runner>(make_backend(name, {}), kOnHost);
     });

@@ -28,23 +28,47 @@ std::optional<Element> element_of(nb::dlpack::dtype type) {
 /// "int64", as numpy and PyTorch call it.
 std::string type_name(nb::dlpack::dtype type) {
     using Code = nb::dlpack::dtype_code;
+    if (type.code == static_cast<uint8_t>(Code::Bool)) return "bool";
     const char* kind = type.code == static_cast<uint8_t>(Code::Int)      ? "int"
                        : type.code == static_cast<uint8_t>(Code::UInt)   ? "uint"
                        : type.code == static_cast<uint8_t>(Code::Float)  ? "float"
                        : type.code == static_cast<uint8_t>(Code::Bfloat) ? "bfloat"
-                       : type.code == static_cast<uint8_t>(Code::Bool)   ? "bool"
                                                                          : "unknown type of ";
     return kind + std::to_string(int{type.bits});
 }
 
+/// The C functions that a type of arrays has for others, as DLPack's header lays them out
+/// (DLPackExchangeAPI). They need no object of Python's on the way.
+struct Exchange {
+    static constexpr uint32_t kMajor = 1;  // of the layout
+    uint32_t major, minor;
+    const Exchange* previous;
+    void* unused[3];
+    /// Describes the array, which stays the owner of all that is pointed to; 0 or an error.
+    int (*read)(void* object, nb::dlpack::dltensor* to);
+};
+
+/// Of the type; null where it has none, as in older versions of PyTorch.
+const Exchange* exchange_of(nb::handle type) {
+    if (!nb::hasattr(type, "__dlpack_c_exchange_api__")) return nullptr;
+    const nb::object capsule = type.attr("__dlpack_c_exchange_api__");
+    const auto* found =
+        static_cast<const Exchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (found == nullptr) PyErr_Clear();
+    return found != nullptr && found->major == Exchange::kMajor ? found : nullptr;
+}
+
 /// What is asked of tensors, looked up once. It lives as long as the process.
 struct Torch {
+    const Exchange* exchange;
     nb::object tensor, parameter;  // types
     std::vector<std::pair<nb::object, Element>> elements;
     nb::object data_ptr, shape, is_contiguous, dtype, is_cpu, is_cuda, get_device;  // names
 
     explicit Torch(nb::handle torch)
-        : tensor(torch.attr("Tensor")), parameter(torch.attr("nn").attr("Parameter")) {
+        : exchange(exchange_of(torch.attr("Tensor"))),
+          tensor(torch.attr("Tensor")),
+          parameter(torch.attr("nn").attr("Parameter")) {
         for (const auto& [name, element] :
              {std::pair("float32", Element::f32), std::pair("bfloat16", Element::bf16),
               std::pair("int32", Element::i32), std::pair("float16", Element::f16),
@@ -69,6 +93,12 @@ struct Torch {
 
 const Torch* torch_in_use = nullptr;
 
+/// "float8_e5m2", "complex64"
+std::string type_name(const Torch& torch, nb::handle tensor) {
+    const nb::object dtype = tensor.attr(torch.dtype);
+    return nb::cast<std::string>(nb::str(dtype)).substr(sizeof("torch.") - 1);
+}
+
 int device_of(const Torch& torch, nb::handle tensor) {
     if (nb::cast<bool>(tensor.attr(torch.is_cpu))) return kOnHost;
     if (nb::cast<bool>(tensor.attr(torch.is_cuda)))
@@ -89,28 +119,29 @@ void read_tensor(const Torch& torch, nb::handle tensor, Operand& to) {
     const nb::object dtype(tensor.attr(torch.dtype));
     for (const auto& [known, element] : torch.elements)
         if (dtype.is(known)) to.element = element;
-    if (!to.element) to.type = nb::cast<std::string>(nb::str(dtype)).substr(sizeof("torch.") - 1);
+    if (!to.element) to.type = type_name(torch, tensor);
 }
 
-void read_dlpack(nb::ndarray<nb::ro> array, Operand& to) {
-    const int type = array.device_type();
-    to.device = type == nb::device::cpu::value    ? kOnHost
-                : type == nb::device::cuda::value ? static_cast<int>(array.device_id())
+void describe_dense(const nb::dlpack::dltensor& array, Operand& to) {
+    const int type = array.device.device_type;
+    const bool on_host = type == nb::device::cpu::value || type == nb::device::cuda_host::value;
+    to.device = on_host                           ? kOnHost
+                : type == nb::device::cuda::value ? array.device.device_id
                                                   : kElsewhere;
-    to.data = const_cast<void*>(array.data());
-    to.axes = array.ndim();
+    to.data = static_cast<char*>(array.data) + array.byte_offset;
+    to.axes = static_cast<size_t>(array.ndim);
     to.contiguous = true;
     int64_t stride = 1;
     for (size_t axis = to.axes; axis-- > 0;) {
-        const auto extent = static_cast<int64_t>(array.shape(axis));
+        const int64_t extent = array.shape[axis];
         if (axis < Operand::kMostAxes) to.shape[axis] = extent;
-        to.contiguous = to.contiguous && (extent == 1 || array.stride(axis) == stride);
+        const bool next = array.strides == nullptr || array.strides[axis] == stride;
+        to.contiguous = to.contiguous && (extent == 1 || next);
         stride *= extent;
     }
     to.contiguous = to.contiguous || stride == 0;
-    to.element = element_of(array.dtype());
-    if (!to.element) to.type = type_name(array.dtype());
-    to.owner = std::move(array);
+    to.element = element_of(array.dtype);
+    if (!to.element) to.type = type_name(array.dtype);
 }
 
 /// "NoneType", "ndarray, dtype object", "Tensor, dtype torch.float32, layout torch.sparse_coo".
@@ -137,16 +168,32 @@ void use_torch(nb::handle torch) {
 
 void read_operand(nb::handle source, Operand& to) try {
     if (torch_in_use != nullptr && torch_in_use->reads(source)) {
-        read_tensor(*torch_in_use, source, to);
+        nb::dlpack::dltensor found{};
+        const Exchange* exchange = torch_in_use->exchange;
+        if (exchange != nullptr && exchange->read(source.ptr(), &found) == 0) {
+            describe_dense(found, to);
+            if (!to.element) to.type = type_name(*torch_in_use, source);
+        } else {  // of an older version, or of a kind that DLPack does not know
+            PyErr_Clear();
+            read_tensor(*torch_in_use, source, to);
+        }
         return;
     }
     nb::object plain = nb::borrow(source);
     if (nb::hasattr(source, "detach")) plain = source.attr("detach")();  // without its history
     nb::ndarray<nb::ro> array;
-    if (nb::try_cast(plain, array))
-        read_dlpack(std::move(array), to);
-    else
+    if (nb::try_cast(plain, array)) {
+        describe_dense({.data = const_cast<void*>(array.data()),
+                        .device = {array.device_type(), array.device_id()},
+                        .ndim = static_cast<int32_t>(array.ndim()),
+                        .dtype = array.dtype(),
+                        .shape = const_cast<int64_t*>(array.shape_ptr()),
+                        .strides = const_cast<int64_t*>(array.stride_ptr())},
+                       to);
+        to.owner = std::move(array);
+    } else {
         describe(source, to);
+    }
 } catch (...) {
     describe(source, to);
 }

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""How long files and functions may be; prints what is longer and fails.
+"""How long files and functions may be, and whose names they hold; prints what breaks it and fails.
 
-Sizes that a reader takes in at once. What is longer today stands in LONGER with its present size
-as its own limit: a line leaves the list, and is never added to it.
+Sizes that a reader takes in at once. What is longer stands in LONGER with its present size as its own
+limit; to add a line there, say in the commit why the parts would be harder to read.
+
+All programs are linked into one library, so the names of each are in a namespace of its own: a type
+that two of them define would be one type for the linker.
 """
 
 import re
@@ -68,13 +71,24 @@ def functions(source):
             start = match.end()
 
 
+def in_a_wrong_namespace(paths):
+    """Files of a program, experiments/NAME/, that hold no msa::experiments::NAME."""
+    for path in paths:
+        parts = path.parts
+        if parts[0] == "experiments" and len(parts) == 3 and path.suffix in (".cpp", ".h"):
+            name = f"namespace msa::experiments::{parts[1]} "
+            if parts[1] != "driver" and name not in path.read_text():
+                yield f"{path}: has no {name.strip()}"
+
+
 def main():
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "core", "gpu",
                              "analysis", "experiments", "tests", "examples"],
                             check=True, capture_output=True, text=True).stdout.split()
     sizes = {}
-    for path in sorted(Path(name) for name in listed):
-        if path.suffix not in FILE_LINES or not path.exists():
+    paths = [path for path in sorted(map(Path, listed)) if path.exists()]
+    for path in paths:
+        if path.suffix not in FILE_LINES:
             continue
         source = path.read_text()
         sizes[str(path)] = (source.count("\n"), FILE_LINES[path.suffix], "")
@@ -83,7 +97,7 @@ def main():
             limit = KERNEL_LINES if kernel else FUNCTION_LINES
             if key not in sizes or lines > sizes[key][0]:
                 sizes[key] = (lines, limit, f":{line}")
-    wrong = []
+    wrong = list(in_a_wrong_namespace(paths))
     for key, (lines, limit, line) in sizes.items():
         if lines > LONGER.get(key, limit):
             place, _, name = key.partition(" ")

@@ -17,7 +17,7 @@ struct BlockRows {
     int64_t heads;        // rows of one query
     const int64_t* seen;  // [count / heads] keys of the block that the query sees, at least 1
     OnlineSum* softmax;   // [count]
-    float* sums;          // [count, padded(dh)], p v relative to softmax.top
+    float* sums;          // [count, padded(dh)], p v relative to softmax.reference
     float cap = 0;        // as in LogitRule
     /// [count / heads] how many of the seen keys lie before the query's window; absent: none.
     const int64_t* hidden = nullptr;

@@ -47,8 +47,8 @@ void add_small_blocks(const Step& step, int64_t first, OnlineSum& softmax, float
     });
 }
 
-/// `sums` [B] takes in the blocks of one step: sums[b] is the sum of exp2(logit - top). `first`:
-/// the first block that the row attends to.
+/// `sums` [B] takes in the blocks of one step: sums[b] is the sum of exp2(logit - reference).
+/// `first`: the first block that the row attends to.
 void add_blocks(const Step& step, int64_t first, OnlineSum& softmax, float* sums) {
     if (step.block_size < kMinBlockSize) return add_small_blocks(step, first, softmax, sums);
     step.for_each_block([&](int64_t b, float* logits, int64_t count) {
@@ -70,7 +70,7 @@ void raise_max_logit(const Step& step, float* max_logit) {
 /// What the row's sums are divided by: their own, and the sink's weight.
 double normaliser(const OnlineSum& softmax, View<const float, 1> sinks, int64_t head) {
     if (!sinks) return softmax.sum;
-    return softmax.sum + std::exp2(double{sinks(head)} * kLog2E - double{softmax.top});
+    return softmax.sum + std::exp2(double{sinks(head)} * kLog2E - double{softmax.reference});
 }
 
 }  // namespace

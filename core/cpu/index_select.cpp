@@ -5,7 +5,7 @@
 #include "core/cpu/block_scores.h"
 #include "core/cpu/cpu_backend.h"
 #include "core/cpu/support_sums.h"
-#include "core/cpu/top_blocks.h"
+#include "core/top_blocks.h"
 
 namespace msa::cpu {
 

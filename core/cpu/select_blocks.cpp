@@ -2,7 +2,7 @@
 #include <omp.h>
 
 #include "core/cpu/cpu_backend.h"
-#include "core/cpu/top_blocks.h"
+#include "core/top_blocks.h"
 
 namespace msa::cpu {
 

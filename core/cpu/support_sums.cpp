@@ -39,7 +39,7 @@ struct SupportSums::Worker {
                          OnlineSum sum;
                          softmax_step(logits + first, end - first, sum);
                          slots(query, pass.block.group * branch.heads + head, slot) =
-                             static_cast<float>(double{sum.top} + std::log2(sum.sum));
+                             static_cast<float>(double{sum.reference} + std::log2(sum.sum));
                      });
     }
     void end(const KeyRange&) {}

@@ -321,18 +321,18 @@ SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state) {
     for (int64_t j = 0; j < whole; j += kLanes) largest = max(load(logits + j), largest);
     SoftmaxStep step{0, 1};
     constexpr float kSlack = 8;
-    if (const float top = lane_max(largest); top > state.top + kSlack) {
-        step.factor = exp2(state.top - top);
-        state.top = top;
+    if (const float most = lane_max(largest); most > state.reference + kSlack) {
+        step.factor = exp2(state.reference - most);
+        state.reference = most;
     }
-    const float reference = state.top == -kInfinity ? 0 : state.top;
+    const float reference = state.reference == -kInfinity ? 0 : state.reference;
     step.sum = exp2_and_sum(logits, count, reference);
     state.sum = state.sum * double{step.factor} + double{step.sum};
     return step;
 }
 
 float log_sum(const OnlineSum& state) {
-    return static_cast<float>(kLn2 * (double{state.top} + std::log2(state.sum)));
+    return static_cast<float>(kLn2 * (double{state.reference} + std::log2(state.sum)));
 }
 
 void exp2_row(float* logits, int64_t count, float reference) {

@@ -89,11 +89,11 @@ void multiply_add(Strip a, Panels b, int64_t first, int64_t last, const float* f
 void add_values(float* p, int64_t p_stride, int64_t rows, Panels v, const int64_t* visible,
                 const float* factor, float* c, int64_t c_stride, const int64_t* hidden = nullptr);
 
-/// Sum and reference point of the exponentials of one row: sum of exp2(logit - top) so far. top
-/// follows the maximum lazily, at most 8 below it. The sum over steps is a double: at a million
-/// keys thousands of steps add up, each far smaller than what is there.
+/// Sum and reference point of the exponentials of one row: sum of exp2(logit - reference) so far.
+/// The reference follows the maximum lazily, at most 8 below it. The sum over steps is a double: at
+/// a million keys thousands of steps add up, each far smaller than what is there.
 struct OnlineSum {
-    float top = -kInfinity;
+    float reference = -kInfinity;
     double sum = 0;
 };
 
@@ -114,9 +114,9 @@ void add_transposed(const float* a, int64_t a_stride, int64_t columns, Panels b,
 /// padded(end) floats.
 void softmax_gradient(float* logits, float* d_p, int64_t count, int64_t end, float lse, float d);
 
-/// Takes `count` more base-2 logits of a row into `state` and turns them into exp2(logit - top) in
-/// place. exp2 is within 2 ulp; below 2^-125 it is 0. NaN gives NaN. Up to kLanes - 1 floats behind
-/// them are read and kept.
+/// Takes `count` more base-2 logits of a row into `state` and turns them into
+/// exp2(logit - reference) in place. exp2 is within 2 ulp; below 2^-125 it is 0. NaN gives NaN. Up
+/// to kLanes - 1 floats behind them are read and kept.
 SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state);
 
 /// Natural log of the sum of exponentials; -inf for no logits.

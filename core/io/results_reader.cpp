@@ -188,7 +188,7 @@ double ResultsReader::number(const std::string& object, const std::string& attri
                                 impl_->at(object));
 }
 
-std::string ResultsReader::words(const std::string& object, const std::string& attribute) const {
+std::string ResultsReader::text(const std::string& object, const std::string& attribute) const {
     const h5::Lock lock;
     return h5::text_attribute(h5::open_object(impl_->file, impl_->at(object)), attribute,
                               impl_->at(object));

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "core/cpu/top_blocks.h"
 #include "core/error.h"
+#include "core/top_blocks.h"
 
 namespace msa::parallel {
 namespace {
@@ -87,7 +87,7 @@ Tensor<int32_t, 3> pick_blocks(const SplitKeys& split, const SelectionRule& rule
     const int64_t rows = p.queries() * p.kv_heads, k = rule.top_k;
     MSA_CHECK(std::ssize(of_all) == split.ranks() * rows * k);
     Tensor<int32_t, 3> ids({p.queries(), p.kv_heads, k});
-    cpu::TopBlocks top(rule);
+    TopBlocks top(rule);
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             top.start(blocks_seen(split, i));

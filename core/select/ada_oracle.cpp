@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
-#include <limits>
 #include <vector>
 
+#include "core/select/best_blocks.h"
 #include "core/select/cost.h"
 #include "core/select/selector.h"
 
 namespace msa {
 namespace {
-
-constexpr float kLeft = -std::numeric_limits<float>::infinity();
 
 struct GroupBlock {
     float mass;
@@ -29,8 +27,7 @@ void leave_out(const SelectionRule& rule, int64_t safe, int64_t blocks, View<flo
     int64_t room = 0;
     for (int64_t r = 0; r < scores.extent(0); ++r) {
         std::vector<GroupBlock> free;
-        for (int64_t b = 0; b < blocks; ++b)
-            if (!is_forced(rule, b, blocks)) free.push_back({scores(r, b), r, b});
+        for (int64_t b : free_blocks(rule, blocks)) free.push_back({scores(r, b), r, b});
         const int64_t forced = blocks - std::ssize(free);
         const int64_t own = std::clamp<int64_t>(safe - forced, 0, std::ssize(free));
         std::sort(free.begin(), free.end(), goes_before);
@@ -39,7 +36,7 @@ void leave_out(const SelectionRule& rule, int64_t safe, int64_t blocks, View<flo
     }
     std::sort(open.begin(), open.end(), goes_before);
     for (auto left = open.begin() + std::min(room, std::ssize(open)); left != open.end(); ++left)
-        scores(left->group, left->block) = kLeft;
+        scores(left->group, left->block) = kLeftOut;
 }
 
 class AdaOracleSelector final : public Selector {

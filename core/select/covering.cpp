@@ -2,14 +2,14 @@
 #include "core/select/covering.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
+
+#include "core/select/best_blocks.h"
 
 namespace msa {
 namespace {
 
 constexpr int64_t kShares = int64_t{1} << 16;  // p is a multiple of 1 / kShares
-constexpr float kLeft = -std::numeric_limits<float>::infinity();
 
 /// A row's blocks in the order in which they are kept: forced ones, then by mass.
 std::vector<int32_t> order_of(View<const float, 1> mass, int64_t blocks,
@@ -64,8 +64,9 @@ std::vector<double> CoverBudget::largest_shares() const {
 
 void keep_covering(const SelectionRule& rule, double share, View<const float, 1> mass,
                    int64_t blocks, View<float, 1> scores) {
-    for_each_kept(mass, blocks, rule,
-                  [&](int32_t b, double before) { scores(b) = before < share ? mass(b) : kLeft; });
+    for_each_kept(mass, blocks, rule, [&](int32_t b, double before) {
+        scores(b) = before < share ? mass(b) : kLeftOut;
+    });
 }
 
 }  // namespace msa

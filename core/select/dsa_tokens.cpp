@@ -31,13 +31,13 @@ public:
                "groups (DeepSeek-V3.2-Exp)";
     }
     std::vector<std::vector<int64_t>> select(const SelectorLayer& layer, const SelectorChunk& chunk,
-                                             std::span<const int64_t> budgets) const override {
-        std::vector<std::vector<int64_t>> kept(budgets.size());
+                                             int64_t budget) const override {
+        std::vector<std::vector<int64_t>> kept(static_cast<size_t>(chunk.problem.queries()));
         const LightningOperands operands = reader_.operands(layer, chunk);
         for_each_lightning_row(layer.backend, chunk.problem, operands,
                                [&](int64_t i, View<const float, 1> scores) {
                                    const auto row = static_cast<size_t>(i);
-                                   kept[row] = highest(scores, budgets[row]);
+                                   kept[row] = highest(scores, budget);
                                });
         return kept;
     }

@@ -2,30 +2,21 @@
 #include "core/select/eviction.h"
 
 #include <algorithm>
-#include <limits>
+
+#include "core/select/best_blocks.h"
 
 namespace msa {
 namespace {
 
-constexpr float kEvicted = -std::numeric_limits<float>::infinity();
-
-/// The blocks that the rule keeps of those that have not been evicted, ascending.
-std::vector<int64_t> survivors(const SelectionRule& rule, int64_t blocks,
-                               View<const float, 1> received) {
-    std::vector<int64_t> kept, free;
-    for (int64_t b = 0; b < blocks; ++b) {
-        if (is_forced(rule, b, blocks))
-            kept.push_back(b);
-        else if (received(b) > kEvicted)
-            free.push_back(b);
-    }
-    const int64_t room = std::clamp<int64_t>(rule.top_k - std::ssize(kept), 0, std::ssize(free));
-    std::partial_sort(free.begin(), free.begin() + room, free.end(), [&](int64_t a, int64_t b) {
-        return received(a) != received(b) ? received(a) > received(b) : a < b;
-    });
-    kept.insert(kept.end(), free.begin(), free.begin() + room);
-    std::sort(kept.begin(), kept.end());
-    return kept;
+/// [blocks]: does the rule keep the block? Of those that have not been evicted, or are forced.
+std::vector<bool> survivors(const SelectionRule& rule, int64_t blocks,
+                            View<const float, 1> received) {
+    std::vector<bool> survives(static_cast<size_t>(blocks));
+    for (int64_t b = 0; b < blocks; ++b)
+        survives[static_cast<size_t>(b)] = received(b) > kLeftOut || is_forced(rule, b, blocks);
+    for (int64_t b : beyond_budget(rule, blocks, received))
+        survives[static_cast<size_t>(b)] = false;
+    return survives;
 }
 
 }  // namespace
@@ -66,13 +57,14 @@ const Tensor<float, 2>& EvictingSelector::begun(const SelectorLayer& layer, int6
 
 void EvictingSelector::step(const SelectionRule& rule, int64_t blocks, View<const float, 1> mass,
                             View<float, 1> received) const {
-    const std::vector<int64_t> kept = survivors(rule, blocks, received);
+    const std::vector<bool> survives = survivors(rule, blocks, received);
     float sum = 0;
-    for (int64_t b : kept) sum += mass(b);
-    for (int64_t b = 0; b < blocks; ++b) {
-        const bool survives = std::binary_search(kept.begin(), kept.end(), b);
-        received(b) = survives ? receive(received(b), sum > 0 ? mass(b) / sum : 0) : kEvicted;
-    }
+    for (int64_t b = 0; b < blocks; ++b)
+        if (survives[static_cast<size_t>(b)]) sum += mass(b);
+    for (int64_t b = 0; b < blocks; ++b)
+        received(b) = survives[static_cast<size_t>(b)]
+                          ? receive(received(b), sum > 0 ? mass(b) / sum : 0)
+                          : kLeftOut;
 }
 
 }  // namespace msa

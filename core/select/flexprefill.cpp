@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <optional>
 
 #include "core/select/attention_rows.h"
+#include "core/select/best_blocks.h"
 #include "core/select/block_vectors.h"
 #include "core/select/cost.h"
 #include "core/select/per_rule.h"
@@ -14,16 +14,6 @@
 
 namespace msa {
 namespace {
-
-constexpr float kLeft = -std::numeric_limits<float>::infinity();
-
-/// softmax of `logits`, added to `sums` times `weight`.
-void add_softmax(const std::vector<double>& logits, double weight, std::vector<double>& sums) {
-    const double top = *std::max_element(logits.begin(), logits.end());
-    double all = 0;
-    for (double logit : logits) all += std::exp(logit - top);
-    for (size_t b = 0; b < logits.size(); ++b) sums[b] += weight * std::exp(logits[b] - top) / all;
-}
 
 /// Square root of the Jensen-Shannon divergence (nats) of two distributions.
 double distance(const std::vector<double>& p, const std::vector<double>& q) {
@@ -38,21 +28,6 @@ double distance(const std::vector<double>& p, const std::vector<double>& q) {
 
 using Estimates = std::vector<std::vector<double>>;  // [row][block] distributions
 
-/// Sets the free blocks of one query block to 0 but for the best `room` ones.
-void keep_best_of_row(const SelectionRule& rule, std::vector<double>& row) {
-    const auto blocks = std::ssize(row);
-    std::vector<int64_t> free;
-    for (int64_t b = 0; b < blocks; ++b)
-        if (!is_forced(rule, b, blocks)) free.push_back(b);
-    const int64_t room = std::max<int64_t>(0, rule.top_k - (blocks - std::ssize(free)));
-    if (room >= std::ssize(free)) return;
-    const auto estimate = [&](int64_t b) { return row[static_cast<size_t>(b)]; };
-    std::nth_element(free.begin(), free.begin() + room, free.end(), [&](int64_t a, int64_t b) {
-        return estimate(a) != estimate(b) ? estimate(a) > estimate(b) : a < b;
-    });
-    for (auto b = free.begin() + room; b != free.end(); ++b) row[static_cast<size_t>(*b)] = 0;
-}
-
 /// Sets to 0 the estimates of all but the best cells of the map. Of query block y, queries[y]
 /// queries count: the cells of those with any compete for the budget of all that count. The others
 /// keep the budget row by row. Forced blocks are kept, and are paid from the budget.
@@ -65,11 +40,14 @@ void keep_best_cells(const SelectionRule& rule, const std::vector<int64_t>& quer
     std::vector<Cell> cells;
     int64_t room = 0;
     for (size_t y = 0; y < map.size(); ++y) {
+        const auto blocks = std::ssize(map[y]);
         if (queries[y] == 0) {
-            keep_best_of_row(rule, map[y]);
+            const auto estimate = [&](int64_t b) -> double& {
+                return map[y][static_cast<size_t>(b)];
+            };
+            for (int64_t b : beyond_budget(rule, blocks, estimate)) estimate(b) = 0;
             continue;
         }
-        const auto blocks = std::ssize(map[y]);
         room += queries[y] * std::min(blocks, rule.top_k);
         for (int64_t b = 0; b < blocks; ++b)
             if (is_forced(rule, b, blocks))
@@ -141,7 +119,9 @@ public:
                     scores(i, r, b) =
                         map ? estimate(*map, blocks - 1, b)
                             : lines_->score(sequence[row], r, visible[row].count - 1, b);
-                if (!map) keep_best(rule, blocks, scores.view()[i][r]);
+                if (map) continue;
+                const View<float, 1> row_scores = scores.view()[i][r];
+                for (int64_t b : beyond_budget(rule, blocks, row_scores)) row_scores(b) = kLeftOut;
             }
         }
         return {layer.backend, std::move(scores)};
@@ -155,43 +135,19 @@ public:
 private:
     static float estimate(const Estimates& map, int64_t query_block, int64_t b) {
         const double kept = map[static_cast<size_t>(query_block)][static_cast<size_t>(b)];
-        return kept > 0 ? static_cast<float>(kept) : kLeft;
-    }
-
-    /// Leaves only what the rule has room for beside its forced blocks; ties go to the lower id.
-    static void keep_best(const SelectionRule& rule, int64_t blocks, View<float, 1> scores) {
-        std::vector<int64_t> free;
-        for (int64_t b = 0; b < blocks; ++b)
-            if (!is_forced(rule, b, blocks)) free.push_back(b);
-        const int64_t room = std::max<int64_t>(0, rule.top_k - (blocks - std::ssize(free)));
-        if (room >= std::ssize(free)) return;
-        std::nth_element(free.begin(), free.begin() + room, free.end(), [&](int64_t a, int64_t b) {
-            return scores(a) != scores(b) ? scores(a) > scores(b) : a < b;
-        });
-        for (auto b = free.begin() + room; b != free.end(); ++b) scores(*b) = kLeft;
+        return kept > 0 ? static_cast<float>(kept) : kLeftOut;
     }
 
     void prepare_sequence(const SelectorLayer& layer, int64_t s, int64_t blocks) {
         const Problem& p = layer.problem;
-        const View<const float, 3> k = layer.k.host();
-        // Means of keys; the estimate of query block y is a softmax over key blocks 0..y.
-        Tensor<float, 3> means({p.kv_heads, blocks, p.head_dim});
-        const int64_t start = sequence_start(p, s), length = sequence_length(p, s);
-        for (int64_t r = 0; r < p.kv_heads; ++r)
-            for (int64_t b = 0; b < blocks; ++b)
-                mean_of_keys(key_rows(k, r, start + b * p.block_size,
-                                      std::min(p.block_size, length - b * p.block_size)),
-                             means.view()[r][b]);
-        std::vector<Estimates> maps(static_cast<size_t>(p.kv_heads));
-        for (int64_t y = 0; y < blocks; ++y) {
-            const Tensor<float, 2> q = mean_query(layer, s, y);
-            for (int64_t r = 0; r < p.kv_heads; ++r)
-                maps[static_cast<size_t>(r)].push_back(estimate_row(p, q, means.view()[r], r, y));
-        }
-        const Estimates truth = last_block(layer, s, length);
+        const Mirror<3> of_means = estimate(layer, s, blocks);
+        const View<const float, 3> mass = of_means.host();
+        const Estimates truth = last_block(layer, s);
         const std::vector<int64_t> counted = counted_of_blocks(layer, s);
         for (int64_t r = 0; r < p.kv_heads; ++r) {
-            const Estimates& map = maps[static_cast<size_t>(r)];
+            Estimates map;
+            for (int64_t y = 0; y < blocks; ++y)
+                map.emplace_back(&mass(y, r, 0), &mass(y, r, 0) + y + 1);
             if (!(distance(map.back(), truth[static_cast<size_t>(r)]) < tau_)) continue;
             for (const SelectionRule& rule : layer.all_rules()) {
                 auto& kept = maps_[rule][static_cast<size_t>(s * p.kv_heads + r)];
@@ -200,25 +156,35 @@ private:
         }
     }
 
-    /// Mean over the group's heads of softmax(scale mean(q) . mean(k)) over key blocks 0..y.
-    static std::vector<double> estimate_row(const Problem& p, View<const float, 2> q,
-                                            View<const float, 2> means, int64_t group, int64_t y) {
-        std::vector<double> sums(static_cast<size_t>(y + 1), 0.0), logits(sums.size());
-        for (int64_t h = group * p.group_size(); h < (group + 1) * p.group_size(); ++h) {
-            for (int64_t b = 0; b <= y; ++b) {
-                double dot = 0;
-                for (int64_t d = 0; d < p.head_dim; ++d)
-                    dot += double{q(h, d)} * double{means(b, d)};
-                logits[static_cast<size_t>(b)] = p.softmax_scale() * dot;
-            }
-            add_softmax(logits, 1.0 / static_cast<double>(p.group_size()), sums);
+    /// [blocks, Hkv, blocks]: P_b of the mean q of each query block, a key block's mean being one
+    /// key; query block y sees the key blocks 0..y.
+    static Mirror<3> estimate(const SelectorLayer& layer, int64_t s, int64_t blocks) {
+        const Problem& p = layer.problem;
+        const View<const float, 3> k = layer.k.host();
+        const int64_t start = sequence_start(p, s), length = sequence_length(p, s);
+        Tensor<float, 3> queries({blocks, p.query_heads, p.head_dim}),
+            keys({blocks, p.kv_heads, p.head_dim});
+        for (int64_t b = 0; b < blocks; ++b) {
+            const Tensor<float, 2> mean = mean_query(layer, s, b);
+            std::copy_n(mean.data(), mean.size(), &queries(b, 0, 0));
+            for (int64_t r = 0; r < p.kv_heads; ++r)
+                mean_of_keys(key_rows(k, r, start + b * p.block_size,
+                                      std::min(p.block_size, length - b * p.block_size)),
+                             keys.view()[b][r]);
         }
-        return sums;
+        Problem of_means = square_problem(blocks, p.query_heads, p.kv_heads, p.head_dim, 0, 1);
+        of_means.own_softmax_scale = p.softmax_scale();
+        const Mirror<3> q(layer.backend, std::move(queries)), means(layer.backend, std::move(keys));
+        auto mass = layer.backend.make<float, 3>({blocks, p.kv_heads, blocks});
+        layer.backend.block_mass(of_means, {q.floats(), means.floats(), {}}, {mass, {}});
+        layer.backend.finish();
+        return {layer.backend, std::move(mass)};
     }
 
     /// [Hkv][block]: mean attention of the last query block's queries.
-    static Estimates last_block(const SelectorLayer& layer, int64_t s, int64_t length) {
+    static Estimates last_block(const SelectorLayer& layer, int64_t s) {
         const Problem& p = layer.problem;
+        const int64_t length = sequence_length(p, s);
         const int64_t begin = (length - 1) / p.block_size * p.block_size;
         const Mirror<3> of_queries =
             mass_at(layer, sequence_tokens(p, s, {begin, length}), p.block_size);

@@ -5,8 +5,8 @@
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
 
-// The policies, in the order of the documentation. <name>.cpp defines make_<name>_selector(). One
-// more policy is one more line here.
+// The policies, in the order of the documentation. <name>.cpp defines make_<name>_selector(), but
+// h2o.cpp that of h2o_streamed, too. One more policy is one more line here.
 #define MSA_SELECTORS(X)         \
     X(index)                     \
     X(oracle)                    \

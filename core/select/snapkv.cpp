@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
-#include <limits>
 
 #include "core/select/attention_rows.h"
+#include "core/select/best_blocks.h"
 #include "core/select/cost.h"
 #include "core/select/per_rule.h"
 #include "core/select/selector.h"
@@ -11,7 +11,6 @@ namespace msa {
 namespace {
 
 constexpr float kInWindow = 0x1p20F;  // above any vote
-constexpr float kLeft = -std::numeric_limits<float>::infinity();
 constexpr int64_t kUnset = -1;
 
 class SnapKvSelector final : public Selector {
@@ -134,12 +133,7 @@ private:
             else
                 voted.push_back(b);
         }
-        room = std::clamp<int64_t>(room, 0, std::ssize(voted));
-        std::partial_sort(voted.begin(), voted.begin() + room, voted.end(),
-                          [&](int64_t a, int64_t b) {
-                              return votes(a) != votes(b) ? votes(a) > votes(b) : a < b;
-                          });
-        for (auto b = voted.begin() + room; b != voted.end(); ++b) votes(*b) = kLeft;
+        for (int64_t b : all_but_best(std::move(voted), room, votes)) votes(b) = kLeftOut;
     }
 
     int64_t window_ = 32, pool_ = 7;

@@ -19,10 +19,9 @@ public:
     Family family() const override { return Family::position; }
     PolicyCost cost(const Problem&, int64_t) const override { return {}; }
     std::vector<std::vector<int64_t>> select(const SelectorLayer&, const SelectorChunk& chunk,
-                                             std::span<const int64_t> budgets) const override {
+                                             int64_t budget) const override {
         std::vector<std::vector<int64_t>> kept;
         for (const KeyRange& seen : visible_keys(chunk.problem)) {
-            const int64_t budget = budgets[kept.size()];
             std::vector<int64_t> tokens(static_cast<size_t>(std::min(seen.count, budget)));
             std::iota(tokens.begin(), tokens.end(), seen.count - std::ssize(tokens));
             if (budget > sinks_)

@@ -17,13 +17,14 @@ namespace msa {
 class TokenSelector : public Policy {
 public:
     /// Positions that each query of the chunk keeps, ascending, one choice for all heads: at most
-    /// budgets[row] of those that it sees.
+    /// `budget` of those that it sees.
     virtual std::vector<std::vector<int64_t>> select(const SelectorLayer&, const SelectorChunk&,
-                                                     std::span<const int64_t> budgets) const = 0;
+                                                     int64_t budget) const = 0;
 };
 
 /// Tokens that k = `top_k` blocks hold for a query that sees `visible` keys: its own block as far
-/// as it sees it. Token policies are given the mean of it, so that both kinds read the same number.
+/// as it sees it. Token policies are given the mean of it over all queries that are compared, so
+/// that both kinds read the same number and a window stays a window of one length.
 int64_t readable_tokens(int64_t top_k, int64_t block_size, int64_t visible);
 
 /// As make_selector(); nothing where no token policy has that name.

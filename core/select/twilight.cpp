@@ -2,11 +2,10 @@
 // Quest proposes, and attention by keys of few bits disposes: P_b over its candidates alone.
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numeric>
 #include <vector>
 
 #include "core/select/attention_rows.h"
+#include "core/select/best_blocks.h"
 #include "core/select/cost.h"
 #include "core/select/covering.h"
 #include "core/select/per_rule.h"
@@ -18,7 +17,6 @@ namespace msa {
 namespace {
 
 constexpr float kNoCandidate = -1;
-constexpr float kLeft = -std::numeric_limits<float>::infinity();
 
 class TwilightSelector final : public Selector {
 public:
@@ -87,7 +85,7 @@ public:
                 const View<float, 1> to = scores.view()[i][r];
                 keep_covering(layer.rule, share[static_cast<size_t>(r)], row.view(), blocks, to);
                 for (int64_t b = 0; b < blocks; ++b)
-                    if (row(b) == kNoCandidate) to(b) = kLeft;
+                    if (row(b) == kNoCandidate) to(b) = kLeftOut;
             }
         }
         return {layer.backend, std::move(scores)};
@@ -117,23 +115,17 @@ private:
     /// blocks are candidates.
     Tensor<float, 1> over_candidates(const SelectionRule& rule, int64_t blocks,
                                      View<const float, 1> coarse, View<const float, 1> mass) const {
-        std::vector<int32_t> order(static_cast<size_t>(blocks));
-        std::iota(order.begin(), order.end(), 0);
-        const int64_t count = std::min(blocks, std::max(rule.top_k, proposed(blocks)));
-        std::partial_sort(
-            order.begin(), order.begin() + count, order.end(), [&](int32_t a, int32_t b) {
-                const bool forced = is_forced(rule, a, blocks), other = is_forced(rule, b, blocks);
-                if (forced != other) return forced;
-                return coarse(a) != coarse(b) ? coarse(a) > coarse(b) : a < b;
-            });
+        SelectionRule candidates = rule;
+        candidates.top_k = std::max(rule.top_k, proposed(blocks));
         Tensor<float, 1> shares({blocks});
-        std::fill_n(shares.data(), blocks, kNoCandidate);
+        std::copy_n(mass.data(), blocks, shares.data());
+        for (int64_t b : beyond_budget(candidates, blocks, coarse)) shares(b) = kNoCandidate;
         double all = 0;
-        for (int64_t n = 0; n < count; ++n) all += double{mass(order[static_cast<size_t>(n)])};
-        for (int64_t n = 0; n < count; ++n) {
-            const int32_t b = order[static_cast<size_t>(n)];
-            shares(b) = all > 0 ? static_cast<float>(double{mass(b)} / all) : 0;
-        }
+        for (int64_t b = 0; b < blocks; ++b)
+            if (shares(b) != kNoCandidate) all += double{shares(b)};
+        for (int64_t b = 0; b < blocks; ++b)
+            if (shares(b) != kNoCandidate)
+                shares(b) = all > 0 ? static_cast<float>(double{shares(b)} / all) : 0;
         return shares;
     }
 

@@ -17,10 +17,10 @@ public:
     Family family() const override { return Family::position; }
     PolicyCost cost(const Problem&, int64_t) const override { return {}; }
     std::vector<std::vector<int64_t>> select(const SelectorLayer&, const SelectorChunk& chunk,
-                                             std::span<const int64_t> budgets) const override {
+                                             int64_t budget) const override {
         std::vector<std::vector<int64_t>> kept;
         for (const KeyRange& seen : visible_keys(chunk.problem)) {
-            const int64_t count = std::min(budgets[kept.size()], seen.count);
+            const int64_t count = std::min(budget, seen.count);
             const int64_t first = count > chunk.problem.block_size ? chunk.problem.block_size : 0;
             std::vector<int64_t> tokens(static_cast<size_t>(count));
             std::iota(tokens.begin(), tokens.begin() + first, 0);

@@ -81,16 +81,6 @@ void Trainer::sum(Losses& losses) {
     losses = {.lm = parts.front(), .kl = {parts.begin() + 1, parts.end()}};
 }
 
-void Trainer::require_same(double norm) {
-    double sum = norm, wanted = norm;
-    workers_.sum(std::span(&sum, 1));
-    for (int worker = 1; worker < workers_.count(); ++worker) wanted += norm;
-    if (sum != wanted && !std::isnan(norm))
-        throw SystemError(text("workers have different sums of the gradient of step ", step_,
-                               ": its norm is ", norm, " with worker ", workers_.index(),
-                               "; all must compute on processors of one kind"));
-}
-
 StepReport Trainer::gradient(const Batch& batch) {
     StepReport report{.step = step_, .rate = learning_rate(o_, step_)};
     const Batch share = share_of_step(batch);
@@ -100,7 +90,8 @@ StepReport Trainer::gradient(const Batch& batch) {
     sum(report.losses);
     model_.ops().sum_over(workers_, model_.weights().gradient());
     report.norms = model_.weights().gradient_norms();
-    require_same(report.norms.all);
+    workers_.require_same(report.norms.all,
+                          text("sums of the gradient of step ", step_, ": its norm"));
     return report;
 }
 

@@ -62,7 +62,6 @@ public:
 private:
     Batch share_of_step(const Batch& batch);
     void sum(Losses& losses);
-    void require_same(double norm);
 
     Model& model_;
     const TrainingOptions& o_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -122,6 +123,15 @@ bool Workers::any(bool mine) {
     double sum = mine ? 1 : 0;
     this->sum(std::span(&sum, 1));
     return sum > 0;
+}
+
+void Workers::require_same(double value, const std::string& what) {
+    double sum = value, wanted = value;
+    this->sum(std::span(&sum, 1));
+    for (int worker = 1; worker < count_; ++worker) wanted += value;
+    if (sum != wanted && !std::isnan(value))
+        throw SystemError(text("workers have different ", what, " is ", value, " with worker ",
+                               index_, "; all must compute on processors of one kind"));
 }
 
 void work_together(int count, const std::function<void(Workers&)>& work) {

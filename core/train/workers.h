@@ -10,6 +10,7 @@
 #include <exception>
 #include <functional>
 #include <span>
+#include <string>
 
 namespace msa::train {
 
@@ -49,6 +50,9 @@ public:
 
     /// Collective: is it so for any worker?
     bool any(bool mine);
+    /// Collective: SystemError unless the value is the same with all, to the bit, or NaN. `what`:
+    /// "losses of step 3: their sum", as the message has it before the value.
+    void require_same(double value, const std::string& what);
 
 protected:
     Workers(int index, int count) : index_(index), count_(count) {}

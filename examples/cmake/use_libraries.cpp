@@ -2,11 +2,15 @@
 // Uses each installed library once: the header is found, the call links, the answer is right.
 #include <cmath>
 #include <cstdio>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "analysis/recall.h"
 #include "core/io/activations.h"
+#include "core/parallel/communicator.h"
 #include "core/registry.h"
+#include "core/train/workers.h"
 #include "gpu/cuda_backend.h"
 
 namespace {
@@ -34,6 +38,33 @@ bool io_answers() {
     return false;
 }
 
+/// Two workers add up what they have, in order.
+bool train_answers() {
+    float sums[2] = {1, 2};
+    msa::train::work_together(
+        2, [&](msa::train::Workers& worker) { worker.sum(std::span(&sums[worker.index()], 1)); });
+    return sums[0] == 3 && sums[1] == 3;
+}
+
+/// A rank reads what the other one has written: its own number.
+bool parallel_answers() {
+    float seen[2] = {};
+    msa::train::work_together(2, [&](msa::train::Workers& worker) {
+        const std::unique_ptr<msa::Backend> backend = msa::make_backend("cpu");
+        const auto ranks = msa::parallel::make_communicator(worker, *backend);
+        const auto memory = ranks->share(2 * sizeof(float));
+        auto* const own = static_cast<float*>(memory.own.get());
+        own[worker.index()] = static_cast<float>(worker.index() + 1);
+        const int other = 1 - worker.index();
+        const auto at = static_cast<int64_t>(sizeof(float)) * other;
+        ranks->open();
+        ranks->fetch(memory, other, at, sizeof(float));
+        ranks->close();
+        seen[worker.index()] = own[other];
+    });
+    return seen[0] == 2 && seen[1] == 1;
+}
+
 bool analysis_answers() {
     std::vector<float> mass{0.25F, 0.5F, 0.25F};
     const std::vector<int32_t> ids{0, 2};
@@ -51,8 +82,9 @@ bool gpu_answers() {
 }  // namespace
 
 int main() {
-    const bool core = core_answers(), io = io_answers(), analysis = analysis_answers(),
-               gpu = gpu_answers();
-    std::printf("core %d, io %d, analysis %d, gpu %d\n", core, io, analysis, gpu);
-    return core && io && analysis && gpu ? 0 : 1;
+    const bool core = core_answers(), io = io_answers(), train = train_answers(),
+               parallel = parallel_answers(), analysis = analysis_answers(), gpu = gpu_answers();
+    std::printf("core %d, io %d, train %d, parallel %d, analysis %d, gpu %d\n", core, io, train,
+                parallel, analysis, gpu);
+    return core && io && train && parallel && analysis && gpu ? 0 : 1;
 }

@@ -8,8 +8,6 @@
 #include <numeric>
 #include <set>
 
-#include "experiments/advise/price.h"
-
 namespace msa::experiments::advise {
 namespace {
 
@@ -32,7 +30,7 @@ Asked asked_of(const io::RunRecord& run) {
 std::vector<Setting> read_settings(const io::ResultsReader& results, const std::string& layer) {
     const std::string dataset = "/advise/" + layer + "/settings";
     const Tensor<int64_t, 2> table = results.read<int64_t, 2>(dataset);
-    const std::string joined = results.words(dataset, "selectors");
+    const std::string joined = results.text(dataset, "selectors");
     std::vector<std::string> names{""};
     for (const char c : joined) {
         if (c == ',')
@@ -100,8 +98,7 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
     LayerAdvice layer;
     layer.layer = std::stoll(name);
     const std::string group = "/advise/" + name, sizes = "/layers/" + name;
-    layer.dense = {results.number(group, "dense_seconds"), results.number(group, "dense_flops"),
-                   results.number(group, "dense_bytes")};
+    layer.dense = read_cost(results, group, "dense");
     layer.block_queries = static_cast<int64_t>(results.number(sizes, "block_queries"));
     layer.longest_sequence = static_cast<int64_t>(results.number(sizes, "longest_sequence"));
     const auto of = results.read<int64_t, 1>("/queries/" + name + "/block_sequence");

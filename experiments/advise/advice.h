@@ -24,14 +24,6 @@ struct Asked {
     std::string text() const;
 };
 
-/// Seconds, FLOPs and bytes of the roofline.
-struct Cost {
-    double seconds = 0, flops = 0, bytes = 0;
-    Cost operator+(const Cost& other) const {
-        return {seconds + other.seconds, flops + other.flops, bytes + other.bytes};
-    }
-};
-
 /// A setting on a layer, or on several together: mean over the layers, costs summed.
 struct Kept {
     analysis::Estimate mass, error;

@@ -6,27 +6,19 @@
 #include "experiments/advise/layer.h"
 #include "experiments/advise/summary.h"
 #include "experiments/driver/completed.h"
-#include "experiments/driver/own_attention.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
-#include "experiments/driver/run_record.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
 namespace msa::experiments::advise {
 namespace {
 
-constexpr int kNotReached = 2;
-
 const std::vector<std::string> kDefaultSelectors{"index", "oracle", "mean-key", "window", "quest"};
 
 /// Fills in what depends on the file, and checks the options against it.
 void resolve(AdviseOptions& o, const io::ActivationsReader& file, std::ostream& err) {
-    if (o.layers.empty())
-        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
-    for (int64_t number : o.layers) {
-        io::require_post_rope(file, number);
-    }
+    pick_layers(o, file, err);
     const bool chosen = !o.selectors.empty();
     if (!chosen) o.selectors = kDefaultSelectors;
     std::erase_if(o.selectors, [&](const std::string& name) {
@@ -63,10 +55,7 @@ Advice write_advice(const Completed& run) {
     const io::RunRecord& record = run.results.run();
     std::ostringstream page;
     print_advice(advice, record, page);
-    const std::string summary = advise_summary(advice, record);
-    write_text(run.out / "advice.txt", page.str());
-    write_text(run.out / "summary.json", summary);
-    run.print << (run.json ? summary : page.str());
+    write_page(run, "advice.txt", page.str(), advise_summary(advice, record));
     return advice;
 }
 
@@ -76,24 +65,17 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     std::optional<AdviseOptions> parsed = parse_advise_options(args, out);
     if (!parsed) return 0;
     AdviseOptions& o = *parsed;
-    const analysis::Hardware on = cost::read_hardware(o.hardware, o.ceilings);
-    on.peak(Element::bf16);  // throws where there is none
+    const analysis::Hardware on = read_hardware(o);
     const io::ActivationsReader file(o.files);
     resolve(o, file, err);
     const Grid grid = grid_for(o, file.info(), err);
-    for (int64_t number : o.layers) {
+    for (int64_t number : o.layers)  // throws where there are too few
         choose_blocks(o, file.info(), file.layer(number), grid.largest());
-        warn_of_own_attention(file, number, Computed::with_window_cap_and_sinks, err);
-    }
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
     UnitRun job("msa-advise", args, o, inputs_of(o, o), {"summary.json", "advice.txt"}, err);
-    job.record.options = option_table(o).record();
-    job.record.definitions = advise_definitions();
-    job.record.device = backend->device();
-    record_elements(*backend, file, o.layers, o.element, job.record);
-    record_captures(file, job.record);
+    job.describe(option_table(o), advise_definitions(), *backend, file, o.element);
     job.begin(layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             advise_layer(o, file, layer, grid.settings, on, worker, to);
@@ -101,9 +83,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     if (!job.work(o, *backend, OnError::stop)) return 0;
     const io::ResultsReader results = job.finish();
     const Advice advice = write_advice({results, o.out, o.files, o.json, 0, out});
-    if (advice.recommended) return 0;
-    err << "msa-advise: " << nearest_text(advice) << '\n';
-    return kNotReached;
+    return target_code("msa-advise", nearest_text(advice), err);
 }
 
 void complete(const Completed& run) { write_advice(run); }

@@ -9,8 +9,8 @@
 
 #include "analysis/recall.h"
 #include "core/kernel_sizes.h"
-#include "experiments/advise/price.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
@@ -19,7 +19,6 @@
 namespace msa::experiments::advise {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{1} << 28;
 constexpr int64_t kLeastBlocks = 2;
 const char* const kOracle = "oracle";
 
@@ -86,8 +85,7 @@ public:
     void run(Progress& progress) {
         const int64_t step = chunk_queries(), all = std::ssize(queries_.tokens);
         for (int64_t begin = 0; begin < all; begin += step) {
-            if (stop_requested())
-                throw Interrupted("stopped; the finished layers are kept, --resume continues");
+            stop_if_asked();
             const QueryRange range{begin, std::min(begin + step, all)};
             add(range);
             progress.advance(range.end - range.begin);
@@ -269,10 +267,7 @@ void write_prices(const AdviseOptions& o, const io::LayerInfo& layer,
                   const SettingSums& sums, const analysis::Hardware& on, const std::string& group,
                   io::UnitWriter& to) {
     const Pricer price(layer, o.context, o.decode, on);
-    const Price dense = price.dense();
-    to.attribute(group, "dense_seconds", dense.seconds);
-    to.attribute(group, "dense_flops", dense.work.flops);
-    to.attribute(group, "dense_bytes", dense.work.bytes);
+    write_price(to, group, "dense", price.dense());
     Tensor<double, 2> costs({std::ssize(settings), 5});
     for (int64_t s = 0; s < costs.extent(0); ++s) {
         const Setting& setting = settings[static_cast<size_t>(s)];
@@ -337,17 +332,12 @@ void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
 
     const std::string name = std::to_string(layer.layer), group = "/advise/" + name;
     const Problem p = io::layer_problem(file.info(), layer, settings.front().block_size);
-    for (const auto& [size, value] : {std::pair{"query_heads", p.query_heads},
-                                      {"kv_heads", p.kv_heads},
-                                      {"head_dim", p.head_dim},
-                                      {"index_dim", p.index_dim},
-                                      {"tokens", p.keys()},
-                                      {"longest_sequence", p.batch.longest_keys()},
-                                      {"queries", std::ssize(queries.tokens)},
-                                      {"block_queries", queries.size},
-                                      {"largest_budget", largest}})
-        to.attribute("/layers/" + name, size, value);
-    write_attention(to, "/layers/" + name, p, io::layer_sinks(layer));
+    write_layer(to, layer, p,
+                {{"tokens", p.keys()},
+                 {"longest_sequence", p.batch.longest_keys()},
+                 {"queries", std::ssize(queries.tokens)},
+                 {"block_queries", queries.size},
+                 {"largest_budget", largest}});
     to.write<int64_t, 1>("/queries/" + name + "/token",
                          {queries.tokens.data(), {std::ssize(queries.tokens)}},
                          {"query", "token", "packed token index of each measured query"});

@@ -27,7 +27,6 @@ const About kAbout{
 };
 
 constexpr double kDefaultKeep = 0.95;
-constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 void sort_sizes(std::vector<int64_t>& sizes) {
     std::sort(sizes.begin(), sizes.end());
@@ -46,16 +45,7 @@ OptionTable option_table(AdviseOptions& o) {
         .count("budget", "TOKENS", o.budget,
                "target: the most mass for at most so many tokens that a query attends to")
         .at_least(1);
-    table
-        .count("context", "N", o.context,
-               "tokens of the sequence that costs are of; mass and error are those of FILE")
-        .between(1, static_cast<double>(kMostTokens));
-    table.choice("phase", "PHASE", o.decode, {"prefill", "decode"},
-                 "what costs are of: prefill of the context, or one token decoded behind it");
-    table.text("hardware", "CHIP", o.hardware,
-               "a JSON file like those of data/hardware, or " + join(cost::list_hardware()));
-    table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
-                 "of the roofline: peak (published) or measured");
+    add_pricing(table, o, "; mass and error are those of FILE");
     table.numbers("layers", "L,...", o.layers, "layers; default: all");
     table.names(
         "selectors", "NAME,...", o.selectors,
@@ -80,6 +70,7 @@ OptionTable option_table(AdviseOptions& o) {
     add_compute(table, o);
     add_index_element(table, o);
     add_workers(table, o);
+    add_devices(table, o);
     add_existing(table, o);
     return table;
 }

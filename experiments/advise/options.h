@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "experiments/cost/presets.h"
+#include "experiments/driver/price.h"
 #include "experiments/driver/run_options.h"
 
 namespace msa::experiments::advise {
 
-struct AdviseOptions : RunOptions, ComputeOptions, QueryOptions {
+struct AdviseOptions : RunOptions, ComputeOptions, QueryOptions, PricingOptions {
     AdviseOptions() { sample_queries = 1024; }
 
     // The target: exactly one of them once the options are parsed.
@@ -25,12 +25,6 @@ struct AdviseOptions : RunOptions, ComputeOptions, QueryOptions {
     std::vector<std::string> selectors;  // empty: the default ones that the file has operands for
     std::vector<int64_t> block_sizes{32, 64, 128}, top_ks{4, 8, 16, 32};
     std::vector<int64_t> forced_first{0, 1}, forced_local{1, 2};
-
-    // What it is priced at.
-    int64_t context = 1 << 17;
-    bool decode = false;
-    std::string hardware = "h100";
-    cost::Ceilings ceilings = cost::Ceilings::peak;
 };
 
 /// The table of the options, bound to `o`.

@@ -11,15 +11,6 @@
 
 namespace msa::experiments::advise {
 
-struct Setting {
-    std::string selector;
-    int64_t block_size = 0;
-    SelectionRule rule;  // what the selector makes of the one asked for
-
-    int64_t tokens() const { return block_size * rule.top_k; }  // of a whole budget
-    bool operator==(const Setting&) const = default;
-};
-
 /// Does it need the attention that it is to spare? Such a setting is a bound, no advice.
 bool is_bound(const Setting&);
 

@@ -5,6 +5,7 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
+#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
@@ -13,10 +14,6 @@ namespace msa::experiments::advise {
 namespace {
 
 using nlohmann::ordered_json;
-
-ordered_json json_of(const Cost& cost) {
-    return {{"seconds", cost.seconds}, {"flops", cost.flops}, {"bytes", cost.bytes}};
-}
 
 ordered_json json_of(const Setting& s) {
     return {{"selector", s.selector},
@@ -31,7 +28,7 @@ ordered_json json_of(const Setting& setting, const Kept& kept, const Cost& dense
     ordered_json json = json_of(setting);
     json["mass_kept"] = estimate_json(kept.mass);
     json["output_error"] = estimate_json(kept.error);
-    json["cost"] = json_of(kept.cost);
+    json["cost"] = cost_json(kept.cost);
     json["cost"]["share_of_dense"] = kept.cost.seconds / dense.seconds;
     json["cost"]["loop_order"] = kept.order.empty() ? ordered_json() : ordered_json(kept.order);
     return json;
@@ -49,7 +46,7 @@ ordered_json json_of(const Advice& advice, const LayerAdvice& layer) {
     ordered_json json{{"layer", layer.layer},
                       {"stays_dense", !layer.recommended.has_value()},
                       {"recommended", nullptr},
-                      {"dense_cost", json_of(layer.dense)},
+                      {"dense_cost", cost_json(layer.dense)},
                       {"blocks_of_queries", layer.blocks},
                       {"queries_of_a_block", layer.block_queries},
                       {"sequences", layer.sequences},
@@ -149,9 +146,7 @@ std::string advise_definitions() {
         "roofline of the captured layers together at the context, bf16: selection and attention in "
         "the fastest loop order; the union of a tile is the measured one where the queries of a "
         "block are neighbours";
-    definitions["low, high"] =
-        "95 % interval of the bootstrap: sequences are drawn, then blocks of neighbouring queries "
-        "of each";
+    definitions["low, high"] = kIntervalsWords;
     definitions["recommended"] =
         "under keep and error, the lowest cost of all layers; a layer is sparse where the far end "
         "of its interval reaches the target and dense attention costs more; under budget, the most "
@@ -186,7 +181,7 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
                              {"nearest", nullptr},
                              {"why_none", nullptr},
                              {"bound", nullptr},
-                             {"dense", json_of(advice.dense)},
+                             {"dense", cost_json(advice.dense)},
                              {"front", front},
                              {"layers", layers},
                              {"settings", settings}});
@@ -203,6 +198,7 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
 }
 
 std::string nearest_text(const Advice& advice) {
+    if (advice.recommended) return "";
     const Choice& nearest = advice.nearest;
     return text("target: ", advice.asked.text(), ": ", advice.why_none, "; the nearest is ",
                 setting_text(advice.settings[nearest.setting]), ", with mass kept ",

@@ -20,7 +20,7 @@ std::string advise_summary(const Advice&, const io::RunRecord&);
 /// The page: the setting, how sure it is, the front, the layers.
 void print_advice(const Advice&, const io::RunRecord&, std::ostream& out);
 
-/// "no setting ...; the nearest one is ..."
+/// Why no setting reaches the target, and the nearest one; empty where one is recommended.
 std::string nearest_text(const Advice&);
 
 }  // namespace msa::experiments::advise

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "analysis/entropy.h"
+#include "analysis/metrics.h"
 #include "analysis/output_error.h"
 #include "analysis/popularity.h"
 #include "analysis/query_blocks.h"
@@ -16,6 +17,7 @@
 #include "experiments/analyze/curve.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/block_intervals.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/metrics.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
@@ -27,7 +29,7 @@ namespace {
 using analysis::RowKind;
 using io::Field;
 
-constexpr int64_t kChunkBytes = int64_t{1} << 28, kDeviceChunkBytes = int64_t{1} << 30;
+constexpr int64_t kDeviceChunkBytes = int64_t{1} << 30;
 
 /// Everything that is kept of one selector while the chunks go by.
 struct Config {
@@ -51,6 +53,7 @@ public:
           tokens_(tokens),
           backend_(backend),
           to_(to),
+          info_(info),
           name_(std::to_string(info.layer)),
           whole_(io::layer_problem(file.info(), info, options.block_size)),
           all_(whole_.with_query_rows(tokens)),
@@ -126,6 +129,7 @@ private:
     const std::vector<int64_t>& tokens_;
     Backend& backend_;
     io::UnitWriter& to_;
+    const io::LayerInfo& info_;
     std::string name_;
     Problem whole_, all_;  // all tokens as queries; the analysed queries
     analysis::QueryBlocks blocks_;
@@ -271,18 +275,12 @@ void LayerAnalysis::write_queries() const {
 }
 
 void LayerAnalysis::write_sizes() const {
-    const std::string layer = "/layers/" + name_;
-    for (const auto& [name, value] : {std::pair{"query_heads", whole_.query_heads},
-                                      {"kv_heads", whole_.kv_heads},
-                                      {"head_dim", whole_.head_dim},
-                                      {"index_dim", whole_.index_dim},
-                                      {"block_size", whole_.block_size},
-                                      {"blocks", whole_.blocks()},
-                                      {"tokens", whole_.keys()}})
-        to_.attribute(layer, name, value);
-    write_attention(to_, layer, whole_, host_sinks_);
+    write_layer(to_, info_, whole_,
+                {{"block_size", whole_.block_size},
+                 {"blocks", whole_.blocks()},
+                 {"tokens", whole_.keys()}});
     const double logit = main_logit_bound(whole_, q_norm_, largest_norm(host_k_.view()));
-    to_.attribute(layer, "mass_bound",
+    to_.attribute("/layers/" + name_, "mass_bound",
                   mass_bound(logit, static_cast<double>(whole_.batch.longest_keys())));
 }
 
@@ -325,8 +323,8 @@ void LayerAnalysis::write_config(const Config& config) const {
 
 void LayerAnalysis::write_popularity(const Config& config, const std::string& dataset) const {
     const View<const int64_t, 2> counts = config.popularity.queries_per_block();
-    to_.write<int64_t, 2>(dataset, counts,
-                          {"group,block", "queries", "queries that selected each block"});
+    const analysis::Metric& of = analysis::metric("queries_per_block");
+    to_.write<int64_t, 2>(dataset, counts, {of.axis, of.unit, of.definition});
     double gini = 0, fill = 0;
     int64_t chunks = 0;
     for (int64_t r = 0; r < whole_.kv_heads; ++r) {
@@ -358,8 +356,7 @@ void analyze_layer(const AnalyzeOptions& o, const io::ActivationsReader& file,
     const int64_t step = chunk_queries > 0 ? chunk_queries : analysis.chunk_queries();
     Progress progress(worker.progress, text("layer ", layer.layer), queries, "queries");
     for (int64_t begin = 0; begin < queries; begin += step) {
-        if (stop_requested())
-            throw Interrupted("stopped; the finished layers are kept, --resume continues");
+        stop_if_asked();
         const QueryRange range{begin, std::min(begin + step, queries)};
         analysis.add(range);
         progress.advance(range.end - range.begin);

@@ -52,6 +52,7 @@ OptionTable option_table(AnalyzeOptions& o) {
     table.names("dump", "WHAT,...", o.dump, known_dump,
                 "also store outputs, mass, scores; ids always are");
     add_workers(table, o);
+    add_devices(table, o);
     add_existing(table, o);
     return table;
 }

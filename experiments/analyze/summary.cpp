@@ -107,18 +107,20 @@ void print_intervals(const io::ResultsReader& results, const std::vector<Row>& a
     if (table.empty()) return;
     out << '\n';
     table.print(out);
-    out << drawn_text(from, results.run().seed) << '\n';
+    print_paragraph(out, drawn_text(from, results.run().seed));
 }
 
 /// The choices that stand behind every number.
 void print_choices(const io::ResultsReader& results, std::ostream& out) {
     const ordered_json o = ordered_json::parse(results.run().options);
-    out << "\nBlocks of " << o["block_size"] << " tokens, k = " << o["top_k"] << " with the newest "
-        << o["forced_local"] << " and the oldest " << o["forced_first"]
-        << " forced. I*: the blocks of highest "
-        << (o["oracle"] == "mass" ? "mass" : "maximum logit") << ", the query's own block "
-        << o["oracle_local"].get<std::string>() << ".\n"
-        << elements_text(results.run()) << '\n';
+    out << '\n';
+    print_paragraph(
+        out, text("Blocks of ", o["block_size"], " tokens, k = ", o["top_k"], " with the newest ",
+                  o["forced_local"], " and the oldest ", o["forced_first"],
+                  " forced. I*: the blocks of highest ",
+                  o["oracle"] == "mass" ? "mass" : "maximum logit", ", the query's own block ",
+                  o["oracle_local"].get<std::string>(), '.'));
+    print_paragraph(out, elements_text(results.run()));
     print_captures(results.run(), out);
 }
 
@@ -166,7 +168,7 @@ std::string metrics_csv(const io::ResultsReader& results) {
                 const Tensor<double, 1> values = results.read<double, 1>(dataset);
                 for (int64_t n = 0; n < values.size(); ++n) {
                     csv << layer << ',' << selector << ',' << metric << ','
-                        << results.words(dataset, "axes") << ',' << n << ',';
+                        << results.text(dataset, "axes") << ',' << n << ',';
                     if (!std::isnan(values(n))) csv << values(n);
                     csv << '\n';
                 }

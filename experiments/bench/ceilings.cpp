@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "experiments/bench/meter.h"
 #include "experiments/bench/sgemm.h"
-#include "experiments/cost/presets.h"
+#include "experiments/driver/presets.h"
 
 namespace msa::experiments::bench {
 namespace {
@@ -68,10 +68,10 @@ Ceilings measure_ceilings(Backend& backend) {
     if (backend.space() == Space::host) {
         ceilings.gemm_rates[Element::f32] = sgemm_rate();
         ceilings.gemm_source = text("Eigen's sgemm in this run, ", kGemm, " x ", kGemm);
-    } else if (const std::string chip = cost::chip_of(backend.device()); !chip.empty()) {
-        const bool measured = cost::is_measured(chip);
-        const auto which = measured ? cost::Ceilings::measured : cost::Ceilings::peak;
-        ceilings.gemm_rates = cost::read_hardware(chip, which).flops_per_second;
+    } else if (const std::string chip = chip_of(backend.device()); !chip.empty()) {
+        const bool measured = is_measured(chip);
+        const auto which = measured ? experiments::Ceilings::measured : experiments::Ceilings::peak;
+        ceilings.gemm_rates = read_hardware(chip, which).flops_per_second;
         ceilings.gemm_source = text("data/hardware/", chip, ".json, ",
                                     measured ? "measured where it says so" : "the peak");
     }

@@ -7,7 +7,7 @@
 
 #include "core/convert.h"
 #include "core/random.h"
-#include "experiments/synth/pattern.h"
+#include "experiments/driver/pattern.h"
 
 namespace msa::experiments::bench {
 namespace {
@@ -59,8 +59,8 @@ void fill_noise(Backend& backend, const Stored<Rank>& to, uint64_t seed, Stream 
 }
 
 /// Stripes for the slots that sink and diagonal leave, so that hardly any is left to noise.
-synth::Pattern pattern_of(const Case& c, uint64_t seed) {
-    synth::Pattern pattern;
+Pattern pattern_of(const Case& c, uint64_t seed) {
+    Pattern pattern;
     pattern.stripes = std::max<int64_t>(1, c.top_k - 2);
     pattern.needles = 0;
     pattern.index_noise = 0.5;  // 8 neighbouring queries share most: union_of_8 is 18 to 24
@@ -78,7 +78,7 @@ Source planted(const Case& c, uint64_t seed) {
     sizes.kv_heads = p.kv_heads;
     sizes.head_dim = p.head_dim;
     sizes.index_dim = p.index_dim;
-    const synth::Synthesizer synthesizer(info, pattern_of(c, seed));
+    const Synthesizer synthesizer(info, pattern_of(c, seed));
     return [synthesizer, sizes](io::Field field, QueryRange range) {
         return synthesizer.make(sizes, field, range);
     };

@@ -5,8 +5,8 @@
 #include <filesystem>
 
 #include "core/registry.h"
-#include "experiments/cost/presets.h"
 #include "experiments/driver/option_table.h"
+#include "experiments/driver/presets.h"
 
 namespace msa::experiments::bench {
 namespace {
@@ -115,7 +115,7 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     table.counts("tokens", "N,...", o.tokens, "of every case; default: each case's own, see below");
     table.counts("batch", "N,...", o.batches, "sequences of a decode step").between(1, 4096);
     table.text("preset", "MODEL", w.preset,
-               "sizes: a Hugging Face config.json, or " + join(cost::list_models()));
+               "sizes: a Hugging Face config.json, or " + join(list_models()));
     size("query-heads", "N", w.query_heads, "Hq; default: the model's");
     size("kv-heads", "N", w.kv_heads, "Hkv, GQA groups; default: the model's");
     size("head-dim", "N", w.head_dim, "dh; default: the model's");
@@ -176,9 +176,9 @@ void read_captured(std::span<const std::string> args, const Words& w, BenchOptio
 }
 
 void read_sizes(const Words& w, BenchOptions& o) {
-    cost::Model model = cost::read_model(w.preset);
+    Model model = read_model(w.preset);
     o.model = model.name;
-    o.sizes = cost::layer_sizes(model);
+    o.sizes = layer_sizes(model);
     if (o.captured) o.captured->take_sizes(o.sizes);
     const auto take = [&](const std::optional<int64_t>& value, int64_t& size) {
         if (!value) return;

@@ -11,13 +11,10 @@
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/selected_blocks.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::cache {
 namespace {
-
-constexpr int kNotReached = 2;
 
 /// The element of the results, where it is one of a cache.
 Element element_of(const std::string& file, const io::ResultsReader& results) {
@@ -88,10 +85,7 @@ Report write_report(const Completed& run) {
     std::ostringstream page;
     print_report(report, page);
     print_captures(run.results.run(), page);
-    const std::string summary = cache_summary(report, run.results.run());
-    write_text(run.out / "cache.txt", page.str());
-    write_text(run.out / "summary.json", summary);
-    run.print << (run.json ? summary : page.str());
+    write_page(run, "cache.txt", page.str(), cache_summary(report, run.results.run()));
     return report;
 }
 
@@ -105,24 +99,20 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::vector<LayerSteps> layers = resolve(o, results);
 
     UnitRun job("msa-cache", args, o, {o.results}, {"summary.json", "cache.txt"}, err);
-    job.record.options = option_table(o).record();
-    job.record.definitions = cache_definitions();
+    const ComputeOptions on_host;
+    const std::unique_ptr<Backend> backend = make_backend(on_host.backend, {});
+    job.describe(option_table(o), cache_definitions(), backend->device());
     job.record.captures = results.run().captures;  // that the analysis read
     std::vector<Unit> units;
     for (const LayerSteps& layer : layers)
         units.push_back({text("layer ", layer.layer), [&](const Worker& worker, auto& to) {
                              measure_layer(o, io::ResultsReader(o.results), layer, worker, to);
                          }});
-    const ComputeOptions on_host;
-    const std::unique_ptr<Backend> backend = make_backend(on_host.backend, {});
-    job.record.device = backend->device();
     job.begin(std::move(units));
     if (!job.work(on_host, *backend, OnError::stop)) return 0;
     const io::ResultsReader written = job.finish();
     const Report report = write_report({written, o.out, {o.results}, o.json, 0, out});
-    if (report.reached()) return 0;
-    err << "msa-cache: " << nearest_text(report) << '\n';
-    return kNotReached;
+    return target_code("msa-cache", nearest_text(report), err);
 }
 
 void complete(const Completed& run) { write_report(run); }

@@ -243,8 +243,7 @@ void measure_layer(const CacheOptions& o, const io::ResultsReader& results, cons
     if (of.previous) to.attribute(at, "previous_layer", *of.previous);
     to.attribute(at, "previous_layer_note", of.note);
     for (const std::string& selector : o.selectors) {
-        if (stop_requested())
-            throw Interrupted("stopped; the finished layers are kept, --resume continues");
+        stop_if_asked();
         if (!results.has(ids_dataset(selector, of.layer))) continue;
         const Tensor<int32_t, 3> ids = read_ids(file, results, p, selector, of.layer);
         Tensor<int32_t, 3> guesses;

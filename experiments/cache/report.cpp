@@ -157,7 +157,7 @@ void read_layers(const io::ResultsReader& results, Report& report) {
                               .groups = size("kv_heads"),
                               .block_bytes = size("block_bytes"),
                               .smallest_cache = size("smallest_cache"),
-                              .note = results.words(at, "previous_layer_note")};
+                              .note = results.text(at, "previous_layer_note")};
             layer.seen = read_seen(results, selector, layer.layer);
             const std::optional<int64_t> previous = attribute(results, at, "previous_layer");
             if (layer.seen.by_layer)

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "analysis/metrics.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/units.h"
@@ -209,6 +210,9 @@ void print_words(const Report& report, std::ostream& out) {
 }  // namespace
 
 std::string cache_definitions() {
+    const auto of = [](const char* name) {
+        return ordered_json{name, analysis::metric(name).definition};
+    };
     const ordered_json definitions{
         {"steps", "queries of a sequence in order: decode steps"},
         {"blocks", "blocks that the cache of a layer and group holds"},
@@ -219,26 +223,18 @@ std::string cache_definitions() {
         {"reuses",
          "further uses by LRU stack distance: the blocks used more recently than this one; a cache "
          "of n blocks misses those from n on. All blocks of a step are asked for at once"},
-        {"hit_rate",
-         "share of uses that do not miss in a least-recently-used cache; sums over layers, groups "
-         "and steps. lfu: the block used least often since the first step leaves first. belady: "
-         "the one whose next use is furthest away, which no policy beats"},
-        {"bytes_per_token",
-         "misses times the bytes of a block, per step of all layers and groups, scaled to the "
-         "layers of the model; with --prefetch previous-layer, of in_vain_per_token, too"},
-        {"written_bytes_per_token",
-         "bytes of the new keys and values, which go out once, in the other direction"},
-        {"link_seconds_per_token", "bytes_per_token over the bandwidth of the link"},
+        of("hit_rate"),
+        of("bytes_per_token"),
+        of("written_bytes_per_token"),
+        of("link_seconds_per_token"),
         {"recommended",
          "the smallest least-recently-used cache whose link_seconds_per_token are at most the time "
          "per token"},
         {"previous_step", "share of uses whose block the step before used, too"},
         {"previous_layer",
          "share of uses whose block the layer before selected in the same step and group"},
-        {"late_misses_per_token",
-         "misses that prefetching the previous layer's blocks does not foresee; what is fetched "
-         "waits beside the cache until it is used; all misses of a layer that has none before it"},
-        {"in_vain_per_token", "blocks that this prefetching fetches and the step does not use"}};
+        of("late_misses_per_token"),
+        of("in_vain_per_token")};
     return definitions.dump();
 }
 
@@ -285,6 +281,7 @@ void print_report(const Report& report, std::ostream& out) {
 }
 
 std::string nearest_text(const Report& report) {
+    if (report.reached()) return "";
     const SelectorReport& best = *std::ranges::min_element(
         report.selectors, {}, [](const SelectorReport& of) { return of.whole.bytes; });
     return text("link: no cache keeps it within ", number_text(report.seconds_per_token / kMicro),

@@ -19,7 +19,7 @@ std::string cache_summary(const Report&, const io::RunRecord&);
 /// The page: recommended sizes, hit rates by size, reuse and prefetch by layer.
 void print_report(const Report&, std::ostream& out);
 
-/// Why no cache is small enough, and what the nearest one asks of the link.
+/// Why no cache is small enough, and what the nearest one asks of the link; empty where one is.
 std::string nearest_text(const Report&);
 
 }  // namespace msa::experiments::cache

@@ -4,14 +4,13 @@
 #include <algorithm>
 
 #include "analysis/cost_model.h"
+#include "core/select/cost.h"
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
 #include "experiments/driver/metrics.h"
 
 namespace msa::experiments::compare {
 namespace {
-
-constexpr double kElementBytes = 2;  // as in PolicyCost
 
 /// Keys of the chosen blocks that a query of `seen` keys reads.
 int64_t tokens_of(std::span<const int32_t> blocks, int64_t seen, int64_t block_size) {
@@ -136,7 +135,7 @@ void Accumulator::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
         }
         const double products = pairs * static_cast<double>(p.head_dim);
         reading_.add_query(
-            {4 * static_cast<double>(p.group_size()) * products, 2 * kElementBytes * products});
+            {4 * static_cast<double>(p.group_size()) * products, 2 * kCostElementBytes * products});
     }
 }
 
@@ -154,8 +153,8 @@ void Accumulator::write(io::UnitWriter& to, const std::string& layer, const Prob
     write_blocks(to, at, sums_, blocks_.rows, reading_.views());
 
     const Tensor<double, 2> overlap = overlap_.matrix();
-    to.write<double, 2>("/overlap" + at, overlap.view(),
-                        {"group,group", "IoU", "mean overlap of the blocks of two groups"});
+    const analysis::Metric& of = analysis::metric("group_overlap");
+    to.write<double, 2>("/overlap" + at, overlap.view(), {of.axis, of.unit, of.definition});
     const std::vector<int64_t>& counts = distances_.counts();
     to.write<int64_t, 1>("/distance" + at, {counts.data(), {std::ssize(counts)}},
                          {"distance", "blocks",

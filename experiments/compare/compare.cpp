@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/cu_seqlens.h"
@@ -10,7 +9,7 @@
 #include "experiments/compare/plan.h"
 #include "experiments/compare/summary.h"
 #include "experiments/driver/completed.h"
-#include "experiments/driver/own_attention.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/sample.h"
@@ -83,15 +82,6 @@ void note_forced_budgets(const CompareOptions& o, const Problem& sizes, std::ost
                     << ", forced: no selector of blocks has one to choose\n";
 }
 
-void resolve(CompareOptions& o, const io::ActivationsReader& file) {
-    if (o.layers.empty())
-        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
-    for (int64_t number : o.layers) {
-        io::require_post_rope(file, number);
-        selectors_for(o, file, file.layer(number));
-    }
-}
-
 }  // namespace
 
 int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
@@ -99,12 +89,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     if (!parsed) return 0;
     CompareOptions& o = *parsed;
     const io::ActivationsReader file(o.files);
-    resolve(o, file);
-    std::vector<io::LayerInfo> layers;
-    for (int64_t number : o.layers) layers.push_back(file.layer(number));
+    const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
+    for (const io::LayerInfo& layer : layers) selectors_for(o, file, layer);  // can throw
     if (o.ablation != Ablation::block_size) take_own_block_size(o.block_size, args, layers, err);
-    for (int64_t number : o.layers)
-        warn_of_own_attention(file, number, Computed::with_window_cap_and_sinks, err);
     for (int64_t number : o.layers) choose_queries(o, file.info(), number);
     note_large_budgets(o, file.info(), err);
     note_forced_budgets(o, io::layer_problem(file.info(), layers.front(), o.block_size), err);
@@ -113,11 +100,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 
     UnitRun job("msa-compare", args, o, inputs_of(o, o),
                 {"summary.json", "metrics.csv", "tables.txt", "timing.json"}, err);
-    job.record.options = option_table(o).record();
-    job.record.definitions = compare_definitions();
-    job.record.device = backend->device();
-    record_elements(*backend, file, o.layers, o.element, job.record);
-    record_captures(file, job.record);
+    job.describe(option_table(o), compare_definitions(), *backend, file, o.element);
     job.begin(layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             compare_layer(o, file, layer, layer_before(file, layer), selectors_for(o, file, layer),
@@ -136,10 +119,8 @@ void complete(const Completed& run) {
     tables << '\n' << elements_text(results.run()) << '\n';
     print_captures(results.run(), tables);
     write_text(run.out / "metrics.csv", compare_csv(results));
-    write_text(run.out / "tables.txt", tables.str());
     write_text(run.out / "timing.json", compare_timing(run.out / "run.json"));
-    write_text(run.out / "summary.json", compare_summary(results));
-    run.print << (run.json ? compare_summary(results) : tables.str());
+    write_page(run, "tables.txt", tables.str(), compare_summary(results));
 }
 
 }  // namespace msa::experiments::compare

@@ -12,7 +12,6 @@
 namespace msa::experiments::compare {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{1} << 28;
 constexpr int64_t kFullRows = 64;  // queries that are given all their blocks, as a check
 
 /// Tokens that k blocks hold, on average over the queries that see more than `beyond` keys: their
@@ -171,8 +170,7 @@ void LayerComparison::run(Progress& progress) {
         std::vector<Scorer> scorers = make_scorers(view);
         const int64_t step = chunk_queries();
         for (int64_t begin = 0; begin < all_.queries(); begin += step) {
-            if (stop_requested())
-                throw Interrupted("stopped; the finished layers are kept, --resume continues");
+            stop_if_asked();
             const QueryRange range{begin, std::min(begin + step, all_.queries())};
             add(view, scorers, range);
             progress.advance(range.end - range.begin);

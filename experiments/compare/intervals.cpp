@@ -64,13 +64,13 @@ std::vector<Draws> draw_all(const io::ResultsReader& results, const std::vector<
     return all;
 }
 
-/// By setting, the row of the highest mass kept of those that compete.
+/// By race, the row of the highest mass kept of those that compete.
 std::map<std::string, size_t> best_rows(const io::ResultsReader& results,
                                         const std::vector<Row>& rows) {
     std::map<std::string, size_t> best;
     for (size_t n = 0; n < rows.size(); ++n) {
         if (!rows[n].competes(results)) continue;
-        const auto [at, is_new] = best.try_emplace(rows[n].setting, n);
+        const auto [at, is_new] = best.try_emplace(rows[n].race(), n);
         if (!is_new &&
             rows[n].value(results, "mass_kept") > rows[at->second].value(results, "mass_kept"))
             at->second = n;
@@ -99,7 +99,7 @@ std::vector<Sure> measure_sureness(const io::ResultsReader& results, const std::
                 .best = "",
                 .behind = {kNone, kNone, kNone},
                 .competes = rows[n].competes(results)};
-        if (const auto at = best.find(rows[n].setting); at != best.end()) {
+        if (const auto at = best.find(rows[n].race()); at != best.end()) {
             of.best = rows[at->second].selector;
             of.behind = analysis::with_interval(rows[at->second].value(results, "mass_kept") - mass,
                                                 differences(draws[at->second].mass, draws[n].mass));

@@ -7,7 +7,7 @@
 
 #include "core/select/token_selector.h"
 #include "experiments/compare/comparison.h"
-#include "experiments/driver/own_attention.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments::compare {
@@ -23,17 +23,12 @@ void write_stored_queries(const LayerTask& task) {
                               {"query", "token", "packed token index of each query in /select"});
 }
 
-void write_sizes(const LayerTask& task, const Problem& p, int64_t largest_budget) {
-    const std::string layer = "/layers/" + task.name();
-    for (const auto& [name, value] : {std::pair{"query_heads", task.data.info.query_heads},
-                                      {"kv_heads", p.kv_heads},
-                                      {"head_dim", p.head_dim},
-                                      {"index_dim", p.index_dim},
-                                      {"tokens", p.keys()},
-                                      {"queries", std::ssize(task.tokens)},
-                                      {"largest_budget", largest_budget}})
-        task.to.attribute(layer, name, value);
-    write_attention(task.to, layer, p, io::layer_sinks(task.data.info));
+void write_sizes(const LayerTask& task, Problem p, int64_t largest_budget) {
+    p.query_heads = task.data.info.query_heads;  // of all views
+    write_layer(task.to, task.data.info, p,
+                {{"tokens", p.keys()},
+                 {"queries", std::ssize(task.tokens)},
+                 {"largest_budget", largest_budget}});
 }
 
 }  // namespace

@@ -15,8 +15,8 @@ std::vector<Row> read_rows(const io::ResultsReader& results) {
         for (const std::string& key : results.list("/metrics")) {
             Row row{layer, key, "", "", 0};
             if (!results.has(row.group())) continue;
-            row.selector = results.words(row.group(), "selector");
-            row.setting = results.words(row.group(), "setting");
+            row.selector = results.text(row.group(), "selector");
+            row.setting = results.text(row.group(), "setting");
             row.budget = row.size(results, "budget");
             rows.push_back(row);
         }
@@ -74,6 +74,11 @@ std::vector<std::string> read_notes(const io::ResultsReader& results,
         if (row.selector == last) continue;
         last = row.selector;
         const std::unique_ptr<Policy> policy = make_policy(row.selector);
+        if (const auto* of_tokens = dynamic_cast<const TokenSelector*>(policy.get()))
+            notes.push_back(
+                text(of_tokens->name(), ": every query reads the same number of tokens, ",
+                     "the mean over all queries of the phase of what the blocks of the ",
+                     "budget hold"));
         if (!policy->note().empty()) notes.push_back(text(row.selector, ": ", policy->note()));
         if (!policy->needs().previous_layer) continue;
         const auto previous =

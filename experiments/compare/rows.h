@@ -2,6 +2,7 @@
 // The results of msa-compare, row by row.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -52,9 +53,16 @@ struct Row {
     bool over_budget(const io::ResultsReader& results) const {
         return value(results, "tokens_read") > static_cast<double>(size(results, "tokens_allowed"));
     }
-    /// Can it be the best of its setting? Not an oracle, nor what reads more than its budget.
+    /// The setting of those that it competes with: a window of equal budget stands beside the
+    /// selectors of that budget.
+    std::string race() const {
+        return variant() == "equal=budget" ? setting.substr(0, setting.find(',')) : setting;
+    }
+    /// Can it be the best of its race? Not an oracle, nor what reads more than its budget or has
+    /// one of its own, nor what no query was counted of.
     bool competes(const io::ResultsReader& results) const {
-        return results.words(group(), "family") != "oracle" && !over_budget(results);
+        return results.text(group(), "family") != "oracle" && !over_budget(results) &&
+               variant() != "equal=FLOPs" && !std::isnan(value(results, "mass_kept"));
     }
     double value(const io::ResultsReader& results, const std::string& name) const {
         return results.number(group(), name);

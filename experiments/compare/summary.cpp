@@ -60,7 +60,7 @@ void add_rows(const io::ResultsReader& results, const std::vector<Row>& rows, or
         const Row& row = rows[n];
         ordered_json entry{
             {"layer", std::stoll(row.layer)}, {"selector", row.selector}, {"setting", row.setting}};
-        for (const char* name : {"family", "kind"}) entry[name] = results.words(row.group(), name);
+        for (const char* name : {"family", "kind"}) entry[name] = results.text(row.group(), name);
         for (const char* name : kRowSizes) entry[name] = row.size(results, name);
         for (const Measure& measure : kMeasures)
             entry[measure.name] = number(row.value(results, measure.name));
@@ -133,7 +133,7 @@ std::string compare_csv(const io::ResultsReader& results) {
             const std::string dataset = row.group() + "/" + metric;
             const Tensor<double, 1> values = results.read<double, 1>(dataset);
             for (int64_t n = 0; n < values.size(); ++n) {
-                csv << head.str() << metric << ',' << results.words(dataset, "axes") << ',' << n
+                csv << head.str() << metric << ',' << results.text(dataset, "axes") << ',' << n
                     << ',';
                 if (!std::isnan(values(n))) csv << values(n);
                 csv << '\n';

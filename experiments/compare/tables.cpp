@@ -24,7 +24,7 @@ std::string interval_text(const analysis::Estimate& of) {
 
 /// "=" where a selector that competes is not distinguishable from the best of its setting.
 std::string beside_the_best(const Row& row, const Sure& sure) {
-    if (row.selector == sure.best) return "best";
+    if (sure.competes && row.selector == sure.best) return "best";
     return sure.like_the_best() ? "=" : "";
 }
 
@@ -97,44 +97,53 @@ void print_layer(const io::ResultsReader& results, const std::string& layer,
     const auto size = [&](const char* name) {
         return static_cast<int64_t>(results.number("/layers/" + layer, name));
     };
-    out << "layer " << layer << ": " << size("tokens") << " tokens; averages over the "
-        << rows.front().size(results, "rows_counted") << " of " << size("queries")
-        << " queries that see more than " << size("largest_budget") << " keys\n\n";
+    print_paragraph(out, text("layer ", layer, ": ", size("tokens"), " tokens; averages over the ",
+                              rows.front().size(results, "rows_counted"), " of ", size("queries"),
+                              " queries that see more than ", size("largest_budget"), " keys"));
+    out << '\n';
     if (rows.front().size(results, "rows_counted") == 0)
         out << "No query sees more keys than the largest budget: choose smaller --budgets.\n\n";
     print_configs(results, rows, ablation, out);
-    if (const StoredBlocks from = drawn_from(results, layer); from.count() > 1)
-        out << '\n'
-            << drawn_text(from, results.run().seed)
-            << " Every config sees the same draws. Best: keeps most mass of its budget; =: not "
-               "distinguishable from it, as the interval of the difference holds 0. Oracles, and "
-               "selectors that read more than their budget, are neither.\n";
+    if (const StoredBlocks from = drawn_from(results, layer); from.count() > 1) {
+        out << '\n';
+        print_paragraph(out, drawn_text(from, results.run().seed) +
+                                 " Every config sees the same draws. Best: keeps most mass of its "
+                                 "budget; =: not distinguishable from it, as the interval of the "
+                                 "difference holds 0. Oracles, and selectors that read more than "
+                                 "their budget, are neither.");
+    }
     if (ablation == "window") {
         out << "\n";
         print_windows(results, rows, out);
     }
     const std::vector<std::string> notes = read_notes(results, rows);
     if (!notes.empty()) out << "\n";
-    for (const std::string& note : notes) out << note << "\n";
+    for (const std::string& note : notes) print_paragraph(out, note);
     const std::string checks = "/checks/" + layer;
-    out << "\nchecked: no selector keeps more than the best choice of as many blocks, on "
-        << static_cast<int64_t>(results.number(checks, "rows"))
-        << " rows; all blocks give dense attention, on "
-        << static_cast<int64_t>(results.number(checks, "rows_with_all_blocks"))
-        << " rows, within a relative "
-        << number_text(results.number(checks, "largest_difference_from_dense"), 2) << "\n\n";
+    const auto count = [&](const char* name) {
+        return static_cast<int64_t>(results.number(checks, name));
+    };
+    out << '\n';
+    print_paragraph(
+        out, text("checked: no selector keeps more than the best choice of as many blocks, on ",
+                  count("rows"), " rows; all blocks give dense attention, on ",
+                  count("rows_with_all_blocks"), " rows, within a relative ",
+                  number_text(results.number(checks, "largest_difference_from_dense"), 2)));
+    out << '\n';
 }
 
 }  // namespace
 
 void print_compare_tables(const io::ResultsReader& results, std::ostream& out) {
     const auto options = nlohmann::ordered_json::parse(results.run().options);
-    out << "budgets in tokens, kept in blocks of " << options["block_size"]
-        << " unless the table says otherwise; one choice for each "
-        << options["share"].get<std::string>() << "; forced first " << options["forced_first"]
-        << " and newest " << options["forced_local"] << " blocks "
-        << options["forced"].get<std::string>() << " the budget (policies may force more); "
-        << options["phase"].get<std::string>() << " phase\n\n";
+    print_paragraph(
+        out, text("budgets in tokens, kept in blocks of ", options["block_size"],
+                  " unless the table says otherwise; one choice for each ",
+                  options["share"].get<std::string>(), "; forced first ", options["forced_first"],
+                  " and newest ", options["forced_local"], " blocks ",
+                  options["forced"].get<std::string>(), " the budget (policies may force more); ",
+                  options["phase"].get<std::string>(), " phase"));
+    out << '\n';
     for (const std::string& layer : results.list("/layers"))
         print_layer(results, layer, options["ablation"], out);
     Table definitions({"number", "definition"});

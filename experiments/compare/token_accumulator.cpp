@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/select/cost.h"
 #include "experiments/driver/metrics.h"
 
 namespace msa::experiments::compare {
@@ -36,8 +37,7 @@ TokenAccumulator::TokenAccumulator(Config config, int64_t tokens, const Problem&
 void TokenAccumulator::prepare(const SelectorLayer& layer) { selector_->prepare(layer); }
 
 KeptTokens TokenAccumulator::select(const SelectorLayer& layer, const SelectorChunk& chunk) const {
-    const std::vector<int64_t> budgets(static_cast<size_t>(chunk.problem.queries()), tokens_);
-    return selector_->select(layer, chunk, budgets);
+    return selector_->select(layer, chunk, tokens_);
 }
 
 void TokenAccumulator::add(const MeasuredChunk& measured, const KeptTokens& kept,
@@ -56,7 +56,7 @@ void TokenAccumulator::add(const MeasuredChunk& measured, const KeptTokens& kept
             checks.check_mass(config().key(), i, r, blocks, mass(i, r));
         const auto products = static_cast<double>(std::ssize(kept[row]) * p.head_dim);
         reading_.add_query({4 * static_cast<double>(p.query_heads) * products,
-                            4 * static_cast<double>(p.kv_heads) * products});
+                            2 * kCostElementBytes * static_cast<double>(p.kv_heads) * products});
         if (measured.kinds[row] != analysis::RowKind::counted) continue;
         reading_.count_row();
         for (int64_t r = 0; r < p.kv_heads; ++r) {

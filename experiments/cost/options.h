@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/tensor.h"
-#include "experiments/cost/presets.h"
 #include "experiments/driver/options.h"
+#include "experiments/driver/presets.h"
 
 namespace msa::experiments::cost {
 

@@ -6,6 +6,9 @@
 
 namespace msa::experiments {
 
+/// About what a program holds of the queries that it works on at a time.
+inline constexpr int64_t kChunkBytes = int64_t{1} << 28;
+
 struct Attention {
     Tensor<float, 3> out;  // [Nq, Hq, dh]
     Tensor<float, 2> lse;  // [Nq, Hq]

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT
+// What follows a run: the files that a program, or msa-merge in its place, makes of results.h5.
 #pragma once
 
 #include <filesystem>
 #include <iosfwd>
+#include <string>
 #include <vector>
 
 #include "core/io/results.h"
 
 namespace msa::experiments {
 
-/// A run whose results.h5 is whole: what a program, or msa-merge in its place, makes of it.
+/// A run whose results.h5 is whole.
 struct Completed {
     const io::ResultsReader& results;
     std::filesystem::path out;                  // the folder
@@ -18,5 +20,15 @@ struct Completed {
     int threads;                                // 0: all
     std::ostream& print;
 };
+
+/// Writes summary.json, which comes last, and prints it or `page`.
+void write_summary(const Completed&, const std::string& summary, const std::string& page);
+/// The same, with the page as the file `name`.
+void write_page(const Completed&, const std::string& name, const std::string& page,
+                const std::string& summary);
+
+/// The exit code of a program with a target. `nearest`: what comes nearest to it, which goes to
+/// `err`; empty where the target is reached.
+int target_code(const std::string& program, const std::string& nearest, std::ostream& err);
 
 }  // namespace msa::experiments

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "analysis/query_blocks.h"
+#include "experiments/driver/attend.h"
 #include "experiments/driver/estimate.h"
 
 namespace msa::experiments {
@@ -15,8 +16,7 @@ namespace {
 
 using analysis::RowKind;
 
-constexpr int64_t kChunkBytes = int64_t{1} << 28, kMostChunk = 4096;
-constexpr int64_t kLeastBlocks = 2;
+constexpr int64_t kLeastBlocks = 2, kMostChunk = 4096;
 
 }  // namespace
 

@@ -52,7 +52,7 @@ private:
     DrawnQueries() = default;
 };
 
-/// Of each draw, the mean over its queries of what is the mean over the queries of each block.
+/// Per draw: the mean over the drawn queries, from the means of each block.
 std::vector<double> drawn_means(const DrawnQueries&, View<const double, 1> values);
 /// Likewise the relative error, mean over the heads whose norm is not 0: sums of squares
 /// [M, heads] of the differences and of what they are relative to.

@@ -61,9 +61,9 @@ Json or_null(const std::optional<T>& value) {
                                "' is invalid, must be ", form));
 }
 
-int64_t read_count(const std::string& flag, const std::string& value, const std::string& form) {
+int64_t read_count(const std::string& flag, const std::string& value) {
     const std::optional<Count> count = read<Count>(value);
-    if (!count) refuse(flag, value, form);
+    if (!count) refuse(flag, value, "an integer, 128K or 1M");
     return count->value;
 }
 
@@ -129,7 +129,7 @@ OptionRow& OptionTable::flag(const std::string& flag, bool& to, const std::strin
 OptionRow& OptionTable::count(const std::string& flag, const std::string& form, int64_t& to,
                               const std::string& help) {
     return add({flag, form, help, std::to_string(to),
-                [=, &to](const std::string& value) { to = read_count(flag, value, form); },
+                [=, &to](const std::string& value) { to = read_count(flag, value); },
                 [&to] { return Json(to); }});
 }
 
@@ -137,8 +137,9 @@ OptionRow& OptionTable::count(const std::string& flag, const std::string& form, 
                               const std::string& help) {
     return add({flag, form, help, std::to_string(to),
                 [=, &to](const std::string& value) {
-                    const int64_t wide = read_count(flag, value, form);
-                    if (wide != static_cast<int>(wide)) refuse(flag, value, form);
+                    const int64_t wide = read_count(flag, value);
+                    if (wide != static_cast<int>(wide))
+                        refuse(flag, value, "an integer of 32 bits");
                     to = static_cast<int>(wide);
                 },
                 [&to] { return Json(to); }});
@@ -147,14 +148,14 @@ OptionRow& OptionTable::count(const std::string& flag, const std::string& form, 
 OptionRow& OptionTable::count(const std::string& flag, const std::string& form,
                               std::optional<int64_t>& to, const std::string& help) {
     return add({flag, form, help, to ? std::to_string(*to) : "",
-                [=, &to](const std::string& value) { to = read_count(flag, value, form); },
+                [=, &to](const std::string& value) { to = read_count(flag, value); },
                 [&to] { return or_null(to); }});
 }
 
 OptionRow& OptionTable::seed(uint64_t& to, const std::string& help) {
     return add({"seed", "N", help, std::to_string(to),
                 [&to](const std::string& value) {
-                    const int64_t seed = read_count("seed", value, "N");
+                    const int64_t seed = read_count("seed", value);
                     check_at_least("seed", seed, 0);
                     to = static_cast<uint64_t>(seed);
                 },
@@ -167,7 +168,7 @@ OptionRow& OptionTable::real(const std::string& flag, const std::string& form, d
     return add({flag, form, help, Json(to).dump(),
                 [=, &to](const std::string& value) {
                     const std::optional<double> number = read_real(value);
-                    if (!number) refuse(flag, value, form);
+                    if (!number) refuse(flag, value, "a number");
                     to = *number;
                 },
                 [&to] { return Json(to); }});
@@ -178,7 +179,7 @@ OptionRow& OptionTable::real(const std::string& flag, const std::string& form,
     return add({flag, form, help, "",
                 [=, &to](const std::string& value) {
                     to = read_real(value);
-                    if (!to) refuse(flag, value, form);
+                    if (!to) refuse(flag, value, "a number");
                 },
                 [&to] { return or_null(to); }});
 }

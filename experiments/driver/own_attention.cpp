@@ -21,14 +21,4 @@ void warn_of_own_attention(const io::ActivationsReader& file, int64_t number, Co
         << "attention computed here\n";
 }
 
-void write_attention(io::UnitWriter& to, const std::string& group, const Problem& p,
-                     View<const float, 1> sinks) {
-    to.attribute(group, "softmax_scale", p.softmax_scale());
-    if (p.window) to.attribute(group, "window", *p.window);
-    if (p.softcap) to.attribute(group, "softcap", *p.softcap);
-    if (!sinks) return;
-    to.write<float, 1>(group + "/sinks", sinks,
-                       {"head", "nats", "learnable logit that competes in the head's softmax"});
-}
-
 }  // namespace msa::experiments

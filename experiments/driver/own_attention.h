@@ -6,7 +6,6 @@
 
 #include "core/backend.h"
 #include "core/io/activations.h"
-#include "core/io/results.h"
 
 namespace msa::experiments {
 
@@ -30,10 +29,5 @@ public:
 private:
     Tensor<float, 1> there_;
 };
-
-/// What a layer's group of results says of its attention: the attribute `softmax_scale`; where the
-/// layer has them, `window`, `softcap` and the dataset `sinks` [Hq].
-void write_attention(io::UnitWriter& to, const std::string& group, const Problem&,
-                     View<const float, 1> sinks);
 
 }  // namespace msa::experiments

@@ -16,11 +16,14 @@ namespace {
 
 volatile std::sig_atomic_t stop_signal = 0;
 
-constexpr int kBug = 1, kRefused = 2, kInterrupted = 130;
-
 }  // namespace
 
 bool stop_requested() { return stop_signal != 0; }
+
+void stop_if_asked() {
+    if (stop_requested())
+        throw Interrupted("stopped; the finished layers are kept, --resume continues");
+}
 
 int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
             std::ostream& err, std::ostream* failures) {

@@ -23,6 +23,10 @@ private:
     int overflow(int character) override { return character == EOF ? 0 : character; }
 };
 
+/// Exit codes beside 0. kRefused: bad input, a refusal of the system, or a request that cannot be
+/// answered, as a target that nothing reaches.
+inline constexpr int kBug = 1, kRefused = 2, kInterrupted = 130;
+
 /// The user asked to stop (SIGINT, SIGTERM).
 class Interrupted : public std::runtime_error {
 public:
@@ -31,10 +35,12 @@ public:
 
 /// Has a stop been asked for? Long loops look at it and throw Interrupted.
 bool stop_requested();
+/// Throws Interrupted where it has, inside a unit of a run (driver/run.h).
+void stop_if_asked();
 
-/// Runs the body and returns the exit code: 0, or that of the body; 2 for bad input, a request that
-/// cannot be answered, or a refusal of the system; 130 for Interrupted; 1 for anything else, which
-/// is a bug. Messages go to `failures`, to `err` without, after the program's name.
+/// Runs the body and returns the exit code: 0, or that of the body; kRefused, kInterrupted for
+/// Interrupted, kBug for any other exception. Messages go to `failures`, to `err` without, after
+/// the program's name.
 int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
             std::ostream& err, std::ostream* failures = nullptr);
 

@@ -85,6 +85,21 @@ UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, 
     record.seed = o.seed;
 }
 
+void UnitRun::describe(const OptionTable& options, const std::string& definitions,
+                       const std::string& device) {
+    record.options = options.record();
+    record.definitions = definitions;
+    record.device = device;
+}
+
+void UnitRun::describe(const OptionTable& options, const std::string& definitions,
+                       const Backend& backend, const io::ActivationsReader& file,
+                       const ElementChoice& elements) {
+    describe(options, definitions, backend.device());
+    record_elements(backend, file, o_.layers, elements, record);
+    record_captures(file, record);
+}
+
 void UnitRun::begin(std::vector<Unit> units) {
     units_ = std::move(units);
     for (const Unit& unit : units_) {
@@ -223,7 +238,8 @@ bool UnitRun::set_aside(int64_t done) const {
 
 bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_error) {
     const std::vector<const Unit*> units = waiting();
-    const int64_t jobs = std::clamp<int64_t>(std::ssize(units), 1, o_.jobs);
+    const int64_t jobs =
+        std::clamp<int64_t>(std::ssize(units), 1, o_.jobs * compute.count_devices());
     BackendOptions share = compute.backend_options;
     const int all = share.threads > 0 ? share.threads : ranks_.threads();
     share.threads = std::max(1, all / static_cast<int>(jobs));
@@ -234,14 +250,19 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
         work_with(first, share.threads, alone, queue);
     } else {
         std::vector<std::jthread> workers;
-        for (int64_t job = 0; job < jobs; ++job)
-            workers.emplace_back([&] {
+        for (int64_t job = 0; job < jobs; ++job) {
+            BackendOptions own = share;
+            if (!compute.devices.empty())
+                own.device = static_cast<int>(
+                    compute.devices[static_cast<size_t>(job) % compute.devices.size()]);
+            workers.emplace_back([&, own] {
                 try {
-                    work_with(*make_backend(compute.backend, share), share.threads, alone, queue);
+                    work_with(*make_backend(compute.backend, own), own.threads, alone, queue);
                 } catch (const std::exception& error) {
                     queue.fail(error.what());
                 }
             });
+        }
     }
     std::exception_ptr error;
     if (!queue.failures.empty()) error = queue.failures.front().error;

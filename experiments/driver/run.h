@@ -56,17 +56,22 @@ public:
             std::ostream& err, const Ranks& ranks = Ranks::world());
 
     io::RunRecord record;  // the program completes it before begin()
+    /// Sets the options, the definitions of what is measured, and the device.
+    void describe(const OptionTable&, const std::string& definitions, const std::string& device);
+    /// These, the captures, and the elements of o.layers on the backend.
+    void describe(const OptionTable&, const std::string& definitions, const Backend&,
+                  const io::ActivationsReader&, const ElementChoice&);
     std::filesystem::path path(const std::string& name) const { return o_.out / name; }
 
     /// Makes the directory and opens results.h5 as --resume and --overwrite say.
     void begin(std::vector<Unit> units);
     /// Are all units done already?
     bool is_done() const;
-    /// Does the units of this process that are not done, `jobs` at once, each with a backend of its
-    /// own beyond the first and its share of the threads: those of --shard, or what the ranks of
-    /// the run (driver/ranks.h) share among them. The first error is thrown at the end, further
-    /// ones are printed. Throws Interrupted where a unit does. True where this process completes
-    /// the run; else its part is done, and said.
+    /// Does the units of this process that are not done, `jobs` at once on each of its devices,
+    /// each with a backend of its own beyond the first and its share of the threads: those of
+    /// --shard, or what the ranks of the run (driver/ranks.h) share among them. The first error is
+    /// thrown at the end, further ones are printed. Throws Interrupted where a unit does. True
+    /// where this process completes the run; else its part is done, and said.
     bool work(const ComputeOptions& compute, Backend& first, OnError on_error);
     /// Completes results.h5 and opens it. Writes run.json, and removes a summary.json, which
     /// programs write last.

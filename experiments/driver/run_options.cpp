@@ -9,6 +9,7 @@
 #include "core/io/results.h"
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
+#include "experiments/driver/ranks.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments {
@@ -78,6 +79,26 @@ void add_backend(OptionTable& table, ComputeOptions& o) {
         .unrecorded();
 }
 
+void add_devices(OptionTable& table, ComputeOptions& o, const std::string& help) {
+    OptionRow& row =
+        table.numbers("devices", "N,...", o.devices, help).between(0, 1023).unrecorded();
+    row.check = [&o, bounds = row.check] {
+        bounds();
+        if (o.devices.empty()) return;
+        require(o.backend_options.device == 0, "--device and --devices exclude each other");
+        const int ranks = o.devices.size() > 1 ? Ranks::world().count() : 1;
+        require(ranks == 1, "--devices names ", o.devices.size(), " GPUs, and there are ", ranks,
+                " ranks: one of the two spreads a run");
+        o.backend_options.device = static_cast<int>(o.devices.front());
+    };
+}
+
+void add_devices(OptionTable& table, ComputeOptions& o) {
+    add_devices(table, o,
+                "GPUs that share the layers, --jobs of them at once on each; on the host, as many "
+                "workers that share the threads. See docs/many_machines.md");
+}
+
 void add_compute(OptionTable& table, ComputeOptions& o) {
     add_backend(table, o);
     table.element("element", o.element.main, {Element::f32, Element::bf16, Element::f16},
@@ -131,6 +152,20 @@ void take_own_sizes(SizeOptions& o, std::span<const std::string> args,
     o.rule.validate();
 }
 
+std::string resolve_sizes(SizeOptions& o, std::span<const std::string> args,
+                          std::span<const io::LayerInfo> layers,
+                          const std::vector<int64_t>& cu_seqlens, std::ostream& err) {
+    take_own_sizes(o, args, layers, err);
+    const int64_t blocks = ceil_div(longest_sequence(cu_seqlens), o.block_size);
+    const int64_t most = std::max({int64_t{1}, blocks, o.rule.forced_local + o.rule.forced_first});
+    if (o.rule.top_k <= most) return "";
+    std::string note = text("--top-k is ", o.rule.top_k, ", more than the ", blocks,
+                            " blocks of the longest sequence; ", most, " are used");
+    err << "note: " << note << '\n';
+    o.rule.top_k = most;
+    return note;
+}
+
 std::string label_of(const std::string& option, const std::string& name) {
     try {
         return make_policy(name)->label();
@@ -149,6 +184,17 @@ std::string options_help(const std::vector<std::string>& offered) {
            all;
 }
 
+/// InputError where a policy is not among those that a program offers.
+void require_offered(const std::string& option, const std::string& name,
+                     const std::vector<std::string>& offered) {
+    const auto among = [&](const std::vector<std::string>& names) {
+        return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    require(among(offered) || !among(list_policies()), "--", option, " has ", name,
+            ", which does not choose blocks for each query alone (msa-compare has it); there are: ",
+            join(offered));
+}
+
 void add_selectors(OptionTable& table, std::vector<std::string>& to,
                    const std::vector<std::string>& offered) {
     const std::string all = "all";
@@ -159,6 +205,7 @@ void add_selectors(OptionTable& table, std::vector<std::string>& to,
             const std::vector<std::string_view> others = make_policy(own)->other_names();
             if (std::find(others.begin(), others.end(), base) != others.end()) base = own;
         }
+        require_offered("selectors", base, offered);
         choice("selectors", base, offered);
         return label_of("selectors", name);
     };
@@ -174,11 +221,8 @@ void add_selectors(OptionTable& table, std::vector<std::string>& to,
 }
 
 std::string pointwise_selector(const std::string& option, const std::string& name) {
-    const std::vector<std::string> known = list_pointwise_selectors();
     std::string label = label_of(option, name);
-    const std::string own(name_of_label(label));
-    require(std::find(known.begin(), known.end(), own) != known.end(), "--", option, " has ", name,
-            ", which does not choose blocks for each query alone; there are: ", join(known));
+    require_offered(option, std::string(name_of_label(label)), list_pointwise_selectors());
     return label;
 }
 
@@ -213,9 +257,9 @@ std::vector<QueryRange> resolve_ranges(const std::string& option, const std::vec
     std::vector<QueryRange> ranges;
     for (const Range& range : asked) {
         const QueryRange r{range.begin.value_or(0), range.end.value_or(available)};
-        require(0 <= r.begin && r.begin < r.end && r.end <= available, "--", option, " is ",
-                r.begin, ":", r.end, ", must be a non-empty range ", of_what,
-                of_what.empty() ? "" : " ", "within 0:", available);
+        require(0 <= r.begin && r.begin < r.end && r.end <= available, "--", option, " is ", range,
+                ", must be a non-empty range ", of_what, of_what.empty() ? "" : " ",
+                "within 0:", available);
         ranges.push_back(r);
     }
     return ranges;
@@ -271,16 +315,6 @@ std::vector<int64_t> sampled_queries(const QueryOptions& o, const std::vector<in
     for (int64_t n : stratified_sample(std::ssize(all), o.sample_queries, seed))
         chosen.push_back(all[static_cast<size_t>(n)]);
     return chosen;
-}
-
-std::string clamp_top_k(SelectionRule& rule, int64_t block_size, const std::vector<int64_t>& cu) {
-    const int64_t blocks = ceil_div(longest_sequence(cu), block_size);
-    const int64_t most = std::max({int64_t{1}, blocks, rule.forced_local + rule.forced_first});
-    if (rule.top_k <= most) return "";
-    std::string note = text("--top-k is ", rule.top_k, ", more than the ", blocks,
-                            " blocks of the longest sequence; ", most, " are used");
-    rule.top_k = most;
-    return note;
 }
 
 }  // namespace msa::experiments

@@ -42,10 +42,18 @@ void add_workers(OptionTable&, RunOptions&);
 struct ComputeOptions {
     std::string backend = "cpu";
     BackendOptions backend_options;
+    std::vector<int64_t> devices;  // GPUs that share the work; empty: backend_options.device alone
     ElementChoice element;
+
+    int count_devices() const { return devices.empty() ? 1 : static_cast<int>(devices.size()); }
 };
 /// --backend, --device, --threads.
 void add_backend(OptionTable&, ComputeOptions&);
+/// --devices, with what they do; the first of them becomes that of --device. InputError where they
+/// are several and there are several ranks.
+void add_devices(OptionTable&, ComputeOptions&, const std::string& help);
+/// The same for a run over units (driver/run.h).
+void add_devices(OptionTable&, ComputeOptions&);
 /// These and --element.
 void add_compute(OptionTable&, ComputeOptions&);
 /// --index-element.
@@ -66,6 +74,11 @@ void take_own_block_size(int64_t& block_size, std::span<const std::string> args,
 /// The same of block size and k.
 void take_own_sizes(SizeOptions&, std::span<const std::string> args,
                     std::span<const io::LayerInfo> layers, std::ostream& err);
+/// These, and k at most the blocks of the longest sequence, or the forced blocks where these are
+/// more. What became of k, as a sentence that is also said on `err`; empty where nothing did.
+std::string resolve_sizes(SizeOptions&, std::span<const std::string> args,
+                          std::span<const io::LayerInfo> layers,
+                          const std::vector<int64_t>& cu_seqlens, std::ostream& err);
 
 /// Policy::label() of a selector as users write it. InputError naming `option`.
 std::string label_of(const std::string& option, const std::string& name);
@@ -116,10 +129,5 @@ std::vector<int64_t> chosen_queries(const QueryOptions&, const std::vector<int64
 /// A stratified sample of --sample-queries of them.
 std::vector<int64_t> sampled_queries(const QueryOptions&, const std::vector<int64_t>& cu_seqlens,
                                      int64_t layer, uint64_t seed);
-
-/// Lowers rule.top_k to the blocks of the longest sequence, or to the forced blocks where these are
-/// more. What was done, as a sentence; empty where nothing was.
-std::string clamp_top_k(SelectionRule& rule, int64_t block_size,
-                        const std::vector<int64_t>& cu_seqlens);
 
 }  // namespace msa::experiments

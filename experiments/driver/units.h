@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Factors of units, of what is printed and of what is read.
+// Unit prefixes (tera, mebi, micro) of numbers that are printed or read.
 #pragma once
 
 namespace msa::experiments {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
-#include <iostream>
-#include <nlohmann/json.hpp>
+#include <ostream>
+#include <sstream>
 
 #include "analysis/rows.h"
 #include "experiments/driver/completed.h"
-#include "experiments/driver/own_attention.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/write_text.h"
+#include "experiments/driver/workers.h"
 #include "experiments/fit/indexer_file.h"
 #include "experiments/fit/layer.h"
 #include "experiments/fit/options.h"
@@ -22,14 +22,15 @@ namespace msa::experiments::fit {
 namespace {
 
 /// Fills in what depends on the file, and checks the options against it.
-void resolve(FitOptions& o, const io::ActivationsReader& file) {
-    if (o.layers.empty())
-        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
+std::vector<io::LayerInfo> resolve(FitOptions& o, const io::ActivationsReader& file,
+                                   std::ostream& err) {
+    std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
     for (int64_t layer : o.layers) {
         check_layer(file, layer);
         check_start(o.start, index_form(o, file, layer), file.layer(layer),
                     model_frequencies(o, file, layer));
     }
+    return layers;
 }
 
 /// Throws UnsupportedError where the backend does not compute the loss that is asked for.
@@ -58,38 +59,57 @@ void warn_of_no_rows(const FitOptions& o, const io::ActivationsReader& file, con
         << " tokens: the KL is all that will be measured\n";
 }
 
-}  // namespace
-
-int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
-    std::optional<FitOptions> parsed = parse_fit_options(args, out);
-    if (!parsed) return 0;
-    FitOptions& o = *parsed;
-    const io::ActivationsReader file(o.files);
-    resolve(o, file);
-    for (int64_t layer : o.layers)
-        warn_of_own_attention(file, layer, Computed::with_window_cap_and_sinks, err);
+/// Options and file, checked against each other.
+struct Prepared {
+    FitOptions o;
+    const io::ActivationsReader& file;
     std::vector<io::LayerInfo> layers;
-    for (int64_t number : o.layers) layers.push_back(file.layer(number));
-    take_own_sizes(o, args, layers, err);
-    const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
-    if (!note.empty()) err << "note: " << note << '\n';
-    const Split split = split_queries(o, file.info().cu_seqlens);
-    warn_of_no_rows(o, file, split, err);
-    register_cuda_backend();
-    const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
-    check_teacher(o, file, *backend);
+    std::string note;  // on top_k
+    Split split;
+};
 
+Prepared prepare(FitOptions asked, const io::ActivationsReader& file,
+                 std::span<const std::string> args, std::ostream& err) {
+    Prepared p{std::move(asked), file, {}, {}, {}};
+    FitOptions& o = p.o;
+    p.layers = resolve(o, file, err);
+    p.note = resolve_sizes(o, args, p.layers, file.info().cu_seqlens, err);
+    p.split = split_queries(o, file.info().cu_seqlens);
+    if (o.together) check_workers(o, count_workers(o), std::ssize(p.split.train));
+    warn_of_no_rows(o, file, p.split, err);
+    return p;
+}
+
+void describe(UnitRun& job, Prepared& p, const train::Workers& workers, const Backend& backend) {
+    std::string device = backend.device();
+    if (workers.count() > 1) device += text(", one of ", workers.count());
+    job.describe(option_table(p.o), fit_definitions(p.note), device);
+    std::vector<LayerElements> elements;
+    for (const io::LayerInfo& layer : p.layers)
+        elements.push_back(float_elements(layer, p.o.element));
+    record_elements(elements, job.record);
+    record_captures(p.file, job.record);
+    job.record.index_element = to_string(Element::f32);  // the Index Branch's own
+}
+
+constexpr int64_t kNoLayer = -1;
+
+/// Tells the other workers which layer comes, or that there is none; what the first one says.
+int64_t announce(train::Workers& workers, int64_t layer) {
+    workers.from_first(std::as_writable_bytes(std::span(&layer, 1)));
+    return layer;
+}
+
+/// What the first worker does: everything but the others' shares of the steps.
+void lead(Prepared p, std::span<const std::string> args, Backend& backend, train::Workers& workers,
+          std::ostream& out, std::ostream& err) {
+    const FitOptions& o = p.o;
+    const FitRun run{o, p.file, p.split};
     std::vector<std::string> outputs{"summary.json", "indexer.h5"};
     for (int64_t layer : o.layers) outputs.push_back(checkpoint_name(layer));
-    UnitRun job("msa-fit-indexer", args, o, o.files, outputs, err);
-    job.record.options = option_table(o).record();
-    job.record.definitions = fit_definitions(note);
-    job.record.device = backend->device();
-    std::vector<LayerElements> elements;
-    for (const io::LayerInfo& layer : layers) elements.push_back(float_elements(layer, o.element));
-    record_elements(elements, job.record);
-    record_captures(file, job.record);
-    job.record.index_element = to_string(Element::f32);  // the Index Branch's own
+    UnitRun job("msa-fit-indexer", args, o, o.files, outputs, err,
+                o.together ? Ranks::alone() : Ranks::world());
+    describe(job, p, workers, backend);
     check_unfinished(o, o.out, exists(job.path("results.h5")) && !exists(job.path("summary.json")));
     std::vector<Unit> units;
     std::vector<Checkpoint> checkpoints;
@@ -98,7 +118,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
             checkpoints.emplace_back(job.path(checkpoint_name(layer)), layer, job.record);
         units.push_back({unit_of(layer),
                          [&, layer, checkpoint](const Worker& worker, io::UnitWriter& to) {
-                             fit_layer(o, file, layer, split, checkpoint, worker, to);
+                             announce(workers, layer);
+                             fit_layer(run, layer, checkpoint, worker, workers, to);
                          },
                          [checkpoint] { checkpoint.remove(); }});
     }
@@ -108,8 +129,50 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         if (o.overwrite) checkpoint.remove();
         if (o.resume) checkpoint.load();  // refuses that of another run before anything is trained
     }
-    if (!job.work(o, *backend, OnError::finish_others)) return 0;
-    complete({job.finish(), o.out, o.files, o.json, o.backend_options.threads, out});
+    // Whom the others wait for does not go on after an error.
+    const bool completes =
+        job.work(o, backend, o.together ? OnError::stop : OnError::finish_others);
+    announce(workers, kNoLayer);
+    if (completes) complete({job.finish(), o.out, o.files, o.json, o.backend_options.threads, out});
+}
+
+void follow(const Prepared& p, Backend& backend, int threads, train::Workers& workers) {
+    const FitRun run{p.o, p.file, p.split};
+    for (int64_t layer = announce(workers, kNoLayer); layer != kNoLayer;
+         layer = announce(workers, kNoLayer))
+        follow_layer(run, layer, backend, threads, workers);
+}
+
+}  // namespace
+
+int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+    std::optional<FitOptions> parsed = parse_fit_options(args, out);
+    if (!parsed) return 0;
+    const io::ActivationsReader file(parsed->files);
+    const Prepared prepared = prepare(*std::move(parsed), file, args, err);
+    const FitOptions& o = prepared.o;
+    register_cuda_backend();
+    if (!o.together) {
+        const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
+        check_teacher(o, file, *backend);
+        train::Workers alone;
+        lead(prepared, args, *backend, alone, out, err);
+        return 0;
+    }
+    work_together(o, [&](train::Workers& workers) {
+        const BackendOptions own = backend_of(o, workers);
+        const std::unique_ptr<Backend> backend = make_backend(o.backend, own);
+        check_teacher(o, file, *backend);
+        workers.any(false);  // all have started, before a file is touched
+        if (workers.is_first()) {
+            Prepared first = prepared;
+            first.o.backend_options = own;
+            first.o.devices.clear();  // they are the workers'
+            lead(std::move(first), args, *backend, workers, out, err);
+        } else {
+            follow(prepared, *backend, own.threads, workers);
+        }
+    });
     return 0;
 }
 
@@ -118,11 +181,9 @@ void complete(const Completed& run) {
     std::vector<int64_t> layers;
     for (const std::string& layer : run.results.list("/fit")) layers.push_back(std::stoll(layer));
     write_indexer_file(run.out / "indexer.h5", file, run.results, layers, run.threads);
-    write_text(run.out / "summary.json", fit_summary_json(run.results));
-    if (run.json)
-        run.print << fit_summary_json(run.results);
-    else
-        print_fit_table(run.results, run.print);
+    std::ostringstream table;
+    print_fit_table(run.results, table);
+    write_summary(run, fit_summary_json(run.results), table.str());
 }
 
 }  // namespace msa::experiments::fit

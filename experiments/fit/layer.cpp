@@ -45,35 +45,35 @@ std::string diverged(const io::ActivationsReader& file, int64_t layer, int64_t s
                 "; --overwrite starts again, a smaller --lr may help");
 }
 
-}  // namespace
+/// What every worker has of a layer.
+struct Work {
+    Work(const FitRun& run, int64_t layer, Backend& backend, int threads, train::Workers& workers)
+        : data(read_layer(run.file, layer, run.options)),
+          form(index_form(run.options, run.file, layer)),
+          whitening(data.hidden(), sample(run.split.train, kWhiteningTokens, run.options.seed),
+                    threads),
+          operands(backend, data),
+          indexer(make_indexer(run.options.architecture, data, operands, threads)),
+          trainer(run.options, data, operands, *indexer, run.split.train, threads, workers) {}
 
-std::string unit_of(int64_t layer) { return text("layer ", layer); }
+    TrainingLayer data;
+    IndexForm form;
+    Whitening whitening;  // after which the hidden states of `data` are whitened
+    LayerOperands operands;
+    std::unique_ptr<Indexer> indexer;
+    Trainer trainer;
+};
 
-void fit_layer(const FitOptions& o, const io::ActivationsReader& file, int64_t layer,
-               const Split& split, const Checkpoint& checkpoint, const Worker& worker,
-               io::UnitWriter& to) {
-    const int threads = worker.threads;
-    TrainingLayer data = read_layer(file, layer, o);
-    const IndexForm form = index_form(o, file, layer);
-    const Whitening whitening(data.hidden(), sample(split.train, kWhiteningTokens, o.seed),
-                              threads);
-    const LayerOperands operands(worker.backend, data);
-    const std::vector<int64_t> evaluated = sample(split.held_out, o.eval_queries, o.seed);
-    const std::unique_ptr<Indexer> indexer = make_indexer(o.architecture, data, operands, threads);
-    const HeldOut held_out(o, data, operands, *indexer, evaluated, threads);
-    const Trainer trainer(o, data, operands, *indexer, split.train, threads);
-
-    const IndexWeights start = start_weights(o.start, form, data, split.train, o.seed);
-    FitState state;
-    if (std::optional<FitState> saved = checkpoint.load())
-        state = std::move(*saved);
-    else
-        state = start_state(start);
+/// The steps that are left, with their evaluations and checkpoints.
+void take_steps(const FitRun& run, const Work& work, const HeldOut& held_out,
+                const Checkpoint& checkpoint, train::Workers& workers, Progress& progress,
+                FitState& state) {
+    const FitOptions& o = run.options;
+    const int64_t layer = work.data.info.layer;
     FitState good = state;  // the last one whose loss was finite
     const auto save = [&](const FitState& which) {
-        checkpoint.save(which, whitening.plain(which.weights));
+        checkpoint.save(which, work.whitening.plain(which.weights));
     };
-    Progress progress(worker.progress, unit_of(layer), o.steps - state.step, "steps");
     while (true) {
         const bool last = state.step == o.steps;
         const bool known =
@@ -83,25 +83,57 @@ void fit_layer(const FitOptions& o, const io::ActivationsReader& file, int64_t l
             if (!last && state.step > 0) save(state);
         }
         if (last) break;
-        if (stop_requested()) {
+        if (workers.any(stop_requested())) {
             if (state.step > 0) save(state);
             throw Interrupted(text("stopped after step ", state.step, " of layer ", layer,
                                    "; --resume continues"));
         }
         FitState before = state;
-        if (!trainer.advance(state)) {
+        if (!work.trainer.advance(state)) {
             save(good);
-            throw InputError(diverged(file, layer, state.step, good.step, checkpoint.path()));
+            throw InputError(diverged(run.file, layer, state.step, good.step, checkpoint.path()));
         }
         good = std::move(before);
         progress.advance(1);
     }
-    write_fit(to, layer, state, whitening.plain(state.weights));
-    write_sizes(to, o, data, split, held_out, cost_per_query(*indexer, data.problem));
+}
+
+}  // namespace
+
+std::string unit_of(int64_t layer) { return text("layer ", layer); }
+
+void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, const Worker& worker,
+               train::Workers& workers, io::UnitWriter& to) {
+    const FitOptions& o = run.options;
+    const Work work(run, layer, worker.backend, worker.threads, workers);
+    const std::vector<int64_t> evaluated = sample(run.split.held_out, o.eval_queries, o.seed);
+    const HeldOut held_out(o, work.data, work.operands, *work.indexer, evaluated, worker.threads);
+    const IndexWeights start =
+        start_weights(o.start, work.form, work.data, run.split.train, o.seed);
+    FitState state;
+    if (std::optional<FitState> saved = checkpoint.load())
+        state = std::move(*saved);
+    else
+        state = start_state(start);
+    work.trainer.follow_first(state);
+    Progress progress(worker.progress, unit_of(layer), o.steps - state.step, "steps");
+    take_steps(run, work, held_out, checkpoint, workers, progress, state);
+    write_fit(to, layer, state, work.whitening.plain(state.weights));
+    write_sizes(to, o, work.data, run.split, held_out,
+                cost_per_query(*work.indexer, work.data.problem));
     held_out.write_blocks(to, start, state.weights);
     to.write<int64_t, 1>(
         text("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},
         {"query", "token", "packed token index of each held-out query that was evaluated"});
+}
+
+void follow_layer(const FitRun& run, int64_t layer, Backend& backend, int threads,
+                  train::Workers& workers) {
+    const Work work(run, layer, backend, threads, workers);
+    FitState state = start_state(IndexWeights(work.form));
+    work.trainer.follow_first(state);
+    while (state.step < run.options.steps && !workers.any(stop_requested()))
+        if (!work.trainer.advance(state)) return;
 }
 
 }  // namespace msa::experiments::fit

@@ -15,10 +15,21 @@ namespace msa::experiments::fit {
 /// What a layer is called in results and messages.
 std::string unit_of(int64_t layer);
 
-/// Fits `layer`, from its checkpoint where there is one, and writes it. Throws Interrupted when a
-/// stop is requested, InputError when the loss is not finite; both after the last good state is in
-/// the checkpoint.
-void fit_layer(const FitOptions&, const io::ActivationsReader&, int64_t layer, const Split&,
-               const Checkpoint&, const Worker&, io::UnitWriter&);
+/// What the layers of a run have in common.
+struct FitRun {
+    const FitOptions& options;
+    const io::ActivationsReader& file;
+    const Split& split;
+};
+
+/// Fits `layer`, from its checkpoint where there is one, and writes it: what the first of `workers`
+/// does, or the only one. Throws Interrupted when a stop is requested, InputError when the loss is
+/// not finite; both after the last good state is in the checkpoint.
+void fit_layer(const FitRun&, int64_t layer, const Checkpoint&, const Worker&, train::Workers&,
+               io::UnitWriter&);
+
+/// What the others do meanwhile: their shares of the steps. Returns early where the first one
+/// throws what fit_layer says.
+void follow_layer(const FitRun&, int64_t layer, Backend&, int threads, train::Workers&);
 
 }  // namespace msa::experiments::fit

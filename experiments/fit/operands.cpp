@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/fit/operands.h"
 
+#include <utility>
+
 namespace msa::experiments::fit {
 
 QueryOperands::QueryOperands(Backend& backend, const TrainingLayer& data,
@@ -14,8 +16,13 @@ QueryOperands::QueryOperands(Backend& backend, const TrainingLayer& data,
 
 IndexOperands::IndexOperands(Backend& backend, const IndexWeights& weights,
                              const TrainingLayer& data, const QueryOperands& queries, int threads)
+    : IndexOperands(backend, weights, index_keys(weights, data.hidden(), data.positions, threads),
+                    queries, threads) {}
+
+IndexOperands::IndexOperands(Backend& backend, const IndexWeights& weights, Tensor<float, 3> keys,
+                             const QueryOperands& queries, int threads)
     : host_q(index_queries(weights, rows_of(queries.x), queries.positions, threads)),
-      host_k(index_keys(weights, data.hidden(), data.positions, threads)),
+      host_k(std::move(keys)),
       q(backend, host_view(host_q)),
       k(backend, host_view(host_k)) {
     if (weights.form().head_weights)

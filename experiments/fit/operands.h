@@ -38,6 +38,9 @@ struct QueryOperands {
 struct IndexOperands {
     IndexOperands(Backend&, const IndexWeights&, const TrainingLayer&, const QueryOperands&,
                   int threads);
+    /// With the keys [N, 1, didx] that index_keys makes.
+    IndexOperands(Backend&, const IndexWeights&, Tensor<float, 3> keys, const QueryOperands&,
+                  int threads);
     operator IndexInput() const;
     Tensor<float, 3> host_q, host_k;
     Tensor<float, 3> host_weights;  // [n, 1, heads]; absent where the form has none

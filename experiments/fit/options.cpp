@@ -101,6 +101,8 @@ void check(const FitOptions& o) {
             ", which --architecture dsa alone has; msa has one head per group");
     check_option("warmup-steps", *o.warmup_steps, 0, o.steps);
     check_existing(o);
+    require(!o.together || o.jobs == 1, "--jobs is ", o.jobs,
+            ", must be 1 with --together, which has one layer at a time");
 }
 
 }  // namespace
@@ -114,6 +116,15 @@ OptionTable option_table(FitOptions& o) {
     add_oracle(table, o);
     add_compute(table, o);
     add_workers(table, o);
+    add_devices(table, o);
+    table
+        .flag(
+            "together", o.together,
+            "the ranks of mpirun, or the GPUs of --devices, train each layer together, each on an "
+            "equal share of a step's queries, instead of layers of their own: for fewer layers "
+            "than workers. The curve is that of one worker but for roundings. See "
+            "docs/many_machines.md")
+        .unrecorded();
     table.seed(o.seed, "of the first weights and of the drawn queries");
     add_existing(table, o);
     return table;

@@ -41,6 +41,7 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     Start start = Start::from_qk;
     Teacher teacher = Teacher::mean;
     bool keep_x = false;
+    bool together = false;  // workers share the queries of a step, not the layers
     int64_t eval_every = 100;
     int64_t eval_queries = 2048;
 

@@ -116,11 +116,10 @@ constexpr const char* kCosts[] = {"index_flops", "index_bytes"};  // not in olde
 /// What was fitted, and what its scores cost.
 std::string architecture_text(const io::ResultsReader& results, const std::string& layer) {
     const IndexForm form = read_weights(results, std::stoll(layer)).form();
-    std::string what =
-        text(form.head_weights ? "dsa" : "msa", ": ", form.groups, " index heads of ",
-             form.index_dim, " channels",
-             form.head_weights ? " with learned weights, one choice for all groups"
-                               : ", one of each group");
+    std::string what = text(form.head_weights ? "dsa" : "msa", ": ", form.groups,
+                            " index heads of ", form.index_dim, " channels",
+                            form.head_weights ? " with learned weights, one choice for all groups"
+                                              : ", one of each group");
     const std::string group = group_of(layer);
     if (!results.has(group, kCosts[0])) return what;
     return text(what, "; scores take ", number_text(results.number(group, kCosts[0]) / 1000, 4),
@@ -163,7 +162,7 @@ std::string fit_summary_json(const io::ResultsReader& results) {
         ordered_json row{{"layer", std::stoll(layer)}, {"steps", last.step}};
         for (const Measure& measure : kMeasures)
             row[measure.metric] = json_number(last.*measure.value);
-        row["split"] = results.words(group_of(layer), "split");
+        row["split"] = results.text(group_of(layer), "split");
         for (const char* name : kCounts) row[name] = size_of(results, layer, name);
         for (const char* name : kCosts)
             if (results.has(group_of(layer), name))
@@ -191,7 +190,7 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
             out << size_of(results, layer, "tokens") << " tokens in blocks of "
                 << options["block_size"] << "; k = " << options["top_k"] << " of "
                 << size_of(results, layer, "blocks") << " blocks per query and group; "
-                << results.words(group_of(layer), "split") << "\n"
+                << results.text(group_of(layer), "split") << "\n"
                 << architecture_text(results, layer) << "\n\n";
         }
         counted = size_of(results, layer, "rows_counted");

@@ -1,13 +1,30 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/fit/training.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/adamw.h"
+#include "core/error.h"
 #include "core/random.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments::fit {
+namespace {
+
+template <int Rank>
+std::span<float> values_of(Tensor<float, Rank>& values) {
+    return {values.data(), static_cast<size_t>(values.size())};
+}
+
+double norm(std::span<const float> values) {
+    double squares = 0;
+    for (float value : values) squares += double{value} * double{value};
+    return std::sqrt(squares);
+}
+
+}  // namespace
 
 FitState start_state(IndexWeights weights) {
     FitState state;
@@ -18,45 +35,115 @@ FitState start_state(IndexWeights weights) {
     return state;
 }
 
+void check_workers(const FitOptions& o, int workers, int64_t train) {
+    require(o.queries_per_step >= workers, "--queries-per-step is ", o.queries_per_step,
+            ", must be at least the ", workers, " workers that share them");
+    require(train >= workers, "--train has ", train, " queries, must have one for each of the ",
+            workers, " workers");
+}
+
 Trainer::Trainer(const FitOptions& options, const TrainingLayer& data, const LayerOperands& layer,
-                 const Indexer& indexer, std::span<const int64_t> tokens, int threads)
+                 const Indexer& indexer, std::span<const int64_t> tokens, int threads,
+                 train::Workers& workers)
     : o_(options),
       data_(data),
       layer_(layer),
       indexer_(indexer),
       tokens_(tokens),
-      threads_(threads) {}
+      threads_(threads),
+      workers_(workers) {}
+
+void Trainer::follow_first(FitState& state) const {
+    for (const std::span<float> values :
+         {state.weights.values(), state.first.values(), state.second.values()})
+        workers_.from_first(std::as_writable_bytes(values));
+    workers_.from_first(std::as_writable_bytes(std::span(&state.step, 1)));
+}
+
+std::vector<int64_t> Trainer::share(const std::vector<int64_t>& rows) const {
+    std::vector<int64_t> own;
+    const auto workers = static_cast<size_t>(workers_.count());
+    for (auto n = static_cast<size_t>(workers_.index()); n < rows.size(); n += workers)
+        own.push_back(rows[n]);
+    return own;
+}
+
+QueryRange Trainer::tokens_of(int worker) const {
+    const int64_t all = data_.x.extent(0);
+    return {all * worker / workers_.count(), all * (worker + 1) / workers_.count()};
+}
+
+std::span<const int64_t> Trainer::positions(QueryRange tokens) const {
+    return std::span(data_.positions)
+        .subspan(static_cast<size_t>(tokens.begin), static_cast<size_t>(tokens.end - tokens.begin));
+}
+
+Tensor<float, 3> Trainer::keys(const IndexWeights& weights) const {
+    const QueryRange own = tokens_of(workers_.index());
+    const int64_t count = own.end - own.begin;
+    Tensor<float, 3> part =
+        index_keys(weights, data_.hidden().slice(own.begin, count), positions(own), threads_);
+    if (workers_.count() == 1) return part;
+    const int64_t width = part.extent(2), most = ceil_div(data_.x.extent(0), workers_.count());
+    Tensor<float, 2> mine({most, width});
+    std::copy_n(part.data(), part.size(), mine.data());
+    Tensor<float, 3> parts({workers_.count(), most, width});
+    workers_.from_all(std::as_bytes(values_of(mine)), std::as_writable_bytes(values_of(parts)));
+    Tensor<float, 3> all({data_.x.extent(0), 1, width});
+    for (int worker = 0; worker < workers_.count(); ++worker) {
+        const auto [begin, end] = tokens_of(worker);
+        std::copy_n(parts.view()[worker].data(), (end - begin) * width, all.view()[begin].data());
+    }
+    return all;
+}
+
+IndexWeights Trainer::gradient(const IndexWeights& weights, const QueryOperands& queries,
+                               IndexGradient d, double part) const {
+    IndexWeights gradient(weights.form());
+    if (workers_.count() > 1) {
+        for (Tensor<float, 3>* values : {&d.q, &d.k, &d.weights})
+            for (float& value : values_of(*values)) value = static_cast<float>(part * value);
+        workers_.sum(values_of(d.k));
+    }
+    index_queries_grad(weights, rows_of(queries.x), queries.positions, d.q, gradient, threads_);
+    const QueryRange own = tokens_of(workers_.index());
+    const int64_t count = own.end - own.begin;
+    index_keys_grad(weights, data_.hidden().slice(own.begin, count), positions(own),
+                    d.k.view().slice(own.begin, count), gradient, threads_);
+    if (d.weights.data() != nullptr)
+        index_head_weights_grad(rows_of(queries.x), d.weights, gradient, threads_);
+    workers_.sum(gradient.values());
+    return gradient;
+}
 
 bool Trainer::advance(FitState& state) const {
-    const int threads = threads_;
     Backend& backend = layer_.backend;
     std::vector<int64_t> rows;
     for (int64_t n : stratified_sample(static_cast<int64_t>(tokens_.size()), o_.queries_per_step,
                                        mix(o_.seed, data_.info.layer, state.step)))
         rows.push_back(tokens_[static_cast<size_t>(n)]);
-    const QueryOperands queries(backend, data_, rows);
-    const Problem& p = queries.problem;
-    const IndexOperands index(backend, state.weights, data_, queries, threads);
+    const std::vector<int64_t> own = share(rows);
+    const double part = static_cast<double>(own.size()) / static_cast<double>(rows.size());
+    const QueryOperands queries(backend, data_, own);
+    const IndexOperands index(backend, state.weights, keys(state.weights), queries, threads_);
 
     Tensor<int32_t, 3> ids;  // absent in warm-up
-    if (state.step >= *o_.warmup_steps) ids = indexer_.select(p, o_.rule, index);
+    if (state.step >= *o_.warmup_steps) ids = indexer_.select(queries.problem, o_.rule, index);
     IndexGradient d;
-    const double loss =
-        mean_of(indexer_.kl(queries, index, std::as_const(ids).view(), o_.teacher, &d));
+    double loss =
+        part * mean_of(indexer_.kl(queries, index, std::as_const(ids).view(), o_.teacher, &d));
+    workers_.sum(std::span(&loss, 1));
     if (!std::isfinite(loss)) return false;
 
-    IndexWeights gradient(state.weights.form());
-    index_queries_grad(state.weights, rows_of(queries.x), queries.positions, d.q, gradient,
-                       threads);
-    index_keys_grad(state.weights, data_.hidden(), data_.positions, d.k, gradient, threads);
-    if (d.weights.data() != nullptr)
-        index_head_weights_grad(rows_of(queries.x), d.weights, gradient, threads);
+    const IndexWeights gradient = this->gradient(state.weights, queries, std::move(d), part);
     AdamW adamw;
     adamw.weight_decay = o_.weight_decay;
     adamw.update(state.step + 1, cosine_rate(o_.rate, state.step, o_.steps), state.weights.values(),
                  gradient.values(), state.first.values(), state.second.values());
     state.kl.push_back(loss);
     ++state.step;
+    workers_.require_same(norm(state.weights.values()),
+                          text("weights after step ", state.step, ": their norm"));
     return true;
 }
 

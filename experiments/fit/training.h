@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The training loop of one indexer (sec:method-training): AdamW on the KL loss over sampled
 // queries, on the full support during warm-up, then on the selected one.
+//
+// Several workers share a step: its queries, dealt out in turn, since later ones see more keys; and
+// the tokens, whose index keys each makes a part of, and whose part of the weights' gradient. Sums
+// over workers go in their order, in host memory, where weights and gradients are.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +13,7 @@
 
 #include "core/backend.h"
 #include "core/index_branch.h"
+#include "core/train/workers.h"
 #include "experiments/fit/data.h"
 #include "experiments/fit/held_out.h"
 #include "experiments/fit/indexer.h"
@@ -28,21 +33,40 @@ struct FitState {
 /// Nothing learned yet.
 FitState start_state(IndexWeights weights);
 
+/// InputError unless every worker has a query of a step; `train`: queries to draw from.
+void check_workers(const FitOptions&, int workers, int64_t train);
+
+/// As one of `workers` has it.
 class Trainer {
 public:
     Trainer(const FitOptions&, const TrainingLayer&, const LayerOperands&, const Indexer&,
-            std::span<const int64_t> tokens, int threads);
+            std::span<const int64_t> tokens, int threads, train::Workers& workers);
 
-    /// One step. False, and no change, when the loss is not finite.
+    /// Collective: all go on with the first one's steps, weights and moments.
+    void follow_first(FitState&) const;
+    /// Collective: one step. False, and no change, when the loss is not finite. SystemError where
+    /// workers come to different weights.
     bool advance(FitState&) const;
 
 private:
+    /// Of a step's queries, this worker's.
+    std::vector<int64_t> share(const std::vector<int64_t>& rows) const;
+    /// The tokens whose index keys a worker makes.
+    QueryRange tokens_of(int worker) const;
+    std::span<const int64_t> positions(QueryRange tokens) const;
+    /// index_k of all tokens.
+    Tensor<float, 3> keys(const IndexWeights&) const;
+    /// Of all workers, `part` of whose queries is this one's, from that of its mean loss.
+    IndexWeights gradient(const IndexWeights&, const QueryOperands&, IndexGradient,
+                          double part) const;
+
     const FitOptions& o_;
     const TrainingLayer& data_;
     const LayerOperands& layer_;
     const Indexer& indexer_;
     std::span<const int64_t> tokens_;  // the training queries
     int threads_;
+    train::Workers& workers_;
 };
 
 }  // namespace msa::experiments::fit

@@ -23,7 +23,9 @@ const About kAbout{
     .writes =
         "what the run itself writes without --shard, byte by byte: DIR/results.h5, "
         "DIR/summary.json\n"
-        "and what else its program has; and DIR/run.json, which says who did which unit.",
+        "and what else its program has; and DIR/run.json, which says who did which unit. Shards "
+        "of\n"
+        "msalab evaluate are merged by `msalab merge`.",
 };
 
 struct MergeOptions {
@@ -69,6 +71,8 @@ std::vector<io::UnitFolder> open_shards(const MergeOptions& o) {
         require(fs::is_directory(folder), folder.string(), ": is no directory");
         require(!fs::exists(folder / "results.h5"), folder.string(),
                 ": holds the results.h5 of a whole run, it is no shard");
+        require(!fs::exists(folder / "results.h5.partial/plan.json"), folder.string(),
+                ": is a shard of msalab evaluate, which `msalab merge` joins with the others");
         require(known.insert(fs::canonical(folder)).second, folder.string(), ": is named twice");
         require(fs::weakly_canonical(o.out) != fs::canonical(folder), folder.string(),
                 ": is a shard; choose another --out");

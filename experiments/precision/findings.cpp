@@ -106,7 +106,7 @@ void read_layer(const io::ResultsReader& results, const std::string& layer, Part
     const auto bits = results.read<double, 1>(group + "/bits");
     const double values = results.number(group, "values");
     const std::vector<std::string> computed_in =
-        split_list("computed_in", results.words(group, "computed_in"));
+        split_list("computed_in", results.text(group, "computed_in"));
     for (size_t s = 0; s < part.rows.size(); ++s) {
         Row& row = part.rows[s];
         row.bits += bits(static_cast<int64_t>(s));

@@ -7,6 +7,7 @@
 #include "analysis/output_error.h"
 #include "analysis/recall.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/measured_queries.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
@@ -170,8 +171,7 @@ private:
                 add(b, queries_.first(b) - range.begin, queries_.first(b + 1) - queries_.first(b));
         };
         for (int64_t s = 0; s < rows(); ++s) {
-            if (stop_requested())
-                throw Interrupted("stopped; the finished layers are kept, --resume continues");
+            stop_if_asked();
             const Precision& precision = precisions_[static_cast<size_t>(s)];
             if (has_index()) {
                 const Tensor<int32_t, 3> ids = ids_of(s);
@@ -321,16 +321,11 @@ void precision_layer(const PrecisionOptions& o, std::span<const Precision> preci
 
     const std::string name = std::to_string(layer.layer);
     const Problem p = io::layer_problem(file.info(), layer, o.block_size);
-    for (const auto& [size, value] : {std::pair{"query_heads", p.query_heads},
-                                      {"kv_heads", p.kv_heads},
-                                      {"head_dim", p.head_dim},
-                                      {"index_dim", p.index_dim},
-                                      {"block_size", p.block_size},
-                                      {"tokens", p.keys()},
-                                      {"longest_sequence", p.batch.longest_keys()},
-                                      {"queries", std::ssize(queries.tokens)}})
-        to.attribute("/layers/" + name, size, value);
-    write_attention(to, "/layers/" + name, p, io::layer_sinks(layer));
+    write_layer(to, layer, p,
+                {{"block_size", p.block_size},
+                 {"tokens", p.keys()},
+                 {"longest_sequence", p.batch.longest_keys()},
+                 {"queries", std::ssize(queries.tokens)}});
     write_queries(queries, "/queries/" + name, to);
     measurement.write("/precision/" + name, to);
 }

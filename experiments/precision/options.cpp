@@ -76,6 +76,7 @@ OptionTable option_table(PrecisionOptions& o) {
     table.seed(o.seed, "of sampling and of the bootstrap");
     add_backend(table, o);
     add_workers(table, o);
+    add_devices(table, o);
     add_existing(table, o);
     return table;
 }

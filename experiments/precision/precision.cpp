@@ -6,11 +6,10 @@
 
 #include "experiments/driver/completed.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/measured_queries.h"
-#include "experiments/driver/own_attention.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/precision/layer.h"
 #include "experiments/precision/summary.h"
 #include "experiments/programs.h"
@@ -18,8 +17,6 @@
 
 namespace msa::experiments::precision {
 namespace {
-
-constexpr int kNotReached = 2;
 
 /// Why the heads of a layer cannot be rotated; empty where they can.
 std::string rotation_lacks(const io::LayerInfo& layer) {
@@ -48,23 +45,15 @@ void resolve_rotations(PrecisionOptions& o, bool asked, const io::ActivationsRea
 /// Fills in what depends on the file, and checks the options against it.
 void resolve(PrecisionOptions& o, std::span<const std::string> args,
              const io::ActivationsReader& file, std::ostream& err) {
-    if (o.layers.empty())
-        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
-    std::vector<io::LayerInfo> layers;
+    const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
     std::vector<int64_t> without;
-    for (int64_t number : o.layers) {
-        layers.push_back(file.layer(number));
-        io::require_post_rope(file, number);
-        if (!layers.back().has(io::Field::index_q)) without.push_back(number);
-        warn_of_own_attention(file, number, Computed::with_window_cap_and_sinks, err);
-    }
+    for (const io::LayerInfo& layer : layers)
+        if (!layer.has(io::Field::index_q)) without.push_back(layer.layer);
     if (!without.empty())
         err << "note: no index_q and index_k in " << layers_text(without)
             << ": only the KV cache is measured there; msa-fit-indexer makes them\n";
     resolve_rotations(o, given(args, "rotations"), file, layers, err);
-    take_own_sizes(o, args, layers, err);
-    const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
-    if (!note.empty()) err << "note: " << note << '\n';
+    resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
     for (const io::LayerInfo& layer : layers)  // throws where there are too few
         choose_queries(o, o, o.all_rows, o.seed, file.info(), layer);
 }
@@ -74,10 +63,7 @@ Findings write_findings(const Completed& run) {
     const io::RunRecord& record = run.results.run();
     std::ostringstream page;
     print_findings(findings, record, page);
-    const std::string summary = precision_summary(findings, record);
-    write_text(run.out / "precision.txt", page.str());
-    write_text(run.out / "summary.json", summary);
-    run.print << (run.json ? summary : page.str());
+    write_page(run, "precision.txt", page.str(), precision_summary(findings, record));
     return findings;
 }
 
@@ -107,9 +93,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
     UnitRun job("msa-precision", args, o, inputs_of(o, o), {"summary.json", "precision.txt"}, err);
-    job.record.options = option_table(o).record();
-    job.record.definitions = precision_definitions();
-    job.record.device = backend->device();
+    job.describe(option_table(o), precision_definitions(), backend->device());
     record_types(o, file, job.record);
     record_captures(file, job.record);
     job.begin(layer_units(
@@ -118,10 +102,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
     const Findings findings = write_findings({job.finish(), o.out, o.files, o.json, 0, out});
-    const std::string nearest = nearest_text(findings);
-    if (nearest.empty()) return 0;
-    err << "msa-precision: " << nearest << '\n';
-    return kNotReached;
+    return target_code("msa-precision", nearest_text(findings), err);
 }
 
 void complete(const Completed& run) { write_findings(run); }

@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
+#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
@@ -160,30 +161,16 @@ void print_simulated(const Findings& findings, const std::string& backend, std::
 }  // namespace
 
 std::string precision_definitions() {
-    ordered_json definitions;
-    definitions["own_recall"] =
-        "share of the blocks that full precision selects that are among the ids";
-    definitions["block_recall"] = analysis::metric("block_recall").definition;
-    definitions["mass_kept"] = analysis::metric("mass_kept").definition +
-                               std::string(
-                                   "; of the cache: of the ids that an oracle selects that "
-                                   "sees the stored keys");
-    definitions["mass_share"] = "mass kept, over that of full precision";
-    definitions["recall_share"] = "block recall, over that of full precision";
-    definitions["output_error"] = analysis::metric("output_error").definition;
-    definitions["dense_error"] =
-        "relative error of dense attention on the stored K and V, |o - o'| / |o'| with o' that of "
-        "full precision, over all queries of a head; mean over the heads";
-    definitions["sparse_error"] =
-        "the same of sparse attention over the ids of full precision, against that attention on K "
-        "and V in full precision";
-    definitions["bits_per_token"] =
-        "of a token in one layer, its scales included (32 bits each, 8 in fp4): of index_k, which "
-        "one head shares; of K and V of all heads; mean over the layers";
-    definitions["bits_per_value"] = "bits_per_token over the values of a token";
-    definitions["low, high"] =
-        "95 % interval of the bootstrap: sequences are drawn, then blocks of queries of each, the "
-        "same in all layers";
+    ordered_json definitions{
+        {"own_recall", analysis::metric("precision_recall").definition},
+        {"block_recall", analysis::metric("block_recall").definition},
+        {"mass_kept", text(analysis::metric("mass_kept").definition,
+                           "; of the cache: of the ids that an oracle selects that sees the stored "
+                           "keys")}};
+    for (const char* name : {"mass_share", "recall_share", "output_error", "dense_error",
+                             "sparse_error", "bits_per_token", "bits_per_value"})
+        definitions[name] = analysis::metric(name).definition;
+    definitions["low, high"] = std::string(kIntervalsWords) + ", the same in all layers";
     definitions["worst_layer"] =
         "the targeted measure that is worst in the mean, in the layer where it is worst";
     definitions["reaches"] =

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "analysis/cost_model.h"
-#include "experiments/cost/presets.h"
+#include "experiments/driver/presets.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/units.h"
 
@@ -66,9 +66,9 @@ double step_flops(const train::ModelConfig& config, const train::ParameterList& 
 Peak peak_of(Space space, const std::string& device, Element element) {
     if (space == Space::host) return {.words = "the peak of a processor is not known"};
     const std::string name = device.substr(0, device.find(','));
-    const std::string chip = cost::chip_of(device);
+    const std::string chip = chip_of(device);
     if (chip.empty()) return {.words = "data/hardware has no table of " + name};
-    const analysis::Hardware on = cost::read_hardware(chip, cost::Ceilings::peak);
+    const analysis::Hardware on = read_hardware(chip, Ceilings::peak);
     if (!on.flops_per_second.contains(element))
         return {.words = text(on.name, " has no peak in ", to_string(element))};
     const double peak = on.peak(element);

@@ -185,8 +185,6 @@ std::vector<train::Attention> attentions(const std::string& list) {
 /// What no row can check alone.
 void check(const PretrainOptions& o) {
     check_existing(o);
-    require(o.devices.empty() || o.backend_options.device == 0,
-            "--device and --devices exclude each other");
     o.rule.validate();
     const train::ModelConfig model = o.model();
     model.validate();
@@ -288,12 +286,9 @@ OptionTable option_table(PretrainOptions& o) {
               "writes DIR/sweep.json")
         .unrecorded();
     add_backend(table, o);
-    table
-        .numbers("devices", "N,...", o.devices,
-                 "GPUs that train together, each on an equal share of a step's sequences; on the "
-                 "host, as many workers that share the threads. See docs/many_machines.md")
-        .between(0, 1023)
-        .unrecorded();
+    add_devices(table, o,
+                "GPUs that train together, each on an equal share of a step's sequences; on the "
+                "host, as many workers that share the threads. See docs/many_machines.md");
     add_existing(table, o);
     return table;
 }

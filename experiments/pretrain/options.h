@@ -28,7 +28,6 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     train::ModelSizes sizes;
     std::string attention = "msa";  // as --attention has it
     int64_t context = 0, sequences = 0;
-    std::vector<int64_t> devices;  // one worker each; empty: backend_options.device
     Signals signals = Signals::kl;
     double kl_weight = 1;
     bool no_detach = false, kl_full_support = false, sink = false;

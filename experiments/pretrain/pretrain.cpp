@@ -56,9 +56,7 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
     UnitRun job("msa-pretrain", args, o, o.inputs(),
                 {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err,
                 Ranks::alone());
-    job.record.options = option_table(o).record();
-    job.record.definitions = pretrain_definitions();
-    job.record.device = model.ops().device();
+    job.describe(option_table(o), pretrain_definitions(), model.ops().device());
     if (workers.count() > 1) job.record.device += msa::text(", one of ", workers.count());
     job.record.element = job.record.index_element = job.record.computed_in =
         to_string(model.ops().element());
@@ -90,7 +88,7 @@ int train_one(std::span<const std::string> args, std::ostream& out, std::ostream
     if (!parsed) return 0;
     const PretrainOptions& o = *parsed;
     register_cuda_backend();
-    count_workers(o);
+    check_workers(o);
     const Text text =
         o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
     work_together(o, [&](train::Workers& workers) {

@@ -38,21 +38,21 @@ public:
         backend_.index_select(p_, rule_, index, ids);
         attention("sparse", ids);
         selection(fetch(backend_, std::move(ids)));
-        figures_["entropy_index"] = index_entropy(backend_, p_, {state_.index_q, state_.index_k},
+        metrics_["entropy_index"] = index_entropy(backend_, p_, {state_.index_q, state_.index_k},
                                                   on_host(model.ops(), state_.index_q));
         auto kl = backend_.make<double, 2>({p_.queries(), p_.kv_heads});
         backend_.index_kl(
             p_, {.index = index, .q = state_.q, .k = state_.k, .ids = {}, .sinks = sinks_},
             {kl, {}, {}});
         const Tensor<double, 2> rows = fetch(backend_, std::move(kl));
-        figures_["kl"] = analysis::average({rows.data(), rows.data() + rows.size()});
+        metrics_["kl"] = analysis::average({rows.data(), rows.data() + rows.size()});
     }
 
-    double figure(const char* name) const {
+    double metric(const char* name) const {
         if (const auto of_heads = heads_.find(name); of_heads != heads_.end())
             return analysis::average(of_heads->second);
-        const auto found = figures_.find(name);
-        return found == figures_.end() ? kNotMeasured : found->second;
+        const auto found = metrics_.find(name);
+        return found == metrics_.end() ? kNotMeasured : found->second;
     }
     std::vector<double> heads(const char* name) const {
         const auto found = heads_.find(name);
@@ -72,7 +72,7 @@ private:
         entropy.add(p_, q_, mean_key.out, mean_key.lse, host_sinks_);
         analysis::SinkMass sink(p_.query_heads, 1);
         sink.add(p_, q_, k_, mean_key.lse, there);
-        figures_["entropy_" + on] = analysis::average(entropy.nats());
+        metrics_["entropy_" + on] = analysis::average(entropy.nats());
         heads_["sink_mass_" + on] = sink.first_token();
     }
 
@@ -82,15 +82,15 @@ private:
         const Tensor<float, 3> mass = backend_.download(there.mass.view());
         analysis::Recall recall(p_.kv_heads, {});
         recall.add(p_, kinds, ids, pick(backend_, p_, rule_, there.mass), mass);
-        figures_["block_recall"] = analysis::average(recall.block_recall());
-        figures_["score_recall"] = analysis::average(recall.score_recall());
-        figures_["mass_kept"] = analysis::average(recall.mass_kept());
-        figures_["oracle_mass"] = analysis::average(recall.oracle_mass());
+        metrics_["block_recall"] = analysis::average(recall.block_recall());
+        metrics_["score_recall"] = analysis::average(recall.score_recall());
+        metrics_["mass_kept"] = analysis::average(recall.mass_kept());
+        metrics_["oracle_mass"] = analysis::average(recall.oracle_mass());
         analysis::SelectionPattern pattern(p_.kv_heads);
         pattern.add(p_, kinds, ids);
-        figures_["first_block_rate"] = analysis::average(pattern.first_block_rate());
-        figures_["local_rate"] = analysis::average(pattern.local_rate());
-        figures_["far_overlap"] = analysis::average(pattern.far_overlap());
+        metrics_["first_block_rate"] = analysis::average(pattern.first_block_rate());
+        metrics_["local_rate"] = analysis::average(pattern.local_rate());
+        metrics_["far_overlap"] = analysis::average(pattern.far_overlap());
     }
 
     Backend& backend_;
@@ -100,7 +100,7 @@ private:
     Tensor<float, 3> q_, k_;
     View<const float, 1> sinks_;
     Tensor<float, 1> host_sinks_;
-    std::map<std::string, double> figures_;             // means over groups, or over heads
+    std::map<std::string, double> metrics_;             // means over groups, or over heads
     std::map<std::string, std::vector<double>> heads_;  // [Hq]
 };
 
@@ -120,7 +120,7 @@ Probe probe(train::Model& model, const Sequences& text, bool sparse) {
     for (int64_t layer = 0; layer < model.config().sizes.layers; ++layer) {
         const LayerProbe one(model, layer, text.layout);
         for (size_t m = 0; m < found.layers.size(); ++m)
-            found.layers[m].push_back(one.figure(kProbed[m]));
+            found.layers[m].push_back(one.metric(kProbed[m]));
         for (size_t m = 0; m < found.heads.size(); ++m)
             found.heads[m].push_back(one.heads(kProbedHeads[m]));
     }

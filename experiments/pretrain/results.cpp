@@ -100,7 +100,7 @@ ordered_json heads_json(const io::ResultsReader& results, int64_t layer) {
 
 /// "31 % of 989.4 TFLOP/s in bf16, NVIDIA H200 SXM 141GB", or why there is none.
 std::string mfu_text(const io::ResultsReader& results) {
-    const std::string peak = results.words("/train", "peak");
+    const std::string peak = results.text("/train", "peak");
     if (!results.has("/train", "mfu")) return "none, " + peak;
     return number_text(100 * results.number("/train", "mfu"), 3) + " % of " + peak;
 }
@@ -180,15 +180,12 @@ std::string pretrain_definitions() {
         {"tokens_per_second", "of training steps alone"},
         {"flops_per_token",
          "that the model's mathematics asks for in a step, mean over the steps: 6 for each weight "
-         "of "
-         "a matrix but the embedding, and attention's, those of the Index Branch among them; "
-         "nothing "
-         "that is computed anew"},
+         "of a matrix but the embedding, and attention's, those of the Index Branch among them; "
+         "nothing that is computed anew"},
         {"mfu", "share of the peak that these FLOPs reach in the training steps"},
         {"retrieval",
-         "by task, over all answers: exact_match, the share whose every byte is the "
-         "likeliest, the true bytes before it given; log_likelihood of an answer in "
-         "nats"},
+         "by task, over all answers: exact_match, the share whose every byte is the likeliest, "
+         "the true bytes before it given; log_likelihood of an answer in nats"},
     };
     for (const char* name : kProbed) definitions[name] = analysis::metric(name).definition;
     return definitions.dump();
@@ -209,7 +206,7 @@ std::string pretrain_summary_json(const io::ResultsReader& results) {
         {"flops_per_token", json_number(results.number("/train", "flops_per_token"))},
         {"mfu", results.has("/train", "mfu") ? json_number(results.number("/train", "mfu"))
                                              : ordered_json(nullptr)},
-        {"peak", results.words("/train", "peak")},
+        {"peak", results.text("/train", "peak")},
         {"retrieval", ordered_json::object()},
         {"evaluation", to_json(evaluation)},
         {"rows", ordered_json::array()}};

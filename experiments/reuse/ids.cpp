@@ -40,8 +40,7 @@ Tensor<int32_t, 3> select_ids(const ReuseOptions& o, const io::ActivationsReader
     const int64_t step = chunk_queries(whole);
     Tensor<int32_t, 3> ids({all.queries(), whole.kv_heads, rule.top_k});
     for (int64_t begin = 0; begin < all.queries(); begin += step) {
-        if (stop_requested())
-            throw Interrupted("stopped; the finished layers are kept, --resume continues");
+        stop_if_asked();
         const QueryRange range{begin, std::min(begin + step, all.queries())};
         const std::span<const int64_t> rows = tokens.subspan(
             static_cast<size_t>(begin), static_cast<size_t>(range.end - range.begin));

@@ -9,8 +9,8 @@
 #include "analysis/output_error.h"
 #include "analysis/recall.h"
 #include "core/select/selector.h"
-#include "experiments/advise/price.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
@@ -81,8 +81,7 @@ public:
     void run(Progress& progress) {
         const int64_t most = chunk_queries(whole_);
         for (int64_t block = 0; block < queries_.blocks();) {
-            if (stop_requested())
-                throw Interrupted("stopped; the finished layers are kept, --resume continues");
+            stop_if_asked();
             int64_t end = block + 1;
             while (end < queries_.blocks() && first(end + 1) - first(block) <= most) ++end;
             add_chunk(block, end);
@@ -197,16 +196,11 @@ private:
 
 void write_prices(const ReuseOptions& o, const io::LayerInfo& layer, const analysis::Hardware& on,
                   const std::string& group, io::UnitWriter& to) {
-    const advise::Setting setting{o.selector, o.block_size,
-                                  make_selector(o.selector)->adjust(o.rule, 0)};
-    const advise::Pricer pricer(layer, o.context, o.decode, on);
-    for (const auto& [name, price] : {std::pair{"dense", pricer.dense()},
-                                      {"own", pricer(setting, std::nullopt)},
-                                      {"reused", pricer.of_given_ids(setting, std::nullopt)}}) {
-        to.attribute(group, text(name, "_seconds"), price.seconds);
-        to.attribute(group, text(name, "_flops"), price.work.flops);
-        to.attribute(group, text(name, "_bytes"), price.work.bytes);
-    }
+    const Setting setting{o.selector, o.block_size, make_selector(o.selector)->adjust(o.rule, 0)};
+    const Pricer pricer(layer, o.context, o.decode, on);
+    write_price(to, group, "dense", pricer.dense());
+    write_price(to, group, "own", pricer(setting, std::nullopt));
+    write_price(to, group, "reused", pricer.of_given_ids(setting, std::nullopt));
 }
 
 }  // namespace
@@ -231,16 +225,11 @@ void reuse_layer(const ReuseOptions& o, const io::ActivationsReader& file,
 
     const std::string name = std::to_string(layer.layer), group = "/reuse/" + name;
     const Problem p = io::layer_problem(file.info(), layer, o.block_size);
-    for (const auto& [size, value] : {std::pair{"query_heads", p.query_heads},
-                                      {"kv_heads", p.kv_heads},
-                                      {"head_dim", p.head_dim},
-                                      {"index_dim", p.index_dim},
-                                      {"block_size", p.block_size},
-                                      {"tokens", p.keys()},
-                                      {"longest_sequence", p.batch.longest_keys()},
-                                      {"queries", std::ssize(queries.tokens)}})
-        to.attribute("/layers/" + name, size, value);
-    write_attention(to, "/layers/" + name, p, io::layer_sinks(layer));
+    write_layer(to, layer, p,
+                {{"block_size", p.block_size},
+                 {"tokens", p.keys()},
+                 {"longest_sequence", p.batch.longest_keys()},
+                 {"queries", std::ssize(queries.tokens)}});
     write_queries(queries, "/queries/" + name, to);
     to.write<int64_t, 1>(group + "/sources", {from.data(), {std::ssize(from)}},
                          {"source", "layer", "whose ids the layer takes, its own last"});

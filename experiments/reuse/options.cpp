@@ -24,7 +24,6 @@ const About kAbout{
 };
 
 constexpr double kDefaultLose = 0.01;
-constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 }  // namespace
 
@@ -56,17 +55,11 @@ OptionTable option_table(ReuseOptions& o) {
     add_oracle(table, o);
     add_queries(table, o);
     table.seed(o.seed, "of sampling, of the bootstrap and of random");
-    table.count("context", "N", o.context, "tokens of the sequence that costs are of")
-        .between(1, static_cast<double>(kMostTokens));
-    table.choice("phase", "PHASE", o.decode, {"prefill", "decode"},
-                 "what costs are of: prefill of the context, or one token decoded behind it");
-    table.text("hardware", "CHIP", o.hardware,
-               "a JSON file like those of data/hardware, or " + join(cost::list_hardware()));
-    table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
-                 "of the roofline: peak (published) or measured");
+    add_pricing(table, o);
     add_compute(table, o);
     add_index_element(table, o);
     add_workers(table, o);
+    add_devices(table, o);
     add_existing(table, o);
     return table;
 }

@@ -9,12 +9,17 @@
 #include <string>
 #include <vector>
 
-#include "experiments/cost/presets.h"
+#include "experiments/driver/price.h"
 #include "experiments/driver/run_options.h"
 
 namespace msa::experiments::reuse {
 
-struct ReuseOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions, QueryOptions {
+struct ReuseOptions : RunOptions,
+                      ComputeOptions,
+                      SizeOptions,
+                      OracleOptions,
+                      QueryOptions,
+                      PricingOptions {
     ReuseOptions() { sample_queries = 1024; }
 
     // The target: exactly one of them once the options are parsed.
@@ -23,12 +28,6 @@ struct ReuseOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions, Qu
     std::string selector = "index";
     std::vector<int64_t> every{2, 4};
     std::vector<std::string> groups;  // "3-5": as parse_group takes them
-
-    // What sharing is priced at.
-    int64_t context = 1 << 17;
-    bool decode = false;
-    std::string hardware = "h100";
-    cost::Ceilings ceilings = cost::Ceilings::peak;
 };
 
 /// The table of the options, bound to `o`.

@@ -5,10 +5,8 @@
 #include "core/select/selector.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/estimate.h"
-#include "experiments/driver/own_attention.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
-#include "experiments/driver/run_record.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "experiments/reuse/layer.h"
 #include "experiments/reuse/summary.h"
@@ -16,8 +14,6 @@
 
 namespace msa::experiments::reuse {
 namespace {
-
-constexpr int kNotReached = 2;
 
 /// Layers take each other's ids: their groups of heads and their blocks must be the same.
 void require_alike(const std::string& file, const io::LayerInfo& a, const io::LayerInfo& b,
@@ -37,28 +33,21 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
              std::ostream& err) {
     const std::string& name = file.name();
     const bool all = o.layers.empty();
-    if (all)
-        for (const io::LayerInfo& layer : file.info().layers) o.layers.push_back(layer.layer);
+    const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
     const std::string missing = missing_layers(o.layers);
     require(!all || missing.empty(), name, ": has layers ", list_text(o.layers), " and not ",
             missing,
             " between them, which would share ids, too; --layers with the numbers of "
             "those that are there measures them alone");
-    std::vector<io::LayerInfo> layers;
-    for (int64_t number : o.layers) layers.push_back(file.layer(number));
     require(layers.size() > 1, name, ": only layer ", o.layers.front(),
             all ? " is there" : " is chosen", ", ids are shared between at least 2");
     for (const io::LayerInfo& layer : layers) {
-        io::require_post_rope(file, layer.layer);
         require_alike(name, layers.front(), layer, !given(args, "block-size"));
         const std::string lacks = lacking(make_selector(o.selector)->needs(), layer);
         require(lacks.empty(), name, ": layer ", layer.layer, " has no ", lacks,
                 ", which --selector ", o.selector, " needs; msa-fit-indexer makes them");
-        warn_of_own_attention(file, layer.layer, Computed::with_window_cap_and_sinks, err);
     }
-    take_own_sizes(o, args, layers, err);
-    const std::string note = clamp_top_k(o.rule, o.block_size, file.info().cu_seqlens);
-    if (!note.empty()) err << "note: " << note << '\n';
+    resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
     require(o.block_size * o.rule.top_k <= o.context, "--context is ", o.context,
             ", must be at least the ", o.block_size * o.rule.top_k, " tokens of k blocks");
     std::vector<Group> groups;
@@ -88,10 +77,7 @@ Findings write_findings(const Completed& run) {
     const io::RunRecord& record = run.results.run();
     std::ostringstream page;
     print_findings(findings, record, page);
-    const std::string summary = reuse_summary(findings, record);
-    write_text(run.out / "reuse.txt", page.str());
-    write_text(run.out / "summary.json", summary);
-    run.print << (run.json ? summary : page.str());
+    write_page(run, "reuse.txt", page.str(), reuse_summary(findings, record));
     return findings;
 }
 
@@ -101,8 +87,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     std::optional<ReuseOptions> parsed = parse_reuse_options(args, out);
     if (!parsed) return 0;
     ReuseOptions& o = *parsed;
-    const analysis::Hardware on = cost::read_hardware(o.hardware, o.ceilings);
-    on.peak(Element::bf16);  // throws where there is none
+    const analysis::Hardware on = read_hardware(o);
     const io::ActivationsReader file(o.files);
     resolve(o, args, file, err);
     const MeasuredQueries queries = common_queries(o, file);
@@ -110,11 +95,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
     UnitRun job("msa-reuse", args, o, inputs_of(o, o), {"summary.json", "reuse.txt"}, err);
-    job.record.options = option_table(o).record();
-    job.record.definitions = reuse_definitions();
-    job.record.device = backend->device();
-    record_elements(*backend, file, o.layers, o.element, job.record);
-    record_captures(file, job.record);
+    job.describe(option_table(o), reuse_definitions(), *backend, file, o.element);
     OwnIds own(o, file, queries.tokens);
     job.begin(layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
@@ -122,10 +103,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
     const Findings findings = write_findings({job.finish(), o.out, o.files, o.json, 0, out});
-    const std::string nearest = nearest_text(findings);
-    if (nearest.empty()) return 0;
-    err << "msa-reuse: " << nearest << '\n';
-    return kNotReached;
+    return target_code("msa-reuse", nearest_text(findings), err);
 }
 
 void complete(const Completed& run) { write_findings(run); }

@@ -108,14 +108,8 @@ std::vector<AtDistance> by_distance(const Findings& findings) {
 }
 
 struct LayerCosts {
-    advise::Cost dense, own, reused;
+    Cost dense, own, reused;
 };
-
-advise::Cost read_cost(const io::ResultsReader& results, const std::string& group,
-                       const std::string& what) {
-    return {results.number(group, what + "_seconds"), results.number(group, what + "_flops"),
-            results.number(group, what + "_bytes")};
-}
 
 Shared share(const Findings& findings, const std::vector<LayerCosts>& costs,
              const std::string& name, const Pattern& pattern) {
@@ -131,9 +125,7 @@ Shared share(const Findings& findings, const std::vector<LayerCosts>& costs,
         const LayerCosts& layer = costs[t];
         shared.cost = shared.cost + (pattern[t] ? layer.own : layer.reused);
         if (!pattern[t]) continue;
-        shared.selection = shared.selection + advise::Cost{layer.own.seconds - layer.reused.seconds,
-                                                           layer.own.flops - layer.reused.flops,
-                                                           layer.own.bytes - layer.reused.bytes};
+        shared.selection = shared.selection + (layer.own - layer.reused);
     }
     shared.kept = mean_of(kept);
     shared.mean = findings.asked.reached(shared.kept);

@@ -9,7 +9,7 @@
 
 #include "analysis/bootstrap.h"
 #include "core/io/results.h"
-#include "experiments/advise/advice.h"
+#include "experiments/driver/price.h"
 #include "experiments/reuse/pattern.h"
 
 namespace msa::experiments::reuse {
@@ -55,7 +55,7 @@ struct Shared {
     Pattern pattern;
     Kept kept;
     double most_lost = 0;             // mass_lost of the layer that loses most
-    advise::Cost cost, selection;     // of all; of the selections that are still computed
+    Cost cost, selection;             // of all; of the selections that are still computed
     bool each = false, mean = false;  // every layer, the mean over layers reaches the target
 };
 
@@ -83,7 +83,7 @@ struct Findings {
     std::vector<AtDistance> distances;
     double floor_mass = 0, floor_error = 0, oracle_mass = 0;  // random blocks; the oracle's: means
     int64_t queries = 0, blocks = 0, sequences = 0, longest_sequence = 0;
-    advise::Cost dense;            // of all layers
+    Cost dense;                    // of all layers
     Shared own;                    // every layer computes its own ids
     std::vector<Shared> patterns;  // asked for with --every and --groups
     std::vector<Shared> front;     // least mean loss of each number of computing layers, ascending

@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
+#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
@@ -26,14 +27,9 @@ ordered_json json_of(const Kept& kept) {
     return json;
 }
 
-ordered_json json_of(const advise::Cost& cost) {
-    return {{"seconds", cost.seconds}, {"flops", cost.flops}, {"bytes", cost.bytes}};
-}
-
 /// Of the selections, against own ids in every layer.
-advise::Cost saved(const Findings& findings, const Shared& shared) {
-    const advise::Cost &all = findings.own.selection, &left = shared.selection;
-    return {all.seconds - left.seconds, all.flops - left.flops, all.bytes - left.bytes};
+Cost saved(const Findings& findings, const Shared& shared) {
+    return findings.own.selection - shared.selection;
 }
 
 std::vector<int64_t> computing_layers(const Findings& findings, const Pattern& pattern) {
@@ -53,11 +49,11 @@ ordered_json json_of(const Findings& findings, const Shared& shared) {
     json["most_lost"] = json_number(shared.most_lost);
     json["each_reaches"] = shared.each;
     json["mean_reaches"] = shared.mean;
-    json["cost"] = json_of(shared.cost);
+    json["cost"] = cost_json(shared.cost);
     json["cost"]["share_of_own"] = shared.cost.seconds / findings.own.cost.seconds;
     json["cost"]["share_of_dense"] = shared.cost.seconds / findings.dense.seconds;
-    json["selection_cost"] = json_of(shared.selection);
-    json["saved"] = json_of(saved(findings, shared));
+    json["selection_cost"] = cost_json(shared.selection);
+    json["saved"] = cost_json(saved(findings, shared));
     return json;
 }
 
@@ -114,7 +110,7 @@ void print_best(const Findings& findings, const char* what, const std::optional<
         out << "no pattern\n";
         return;
     }
-    const advise::Cost less = saved(findings, *shared);
+    const Cost less = saved(findings, *shared);
     out << computing(shared->pattern) << " of " << findings.layers.size() << " compute: layers "
         << list_text(computing_layers(findings, shared->pattern)) << '\n'
         << "                      mass lost " << text_of(shared->kept[Measure::mass_lost])
@@ -129,17 +125,9 @@ void print_best(const Findings& findings, const char* what, const std::optional<
 
 std::string reuse_definitions() {
     ordered_json definitions;
-    definitions["mass_kept"] = analysis::metric("mass_kept").definition;
-    definitions["mass_lost"] =
-        "mass kept with the layer's own ids, less that with the ids of the source layer";
-    definitions["block_recall"] = analysis::metric("block_recall").definition;
-    definitions["own_recall"] =
-        "share of the blocks of the layer's own ids that are among the ids of the source layer";
-    definitions["output_error"] = analysis::metric("output_error").definition;
+    for (const char* name : kMeasureNames) definitions[name] = analysis::metric(name).definition;
     definitions["distance"] = "number of the target layer less that of the source layer";
-    definitions["low, high"] =
-        "95 % interval of the bootstrap: sequences are drawn, then blocks of queries of each, the "
-        "same in all layers";
+    definitions["low, high"] = std::string(kIntervalsWords) + ", the same in all layers";
     definitions["most_lost"] = "mass_lost of the layer that loses most";
     definitions["each_reaches"] =
         "every layer reaches the target, with the far end of its interval";
@@ -202,7 +190,7 @@ std::string reuse_summary(const Findings& findings, const io::RunRecord& run) {
                              {"front", front},
                              {"each", optional_json(findings, findings.each)},
                              {"mean", optional_json(findings, findings.mean)},
-                             {"dense", json_of(findings.dense)}});
+                             {"dense", cost_json(findings.dense)}});
     return json.dump(2) + "\n";
 }
 

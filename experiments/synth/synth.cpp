@@ -5,11 +5,11 @@
 
 #include "core/utf8.h"
 #include "experiments/driver/option_table.h"
+#include "experiments/driver/pattern.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/version.h"
 #include "experiments/programs.h"
-#include "experiments/synth/pattern.h"
 
 namespace msa::experiments::synth {
 namespace {

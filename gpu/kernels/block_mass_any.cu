@@ -13,7 +13,7 @@ constexpr int kWarps = kPlainTileRows / kRowsPerWarp;
 /// What a block is to some of a group's heads: probability, summed over keys and heads, and the
 /// largest logit.
 struct BlockSum {
-    float mass, top;
+    float mass, max_logit;
 };
 
 /// The warp's heads, the tile's row 0 being `first_head` of the group, and the packed `keys`; `lse`
@@ -37,10 +37,10 @@ __device__ BlockSum sum_block(const Heads<T>& in, int64_t group, int64_t first_h
             if (head >= in.heads || lane_id() >= seen) continue;
             const float logit = in.logit(dots[r]);
             sum.mass += expf(logit - lse[group * in.heads + head]);
-            sum.top = max_or_nan(sum.top, logit);
+            sum.max_logit = max_or_nan(sum.max_logit, logit);
         }
     }
-    return {warp_sum(sum.mass), warp_max_or_nan(sum.top)};
+    return {warp_sum(sum.mass), warp_max_or_nan(sum.max_logit)};
 }
 
 template <typename T>
@@ -82,10 +82,10 @@ __global__ void block_mass_kernel(Heads<T> in, const KeyRange* visible, const fl
             if (first_head > 0) all = {mass[b], max_logit == nullptr ? 0.0F : max_logit[b]};
             for (const BlockSum& part : of_warp) {
                 all.mass += part.mass / static_cast<float>(in.heads);
-                all.top = max_or_nan(all.top, part.top);
+                all.max_logit = max_or_nan(all.max_logit, part.max_logit);
             }
             mass[b] = all.mass;
-            if (max_logit != nullptr) max_logit[b] = all.top;
+            if (max_logit != nullptr) max_logit[b] = all.max_logit;
         }
     }
 }

@@ -32,8 +32,8 @@ namespace {
 using namespace sm90;
 
 constexpr int kCluster = 8, kWarps = 4, kThreads = kWarps * kWarp;
-constexpr int kHeads = kSparseFewRows;
-constexpr int kOneWave = 128;  // thread blocks that any chip holds at once
+constexpr int kHeads = kDecodeHeads;
+constexpr int kOneWave = kMostExchanging;  // thread blocks that any chip holds at once
 constexpr int kStages = 2;
 static_assert(kHeads == 2 * kCluster);
 

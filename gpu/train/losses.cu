@@ -23,18 +23,19 @@ __global__ void __launch_bounds__(kThreads)
         return;
     }
     const float own = load(logits + target);
-    float top = -INFINITY;
-    for (int64_t v = lane_id(); v < vocabulary; v += kWarp) top = max_or_nan(top, load(logits + v));
-    top = warp_max_or_nan(top);
+    float largest = -INFINITY;
+    for (int64_t v = lane_id(); v < vocabulary; v += kWarp)
+        largest = max_or_nan(largest, load(logits + v));
+    largest = warp_max_or_nan(largest);
     float sum = 0;
-    for (int64_t v = lane_id(); v < vocabulary; v += kWarp) sum += expf(load(logits + v) - top);
+    for (int64_t v = lane_id(); v < vocabulary; v += kWarp) sum += expf(load(logits + v) - largest);
     sum = warp_sum(sum);
-    if (lane_id() == 0) losses[row] = logf(sum) + top - own;
+    if (lane_id() == 0) losses[row] = logf(sum) + largest - own;
     if (!gradient) return;
     __syncwarp();  // all lanes have read the target's logit
     const float scale = factor / sum;
     for (int64_t v = lane_id(); v < vocabulary; v += kWarp)
-        put(logits + v, expf(load(logits + v) - top) * scale - (v == target ? factor : 0.0F));
+        put(logits + v, expf(load(logits + v) - largest) * scale - (v == target ? factor : 0.0F));
 }
 
 /// A thread block's sum of its threads' values, in one order, for thread 0.

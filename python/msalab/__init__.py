@@ -13,6 +13,7 @@ not take a type says which it takes. Results are of the kind of the inputs, nump
 Sequences are packed (THD layout): cu_seqlens_q and cu_seqlens_k say where each begins, and the
 last query of a sequence sits on its last key. Without them all tokens are one sequence.
 
+msalab.analysis     what a selection keeps and loses: the measures of msa-analyze
 msalab.torch        the same operations as operators of PyTorch, with gradients
 msalab.nn           MSAttention, Algorithm 1 as a module for training scripts
 msalab.transformers MSA in place of the attention of a transformers model
@@ -24,6 +25,12 @@ msalab.plots        pictures and reports of what the programs write
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what __getattr__ loads, for editors and type checkers
+    from . import analysis
+    from .operations import *  # noqa: F403
+    from .selections import *  # noqa: F403
 
 _MODULES = {
     "operations": ("InputError", "Layout", "OutOfMemoryError", "SystemError", "UnsupportedError",
@@ -38,6 +45,8 @@ __all__ = sorted(name for names in _MODULES.values() for name in names)
 
 def __getattr__(name: str):
     """The operations are loaded at first use: capture and plots do without the compiled part."""
+    if name == "analysis":
+        return import_module(f"{__name__}.{name}")
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)
@@ -45,4 +54,4 @@ def __getattr__(name: str):
 
 
 def __dir__():
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "analysis"})

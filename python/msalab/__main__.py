@@ -9,6 +9,7 @@ BIN = Path(__file__).parent / "bin"
 TOOLS = {"capture": "activations of a PyTorch model as a file",
          "convert": "activations from and to safetensors, npz and npy",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
+         "merge": "the result of the shards of a run (--shard)",
          "pilot": "what a sweep of msa-pretrain says of the claims of the paper's appendix",
          "plot": "every picture of results, and report.html",
          "tensorboard": "curves of msa-pretrain as TensorBoard event files"}
@@ -22,7 +23,7 @@ def programs() -> dict[str, Path]:
 def usage() -> str:
     lines = ["usage: msalab COMMAND [ARGUMENTS]", ""]
     lines += [f"  {name:<14}{what}" for name, what in TOOLS.items()]
-    lines += [f"  {name:<14}{path.name}" for name, path in programs().items()]
+    lines += [f"  {name:<14}{path.name}" for name, path in programs().items() if name not in TOOLS]
     return "\n".join([*lines, "", "msalab COMMAND --help says what each does."])
 
 
@@ -39,6 +40,9 @@ def run_tool(name: str, arguments) -> int:
     if name == "evaluate":
         from .evaluation.__main__ import main as evaluate
         return evaluate(arguments)
+    if name == "merge":
+        from .evaluation.merge import main as merge
+        return merge(arguments, programs().get("merge"))
     from .capture.__main__ import main as capture
     return capture([name, *arguments])
 

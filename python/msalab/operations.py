@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
 """The operations of MSA. Equations are those of the paper, the contracts those of core/backend.h:
 keys behind a query's position and blocks outside its ids have no influence, not even as NaN; the
-same arguments give the same bits, whatever the number of threads."""
+same arguments give the same bits, whatever the number of threads.
+
+`force_begin_blocks` and `force_end_blocks` are the names of fmha_sm100, the paper's authors' package
+(sparse_topk_select, github.com/MiniMax-AI/MSA). In C++ and in the programs they are `forced_first` and
+`forced_local`."""
 
 import atexit
 import operator
@@ -17,9 +21,13 @@ _msalab = load_compiled()
 Layout = _msalab.Layout
 InputError, UnsupportedError = _msalab.InputError, _msalab.UnsupportedError
 SystemError, OutOfMemoryError = _msalab.SystemError, _msalab.OutOfMemoryError
+InputError.__doc__ = "An argument breaks a rule; the message names it, its value and the rule."
+UnsupportedError.__doc__ = "The arguments are valid, but the backend has no answer; why, is said."
+SystemError.__doc__ = "The operating system or a device refuses."
+OutOfMemoryError.__doc__ = "There is not enough memory, on the host or on a device."
 
 _MOST = 2 ** 63 - 1
-_KEPT = 32  # layouts, and problems on them, that are kept for the next call
+_KEPT = 32  # layouts that are kept for the next call
 
 
 def backends() -> dict[str, str]:
@@ -42,6 +50,16 @@ class _Host:
         """Of the shape of `array`, and of its dtype or the named one."""
         return np.empty(array.shape, array.dtype if dtype is None else dtype)
 
+    @staticmethod
+    def on_host(array, dtype=None):
+        """The array in memory of the host, tensors of a GPU as a copy of the named dtype."""
+        return array
+
+    @staticmethod
+    def from_numpy(array):
+        """The numpy array, or a tensor of it."""
+        return array
+
     @classmethod
     def backend(cls, like, name):
         """The backend called `name` for arrays where `like` lies."""
@@ -55,9 +73,9 @@ class _Host:
         return made
 
     @classmethod
-    def run(cls, like, backend, operation, *arguments):
-        """One operation of it."""
-        getattr(cls.backend(like, backend), operation)(*arguments)
+    def operation(cls, like, backend, name):
+        """One operation of it, to be called now."""
+        return getattr(cls.backend(like, backend), name)
 
 
 class _Tensors(_Host):
@@ -75,32 +93,48 @@ class _Tensors(_Host):
             atexit.register(self.on_gpu.clear)  # while PyTorch can still take memory back
 
     def empty(self, beside, shape, dtype):
-        return self.torch.empty(shape, dtype=self.dtypes[dtype], device=beside.device)
+        # A Size is read more slowly than numbers.
+        return self.torch.empty(*shape, dtype=self.dtypes[dtype], device=beside.device)
 
     def empty_like(self, tensor, dtype=None):
         if dtype is not None:
             return self.empty(tensor, tensor.shape, dtype)
-        return self.torch.empty_like(tensor, requires_grad=False)
+        return self.torch.empty_like(tensor)
+
+    def on_host(self, tensor, dtype=None):
+        if not tensor.is_cuda:
+            return tensor
+        return tensor.detach().to("cpu", dtype and self.dtypes[dtype])
+
+    def from_numpy(self, array):
+        return self.torch.from_numpy(array)
 
     def backend(self, like, name):
         if not like.is_cuda:
-            return super().backend(like, name)
+            return _Host.backend(like, name)
+        return self._of_gpu(like.get_device(), name)
+
+    def _of_gpu(self, device, name):
         if name not in ("auto", "cuda"):
             raise InputError(f"backend is {name!r}, but q and the other arrays lie on a GPU")
-        device = like.get_device()
         at = device, self.stream(device)
         made = self.on_gpu.get(at)
         if made is None:
             made = self.on_gpu[at] = self._start(*at)
         return made
 
-    def run(self, like, backend, operation, *arguments):
-        call = getattr(self.backend(like, backend), operation)
-        if like.is_cuda and like.get_device() != self.current():
-            with self.torch.cuda.device(like.device):
+    def operation(self, like, backend, name):
+        if not like.is_cuda:
+            return getattr(_Host.backend(like, backend), name)
+        device = like.get_device()
+        call = getattr(self._of_gpu(device, backend), name)
+        return call if device == self.current() else self._elsewhere(device, call)
+
+    def _elsewhere(self, device, call):
+        def on_device(*arguments):
+            with self.torch.cuda.device(device):
                 call(*arguments)
-        else:
-            call(*arguments)
+        return on_device
 
     def _start(self, device, stream):
         cuda = self.torch.cuda
@@ -196,7 +230,8 @@ def _kept_layout(cu_seqlens_q: tuple, cu_seqlens_k: tuple) -> Layout:
     return _new_layout(cu_seqlens_q, cu_seqlens_k, ())
 
 
-_kept_problem = lru_cache(maxsize=_KEPT)(_msalab.Problem)
+_known_problems = _msalab.KnownProblems()
+_find_problem = _known_problems.find
 
 
 def _number(name: str, value):
@@ -228,8 +263,21 @@ def _word(name: str, value) -> str:
     return value
 
 
-def _problem(given, cu_seqlens_q, cu_seqlens_k, q=None, k=None, index_q=None, index_k=None, *,
+def _problem(given, cu_seqlens_q, cu_seqlens_k, q=None, k=None, index_q=None, index_k=None,
              block_size=128, softmax_scale=None, index_scale=None, window=None, softcap=None):
+    """Of these arguments, each refused by its name. What was made for the same ones is found."""
+    found = _find_problem(given, cu_seqlens_q, cu_seqlens_k, q, k, index_q, index_k, block_size,
+                          softmax_scale, index_scale, window, softcap)
+    if found is None:
+        arguments = (given, cu_seqlens_q, cu_seqlens_k, q, k, index_q, index_k, block_size,
+                     softmax_scale, index_scale, window, softcap)
+        found = _new_problem(*arguments)
+        _known_problems.keep(found, *arguments)
+    return found
+
+
+def _new_problem(given, cu_seqlens_q, cu_seqlens_k, q, k, index_q, index_k, block_size,
+                 softmax_scale, index_scale, window, softcap):
     index_dim = 0
     if index_q is not None:
         queries, kv_heads, index_dim = _shape("index_q", index_q, "Nq", "Hkv", "didx")
@@ -239,11 +287,19 @@ def _problem(given, cu_seqlens_q, cu_seqlens_k, q=None, k=None, index_q=None, in
     else:  # the Index Branch alone: sizes of attention that it does not read
         keys, _ = _shape("index_k", index_k, "Nk", "didx")
         query_heads, head_dim = kv_heads, 16
-    return _kept_problem(_layout(given, cu_seqlens_q, cu_seqlens_k, queries, keys), query_heads,
-                         kv_heads, head_dim, index_dim, _count("block_size", block_size),
-                         _number("softmax_scale", softmax_scale),
-                         _number("index_scale", index_scale), _count("window", window),
-                         _number("softcap", softcap))
+    return _msalab.Problem(_layout(given, cu_seqlens_q, cu_seqlens_k, queries, keys), query_heads,
+                           kv_heads, head_dim, index_dim, _integer("block_size", block_size),
+                           _number("softmax_scale", softmax_scale),
+                           _number("index_scale", index_scale), _count("window", window),
+                           _number("softcap", softcap))
+
+
+def _groups_problem(queries, groups, block_size, cu_seqlens_q, cu_seqlens_k, layout, head_dim=16):
+    """Of what is per group: one head each. Without lengths one sequence with as many keys as
+    queries."""
+    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, queries)
+    return _msalab.Problem(lay, groups, groups, head_dim, 0, _integer("block_size", block_size),
+                           None, None, None, None)
 
 
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
@@ -257,12 +313,18 @@ def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, si
     Returns out [Nq, Hq, dh] like q; with return_softmax_lse also lse [Nq, Hq] float32, the natural
     log of the sum of exp(logit). A query without a visible key has out 0 and lse -inf.
     """
+    found = _dense(q, k, v, sinks, softmax_scale, window, softcap, cu_seqlens_q, cu_seqlens_k,
+                   layout, backend)
+    return found if return_softmax_lse else found[0]
+
+
+# The arguments of the operators of torch.py, by place: each name that is passed takes host time.
+def _dense(q, k, v, sinks, scale, window, softcap, cu_q, cu_k, layout=None, backend="auto"):
     kind = _kind(q)
-    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, softmax_scale=softmax_scale,
-                 window=window, softcap=softcap)
+    p = _problem(layout, cu_q, cu_k, q, k, None, None, 128, scale, None, window, softcap)
     out, lse = kind.empty_like(q), kind.empty(q, q.shape[:2], "float32")
-    kind.run(q, backend, "dense_attention", p, q, k, v, sinks, out, lse)
-    return (out, lse) if return_softmax_lse else out
+    kind.operation(q, backend, "dense_attention")(p, q, k, v, sinks, out, lse)
+    return out, lse
 
 
 def dense_attention_grad(q, k, v, out, lse, d_out, *, softmax_scale=None, sinks=None,
@@ -275,7 +337,8 @@ def dense_attention_grad(q, k, v, out, lse, d_out, *, softmax_scale=None, sinks=
     kind = _kind(q)
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, softmax_scale=softmax_scale)
     gradients = _empty_gradients(kind, q, k, v, sinks)
-    kind.run(q, backend, "dense_attention_grad", p, q, k, v, sinks, out, lse, d_out, *gradients)
+    call = kind.operation(q, backend, "dense_attention_grad")
+    call(p, q, k, v, sinks, out, lse, d_out, *gradients)
     return gradients if sinks is not None else gradients[:3]
 
 
@@ -296,7 +359,7 @@ def msa_proxy_score(index_q, index_k, *, block_size=128, index_scale=None, cu_se
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, index_q=index_q, index_k=index_k,
                  block_size=block_size, index_scale=index_scale)
     scores = kind.empty(index_q, (*index_q.shape[:2], p.blocks), "float32")
-    kind.run(index_q, backend, "index_scores", p, index_q, index_k, scores)
+    kind.operation(index_q, backend, "index_scores")(p, index_q, index_k, scores)
     return scores
 
 
@@ -312,13 +375,11 @@ def msa_topk_select(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, b
     """
     kind = _kind(scores)
     queries, groups, _ = _shape("scores", scores, "Nq", "Hkv", "B")
-    lay = _layout(layout, cu_seqlens_q, cu_seqlens_k, queries, queries)
-    p = _kept_problem(lay, groups, groups, 16, 0, _count("block_size", block_size), None, None,
-                      None, None)
+    p = _groups_problem(queries, groups, block_size, cu_seqlens_q, cu_seqlens_k, layout)
     ids = kind.empty(scores, (queries, groups, _positive("topk", topk)), "int32")
-    kind.run(scores, backend, "select_blocks", p, topk,
-             _integer("force_end_blocks", force_end_blocks),
-             _integer("force_begin_blocks", force_begin_blocks), scores, ids)
+    call = kind.operation(scores, backend, "select_blocks")
+    call(p, topk, _integer("force_end_blocks", force_end_blocks),
+         _integer("force_begin_blocks", force_begin_blocks), scores, ids)
     return ids
 
 
@@ -337,15 +398,22 @@ def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_
     the sum of exp(index_scale * index_q . index_k) over the visible tokens of the row's blocks;
     without a block -inf.
     """
+    found = _select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
+                    index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k, layout, backend)
+    return found if return_index_lse else found[0]
+
+
+def _select(index_q, index_k, topk, first, local, block_size, scale, with_lse, cu_q, cu_k,
+            layout=None, backend="auto"):
     kind = _kind(index_q)
-    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, index_q=index_q, index_k=index_k,
-                 block_size=block_size, index_scale=index_scale)
-    ids = kind.empty(index_q, (*index_q.shape[:2], _positive("topk", topk)), "int32")
-    lse = kind.empty(index_q, index_q.shape[:2], "float32") if return_index_lse else None
-    kind.run(index_q, backend, "index_select", p, topk,
-             _integer("force_end_blocks", force_end_blocks),
-             _integer("force_begin_blocks", force_begin_blocks), index_q, index_k, ids, lse)
-    return (ids, lse) if return_index_lse else ids
+    p = _problem(layout, cu_q, cu_k, None, None, index_q, index_k, block_size, None, scale)
+    rows = index_q.shape[:2]
+    ids = kind.empty(index_q, (*rows, _positive("topk", topk)), "int32")
+    lse = kind.empty(index_q, rows, "float32") if with_lse else None
+    call = kind.operation(index_q, backend, "index_select")
+    call(p, topk, _integer("force_end_blocks", local), _integer("force_begin_blocks", first),
+         index_q, index_k, ids, lse)
+    return ids, lse
 
 
 def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
@@ -359,13 +427,19 @@ def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softm
     break this raise InputError naming query, group and rule. order: automatic, union, kv_outer or
     q_outer, the loop order.
     """
+    found = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
+                    cu_seqlens_q, cu_seqlens_k, layout, backend)
+    return found if return_softmax_lse else found[0]
+
+
+def _sparse(q, k, v, ids, sinks, scale, window, softcap, block_size, order, cu_q, cu_k,
+            layout=None, backend="auto"):
     kind = _kind(q)
-    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
-                 softmax_scale=softmax_scale, window=window, softcap=softcap)
+    p = _problem(layout, cu_q, cu_k, q, k, None, None, block_size, scale, None, window, softcap)
     out, lse = kind.empty_like(q), kind.empty(q, q.shape[:2], "float32")
-    kind.run(q, backend, "sparse_attention", p, q, k, v, sinks, topk_idxs,
-             _word("order", order), out, lse)
-    return (out, lse) if return_softmax_lse else out
+    call = kind.operation(q, backend, "sparse_attention")
+    call(p, q, k, v, sinks, ids, _word("order", order), out, lse)
+    return out, lse
 
 
 def msa_sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_scale=None,
@@ -376,8 +450,8 @@ def msa_sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_sc
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
                  softmax_scale=softmax_scale)
     gradients = _empty_gradients(kind, q, k, v, sinks)
-    kind.run(q, backend, "sparse_attention_grad", p, q, k, v, sinks, topk_idxs,
-             _word("order", order), out, lse, d_out, *gradients)
+    call = kind.operation(q, backend, "sparse_attention_grad")
+    call(p, q, k, v, sinks, topk_idxs, _word("order", order), out, lse, d_out, *gradients)
     return gradients if sinks is not None else gradients[:3]
 
 
@@ -406,7 +480,7 @@ def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap
     shape = (q.shape[0], k.shape[1], p.blocks)
     mass = kind.empty(q, shape, "float32")
     max_logit = kind.empty(q, shape, "float32") if return_max_logit else None
-    kind.run(q, backend, "block_mass", p, q, k, sinks, mass, max_logit)
+    kind.operation(q, backend, "block_mass")(p, q, k, sinks, mass, max_logit)
     return (mass, max_logit) if return_max_logit else mass
 
 
@@ -433,6 +507,7 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
     kl = kind.empty(index_q, index_q.shape[:2], "float64")
     d_index_q = kind.empty_like(index_q, "float32") if return_gradient else None
     d_index_k = kind.empty_like(index_k, "float32") if return_gradient else None
-    kind.run(index_q, backend, "index_kl", p, q, k, index_q, index_k, topk_idxs,
-             _word("teacher", teacher), sinks, main_lse, index_lse, kl, d_index_q, d_index_k)
+    call = kind.operation(index_q, backend, "index_kl")
+    call(p, q, k, index_q, index_k, topk_idxs, _word("teacher", teacher), sinks, main_lse,
+         index_lse, kl, d_index_q, d_index_k)
     return (kl, d_index_q, d_index_k) if return_gradient else kl

@@ -18,7 +18,8 @@ cu_seqlens that it was captured with. Dense attention is called once on the stre
 captured there.
 """
 
-from typing import Callable
+import inspect
+from typing import Callable, Optional
 
 import torch
 from torch import Tensor
@@ -38,25 +39,25 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _is_profiled = torch.autograd._profiler_enabled
 
 
-def _is_watched(tensors) -> bool:
-    """Must a call be an operator's, because a compiler, a transform, a mode or a profiler looks at
-    operators, or a tensor is of a kind of its own?"""
+def _is_watched() -> bool:
+    """Does a compiler, a transform, a mode or a profiler look at operators?"""
     return (torch.compiler.is_compiling() or _dispatch_modes() > 0 or _transform() is not None
-            or forward_ad._current_level >= 0 or _is_profiled()
-            or not _PLAIN.issuperset(map(type, tensors)))
+            or forward_ad._current_level >= 0 or _is_profiled())
 
 
 class _Operator:
     """The operator msalab::name, and the function that calls it: the first `tensors` of its
-    arguments are tensors or None. Where nobody looks at operators, the call goes past PyTorch's
-    dispatcher, which takes longer than all else that the host does for it.
+    arguments are tensors or None, the last two cu_seqlens. Where nobody looks at operators, and no
+    tensor is of a kind of its own, the call goes past PyTorch's dispatcher, which takes longer than
+    all else that the host does for it.
 
     compute(*arguments) gives the output, fake(*arguments) an empty one like it; save(ctx, inputs,
-    output) and backward(ctx, *gradients) are autograd's.
+    output) and backward(ctx, *gradients) are autograd's. direct is compute where nothing but the
+    caller takes its output.
     """
 
     def __init__(self, name: str, schema: str, tensors: int, compute: Callable, fake: Callable,
-                 save: Callable, backward: Callable):
+                 save: Callable, backward: Callable, direct: Optional[Callable] = None):
         _library.define(name + schema, tags=_TAGS)
         for device in ("CPU", "CUDA"):
             _library.impl(name, compute, device)
@@ -64,7 +65,7 @@ class _Operator:
         torch.library.register_autograd(f"msalab::{name}", backward, setup_context=save,
                                         lib=_library)
         self.operator = getattr(torch.ops.msalab, name).default
-        self.tensors, self.compute = tensors, compute
+        self.tensors, self.direct = tensors, direct or compute
 
         class Function(torch.autograd.Function):
             @staticmethod
@@ -79,17 +80,20 @@ class _Operator:
 
     def __call__(self, *arguments):
         tensors = arguments[:self.tensors]
-        if _is_watched(tensors):
-            return self.operator(*arguments)
+        if _is_watched() or not _PLAIN.issuperset(map(type, tensors)):
+            return self.operator(*_with_lists(arguments))
         if torch.is_grad_enabled():
             for tensor in tensors:
                 if tensor is not None and tensor.requires_grad:
-                    return self.function.apply(*arguments)
-        return self.compute(*arguments)
+                    return self.function.apply(*_with_lists(arguments))
+        return self.direct(*arguments)
 
 
-def _lengths(name: str, values):
-    return None if values is None else integers(name, values)
+def _with_lists(arguments):
+    """cu_seqlens as operators take them."""
+    *others, cu_q, cu_k = arguments
+    return (*others, None if cu_q is None else integers("cu_seqlens_q", cu_q),
+            None if cu_k is None else integers("cu_seqlens_k", cu_k))
 
 
 def _fake_attention(q, *_):
@@ -129,12 +133,6 @@ def _refuse(ctx):
         raise InputError(ctx.refusal)
 
 
-def _compute_dense(q, k, v, sinks, scale, window, softcap, cu_q, cu_k):
-    return operations.dense_attention(q, k, v, softmax_scale=scale, return_softmax_lse=True,
-                                      sinks=sinks, window=window, softcap=softcap,
-                                      cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-
-
 def _save_dense(ctx, inputs, output):
     q, k, v, sinks, ctx.scale, window, softcap, ctx.cu_q, ctx.cu_k = inputs
     _save_attention(ctx, "dense_attention", (q, k, v, sinks), window, softcap, output)
@@ -152,7 +150,7 @@ _dense = _Operator(
     "dense_attention",
     "(Tensor q, Tensor k, Tensor v, Tensor? sinks, float? scale, SymInt? window, float? softcap, "
     "SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
-    4, _compute_dense, _fake_attention, _save_dense, _backward_dense)
+    4, operations._dense, _fake_attention, _save_dense, _backward_dense)
 
 
 def _compute_dense_grad(q, k, v, sinks, out, lse, d_out, scale, cu_q, cu_k):
@@ -167,12 +165,6 @@ _dense_grad = _Operator(
     "float? scale, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor, Tensor, Tensor)",
     7, _compute_dense_grad, lambda q, k, v, sinks, *_: _fake_gradients(q, k, v, sinks),
     _save_nothing, _no_second_gradient)
-
-
-def _compute_sparse(q, k, v, ids, sinks, scale, window, softcap, block_size, order, cu_q, cu_k):
-    return operations.msa_sparse_attention(
-        q, k, v, ids, softmax_scale=scale, return_softmax_lse=True, sinks=sinks, window=window,
-        softcap=softcap, block_size=block_size, order=order, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
 
 def _save_sparse(ctx, inputs, output):
@@ -193,7 +185,7 @@ _sparse = _Operator(
     "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, float? scale, SymInt? window, "
     "float? softcap, SymInt block_size, str order, SymInt[]? cu_q, SymInt[]? cu_k) "
     "-> (Tensor, Tensor)",
-    5, _compute_sparse, _fake_attention, _save_sparse, _backward_sparse)
+    5, operations._sparse, _fake_attention, _save_sparse, _backward_sparse)
 
 
 def _compute_sparse_grad(q, k, v, ids, sinks, out, lse, d_out, scale, block_size, order, cu_q,
@@ -246,13 +238,10 @@ _kl = _Operator(
     8, _compute_kl, _fake_kl, _save_kl, _backward_kl)
 
 
-def _compute_select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
-                    index_scale, with_lse, cu_q, cu_k):
-    found = operations.msa_index_select(
-        index_q, index_k, topk, force_begin_blocks=force_begin_blocks,
-        force_end_blocks=force_end_blocks, block_size=block_size, index_scale=index_scale,
-        return_index_lse=with_lse, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-    return found if with_lse else (found, index_q.new_empty(0, dtype=torch.float32))
+def _compute_select(index_q, *others):
+    """An operator has as many results without the lse as with it."""
+    ids, lse = operations._select(index_q, *others)
+    return ids, index_q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def _fake_select(index_q, index_k, topk, first, local, block_size, scale, with_lse, *_):
@@ -269,47 +258,61 @@ _select = _Operator(
     "(Tensor index_q, Tensor index_k, SymInt topk, SymInt force_begin_blocks, "
     "SymInt force_end_blocks, SymInt block_size, float? index_scale, bool with_lse, "
     "SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
-    2, _compute_select, _fake_select, _save_select, lambda ctx, *_: (None,) * 10)
+    2, _compute_select, _fake_select, _save_select, lambda ctx, *_: (None,) * 10,
+    operations._select)
 
 
+def _like(function: Callable):
+    """Puts the help of the function on arrays, which says shapes and rules, below a function's."""
+    def add(own: Callable) -> Callable:
+        own.__doc__ = f"{inspect.getdoc(own)}\n\n{inspect.getdoc(function)}"
+        return own
+    return add
+
+
+@_like(operations.dense_attention)
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
                     window=None, softcap=None, cu_seqlens_q=None, cu_seqlens_k=None):
-    """msalab.dense_attention with gradients of q, k, v and sinks; with a window or a soft cap,
-    without one."""
-    out, lse = _dense(q, k, v, sinks, softmax_scale, window, softcap,
-                      _lengths("cu_seqlens_q", cu_seqlens_q),
-                      _lengths("cu_seqlens_k", cu_seqlens_k))
+    """msalab.dense_attention on tensors, with gradients of q, k, v and sinks; with a window or a
+    soft cap, without one. There it says:"""
+    out, lse = _dense(q, k, v, sinks, softmax_scale, window, softcap, cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
 
 
+@_like(operations.msa_sparse_attention)
 def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
                          sinks=None, window=None, softcap=None, block_size=128, order="automatic",
                          cu_seqlens_q=None, cu_seqlens_k=None):
-    """msalab.msa_sparse_attention with gradients of q, k, v and sinks; with a window or a soft
-    cap, without one."""
+    """msalab.msa_sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
+    a soft cap, without one. There it says:"""
     out, lse = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
-                       _lengths("cu_seqlens_q", cu_seqlens_q),
-                       _lengths("cu_seqlens_k", cu_seqlens_k))
+                       cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
 
 
+@_like(operations.msa_index_select)
 def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
                      block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
                      cu_seqlens_k=None):
-    """msalab.msa_index_select; neither ids nor their lse have a gradient."""
+    """msalab.msa_index_select on tensors; neither ids nor their lse have a gradient. There it
+    says:"""
     found = _select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
-                    index_scale, return_index_lse, _lengths("cu_seqlens_q", cu_seqlens_q),
-                    _lengths("cu_seqlens_k", cu_seqlens_k))
+                    index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k)
     return found if return_index_lse else found[0]
 
 
+@_like(operations.msa_index_kl)
 def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
                  teacher="mean", sinks=None, main_lse=None, index_lse=None, block_size=128,
                  cu_seqlens_q=None, cu_seqlens_k=None):
     """The mean over rows of msalab.msa_index_kl, a float32 scalar with gradients of index_q and
     index_k. q, k and sinks, the teacher's, get none. Give the main_lse of the forward pass on a GPU:
-    without it a slower kernel answers."""
-    sinks = None if sinks is None else sinks.detach()
-    return _kl(index_q, index_k, q.detach(), k.detach(), topk_idxs, sinks, main_lse, index_lse,
-               softmax_scale, index_scale, teacher, block_size,
-               _lengths("cu_seqlens_q", cu_seqlens_q), _lengths("cu_seqlens_k", cu_seqlens_k))[0]
+    without it a slower kernel answers. Of the values by row it says there:"""
+    return _kl(index_q, index_k, _teachers(q), _teachers(k), topk_idxs, _teachers(sinks), main_lse,
+               index_lse, softmax_scale, index_scale, teacher, block_size, cu_seqlens_q,
+               cu_seqlens_k)[0]
+
+
+def _teachers(tensor):
+    """Without a gradient. What has none, or is no tensor, stays as it is."""
+    return tensor.detach() if getattr(tensor, "requires_grad", False) else tensor

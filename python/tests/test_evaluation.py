@@ -21,6 +21,7 @@ import msalab.transformers as mt  # noqa: E402
 from msalab.evaluation import scoring  # noqa: E402
 from msalab.evaluation.__main__ import main  # noqa: E402
 from msalab.evaluation.files import check_seal  # noqa: E402
+from msalab.evaluation.merge import main as merge  # noqa: E402
 from msalab.evaluation.text import Tokenizer  # noqa: E402
 
 CONTEXT, BLOCK = 200, 16
@@ -165,6 +166,41 @@ def test_a_stopped_run_goes_on_where_it_was(folder, text_file, tmp_path, monkeyp
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
+def test_shards_of_a_run_are_merged_to_its_bytes(folder, text_file, tmp_path, monkeypatch, capsys):
+    assert evaluate(folder, text_file, tmp_path / "whole") == 0
+    printed = capsys.readouterr().out
+    shards = [tmp_path / f"part{index}" for index in range(3)]
+    score, scored = scoring.Scorer.__call__, []
+
+    def counted(self, ids):
+        scored.append(len(ids))
+        if len(scored) == 2:
+            raise KeyboardInterrupt
+        return score(self, ids)
+
+    monkeypatch.setattr(scoring.Scorer, "__call__", counted)
+    for index, out in enumerate(shards):
+        part = ("--shard", f"{index}/3")
+        if index == 0:  # is stopped, and goes on
+            assert evaluate(folder, text_file, out, *part) == 130
+            assert evaluate(folder, text_file, out, *part) == 2
+            part = (*part, "--resume")
+        assert evaluate(folder, text_file, out, *part) == 0
+        assert not (out / "results.h5").exists()
+    said = capsys.readouterr()
+    assert "shard 2/3: its " in said.err and "msalab merge joins it with the others" in said.err
+    assert said.out == ""
+    summary = summary_of(tmp_path / "whole")
+    assert len(scored) == summary["sequences"] + 3 + 1  # nothing twice but what was interrupted
+    assert merge([*map(str, shards), "--out", str(tmp_path / "merged")]) == 0
+    assert capsys.readouterr().out == printed
+    for name in ("summary.json", "results.h5", "loss_by_budget.csv"):
+        assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    # One of them may become the whole.
+    assert evaluate(folder, text_file, shards[0], "--resume") == 0
+    assert summary_of(shards[0]) == summary
+
+
 def test_a_fitted_indexer_comes_first(folder, text_file, tmp_path):
     make_indexer(tmp_path / "results.h5", range(4), groups=2, dim=16, model_dim=SIZES["hidden_size"])
     assert evaluate(folder, text_file, tmp_path / "out", "--indexer", tmp_path, "--tasks", "",
@@ -209,9 +245,11 @@ def test_a_tokenizers_bytes_are_those_of_the_text(tmp_path):
     (["--context", "40000"], "--context has 40000, must be at most 32768, the positions"),
     (["--lengths", "10"], "an exercise of needle takes"),
     (["--dense-layers", "7"], r"dense_layers names [7]"),
-    (["--force-end-blocks", "3"], "must be at most top_k = 2"),
+    (["--forced-local", "3"], "--forced-local are 3 blocks, must be at most the least budget, 2"),
+    (["--forced-local", "0"], "--forced-local is 0, must be at least 1"),
     (["--indexer", "nowhere"], "nowhere: no such file"),
     (["--device", "nowhere"], "device nowhere cannot be used"),
+    (["--shard", "3/3"], "--shard is '3/3', must be I/N with I from 0 to N - 1, or slurm"),
 ])
 def test_refuses_bad_options_and_leaves_nothing(folder, text_file, tmp_path, capsys, arguments, said):
     assert evaluate(folder, text_file, tmp_path / "out", *arguments) == 2

@@ -132,7 +132,7 @@ def test_files_are_sealed(tmp_path):
 
 def units(tmp_path, resume=False, overwrite=False, **options):
     return files.Units(tmp_path / "results.h5", {"program": "p", "options": {"a": 1} | options},
-                       resume, overwrite)
+                       {"texts": 1}, resume, overwrite)
 
 
 def test_units_go_on_with_the_same_run_alone(tmp_path):
@@ -143,20 +143,21 @@ def test_units_go_on_with_the_same_run_alone(tmp_path):
         return {"x": np.arange(3)}
 
     first = units(tmp_path)
-    assert first.get("text 0", make)["x"].tolist() == [0, 1, 2]
+    first.make("text 0", make)
+    assert first.read("text 0")["x"].tolist() == [0, 1, 2]
     with pytest.raises(CaptureError, match="another process is writing it"):
         units(tmp_path, resume=True)
-    first.close()
+    with first:
+        pass
     with pytest.raises(CaptureError, match="a run was under way; --resume goes on"):
         units(tmp_path)
     with pytest.raises(CaptureError, match="options a was 1, is 2"):
         units(tmp_path, resume=True, a=2)
-    again = units(tmp_path, resume=True)
-    again.get("text 0", make)
+    with units(tmp_path, resume=True) as again:
+        again.make("text 0", make)
     assert len(made) == 1
-    again.close()
     anew = units(tmp_path, overwrite=True)
-    anew.get("text 0", make)
+    anew.make("text 0", make)
     assert len(made) == 2
     (tmp_path / "results.h5").write_bytes(b"")
     anew.done()

@@ -295,7 +295,7 @@ PROGRAMS = {  # program, its commands, its options
         "--precision", "--pilot", "--cost", "--bench", "--layers")),
     "msalab.evaluation": (run_evaluation, (["."],), (
         "--text", "--indexer", "--selector", "--budgets", "--top-k", "--block-size",
-        "--force-begin-blocks", "--force-end-blocks", "--dense-layers", "--context", "--sequences",
+        "--forced-first", "--forced-local", "--dense-layers", "--context", "--sequences",
         "--tasks", "--lengths", "--exercises", "--depths", "--pairs", "--bytes", "--seed", "--device",
         "--dtype", "--revision", "--resume", "--overwrite")),
     "msalab.pilot": (run_pilot, ([],), ("--page", "--arms"))}

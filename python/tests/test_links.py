@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Every relative link of the project's Markdown pages leads to a file."""
+"""Every relative link of the project's Markdown pages leads to a file, and data/README.md names every
+record of a benchmark."""
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("core", "gpu", "analysis", "experiments", "notebooks", "data", "tests", "python",
-           "docs")
+           "docs", "examples")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS
                                       for page in (ROOT / folder).rglob("*.md"))])
 
@@ -30,3 +32,11 @@ def test_links_lead_to_files(page):
     missing = [link for link in relative_links(page.read_text(encoding="utf-8"))
                if not (page.parent / link).exists()]
     assert not missing
+
+
+def test_every_record_has_a_row_and_every_row_a_record():
+    page = (ROOT / "data/README.md").read_text(encoding="utf-8").split("\n## bench\n")[1]
+    rows = [re.sub(r"<\w+>", "*", row) for row in re.findall(r"^\| `(\S+\.json)` \|", page, re.MULTILINE)]
+    records = [path.name for path in (ROOT / "data/bench").iterdir()]
+    assert [name for name in records if not any(fnmatch(name, row) for row in rows)] == []
+    assert [row for row in rows if not any(fnmatch(name, row) for name in records)] == []

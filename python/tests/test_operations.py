@@ -252,6 +252,7 @@ def test_each_argument_is_refused_by_name(data, message, options):
     (f"topk is {2 ** 70}, must be an integer of 64 bits", {"topk": 2 ** 70}),
     (f"block_size is {2 ** 70}, must be an integer of 64 bits", {"block_size": 2 ** 70}),
     ("block_size is 0, must be from 8 to 256", {"block_size": 0}),
+    ("block_size is None, must be an integer", {"block_size": None}),
     ("force_begin_blocks is 'a', must be an integer", {"force_begin_blocks": "a"}),
     ("force_end_blocks is 1.5, must be an integer", {"force_end_blocks": 1.5}),
     ("index_scale is -1, must be finite and positive", {"index_scale": -1})])
@@ -259,6 +260,45 @@ def test_each_number_of_a_selection_is_refused_by_name(data, message, options):
     arrays = {"index_q": data["index_q"], "index_k": data["index_k"][:29]}
     with pytest.raises(msalab.InputError, match=message):
         msalab.msa_index_select(**{**arrays, "topk": K, **options})
+
+
+@pytest.mark.parametrize("value, message", [(0, "must be from 1 to 256"),
+                                            (-8, "must be from 1 to 256"),
+                                            (8.0, "must be an integer")])
+def test_the_block_size_is_refused_before_blocks_are_counted(data, value, message):
+    with pytest.raises(msalab.InputError, match=f"block_size is {value}, {message}"):
+        msalab.msa_block_mass(data["q"][:29], data["k"][:29], block_size=value)
+    with pytest.raises(msalab.InputError, match=f"block_size is {value}, {message}"):
+        msalab.msa_proxy_score(data["index_q"], data["index_k"][:29], block_size=value)
+
+
+def test_a_call_finds_the_problem_of_its_own_arguments(data):
+    """Of what was called before, and not of what merely looks like it."""
+    q, k, v = (data[name][:29] for name in "qkv")
+    lengths = [0, 9, 29]
+    first = msalab.dense_attention(q, k, v, cu_seqlens_q=lengths)
+    lengths[1] = 20
+    second = msalab.dense_attention(q, k, v, cu_seqlens_q=lengths)
+    assert not np.array_equal(first, second)
+    for alike in ((0, 20, 29), np.array(lengths), [np.int64(0), 20, 29],
+                  {"layout": msalab.layout(lengths)}, {"cu_seqlens_k": lengths}):
+        options = alike if isinstance(alike, dict) else {"cu_seqlens_q": alike}
+        np.testing.assert_array_equal(msalab.dense_attention(q, k, v, **options), second)
+    for wrong in ([0.0, 20, 29], [0, 20.0, 29], "029"):
+        with pytest.raises(msalab.InputError, match="must be integers"):
+            msalab.dense_attention(q, k, v, cu_seqlens_q=wrong)
+    scaled = [msalab.dense_attention(q, k, v, softmax_scale=scale)
+              for scale in (1, 1.0, None, 0.25)]
+    np.testing.assert_array_equal(scaled[0], scaled[1])
+    np.testing.assert_array_equal(scaled[2], scaled[3])  # 1 / sqrt(16)
+    assert not np.array_equal(scaled[1], scaled[2])
+    windows = [msalab.dense_attention(q, k, v, window=window) for window in (2, 3, None, True)]
+    assert len({window.tobytes() for window in windows}) == 4
+    for many in range(40):  # more than are kept
+        cu = [0, many % 29, 29]
+        np.testing.assert_array_equal(
+            msalab.dense_attention(q, k, v, cu_seqlens_q=cu),
+            msalab.dense_attention(q, k, v, layout=msalab.layout(cu)))
 
 
 @pytest.mark.parametrize("value, rule", [(7, "sees 1 blocks"), (-2, "sees 1 blocks"),

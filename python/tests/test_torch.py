@@ -2,6 +2,8 @@
 """The operators of PyTorch: autograd against a masked softmax written with torch's own operations,
 torch.library's own checks, and torch.compile."""
 
+import inspect
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -203,6 +205,26 @@ def test_a_second_gradient_is_refused(data):
         d_q.sum().backward()
 
 
+@pytest.mark.parametrize("name", ["dense_attention", "msa_sparse_attention", "msa_index_select",
+                                  "msa_index_kl"])
+def test_help_says_what_that_of_arrays_says(name):
+    assert inspect.getdoc(getattr(msalab, name)) in getattr(m, name).__doc__
+    assert "\n\n" in getattr(m, name).__doc__
+
+
+def test_tensors_are_read_where_they_lie(data):
+    q, k, v = (data[name] for name in "qkv")
+    expected = m.dense_attention(*(tensor[20:].clone() for tensor in (q, k, v)))
+    one = torch.nn.Parameter(q.detach().clone())[20:]
+    odd = torch.as_strided(k.detach(), (1, 41, HKV, DH), (7, HKV * DH, DH, 1), 20 * HKV * DH)[0]
+    assert torch.equal(m.dense_attention(one, odd, v[20:]), expected)
+    last = torch.as_strided(q.detach(), (1, HQ, DH), (5, DH, 1), 60 * HQ * DH)  # a stride of no use
+    assert torch.equal(m.dense_attention(last, k[20:], v[20:]), expected[40:])
+    assert m.dense_attention(q[:0], k[20:], v[20:]).shape == (0, HQ, DH)
+    with torch.inference_mode():
+        assert torch.equal(m.dense_attention(q[20:], k[20:], v[20:]), expected)
+
+
 def test_bad_input_is_named(data):
     q, k, v = (data[name] for name in "qkv")
     with pytest.raises(ValueError, match="q is not contiguous"):
@@ -215,6 +237,8 @@ def test_bad_input_is_named(data):
     with pytest.raises(ValueError, match="k is Tensor, dtype torch.float32, layout torch.sparse_coo, "
                                          "must be a dense array or tensor"):
         m.dense_attention(q, k.detach().to_sparse(), v)
+    with pytest.raises(ValueError, match="q is float8_e5m2, which no operation takes"):
+        m.dense_attention(q.detach().to(torch.float8_e5m2), k, v)
     with pytest.raises(ValueError, match="q is bool, which no operation takes"):
         m.dense_attention(q > 0, k, v)
     with pytest.raises(ValueError, match=r"q has shape \[1, 61, 4, 16\], must be \[Nq, Hq, dh\]"):

@@ -56,6 +56,21 @@ def select(data):
     return m.msa_index_select(data["index_q"], data["index_k"], K, **WHOLE)
 
 
+def test_measures_take_tensors_of_a_gpu():
+    data = make()
+    gpu = on_gpu(data, torch.float32)
+    ids, mass = select(gpu), msalab.msa_block_mass(gpu["q"], gpu["k"], **WHOLE)
+    found = msalab.analysis.recall(ids, mass, **WHOLE)
+    for name, values in msalab.analysis.recall(ids.cpu(), mass.cpu(), **WHOLE).items():
+        assert found[name].device.type == "cpu" and torch.equal(found[name], values)
+    for measure in (msalab.analysis.entropy, msalab.analysis.sink_mass):
+        for chosen in (None, ids):
+            here = None if chosen is None else chosen.cpu()
+            torch.testing.assert_close(measure(gpu["q"], gpu["k"], chosen, **WHOLE),
+                                       measure(data["q"], data["k"], here, **WHOLE),
+                                       rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", LAYERS)
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("with_sinks", [False, True])

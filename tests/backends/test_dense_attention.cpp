@@ -66,7 +66,7 @@ TEST_P(DenseAttentionForms, OneVisibleKeyReturnsItsValue) {
 TEST_P(DenseAttentionForms, EqualScoresAverageTheValues) {
     Case c{"equal", square_problem(37, 2, 1, 16, 16, 8), {}, Values::equal};
     Operands o = make_operands(c, GetParam().element);
-    // Value d of key j is j + 256 d: exact in bf16 where it is stored so, its running mean is i/2.
+    // Every value of key j is j, exact in bf16; the mean over keys 0 to i is i/2.
     for (int64_t j = 0; j < 37; ++j)
         for (int64_t d = 0; d < 16; ++d) o.v(j, 0, d) = static_cast<float>(j);
     const Attention got = Runner(GetParam()).dense_attention(c.problem, o);

@@ -23,10 +23,8 @@ import time
 
 import h5py
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import record as bench  # noqa: E402
-
-PROGRAM = bench.ROOT / "build/release/bin/msa-fit-indexer"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "build/release/bin/msa-fit-indexer"
 STARTS = {"from-qk": [], "pca": [], "normal": ["--lr", "3e-3"]}
 FIGURES = ("kl", "block_recall", "score_recall", "mass_kept", "oracle_mass")
 STEPS = (0, 100, 1500)
@@ -91,11 +89,15 @@ def fit_side_by_side(file: str, layers: list[int], options: list[str]) -> dict:
     return {**where(), "options": options, "runs": runs}
 
 
-def where() -> dict:
+def where(program: pathlib.Path = PROGRAM) -> dict:
     """The program and the machine of a part."""
-    version = subprocess.run([str(PROGRAM), "--version"], capture_output=True, text=True,
-                             check=True).stdout.strip()
-    return {"commit": bench.commit(), "program": version, "machine": processor(),
+
+    def said(*command: str) -> str:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True,
+                              check=True).stdout.strip()
+
+    return {"commit": said("git", "describe", "--always", "--dirty"),
+            "program": said(str(program), "--version"), "machine": processor(),
             "cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
 
 
@@ -118,7 +120,7 @@ def main() -> None:
     parser.add_argument("file")
     parser.add_argument("--layers", default="3,6")
     parser.add_argument("--parts", default="starts,jobs")
-    parser.add_argument("--out", default=str(bench.ROOT / "data/bench/fit_indexer.json"))
+    parser.add_argument("--out", default=str(ROOT / "data/bench/fit_indexer.json"))
     options, rest = parser.parse_known_args()
     layers = [int(layer) for layer in options.layers.split(",")]
     parts, out = options.parts.split(","), pathlib.Path(options.out)

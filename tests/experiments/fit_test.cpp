@@ -22,6 +22,31 @@ std::vector<std::string> Fit::args(std::vector<std::string> all, const std::stri
     return all;
 }
 
+/// From the sizes of one step: its queries with the most keys, and the vectors that came out.
+FitBounds Fit::bounds_of(const std::string& out, const Linear& spec, Teacher teacher,
+                         double steps) const {
+    constexpr int64_t kQueries = 32, kIndexDim = 16;
+    constexpr double kLargestX = 6;  // of whitened ones: as normals of variance 1
+    const io::ActivationsReader indexer(path(out + "/indexer.h5"));
+    const int64_t tokens = indexer.info().tokens();
+    Problem p = io::layer_problem(indexer.info(), indexer.info().layers[0], 8);
+    const auto read = [&](io::Field field) {
+        return indexer.read(spec.layers[0], field, {0, tokens});
+    };
+    const Tensor<float, 3> keys = read(io::Field::index_k);
+    Operands all{read(io::Field::q), read(io::Field::k), read(io::Field::v),
+                 read(io::Field::index_q), Tensor<float, 2>({tokens, kIndexDim})};
+    std::copy_n(keys.data(), keys.size(), all.index_k.data());
+    const QueryRange last{tokens - kQueries, tokens};
+    FitBounds of{bounds(p.with_queries(last), with_queries(all, last), teacher), 0, 0};
+    of.gradient = fit_gradient_bound(of.step.d_index_q, of.step.d_index_k,
+                                     static_cast<double>(kQueries * spec.kv_heads), kLargestX);
+    of.loss = fit_loss_bound(of.step.kl, of.gradient,
+                             static_cast<double>((spec.kv_heads + 1) * kIndexDim * spec.model_dim),
+                             1e-4, steps);
+    return of;
+}
+
 std::vector<double> Fit::curve(const std::string& out, const std::string& name) const {
     const Tensor<double, 1> values =
         io::ResultsReader(path(out + "/results.h5")).read<double, 1>("/fit/3/" + name);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/experiments/cli.h"
+#include "tests/support/truth.h"
 
 namespace msa::test {
 
@@ -22,6 +23,13 @@ struct Linear {
     uint64_t stream = 1;    // of x
 };
 
+/// How far two right fits may differ.
+struct FitBounds {
+    Bounds step;      // of one step's operations
+    double gradient;  // of a number of the first step's gradient
+    double loss;      // of the losses along the curve
+};
+
 class Fit : public CliTest {
 protected:
     std::string write(const std::string& name, const Linear& spec = {}) const;
@@ -32,6 +40,10 @@ protected:
     /// Arguments of a short fit, `more` before what is usual here.
     std::vector<std::string> args(std::vector<std::string> all, const std::string& out,
                                   const std::vector<std::string>& more = {}) const;
+    /// Of fits like `out` of a file of `spec`, with the options of args() but for --teacher and as
+    /// many steps.
+    FitBounds bounds_of(const std::string& out, const Linear& spec, Teacher = Teacher::mean,
+                        double steps = 12) const;
     /// /fit/3/<name> of the results.
     std::vector<double> curve(const std::string& out, const std::string& name) const;
     nlohmann::json row(const std::string& out) const;

@@ -7,7 +7,7 @@
 
 #include "analysis/stage_cost.h"
 #include "core/io/results.h"
-#include "experiments/advise/price.h"
+#include "experiments/driver/price.h"
 #include "tests/experiments/cli.h"
 #include "tests/support/random.h"
 
@@ -337,7 +337,7 @@ TEST(AdvisePrice, IsTheFastestPipelineOfTheCostModel) {
                                .tile_union = 20};
     for (const bool decode : {false, true}) {
         const auto pipelines = decode ? decode_pipelines(sizes) : prefill_pipelines(sizes);
-        const experiments::advise::Pricer price(layer, 32768, decode, chip);
+        const experiments::Pricer price(layer, 32768, decode, chip);
         EXPECT_DOUBLE_EQ(price.dense().seconds, pipelines[0].seconds(chip));
         double fastest = pipelines[1].seconds(chip);
         for (size_t n = 2; n < pipelines.size(); ++n)

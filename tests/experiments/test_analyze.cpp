@@ -29,6 +29,21 @@ protected:
     std::string results(const std::string& out) const { return path(out + "/results.h5"); }
 };
 
+/// The output of a head whose values are all 0 has no relative error: it makes no average
+/// undefined.
+TEST_F(Analyze, DeadHeadsAreLeftOutAndCounted) {
+    const std::string dead = make("dead.h5", {.layers = {0}});
+    for (int64_t i = 0; i < 150; ++i)
+        for (int64_t d = 0; d < 16; ++d) poke(dead, "/layers/0/v", {i, 1, d}, 0);
+    const Outcome outcome = run(dead, "out", {"--json", "--selectors", "window,mean-key"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const json summary = json::parse(outcome.out);
+    for (const json& row : summary["rows"]) {
+        EXPECT_EQ(row["dead_heads"], 2) << "the two query heads of group 1";
+        EXPECT_GT(row["output_error"], 0.0);
+    }
+}
+
 TEST_F(Analyze, WritesARowPerLayerAndSelector) {
     const Outcome outcome = run(make("a.h5"), "out", {"--json"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Every request that msa-analyze must refuse: exit code 2, the value and the rule in the message,
 // and nothing written.
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <ostream>
@@ -39,6 +40,13 @@ const Refusal kRefusals[] = {
     {{"--top-k", "0"}, "--top-k is 0, must be at least 1"},
     {{"--top-k", "four"}, "'four') for option '--top-k' is invalid"},
     {{"--top-k", "99999999999999999999"}, "for option '--top-k' is invalid"},
+    {{"--top-k", "4x"}, "'4x') for option '--top-k' is invalid, must be an integer, 128K or 1M"},
+    {{"--threads", "4G"},
+     "'4G') for option '--threads' is invalid, must be an integer, 128K or 1M"},
+    {{"--threads", "4096M"}, "for option '--threads' is invalid, must be an integer of 32 bits"},
+    {{"--selectors", "oracle,snapkv"},
+     "--selectors has snapkv, which does not choose blocks for each query alone (msa-compare has "
+     "it); there are: index, oracle,"},
     {{"--top-k", "4", "--top-k", "8"}, "'--top-k' cannot be specified more than once"},
     {{"--top-k"}, "the required argument for option '--top-k' is missing"},
     {{"--block-size", "7"}, "--block-size is 7, must be from 8 to 256"},
@@ -55,6 +63,7 @@ const Refusal kRefusals[] = {
     {{"--selectors", "oracle,oracle"}, "--selectors names 'oracle' twice"},
     {{"--queries", "5:5"}, "--queries is 5:5, must be a non-empty range within 0:150"},
     {{"--queries", "100:151"}, "--queries is 100:151, must be a non-empty range within 0:150"},
+    {{"--queries", "150:"}, "--queries is 150:, must be a non-empty range within 0:150"},
     {{"--queries", "10"}, "'10') for option '--queries' is invalid, must be A:B"},
     {{"--sample-queries", "-1"}, "--sample-queries is -1, must be at least 0"},
     {{"--seed", "-1"}, "--seed is -1, must be at least 0"},
@@ -152,9 +161,10 @@ TEST_F(AnalyzeRefusal, TheTableSaysWhichChoicesStandBehindIt) {
     const Outcome outcome = kAnalyze(
         {make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4", "--forced-first",
          "1", "--oracle", "max-logit", "--oracle-local", "excluded", "--selectors", "window"});
-    EXPECT_NE(outcome.out.find("Blocks of 8 tokens, k = 4 with the newest 1 and the oldest 1 "
-                               "forced. I*: the blocks of highest maximum logit, the query's own "
-                               "block excluded."),
+    std::string words = outcome.out;
+    std::replace(words.begin(), words.end(), '\n', ' ');
+    EXPECT_NE(words.find("Blocks of 8 tokens, k = 4 with the newest 1 and the oldest 1 forced. I*: "
+                         "the blocks of highest maximum logit, the query's own block excluded."),
               std::string::npos)
         << outcome.out;
 }

@@ -6,7 +6,7 @@
 
 #include "experiments/bench/ceilings.h"
 #include "experiments/bench/meter.h"
-#include "experiments/cost/presets.h"
+#include "experiments/driver/presets.h"
 #include "gpu/cuda_backend.h"
 #include "tests/experiments/broken_backend.h"
 #include "tests/experiments/cli.h"
@@ -358,14 +358,14 @@ TEST_F(Bench, SharesAreOfTheMeasuredCeilings) {
 }
 
 TEST(Ceilings, TheChipIsAWordOfTheDevicesName) {
-    using experiments::cost::chip_of;
+    using experiments::chip_of;
     EXPECT_EQ(chip_of("NVIDIA H100 80GB HBM3, 132 multiprocessors"), "h100");
     EXPECT_EQ(chip_of("NVIDIA H200, 132 multiprocessors"), "h200");
     EXPECT_EQ(chip_of("NVIDIA H20"), "h20");
     EXPECT_EQ(chip_of("NVIDIA A100-SXM4-80GB"), "a100");
     EXPECT_EQ(chip_of("NVIDIA GH200 480GB"), "");
-    EXPECT_TRUE(experiments::cost::is_measured("h100"));
-    EXPECT_FALSE(experiments::cost::is_measured("h20"));  // its peak stands in
+    EXPECT_TRUE(experiments::is_measured("h100"));
+    EXPECT_FALSE(experiments::is_measured("h20"));  // its peak stands in
 }
 
 TEST(ColdSeconds, AreThoseOfTheWork) {

@@ -165,6 +165,26 @@ TEST_F(CompareIntervals, NoCountedQueryHasNone) {
     EXPECT_TRUE(all[0]["intervals"]["mass_kept"]["low"].is_null());
     EXPECT_TRUE(all[0]["behind"]["high"].is_null());
     EXPECT_EQ(table_.find("sequences, seed"), table_.npos);
+    std::istringstream lines(table_);
+    for (std::string line; std::getline(lines, line);)
+        EXPECT_TRUE(!line.starts_with("quest ") || line.find("best") == line.npos) << line;
+}
+
+/// In the ablation of the window, the window of equal budget stands beside the selector, and that
+/// of equal FLOPs, which has a budget of its own, beside nothing.
+TEST_F(CompareIntervals, TheWindowOfEqualBudgetCompetes) {
+    const json all = rows({"--ablation", "window", "--selectors", "mean-key", "--layers", "3"});
+    std::set<std::string> best;
+    for (const json& row : all) {
+        const std::string setting = row["setting"];
+        if (setting == "32" || setting == "32,equal=budget")
+            best.insert(row["behind"]["selector"].get<std::string>());
+        if (setting == "32,equal=FLOPs") {
+            EXPECT_EQ(row["behind"]["selector"], "");
+        }
+    }
+    EXPECT_EQ(best.size(), 1U);
+    EXPECT_FALSE(best.contains(""));
 }
 
 }  // namespace

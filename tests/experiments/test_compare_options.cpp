@@ -48,7 +48,7 @@ TEST_F(CompareOptions, SelectorsTakeOptions) {
     EXPECT_EQ(mass(all, "top-p:p=0.3", 16), mass(all, "top-p:p=0.3", 32)) << "no budget";
     EXPECT_NE(file_text(path("out/tables.txt")).find("\nsparq:rank=16 "), std::string::npos);
     const io::ResultsReader results(path("out/results.h5"));
-    EXPECT_NE(results.words("/metrics/sparq:rank=16@16/3", "rule").find("; with rank=16"),
+    EXPECT_NE(results.text("/metrics/sparq:rank=16@16/3", "rule").find("; with rank=16"),
               std::string::npos);
     const json options = json::parse(results.run().options);
     EXPECT_EQ(options["selectors"][2], "sparq:rank=3");

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "experiments/cost/presets.h"
+#include "experiments/driver/presets.h"
 #include "tests/experiments/cli.h"
 
 namespace msa::test {
@@ -64,11 +64,11 @@ TEST_F(Cost, TablesAndCsvSayTheSame) {
 }
 
 TEST_F(Cost, EveryPresetAndEveryChipIsComplete) {
-    ASSERT_FALSE(experiments::cost::list_models().empty());
-    ASSERT_FALSE(experiments::cost::list_hardware().empty());
-    for (const std::string& model : experiments::cost::list_models())
+    ASSERT_FALSE(experiments::list_models().empty());
+    ASSERT_FALSE(experiments::list_hardware().empty());
+    for (const std::string& model : experiments::list_models())
         EXPECT_EQ(kCost({"--preset", model}).code, 0) << model;
-    for (const std::string& chip : experiments::cost::list_hardware()) {
+    for (const std::string& chip : experiments::list_hardware()) {
         const std::string element = chip == "laptop" ? "f32" : "bf16";
         EXPECT_EQ(kCost({"--hardware", chip, "--element", element}).code, 0) << chip;
         const json file = json::parse(

@@ -107,35 +107,19 @@ TEST_P(FitBackend, FollowsTheReference) {
     const Outcome outcome = fit(backend);
     ASSERT_EQ(outcome.code, 0) << outcome.err;
 
-    // The sizes of one step: its queries with the most keys, and the vectors that came out.
-    const io::ActivationsReader indexer(path("reference/indexer.h5"));
-    constexpr int64_t kQueries = 32, kSteps = 12, kTokens = 192, kIndexDim = 16;
-    Problem p = io::layer_problem(indexer.info(), indexer.info().layers[0], 8);
-    const auto read = [&](io::Field field) { return indexer.read(3, field, {0, kTokens}); };
-    const Tensor<float, 3> keys = read(io::Field::index_k);
-    Operands all{read(io::Field::q), read(io::Field::k), read(io::Field::v),
-                 read(io::Field::index_q), Tensor<float, 2>({kTokens, kIndexDim})};
-    std::copy_n(keys.data(), keys.size(), all.index_k.data());
-    const QueryRange last{kTokens - kQueries, kTokens};
-    const Bounds one = bounds(p.with_queries(last), with_queries(all, last),
-                              teacher == "max" ? Teacher::max : Teacher::mean);
-    constexpr double kLargestX = 6;  // of whitened ones: as normals of variance 1
-    const double loss = fit_loss_bound(
-        one.kl,
-        fit_gradient_bound(one.d_index_q, one.d_index_k,
-                           static_cast<double>(kQueries * spec.kv_heads), kLargestX),
-        static_cast<double>((spec.kv_heads + 1) * kIndexDim * spec.model_dim), 1e-4, kSteps);
-    const auto near = [&, on = backend](const std::string& name, double bound) {
+    const FitBounds bound =
+        bounds_of("reference", spec, teacher == "max" ? Teacher::max : Teacher::mean);
+    const auto near = [&, on = backend](const std::string& name, double most) {
         const std::vector<double> got = curve(on, name), want = curve("reference", name);
         ASSERT_EQ(got.size(), want.size());
         for (size_t n = 0; n < got.size(); ++n)
-            EXPECT_NEAR(got[n], want[n], bound) << name << ' ' << n;
+            EXPECT_NEAR(got[n], want[n], most) << name << ' ' << n;
     };
-    near("train/kl", loss);
-    near("held_out/kl", loss);
-    near("held_out/entropy_teacher", one.kl);
-    near("held_out/oracle_mass", one.mass);
-    near("held_out/mass_kept", one.mass);
+    near("train/kl", bound.loss);
+    near("held_out/kl", bound.loss);
+    near("held_out/entropy_teacher", bound.step.kl);
+    near("held_out/oracle_mass", bound.step.mass);
+    near("held_out/mass_kept", bound.step.mass);
     near("held_out/block_recall", 0);
 }
 

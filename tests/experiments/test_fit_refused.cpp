@@ -55,7 +55,7 @@ const RefusedFit kRefusedFits[] = {
     {{"--eval", "100:"}, "--eval is 100:192, must share no query with --train = 0:144"},
     {{"--eval-every", "0"}, "--eval-every is 0, must be at least 1"},
     {{"--lr", "-1"}, "--lr is -1, must be at least 0"},
-    {{"--lr", "fast"}, "'fast') for option '--lr' is invalid"},
+    {{"--lr", "fast"}, "'fast') for option '--lr' is invalid, must be a number"},
     {{"--jobs", "0"}, "--jobs is 0, must be from 1 to 4096"},
     {{"--seed", "-1"}, "--seed is -1, must be at least 0"},
     {{"--backend", "abacus"}, "no backend is called 'abacus'"},

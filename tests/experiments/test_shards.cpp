@@ -105,6 +105,9 @@ TEST_F(Shards, JobsChangeNoByte) {
         ASSERT_EQ(outcome.code, 0) << outcome.err;
         expect_same(jobs, "whole", files_);
     }
+    const Outcome outcome = kAnalyze(analyze("devices", {"--devices", "0,1", "--jobs", "2"}));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    expect_same("devices", "whole", files_);
 }
 
 TEST_F(Shards, CompareIsMergedToo) {
@@ -185,6 +188,10 @@ TEST_F(Shards, WhatDoesNotBelongTogetherIsNamed) {
     refuses({parts[0], path("nothing")}, path("nothing") + ": is no directory");
     std::filesystem::create_directories(path("empty"));
     refuses({parts[0], path("empty")}, "there is no run under way");
+    std::filesystem::create_directories(path("model/results.h5.partial"));
+    std::ofstream(path("model/results.h5.partial/plan.json")) << "{}";
+    refuses({parts[0], path("model")},
+            path("model") + ": is a shard of msalab evaluate, which `msalab merge` joins");
     EXPECT_NE(merge(parts, "part1").err.find(parts[1] + ": is a shard; choose another --out"),
               std::string::npos);
 

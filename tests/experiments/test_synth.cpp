@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // msa-synth: what it plants is there. Without noise the index branch holds the planted gains
-// exactly, so that they are compared with the definitions in experiments/synth/pattern.h.
+// exactly, so that they are compared with the definitions in experiments/driver/pattern.h.
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -11,7 +11,7 @@
 #include "core/io/results.h"
 #include "core/selection.h"
 #include "core/tolerance.h"
-#include "experiments/synth/pattern.h"
+#include "experiments/driver/pattern.h"
 #include "tests/experiments/cli.h"
 #include "tests/support/compare.h"
 
@@ -196,18 +196,18 @@ TEST_F(Synth, TheOracleAndTheIndexFindTheNeedles) {
     const std::string file =
         make("all.h5", {"--tokens", "2K", "--needles", "4", "--sequences", "2", "--stripes", "0"});
     const io::ActivationsReader reader(file);
-    experiments::synth::Pattern pattern;
+    experiments::Pattern pattern;
     pattern.seed = 5;
     pattern.needles = 4;
-    const experiments::synth::Synthesizer planted(reader.info(), pattern);
+    const experiments::Synthesizer planted(reader.info(), pattern);
     const io::ResultsReader results = analyse(file, "oracle,index,window");
     int64_t looks = 0;
     std::map<std::string, int64_t> found;
     for (size_t s : {0U, 1U})
-        for (const experiments::synth::Needle& needle :
+        for (const experiments::Needle& needle :
              planted.needles(reader.layer(0), static_cast<int64_t>(s))) {
             EXPECT_LT(needle.key, needle.first_query);
-            for (int64_t n = 0; n < experiments::synth::kNeedleQueries; ++n)
+            for (int64_t n = 0; n < experiments::kNeedleQueries; ++n)
                 for (int64_t r : {0, 1}) {
                     ++looks;
                     for (const std::string name : {"oracle", "index", "window"}) {
@@ -228,9 +228,9 @@ TEST_F(Synth, TheOracleAndTheIndexFindTheNeedles) {
 TEST_F(Synth, SeedAndCoordinatesDecideEveryValue) {
     const io::ActivationsReader a(make("a.h5", {})), b(make("b.h5", {})),
         other(make("other.h5", {"--seed", "6"}));
-    experiments::synth::Pattern pattern;
+    experiments::Pattern pattern;
     pattern.seed = 5;
-    const experiments::synth::Synthesizer planted(a.info(), pattern);
+    const experiments::Synthesizer planted(a.info(), pattern);
     for (Field field : {Field::q, Field::k, Field::v, Field::index_q, Field::index_k}) {
         const Tensor<float, 3> whole = a.read(0, field, {0, kTokens});
         EXPECT_TRUE(identical(b.read(0, field, {0, kTokens}), whole));

@@ -258,7 +258,7 @@ TEST_F(Damage, TextsOfTwoOpenFilesAreReadFromTheirOwn) {
     const ResultsReader on_disk(file()), in_memory("memory", whole);
     for (int turn = 0; turn < 2; ++turn)
         for (const ResultsReader* reader : {&on_disk, &in_memory})
-            EXPECT_EQ(reader->words("/run", "commit"), "{}");
+            EXPECT_EQ(reader->text("/run", "commit"), "{}");
 }
 
 }  // namespace

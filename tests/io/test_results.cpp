@@ -81,8 +81,8 @@ TEST_F(Results, RoundTripOfTypesRowsAttributesAndRun) {
     EXPECT_EQ((reader.read<double, 1>("/none/9").size()), 0);
     EXPECT_EQ(reader.number("/metrics/9", "recall"), 0.5);
     EXPECT_EQ(reader.number("/metrics/9", "rows"), 12);
-    EXPECT_EQ(reader.words("/counts/9", "note"), "text");
-    EXPECT_EQ(reader.words("/ids/9", "axes"), "query,slot");
+    EXPECT_EQ(reader.text("/counts/9", "note"), "text");
+    EXPECT_EQ(reader.text("/ids/9", "axes"), "query,slot");
     EXPECT_EQ(reader.run().inputs, record_.inputs);
     EXPECT_EQ(reader.run().options, record_.options);
     EXPECT_EQ(reader.run().seed, 7U);

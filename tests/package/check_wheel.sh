@@ -32,6 +32,8 @@ ids = np.full((n, 1, 1), -1, np.int32)
 ids[:, 0, 0] = np.arange(n) // 8
 out = msalab.msa_sparse_attention(q, k, v, ids, block_size=8)
 assert np.allclose(out[:, 0, 0], (np.arange(n) // 8 * 8 + np.arange(n)) / 2, atol=1e-5), out
+kept = msalab.analysis.recall(ids, msalab.msa_block_mass(q, k, block_size=8), block_size=8)
+assert 0 < kept["mass_kept"][0] <= kept["oracle_mass"][0] < 1
 assert not msalab.backends()["cpu"] and "cuda" in msalab.backends()
 CODE
 

@@ -33,9 +33,9 @@ def parser() -> argparse.ArgumentParser:
     size.add_argument("--top-k", type=integers, metavar="N,M", help="the same in blocks")
     select.add_argument("--block-size", type=int, default=128, metavar="N",
                         help="tokens (default: 128)")
-    select.add_argument("--force-begin-blocks", type=int, default=0, metavar="N",
+    select.add_argument("--forced-first", type=int, default=0, metavar="N",
                         help="oldest blocks that are always kept (default: 0)")
-    select.add_argument("--force-end-blocks", type=int, default=1, metavar="N",
+    select.add_argument("--forced-local", type=int, default=1, metavar="N",
                         help="newest ones, the query's own among them (default: 1)")
     select.add_argument("--dense-layers", type=integers, default=[], metavar="0,1",
                         help="layers that attend to everything; those with a sliding window always "
@@ -64,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"),
                      help="that the model runs in; auto (default): that of the weights")
     how.add_argument("--revision", help="of the model on the hub")
+    how.add_argument("--shard", metavar="I/N", help="this part of the sequences and exercises only, "
+                     "for msalab merge: part I of N, counted from 0, or slurm: that of a task of a "
+                     "job array")
     how.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     how.add_argument("--overwrite", action="store_true", help="replace results that exist")
     return top
@@ -100,6 +103,10 @@ def retrieval_table(summary) -> str:
     return "\n".join(lines) if found else ""
 
 
+def print_tables(summary) -> None:
+    print("\n\n".join(part for part in (table(summary), retrieval_table(summary)) if part))
+
+
 def main(arguments=None) -> int:
     options = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, interrupt)
@@ -123,7 +130,8 @@ def main(arguments=None) -> int:
     except KeyboardInterrupt:
         print("interrupted; --resume goes on", file=sys.stderr)
         return 130
-    print("\n\n".join(part for part in (table(summary), retrieval_table(summary)) if part))
+    if summary is not None:
+        print_tables(summary)
     return 0
 
 

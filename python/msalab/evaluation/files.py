@@ -58,12 +58,61 @@ def write_json(path, content) -> None:
         file.finish()
 
 
+def same_or_refused(place: str, before: dict, record: dict, way_out: str) -> None:
+    """CaptureError naming the first difference of two records."""
+    require(isinstance(before, dict), f"{place}: must be a JSON object")
+    for part in sorted(before.keys() | record.keys()):
+        old, new = before.get(part), record.get(part)
+        if isinstance(old, dict) and isinstance(new, dict):
+            for name in sorted(old.keys() | new.keys()):
+                require(old.get(name) == new.get(name), f"{place}: {part} {name} was "
+                        f"{old.get(name)!r}, is {new.get(name)!r}{way_out}")
+        else:
+            require(old == new, f"{place}: {part} was {old!r}, is {new!r}{way_out}")
+
+
+def read_json(path):
+    """CaptureError naming the file where it holds none."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise CaptureError(f"{path}: {error}; --overwrite begins anew") from error
+
+
+def partial_folder(results: Path) -> Path:
+    return results.with_name(results.name + ".partial")
+
+
+def unit_path(folder: Path, name: str) -> Path:
+    return folder / f"unit-{name.replace(' ', '-')}.h5"
+
+
+def read_unit(path) -> dict:
+    """The arrays of a finished unit. CaptureError where its bytes do not match its checksum."""
+    check_seal(path)
+    with h5py.File(path, "r") as file:
+        return {key: values[()] for key, values in file.items()}
+
+
+def lock_folder(folder: Path):
+    """An open file: nobody else writes into the folder until it is closed."""
+    lock = open(folder / "lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise CaptureError(f"{folder}: another process is writing it") from None
+    return lock
+
+
 class Units:
     """The folder results.h5.partial of a run under way: run.json, the record that says which run it
-    is, and a file for each finished unit. One process at a time."""
+    is; plan.json, what its results need beside that and the units, and which shard of it the folder
+    is for; and a file for each finished unit. One process at a time."""
 
-    def __init__(self, results: Path, record: dict, resume: bool, overwrite: bool):
-        self.folder = results.with_name(results.name + ".partial")
+    def __init__(self, results: Path, record: dict, plan: dict, resume: bool, overwrite: bool):
+        self.folder = partial_folder(results)
+        self.record = json.loads(json.dumps(record))
         require(not resume or self.folder.exists() or not results.exists(), f"{results}: is "
                 "complete; --overwrite begins anew")
         if results.exists() and not resume:
@@ -72,56 +121,43 @@ class Units:
             require(overwrite, f"{self.folder}: a run was under way; --resume goes on with it, "
                     "--overwrite begins anew")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self.folder / "lock", "w")
+        self._lock = lock_folder(self.folder)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            self._begin(resume, plan)
+        except BaseException:
             self._lock.close()
-            raise CaptureError(f"{self.folder}: another process is writing it") from None
+            raise
+
+    def _begin(self, resume: bool, plan: dict):
         known = self.folder / "run.json"
         if resume and known.exists():
-            self._compare(known, json.loads(json.dumps(record)))
+            same_or_refused(str(known), read_json(known), self.record,
+                            "; --resume goes on with the same run alone, --overwrite begins anew")
         else:
             for old in self.folder.glob("unit-*"):
                 old.unlink()
-            write_json(known, record)
+            write_json(known, self.record)
+        write_json(self.folder / "plan.json", plan)
 
-    @staticmethod
-    def _compare(known: Path, record: dict):
-        try:
-            before = json.loads(known.read_text("utf-8"))
-        except ValueError as error:
-            raise CaptureError(f"{known}: {error}; --overwrite begins anew") from error
-        require(isinstance(before, dict), f"{known}: must be a JSON object")
-        for part in sorted(before.keys() | record.keys()):
-            old, new = before.get(part), record.get(part)
-            if isinstance(old, dict) and isinstance(new, dict):
-                for name in sorted(old.keys() | new.keys()):
-                    require(old.get(name) == new.get(name), f"{known}: {part} {name} was "
-                            f"{old.get(name)!r}, is {new.get(name)!r}; --resume goes on with the "
-                            "same run alone, --overwrite begins anew")
-            else:
-                require(old == new, f"{known}: {part} was {old!r}, is {new!r}; --overwrite begins "
-                        "anew")
+    def make(self, name: str, make) -> None:
+        """The unit's file is there, with the arrays of make() where it was not."""
+        path = unit_path(self.folder, name)
+        if path.exists():
+            return check_seal(path)
+        arrays = make()
+        write_h5(path, lambda file: [file.create_dataset(key, data=values)
+                                     for key, values in arrays.items()])
 
-    def path(self, name: str) -> Path:
-        return self.folder / f"unit-{name.replace(' ', '-')}.h5"
-
-    def get(self, name: str, make) -> dict:
-        """The arrays of a unit, of its file or of make()."""
-        path = self.path(name)
-        if not path.exists():
-            arrays = make()
-            write_h5(path, lambda file: [file.create_dataset(key, data=values)
-                                         for key, values in arrays.items()])
-        check_seal(path)
-        with h5py.File(path, "r") as file:
-            return {key: values[()] for key, values in file.items()}
+    def read(self, name: str) -> dict:
+        return read_unit(unit_path(self.folder, name))
 
     def done(self):
         """All units are in the results: the folder is not needed any more."""
         self._lock.close()
         shutil.rmtree(self.folder)
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self._lock.close()

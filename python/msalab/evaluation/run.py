@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A run of `msalab evaluate`: units, and the results made of them."""
+"""A run of `msalab evaluate`: its units, and which of them this process has."""
 
 from __future__ import annotations
 
-import json
 import math
 from importlib import metadata
 from pathlib import Path
@@ -12,30 +11,11 @@ import numpy as np
 
 from .. import selectors
 from ..capture.layer import CaptureError, require
-from ..plots.evaluation import draw_all
 from . import exercises, text
-from .files import Units, sha256, write_h5, write_json
-from .intervals import RESAMPLES, SHARE, ratio_interval
-from .scoring import DENSE, Scorer, Setting
-
-FORMAT, VERSION = "msalab-evaluation", 1
-FIRST_BUCKET = 64  # positions; each bucket behind it ends at twice the position
-DEFINITIONS = {
-    "bits_per_token": "mean of -log2 of the probability that the model gives the next token",
-    "bits_per_byte": "the same sum over the UTF-8 bytes of the text foretold; null where the "
-                     "tokenizer does not say which they are",
-    "perplexity": "2 ^ bits_per_token",
-    "excess": "bits per token above the model's own attention, the same tokens under both; low "
-              f"and high: percentile bootstrap interval of {SHARE:.0%}, {RESAMPLES} resamples of "
-              "whole documents, or of sequences where there is one document",
-    "layer_error": "|h - h_dense| / |h_dense| of the hidden states behind each layer, the error of "
-                   "all layers before included; mean over sequences",
-    "exact_match": "share of the answers of which every token is the likeliest one, those before "
-                   "it being right",
-    "log_likelihood": "mean natural logarithm of the probability of an answer",
-    "budget": "tokens that a query reads: block size times selected blocks",
-}
-
+from .files import Units, sha256
+from .results import complete, unit_names
+from .scoring import Scorer, Setting
+from .shard import parse_shard
 
 def settings_of(options) -> list[Setting]:
     """Every selector at every budget. CaptureError naming the option."""
@@ -58,8 +38,12 @@ def settings_of(options) -> list[Setting]:
                     f"multiple of --block-size = {size}")
         counts = [budget // size for budget in options.budgets]
     require(len(set(counts)) == len(counts), "a budget is named twice")
-    return [Setting(name, selectors.Rule(size, count, options.force_begin_blocks,
-                                         options.force_end_blocks))
+    first, local = options.forced_first, options.forced_local
+    require(first >= 0, f"--forced-first is {first}, must be at least 0")
+    require(local >= 1, f"--forced-local is {local}, must be at least 1")
+    require(first + local <= min(counts), f"--forced-first and --forced-local are {first + local} "
+            f"blocks, must be at most the least budget, {min(counts)} blocks")
+    return [Setting(name, selectors.Rule(size, count, first, local))
             for name in names for count in sorted(counts)]
 
 
@@ -124,7 +108,7 @@ def record_of(options, model, settings) -> dict:
         while name in inputs:
             name, copy = f"{path.name} ({copy})", copy + 1
         inputs[name] = sha256(path)
-    names = ("block_size", "force_begin_blocks", "force_end_blocks", "dense_layers", "context",
+    names = ("block_size", "forced_first", "forced_local", "dense_layers", "context",
              "sequences", "tasks", "lengths", "exercises", "depths", "pairs", "dtype", "bytes")
     return {"program": "msalab evaluate", "commit": _version(), "compiler": _software(),
             "model": weights, "inputs": inputs, "seed": options.seed,
@@ -146,9 +130,27 @@ def _software() -> str:
     return f"torch {torch.__version__}, transformers {transformers.__version__}"
 
 
-def run(options, note) -> dict:
-    """Writes results.h5, summary.json and the pictures into options.out; returns the summary."""
+def plan_of(options, model, settings, layers, sequences) -> dict:
+    """What the results need beside the record and the units."""
+    return {"model": str(options.model), "device": _device(model), "layers": layers,
+            "texts": len(sequences),
+            "settings": [{"config": one.name, "selector": one.selector, "budget": one.budget,
+                          "top_k": one.rule.top_k, "block_size": one.rule.block_size}
+                         for one in settings]}
+
+
+def _device(model) -> str:
+    import torch
+
+    device = model.get_input_embeddings().weight.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def run(options, note) -> dict | None:
+    """Writes results.h5, summary.json and the pictures into options.out and returns the summary; of
+    a shard, its units, and returns nothing."""
     check_options(options)
+    shard = parse_shard(options.shard) if options.shard else None
     settings = settings_of(options)
     documents = text.read_documents(options.text)
     vocabulary = text.Bytes() if options.bytes else text.Tokenizer(options.model, options.revision)
@@ -159,34 +161,32 @@ def run(options, note) -> dict:
     options.lengths = options.lengths or [options.context]
     _check_positions(options, model)
     filler = [vocabulary.with_bytes(document)[0] for document in documents] if options.tasks else []
-    planned = [(task, length, [_exercise(options, task, length, number, vocabulary, filler)
-                               for number in range(options.exercises)])
-               for task in options.tasks for length in options.lengths]
+    makers = [lambda s=sequence: _text(scorer, s) for sequence in sequences]
+    makers += [lambda e=_exercise(options, task, length, number, vocabulary, filler): _answer(
+        scorer, e) for task in options.tasks for length in options.lengths
+        for number in range(options.exercises)]
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    units = Units(out / "results.h5", record_of(options, model, settings), options.resume,
-                  options.overwrite)
-    try:
-        texts = []
-        for number, sequence in enumerate(sequences):
-            note(f"sequence {number + 1}/{len(sequences)}, {len(sequence.ids)} tokens")
-            texts.append(units.get(f"text {number}", lambda s=sequence: vars(scorer(s.ids))))
-        tasks = []
-        for task, length, all_of_it in planned:
-            note(f"{task}, {len(all_of_it)} exercises of {length} tokens")
-            tasks.append(units.get(f"{task} {length}", lambda e=all_of_it: _answer(scorer, e)))
-        summary = summarise(options, settings, scorer.layers, sequences, texts, planned, tasks)
-        record = json.loads((units.folder / "run.json").read_text("utf-8"))
-        whole = units.folder / "results.h5"
-        write_h5(whole, lambda file: _fill(file, record, settings, sequences, texts, planned,
-                                           tasks))
-        whole.replace(out / whole.name)
-        write_json(out / "summary.json", summary)
-        draw_all(summary, out)
+    record = record_of(options, model, settings)
+    plan = plan_of(options, model, settings, scorer.layers, sequences)
+    names = unit_names(record, plan)
+    with Units(out / "results.h5", record, plan | {"shard": shard and shard.text}, options.resume,
+               options.overwrite) as units:
+        mine = range(shard.index, len(names), shard.count) if shard else range(len(names))
+        for done, number in enumerate(mine):
+            note(f"{done + 1}/{len(mine)}: {names[number]}")
+            units.make(names[number], makers[number])
+        if shard:
+            note(f"shard {shard.text}: its {len(mine)} of the run's {len(names)} units are in "
+                 f"{out}; msalab merge joins it with the others")
+            return None
+        summary = complete(units.folder / "results.h5", out, units.record, plan, units.read)
         units.done()
-    finally:
-        units.close()
     return summary
+
+
+def _text(scorer, sequence) -> dict:
+    return vars(scorer(sequence.ids)) | {"bytes": sequence.bytes, "document": sequence.document}
 
 
 def _exercise(options, task, length, number, vocabulary, filler):
@@ -195,142 +195,10 @@ def _exercise(options, task, length, number, vocabulary, filler):
                                    [options.seed, exercises.TASKS.index(task), length, number])
 
 
-def _answer(scorer, all_of_it) -> dict:
-    """By answer: right bool [C, A], log_likelihood float64 [C, A], exercise and depth [A]."""
-    right, likelihood, of, depth = [], [], [], []
-    for number, exercise in enumerate(all_of_it):
-        scores = scorer(exercise.ids)
-        for begin, end in exercise.answers:
-            right.append(scores.right[:, begin - 1:end - 1].all(1))
-            likelihood.append(-scores.nats[:, begin - 1:end - 1].sum(1))
-            of.append(number)
-            depth.append(exercise.depth)
-    return {"right": np.stack(right, 1), "log_likelihood": np.stack(likelihood, 1),
-            "exercise": np.asarray(of), "depth": np.asarray(depth)}
-
-
-def _fill(file, record, settings, sequences, texts, planned, tasks):
-    file.attrs["format"], file.attrs["format_version"] = "msa-results", 2
-    run_group = file.create_group("run")
-    for name, value in record.items():
-        run_group.attrs[name] = value if isinstance(value, (str, int)) else json.dumps(value)
-    run_group.attrs["definitions"] = json.dumps(DEFINITIONS)
-    names = [DENSE, *(setting.name for setting in settings)]
-    file["configs"] = names
-
-    def add(name, values, axes, unit, description):
-        file[name] = values
-        file[name].attrs.update({"axes": axes, "unit": unit, "description": description})
-
-    if texts:
-        lengths = [len(one["nats"][0]) for one in texts]
-        add("evaluate/text/nats", np.concatenate([one["nats"] for one in texts], 1),
-            "config,token", "nat", "-log probability of each token but a sequence's first")
-        add("evaluate/text/sequence", np.repeat(np.arange(len(texts)), lengths), "token", "1",
-            "sequence of each")
-        add("evaluate/text/position", np.concatenate([np.arange(count) for count in lengths]),
-            "token", "1", "position of the token that foretells it")
-        add("evaluate/text/bytes", np.concatenate([one.bytes for one in sequences]), "token",
-            "byte", "UTF-8 bytes of each; NaN where they are not known")
-        add("evaluate/text/document", [one.document for one in sequences], "sequence", "1",
-            "document of each sequence")
-        add("evaluate/text/layer_error", np.stack([one["layer_error"] for one in texts]),
-            "sequence,config,layer", "1", DEFINITIONS["layer_error"])
-    for (task, length, _), found in zip(planned, tasks):
-        for name, values in found.items():
-            add(f"evaluate/retrieval/{task}@{length}/{name}", values,
-                "config,answer" if values.ndim == 2 else "answer",
-                "nat" if name == "log_likelihood" else "1", DEFINITIONS.get(name, name))
-    file["done"] = [f"text {number}" for number in range(len(texts))] + [
-        f"{task} {length}" for task, length, _ in planned]
-
-
-def _number(value):
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
-def summarise(options, settings, layers, sequences, texts, planned, tasks) -> dict:
-    names = [DENSE, *(setting.name for setting in settings)]
-    described = [{"config": DENSE}, *({
-        "config": setting.name, "selector": setting.selector, "budget": setting.budget,
-        "top_k": setting.rule.top_k, "block_size": setting.rule.block_size}
-        for setting in settings)]
-    by_position, resampled = [], None
-    if texts:
-        resampled = "documents" if len({one.document for one in sequences}) > 1 else "sequences"
-        clusters = [one.document if resampled == "documents" else number
-                    for number, one in enumerate(sequences)]
-        _describe_text(options, described, clusters, sequences, texts)
-        by_position = _by_position(options, names, clusters, texts)
-    return {"format": FORMAT, "format_version": VERSION, "model": str(options.model),
-            "options": {"context": options.context, "block_size": options.block_size,
-                        "dense_layers": options.dense_layers, "seed": options.seed},
-            "definitions": DEFINITIONS, "layers": layers, "sequences": len(texts),
-            "tokens": int(sum(one["nats"].shape[1] for one in texts)),
-            "documents": len({one.document for one in sequences}), "resampled": resampled,
-            "configs": described, "by_position": by_position,
-            "retrieval": [row for (task, length, _), found in zip(planned, tasks)
-                          for row in _retrieval(options, names, task, length, found)]}
-
-
-def _clustered(values, clusters) -> np.ndarray:
-    """Sums of one value per sequence by cluster."""
-    return np.bincount(np.unique(clusters, return_inverse=True)[1], weights=values)
-
-
-def _describe_text(options, described, clusters, sequences, texts):
-    tokens = [one["nats"].shape[1] for one in texts]
-    total_bytes = sum(one.bytes.sum() for one in sequences)
-    for row, config in enumerate(described):
-        bits = sum(one["nats"][row].sum() for one in texts) / math.log(2)
-        config["bits_per_token"] = bits / sum(tokens)
-        config["bits_per_byte"] = _number(bits / total_bytes if total_bytes else math.nan)
-        config["perplexity"] = _number(np.exp2(config["bits_per_token"]))
-        if row == 0:
-            continue
-        excess = [(one["nats"][row] - one["nats"][0]).sum() / math.log(2) for one in texts]
-        config["excess"] = ratio_interval(_clustered(excess, clusters),
-                                          _clustered(tokens, clusters), options.seed)
-        errors = np.mean([one["layer_error"][row - 1] for one in texts], 0)
-        config["layer_error"] = [_number(error) for error in errors]
-
-
-def _by_position(options, names, clusters, texts) -> list[dict]:
-    rows, first, end = [], 0, FIRST_BUCKET
-    longest = max(one["nats"].shape[1] for one in texts)
-    while first < longest:
-        counts = [len(one["nats"][0, first:end]) for one in texts]
-        for row, name in enumerate(names):
-            bits = [one["nats"][row, first:end].sum() / math.log(2) for one in texts]
-            own = [one["nats"][0, first:end].sum() / math.log(2) for one in texts]
-            rows.append({"config": name, "first": first, "end": min(end, longest),
-                         "tokens": sum(counts), "bits_per_token": sum(bits) / sum(counts)})
-            if row:
-                rows[-1]["excess"] = ratio_interval(
-                    _clustered(np.subtract(bits, own), clusters), _clustered(counts, clusters),
-                    options.seed)
-        first, end = end, 2 * end
-    return rows
-
-
-def _retrieval(options, names, task, length, found) -> list[dict]:
-    rows = []
-    for part in range(options.depths):
-        low, high = part / options.depths, (part + 1) / options.depths
-        here = np.minimum((found["depth"] * options.depths).astype(int), options.depths - 1) == part
-        if not here.any():
-            continue
-        exercise = found["exercise"][here]
-        answers = _clustered(np.ones(len(exercise)), exercise)
-        for row, name in enumerate(names):
-            right, likelihood = (found[key][:, here].astype(float)
-                                 for key in ("right", "log_likelihood"))
-            rows.append({"task": task, "length": length, "shallowest": low, "deepest": high,
-                         "config": name, "exercises": len(answers), "answers": int(here.sum()),
-                         "exact_match": right[row].mean(),
-                         "log_likelihood": likelihood[row].mean()})
-            if row:
-                for key, values in (("exact_match", right), ("log_likelihood", likelihood)):
-                    rows[-1][f"{key}_difference"] = ratio_interval(
-                        _clustered(values[row] - values[0], exercise), answers, options.seed)
-    return rows
+def _answer(scorer, exercise) -> dict:
+    """By answer: right bool [C, A], log_likelihood float64 [C, A], depth [A]."""
+    scores = scorer(exercise.ids)
+    told = [slice(begin - 1, end - 1) for begin, end in exercise.answers]
+    return {"right": np.stack([scores.right[:, here].all(1) for here in told], 1),
+            "log_likelihood": np.stack([-scores.nats[:, here].sum(1) for here in told], 1),
+            "depth": np.full(len(told), exercise.depth)}

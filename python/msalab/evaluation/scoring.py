@@ -14,7 +14,6 @@ from ..operations import InputError
 from ..selectors import Rule
 
 POSITIONS_AT_ONCE = 256  # whose logits are looked at in double precision
-DENSE = "dense"
 
 
 @dataclass(frozen=True)

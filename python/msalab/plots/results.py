@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Reads `msa-results` version 1 (data/FORMAT.md). Letters and shapes are those of that page.
+"""Reads `msa-results` version 2 (data/FORMAT.md). Letters and shapes are those of that page.
 
 Opening checks format and version; datasets are read when asked for, and selections only in the
 pieces that the caller takes, so that nothing of size N x N is ever in memory.

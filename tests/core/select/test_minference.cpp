@@ -44,6 +44,12 @@ TEST_F(MInference, BlockSparseComparesMeans) {
                 ASSERT_NEAR(got(i, r, b), want(i, r, b), bound) << i << ", " << b;
 }
 
+/// None of the three patterns has a first block that is always there, as the original's search.
+TEST(MInferenceRule, ForcesNoFirstBlock) {
+    const SelectionRule rule{.top_k = 4};
+    EXPECT_EQ(make_selector("minference")->adjust(rule, 0), rule);
+}
+
 /// The pattern that is chosen for a group keeps no less on the sample than the others.
 TEST_F(MInference, SearchTakesThePatternThatKeepsMost) {
     const SelectionRule rule{.top_k = 4};

@@ -28,7 +28,7 @@ protected:
         const std::vector<int64_t> row{visible - 1};
         const Problem one = p_.with_query_rows(row);
         return find_token_selector(name)
-            ->select(layer, selector_chunk(layer, one, row), std::vector<int64_t>{budget})
+            ->select(layer, selector_chunk(layer, one, row), budget)
             .front();
     }
     double bound() const {
@@ -106,7 +106,7 @@ TEST_F(LearnedLightning, KeepsTheHighestTokens) {
     const std::vector<int64_t> row{209};
     const Problem one = p_.with_query_rows(row);
     const std::vector<int64_t> kept =
-        selector->select(layer, selector_chunk(layer, one, row), std::vector<int64_t>{20}).front();
+        selector->select(layer, selector_chunk(layer, one, row), 20).front();
     const std::set<int64_t> set(kept.begin(), kept.end());
     EXPECT_EQ(set.size(), 20U);
     double least = HUGE_VAL, most = -HUGE_VAL;
@@ -131,8 +131,7 @@ TEST_F(TokenPolicies, LightningIndexerKeepsTheHighestTokens) {
     const std::vector<int64_t> rows{9, 30, 209, 284};
     const Problem some = p_.with_query_rows(rows);
     const SelectorChunk chunk = selector_chunk(layer, some, rows);
-    const std::vector<int64_t> budgets(rows.size(), 20);
-    const std::vector<std::vector<int64_t>> all = selector->select(layer, chunk, budgets);
+    const std::vector<std::vector<int64_t>> all = selector->select(layer, chunk, 20);
     for (size_t n = 0; n < rows.size(); ++n) {
         const int64_t token = rows[n], visible = position(token) + 1;
         const std::vector<int64_t>& kept = all[n];

@@ -10,7 +10,7 @@
 #include "analysis/hardware.h"
 #include "analysis/stage_cost.h"
 
-namespace msa::experiments::cost {
+namespace msa::experiments {
 
 /// Published peaks of a chip, or what was measured on one.
 enum class Ceilings : uint8_t { peak, measured };
@@ -53,4 +53,4 @@ analysis::LayerSizes layer_sizes(const Model&);
 /// Names of the sizes of layer_sizes() that nobody gave: the file's `assumed` and those it lacks.
 std::vector<std::string> assumed_sizes(const Model&);
 
-}  // namespace msa::experiments::cost
+}  // namespace msa::experiments

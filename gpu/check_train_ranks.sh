@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Data-parallel training on a machine with two GPUs: sums over both, curves of two GPUs beside those
 # of one, and tokens per second. About three minutes.
-#   TEXT='FILE...' gpu/check_ranks.sh BIN_DIR [OUT]
+#   TEXT='FILE...' gpu/check_train_ranks.sh BIN_DIR [OUT]
 # BIN_DIR has test_train and msa-pretrain, built with MSA_CUDA=ON. TEXT: any files of text, some
 # megabytes in all; default: the sources of this project. OUT (default: results/ranks) gets the logs
 # and the runs. A step that fails does not stop the others; the script fails last.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/synth/pattern.h"
+#include "experiments/driver/pattern.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 
 #include "core/random.h"
 
-namespace msa::experiments::synth {
+namespace msa::experiments {
 namespace {
 
 using io::Field;
@@ -167,4 +167,4 @@ Tensor<float, 3> Synthesizer::make(const LayerInfo& layer, Field field, QueryRan
     return values;
 }
 
-}  // namespace msa::experiments::synth
+}  // namespace msa::experiments

@@ -17,7 +17,7 @@
 #include "core/io/activations.h"
 #include "core/tensor.h"
 
-namespace msa::experiments::synth {
+namespace msa::experiments {
 
 struct Pattern {
     double sink = 14, diagonal = 8, stripe = 8, needle = 14;
@@ -59,4 +59,4 @@ private:
     Pattern pattern_;
 };
 
-}  // namespace msa::experiments::synth
+}  // namespace msa::experiments

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/cost/presets.h"
+#include "experiments/driver/presets.h"
 
 #include <algorithm>
 #include <cctype>
@@ -12,7 +12,7 @@
 #include "experiments/driver/options.h"
 #include "experiments/driver/units.h"
 
-namespace msa::experiments::cost {
+namespace msa::experiments {
 namespace {
 
 using nlohmann::json;
@@ -297,4 +297,4 @@ std::vector<std::string> assumed_sizes(const Model& model) {
     return names;
 }
 
-}  // namespace msa::experiments::cost
+}  // namespace msa::experiments

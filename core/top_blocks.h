@@ -3,12 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
-#include "core/cpu/tile.h"
 #include "core/selection.h"
 
-namespace msa::cpu {
+namespace msa {
 
 /// Offered the visible blocks of a row in ascending order, keeps those that the rule selects.
 class TopBlocks {
@@ -27,7 +27,7 @@ public:
     }
 
     void offer(int64_t block, float score) {
-        if (is_forced(rule_, block, blocks_) || !(score > -kInfinity)) return;  // or NaN
+        if (is_forced(rule_, block, blocks_) || !(score > kNever)) return;  // or NaN
         if (static_cast<int64_t>(kept_.size()) == free_) {
             if (free_ == 0 || !(score > kept_.front().score)) return;
             std::pop_heap(kept_.begin(), kept_.end(), better);
@@ -48,6 +48,7 @@ public:
     }
 
 private:
+    static constexpr float kNever = -std::numeric_limits<float>::infinity();
     struct Scored {
         float score;
         int32_t id;
@@ -64,4 +65,4 @@ private:
     std::vector<Scored> kept_;                     // a heap, its worst in front
 };
 
-}  // namespace msa::cpu
+}  // namespace msa

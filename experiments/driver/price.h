@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,9 +12,34 @@
 #include "analysis/hardware.h"
 #include "analysis/stage_cost.h"
 #include "core/io/activations.h"
-#include "experiments/advise/setting.h"
+#include "core/io/results.h"
+#include "core/selection.h"
+#include "experiments/driver/option_table.h"
+#include "experiments/driver/presets.h"
 
-namespace msa::experiments::advise {
+namespace msa::experiments {
+
+/// What costs are of.
+struct PricingOptions {
+    int64_t context = 1 << 17;
+    bool decode = false;
+    std::string hardware = "h100";
+    Ceilings ceilings = Ceilings::peak;
+};
+/// --context, --phase, --hardware, --ceilings. `beside`: what is not of the context, as in "; mass
+/// is that of FILE".
+void add_pricing(OptionTable&, PricingOptions&, const std::string& beside = "");
+/// Throws InputError as the other read_hardware(), and where the chip has no rate for bf16.
+analysis::Hardware read_hardware(const PricingOptions&);
+
+struct Setting {  // what is priced: a selection of blocks
+    std::string selector;
+    int64_t block_size = 0;
+    SelectionRule rule;  // what the selector makes of the one asked for
+
+    int64_t tokens() const { return block_size * rule.top_k; }  // of a whole budget
+    bool operator==(const Setting&) const = default;
+};
 
 inline constexpr const char* kOrders[] = {"dense", "q_outer", "union", "kv_outer", "automatic"};
 
@@ -50,4 +76,19 @@ private:
     mutable std::map<std::pair<std::string, int64_t>, analysis::Cost> known_;  // scores
 };
 
-}  // namespace msa::experiments::advise
+/// Seconds, FLOPs and bytes of the roofline.
+struct Cost {
+    double seconds = 0, flops = 0, bytes = 0;
+    Cost operator+(const Cost& other) const {
+        return {seconds + other.seconds, flops + other.flops, bytes + other.bytes};
+    }
+    Cost operator-(const Cost& other) const {
+        return {seconds - other.seconds, flops - other.flops, bytes - other.bytes};
+    }
+};
+nlohmann::ordered_json cost_json(const Cost&);
+/// The attributes <name>_seconds, <name>_flops and <name>_bytes of a group of results.
+void write_price(io::UnitWriter&, const std::string& group, const std::string& name, const Price&);
+Cost read_cost(const io::ResultsReader&, const std::string& group, const std::string& name);
+
+}  // namespace msa::experiments

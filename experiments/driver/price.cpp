@@ -1,22 +1,44 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/advise/price.h"
+#include "experiments/driver/price.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "analysis/bytes.h"
 #include "core/select/cost.h"
+#include "core/select/selector.h"
+#include "experiments/driver/options.h"
 
-namespace msa::experiments::advise {
+namespace msa::experiments {
 namespace {
 
 using analysis::Pipeline, analysis::real;
+
+constexpr int64_t kMostContext = int64_t{1} << 24;
 
 Price price_of(const Pipeline& pipeline, int64_t order, const analysis::Hardware& on) {
     return {pipeline.total(on), pipeline.seconds(on), order};
 }
 
 }  // namespace
+
+void add_pricing(OptionTable& table, PricingOptions& o, const std::string& beside) {
+    table.count("context", "N", o.context, "tokens of the sequence that costs are of" + beside)
+        .between(1, static_cast<double>(kMostContext));
+    table.choice("phase", "PHASE", o.decode, {"prefill", "decode"},
+                 "what costs are of: prefill of the context, or one token decoded behind it");
+    table.text("hardware", "CHIP", o.hardware,
+               "a JSON file like those of data/hardware, or " + join(list_hardware()));
+    table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
+                 "of the roofline: peak (published) or measured");
+}
+
+analysis::Hardware read_hardware(const PricingOptions& o) {
+    analysis::Hardware on = read_hardware(o.hardware, o.ceilings);
+    on.peak(Element::bf16);  // throws where there is none
+    return on;
+}
 
 Pricer::Pricer(const io::LayerInfo& layer, int64_t context, bool decode,
                const analysis::Hardware& on)
@@ -87,4 +109,21 @@ Price Pricer::of_given_ids(const Setting& setting, std::optional<double> tile_un
     return fastest(setting, tile_union, analysis::Cost{});
 }
 
-}  // namespace msa::experiments::advise
+nlohmann::ordered_json cost_json(const Cost& cost) {
+    return {{"seconds", cost.seconds}, {"flops", cost.flops}, {"bytes", cost.bytes}};
+}
+
+void write_price(io::UnitWriter& to, const std::string& group, const std::string& name,
+                 const Price& price) {
+    to.attribute(group, name + "_seconds", price.seconds);
+    to.attribute(group, name + "_flops", price.work.flops);
+    to.attribute(group, name + "_bytes", price.work.bytes);
+}
+
+Cost read_cost(const io::ResultsReader& results, const std::string& group,
+               const std::string& name) {
+    return {results.number(group, name + "_seconds"), results.number(group, name + "_flops"),
+            results.number(group, name + "_bytes")};
+}
+
+}  // namespace msa::experiments

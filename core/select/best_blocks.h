@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// What policies share that spend a budget of blocks themselves, before eq:msa-topk sees their
+// scores: of the blocks that are not forced, the best that the budget has room for; ties go to the
+// lower id, as core/top_blocks.h has it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/selection.h"
+
+namespace msa {
+
+/// The score of a block that is out of the budget: it is never selected.
+inline constexpr float kLeftOut = -std::numeric_limits<float>::infinity();
+
+/// The visible blocks that the rule does not force, ascending.
+inline std::vector<int64_t> free_blocks(const SelectionRule& rule, int64_t blocks) {
+    std::vector<int64_t> free;
+    for (int64_t b = 0; b < blocks; ++b)
+        if (!is_forced(rule, b, blocks)) free.push_back(b);
+    return free;
+}
+
+/// Those of `blocks` (ascending) that are not the best `room`, in no order. value(b) is not NaN.
+template <class Value>
+std::vector<int64_t> all_but_best(std::vector<int64_t> blocks, int64_t room, Value value) {
+    const auto kept = blocks.begin() + std::clamp<int64_t>(room, 0, std::ssize(blocks));
+    std::nth_element(blocks.begin(), kept, blocks.end(), [&](int64_t a, int64_t b) {
+        return value(a) != value(b) ? value(a) > value(b) : a < b;
+    });
+    blocks.erase(blocks.begin(), kept);
+    return blocks;
+}
+
+/// The visible blocks that the rule has no room for beside its forced ones, in no order.
+template <class Value>
+std::vector<int64_t> beyond_budget(const SelectionRule& rule, int64_t blocks, Value value) {
+    std::vector<int64_t> free = free_blocks(rule, blocks);
+    const int64_t forced = blocks - std::ssize(free);
+    return all_but_best(std::move(free), rule.top_k - forced, value);
+}
+
+}  // namespace msa

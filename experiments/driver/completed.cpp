@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/driver/completed.h"
+
+#include <ostream>
+
+#include "experiments/driver/program.h"
+#include "experiments/driver/write_text.h"
+
+namespace msa::experiments {
+
+void write_summary(const Completed& run, const std::string& summary, const std::string& page) {
+    write_text(run.out / "summary.json", summary);
+    run.print << (run.json ? summary : page);
+}
+
+void write_page(const Completed& run, const std::string& name, const std::string& page,
+                const std::string& summary) {
+    write_text(run.out / name, page);
+    write_summary(run, summary, page);
+}
+
+int target_code(const std::string& program, const std::string& nearest, std::ostream& err) {
+    if (nearest.empty()) return 0;
+    err << program << ": " << nearest << '\n';
+    return kRefused;
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: MIT
+"""What a selection of key blocks keeps and loses, and where attention lies: the measures that
+msa-analyze reports, on arrays. They are computed by the same code, so that the same blocks and
+probabilities give the same numbers; their names, units and definitions are those of `metrics()`,
+from which the help of each function takes them.
+
+    mass = msalab.msa_block_mass(q, k, block_size=64)
+    ids = msalab.msa_index_select(index_q, index_k, 16, block_size=64)
+    kept = msalab.analysis.recall(ids, mass, block_size=64)
+    kept["mass_kept"].mean()      # of the layer: the mean over groups
+
+Letters in shapes are those of `help(msalab)`. ids are what msalab.msa_index_select returns: other
+rows raise InputError naming query, group and rule. Tensors on a GPU are copied to the CPU, where
+the measures are computed in double precision. Values are float64 arrays, or tensors on the CPU
+where the inputs are tensors; no gradient goes through them.
+
+Values are means over queries, one of each group or head; a layer's number is their mean. A query
+that sees no key counts nowhere. A query whose visible blocks all fit into k is trivial, since every
+selection keeps everything: recall, output_error and group_overlap leave it out unless all_rows is
+True. The mean of no query is NaN, and a NaN that a query sees makes every mean NaN that counts it.
+cu_seqlens_q, cu_seqlens_k, layout and block_size are those of the operations; without lengths all
+tokens are one sequence with as many keys as queries, or, where k is given, its keys. For a sample
+of queries give layout=msalab.layout(cu_seqlens_q, cu_seqlens_k, query_positions).
+"""
+
+import inspect
+from typing import NamedTuple
+
+import numpy as np
+
+from . import operations
+from .operations import InputError, _kind, _msalab, _positive, _shape, integers
+
+
+class Metric(NamedTuple):
+    """What a measure is called in files, its heading in tables, its unit, what its values are one
+    of, and its definition."""
+
+    name: str
+    heading: str
+    unit: str
+    axis: str
+    definition: str
+
+
+_METRICS = {line[0]: Metric(*line) for line in _msalab.metrics}
+
+
+def metrics() -> dict[str, Metric]:
+    """Every measure that the programs report, by name, in the order of the documentation."""
+    return dict(_METRICS)
+
+
+def _measures(*names):
+    """Puts the definitions of these metrics at the end of a function's help."""
+    def add(function):
+        lines = [f"{name} ({_METRICS[name].unit}): {_METRICS[name].definition}." for name in names]
+        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", *lines])
+        return function
+    return add
+
+
+def _values(like, values, *shape, dtype=np.float64):
+    return _kind(like).from_numpy(np.asarray(values, dtype).reshape(shape))
+
+
+def _host(array, dtype=None):
+    return _kind(array).on_host(array, dtype)
+
+
+def _ids_problem(ids, block_size, cu_seqlens_q, cu_seqlens_k, layout, name="topk_idxs"):
+    queries, groups, _ = _shape(name, ids, "Nq", "Hkv", "k")
+    return operations._groups_problem(queries, groups, block_size, cu_seqlens_q, cu_seqlens_k,
+                                      layout)
+
+
+@_measures(*_msalab.recall_columns)
+def recall(topk_idxs, mass, oracle_idxs=None, *, exclude_local=False, all_rows=False,
+           block_size=128, cu_seqlens_q=None, cu_seqlens_k=None, layout=None):
+    """What a selection keeps of dense attention: a dictionary of the values [Hkv] of each group.
+
+    topk_idxs [Nq, Hkv, k] int32; mass [Nq, Hkv, B] float32, what msalab.msa_block_mass returns.
+    oracle_idxs [Nq, Hkv, any] int32: the blocks that should have been chosen; where absent, those
+    that msalab.msa_topk_select chooses by mass, k of them. exclude_local leaves the query's own
+    block, which is always chosen, out of the oracle's in the two recalls. Where the oracle's blocks
+    hold no mass, nothing was lost: recall 1.
+    """
+    p = _ids_problem(topk_idxs, block_size, cu_seqlens_q, cu_seqlens_k, layout)
+    if oracle_idxs is None:
+        oracle_idxs = operations.msa_topk_select(
+            mass, topk_idxs.shape[2], block_size=block_size, cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k, layout=layout)
+    found = _msalab.recall(p, _host(topk_idxs), _host(oracle_idxs), _host(mass),
+                           bool(exclude_local), bool(all_rows))
+    return {name: _values(topk_idxs, values, -1)
+            for name, values in zip(_msalab.recall_columns, found)}
+
+
+@_measures("output_error")
+def output_error(out, dense_out, topk, *, all_rows=False, block_size=128, cu_seqlens_q=None,
+                 cu_seqlens_k=None, layout=None):
+    """How far sparse attention's output is from dense attention's: the values [Hq] of each head.
+
+    out, dense_out [Nq, Hq, dh] float32 or, on a GPU, bfloat16; topk: the blocks k that the
+    selection may keep, which says what queries are trivial. A head whose dense output is 0 on every
+    counted query has NaN.
+    """
+    queries, heads, head_dim = _shape("out", out, "Nq", "Hq", "dh")
+    p = operations._groups_problem(queries, heads, block_size, cu_seqlens_q, cu_seqlens_k, layout,
+                                   head_dim)
+    found = _msalab.output_error(p, _host(out, "float32"), _host(dense_out, "float32"),
+                                 _positive("topk", topk), bool(all_rows))
+    return _values(out, found, -1)
+
+
+def _attend(q, k, topk_idxs, options):
+    """The mean key and lse of each query and head: attention with the keys as values."""
+    if topk_idxs is None:
+        options = {name: value for name, value in options.items() if name != "block_size"}
+        return operations.dense_attention(q, k, k, return_softmax_lse=True, **options)
+    return operations.msa_sparse_attention(q, k, k, topk_idxs, return_softmax_lse=True, **options)
+
+
+@_measures("sink_mass_dense", "sink_mass_sparse")
+def sink_mass(q, k, topk_idxs=None, *, tokens=1, softmax_scale=None, sinks=None, window=None,
+              softcap=None, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None, layout=None,
+              backend="auto"):
+    """The probability on the first `tokens` tokens of each sequence: the values [Hq] of each head,
+    over all queries that see a key. In dense attention, or, with topk_idxs [Nq, Hkv, k] int32, in
+    attention over these blocks, where other tokens have probability 0.
+
+    q, k, softmax_scale, sinks, window, softcap, block_size and backend: as in
+    msalab.msa_sparse_attention, which is called for the sums of exponentials. NaN where logits are
+    so large that the rounding of these sums alone moves a probability by more than 1 %.
+    """
+    options = dict(softmax_scale=softmax_scale, sinks=sinks, window=window, softcap=softcap,
+                   block_size=block_size, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                   layout=layout)
+    tokens = _positive("tokens", tokens)
+    _, lse = _attend(q, k, topk_idxs, {**options, "backend": backend})
+    del options["sinks"]  # they are in the lse
+    found = _msalab.sink_mass(_attention_problem(q, k, options), _host(q, "float32"),
+                              _host(k, "float32"), _host(lse), _host(topk_idxs), tokens)
+    return _values(q, found, -1)
+
+
+@_measures("entropy_dense", "entropy_sparse")
+def entropy(q, k, topk_idxs=None, *, softmax_scale=None, sinks=None, window=None, softcap=None,
+            block_size=128, cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+    """The entropy of attention: the values [Hq] of each head, over all queries that see a key. Of
+    dense attention, or, with topk_idxs [Nq, Hkv, k] int32, of attention over these blocks.
+
+    Arguments as in sink_mass. Learnable sinks take part as one more place that probability goes to.
+    It is lse - softmax_scale * q . (mean key), good to about the float rounding of lse; with a soft
+    cap, whose logits are no such product, NaN.
+    """
+    options = dict(softmax_scale=softmax_scale, window=window, softcap=softcap,
+                   block_size=block_size, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                   layout=layout)
+    mean_key, lse = _attend(q, k, topk_idxs, {**options, "sinks": sinks, "backend": backend})
+    found = _msalab.entropy(_attention_problem(q, k, options), _host(q, "float32"),
+                            _host(mean_key, "float32"), _host(lse), _host(sinks))
+    return _values(q, found, -1)
+
+
+def _attention_problem(q, k, options):
+    options = dict(options)
+    packed = (options.pop(name) for name in ("layout", "cu_seqlens_q", "cu_seqlens_k"))
+    return operations._problem(*packed, q, k, **options)
+
+
+@_measures("group_overlap")
+def group_overlap(topk_idxs, *, all_rows=False, block_size=128, cu_seqlens_q=None,
+                  cu_seqlens_k=None, layout=None):
+    """How far the groups of a layer choose the same blocks, [Hkv, Hkv], of topk_idxs [Nq, Hkv, k]
+    int32. Symmetric; the diagonal is 1.
+    """
+    p = _ids_problem(topk_idxs, block_size, cu_seqlens_q, cu_seqlens_k, layout)
+    groups = topk_idxs.shape[1]
+    found = _msalab.group_overlap(p, _host(topk_idxs), bool(all_rows))
+    return _values(topk_idxs, found, groups, groups)
+
+
+@_measures("layer_overlap")
+def layer_overlap(selections, *, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None, layout=None):
+    """How far layers choose the same blocks, [L, L], of a list of L selections [Nq, Hkv, any k]
+    int32 of the same queries. Every query and group counts, also a trivial one, and two empty rows
+    overlap by 1. Symmetric; the diagonal is 1.
+    """
+    selections = list(selections)
+    if not selections:
+        raise InputError("selections is empty, must hold the ids of at least one layer")
+    first = selections[0]
+    p = _ids_problem(first, block_size, cu_seqlens_q, cu_seqlens_k, layout)
+    on_host = [_host(ids) for ids in selections]
+    return _values(first, [_msalab.mean_overlap(p, a, b) for a in on_host for b in on_host],
+                   len(selections), len(selections))
+
+
+@_measures("queries_per_block")
+def popularity(topk_idxs, *, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None, layout=None):
+    """How many queries of each group chose each block, [Hkv, blocks of all sequences] int64, of
+    topk_idxs [Nq, Hkv, k] int32. lorenz_curve and gini say how evenly they are spread.
+    """
+    p = _ids_problem(topk_idxs, block_size, cu_seqlens_q, cu_seqlens_k, layout)
+    found = _msalab.popularity(p, _host(topk_idxs))
+    return _values(topk_idxs, found, topk_idxs.shape[1], -1, dtype=np.int64)
+
+
+def _counts(counts):
+    _shape("counts", counts, "Hkv", "blocks")
+    rows = [integers("counts", row) for row in counts]
+    for group, row in enumerate(rows):
+        if min(row, default=0) < 0:
+            raise InputError(f"counts[{group}] holds {min(row)}, must not be negative")
+    return rows
+
+
+def lorenz_curve(counts):
+    """The share of all queries that the least popular blocks hold, [Hkv, blocks + 1], in steps of
+    one block: from 0 to 1, and 0 everywhere in a group that chose nothing. counts: what popularity
+    returns."""
+    return _values(counts, [_msalab.lorenz_curve(row) for row in _counts(counts)],
+                   counts.shape[0], counts.shape[1] + 1)
+
+
+@_measures("gini")
+def gini(counts):
+    """How unevenly the queries are spread over blocks, [Hkv]. counts: what popularity returns. The
+    area is that of trapezoids one block wide."""
+    return _values(counts, [_msalab.gini(row) for row in _counts(counts)], -1)

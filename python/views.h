@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+// Arrays as views for the operations: what an array must be, checked by name.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <type_traits>
+
+#include "core/backend.h"
+#include "python/operand.h"
+
+namespace msa {
+
+using Maybe = std::optional<Operand>;
+using Free = nanobind::call_guard<nanobind::gil_scoped_release>;  // other threads run meanwhile
+
+template <typename T>
+inline constexpr const char* kName = nullptr;
+template <>
+inline constexpr const char* kName<float> = "float32";
+template <>
+inline constexpr const char* kName<double> = "float64";
+template <>
+inline constexpr const char* kName<int32_t> = "int32";
+
+/// "cuda:1", as PyTorch calls it.
+inline std::string device_name(int device) {
+    if (device == kElsewhere) return "a device that is neither a CPU nor CUDA's";
+    return device == kOnHost ? "the CPU" : text("cuda:", device);
+}
+
+/// Its first element. A view without elements is there all the same, and not absent.
+inline void* data_of(const Operand& array) {
+    static double nothing = 0;
+    return array.data != nullptr ? array.data : &nothing;
+}
+
+/// Arrays as views for a backend that works on `device`.
+class Views {
+public:
+    explicit Views(int device) : device_(device) {}
+
+    template <int Rank>
+    In<Rank> in(const char* name, const Operand& array) const {
+        return any_view<const void, Rank>(name, array);
+    }
+    template <int Rank>
+    Out<Rank> out(const char* name, const Operand& array) const {
+        return any_view<void, Rank>(name, array);
+    }
+    /// The view of elements T, which the array must hold.
+    template <typename T, int Rank>
+    View<T, Rank> typed(const char* name, const Operand& array) const {
+        using Value = std::remove_const_t<T>;
+        const Shape<Rank> shape = shape_of<Rank>(name, array);
+        require(array.element == ElementOf<Value>::value, name, " is ", type_of(array),
+                ", must be ", kName<Value>);
+        return {static_cast<T*>(data_of(array)), shape, space()};
+    }
+    template <typename T, int Rank>
+    View<T, Rank> maybe(const char* name, const Maybe& array) const {
+        return array ? typed<T, Rank>(name, *array) : View<T, Rank>();
+    }
+
+    AttentionInput attention(const Operand& q, const Operand& k, const Operand& v,
+                             const Maybe& sinks) const {
+        return {in<3>("q", q), in<3>("k", k), in<3>("v", v), maybe<const float, 1>("sinks", sinks)};
+    }
+    AttentionOutput attention_output(const Operand& result, const Operand& lse) const {
+        return {out<3>("out", result), typed<float, 2>("lse", lse)};
+    }
+    AttentionSaved saved(const Operand& result, const Operand& lse, const Operand& d_out) const {
+        return {in<3>("out", result), typed<const float, 2>("lse", lse), in<3>("d_out", d_out)};
+    }
+    AttentionGradient gradient(const Operand& d_q, const Operand& d_k, const Operand& d_v,
+                               const Maybe& d_sinks) const {
+        return {out<3>("d_q", d_q), out<3>("d_k", d_k), out<3>("d_v", d_v),
+                maybe<float, 1>("d_sinks", d_sinks)};
+    }
+    IndexInput index(const Operand& index_q, const Operand& index_k) const {
+        return {in<3>("index_q", index_q), in<2>("index_k", index_k)};
+    }
+
+private:
+    Space space() const { return device_ == kOnHost ? Space::host : Space::device; }
+    static std::string type_of(const Operand& array) {
+        if (!array.element) return array.type;
+        switch (*array.element) {
+            case Element::f32: return "float32";
+            case Element::f64: return "float64";
+            case Element::f16: return "float16";
+            case Element::bf16: return "bfloat16";
+            case Element::i32: return "int32";
+            default: return to_string(*array.element);
+        }
+    }
+    /// The shape of an array, which must have `Rank` axes, be contiguous and lie on the device.
+    template <int Rank>
+    Shape<Rank> shape_of(const char* name, const Operand& array) const {
+        require(array.readable, name, " is ", array.type, ", must be a dense array or tensor");
+        require(array.device == device_, name, " lies on ", device_name(array.device),
+                ", must lie on ", device_name(device_), " like the other arrays");
+        require(array.axes == Rank, name, " has ", array.axes, " dimensions, must have ", Rank);
+        require(array.contiguous, name, " is not contiguous in row-major order; ", name,
+                ".contiguous() in PyTorch and numpy.ascontiguousarray(", name,
+                ") give a copy that is");
+        Shape<Rank> shape;
+        for (size_t axis = 0; axis < Rank; ++axis) shape[axis] = array.shape[axis];
+        return shape;
+    }
+    template <typename Void, int Rank>
+    AnyView<Void, Rank> any_view(const char* name, const Operand& array) const {
+        const Shape<Rank> shape = shape_of<Rank>(name, array);
+        require(array.element.has_value(), name, " is ", type_of(array),
+                ", which no operation takes");
+        return {data_of(array), shape, *array.element, space()};
+    }
+
+    int device_;
+};
+
+}  // namespace msa
