@@ -91,6 +91,12 @@ TEST(CudaPlan, PredicatesSayWhy) {
     Problem small = p;
     small.block_size = 16;
     EXPECT_EQ(why_not(as_is, small, hopper), "the block size is 16, must be 32, 64 or 128");
+    small.block_size = 32;
+    EXPECT_EQ(why_not(as_is, small, hopper), "");
+    EXPECT_TRUE(
+        cuda::takes_index_select_sm90(hopper, small, {.element = Element::bf16, .top_k = 16}, true)
+            .yes);
+    EXPECT_TRUE(cuda::takes_block_mass_sm90(hopper, small, {Element::bf16}, false, true).yes);
     EXPECT_EQ(
         cuda::takes_index_select_sm90(hopper, p, {.element = Element::bf16, .top_k = 16}, false)
             .why_not,
