@@ -12,7 +12,9 @@ namespace msa::cuda::sm90 {
 constexpr int kRows = kGradStepRows;
 constexpr int kRowsBox = kRows * kSwizzle;  // bytes
 constexpr int kWide = 64;  // keys of a warpgroup, columns of a product into 32 registers
+static_assert(sparse_grad_tile_keys(1) == kWide);
 
+/// BlockSize: sparse_grad_tile_keys() of the block size.
 template <int Dim, int BlockSize>
 struct GradShape {
     static constexpr int kBoxes = Dim / 64;

@@ -38,6 +38,7 @@ std::vector<Case> kl_cases() {
         kl_case("narrow_index", {0, 600}, {0, 600}, 16, 2, 128, 64, 128, 3),
         kl_case("g2_small_blocks", {0, 500}, {0, 500}, 8, 4, 64, 64, 16, 7),
         kl_case("g8_blocks_of_32", {0, 500}, {0, 500}, 16, 2, 128, 128, 32, 6),
+        kl_case("pilot_blocks_of_32", q, k, 16, 4, 64, 64, 32, 8),
         kl_case("many_uses", {0, 5000}, {0, 5000}, 8, 2, 64, 64, 64, 4),
         // The other sizes of index_kl_sm90, and groups that leave columns of its products empty.
         kl_case("g1_wide_blocks", {0, 600}, {0, 600}, 2, 2, 64, 64, 128, 3),

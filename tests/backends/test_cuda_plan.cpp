@@ -89,6 +89,15 @@ TEST(CudaPlan, PredicatesSayWhy) {
     Problem narrow = p;
     narrow.head_dim = 96;
     EXPECT_EQ(why_not(as_is, narrow, hopper), "the head dim is 96, must be 64 or 128");
+    Problem small = p;
+    small.block_size = 16;
+    EXPECT_EQ(why_not(as_is, small, hopper), "the block size is 16, must be 32, 64 or 128");
+    small.block_size = 32;
+    EXPECT_EQ(why_not(as_is, small, hopper), "");
+    EXPECT_TRUE(
+        cuda::takes_index_select_sm90(hopper, small, {.element = Element::bf16, .top_k = 16}, true)
+            .yes);
+    EXPECT_TRUE(cuda::takes_block_mass_sm90(hopper, small, {Element::bf16}, false, true).yes);
     EXPECT_EQ(
         cuda::takes_index_select_sm90(hopper, p, {.element = Element::bf16, .top_k = 16}, false)
             .why_not,
@@ -128,13 +137,17 @@ TEST(CudaPlan, ChunksOfTheGradientAreThoseMeasured) {
 TEST(CudaPlan, ListsOfTheGradientStayWithinTheirBound) {
     for (const auto& [query_heads, kv_heads] :
          {std::pair{64, 4}, {16, 16}, {32, 16}, {64, 16}, {64, 1}})
-        for (int64_t top_k : {16, 32}) {
-            const cuda::SparseGradPlan plan(layer(1 << 20, query_heads, kv_heads), top_k);
-            EXPECT_LE(plan.list_bytes(), cuda::kMostListBytes) << query_heads << '/' << kv_heads;
-            EXPECT_LE(plan.sizes.slot_bytes(), cuda::kGradSlotBytes);
-            EXPECT_GE(plan.sizes.batch_chunks, 1);
-            EXPECT_GE(plan.sizes.chunk_tiles, 1);
-        }
+        for (int64_t top_k : {16, 32})
+            for (int64_t block_size : {32, 128}) {
+                Problem p = layer(1 << 20, query_heads, kv_heads);
+                p.block_size = block_size;
+                const cuda::SparseGradPlan plan(p, top_k);
+                EXPECT_LE(plan.list_bytes(), cuda::kMostListBytes)
+                    << query_heads << '/' << kv_heads << ", blocks of " << block_size;
+                EXPECT_LE(plan.sizes.slot_bytes(), cuda::kGradSlotBytes);
+                EXPECT_GE(plan.sizes.batch_chunks, 1);
+                EXPECT_GE(plan.sizes.chunk_tiles, 1);
+            }
 }
 
 TEST(CudaPlan, TheGradientsPredicateSaysWhy) {
@@ -170,6 +183,11 @@ TEST(CudaPlan, TheGradientsPredicateSaysWhy) {
     Problem narrow = p;
     narrow.head_dim = 96;
     EXPECT_EQ(why_not(hopper, narrow, as_is), "the head dim is 96, must be 64 or 128");
+    Problem small = p;
+    small.block_size = 96;
+    EXPECT_EQ(why_not(hopper, small, as_is), "the block size is 96, must be 32, 64 or 128");
+    small.block_size = 32;
+    EXPECT_EQ(why_not(hopper, small, as_is), "");
 }
 
 TEST(CudaPlan, TheKlPredicateSaysWhy) {
