@@ -2,10 +2,39 @@
 #include "analysis/output_error.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 namespace msa::analysis {
+
+double squared_difference(const float* a, const float* b, int64_t count) {
+    constexpr int64_t kSums = 8;
+    std::array<double, kSums> sums{};
+    const int64_t whole = count / kSums * kSums;
+    for (int64_t d = 0; d < whole; d += kSums)
+        for (int64_t n = 0; n < kSums; ++n) {
+            const double off = double{a[d + n]} - (b == nullptr ? 0.0 : double{b[d + n]});
+            sums[static_cast<size_t>(n)] += off * off;
+        }
+    for (int64_t d = whole; d < count; ++d) {
+        const double off = double{a[d]} - (b == nullptr ? 0.0 : double{b[d]});
+        sums[static_cast<size_t>(d - whole)] += off * off;
+    }
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+Tensor<double, 2> squared_differences(View<const float, 3> a, View<const float, 3> b,
+                                      int64_t groups) {
+    const int64_t width = a.extent(1) / groups * a.extent(2);
+    Tensor<double, 2> sums({a.extent(0), groups});
+#pragma omp parallel for
+    for (int64_t row = 0; row < sums.size(); ++row)
+        sums.data()[row] =
+            squared_difference(a.data() + row * width, b ? b.data() + row * width : nullptr, width);
+    return sums;
+}
 
 OutputError::OutputError(int64_t query_heads)
     : difference_(static_cast<size_t>(query_heads), 0.0), norm_(difference_) {}
@@ -27,6 +56,18 @@ void OutputError::add(std::span<const RowKind> kinds, View<const float, 3> spars
         }
         difference_[head] = difference;
         norm_[head] = norm;
+    }
+}
+
+void OutputError::add(std::span<const RowKind> kinds, View<const double, 2> differences,
+                      View<const double, 2> norms) {
+    for (int64_t i = 0; i < norms.extent(0); ++i) {
+        if (kinds[static_cast<size_t>(i)] != RowKind::counted) continue;
+        ++counted_;
+        for (int64_t h = 0; h < norms.extent(1); ++h) {
+            difference_[static_cast<size_t>(h)] += differences(i, h);
+            norm_[static_cast<size_t>(h)] += norms(i, h);
+        }
     }
 }
 

@@ -12,6 +12,12 @@
 
 namespace msa::analysis {
 
+/// sum |a - b|^2 over `count` channels; of |a|^2 where b is null. Eight sums side by side.
+double squared_difference(const float* a, const float* b, int64_t count);
+/// [Nq, groups]: the same of each query and group of heads, a and b [Nq, Hq, dh]; b may be absent.
+Tensor<double, 2> squared_differences(View<const float, 3> a, View<const float, 3> b,
+                                      int64_t groups);
+
 class OutputError {
 public:
     explicit OutputError(int64_t query_heads);
@@ -19,6 +25,9 @@ public:
     /// A chunk of queries: sparse, dense [Nq, Hq, dh]; kinds [Nq].
     void add(std::span<const RowKind> kinds, View<const float, 3> sparse,
              View<const float, 3> dense);
+    /// The same from the sums of each row, [Nq, Hq]: |o_sparse - o_dense|^2 and |o_dense|^2.
+    void add(std::span<const RowKind> kinds, View<const double, 2> differences,
+             View<const double, 2> norms);
 
     // [Hq]: sums over the counted rows of |o_sparse - o_dense|^2 and of |o_dense|^2.
     const std::vector<double>& differences() const { return difference_; }

@@ -41,24 +41,17 @@ void BlockMeans::add(std::span<const int64_t> of_query,
     }
 }
 
-void BlockSums::add(std::span<const int64_t> of_query,
-                    const std::function<double(int64_t i, int64_t r)>& mass_kept,
-                    View<const float, 3> sparse, View<const float, 3> dense) {
-#pragma omp parallel for
-    for (int64_t r = 0; r < dense.extent(1); ++r)
-        for (int64_t i = 0; i < dense.extent(0); ++i) {
-            const int64_t block = of_query[static_cast<size_t>(i)];
-            if (block < 0) continue;
-            double off = 0, all = 0;
-            for (int64_t d = 0; d < dense.extent(2); ++d) {
-                const double want = dense(i, r, d), error = double{sparse(i, r, d)} - want;
-                off += error * error;
-                all += want * want;
-            }
+void BlockSums::add(std::span<const int64_t> of_query, View<const double, 2> mass_kept,
+                    View<const double, 2> differences, View<const double, 2> norms) {
+    for (int64_t i = 0; i < norms.extent(0); ++i) {
+        const int64_t block = of_query[static_cast<size_t>(i)];
+        if (block < 0) continue;
+        for (int64_t r = 0; r < norms.extent(1); ++r) {
             mass(block, r) += mass_kept(i, r);
-            difference(block, r) += off;
-            norm(block, r) += all;
+            difference(block, r) += differences(i, r);
+            norm(block, r) += norms(i, r);
         }
+    }
 }
 
 }  // namespace msa::analysis

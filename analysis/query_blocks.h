@@ -48,11 +48,10 @@ public:
     BlockSums(int64_t blocks, int64_t groups)
         : mass({blocks, groups}), difference({blocks, groups}), norm({blocks, groups}) {}
 
-    /// A chunk: the block of each query [Nq], the mass that query i keeps in group r, and the
-    /// outputs [Nq, Hkv, width].
-    void add(std::span<const int64_t> of_query,
-             const std::function<double(int64_t i, int64_t r)>& mass_kept,
-             View<const float, 3> sparse, View<const float, 3> dense);
+    /// A chunk: the block of each query [Nq]; of each query and group [Nq, Hkv] the mass that it
+    /// keeps, |o_sparse - o_dense|^2 and |o_dense|^2.
+    void add(std::span<const int64_t> of_query, View<const double, 2> mass_kept,
+             View<const double, 2> differences, View<const double, 2> norms);
 
     Tensor<double, 2> mass;        // sum of the mass kept
     Tensor<double, 2> difference;  // sum of |o_sparse - o_dense|^2

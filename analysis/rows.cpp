@@ -39,8 +39,12 @@ void add_rows(std::span<Mean> means, int64_t rows,
 #pragma omp parallel for schedule(dynamic, 64)
     for (int64_t row = 0; row < rows; ++row)
         measure(row, RowValues(all).subspan(static_cast<size_t>(row) * means.size(), means.size()));
-    for (size_t n = 0; n < all.size(); ++n)
-        if (all[n]) means[n % means.size()].add(*all[n]);
+    auto value = all.begin();
+    for (int64_t row = 0; row < rows; ++row)
+        for (Mean& mean : means) {
+            if (*value) mean.add(**value);
+            ++value;
+        }
 }
 
 std::vector<double> values(std::span<const Mean> means) {

@@ -21,10 +21,12 @@ using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 /// One of the two projections.
 struct Projection {
     const IndexForm& form;
-    View<const float, 2> weight;  // [H * didx, d_model]
+    View<const float, 2> weight;  // [H * didx, columns]
     View<const float, 1> norm;    // [didx] or absent
     int64_t heads;
     int threads;
+
+    int64_t inputs() const { return form.is_gate() ? heads : 1; }  // slices of x: one of each head
 };
 
 Projection queries_of(const IndexWeights& w, int threads) {
@@ -32,7 +34,7 @@ Projection queries_of(const IndexWeights& w, int threads) {
 }
 
 Projection keys_of(const IndexWeights& w, int threads) {
-    return {w.form(), w.w_k(), w.norm_k(), 1, threads_or_all(threads)};
+    return {w.form(), w.w_k(), w.norm_k(), w.form().key_heads(), threads_or_all(threads)};
 }
 
 void rotate(const IndexForm& form, View<float, 3> heads, std::span<const int64_t> positions,
@@ -52,8 +54,24 @@ QueryRange tile_range(int64_t tile, int64_t tokens) {
 }
 
 void check_input(const Projection& p, View<const float, 2> x, std::span<const int64_t> positions) {
-    MSA_CHECK(x.extent(1) == p.form.model_dim);
+    MSA_CHECK(x.extent(1) == p.inputs() * p.weight.extent(1));
     MSA_CHECK(x.extent(0) == static_cast<int64_t>(positions.size()));
+}
+
+/// Heads [n, H, didx] before norm and rotation.
+Tensor<float, 3> plain_heads(const Projection& p, View<const float, 2> x) {
+    if (p.inputs() == 1) return project(x, p.weight, p.heads);
+    const int64_t width = p.weight.extent(1), channels = p.form.index_dim;
+    Tensor<float, 3> heads({x.extent(0), p.heads, channels}, Fill::nothing);
+    Tensor<float, 2> input({x.extent(0), width}, Fill::nothing);
+    for (int64_t h = 0; h < p.heads; ++h) {
+        for (int64_t i = 0; i < x.extent(0); ++i)
+            std::copy_n(&x(i, h * width), width, &input(i, 0));
+        const Tensor<float, 3> head = project(input, p.weight.slice(h * channels, channels), 1);
+        for (int64_t i = 0; i < x.extent(0); ++i)
+            std::copy_n(&head(i, 0, 0), channels, &heads(i, h, 0));
+    }
+    return heads;
 }
 
 Tensor<float, 3> forward(const Projection& p, View<const float, 2> x,
@@ -63,7 +81,7 @@ Tensor<float, 3> forward(const Projection& p, View<const float, 2> x,
 #pragma omp parallel for schedule(dynamic) num_threads(p.threads)
     for (int64_t tile = 0; tile < ceil_div(x.extent(0), kTileTokens); ++tile) {
         const auto [begin, end] = tile_range(tile, x.extent(0));
-        Tensor<float, 3> heads = project(x.slice(begin, end - begin), p.weight, p.heads);
+        Tensor<float, 3> heads = plain_heads(p, x.slice(begin, end - begin));
         if (p.norm) rms_norm(heads, p.norm, IndexForm::kNormEpsilon, 0);
         rotate(p.form, heads,
                positions.subspan(static_cast<size_t>(begin), static_cast<size_t>(heads.extent(0))),
@@ -101,7 +119,7 @@ void backward_norm(const Projection& p, View<const float, 2> x, View<float, 3> d
 #pragma omp parallel for schedule(dynamic) num_threads(p.threads)
     for (int64_t tile = 0; tile < tiles; ++tile) {
         const auto [begin, end] = tile_range(tile, x.extent(0));
-        const Tensor<float, 3> heads = project(x.slice(begin, end - begin), p.weight, p.heads);
+        const Tensor<float, 3> heads = plain_heads(p, x.slice(begin, end - begin));
         for (int64_t at = 0; at < heads.size(); at += width)
             rms_norm_grad(heads.data() + at, p.norm, d[begin].data() + at, &sums(tile, 0));
     }
@@ -112,18 +130,22 @@ void backward_norm(const Projection& p, View<const float, 2> x, View<float, 3> d
     }
 }
 
-/// Gradient of a weight [rows, d_model] from that of its outputs d, `rows` for each token.
-void backward_product(View<const float, 3> d, View<const float, 2> x, View<float, 2> d_weight,
-                      int threads) {
-    const int64_t rows = d_weight.extent(0), columns = d_weight.extent(1);
-    const Eigen::Map<const Matrix> left(d.data(), x.extent(0), rows);
-    const Eigen::Map<const Matrix> right(x.data(), x.extent(0), columns);
-    Eigen::Map<Matrix> to(d_weight.data(), rows, columns);
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t begin = 0; begin < columns; begin += kTileColumns) {
-        const int64_t count = std::min(kTileColumns, columns - begin);
-        to.middleCols(begin, count).noalias() = left.transpose() * right.middleCols(begin, count);
-    }
+/// Gradient of a weight [rows, columns] from that of its outputs d, `rows` for each token. Where x
+/// holds several inputs, each is that of as many rows.
+void backward_product(View<const float, 3> d, View<const float, 2> x, int64_t inputs,
+                      View<float, 2> d_weight, int threads) {
+    const int64_t rows = d_weight.extent(0) / inputs, columns = d_weight.extent(1);
+    const Eigen::Map<const Matrix> left(d.data(), x.extent(0), inputs * rows);
+    const Eigen::Map<const Matrix> right(x.data(), x.extent(0), inputs * columns);
+    Eigen::Map<Matrix> to(d_weight.data(), inputs * rows, columns);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
+    for (int64_t input = 0; input < inputs; ++input)
+        for (int64_t begin = 0; begin < columns; begin += kTileColumns) {
+            const int64_t count = std::min(kTileColumns, columns - begin);
+            to.block(input * rows, begin, rows, count).noalias() =
+                left.middleCols(input * rows, rows).transpose() *
+                right.middleCols(input * columns + begin, count);
+        }
 }
 
 void backward(const Projection& p, View<const float, 2> x, std::span<const int64_t> positions,
@@ -141,7 +163,7 @@ void backward(const Projection& p, View<const float, 2> x, std::span<const int64
                -1);
     }
     if (p.norm) backward_norm(p, x, d, d_norm);
-    backward_product(d, x, d_weight, p.threads);
+    backward_product(d, x, p.inputs(), d_weight, p.threads);
 }
 
 }  // namespace
@@ -156,6 +178,7 @@ void IndexForm::validate() const {
     require(rope_frequencies.empty() || std::ssize(rope_frequencies) == rotary_dim / 2,
             "there are ", rope_frequencies.size(),
             " frequencies of RoPE, must be rotary_dim / 2 = ", rotary_dim / 2);
+    require(key_dim >= 0, "key_dim is ", key_dim, ", must not be negative");
     require(rotary_dim == 0 || rope_theta > 0, "rope_theta is ", rope_theta, ", must be positive");
 }
 
@@ -206,7 +229,7 @@ void index_head_weights_grad(View<const float, 2> x, View<const float, 3> d_weig
                              IndexWeights& gradient, int threads) {
     MSA_CHECK(gradient.w_h() && x.extent(1) == gradient.form().model_dim);
     MSA_CHECK(d_weights.shape() == (Shape<3>{x.extent(0), 1, gradient.form().groups}));
-    backward_product(d_weights, x, gradient.w_h(), threads_or_all(threads));
+    backward_product(d_weights, x, 1, gradient.w_h(), threads_or_all(threads));
 }
 
 }  // namespace msa

@@ -2,7 +2,6 @@
 // How far two right answers may differ: every tolerance of the tests, of the programs' own checks
 // and of the benchmark, derived here, for gradients in core/gradient_tolerance.h or for training in
 // core/train/tolerance.h, and nowhere else.
-//
 // u is the unit roundoff of the arithmetic that sums (float: 2^-24; the reference sums in double
 // and only rounds its result, which the constants below absorb). A sum of n products, in any
 // order, is off by at most gamma(n) = n u / (1 - n u) times the sum of magnitudes; where n u > 1/2
@@ -21,8 +20,7 @@
 namespace msa {
 
 inline constexpr double kRoundoff = 0x1p-24;  // of a float sum
-/// Relative error allowed to one float exp, in roundoffs: the backends' exponentials are good to 2
-/// units in the last place (test CpuTile.Exp2IsWithinTwoUlp for that of cpu), which is 4.
+/// Of one float exp, in roundoffs: good to 2 ulp (test CpuTile.Exp2IsWithinTwoUlp), which is 4.
 inline constexpr double kExpRoundoffs = 4;
 
 constexpr double gamma(double n) {
@@ -62,8 +60,7 @@ inline double main_logit_bound(const Problem& p, double q_norm, double k_norm) {
 /// far to the largest and keep 13 fraction bits of each (Hopper): every term of every step is off
 /// by at most 2^-13 of the largest partial sum.
 inline double e4m3_logit_bound(double scale, double q_norm, double k_norm, int64_t width) {
-    const double steps = std::ceil(static_cast<double>(width) / 32);
-    return steps * 33 * 0x1p-13 * scale * q_norm * k_norm;
+    return std::ceil(static_cast<double>(width) / 32) * 33 * 0x1p-13 * scale * q_norm * k_norm;
 }
 
 /// A softmax weight over n keys is off by a factor of at most 1 + this, its normaliser included,
@@ -82,8 +79,7 @@ inline double attention_bound(double logit, double keys, double v_max, Element o
     return (weight_bound(logit, keys) + taken + gamma(keys + 2) + storage_roundoff(stored)) * v_max;
 }
 
-/// What slots add to attention_bound: partial outputs, and the final one, each rounded once to the
-/// type they are stored in; a mean of values stays within v_max.
+/// What slots add to attention_bound: a rounding of partial outputs, and of their mean (<= v_max).
 inline double slot_bound(Element stored, double v_max) {
     return 2 * storage_roundoff(stored) * v_max;
 }
@@ -104,6 +100,13 @@ inline double sink_output_bound(double lse, Element stored, double v_max) {
     return (std::expm1(lse) + gamma(kExpRoundoffs + 4) + storage_roundoff(stored)) * v_max;
 }
 
+/// Error of attention that is put together from attention to single blocks: that of their outputs,
+/// of their shares e^(lse_b - lse) of a double sum, and of a rounding and an addition for each.
+inline double joined_bound(double logit, double keys, double lse_magnitude, double v_max) {
+    const double shares = std::expm1(2 * lse_bound(logit, keys, lse_magnitude)) + gamma(keys + 2);
+    return attention_bound(logit, keys, v_max, Element::f32, Element::f32) + shares * v_max;
+}
+
 /// Error of a block's mass, a mean of sums of softmax weights: at most 1 in all.
 inline double mass_bound(double logit, double keys) {
     return weight_bound(logit, keys) + gamma(keys + 2);
@@ -119,9 +122,8 @@ inline double token_mass_bound(double logit, double keys, double lse_magnitude) 
 /// that, for the double arithmetic around it.
 inline double sink_bound(double lse_magnitude) { return std::expm1(2 * kRoundoff * lse_magnitude); }
 
-/// Error of H = lse - scale * q . mean_key where lse and mean_key are rounded to float and the rest
-/// is double: sum |q_d m_d| <= |q| |m|, and a mean of keys is no longer than the longest; twice
-/// that.
+/// Error of H = lse - scale * q . mean_key, double but for lse and mean_key, which are rounded: a
+/// mean of keys is no longer than the longest, and sum |q_d m_d| <= |q| |m|; twice that.
 inline double entropy_bound(double lse_magnitude, double scale, double q_norm, double k_norm) {
     return 2 * kRoundoff * (lse_magnitude + scale * q_norm * k_norm);
 }
@@ -140,8 +142,7 @@ inline TeacherBound teacher_bound(double main_logit, double keys, int64_t heads,
 }
 
 /// Error of a row's KL = sum p (ln p - ln t). ln p and ln t are off by the bound of their lse and
-/// logit; p by its weight bound, times |ln p - ln t| up to `log_ratio`, the largest difference
-/// of log-probabilities in the row.
+/// logit; p by its weight bound, times |ln p - ln t|, which is at most `log_ratio` in the row.
 inline double kl_bound(const TeacherBound& teacher, double index_logit, double keys,
                        double log_ratio) {
     return 2 * (teacher.log + index_logit) + gamma(8 * kExpRoundoffs + 8 * keys) +
@@ -156,8 +157,7 @@ inline double mean_key_bound(const Problem& p, double q_norm, double k_norm) {
     return gamma(terms + 3) * heads * q_norm * k_norm;
 }
 
-/// A mean of n independent draws is off by more than five standard deviations less than once in a
-/// million seeds.
+/// A mean of independent draws is off by over 5 deviations less than once in a million seeds.
 inline double sampling_bound(double variance, double draws) {
     return 5 * std::sqrt(variance / draws);
 }

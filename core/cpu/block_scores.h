@@ -13,22 +13,26 @@ constexpr int64_t block_step(int64_t block_size) {
     return block_size * std::max<int64_t>(1, 128 / block_size);
 }
 
-/// Calls on_score(row, block, score) for the visible blocks of each row of the tile, each
-/// row's in ascending order.
-template <typename OnScore>
+/// Calls taker(row) for each row of the tile and step, and what it gives, as (block, score), for
+/// the visible blocks of the step. Each row's blocks come in ascending order.
+template <typename Taker>
 void for_each_block_score(const Problem& p, View<const float, 2> index_k, const RowTile& tile,
-                          const Scratch& scratch, OnScore on_score) {
+                          const Scratch& scratch, Taker taker) {
     const float* keys = index_k.data() + tile.seen(0).first * p.index_dim;
     for_each_strip(
         tile, keys, p.index_dim, block_step(p.block_size), scratch, [](int64_t, int64_t) {},
         [&](const LogitStrip& strip) {
+            const int64_t first_block = strip.first_key / p.block_size;
             for (int64_t r = 0; r < strip.rows; ++r) {
+                const float* const products = strip.row(r);
                 const int64_t seen = strip.seen[static_cast<size_t>(r)];
-                for (int64_t j = 0; j < seen; j += p.block_size)
-                    on_score(strip.first_row + r, (strip.first_key + j) / p.block_size,
-                             p.block_size == 1
-                                 ? strip.row(r)[j]
-                                 : max_or_nan(strip.row(r) + j, std::min(p.block_size, seen - j)));
+                const auto take = taker(strip.first_row + r);
+                if (p.block_size == 1) {
+                    for (int64_t j = 0; j < seen; ++j) take(first_block + j, products[j]);
+                    continue;
+                }
+                for (int64_t j = 0, b = first_block; j < seen; j += p.block_size, ++b)
+                    take(b, max_or_nan(products + j, std::min(p.block_size, seen - j)));
             }
         });
 }

@@ -10,10 +10,10 @@ void index_scores(const Problem& p, View<const float, 3> index_q, View<const flo
                   [&](const RowTile& tile, const Scratch& scratch) {
                       for (int64_t i = tile.queries.begin; i < tile.queries.end; ++i)
                           std::fill_n(scores[i].data(), scores[i].size(), -kInfinity);
-                      for_each_block_score(
-                          p, index_k, tile, scratch, [&](int64_t row, int64_t block, float score) {
-                              scores(tile.query(row), tile.head(row), block) = score;
-                          });
+                      for_each_block_score(p, index_k, tile, scratch, [&](int64_t row) {
+                          float* const of_row = scores[tile.query(row)][tile.head(row)].data();
+                          return [of_row](int64_t b, float score) { of_row[b] = score; };
+                      });
                   });
 }
 

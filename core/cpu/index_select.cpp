@@ -19,9 +19,9 @@ void index_select(const Problem& p, const SelectionRule& rule, View<const float,
         TopBlocks* tops = all.data() + scratch.thread * loop.tile_rows();
         for (int64_t row = 0; row < tile.size(); ++row)
             tops[row].start(visible_blocks(tile.seen(row).count, p.block_size));
-        for_each_block_score(
-            p, index_k, tile, scratch,
-            [&](int64_t row, int64_t block, float score) { tops[row].offer(block, score); });
+        for_each_block_score(p, index_k, tile, scratch, [&](int64_t row) {
+            return [&top = tops[row]](int64_t b, float score) { top.offer(b, score); };
+        });
         for (int64_t row = 0; row < tile.size(); ++row)
             tops[row].finish(ids[tile.query(row)][tile.head(row)]);
     });

@@ -28,6 +28,8 @@ const char* to_string(Field field) {
         case Field::dsa_q: return "dsa_q";
         case Field::dsa_k: return "dsa_k";
         case Field::dsa_w: return "dsa_w";
+        case Field::gate_q: return "gate_q";
+        case Field::gate_k: return "gate_k";
     }
     return "?";
 }
@@ -40,6 +42,8 @@ bool LayerInfo::has(Field field) const {
         case Field::dsa_q:
         case Field::dsa_k:
         case Field::dsa_w: return dsa_heads > 0;
+        case Field::gate_q:
+        case Field::gate_k: return gate_dim > 0;
         default: return true;
     }
 }
@@ -49,7 +53,9 @@ int64_t LayerInfo::heads(Field field) const {
         case Field::q: return query_heads;
         case Field::k:
         case Field::v:
-        case Field::index_q: return kv_heads;
+        case Field::index_q:
+        case Field::gate_q:
+        case Field::gate_k: return kv_heads;
         case Field::dsa_q: return dsa_heads;
         default: return 1;
     }
@@ -63,8 +69,22 @@ int64_t LayerInfo::channels(Field field) const {
         case Field::dsa_q:
         case Field::dsa_k: return dsa_dim;
         case Field::dsa_w: return dsa_heads;
+        case Field::gate_q:
+        case Field::gate_k: return gate_dim;
         default: return head_dim;
     }
+}
+
+int64_t row_count(std::span<const int64_t> cu_seqlens, const LayerInfo& layer, Field field) {
+    if (field != Field::gate_k) return cu_seqlens.back();
+    int64_t blocks = 0;
+    for (size_t s = 1; s < cu_seqlens.size(); ++s)
+        blocks += ceil_div(cu_seqlens[s] - cu_seqlens[s - 1], layer.gate_block_size);
+    return blocks;
+}
+
+int64_t ActivationsInfo::rows(const LayerInfo& layer, Field field) const {
+    return row_count(cu_seqlens, layer, field);
 }
 
 Problem layer_problem(const ActivationsInfo& info, const LayerInfo& layer, int64_t block_size) {
@@ -74,6 +94,7 @@ Problem layer_problem(const ActivationsInfo& info, const LayerInfo& layer, int64
     p.own_softmax_scale = layer.softmax_scale;
     p.dsa_heads = layer.dsa_heads;
     p.dsa_dim = layer.dsa_dim;
+    p.gate_dim = layer.gate_dim;
     const auto own = [&](const char* name) -> std::optional<double> {
         const auto found = layer.own_attention.find(name);
         if (found == layer.own_attention.end()) return {};

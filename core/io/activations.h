@@ -19,7 +19,7 @@
 namespace msa::io {
 
 /// The square problem of a layer: every token is a query and a key of its sequence. With the
-/// layer's window and soft cap, and the sizes of its DSA indexer.
+/// layer's window and soft cap, and the sizes of its DSA indexer and its gate.
 Problem layer_problem(const ActivationsInfo&, const LayerInfo&, int64_t block_size);
 /// [Hq] The layer's learnable sinks, as in AttentionInput; absent without.
 Tensor<float, 1> layer_sinks(const LayerInfo&);
@@ -51,9 +51,9 @@ public:
     /// Throws InputError naming the layers there are.
     const LayerInfo& layer(int64_t number) const;
 
-    /// Tokens [range.begin, range.end) of heads [first_head, first_head + head_count) into
-    /// to [n, head_count, channels]. A NaN or Inf is an InputError with the count in the whole
-    /// dataset and the first position.
+    /// Tokens, of gate_k blocks, [range.begin, range.end) of heads [first_head, first_head +
+    /// head_count) into to [n, head_count, channels]. A NaN or Inf is an InputError with the count
+    /// in the whole dataset and the first position.
     void read(int64_t layer, Field, QueryRange range, int64_t first_head, View<float, 3> to) const;
     /// All heads of a token range: [n, heads, channels].
     Tensor<float, 3> read(int64_t layer, Field, QueryRange range) const;
@@ -80,8 +80,8 @@ public:
     ActivationsWriter(const ActivationsWriter&) = delete;
     ActivationsWriter& operator=(const ActivationsWriter&) = delete;
 
-    /// values [n, head_count, channels] to tokens from first_token, heads from first_head;
-    /// rounded to nearest even.
+    /// values [n, head_count, channels] to tokens, of gate_k blocks, from first_token, heads from
+    /// first_head; rounded to nearest even.
     void write(int64_t layer, Field, int64_t first_token, int64_t first_head,
                View<const float, 3> values);
     void write_tokens(std::span<const int32_t> tokens);

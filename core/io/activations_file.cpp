@@ -27,7 +27,7 @@ struct FieldShape {
     Element element = Element::f32;
 };
 
-FieldShape field_shape(hid_t file, const h5::Place& place, Field field, int64_t tokens) {
+FieldShape field_shape(hid_t file, const h5::Place& place, Field field) {
     const h5::Handle dataset = h5::open_dataset(file, place);
     FieldShape found{h5::extents(dataset), {}};
     const std::optional<Element> element = h5::element(dataset, place);
@@ -37,9 +37,20 @@ FieldShape field_shape(hid_t file, const h5::Place& place, Field field, int64_t 
     found.element = *element;
     require(found.shape.size() == field_rank(field), place.text(), " has rank ", found.shape.size(),
             ", must be ", field_rank(field));
-    require(found.shape[0] == tokens, place.text(), " has ", found.shape[0],
-            " tokens, /cu_seqlens ends at ", tokens, "; they must agree");
     return found;
+}
+
+/// A dataset has a row for each token; gate_k for each block.
+void check_rows(int64_t found, std::span<const int64_t> cu_seqlens, const LayerInfo& layer,
+                Field field, const h5::Place& place) {
+    const int64_t rows = row_count(cu_seqlens, layer, field);
+    if (field == Field::gate_k)
+        require(found == rows, place.text(), " has ", found,
+                " blocks, the sequences of /cu_seqlens have ", rows,
+                " of gate_block_size = ", layer.gate_block_size, " tokens; they must agree");
+    else
+        require(found == rows, place.text(), " has ", found, " tokens, /cu_seqlens ends at ", rows,
+                "; they must agree");
 }
 
 void check_dims(int64_t value, const h5::Place& place, const char* what) {
@@ -85,8 +96,37 @@ void read_dsa(hid_t file, Place place, Shape shape, LayerInfo& layer) {
     check_dims(layer.dsa_dim, place(Field::dsa_k), "index dim");
 }
 
+/// SeerAttention's gate, where the layer has one; its keys are blocks, which shape() does not
+/// count.
+template <typename Place, typename Shape>
+void read_gate(hid_t file, hid_t group, const h5::Place& at, Place place, Shape shape,
+               LayerInfo& layer) {
+    constexpr const char* kBlockSize = "gate_block_size";
+    const auto there = [&](Field field) { return h5::exists(file, place(field).object); };
+    const bool has_q = there(Field::gate_q), has_k = there(Field::gate_k);
+    if (!has_q && !has_k) return;
+    require(has_q && has_k, place(has_q ? Field::gate_k : Field::gate_q).text(),
+            " is missing; gate_q and gate_k come together");
+    require(h5::has_attribute(group, kBlockSize), at.text(), " has no attribute ", kBlockSize,
+            ", which gate_k needs");
+    const double block_size = h5::number_attribute(group, kBlockSize, at);
+    require(kMinBlockSize <= block_size && block_size <= kMaxBlockSize &&
+                block_size == std::floor(block_size),
+            at.text(), " attribute ", kBlockSize, " is ", block_size, ", must be an integer from ",
+            kMinBlockSize, " to ", kMaxBlockSize);
+    layer.gate_block_size = static_cast<int64_t>(block_size);
+    const std::vector<int64_t> q = shape(Field::gate_q), k = shape(Field::gate_k);
+    for (const auto& [field, heads] : {std::pair{Field::gate_q, q[1]}, {Field::gate_k, k[1]}})
+        require(heads == layer.kv_heads, place(field).text(), " has ", heads, " heads, k has ",
+                layer.kv_heads, "; there is one head of the gate per GQA group");
+    require(q[2] == k[2], place(Field::gate_k).text(), " has gate dim ", k[2], ", gate_q has ",
+            q[2]);
+    layer.gate_dim = q[2];
+    check_dims(layer.gate_dim, place(Field::gate_k), "gate dim");
+}
+
 LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t number,
-                     int64_t tokens) {
+                     std::span<const int64_t> cu_seqlens) {
     LayerInfo layer;
     layer.layer = number;
     const h5::Place at{path, text("/layers/", number)};
@@ -96,7 +136,8 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
     layer.k_state = rope_state(group, "k_state", at);
     const auto place = [&](Field field) { return field_place(path, number, field); };
     const auto shape = [&](Field field) {
-        FieldShape found = field_shape(file, place(field), field, tokens);
+        FieldShape found = field_shape(file, place(field), field);
+        check_rows(found.shape[0], cu_seqlens, layer, field, place(field));
         if (field == Field::q) layer.element = found.element;
         require(found.element == layer.element, place(field).text(), " is ",
                 to_string(found.element), ", q is ", to_string(layer.element),
@@ -130,6 +171,7 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
         check_dims(layer.index_dim, place(Field::index_k), "index dim");
     }
     read_dsa(file, place, shape, layer);
+    read_gate(file, group, at, place, shape, layer);
     if (h5::exists(file, place(Field::x).object)) {
         layer.model_dim = shape(Field::x)[1];
         require(layer.model_dim >= 1, place(Field::x).text(), " has no columns");
@@ -185,7 +227,7 @@ ActivationsInfo read_info(hid_t file, const std::filesystem::path& path) {
                             name.find_first_not_of("0123456789") == std::string::npos;
         require(number && text(std::stoll(name)) == name, path.string(), ": /layers/", name,
                 " is no layer number");
-        info.layers.push_back(read_layer(file, path, std::stoll(name), info.tokens()));
+        info.layers.push_back(read_layer(file, path, std::stoll(name), info.cu_seqlens));
         check_config(config, info.layers.back(), path.string());
     }
     require(!info.layers.empty(), path.string(), ": /layers is empty");
@@ -239,16 +281,17 @@ void ActivationsFile::report_non_finite(hid_t dataset, const LayerInfo& layer, F
     int64_t count = 0;
     std::string first;
     const Shape<3> shape{0, layer.heads(field), layer.channels(field)};
-    for (int64_t begin = 0; begin < info_.tokens(); begin += kChunkTokens) {
-        const int64_t end = std::min(begin + kChunkTokens, info_.tokens());
+    const int64_t rows = info_.rows(layer, field);
+    for (int64_t begin = 0; begin < rows; begin += kChunkTokens) {
+        const int64_t end = std::min(begin + kChunkTokens, rows);
         Tensor<float, 3> window({end - begin, shape[1], shape[2]});
         read_raw(dataset, layer, field, {begin, end}, 0, window);
         for (int64_t i = 0; i < window.size(); ++i) {
             if (std::isfinite(window.data()[i])) continue;
             if (count++ == 0)
-                first = text("token ", begin + i / (shape[1] * shape[2]), ", head ",
-                             i / shape[2] % shape[1], ", channel ", i % shape[2], " is ",
-                             window.data()[i]);
+                first = text(field == Field::gate_k ? "block " : "token ",
+                             begin + i / (shape[1] * shape[2]), ", head ", i / shape[2] % shape[1],
+                             ", channel ", i % shape[2], " is ", window.data()[i]);
         }
     }
     throw InputError(text(field_place(path_, layer.layer, field).text(), " holds ", count,

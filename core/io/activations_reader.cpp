@@ -40,6 +40,7 @@ void add_attributes(const LayerInfo& layer, const std::string& group, Facts& fac
     add_given("rope_attention_factor", layer.rope_attention_factor);
     if (layer.rope_interleaved) add("rope_layout", "interleaved");
     if (layer.own_sparse) add("own_attention", "sparse");
+    if (layer.gate_dim > 0) add("gate_block_size", layer.gate_block_size);
     add_given("own_block_size", layer.own_block_size);
     add_given("own_top_k", layer.own_top_k);
     for (const auto& [name, values] : layer.own_attention) add_each(name, values);
@@ -136,9 +137,10 @@ struct ActivationsReader::Impl {
     void check_range(const LayerInfo& layer, Field field, QueryRange range) const {
         require(layer.has(field), field_place(files.front().path(), layer.layer, field).text(),
                 " is missing");
-        require(0 <= range.begin && range.begin <= range.end && range.end <= info.tokens(), name,
-                ": tokens ", range.begin, ":", range.end,
-                " asked for, must be within 0:", info.tokens());
+        const int64_t rows = info.rows(layer, field);
+        require(0 <= range.begin && range.begin <= range.end && range.end <= rows, name, ": ",
+                field == Field::gate_k ? "blocks " : "tokens ", range.begin, ":", range.end,
+                " asked for, must be within 0:", rows);
     }
 };
 
@@ -170,13 +172,14 @@ void ActivationsReader::read(int64_t number, Field field, QueryRange range, int6
             impl_->name, ": a buffer of shape ", msa::to_string(to.shape()),
             " does not fit heads from ", first_head, " of /layers/", number, "/", to_string(field));
     const h5::Lock lock;
-    for (size_t f = 0; f < impl_->files.size(); ++f) {
-        const Capture& of = impl_->captures[f];
-        const int64_t begin = std::max(range.begin, of.first_token),
-                      end = std::min(range.end, of.first_token + of.tokens);
+    int64_t first = 0;  // row of the file
+    for (const ActivationsFile& file : impl_->files) {
+        const int64_t rows = file.info().rows(layer, field);
+        const int64_t begin = std::max(range.begin, first), end = std::min(range.end, first + rows);
         if (begin < end)
-            impl_->files[f].read(layer, field, {begin - of.first_token, end - of.first_token},
-                                 first_head, to.slice(begin - range.begin, end - begin));
+            file.read(layer, field, {begin - first, end - first}, first_head,
+                      to.slice(begin - range.begin, end - begin));
+        first += rows;
     }
 }
 

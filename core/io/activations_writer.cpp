@@ -54,14 +54,15 @@ struct ActivationsWriter::Impl {
         if (layer.rope_interleaved)
             h5::set_attribute(group, "rope_layout", std::string("interleaved"));
         if (layer.own_sparse) h5::set_attribute(group, "own_attention", std::string("sparse"));
+        if (layer.gate_dim > 0) h5::set_attribute(group, "gate_block_size", layer.gate_block_size);
         if (layer.own_block_size) h5::set_attribute(group, "own_block_size", *layer.own_block_size);
         if (layer.own_top_k) h5::set_attribute(group, "own_top_k", *layer.own_top_k);
         for (const auto& [name, values] : layer.own_attention)
             h5::set_attribute(group, name, values);
         for (Field field : kFields) {
             if (!layer.has(field)) continue;
-            const h5::Slab whole =
-                field_slab(field, 0, 0, {info.tokens(), layer.heads(field), layer.channels(field)});
+            const h5::Slab whole = field_slab(
+                field, 0, 0, {info.rows(layer, field), layer.heads(field), layer.channels(field)});
             std::vector<hsize_t> chunk = whole.count;
             chunk[0] = std::min<hsize_t>(chunk[0], kChunkTokens);
             if (has_head_axis(field)) chunk[1] = 1;

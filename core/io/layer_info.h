@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,11 +18,11 @@ namespace msa::io {
 enum class RopeState : uint8_t { post_rope, pre_rope, none };
 const char* to_string(RopeState);
 
-/// The per-token datasets of a layer.
-enum class Field : uint8_t { x, q, k, v, index_q, index_k, dsa_q, dsa_k, dsa_w };
-inline constexpr Field kFields[] = {Field::x,     Field::q,       Field::k,
-                                    Field::v,     Field::index_q, Field::index_k,
-                                    Field::dsa_q, Field::dsa_k,   Field::dsa_w};
+/// The datasets of a layer, with a row for each token; of gate_k, for each block of its sequence.
+enum class Field : uint8_t { x, q, k, v, index_q, index_k, dsa_q, dsa_k, dsa_w, gate_q, gate_k };
+inline constexpr Field kFields[] = {Field::x,       Field::q,       Field::k,     Field::v,
+                                    Field::index_q, Field::index_k, Field::dsa_q, Field::dsa_k,
+                                    Field::dsa_w,   Field::gate_q,  Field::gate_k};
 const char* to_string(Field);
 
 inline constexpr const char* kOwnAttention[] = {"sliding_window", "attention_chunk", "softcap",
@@ -30,14 +31,16 @@ inline constexpr const char* kOwnAttention[] = {"sliding_window", "attention_chu
 /// A layer group: sizes from the shapes of its datasets, the rest from its attributes, which are
 /// valid where they are present (data/FORMAT.md).
 struct LayerInfo {
-    int64_t layer = 0;        // number in the model, from 0
-    int64_t query_heads = 0;  // Hq
-    int64_t kv_heads = 0;     // Hkv
-    int64_t head_dim = 0;     // dh
-    int64_t index_dim = 0;    // didx; 0: no index_q, index_k
-    int64_t model_dim = 0;    // d_model; 0: no x
-    int64_t dsa_heads = 0;    // of DSA's indexer; 0: no dsa_q, dsa_k, dsa_w
-    int64_t dsa_dim = 0;      // and channels of each
+    int64_t layer = 0;            // number in the model, from 0
+    int64_t query_heads = 0;      // Hq
+    int64_t kv_heads = 0;         // Hkv
+    int64_t head_dim = 0;         // dh
+    int64_t index_dim = 0;        // didx; 0: no index_q, index_k
+    int64_t model_dim = 0;        // d_model; 0: no x
+    int64_t dsa_heads = 0;        // of DSA's indexer; 0: no dsa_q, dsa_k, dsa_w
+    int64_t dsa_dim = 0;          // and channels of each
+    int64_t gate_dim = 0;         // of SeerAttention's gate; 0: no gate_q, gate_k
+    int64_t gate_block_size = 0;  // tokens of a block of gate_k
     RopeState q_state = RopeState::post_rope;
     RopeState k_state = RopeState::post_rope;
     double softmax_scale = 0;
@@ -57,7 +60,8 @@ struct LayerInfo {
     Element element = Element::f16;  // storage: f16, bf16 or f32, one for the whole layer
 
     bool has(Field) const;
-    /// Heads of a field: Hq for q, Hkv for k, v, index_q, dsa_heads for dsa_q, 1 for the others.
+    /// Heads of a field: Hq for q, Hkv for k, v, index_q, gate_q, gate_k, dsa_heads for dsa_q, 1
+    /// for the others.
     int64_t heads(Field) const;
     /// Channels of one head of a field.
     int64_t channels(Field) const;
@@ -70,6 +74,11 @@ struct ActivationsInfo {
     bool has_tokens = false;
 
     int64_t tokens() const { return cu_seqlens.back(); }  // N
+    /// Rows of a field: N; of gate_k the blocks of all sequences.
+    int64_t rows(const LayerInfo&, Field) const;
 };
+
+/// The same for the sequences of `cu_seqlens`.
+int64_t row_count(std::span<const int64_t> cu_seqlens, const LayerInfo&, Field);
 
 }  // namespace msa::io

@@ -97,9 +97,11 @@ void VectorScores::add_part(Backend& backend, const Problem& p, View<const float
         const Mirror<3> products(backend, std::move(there));
         const View<const float, 3> from = products.host();
 #pragma omp parallel for num_threads(backend.host_threads())
-        for (int64_t i = 0; i < p.queries(); ++i)
-            for (int64_t b = 0; b <= newest[static_cast<size_t>(i)]; ++b)
-                scores(i, r, b) += from(i, 0, b);
+        for (int64_t i = 0; i < p.queries(); ++i) {
+            float* const to = scores[i][r].data();
+            const float* const products_of = from[i].data();
+            for (int64_t b = 0; b <= newest[static_cast<size_t>(i)]; ++b) to[b] += products_of[b];
+        }
     }
 }
 

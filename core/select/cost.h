@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/gate_kl.h"
 #include "core/select/policy.h"
 
 namespace msa {
@@ -62,6 +63,14 @@ inline PolicyCost lightning_cost(const Problem& p) {
     const double keys = keys_seen(p), width = static_cast<double>(p.dsa_dim);
     return {2 * static_cast<double>(p.dsa_heads) * (width + 1) * keys,
             kCostElementBytes * width * keys};
+}
+
+/// The gate query of every group with the gate keys of the blocks before the query's own.
+inline PolicyCost gate_cost(const Problem& p) {
+    const double blocks = over_queries(
+        p, [&](int64_t keys) { return std::max<int64_t>(0, own_block(keys, p.block_size)); });
+    const double width = static_cast<double>(p.kv_heads * p.gate_dim) * blocks;
+    return {2 * width, kCostElementBytes * width};
 }
 
 /// Dense attention's products q . k: what it costs to know the oracle.

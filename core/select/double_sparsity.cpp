@@ -129,6 +129,7 @@ private:
         const Mirror<3> mass(layer.backend, std::move(there));
         const View<const float, 3> from = mass.host();
         const auto heads = static_cast<float>(p.group_size());
+#pragma omp parallel for num_threads(layer.backend.host_threads())
         for (int64_t i = 0; i < p.queries(); ++i)
             for (int64_t h = 0; h < p.query_heads; ++h)
                 for (int64_t b = 0; b < p.blocks(); ++b)

@@ -30,15 +30,16 @@ public:
                "ReLU(index_q . index_k), w learned for each head and query, one choice for all "
                "groups (DeepSeek-V3.2-Exp)";
     }
-    std::vector<std::vector<int64_t>> select(const SelectorLayer& layer, const SelectorChunk& chunk,
-                                             int64_t budget) const override {
-        std::vector<std::vector<int64_t>> kept(static_cast<size_t>(chunk.problem.queries()));
+    std::vector<KeptTokens> select(const SelectorLayer& layer, const SelectorChunk& chunk,
+                                   std::span<const int64_t> budgets) const override {
+        std::vector<KeptTokens> kept(budgets.size(),
+                                     KeptTokens(static_cast<size_t>(chunk.problem.queries())));
         const LightningOperands operands = reader_.operands(layer, chunk);
-        for_each_lightning_row(layer.backend, chunk.problem, operands,
-                               [&](int64_t i, View<const float, 1> scores) {
-                                   const auto row = static_cast<size_t>(i);
-                                   kept[row] = highest(scores, budget);
-                               });
+        for_each_lightning_row(
+            layer.backend, chunk.problem, operands, [&](int64_t i, View<const float, 1> scores) {
+                for (size_t n = 0; n < budgets.size(); ++n)
+                    kept[n][static_cast<size_t>(i)] = highest(scores, budgets[n]);
+            });
         return kept;
     }
 };

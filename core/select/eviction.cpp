@@ -34,17 +34,23 @@ Mirror<3> EvictingSelector::score(const SelectorLayer& layer, const SelectorChun
     const SelectionRule rule = adjust(layer.rule, layer.prompt);
     Cache& cache = caches_[layer.rule];
     Tensor<float, 3> scores(mass.shape());
-    for (int64_t i = 0; i < p.queries(); ++i) {
-        if (sequence[static_cast<size_t>(i)] != cache.sequence) {
-            cache.sequence = sequence[static_cast<size_t>(i)];
-            const Tensor<float, 2>& before = begun(layer, cache.sequence);
+    for (int64_t begin = 0, end = 0; begin < p.queries(); begin = end) {
+        const int64_t of = sequence[static_cast<size_t>(begin)];
+        while (end < p.queries() && sequence[static_cast<size_t>(end)] == of) ++end;
+        if (of != cache.sequence) {
+            cache.sequence = of;
+            const Tensor<float, 2>& before = begun(layer, of);
             cache.received = Tensor<float, 2>(before.shape());
             std::copy_n(before.data(), before.size(), cache.received.data());
         }
-        std::copy_n(cache.received.data(), cache.received.size(), &scores(i, 0, 0));
-        const int64_t blocks = visible_blocks(visible[static_cast<size_t>(i)].count, p.block_size);
+#pragma omp parallel for num_threads(layer.backend.host_threads())
         for (int64_t r = 0; r < p.kv_heads; ++r)
-            step(rule, blocks, mass[i][r], cache.received.view()[r]);
+            for (int64_t i = begin; i < end; ++i) {
+                const View<float, 1> received = cache.received.view()[r];
+                std::copy_n(received.data(), received.size(), scores.view()[i][r].data());
+                step(rule, visible_blocks(visible[static_cast<size_t>(i)].count, p.block_size),
+                     mass[i][r], received);
+            }
     }
     return {layer.backend, std::move(scores)};
 }

@@ -110,6 +110,7 @@ public:
         const SelectionRule rule = force(layer.rule, 1, 1);
         const std::vector<std::optional<Estimates>>& maps = maps_[layer.rule];
         Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
+#pragma omp parallel for num_threads(layer.backend.host_threads())
         for (int64_t i = 0; i < p.queries(); ++i) {
             const auto row = static_cast<size_t>(i);
             const int64_t blocks = visible_blocks(visible[row].count, p.block_size);

@@ -31,10 +31,11 @@ void for_each_lightning_row(
         for (int64_t i = 0; i < count; ++i) {
             const int64_t seen = visible[static_cast<size_t>(i)].count;
             Tensor<float, 1> sums({seen});
+            float* const sum = sums.data();
             for (int64_t h = 0; h < heads; ++h) {
                 const float weight = weighted ? in.weights(begin + i, 0, h) : 1.0F;
-                for (int64_t j = 0; j < seen; ++j)
-                    sums(j) += weight * std::max(from(i, h, j), 0.0F);
+                const float* const product = from[i][h].data();
+                for (int64_t j = 0; j < seen; ++j) sum[j] += weight * std::max(product[j], 0.0F);
             }
             visit(begin + i, sums);
         }
@@ -49,8 +50,8 @@ Tensor<float, 3> lightning_block_scores(Backend& backend, const Problem& p,
         for (int64_t b = 0; b < visible_blocks(seen, p.block_size); ++b) {
             const float* first = tokens.data() + b * p.block_size;
             const float* last = tokens.data() + std::min((b + 1) * p.block_size, seen);
-            for (int64_t r = 0; r < p.kv_heads; ++r)
-                scores(i, r, b) = *std::max_element(first, last);
+            const float largest = *std::max_element(first, last);
+            for (int64_t r = 0; r < p.kv_heads; ++r) scores(i, r, b) = largest;
         }
     });
     return scores;
@@ -58,7 +59,7 @@ Tensor<float, 3> lightning_block_scores(Backend& backend, const Problem& p,
 
 void LightningReader::prepare(const SelectorLayer& layer) {
     if (layer.problem.dsa_heads == 0) return;
-    Tensor<float, 3> all = layer.read_dsa(DsaOperand::k, {});
+    Tensor<float, 3> all = layer.read_learned(LearnedOperand::dsa_k, {});
     Tensor<float, 2> keys({all.extent(0), all.extent(2)}, Fill::nothing);
     std::copy_n(all.data(), all.size(), keys.data());
     keys_ = {layer.backend, std::move(keys)};
@@ -67,9 +68,9 @@ void LightningReader::prepare(const SelectorLayer& layer) {
 LightningOperands LightningReader::operands(const SelectorLayer& layer,
                                             const SelectorChunk& chunk) const {
     if (layer.problem.dsa_heads == 0) return {chunk.index_q, layer.index_k, {}};
-    return {{layer.backend, layer.read_dsa(DsaOperand::q, chunk.tokens)},
+    return {{layer.backend, layer.read_learned(LearnedOperand::dsa_q, chunk.tokens)},
             keys_,
-            layer.read_dsa(DsaOperand::w, chunk.tokens)};
+            layer.read_learned(LearnedOperand::dsa_w, chunk.tokens)};
 }
 
 }  // namespace msa

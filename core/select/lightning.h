@@ -17,6 +17,11 @@ struct LightningOperands {
     Tensor<float, 3> weights;  // [Nq, 1, H] on the host; absent: all are 1
 };
 
+/// Numbers of a query that I is made of: the channels of all heads, and their learned weights.
+inline int64_t lightning_query_width(const Problem& p) {
+    return p.dsa_heads > 0 ? p.dsa_heads * (p.dsa_dim + 1) : p.kv_heads * p.index_dim;
+}
+
 /// Calls visit(row, I) for every query, I [keys it sees] on the host; from many threads.
 void for_each_lightning_row(
     Backend&, const Problem&, const LightningOperands&,

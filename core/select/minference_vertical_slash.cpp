@@ -34,6 +34,7 @@ public:
         const std::vector<KeyRange>& visible = visible_keys(p);
         const std::vector<int64_t> sequence = query_sequences(p);
         Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
+#pragma omp parallel for num_threads(layer.backend.host_threads())
         for (int64_t i = 0; i < p.queries(); ++i) {
             const auto row = static_cast<size_t>(i);
             for (int64_t r = 0; r < p.kv_heads; ++r)

@@ -14,14 +14,25 @@
 namespace msa {
 namespace {
 
-/// What each block of one query and group adds: [blocks, G * dh] mass times output, and [blocks, G]
-/// mass, by which dense attention is 1 with the sinks.
+/// What each block of one query and group adds: [G, dh, blocks] mass times output, and [G, blocks]
+/// mass, by which dense attention is 1 with the sinks. Blocks lie side by side: all of them are
+/// multiplied with one of them at once.
 struct Parts {
     Parts(int64_t blocks, int64_t heads, int64_t dims)
-        : outputs({blocks, heads, dims}), mass({blocks, heads}) {}
+        : outputs({heads, dims, blocks}), mass({heads, blocks}) {}
     Tensor<float, 3> outputs;
     Tensor<float, 2> mass;
 };
+
+/// sums [blocks] = the sum over channels of x [dh, blocks] times y(d, block), in their order.
+template <typename Y>
+void multiply(View<const float, 2> x, Y y, double* sums) {
+    std::fill_n(sums, x.extent(1), 0.0);
+    for (int64_t d = 0; d < x.extent(0); ++d) {
+        const float* const row = x[d].data();
+        for (int64_t b = 0; b < x.extent(1); ++b) sums[b] += double{row[b]} * y(d, b);
+    }
+}
 
 /// Picks blocks greedily: each time the one with which the squared error over the group's heads is
 /// least; of equal ones the lower.
@@ -30,27 +41,31 @@ public:
     /// sinks [G]: share of each head's sink.
     Greedy(const Parts& parts, const std::vector<double>& sinks)
         : parts_(parts),
-          blocks_(parts.mass.extent(0)),
-          heads_(parts.mass.extent(1)),
+          blocks_(parts.mass.extent(1)),
+          heads_(parts.mass.extent(0)),
           taken_(static_cast<size_t>(blocks_), false),
           dense_(products_with_dense()),
           squares_(products_with_selves()),
-          chosen_({blocks_, heads_}),
+          chosen_({heads_, blocks_}),
           total_(sinks),
           norm_(static_cast<size_t>(heads_), 0.0),
-          along_(norm_) {}
+          along_(norm_),
+          with_taken_(static_cast<size_t>(blocks_)) {}
 
     void take(int64_t block) {
         taken_[static_cast<size_t>(block)] = true;
         for (int64_t h = 0; h < heads_; ++h) {
             const auto at = static_cast<size_t>(h);
-            norm_[at] += 2 * chosen_(block, h) + squares_(block, h);
-            along_[at] += dense_(block, h);
-            total_[at] += double{parts_.mass(block, h)};
+            norm_[at] += 2 * chosen_(h, block) + squares_(h, block);
+            along_[at] += dense_(h, block);
+            total_[at] += double{parts_.mass(h, block)};
+            const View<const float, 2> outputs = parts_.outputs.view()[h];
+            multiply(
+                outputs, [&](int64_t d, int64_t) { return double{outputs(d, block)}; },
+                with_taken_.data());
+            for (int64_t b = 0; b < blocks_; ++b)
+                chosen_(h, b) += with_taken_[static_cast<size_t>(b)];
         }
-        for (int64_t b = 0; b < blocks_; ++b)
-            for (int64_t h = 0; !taken_[static_cast<size_t>(b)] && h < heads_; ++h)
-                chosen_(b, h) += product(b, block, h);
     }
 
     /// -1 where all are taken.
@@ -73,35 +88,36 @@ private:
         double error = 0;
         for (int64_t h = 0; h < heads_; ++h) {
             const auto at = static_cast<size_t>(h);
-            const double total = total_[at] + double{parts_.mass(b, h)};
+            const double total = total_[at] + double{parts_.mass(h, b)};
             if (total <= 0) continue;
-            const double norm = norm_[at] + 2 * chosen_(b, h) + squares_(b, h);
-            error += norm / (total * total) - 2 * (along_[at] + dense_(b, h)) / total;
+            const double norm = norm_[at] + 2 * chosen_(h, b) + squares_(h, b);
+            error += norm / (total * total) - 2 * (along_[at] + dense_(h, b)) / total;
         }
         return error;
     }
 
-    double product(int64_t a, int64_t b, int64_t h) const {
-        const float *x = &parts_.outputs(a, h, 0), *y = &parts_.outputs(b, h, 0);
-        double sum = 0;
-        for (int64_t d = 0; d < parts_.outputs.extent(2); ++d) sum += double{x[d]} * double{y[d]};
-        return sum;
-    }
     Tensor<double, 2> products_with_dense() const {
-        Tensor<double, 2> products({blocks_, heads_}), dense({heads_, parts_.outputs.extent(2)});
-        for (int64_t b = 0; b < blocks_; ++b)
-            for (int64_t at = 0; at < dense.size(); ++at)
-                dense.data()[at] += double{parts_.outputs.view()[b].data()[at]};
-        for (int64_t b = 0; b < blocks_; ++b)
-            for (int64_t h = 0; h < heads_; ++h)
-                for (int64_t d = 0; d < dense.extent(1); ++d)
-                    products(b, h) += double{parts_.outputs(b, h, d)} * dense(h, d);
+        Tensor<double, 2> products({heads_, blocks_});
+        for (int64_t h = 0; h < heads_; ++h) {
+            const View<const float, 2> outputs = parts_.outputs.view()[h];
+            std::vector<double> dense(static_cast<size_t>(outputs.extent(0)), 0.0);
+            for (int64_t d = 0; d < outputs.extent(0); ++d)
+                for (int64_t b = 0; b < blocks_; ++b)
+                    dense[static_cast<size_t>(d)] += double{outputs(d, b)};
+            multiply(
+                outputs, [&](int64_t d, int64_t) { return dense[static_cast<size_t>(d)]; },
+                products.view()[h].data());
+        }
         return products;
     }
     Tensor<double, 2> products_with_selves() const {
-        Tensor<double, 2> products({blocks_, heads_});
-        for (int64_t b = 0; b < blocks_; ++b)
-            for (int64_t h = 0; h < heads_; ++h) products(b, h) = product(b, b, h);
+        Tensor<double, 2> products({heads_, blocks_});
+        for (int64_t h = 0; h < heads_; ++h) {
+            const View<const float, 2> outputs = parts_.outputs.view()[h];
+            multiply(
+                outputs, [&](int64_t d, int64_t b) { return double{outputs(d, b)}; },
+                products.view()[h].data());
+        }
         return products;
     }
 
@@ -109,8 +125,9 @@ private:
     int64_t blocks_, heads_;
     std::vector<bool> taken_;
     Tensor<double, 2> dense_, squares_,
-        chosen_;                                // [blocks, G] products with o, themselves, the sum
+        chosen_;                                // [G, blocks] products with o, themselves, the sum
     std::vector<double> total_, norm_, along_;  // [G] mass, |sum|^2 and sum . o of those taken
+    std::vector<double> with_taken_;            // [blocks] of take()
 };
 
 class OracleErrorSelector final : public Selector {
@@ -153,6 +170,7 @@ public:
         }
         Tensor<float, 3> scores(known_.order.shape());
         const std::vector<KeyRange>& visible = visible_keys(p);
+#pragma omp parallel for num_threads(layer.backend.host_threads())
         for (int64_t i = 0; i < p.queries(); ++i) {
             const int64_t blocks =
                 visible_blocks(visible[static_cast<size_t>(i)].count, p.block_size);
@@ -239,9 +257,9 @@ private:
                         const OfBlock& one = all[static_cast<size_t>(b)];
                         const auto mass =
                             static_cast<float>(std::exp(double{one.lse(i, h)} - lse(i, h)));
-                        parts.mass(b, g) = mass;
+                        parts.mass(g, b) = mass;
                         for (int64_t d = 0; d < p.head_dim; ++d)
-                            parts.outputs(b, g, d) = mass * one.out(i, h, d);
+                            parts.outputs(g, d, b) = mass * one.out(i, h, d);
                     }
                 }
                 rank(rule, parts, sink, scores[i][r]);
@@ -258,7 +276,7 @@ private:
     /// 1 for the block that is picked first, 2 for the next; 0 for forced ones and those left.
     static void rank(const SelectionRule& rule, const Parts& parts,
                      const std::vector<double>& sinks, View<float, 1> order) {
-        const int64_t blocks = parts.mass.extent(0);
+        const int64_t blocks = parts.mass.extent(1);
         Greedy greedy(parts, sinks);
         for (int64_t b = 0; b < blocks; ++b)
             if (is_forced(rule, b, blocks)) greedy.take(b);

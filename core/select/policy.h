@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/mirror.h"
-#include "core/select/dsa_operands.h"
+#include "core/select/learned_operands.h"
 #include "core/select/policy_option.h"
 #include "core/selection.h"
 
@@ -33,7 +33,8 @@ enum class Phases : uint8_t { both, prefill, decode };
 /// What must be there for a policy to run.
 struct PolicyNeeds {
     bool index = false;           // index_q and index_k
-    bool lightning = false;       // SelectorLayer::read_dsa, or index_q and index_k in its place
+    bool lightning = false;       // read_learned of dsa, or index_q and index_k in its place
+    bool gate = false;            // read_learned of gate, for blocks of the problem's size
     bool max_logit = false;       // SelectorChunk::max_logit
     bool queries = false;         // other tokens' queries: read_q, or the chunks before
     bool values = false;          // SelectorLayer::v
@@ -60,12 +61,11 @@ struct SelectorLayer {
     Mirror<2> index_k = {};  // [Nk, didx]; absent without an Index Branch
     Mirror<3> v = {};        // [Nk, Hkv, dh], where needs().values
     uint64_t seed = 0;
-    SelectionRule rule = {};  // asked for, where needs().uses_rule
-    /// Where needs().uses_rule: all that will be asked for. Empty: `rule` alone.
-    std::span<const SelectionRule> rules = {};
+    SelectionRule rule = {};                    // asked for, where needs().uses_rule
+    std::span<const SelectionRule> rules = {};  // all that will be, likewise; empty: `rule` alone
     /// q [n, Hq, dh] of any packed tokens (ascending), where needs().queries.
     std::function<Mirror<3>(std::span<const int64_t>)> read_q = {};
-    ReadDsa read_dsa = {};  // where problem.dsa_heads > 0
+    ReadLearned read_learned = {};  // where problem.dsa_heads > 0 or problem.gate_dim > 0
     /// Decode phase: tokens of each sequence before its queries. 0: prefill phase.
     int64_t prompt = 0;
     /// Packed tokens (ascending) of the queries that averages count: on them, a policy that spends

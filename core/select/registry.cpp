@@ -27,6 +27,7 @@
     X(infllm_v2)                 \
     X(infllm)                    \
     X(dsa)                       \
+    X(seerattention)             \
     X(minference)                \
     X(minference_vertical_slash) \
     X(minference_block_sparse)   \

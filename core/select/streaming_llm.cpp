@@ -18,16 +18,18 @@ public:
     }
     Family family() const override { return Family::position; }
     PolicyCost cost(const Problem&, int64_t) const override { return {}; }
-    std::vector<std::vector<int64_t>> select(const SelectorLayer&, const SelectorChunk& chunk,
-                                             int64_t budget) const override {
-        std::vector<std::vector<int64_t>> kept;
-        for (const KeyRange& seen : visible_keys(chunk.problem)) {
-            std::vector<int64_t> tokens(static_cast<size_t>(std::min(seen.count, budget)));
-            std::iota(tokens.begin(), tokens.end(), seen.count - std::ssize(tokens));
-            if (budget > sinks_)
-                std::iota(tokens.begin(), tokens.begin() + std::min(sinks_, std::ssize(tokens)), 0);
-            kept.push_back(std::move(tokens));
-        }
+    std::vector<KeptTokens> select(const SelectorLayer&, const SelectorChunk& chunk,
+                                   std::span<const int64_t> budgets) const override {
+        std::vector<KeptTokens> kept(budgets.size());
+        for (size_t n = 0; n < budgets.size(); ++n)
+            for (const KeyRange& seen : visible_keys(chunk.problem)) {
+                std::vector<int64_t> tokens(static_cast<size_t>(std::min(seen.count, budgets[n])));
+                std::iota(tokens.begin(), tokens.end(), seen.count - std::ssize(tokens));
+                if (budgets[n] > sinks_)
+                    std::iota(tokens.begin(), tokens.begin() + std::min(sinks_, std::ssize(tokens)),
+                              0);
+                kept[n].push_back(std::move(tokens));
+            }
         return kept;
     }
 

@@ -14,12 +14,15 @@
 
 namespace msa {
 
+/// Of every query: the positions that it keeps, ascending, one choice for all heads.
+using KeptTokens = std::vector<std::vector<int64_t>>;
+
 class TokenSelector : public Policy {
 public:
-    /// Positions that each query of the chunk keeps, ascending, one choice for all heads: at most
-    /// `budget` of those that it sees.
-    virtual std::vector<std::vector<int64_t>> select(const SelectorLayer&, const SelectorChunk&,
-                                                     int64_t budget) const = 0;
+    /// What the queries of the chunk keep at each budget: at most so many positions of those that a
+    /// query sees.
+    virtual std::vector<KeptTokens> select(const SelectorLayer&, const SelectorChunk&,
+                                           std::span<const int64_t> budgets) const = 0;
 };
 
 /// Tokens that k = `top_k` blocks hold for a query that sees `visible` keys: its own block as far

@@ -19,6 +19,7 @@ public:
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         Tensor<float, 3> scores(
             {chunk.problem.queries(), chunk.problem.kv_heads, chunk.problem.blocks()});
+#pragma omp parallel for num_threads(layer.backend.host_threads())
         for (int64_t i = 0; i < scores.extent(0); ++i)
             for (int64_t r = 0; r < scores.extent(1); ++r)
                 for (int64_t b = 0; b < scores.extent(2); ++b)

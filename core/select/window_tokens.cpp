@@ -16,17 +16,19 @@ public:
     }
     Family family() const override { return Family::position; }
     PolicyCost cost(const Problem&, int64_t) const override { return {}; }
-    std::vector<std::vector<int64_t>> select(const SelectorLayer&, const SelectorChunk& chunk,
-                                             int64_t budget) const override {
-        std::vector<std::vector<int64_t>> kept;
-        for (const KeyRange& seen : visible_keys(chunk.problem)) {
-            const int64_t count = std::min(budget, seen.count);
-            const int64_t first = count > chunk.problem.block_size ? chunk.problem.block_size : 0;
-            std::vector<int64_t> tokens(static_cast<size_t>(count));
-            std::iota(tokens.begin(), tokens.begin() + first, 0);
-            std::iota(tokens.begin() + first, tokens.end(), seen.count - (count - first));
-            kept.push_back(std::move(tokens));
-        }
+    std::vector<KeptTokens> select(const SelectorLayer&, const SelectorChunk& chunk,
+                                   std::span<const int64_t> budgets) const override {
+        std::vector<KeptTokens> kept(budgets.size());
+        for (size_t n = 0; n < budgets.size(); ++n)
+            for (const KeyRange& seen : visible_keys(chunk.problem)) {
+                const int64_t count = std::min(budgets[n], seen.count);
+                const int64_t first =
+                    count > chunk.problem.block_size ? chunk.problem.block_size : 0;
+                std::vector<int64_t> tokens(static_cast<size_t>(count));
+                std::iota(tokens.begin(), tokens.begin() + first, 0);
+                std::iota(tokens.begin() + first, tokens.end(), seen.count - (count - first));
+                kept[n].push_back(std::move(tokens));
+            }
         return kept;
     }
 };

@@ -16,27 +16,39 @@ namespace {
 
 const std::vector<std::string> kDefaultSelectors{"index", "oracle", "mean-key", "window", "quest"};
 
+/// What the first layer lacks that lacks something for a selector on blocks of a size: "layer 3 has
+/// no ...". Empty where none does.
+std::string lack_of(const AdviseOptions& o, const io::ActivationsReader& file,
+                    const std::string& selector, int64_t block_size) {
+    const PolicyNeeds needs = make_selector(selector)->needs();
+    for (int64_t number : o.layers)
+        if (const std::string lacks = lacking(needs, file.layer(number), block_size);
+            !lacks.empty())
+            return text("layer ", number, " has no ", lacks);
+    return "";
+}
+
 /// Fills in what depends on the file, and checks the options against it.
 void resolve(AdviseOptions& o, const io::ActivationsReader& file, std::ostream& err) {
     pick_layers(o, file, err);
     const bool chosen = !o.selectors.empty();
     if (!chosen) o.selectors = kDefaultSelectors;
     std::erase_if(o.selectors, [&](const std::string& name) {
-        const PolicyNeeds needs = make_selector(name)->needs();
-        const auto without = std::find_if(o.layers.begin(), o.layers.end(), [&](int64_t number) {
-            return !lacking(needs, file.layer(number)).empty();
-        });
-        if (without == o.layers.end()) return false;
-        require(!chosen, file.name(), ": layer ", *without, " has no ",
-                lacking(needs, file.layer(*without)), ", which selector ", name, " needs");
-        err << "note: layer " << *without << " has no Index Branch: " << name
-            << " is left out; msa-fit-indexer makes one\n";
+        std::string lacks;
+        for (int64_t block_size : o.block_sizes) {
+            lacks = lack_of(o, file, name, block_size);
+            if (lacks.empty()) return false;
+        }
+        require(!chosen, file.name(), ": ", lacks, ", which selector ", name, " needs");
+        err << "note: " << lacks << ": " << name << " is left out; msa-fit-indexer makes them\n";
         return true;
     });
 }
 
-/// Settings that compare on the same queries, and that are sparse at the context.
-Grid grid_for(const AdviseOptions& o, const io::ActivationsInfo& info, std::ostream& err) {
+/// Settings that compare on the same queries, that are sparse at the context, and that the layers
+/// have operands for.
+Grid grid_for(const AdviseOptions& o, const io::ActivationsReader& file, std::ostream& err) {
+    const io::ActivationsInfo& info = file.info();
     int64_t longest = 0;
     for (size_t s = 1; s < info.cu_seqlens.size(); ++s)
         longest = std::max(longest, info.cu_seqlens[s] - info.cu_seqlens[s - 1]);
@@ -47,6 +59,14 @@ Grid grid_for(const AdviseOptions& o, const io::ActivationsInfo& info, std::ostr
     if (grid.too_large > 0)
         err << "note: " << grid.too_large << " settings of more than " << most << " tokens, " << why
             << ", are left out\n";
+    const size_t impossible = std::erase_if(grid.settings, [&](const Setting& setting) {
+        return !lack_of(o, file, setting.selector, setting.block_size).empty();
+    });
+    if (impossible > 0)
+        err << "note: " << impossible
+            << " settings are left out: what their selectors need is for another block size\n";
+    require(!grid.settings.empty(), "--block-sizes leaves no setting of at most ", most,
+            " tokens for the block size that ", file.name(), " has operands for");
     return grid;
 }
 
@@ -68,7 +88,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const analysis::Hardware on = read_hardware(o);
     const io::ActivationsReader file(o.files);
     resolve(o, file, err);
-    const Grid grid = grid_for(o, file.info(), err);
+    const Grid grid = grid_for(o, file, err);
     for (int64_t number : o.layers)  // throws where there are too few
         choose_blocks(o, file.info(), file.layer(number), grid.largest());
     register_cuda_backend();

@@ -7,9 +7,11 @@
 #include <optional>
 #include <set>
 
+#include "analysis/output_error.h"
 #include "analysis/recall.h"
 #include "core/kernel_sizes.h"
 #include "experiments/driver/attend.h"
+#include "experiments/driver/choice_errors.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
@@ -48,15 +50,6 @@ struct SettingSums {
     Tensor<double, 2> norm;              // [blocks, Hkv]
     Tensor<double, 2> tile_union;        // [settings, blocks], mean over groups
 };
-
-double squares(const float* a, const float* b, int64_t count) {
-    double sum = 0;
-    for (int64_t d = 0; d < count; ++d) {
-        const double off = double{a[d]} - (b == nullptr ? 0.0 : double{b[d]});
-        sum += off * off;
-    }
-    return sum;
-}
 
 class LayerMeasurement {
 public:
@@ -121,7 +114,7 @@ private:
                         ? Mirror<2>()
                         : Mirror<2>(backend_, index_k_.view(), rows_of(host_view(host_index_k_))),
                 .seed = o_.seed,
-                .read_dsa = read_.dsa(),
+                .read_learned = read_.learned(),
                 .sinks = sinks_};
     }
 
@@ -143,9 +136,9 @@ private:
         const Operand<3> q(backend_, host_view(host_q), elements_.main.computed);
         const Operand<3> index_q(backend_, host_view(host_index_q), elements_.index.computed);
         const AttentionInput input{q.view(), k_.view(), v_.view(), sinks_};
-        const Tensor<float, 3> dense =
-            attend(backend_, sizes_.begin()->second.queries.with_queries(range), input, {}).out;
-        add_norm(dense, range.begin);
+        const Attention dense =
+            attend(backend_, sizes_.begin()->second.queries.with_queries(range), input, {});
+        add_norm(dense.out, range.begin);
 
         std::map<int64_t, Mirror<3>> masses;  // P_b by block size
         for (auto& [block_size, size] : sizes_) {
@@ -164,36 +157,38 @@ private:
                                        : sum_blocks(backend_, finer->second.host(),
                                                     block_size / finer->first, p.blocks());
             masses[block_size] = mass;
+            std::vector<int64_t> numbers;
+            std::vector<Tensor<int32_t, 3>> ids;
             for (const auto& [name, selector] : size.selectors) {
                 // The oracle's scores are P_b, which is there already.
                 const Mirror<3> scores = name == kOracle ? mass : selector->score(layer, chunk);
                 for (size_t s = 0; s < settings_.size(); ++s) {
                     const Setting& setting = settings_[s];
                     if (setting.block_size != block_size || setting.selector != name) continue;
-                    const Tensor<int32_t, 3> ids = pick(backend_, p, setting.rule, scores.floats());
-                    const Tensor<float, 3> sparse = attend_selected(backend_, p, input, ids).out;
-                    add_setting(static_cast<int64_t>(s), range.begin, mass.host(), ids, dense,
-                                sparse);
+                    numbers.push_back(static_cast<int64_t>(s));
+                    ids.push_back(pick(backend_, p, setting.rule, scores.floats()));
                 }
             }
+            const std::vector<Tensor<double, 2>> errors =
+                squared_errors(backend_, p, input, dense,
+                               std::vector<View<const int32_t, 3>>(ids.begin(), ids.end()));
+            for (size_t n = 0; n < numbers.size(); ++n)
+                add_setting(numbers[n], range.begin, mass.host(), ids[n], errors[n]);
         }
     }
 
     int64_t block_of(int64_t first, int64_t row) const { return (first + row) / queries_.size; }
-    int64_t group_width() const { return layer_.query_heads / layer_.kv_heads * layer_.head_dim; }
 
     void add_norm(const Tensor<float, 3>& dense, int64_t first) {
-        const int64_t width = group_width();
-        for (int64_t i = 0; i < dense.extent(0); ++i)
-            for (int64_t r = 0; r < layer_.kv_heads; ++r)
-                sums_.norm(block_of(first, i), r) +=
-                    squares(dense.view()[i].data() + r * width, nullptr, width);
+        const Tensor<double, 2> norms = analysis::squared_differences(dense, {}, layer_.kv_heads);
+        for (int64_t i = 0; i < norms.extent(0); ++i)
+            for (int64_t r = 0; r < norms.extent(1); ++r)
+                sums_.norm(block_of(first, i), r) += norms(i, r);
     }
 
     void add_setting(int64_t s, int64_t first, View<const float, 3> mass,
-                     View<const int32_t, 3> ids, const Tensor<float, 3>& dense,
-                     const Tensor<float, 3>& sparse) {
-        const int64_t width = group_width(), rows = queries_.size;
+                     View<const int32_t, 3> ids, const Tensor<double, 2>& errors) {
+        const int64_t rows = queries_.size;
         const auto shares = static_cast<double>(rows);
 #pragma omp parallel for
         for (int64_t begin = 0; begin < ids.extent(0); begin += rows) {
@@ -205,9 +200,7 @@ private:
                     const std::span<const int32_t> kept = selected(ids, i, r);
                     all.insert(kept.begin(), kept.end());
                     sums_.mass(s, block, r) += analysis::mass_of(mass[i][r], kept) / shares;
-                    sums_.difference(s, block, r) +=
-                        squares(sparse.view()[i].data() + r * width,
-                                dense.view()[i].data() + r * width, width);
+                    sums_.difference(s, block, r) += errors(i, r);
                 }
                 distinct += static_cast<double>(all.size());
             }

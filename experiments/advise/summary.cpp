@@ -62,22 +62,23 @@ ordered_json json_of(const Advice& advice, const LayerAdvice& layer) {
     return json;
 }
 
-std::vector<std::string> cells(const Setting& s, const Kept& kept, const Cost& dense) {
+/// The number that the target is about has its interval; for both a line would be too long.
+std::vector<std::string> cells(const Asked& asked, const Setting& s, const Kept& kept,
+                               const Cost& dense) {
+    constexpr int kDecimals = 4;
     return {s.selector,
             std::to_string(s.block_size),
             std::to_string(s.rule.top_k),
-            std::to_string(s.rule.forced_first),
-            std::to_string(s.rule.forced_local),
+            text(s.rule.forced_first, "+", s.rule.forced_local),
             std::to_string(s.tokens()),
-            text_of(kept.mass),
-            text_of(kept.error),
+            asked.error ? fixed_text(kept.mass.value, kDecimals) : text_of(kept.mass),
+            asked.error ? text_of(kept.error) : fixed_text(kept.error.value, kDecimals),
             time_text(kept.cost.seconds),
             fixed_text(kept.cost.seconds / dense.seconds, 3)};
 }
 
 const std::vector<std::string> kHeader{
-    "selector",  "Bk",           "k",    "first",          "newest", "tokens",
-    "mass kept", "output error", "time", "share\nof dense"};
+    "selector", "Bk", "k", "forced", "tokens", "mass\nkept", "output\nerror", "time", "of\ndense"};
 
 void print_choice(const Advice& advice, const Choice& choice, std::ostream& out) {
     const Setting& setting = advice.settings[choice.setting];
@@ -98,12 +99,14 @@ void print_front(const Advice& advice, std::ostream& out) {
     header.emplace_back("");
     Table table(header);
     for (size_t s : advice.front) {
-        std::vector<std::string> row = cells(advice.settings[s], advice.all[s], advice.dense);
+        std::vector<std::string> row =
+            cells(advice.asked, advice.settings[s], advice.all[s], advice.dense);
         const bool is = advice.recommended && advice.recommended->setting == s;
-        row.emplace_back(is ? "recommended" : "");
+        row.emplace_back(is ? "*" : "");
         table.add(row);
     }
     table.print(out);
+    if (advice.recommended) out << "*: recommended\n";
 }
 
 void print_layers(const Advice& advice, std::ostream& out) {
@@ -117,8 +120,8 @@ void print_layers(const Advice& advice, std::ostream& out) {
             dense.push_back(std::to_string(layer.layer));
             continue;
         }
-        std::vector<std::string> row =
-            cells(advice.settings[*layer.recommended], layer.kept[*layer.recommended], layer.dense);
+        std::vector<std::string> row = cells(advice.asked, advice.settings[*layer.recommended],
+                                             layer.kept[*layer.recommended], layer.dense);
         row.insert(row.begin(), std::to_string(layer.layer));
         table.add(row);
     }
@@ -222,11 +225,14 @@ void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& 
         print_choice(advice, advice.nearest, out);
     }
     if (advice.bound)
-        out << "  at best       the oracle reaches the target with "
+        out << "  at best       the oracle reaches it with "
             << setting_text(advice.settings[*advice.bound]) << '\n';
     print_front(advice, out);
     print_layers(advice, out);
     out << '\n';
+    print_paragraph(out,
+                    "Forced: oldest + newest blocks that every query keeps. The intervals of "
+                    "mass and error both are in summary.json.");
     print_paragraph(out, sampling_text(advice));
     if (asked.context > advice.layers.front().longest_sequence)
         print_paragraph(out,

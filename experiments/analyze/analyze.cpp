@@ -21,18 +21,19 @@ namespace {
 std::string resolve(AnalyzeOptions& o, std::span<const std::string> args,
                     const io::ActivationsReader& file, std::ostream& err) {
     const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
+    for (int64_t number : o.layers) choose_queries(o, file.info().cu_seqlens, number);
+    std::string note = resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
     const bool chosen = !o.selectors.empty();
     if (!chosen) o.selectors = list_pointwise_selectors();
     std::erase_if(o.selectors, [&](const std::string& name) {
         std::string lacks;
         for (const io::LayerInfo& layer : layers)
-            if (lacks.empty()) lacks = lacking(make_selector(name)->needs(), layer);
+            if (lacks.empty()) lacks = lacking(make_selector(name)->needs(), layer, o.block_size);
         require(!chosen || lacks.empty(), file.name(), ": has no ", lacks, ", which selector ",
                 name, " needs");
         return !lacks.empty();
     });
-    for (int64_t number : o.layers) choose_queries(o, file.info().cu_seqlens, number);
-    return resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
+    return note;
 }
 
 }  // namespace

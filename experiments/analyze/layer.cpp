@@ -75,7 +75,7 @@ public:
                  .index_k = host_index_k_.data() == nullptr ? Mirror<2>()
                                                             : Mirror<2>(backend, index_k_.view()),
                  .seed = options.seed,
-                 .read_dsa = reader_.dsa(),
+                 .read_learned = reader_.learned(),
                  .sinks = sinks_.view()},
           oracle_curve_(whole_, options.rule),
           dense_sink_(whole_.query_heads, options.sink_tokens),

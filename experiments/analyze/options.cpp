@@ -61,6 +61,7 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
                                                     std::ostream& out) {
     AnalyzeOptions o;
     if (!option_table(o).parse(args, out)) return std::nullopt;
+    for (const std::string& name : o.selectors) pointwise_selector("selectors", name);
     o.rule.validate();
     check_existing(o);
     return o;

@@ -67,6 +67,8 @@ void Captured::read_indexer() {
         };
         require(!weights.form().head_weights, name, ": /fit/", layer,
                 " is an indexer of --architecture dsa, must be of msa");
+        require(!weights.form().is_gate(), name, ": /fit/", layer,
+                " is a gate of --architecture seerattention, must be of msa");
         same("d_model", info.model_dim, weights.form().model_dim);
         same("key-value heads", info.kv_heads, weights.form().groups);
     }

@@ -21,12 +21,6 @@ int64_t tokens_of(std::span<const int32_t> blocks, int64_t seen, int64_t block_s
 
 }  // namespace
 
-View<const float, 3> by_group(View<const float, 3> heads, int64_t groups) {
-    return {heads.data(),
-            {heads.extent(0), groups, heads.extent(1) / groups * heads.extent(2)},
-            heads.space()};
-}
-
 Reading::Reading(Config config, size_t views, int64_t groups)
     : config_(std::move(config)),
       views_(static_cast<int64_t>(views)),
@@ -107,18 +101,15 @@ Accumulator::Accumulator(Config config, const Problem& layer, const analysis::Qu
       distances_(layer.blocks()) {}
 
 void Accumulator::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
-                      View<const float, 3> sparse) {
+                      View<const double, 2> differences) {
     const Problem& p = chunk.problem;
     recall_.add(p, chunk.kinds, ids, chunk.oracle_ids, chunk.mass);
-    const View<const float, 3> kept = by_group(sparse, p.kv_heads);
-    const View<const float, 3> dense = by_group(chunk.dense, p.kv_heads);
-    output_error_.add(chunk.kinds, kept, dense);
-    sums_.add(
-        chunk.blocks,
-        [&](int64_t i, int64_t r) {
-            return analysis::mass_of(chunk.mass[i][r], selected(ids, i, r));
-        },
-        kept, dense);
+    Tensor<double, 2> kept(differences.shape());
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t r = 0; r < p.kv_heads; ++r)
+            kept(i, r) = analysis::mass_of(chunk.mass[i][r], selected(ids, i, r));
+    output_error_.add(chunk.kinds, differences, chunk.norm);
+    sums_.add(chunk.blocks, kept, differences, chunk.norm);
     overlap_.add(chunk.kinds, ids);
     distances_.add(p, chunk.kinds, ids);
     const std::vector<KeyRange>& visible = visible_keys(p);

@@ -24,6 +24,7 @@ struct MeasuredChunk {
     View<const float, 3> mass;                 // [Nq, Hkv, B]
     View<const int32_t, 3> oracle_ids;         // [Nq, Hkv, k]
     View<const float, 3> dense;                // [Nq, Hq, dh]
+    View<const double, 2> norm;                // [Nq, Hkv] |o_dense|^2 of the group's heads
     View<const float, 2> lse;                  // [Nq, Hq] of dense attention
     double mass_bound;  // how far a sum of probabilities may be off, by rounding alone
 };
@@ -32,9 +33,6 @@ struct MeasuredChunk {
 /// views.
 void write_blocks(io::UnitWriter& to, const std::string& at, const analysis::BlockSums&,
                   std::span<const int64_t> rows, int64_t views);
-
-/// [Nq, Hq, dh] as [Nq, Hkv, G * dh]: the heads of a group lie next to each other.
-View<const float, 3> by_group(View<const float, 3> heads, int64_t groups);
 
 /// What every config has: what it is, what it read, what it costs. A layer may be looked at as
 /// several views (--share head); counts are of the layer's queries, costs of all its views.
@@ -70,8 +68,8 @@ public:
     Accumulator(Config config, const Problem& layer, const analysis::QueryBlocks& blocks,
                 size_t views);
 
-    /// A chunk's choice, ids [Nq, Hkv, any], and the attention over it, sparse [Nq, Hq, dh].
-    void add(const MeasuredChunk&, View<const int32_t, 3> ids, View<const float, 3> sparse);
+    /// A chunk's choice, ids [Nq, Hkv, any], and |o_sparse - o_dense|^2 [Nq, Hkv] over it.
+    void add(const MeasuredChunk&, View<const int32_t, 3> ids, View<const double, 2> differences);
     Reading& reading() { return reading_; }
     const Config& config() const { return reading_.config(); }
     const analysis::BlockSums& sums() const { return sums_; }

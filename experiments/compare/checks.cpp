@@ -61,10 +61,9 @@ void SelfChecks::check_mass(const std::string& config, int64_t query, int64_t gr
 }
 
 void SelfChecks::check(const std::string& config, const MeasuredChunk& chunk,
-                       View<const int32_t, 3> ids, View<const float, 3> sparse) {
+                       View<const int32_t, 3> ids, View<const double, 2> differences) {
     const Problem& p = chunk.problem;
     const std::vector<KeyRange> visible = visible_keys(p);
-    const int64_t width = p.group_size() * p.head_dim;
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             const std::span<const int32_t> kept = selected(ids, i, r);
@@ -72,13 +71,7 @@ void SelfChecks::check(const std::string& config, const MeasuredChunk& chunk,
             const int64_t count = visible[static_cast<size_t>(i)].count;
             if (std::ssize(kept) != visible_blocks(count, p.block_size)) continue;
             ++full_rows_;
-            double off = 0, norm = 0;
-            for (int64_t d = 0; d < width; ++d) {
-                const double want = chunk.dense[i].data()[r * width + d];
-                const double got = sparse[i].data()[r * width + d];
-                off += (got - want) * (got - want);
-                norm += want * want;
-            }
+            const double off = differences(i, r), norm = chunk.norm(i, r);
             const double difference = norm > 0 ? std::sqrt(off / norm) : std::sqrt(off);
             difference_ = std::max(difference_, difference);
             if (difference > kOutputRounding)

@@ -24,7 +24,7 @@ public:
     /// give dense attention. Throws std::logic_error naming config and row. A sum of probabilities
     /// is judged within what rounding explains (MeasuredChunk::mass_bound).
     void check(const std::string& config, const MeasuredChunk&, View<const int32_t, 3> ids,
-               View<const float, 3> sparse);
+               View<const double, 2> differences);
 
     /// The first of these alone, for one row whose choice touches `blocks` blocks.
     void check_mass(const std::string& config, int64_t query, int64_t group, int64_t blocks,

@@ -7,6 +7,7 @@
 #include "core/tolerance.h"
 #include "experiments/compare/stopwatch.h"
 #include "experiments/driver/block_intervals.h"
+#include "experiments/driver/choice_errors.h"
 #include "experiments/driver/program.h"
 
 namespace msa::experiments::compare {
@@ -80,7 +81,9 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
 }
 
 int64_t LayerComparison::chunk_queries() const {
-    const int64_t per_block = 4 * sizes_.kv_heads * sizes_.blocks() * 8;
+    const int64_t uneven = std::count_if(plan_.configs.begin(), plan_.configs.end(),
+                                         [](const Config& config) { return config.uneven; });
+    const int64_t per_block = 4 * sizes_.kv_heads * sizes_.blocks() * (8 + uneven);
     const int64_t per_head =
         4 * sizes_.query_heads * sizes_.head_dim * (6 + std::ssize(token_configs_));
     return std::clamp<int64_t>(kChunkBytes / (per_block + per_head), 1, 2048);
@@ -129,7 +132,7 @@ SelectorLayer LayerComparison::selector_layer(const LayerView& view,
                  index = view.index](std::span<const int64_t> tokens) {
                     return Mirror<3>(backend, data.q(tokens, index));
                 },
-            .read_dsa = task_.data.dsa(),
+            .read_learned = task_.data.learned(),
             .prompt = task_.options.prompt,
             .counted = counted_,
             .sinks = view.sinks};
@@ -158,8 +161,9 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
     }
     for (TokenAccumulator& tokens : token_configs_) {
         const Stopwatch watch(task_.timing[tokens.config().selector].select);
-        tokens.reading().add_index_cost(tokens.policy(), phase_, task_.options.prompt);
-        tokens.prepare(selector_layer(view, {&tokens.config().rule, 1}));
+        tokens.reading().add_index_cost(tokens.selector(), phase_, task_.options.prompt);
+        if (is_first_of_its_name(tokens))
+            tokens.selector().prepare(selector_layer(view, {&tokens.config().rule, 1}));
     }
     return scorers;
 }
@@ -213,12 +217,14 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     const std::vector<analysis::RowKind> kinds = analysis::rows_beyond(p, plan_.largest_budget);
     const auto blocks =
         std::span(blocks_.of_query).subspan(static_cast<size_t>(range.begin), kinds.size());
+    const Tensor<double, 2> norm = analysis::squared_differences(dense.out, {}, p.kv_heads);
     const MeasuredChunk measured{p,
                                  kinds,
                                  blocks,
                                  chunk.mass().host(),
                                  {},
                                  host_view(dense.out),
+                                 norm,
                                  std::as_const(dense.lse).view(),
                                  mass_bound(view, p, host_q, dense.lse)};
     task_.checks.begin(measured);
@@ -227,8 +233,10 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
     oracles_.clear();
     for (const SelectionRule& rule : rules_)
         oracles_.push_back(pick(backend, p, rule, chunk.mass().floats()));
-    const Work work{view, chunk, measured, range};
-    for (const Scorer& scorer : scorers) add_scorer(scorer, work);
+    const Work work{view, chunk, dense, measured, range};
+    std::vector<Tensor<int32_t, 3>> ids(plan_.configs.size());
+    for (const Scorer& scorer : scorers) choose(scorer, work, ids);
+    add_configs(work, ids);
     add_tokens(work);
 }
 
@@ -236,14 +244,37 @@ AttentionInput LayerComparison::operands(const Work& work) {
     return {work.chunk.q.operand(), work.view.k_there, work.view.v_there, work.view.sinks};
 }
 
+bool LayerComparison::is_first_of_its_name(const TokenAccumulator& tokens) const {
+    const auto first = std::find_if(token_configs_.begin(), token_configs_.end(),
+                                    [&](const TokenAccumulator& other) {
+                                        return other.config().selector == tokens.config().selector;
+                                    });
+    return &*first == &tokens;
+}
+
+std::vector<KeptTokens> LayerComparison::choose_tokens(const Work& work) {
+    std::vector<KeptTokens> kept(token_configs_.size());
+    for (TokenAccumulator& tokens : token_configs_) {
+        if (!is_first_of_its_name(tokens)) continue;
+        const Config& config = tokens.config();
+        std::vector<size_t> alike;
+        std::vector<int64_t> budgets;
+        for (size_t n = 0; n < kept.size(); ++n)
+            if (token_configs_[n].config().selector == config.selector) {
+                alike.push_back(n);
+                budgets.push_back(token_configs_[n].tokens());
+            }
+        const Stopwatch watch(task_.timing[config.selector].select);
+        std::vector<KeptTokens> chosen = tokens.selector().select(
+            selector_layer(work.view, {&config.rule, 1}), work.chunk, budgets);
+        for (size_t n = 0; n < alike.size(); ++n) kept[alike[n]] = std::move(chosen[n]);
+    }
+    return kept;
+}
+
 void LayerComparison::add_tokens(const Work& work) {
     if (token_configs_.empty()) return;
-    std::vector<KeptTokens> kept;
-    for (const TokenAccumulator& tokens : token_configs_) {
-        const Stopwatch watch(task_.timing[tokens.config().selector].select);
-        kept.push_back(
-            tokens.select(selector_layer(work.view, {&tokens.config().rule, 1}), work.chunk));
-    }
+    const std::vector<KeptTokens> kept = choose_tokens(work);
     const std::vector<TokenAttention> attention = attend_kept(work, kept);
     for (size_t n = 0; n < kept.size(); ++n) {
         const Stopwatch watch(task_.timing[token_configs_[n].config().selector].evaluate);
@@ -275,41 +306,46 @@ std::vector<TokenAttention> LayerComparison::attend_kept(const Work& work,
     return attention;
 }
 
-void LayerComparison::add_scorer(const Scorer& scorer, Work work) {
+void LayerComparison::choose(const Scorer& scorer, const Work& work,
+                             std::vector<Tensor<int32_t, 3>>& ids) {
     Backend& backend = task_.backend;
-    Timing& time = task_.timing[scorer.selector->label()];
+    const Stopwatch watch(task_.timing[scorer.selector->label()].select);
     const bool shared = task_.options.sharing == Sharing::layer;
     // Nobody else wants the scores.
     const bool direct = (scorer.configs.size() == 1 || scorer.by_rule) && !shared;
     SelectorLayer layer = selector_layer(work.view, scorer.rules);
     Mirror<3> scores;
     if (!direct) {
-        const Stopwatch watch(time.select);
         scores = scorer.selector->score(layer, work.chunk);
         if (shared) scores = share_scores(backend, scores.host());
     }
     for (size_t n : scorer.configs) {
         const Config& config = plan_.configs[n];
-        work.measured.oracle_ids = oracle(config.rule).view();
         layer.rule = config.rule;
-        Tensor<int32_t, 3> ids;
-        {
-            const Stopwatch watch(time.select);
-            ids = direct ? fetch(backend, scorer.selector->select(layer, work.chunk, config.used))
-                         : pick(backend, work.chunk.problem, config.used, scores.floats());
-        }
-        const Stopwatch watch(time.evaluate);
-        add_config(accumulators_[n], work, ids);
+        ids[n] = direct ? fetch(backend, scorer.selector->select(layer, work.chunk, config.used))
+                        : pick(backend, work.chunk.problem, config.used, scores.floats());
     }
 }
 
-void LayerComparison::add_config(Accumulator& accumulator, const Work& work,
-                                 View<const int32_t, 3> ids) {
-    const Tensor<float, 3> sparse =
-        attend_selected(task_.backend, work.chunk.problem, operands(work), ids).out;
-    accumulator.add(work.measured, ids, sparse);
-    task_.checks.check(accumulator.config().key(), work.measured, ids, sparse);
-    store_ids(accumulator.config(), work.range, ids);
+void LayerComparison::add_configs(Work work, const std::vector<Tensor<int32_t, 3>>& ids) {
+    const std::vector<View<const int32_t, 3>> choices(ids.begin(), ids.end());
+    double seconds = 0;  // all of them together, where they share their work
+    std::vector<Tensor<double, 2>> errors;
+    {
+        const Stopwatch watch(seconds);
+        errors =
+            squared_errors(task_.backend, work.chunk.problem, operands(work), work.dense, choices);
+    }
+    for (size_t n = 0; n < plan_.configs.size(); ++n) {
+        const Config& config = plan_.configs[n];
+        double& evaluate = task_.timing[config.selector].evaluate;
+        evaluate += seconds / static_cast<double>(ids.size());
+        const Stopwatch watch(evaluate);
+        work.measured.oracle_ids = oracle(config.rule).view();
+        accumulators_[n].add(work.measured, ids[n], errors[n]);
+        task_.checks.check(config.key(), work.measured, ids[n], errors[n]);
+        store_ids(config, work.range, ids[n]);
+    }
 }
 
 void LayerComparison::check_full_budget(const LayerView& view, const SelectorChunk& chunk,
@@ -327,10 +363,12 @@ void LayerComparison::check_full_budget(const LayerView& view, const SelectorChu
                        measured.mass.slice(first, rows),
                        {},
                        measured.dense.slice(first, rows),
+                       measured.norm.slice(first, rows),
                        measured.lse.slice(first, rows),
                        measured.mass_bound};
     task_.checks.begin(part);
-    task_.checks.check("the full budget", part, ids, sparse);
+    task_.checks.check("the full budget", part, ids,
+                       analysis::squared_differences(sparse, part.dense, p.kv_heads));
     task_.checks.begin(measured);
 }
 

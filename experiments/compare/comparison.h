@@ -55,14 +55,17 @@ private:
     struct Work {
         const LayerView& view;
         const SelectorChunk& chunk;
+        const Attention& dense;
         MeasuredChunk measured;
         QueryRange range;
     };
     SelectorLayer selector_layer(const LayerView& view, std::span<const SelectionRule> rules) const;
     std::vector<Scorer> make_scorers(const LayerView& view);
     void add(const LayerView& view, std::vector<Scorer>& scorers, QueryRange range);
-    void add_scorer(const Scorer& scorer, Work work);
-    void add_config(Accumulator& accumulator, const Work& work, View<const int32_t, 3> ids);
+    void choose(const Scorer& scorer, const Work& work, std::vector<Tensor<int32_t, 3>>& ids);
+    void add_configs(Work work, const std::vector<Tensor<int32_t, 3>>& ids);
+    bool is_first_of_its_name(const TokenAccumulator&) const;
+    std::vector<KeptTokens> choose_tokens(const Work& work);
     void add_tokens(const Work& work);
     std::vector<TokenAttention> attend_kept(const Work& work, const std::vector<KeptTokens>& kept);
     static AttentionInput operands(const Work& work);  // in the backend's space

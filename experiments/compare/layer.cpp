@@ -40,8 +40,10 @@ bool same_sizes(const io::LayerInfo& a, const io::LayerInfo& b) {
 std::string why_unusable(const CompareOptions& o, const io::LayerInfo& layer, bool has_previous,
                          const std::string& name) {
     const Policy::Needs needs = make_policy(name)->needs();
-    if (const std::string lacks = lacking(needs, layer); !lacks.empty())
+    if (const std::string lacks = lacking(needs, layer, o.block_size); !lacks.empty())
         return "the layer has no " + lacks;
+    if (needs.gate && o.ablation == Ablation::block_size)
+        return "its operands are for one block size";
     if (needs.previous_layer && !has_previous)
         return "the file has no layer of the same sizes before it";
     if (needs.phases == Phases::prefill && o.prompt > 0)

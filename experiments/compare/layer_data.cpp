@@ -7,6 +7,12 @@ namespace msa::experiments::compare {
 
 using io::Field;
 
+namespace {
+
+constexpr int64_t kMostKept = int64_t{1} << 28;  // bytes of q
+
+}  // namespace
+
 LayerData::LayerData(const io::ActivationsReader& file, const io::LayerInfo& layer,
                      const LayerElements& rounded, Sharing sharing)
     : info(layer),
@@ -16,10 +22,32 @@ LayerData::LayerData(const io::ActivationsReader& file, const io::LayerInfo& lay
     k = read_.all(Field::k);
     v = read_.all(Field::v);
     index_k = read_.all(Field::index_k);
+    const Shape<3> all{file.info().tokens(), layer.query_heads, layer.head_dim};
+    if (element_count(all) * int64_t{sizeof(float)} > kMostKept) return;
+    kept_ = Tensor<float, 3>(all, Fill::nothing);
+    known_.resize(static_cast<size_t>(all[0]), false);
+}
+
+Tensor<float, 3> LayerData::q_rows(std::span<const int64_t> tokens) const {
+    if (kept_.data() == nullptr) return read_.rows(Field::q, tokens);
+    std::vector<int64_t> missing;
+    for (int64_t token : tokens)
+        if (!known_[static_cast<size_t>(token)] && (missing.empty() || missing.back() != token))
+            missing.push_back(token);
+    if (!missing.empty()) {
+        const Tensor<float, 3> read = read_.rows(Field::q, missing);
+        for (int64_t n = 0; n < read.extent(0); ++n) {
+            const int64_t token = missing[static_cast<size_t>(n)];
+            std::copy_n(read.view()[n].data(), read.extent(1) * read.extent(2),
+                        kept_.view()[token].data());
+            known_[static_cast<size_t>(token)] = true;
+        }
+    }
+    return gather_rows(std::as_const(kept_).view(), tokens);
 }
 
 Tensor<float, 3> LayerData::q(std::span<const int64_t> tokens, size_t view) const {
-    Tensor<float, 3> all = read_.rows(Field::q, tokens);
+    Tensor<float, 3> all = q_rows(tokens);
     return views == 1 ? std::move(all) : one_of_each_group(all, views, static_cast<int64_t>(view));
 }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The operands of one layer, and the layer as the selectors are to see it: with the heads that
 // share a choice of blocks as its groups. Keys and values are in host memory; queries, which are G
-// times as many, are read from the file where they are looked at.
+// times as many, are read from the file when they are looked at.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "core/io/activations.h"
 #include "experiments/compare/options.h"
@@ -29,15 +30,22 @@ public:
     Tensor<float, 3> q(std::span<const int64_t> tokens, size_t view) const;
     /// [n, Hkv, didx] likewise; absent where not there.
     Tensor<float, 3> index_q(std::span<const int64_t> tokens) const;
-    /// SelectorLayer::read_dsa.
-    auto dsa() const { return read_.dsa(); }
+    /// SelectorLayer::read_learned.
+    auto learned() const { return read_.learned(); }
     /// [Hkv * heads] of a view; absent without.
     Tensor<float, 1> sinks(size_t view) const;
     /// The whole layer as a view has it.
     Problem problem(const io::ActivationsInfo&, int64_t block_size) const;
 
 private:
+    /// All heads of q, of the packed tokens: many policies look at the same queries, and a file
+    /// unpacks a thousand tokens to give one. Where all rows together are small, those once read
+    /// are kept. Not for several threads at once.
+    Tensor<float, 3> q_rows(std::span<const int64_t> tokens) const;
+
     LayerReader read_;
+    mutable Tensor<float, 3> kept_;    // [N, Hq, dh], absent where too large
+    mutable std::vector<bool> known_;  // [N] rows of it
 };
 
 /// Of q [n, Hq, dh]: what the view `view` of a layer that is shared by head sees, [n, Hkv, dh].

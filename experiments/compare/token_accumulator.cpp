@@ -34,21 +34,14 @@ TokenAccumulator::TokenAccumulator(Config config, int64_t tokens, const Problem&
       blocks_(blocks),
       sums_(blocks.count(), layer.kv_heads) {}
 
-void TokenAccumulator::prepare(const SelectorLayer& layer) { selector_->prepare(layer); }
-
-KeptTokens TokenAccumulator::select(const SelectorLayer& layer, const SelectorChunk& chunk) const {
-    return selector_->select(layer, chunk, tokens_);
-}
-
 void TokenAccumulator::add(const MeasuredChunk& measured, const KeptTokens& kept,
                            const TokenAttention& attention, SelfChecks& checks) {
     const Problem& p = measured.problem;
     const Tensor<double, 2>& mass = attention.mass;
-    const View<const float, 3> sparse = by_group(attention.out, p.kv_heads);
-    const View<const float, 3> dense = by_group(measured.dense, p.kv_heads);
-    output_error_.add(measured.kinds, sparse, dense);
-    sums_.add(
-        measured.blocks, [&](int64_t i, int64_t r) { return mass(i, r); }, sparse, dense);
+    const Tensor<double, 2> differences =
+        analysis::squared_differences(attention.out, measured.dense, p.kv_heads);
+    output_error_.add(measured.kinds, differences, measured.norm);
+    sums_.add(measured.blocks, mass, differences, measured.norm);
     for (int64_t i = 0; i < p.queries(); ++i) {
         const auto row = static_cast<size_t>(i);
         const int64_t blocks = blocks_touched(kept[row], p.block_size);

@@ -21,14 +21,12 @@ public:
     TokenAccumulator(Config config, int64_t tokens, const Problem& layer,
                      const analysis::QueryBlocks& blocks, size_t views);
 
-    /// Before the chunks of each view of the layer.
-    void prepare(const SelectorLayer&);
     /// The choice for a chunk of queries, and what attention over it gave.
-    KeptTokens select(const SelectorLayer&, const SelectorChunk&) const;
     void add(const MeasuredChunk&, const KeptTokens&, const TokenAttention&, SelfChecks& checks);
     Reading& reading() { return reading_; }
     const Config& config() const { return reading_.config(); }
-    const Policy& policy() const { return *selector_; }
+    int64_t tokens() const { return tokens_; }
+    TokenSelector& selector() { return *selector_; }
     const analysis::BlockSums& sums() const { return sums_; }
 
     /// Groups /metrics and /blocks of the config: as an Accumulator's, without recalls; blocks_kept

@@ -6,11 +6,9 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/select/token_selector.h"
 
 namespace msa::experiments::compare {
-
-/// Of every query: the positions that it keeps, ascending, one choice for all heads.
-using KeptTokens = std::vector<std::vector<int64_t>>;
 
 /// On the host.
 struct DenseAttention {
@@ -27,7 +25,9 @@ struct TokenAttention {
 };
 
 /// Attention over each of the choices, on the host. The probability of a token that several of them
-/// keep is computed once. The result does not depend on what else is asked for, nor on the threads.
+/// keep is computed once, and so is the sum of values over the tokens that the same choices keep.
+/// The result does not depend on the threads; on what else is asked for it depends within the
+/// rounding of a sum in another order.
 std::vector<TokenAttention> attend_tokens(const Problem&, const DenseAttention&,
                                           const std::vector<KeptTokens>& choices, int threads);
 

@@ -88,7 +88,8 @@ void record_elements(const Backend& backend, const io::ActivationsReader& file,
     for (int64_t number : layers) {
         const io::LayerInfo& layer = file.layer(number);
         elements.push_back(layer_elements(backend, layer, choice));
-        has_index |= layer.has(Field::index_q) || layer.has(Field::dsa_q);
+        for (Field field : {Field::index_q, Field::dsa_q, Field::gate_q})
+            has_index |= layer.has(field);
     }
     record_elements(elements, record);
     if (!has_index) record.index_element.clear();
@@ -121,7 +122,8 @@ Tensor<float, 3> LayerReader::rounded(Field field, Tensor<float, 3> values) cons
 
 Tensor<float, 3> LayerReader::all(Field field) const {
     if (!layer_->has(field)) return {};
-    return rounded(field, file_->read(layer_->layer, field, {0, file_->info().tokens()}));
+    return rounded(field,
+                   file_->read(layer_->layer, field, {0, file_->info().rows(*layer_, field)}));
 }
 
 Tensor<float, 3> LayerReader::rows(Field field, std::span<const int64_t> tokens) const {
@@ -129,19 +131,24 @@ Tensor<float, 3> LayerReader::rows(Field field, std::span<const int64_t> tokens)
     return rounded(field, file_->gather(layer_->layer, field, tokens));
 }
 
-ReadDsa LayerReader::dsa() const {
-    return [read = *this](DsaOperand operand, std::span<const int64_t> tokens) {
-        constexpr Field kFields[] = {Field::dsa_q, Field::dsa_k, Field::dsa_w};
+ReadLearned LayerReader::learned() const {
+    return [read = *this](LearnedOperand operand, std::span<const int64_t> tokens) {
+        constexpr Field kFields[] = {Field::dsa_q, Field::dsa_k, Field::dsa_w, Field::gate_q,
+                                     Field::gate_k};
         const Field field = kFields[static_cast<size_t>(operand)];
         return tokens.empty() ? read.all(field) : read.rows(field, tokens);
     };
 }
 
-std::string lacking(const PolicyNeeds& needs, const io::LayerInfo& layer) {
+std::string lacking(const PolicyNeeds& needs, const io::LayerInfo& layer, int64_t block_size) {
     const bool index = layer.has(Field::index_q), dsa = layer.has(Field::dsa_q);
     if (needs.index && !index) return "index_q and index_k";
     if (needs.lightning && !index && !dsa)
         return "dsa_q, dsa_k and dsa_w, nor index_q and index_k in their place";
+    if (needs.gate && !layer.has(Field::gate_q)) return "gate_q and gate_k";
+    if (needs.gate && layer.gate_block_size != block_size)
+        return text("gate_q and gate_k for blocks of ", block_size, " tokens (they are for ",
+                    layer.gate_block_size, ")");
     return "";
 }
 

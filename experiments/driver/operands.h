@@ -61,12 +61,12 @@ public:
                 const LayerElements& elements)
         : file_(&file), layer_(&layer), elements_(elements) {}
 
-    /// All tokens [N, heads, channels]; absent where the layer has no such field.
+    /// All rows [N, heads, channels]; absent where the layer has no such field.
     Tensor<float, 3> all(io::Field) const;
     /// The given packed tokens, ascending; absent likewise.
     Tensor<float, 3> rows(io::Field, std::span<const int64_t> tokens) const;
 
-    ReadDsa dsa() const;  // outlives the reader, not what it reads from
+    ReadLearned learned() const;  // outlives the reader, not what it reads from
 
 private:
     Tensor<float, 3> rounded(io::Field, Tensor<float, 3> values) const;
@@ -76,8 +76,8 @@ private:
     LayerElements elements_;
 };
 
-/// What a layer lacks for a policy, as in "has no ...": empty where it lacks nothing.
-std::string lacking(const PolicyNeeds&, const io::LayerInfo&);
+/// What a layer lacks for a policy on blocks of that size, as in "has no ..."; empty: nothing.
+std::string lacking(const PolicyNeeds&, const io::LayerInfo&, int64_t block_size);
 
 /// Rounds the values of a field to `element`; InputError naming file, layer and value where one is
 /// beyond its range.

@@ -94,6 +94,15 @@ public:
             [&to](size_t at) { to = static_cast<To>(at); }, names, help);
     }
 
+    /// The same, absent until it is given: its default depends on other options.
+    template <typename To>
+    OptionRow& choice(const std::string& flag, const std::string& form, std::optional<To>& to,
+                      const std::vector<std::string>& names, const std::string& help) {
+        return choice_at(
+            flag, form, [&to] { return static_cast<size_t>(to.value_or(To{})); },
+            [&to](size_t at) { to = static_cast<To>(at); }, names, help);
+    }
+
     /// Reads the arguments into the places of the rows. False when help or version was asked for,
     /// and written to `out`. Empty values are InputErrors, as is what the rows do not allow.
     bool parse(std::span<const std::string> args, std::ostream& out);

@@ -7,6 +7,7 @@
 
 #include "analysis/bytes.h"
 #include "core/select/cost.h"
+#include "core/select/lightning.h"
 #include "core/select/selector.h"
 #include "experiments/driver/options.h"
 
@@ -69,18 +70,21 @@ analysis::Cost Pricer::scores(const Setting& setting) const {
     const Problem all = io::layer_problem(whole, layer_, setting.block_size);
     const std::vector<int64_t> newest{context_ - 1};
     const Problem last = all.with_query_rows(newest);
+    const Problem& asked = decode_ ? last : all;
     const std::unique_ptr<Selector> selector = make_selector(setting.selector);
-    at->second = {selector->cost(decode_ ? last : all, 0).flops, selector->cost(last, 0).bytes};
+    at->second = {selector->cost(asked, 0).flops, selector->cost(last, 0).bytes};
+    if (at->second.bytes > 0) {  // else its scores know neither keys nor queries
+        const int64_t width = selector->needs().lightning ? lightning_query_width(all)
+                                                          : all.query_heads * all.head_dim;
+        at->second.bytes += kCostElementBytes * real(asked.queries()) * real(width);
+    }
     return at->second;
 }
 
-/// The scores, the queries that they read, and the ids.
+/// The scores and the ids.
 analysis::Cost Pricer::selection(const Setting& setting) const {
     analysis::Cost cost = scores(setting);
     const int64_t queries = decode_ ? 1 : context_;
-    if (cost.bytes > 0)
-        cost.bytes +=
-            kCostElementBytes * real(layer_.query_heads * queries) * real(layer_.head_dim);
     cost.bytes += analysis::kIdBytes * real(layer_.kv_heads * queries * setting.rule.top_k);
     return cost;
 }

@@ -64,8 +64,9 @@ private:
     /// The fastest loop order behind `selection`; behind the Index Branch where that is absent.
     Price fastest(const Setting&, std::optional<double> tile_union,
                   const std::optional<analysis::Cost>& selection) const;
-    /// Arithmetic of the scores of all queries, and bytes of what stands for the keys, as the last
-    /// query sees it: they cross the bus once.
+    /// Arithmetic of the scores of all queries, bytes of what they are made of, q or the indexer's
+    /// own queries, and of what stands for the keys, as the last query sees it: they cross the bus
+    /// once.
     analysis::Cost scores(const Setting&) const;
     analysis::Cost selection(const Setting&) const;
 

@@ -152,7 +152,8 @@ void Ranks::sum(std::span<double> values) const { sum_in_order(values, rank_, co
 void Ranks::end(int exit_code) const {
     if (!launched()) return;
     if (exit_code != 0 && count_ > 1) {
-        // mpirun forwards the message of this rank in its own time, and drops it once all are ended.
+        // mpirun forwards the message of this rank in its own time, and drops it once all are
+        // ended.
         std::this_thread::sleep_for(std::chrono::seconds(1));
         MPI_Abort(MPI_COMM_WORLD, exit_code);
     }

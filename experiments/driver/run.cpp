@@ -4,18 +4,14 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <exception>
-#include <iostream>
-#include <mutex>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <sstream>
-#include <thread>
 
 #include "experiments/driver/program.h"
-#include "experiments/driver/progress.h"
-#include "experiments/driver/ranks.h"
+#include "experiments/driver/queue.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/write_text.h"
 
@@ -40,13 +36,16 @@ private:
 
 }  // namespace
 
+bool lies_in(const fs::path& file, const fs::path& folder) {
+    const fs::path inner = fs::weakly_canonical(file), outer = fs::weakly_canonical(folder);
+    return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first ==
+           outer.end();
+}
+
 void require_apart(const fs::path& input, const fs::path& output) {
     std::error_code ignored;
     const bool same = fs::equivalent(input, output, ignored);
-    const fs::path inner = fs::weakly_canonical(input), outer = fs::weakly_canonical(output);
-    const bool inside =
-        std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
-    require(!same && !inside, input.string(),
+    require(!same && !lies_in(input, output), input.string(),
             ": is an input of this run, which would replace it as ", output.string(),
             "; choose another --out");
 }
@@ -54,6 +53,11 @@ void require_apart(const fs::path& input, const fs::path& output) {
 void check_unfinished(const RunOptions& o, const fs::path& what, bool unfinished) {
     require(o.resume || o.overwrite || !unfinished, what.string(),
             ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
+}
+
+void check_shard(const RunOptions& o, const Ranks& ranks) {
+    require(!o.shard || ranks.count() == 1,
+            "--shard is given, and so are several ranks: one of the two spreads a run");
 }
 
 nlohmann::ordered_json json_number(double value) {
@@ -109,8 +113,7 @@ void UnitRun::begin(std::vector<Unit> units) {
     }
     for (const fs::path& input : inputs_)
         record.input_paths.push_back(fs::absolute(input).lexically_normal().string());
-    require(!o_.shard || ranks_.count() == 1,
-            "--shard is given, and so are several ranks: one of the two spreads a run");
+    check_shard(o_, ranks_);
     if (o_.shard) record.shard = o_.shard->text();
     const auto open = [&](io::IfExists if_exists) {
         std::exception_ptr error;
@@ -136,52 +139,6 @@ bool UnitRun::is_done() const {
     return std::all_of(units_.begin(), units_.end(),
                        [&](const Unit& unit) { return to_->done(unit.name); });
 }
-
-/// What went wrong, and who may have another unit.
-struct UnitRun::Queue {
-    struct Failure {
-        std::exception_ptr error;
-        std::string message;
-    };
-    Queue(const Ranks& ranks, const std::vector<const Unit*>& units, OnError what_else,
-          bool shows_bar, std::ostream& bar)
-        : waiting(units), on_error(what_else), handout(ranks, std::ssize(units)) {
-        if (shows_bar)
-            ticker = std::jthread([this, &bar](const std::stop_token& end) { tick(bar, end); });
-    }
-
-    std::mutex turn;
-    const std::vector<const Unit*>& waiting;
-    std::vector<Failure> failures;
-    OnError on_error;
-    Handout handout;
-    std::jthread ticker;
-
-    const Unit* take() {
-        const std::lock_guard lock(turn);
-        const bool stop = on_error == OnError::stop || stop_requested();
-        if (stop && !failures.empty()) {
-            handout.stop();
-            return nullptr;
-        }
-        const int64_t number = handout.next();
-        return number < 0 ? nullptr : waiting[static_cast<size_t>(number)];
-    }
-    void fail(const char* message) {
-        const std::lock_guard lock(turn);
-        failures.push_back({std::current_exception(), message});
-    }
-    /// One bar for the units of all workers.
-    void tick(std::ostream& bar, const std::stop_token& end) const {
-        constexpr auto kTick = std::chrono::milliseconds(50);
-        Progress progress(bar, "units", std::ssize(waiting), "units");
-        for (int64_t shown = 0; !end.stop_requested(); std::this_thread::sleep_for(kTick)) {
-            const int64_t done = handout.done();
-            progress.advance(done - shown);
-            shown = done;
-        }
-    }
-};
 
 std::vector<const Unit*> UnitRun::waiting() const {
     const Shard part = o_.shard.value_or(Shard{});
@@ -210,21 +167,20 @@ void UnitRun::do_unit(const Unit& unit, const Worker& worker, const std::string&
     unit.done();
 }
 
-void UnitRun::work_with(Backend& backend, int threads, bool alone, Queue& queue) const {
+void UnitRun::work_with(Backend& backend, int threads, const std::vector<const Unit*>& units,
+                        bool alone, WorkQueue& queue) const {
     const ThreadShare share(threads);
     const std::string device = backend.device();
     Silence silent;
-    while (const Unit* unit = queue.take()) {
+    for (int64_t number = queue.take(); number >= 0; number = queue.take()) {
         std::ostringstream said;  // several workers do not write into each other's lines
         try {
             const Worker worker{backend, alone ? err_ : said, alone ? err_ : silent, threads};
-            do_unit(*unit, worker, device);
+            do_unit(*units[static_cast<size_t>(number)], worker, device);
         } catch (const std::exception& error) {
             queue.fail(error.what());
         }
-        const std::lock_guard lock(queue.turn);
-        (ranks_.is_first() ? err_ : std::cerr) << said.str();
-        queue.handout.count_done();
+        queue.count_done(said.str());
     }
 }
 
@@ -238,37 +194,20 @@ bool UnitRun::set_aside(int64_t done) const {
 
 bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_error) {
     const std::vector<const Unit*> units = waiting();
-    const int64_t jobs =
-        std::clamp<int64_t>(std::ssize(units), 1, o_.jobs * compute.count_devices());
-    BackendOptions share = compute.backend_options;
-    const int all = share.threads > 0 ? share.threads : ranks_.threads();
-    share.threads = std::max(1, all / static_cast<int>(jobs));
-    const bool alone = jobs == 1 && ranks_.count() == 1;
+    const std::vector<BackendOptions> shares = shares_of(
+        compute, std::clamp<int64_t>(std::ssize(units), 1, o_.jobs * compute.count_devices()),
+        ranks_);
+    const bool alone = shares.size() == 1 && ranks_.count() == 1;
     ranks_.agree({});  // all are ready: nothing is found done that another rank has just done
-    Queue queue(ranks_, units, on_error, !alone && ranks_.is_first(), err_);
-    if (alone) {
-        work_with(first, share.threads, alone, queue);
-    } else {
-        std::vector<std::jthread> workers;
-        for (int64_t job = 0; job < jobs; ++job) {
-            BackendOptions own = share;
-            if (!compute.devices.empty())
-                own.device = static_cast<int>(
-                    compute.devices[static_cast<size_t>(job) % compute.devices.size()]);
-            workers.emplace_back([&, own] {
-                try {
-                    work_with(*make_backend(compute.backend, own), own.threads, alone, queue);
-                } catch (const std::exception& error) {
-                    queue.fail(error.what());
-                }
-            });
-        }
-    }
-    std::exception_ptr error;
-    if (!queue.failures.empty()) error = queue.failures.front().error;
-    for (size_t n = 1; n < queue.failures.size(); ++n)
-        err_ << program_ << ": " << queue.failures[n].message << '\n';
-    ranks_.agree(error);
+    WorkQueue queue(ranks_, std::ssize(units), on_error, err_);
+    if (!alone && ranks_.is_first()) queue.show_bar(std::ssize(units), "units");
+    if (alone)
+        work_with(first, shares.front().threads, units, alone, queue);
+    else
+        queue.spread(shares, [&](const BackendOptions& own) {
+            work_with(*make_backend(compute.backend, own), own.threads, units, alone, queue);
+        });
+    queue.end(program_);
     if (o_.shard) return set_aside(std::ssize(units));
     return ranks_.is_first();
 }

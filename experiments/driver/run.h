@@ -15,6 +15,7 @@
 #include "core/backend.h"
 #include "core/io/activations.h"
 #include "core/io/results.h"
+#include "experiments/driver/queue.h"
 #include "experiments/driver/ranks.h"
 #include "experiments/driver/run_options.h"
 
@@ -42,9 +43,6 @@ struct Unit {
 std::vector<Unit> layer_units(
     const io::ActivationsReader&, std::span<const int64_t> layers,
     const std::function<void(const io::LayerInfo&, const Worker&, io::UnitWriter&)>& work);
-
-/// What becomes of the other units when one throws.
-enum class OnError : uint8_t { stop, finish_others };
 
 class UnitRun {
 public:
@@ -78,9 +76,9 @@ public:
     io::ResultsReader finish();
 
 private:
-    struct Queue;
     std::vector<const Unit*> waiting() const;
-    void work_with(Backend& backend, int threads, bool alone, Queue& queue) const;
+    void work_with(Backend& backend, int threads, const std::vector<const Unit*>& units, bool alone,
+                   WorkQueue& queue) const;
     void do_unit(const Unit& unit, const Worker& worker, const std::string& device) const;
     bool set_aside(int64_t done) const;
 
@@ -96,11 +94,15 @@ private:
 /// What an earlier run left follows the rule of results: kept, replaced or refused. InputError
 /// where `what` is of an unfinished run and neither --resume nor --overwrite is given.
 void check_unfinished(const RunOptions&, const std::filesystem::path& what, bool unfinished);
+/// InputError where --shard is given and there are several ranks.
+void check_shard(const RunOptions&, const Ranks&);
 /// Completes a run's results in the folder `out`, as UnitRun::finish: `argv` and the rest of
 /// `record` say who did.
 io::ResultsReader finish_run(io::ResultsWriter&, const std::filesystem::path& out,
                              const io::RunRecord& record);
 
+/// Is it the folder itself, or anything in it? Symbolic links are followed.
+bool lies_in(const std::filesystem::path& file, const std::filesystem::path& folder);
 /// Throws InputError naming both where `input` is the file `output` or lies in the directory
 /// `output`, which a run is about to write.
 void require_apart(const std::filesystem::path& input, const std::filesystem::path& output);

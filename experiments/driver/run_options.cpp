@@ -57,10 +57,14 @@ void add_workers(OptionTable& table, RunOptions& o) {
                "layers at once in this process, each in memory and with its share of the threads")
         .between(1, 4096)
         .unrecorded();
-    OptionRow& row =
-        table.text("shard", "I/N", o.asked_shard,
-                   "this part of the layers only, for msa-merge: part I of N, counted from 0, or "
-                   "slurm: that of a task of a job array");
+    add_shard(table, o, "this part of the layers only, for msa-merge");
+}
+
+void add_shard(OptionTable& table, RunOptions& o, const std::string& help) {
+    OptionRow& row = table.text("shard", "I/N", o.asked_shard,
+                                help +
+                                    ": part I of N, counted from 0, or slurm: that of a task of "
+                                    "a job array");
     row.unrecorded();
     row.check = [&o] {
         if (!o.asked_shard.empty()) o.shard = parse_shard(o.asked_shard);
@@ -223,6 +227,8 @@ void add_selectors(OptionTable& table, std::vector<std::string>& to,
 std::string pointwise_selector(const std::string& option, const std::string& name) {
     std::string label = label_of(option, name);
     require_offered(option, std::string(name_of_label(label)), list_pointwise_selectors());
+    require(!make_selector(label)->needs().rule, "--", option, " has ", name,
+            ", which spends its budget unevenly; msa-compare alone takes it");
     return label;
 }
 

@@ -37,6 +37,8 @@ void add_existing(OptionTable&, RunOptions&);
 void check_existing(const RunOptions&);
 /// --jobs, --shard.
 void add_workers(OptionTable&, RunOptions&);
+/// --shard alone; `help` says of what it is a part.
+void add_shard(OptionTable&, RunOptions&, const std::string& help);
 
 /// Where the computation is done, and in which elements.
 struct ComputeOptions {

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "experiments/driver/ranks.h"
-
 namespace msa::experiments {
 namespace {
 
@@ -26,16 +24,17 @@ private:
 
 }  // namespace
 
-int count_workers(const ComputeOptions& o) {
-    return std::max(Ranks::world().count(), o.count_devices());
+int count_workers(const ComputeOptions& o, const Ranks& ranks) {
+    return std::max(ranks.count(), o.count_devices());
 }
 
-void work_together(const ComputeOptions& o, const std::function<void(train::Workers&)>& work) {
-    if (Ranks::world().count() == 1) {
+void work_together(const ComputeOptions& o, const Ranks& ranks,
+                   const std::function<void(train::Workers&)>& work) {
+    if (ranks.count() == 1) {
         train::work_together(o.count_devices(), work);
         return;
     }
-    Rank rank(Ranks::world());
+    Rank rank(ranks);
     work(rank);
 }
 

@@ -6,15 +6,17 @@
 #include <functional>
 
 #include "core/train/workers.h"
+#include "experiments/driver/ranks.h"
 #include "experiments/driver/run_options.h"
 
 namespace msa::experiments {
 
-/// Those of all processes.
-int count_workers(const ComputeOptions&);
+/// Those of all processes, which `ranks` are.
+int count_workers(const ComputeOptions&, const Ranks& ranks);
 
 /// Does `work` for the workers of this process at the same time; throws the first error of any.
-void work_together(const ComputeOptions&, const std::function<void(train::Workers&)>& work);
+void work_together(const ComputeOptions&, const Ranks& ranks,
+                   const std::function<void(train::Workers&)>& work);
 
 /// Where a worker computes: its GPU, and its part of this process's threads.
 BackendOptions backend_of(const ComputeOptions&, const train::Workers& worker);

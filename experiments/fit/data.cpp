@@ -5,6 +5,8 @@
 
 #include "core/cu_seqlens.h"
 #include "core/error.h"
+#include "core/gate_kl.h"
+#include "core/projection.h"
 #include "experiments/driver/operands.h"
 #include "experiments/fit/rope.h"
 
@@ -28,12 +30,55 @@ std::string text_of(const std::vector<QueryRange>& ranges) {
     return all;
 }
 
+/// Channels 2c and 2c + 1 of the first `rotary` of every head go to c and c + rotary/2.
+void split_pairs(View<float, 3> heads, int64_t rotary) {
+    std::vector<float> pairs(static_cast<size_t>(rotary));
+    for (int64_t i = 0; i < heads.extent(0); ++i)
+        for (int64_t h = 0; h < heads.extent(1); ++h) {
+            std::copy_n(&heads(i, h, 0), rotary, pairs.begin());
+            for (int64_t c = 0; c < rotary; ++c)
+                heads(i, h, c / 2 + c % 2 * (rotary / 2)) = pairs[static_cast<size_t>(c)];
+        }
+}
+
+/// What a gate is made of: q before RoPE, and the pooled keys of each sequence's blocks.
+void read_gate_inputs(const io::ActivationsReader& file, TrainingLayer& data) {
+    const auto before_rope = [&](Field field) {
+        Tensor<float, 3> rows = file.read(data.info.layer, field, {0, file.info().tokens()});
+        undo_rope(data.info, data.rope, data.positions, rows);
+        return rows;
+    };
+    const Tensor<float, 3> q = before_rope(Field::q), k = before_rope(Field::k);
+    data.x = Tensor<float, 3>({q.extent(0), 1, q.extent(1) * q.extent(2)}, Fill::nothing);
+    std::copy_n(q.data(), q.size(), data.x.data());
+    const std::vector<int64_t> starts = block_starts(data.problem);
+    const std::vector<int64_t>& cu = file.info().cu_seqlens;
+    data.pooled =
+        Tensor<float, 2>({starts.back(), k.extent(1) * kGatePools * k.extent(2)}, Fill::nothing);
+    for (size_t s = 0; s + 1 < cu.size(); ++s) {
+        const Tensor<float, 2> of_sequence =
+            pool_keys(k.view().slice(cu[s], cu[s + 1] - cu[s]), data.problem.block_size);
+        std::copy_n(of_sequence.data(), of_sequence.size(), &data.pooled(starts[s], 0));
+    }
+    data.block_positions = block_positions(data.problem);
+}
+
 }  // namespace
 
-void check_layer(const io::ActivationsReader& file, int64_t layer) {
-    require(file.layer(layer).has(Field::x), file.name(), ": /layers/", layer,
+void check_layer(const io::ActivationsReader& file, int64_t layer, Architecture architecture) {
+    require(architecture == Architecture::seerattention || file.layer(layer).has(Field::x),
+            file.name(), ": /layers/", layer,
             " has no x, the input of the projections, which an Index Branch is fitted to");
     io::require_post_rope(file, layer);
+}
+
+void undo_rope(const io::LayerInfo& info, std::span<const double> frequencies,
+               std::span<const int64_t> positions, View<float, 3> rows) {
+    if (frequencies.empty()) return;
+    if (info.rope_interleaved) split_pairs(rows, 2 * std::ssize(frequencies));
+    std::vector<int64_t> back;
+    for (int64_t position : positions) back.push_back(-position);
+    apply_rope(rows, back, frequencies);
 }
 
 TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions& o) {
@@ -44,12 +89,17 @@ TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const
     const bool dsa = o.architecture == Architecture::dsa;
     data.problem.dsa_heads = dsa ? o.index_heads.value_or(data.info.kv_heads) : 0;
     data.problem.dsa_dim = dsa ? o.index_dim : 0;
+    const bool gate = o.architecture == Architecture::seerattention;
+    data.problem.gate_dim = gate ? o.index_dim : 0;
     data.problem.validate();
     for (const KeyRange& seen : visible_keys(data.problem))
         data.positions.push_back(seen.count - 1);
     data.rope = model_frequencies(o, file, layer);
     const LayerReader reader(file, data.info, float_elements(data.info, o.element));
-    data.x = reader.all(Field::x);
+    if (gate)
+        read_gate_inputs(file, data);
+    else
+        data.x = reader.all(Field::x);
     data.q = reader.all(Field::q);
     data.k = reader.all(Field::k);
     data.v = reader.all(Field::v);

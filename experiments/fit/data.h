@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,16 +18,30 @@ struct TrainingLayer {
     io::LayerInfo info;
     Problem problem;                 // every token is a query and a key; index_dim as asked
     std::vector<int64_t> positions;  // [N] in their sequences
-    Tensor<float, 3> x;              // [N, 1, d_model]
+    Tensor<float, 3> x;              // [N, 1, d_model]; of a gate [N, 1, Hq dh]: q before RoPE
     Tensor<float, 3> q, k, v;        // as in core/problem.h
     std::vector<double> rope;        // frequencies of the model's RoPE; empty: it has none
+    Tensor<float, 2> pooled;         // of a gate, [blocks, Hkv 3 dh]: pool_keys of k before RoPE
+    std::vector<int64_t> block_positions;  // and where its blocks begin
 
+    bool is_gate() const { return pooled.data() != nullptr; }
     View<float, 2> hidden() { return {x.data(), {x.extent(0), x.extent(2)}}; }
     View<const float, 2> hidden() const { return {x.data(), {x.extent(0), x.extent(2)}}; }
+    /// What the indexer's keys are made of, and their positions.
+    View<const float, 2> key_input() const { return is_gate() ? pooled.view() : hidden(); }
+    std::span<const int64_t> key_positions() const {
+        return is_gate() ? block_positions : positions;
+    }
 };
 
-/// Throws InputError unless the layer is there, with x and after RoPE.
-void check_layer(const io::ActivationsReader& file, int64_t layer);
+/// Throws InputError unless the layer is there, after RoPE and with what the architecture reads.
+void check_layer(const io::ActivationsReader& file, int64_t layer, Architecture);
+
+/// Rows [n, heads, dh] of q or k at `positions` of their sequences, in place: turns RoPE of these
+/// frequencies back, and puts the two channels of a pair c and c + rotary/2, whatever the model's
+/// layout.
+void undo_rope(const io::LayerInfo&, std::span<const double> frequencies,
+               std::span<const int64_t> positions, View<float, 3> rows);
 
 TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions&);
 

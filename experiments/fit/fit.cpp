@@ -26,7 +26,7 @@ std::vector<io::LayerInfo> resolve(FitOptions& o, const io::ActivationsReader& f
                                    std::ostream& err) {
     std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
     for (int64_t layer : o.layers) {
-        check_layer(file, layer);
+        check_layer(file, layer, o.architecture);
         check_start(o.start, index_form(o, file, layer), file.layer(layer),
                     model_frequencies(o, file, layer));
     }
@@ -35,11 +35,12 @@ std::vector<io::LayerInfo> resolve(FitOptions& o, const io::ActivationsReader& f
 
 /// Throws UnsupportedError where the backend does not compute the loss that is asked for.
 void check_teacher(const FitOptions& o, const io::ActivationsReader& file, const Backend& backend) {
+    if (o.architecture == Architecture::seerattention) return;  // on the host
     const int64_t layer = o.layers.front();
     Problem sizes = io::layer_problem({}, file.layer(layer), o.block_size);
     sizes.index_dim = o.index_dim;
     const Support support =
-        backend.supports(sizes, IndexKlRequest{.top_k = o.rule.top_k, .teacher = o.teacher});
+        backend.supports(sizes, IndexKlRequest{.top_k = o.rule.top_k, .teacher = *o.teacher});
     if (!support.yes)
         throw UnsupportedError(text("--teacher is ", o.teacher_name(), ", which --backend ",
                                     o.backend, " cannot: ", support.why_not));
@@ -75,7 +76,7 @@ Prepared prepare(FitOptions asked, const io::ActivationsReader& file,
     p.layers = resolve(o, file, err);
     p.note = resolve_sizes(o, args, p.layers, file.info().cu_seqlens, err);
     p.split = split_queries(o, file.info().cu_seqlens);
-    if (o.together) check_workers(o, count_workers(o), std::ssize(p.split.train));
+    if (o.together) check_workers(o, count_workers(o, Ranks::world()), std::ssize(p.split.train));
     warn_of_no_rows(o, file, p.split, err);
     return p;
 }
@@ -159,7 +160,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         lead(prepared, args, *backend, alone, out, err);
         return 0;
     }
-    work_together(o, [&](train::Workers& workers) {
+    work_together(o, Ranks::world(), [&](train::Workers& workers) {
         const BackendOptions own = backend_of(o, workers);
         const std::unique_ptr<Backend> backend = make_backend(o.backend, own);
         check_teacher(o, file, *backend);

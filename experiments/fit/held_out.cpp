@@ -16,7 +16,7 @@ HeldOut::HeldOut(const FitOptions& options, const TrainingLayer& data, const Lay
       layer_(layer),
       indexer_(indexer),
       threads_(threads),
-      queries_(layer.backend, data, tokens),
+      queries_(layer.backend, data, tokens, *options.teacher, threads),
       kinds_(analysis::row_kinds(queries_.problem, options.rule.top_k, options.all_rows)) {
     Backend& backend = layer.backend;
     const Problem& p = queries_.problem;
@@ -24,11 +24,17 @@ HeldOut::HeldOut(const FitOptions& options, const TrainingLayer& data, const Lay
     Mass there(backend, p, {queries_.q, layer.k, layer.sinks}, o_.oracle_by_logit);
     oracle_ids_ = pick(backend, p, o_.rule, o_.oracle_by_logit ? there.max_logit : there.mass);
     mass_ = fetch(backend, std::move(there.mass));
-    entropy_teacher_ = teacher_entropy(layer, queries_, o_.teacher);
+    entropy_teacher_ = indexer.teacher_entropy(queries_, *o_.teacher);
 }
 
 int64_t HeldOut::rows_counted() const {
     return std::count(kinds_.begin(), kinds_.end(), analysis::RowKind::counted);
+}
+
+int64_t HeldOut::dead_heads() const {
+    analysis::OutputError error(queries_.problem.query_heads);
+    error.add(kinds_, dense_out_, dense_out_);
+    return error.dead_heads();
 }
 
 Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
@@ -39,7 +45,7 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     const Attention sparse =
         attend(backend, p, {queries_.q, layer_.k, layer_.v, layer_.sinks}, there);
     const double kl_selected =
-        mean_of(indexer_.kl(queries_, index, std::as_const(there).view(), o_.teacher));
+        mean_of(indexer_.kl(queries_, index, std::as_const(there).view(), *o_.teacher));
     const Tensor<int32_t, 3> ids = fetch(backend, std::move(there));
 
     analysis::Recall recall(p.kv_heads, {o_.oracle_without_local});
@@ -48,7 +54,7 @@ Evaluation HeldOut::evaluate(int64_t step, const IndexWeights& weights) const {
     error.add(kinds_, sparse.out, dense_out_);
     Evaluation e;
     e.step = step;
-    e.kl = mean_of(indexer_.kl(queries_, index, {}, o_.teacher));
+    e.kl = mean_of(indexer_.kl(queries_, index, {}, *o_.teacher));
     e.kl_selected = kl_selected;
     e.block_recall = analysis::average(recall.block_recall());
     e.score_recall = analysis::average(recall.score_recall());
@@ -65,8 +71,8 @@ HeldOut::OfQueries HeldOut::measure(const IndexWeights& weights) const {
     const Problem& p = queries_.problem;
     const IndexOperands index(backend, weights, data_, queries_, threads_);
     Tensor<int32_t, 3> there = indexer_.select(p, o_.rule, index);
-    OfQueries of{indexer_.kl(queries_, index, {}, o_.teacher),
-                 indexer_.kl(queries_, index, std::as_const(there).view(), o_.teacher),
+    OfQueries of{indexer_.kl(queries_, index, {}, *o_.teacher),
+                 indexer_.kl(queries_, index, std::as_const(there).view(), *o_.teacher),
                  {}};
     of.ids = fetch(backend, std::move(there));
     return of;

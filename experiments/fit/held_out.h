@@ -31,6 +31,8 @@ public:
     int64_t queries() const { return queries_.problem.queries(); }
     /// Queries in the averages of recall, mass and output error: analysis::row_kinds.
     int64_t rows_counted() const;
+    /// Heads without an output error: analysis::OutputError::dead_heads.
+    int64_t dead_heads() const;
 
 private:
     /// What an evaluation measures of every query.

@@ -6,6 +6,8 @@
 // msa  the Index Branch: one head and one choice per group, the KL of Backend::index_kl.
 // dsa  DeepSeek's lightning indexer: any number of heads with learned weights, one choice for all
 //      groups, the KL of core/lightning_kl.h. Loss and gradient are computed on the host.
+// seerattention  the gate of SeerAttention-R: one key per group and block, the KL over blocks of
+//      core/gate_kl.h. Loss and gradient are computed on the host.
 #pragma once
 
 #include <memory>
@@ -36,20 +38,19 @@ public:
                                       const IndexOperands&) const = 0;
     /// The KL [Nq, Hkv] of each group's teacher from the indexer's distribution, on the tokens of
     /// the blocks `ids` of the backend's space, on all visible ones where they are absent; and the
-    /// gradient of its mean, where wanted.
+    /// gradient of its mean, where wanted. Of a gate, on blocks, and the teacher is that of the
+    /// queries.
     virtual Tensor<double, 2> kl(const QueryOperands&, const IndexOperands&,
                                  View<const int32_t, 3> ids, Teacher,
                                  IndexGradient* gradient = nullptr) const = 0;
-    /// Mean entropy of the indexer's distribution over all visible keys.
+    /// Mean entropy of the indexer's distribution on the full support, and of the teacher's.
     virtual double entropy(const QueryOperands&, const IndexOperands&) const = 0;
+    virtual double teacher_entropy(const QueryOperands&, Teacher) const = 0;
 };
 
 /// Refers to the layer and its operands.
 std::unique_ptr<Indexer> make_indexer(Architecture, const TrainingLayer&, const LayerOperands&,
                                       int threads);
-
-/// The teacher's own entropy, mean over queries and groups.
-double teacher_entropy(const LayerOperands&, const QueryOperands&, Teacher);
 
 /// What the scores cost, per query of the layer.
 PolicyCost cost_per_query(const Indexer&, const Problem&);

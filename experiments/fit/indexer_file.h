@@ -11,7 +11,7 @@
 namespace msa::experiments::fit {
 
 /// An operand [n, heads, channels] that the weights make of the tokens [range) of a file: index_q
-/// or index_k, of --architecture dsa dsa_q, dsa_k or dsa_w.
+/// or index_k, of --architecture dsa dsa_q, dsa_k or dsa_w, of seerattention gate_q.
 Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer, const IndexWeights&,
                               io::Field, QueryRange range, int threads = 0);
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/fit/layer.h"
 
+#include <optional>
+
 #include "core/error.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
@@ -31,7 +33,8 @@ void write_sizes(io::UnitWriter& to, const FitOptions& o, const TrainingLayer& d
                                       {"warmup_steps", *o.warmup_steps},
                                       {"train_queries", static_cast<int64_t>(split.train.size())},
                                       {"held_out_queries", held_out.queries()},
-                                      {"rows_counted", held_out.rows_counted()}})
+                                      {"rows_counted", held_out.rows_counted()},
+                                      {"dead_heads", held_out.dead_heads()}})
         to.attribute(group, name, value);
     to.attribute(group, "split", split.text);
     to.attribute(group, "index_flops", cost.flops);
@@ -50,15 +53,22 @@ struct Work {
     Work(const FitRun& run, int64_t layer, Backend& backend, int threads, train::Workers& workers)
         : data(read_layer(run.file, layer, run.options)),
           form(index_form(run.options, run.file, layer)),
-          whitening(data.hidden(), sample(run.split.train, kWhiteningTokens, run.options.seed),
-                    threads),
           operands(backend, data),
           indexer(make_indexer(run.options.architecture, data, operands, threads)),
-          trainer(run.options, data, operands, *indexer, run.split.train, threads, workers) {}
+          trainer(run.options, data, operands, *indexer, run.split.train, threads, workers) {
+        if (form.is_gate()) return;
+        whitening.emplace(data.hidden(),
+                          sample(run.split.train, kWhiteningTokens, run.options.seed), threads);
+    }
+
+    IndexWeights plain(const IndexWeights& weights) const {
+        return whitening ? whitening->plain(weights) : weights;
+    }
 
     TrainingLayer data;
     IndexForm form;
-    Whitening whitening;  // after which the hidden states of `data` are whitened
+    /// After which the hidden states of `data` are whitened; a gate reads none.
+    std::optional<Whitening> whitening;
     LayerOperands operands;
     std::unique_ptr<Indexer> indexer;
     Trainer trainer;
@@ -72,7 +82,7 @@ void take_steps(const FitRun& run, const Work& work, const HeldOut& held_out,
     const int64_t layer = work.data.info.layer;
     FitState good = state;  // the last one whose loss was finite
     const auto save = [&](const FitState& which) {
-        checkpoint.save(which, work.whitening.plain(which.weights));
+        checkpoint.save(which, work.plain(which.weights));
     };
     while (true) {
         const bool last = state.step == o.steps;
@@ -118,7 +128,7 @@ void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, c
     work.trainer.follow_first(state);
     Progress progress(worker.progress, unit_of(layer), o.steps - state.step, "steps");
     take_steps(run, work, held_out, checkpoint, workers, progress, state);
-    write_fit(to, layer, state, work.whitening.plain(state.weights));
+    write_fit(to, layer, state, work.plain(state.weights));
     write_sizes(to, o, work.data, run.split, held_out,
                 cost_per_query(*work.indexer, work.data.problem));
     held_out.write_blocks(to, start, state.weights);

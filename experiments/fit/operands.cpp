@@ -3,21 +3,29 @@
 
 #include <utility>
 
+#include "core/gate_kl.h"
+
 namespace msa::experiments::fit {
 
 QueryOperands::QueryOperands(Backend& backend, const TrainingLayer& data,
-                             std::span<const int64_t> tokens)
+                             std::span<const int64_t> tokens, Teacher teacher, int threads)
     : problem(data.problem.with_query_rows(tokens)),
       x(gather_rows(data.x, tokens)),
       host_q(gather_rows(data.q, tokens)),
       q(backend, host_view(host_q)) {
     for (int64_t token : tokens) positions.push_back(data.positions[static_cast<size_t>(token)]);
+    if (!data.is_gate()) return;
+    const Tensor<float, 1> sinks = io::layer_sinks(data.info);
+    taught = Tensor<float, 3>({problem.queries(), problem.kv_heads, problem.blocks()});
+    gate_teacher(problem, {host_view(host_q), data.k.view(), sinks.view(), teacher}, taught,
+                 threads);
 }
 
 IndexOperands::IndexOperands(Backend& backend, const IndexWeights& weights,
                              const TrainingLayer& data, const QueryOperands& queries, int threads)
-    : IndexOperands(backend, weights, index_keys(weights, data.hidden(), data.positions, threads),
-                    queries, threads) {}
+    : IndexOperands(backend, weights,
+                    index_keys(weights, data.key_input(), data.key_positions(), threads), queries,
+                    threads) {}
 
 IndexOperands::IndexOperands(Backend& backend, const IndexWeights& weights, Tensor<float, 3> keys,
                              const QueryOperands& queries, int threads)

@@ -26,25 +26,28 @@ struct LayerOperands {
 
 /// Rows of x and q, and what no Index Branch changes about them. Refers to the layer.
 struct QueryOperands {
-    QueryOperands(Backend&, const TrainingLayer&, std::span<const int64_t> tokens);
+    /// `teacher` and `threads`: of a gate, whose teacher is computed here.
+    QueryOperands(Backend&, const TrainingLayer&, std::span<const int64_t> tokens, Teacher teacher,
+                  int threads);
     Problem problem;  // these queries against all keys
     std::vector<int64_t> positions;
     Tensor<float, 3> x;  // [n, 1, d_model]
     Tensor<float, 3> host_q;
-    Operand<3> q;  // [n, Hq, dh]
+    Operand<3> q;             // [n, Hq, dh]
+    Tensor<float, 3> taught;  // of a gate, [n, Hkv, B]: gate_teacher
 };
 
 /// What the weights make of some queries and of all keys.
 struct IndexOperands {
     IndexOperands(Backend&, const IndexWeights&, const TrainingLayer&, const QueryOperands&,
                   int threads);
-    /// With the keys [N, 1, didx] that index_keys makes.
+    /// With the keys that index_keys makes.
     IndexOperands(Backend&, const IndexWeights&, Tensor<float, 3> keys, const QueryOperands&,
                   int threads);
     operator IndexInput() const;
     Tensor<float, 3> host_q, host_k;
     Tensor<float, 3> host_weights;  // [n, 1, heads]; absent where the form has none
-    Operand<3> q, k;                // [n, heads, didx], [N, 1, didx]
+    Operand<3> q, k;                // [n, heads, didx], [N, 1, didx], of a gate [blocks, Hkv, didx]
 };
 
 }  // namespace msa::experiments::fit

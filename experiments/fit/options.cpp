@@ -19,9 +19,8 @@ const About kAbout{
                  "results/fit/results.h5"},
     .writes =
         "DIR/results.h5 (group /fit: curves and weights), DIR/indexer.h5 (activations with the\n"
-        "operands of the fitted indexer, stored as the input is, for msa-analyze --selectors index "
-        "or\n"
-        "dsa) and\n"
+        "operands of the fitted indexer, stored as the input is, for msa-analyze --selectors\n"
+        "index, dsa or seerattention) and\n"
         "DIR/summary.json; while it runs, DIR/checkpoint-L.h5 for --resume. See data/FORMAT.md.",
 };
 
@@ -30,14 +29,16 @@ const std::vector<std::string> kTeachers{"mean", "max"};
 constexpr int64_t kWarmupSteps = 300;
 
 void add_index_branch(OptionTable& table, FitOptions& o) {
-    table.choice("architecture", "NAME", o.architecture, {"msa", "dsa"},
-                 "of the indexer: msa (the Index Branch, one head and one choice per group) or dsa "
-                 "(DeepSeek's lightning indexer: heads of their own with learned weights, one "
-                 "choice for all groups)");
+    table.choice(
+        "architecture", "NAME", o.architecture, {"msa", "dsa", "seerattention"},
+        "of the indexer: msa (the Index Branch, one head and one choice per group), dsa "
+        "(DeepSeek's lightning indexer: heads of their own with learned weights, one "
+        "choice for all groups) or seerattention (the gate of SeerAttention-R: pooled keys "
+        "of each group, made of q and k before RoPE; needs no x)");
     table
         .count("index-heads", "N", o.index_heads,
-               "index heads of --architecture dsa; default: one per group, with which both "
-               "architectures cost the same")
+               "index heads of --architecture dsa; default: one per group, with which it costs "
+               "what msa does")
         .at_least(1);
     table.count("index-dim", "N", o.index_dim, "didx, channels of an index head")
         .between(kMinHeadDim, kMaxHeadDim);
@@ -55,7 +56,7 @@ void add_training(OptionTable& table, FitOptions& o) {
         .count("warmup-steps", "N", o.warmup_steps,
                "first steps, with the KL over all visible keys; the others take the selected "
                "blocks; 0: no warm-up, as many as --steps: warm-up alone")
-        .shown_as(text(kWarmupSteps, ", at most --steps"));
+        .shown_as(text(kWarmupSteps, ", at most --steps; of seerattention as many as --steps"));
     table.count("queries-per-step", "N", o.queries_per_step, "queries drawn in each step")
         .at_least(1);
     table.choice("split", "BY", o.split, {"position", "sequence", "token"},
@@ -81,9 +82,12 @@ void add_training(OptionTable& table, FitOptions& o) {
     table.choice("init", "START", o.start, {"normal", "from-qk", "pca"},
                  "first weights: normal (random), from-qk (the best low-rank fit of the group's "
                  "mean q.k) or pca (that of k)");
-    table.choice("teacher", "TEACHER", o.teacher, kTeachers,
-                 "what the KL compares with, of the group's heads: the mean of their "
-                 "probabilities, or per key the max of them, scaled to sum to 1");
+    table
+        .choice("teacher", "TEACHER", o.teacher, kTeachers,
+                "what the KL compares with, of the group's heads: the mean of their "
+                "probabilities, or per key the max of them, scaled to sum to 1; of seerattention, "
+                "of a block, with mean the sum over its tokens and with max the largest")
+        .shown_as("mean; of seerattention max");
     table.flag("keep-x", o.keep_x,
                "keep x in indexer.h5, so that another architecture can be fitted to it");
 }
@@ -98,7 +102,7 @@ void check(const FitOptions& o) {
             ", must be positive");
     require(!o.index_heads || o.architecture == Architecture::dsa, "--index-heads is ",
             o.index_heads.value_or(0),
-            ", which --architecture dsa alone has; msa has one head per group");
+            ", which --architecture dsa alone has; msa and seerattention have one head per group");
     check_option("warmup-steps", *o.warmup_steps, 0, o.steps);
     check_existing(o);
     require(!o.together || o.jobs == 1, "--jobs is ", o.jobs,
@@ -109,7 +113,7 @@ void check(const FitOptions& o) {
 
 OptionTable option_table(FitOptions& o) {
     OptionTable table(kAbout);
-    add_files(table, o, ", with x");
+    add_files(table, o, ", with x (seerattention without, too)");
     table.numbers("layers", "L,...", o.layers, "layers; default: all");
     add_index_branch(table, o);
     add_training(table, o);
@@ -133,11 +137,13 @@ OptionTable option_table(FitOptions& o) {
 std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, std::ostream& out) {
     std::optional<FitOptions> o(std::in_place);
     if (!option_table(*o).parse(args, out)) return std::nullopt;
-    if (!o->warmup_steps) o->warmup_steps = std::min(kWarmupSteps, o->steps);
+    const bool gate = o->architecture == Architecture::seerattention;
+    if (!o->warmup_steps) o->warmup_steps = gate ? o->steps : std::min(kWarmupSteps, o->steps);
+    if (!o->teacher) o->teacher = gate ? Teacher::max : Teacher::mean;
     check(*o);
     return o;
 }
 
-std::string FitOptions::teacher_name() const { return kTeachers[static_cast<size_t>(teacher)]; }
+std::string FitOptions::teacher_name() const { return kTeachers[static_cast<size_t>(*teacher)]; }
 
 }  // namespace msa::experiments::fit

@@ -18,7 +18,7 @@ namespace msa::experiments::fit {
 /// What --train and --eval count.
 enum class SplitBy : uint8_t { position, sequence, token };
 /// What is fitted (experiments/fit/architecture.h).
-enum class Architecture : uint8_t { msa, dsa };
+enum class Architecture : uint8_t { msa, dsa, seerattention };
 /// Where the weights begin (experiments/fit/start.h).
 enum class Start : uint8_t { normal, from_qk, pca };
 
@@ -39,7 +39,7 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     double rate = 1e-4;
     double weight_decay = 0.01;
     Start start = Start::from_qk;
-    Teacher teacher = Teacher::mean;
+    std::optional<Teacher> teacher;  // default: mean, of seerattention max
     bool keep_x = false;
     bool together = false;  // workers share the queries of a step, not the layers
     int64_t eval_every = 100;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/cu_seqlens.h"
+#include "core/gate_kl.h"
 #include "experiments/fit/data.h"
 
 namespace msa::experiments::fit {
@@ -111,6 +112,11 @@ IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int
     form.groups = o.index_heads.value_or(info.kv_heads);
     form.index_dim = o.index_dim;
     form.model_dim = info.model_dim;
+    if (o.architecture == Architecture::seerattention) {
+        form.model_dim = info.query_heads / info.kv_heads * info.head_dim;
+        form.key_dim = kGatePools * info.head_dim;
+        form.undone_rope = model;
+    }
     form.rms_norm = o.rms_norm;
     form.rotary_dim = o.rotary_dim.value_or(std::min(2 * std::ssize(model), o.index_dim));
     const std::optional<double> theta = o.rope_theta ? o.rope_theta : info.rope_theta;

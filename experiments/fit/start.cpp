@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/projection.h"
+#include "core/gate_kl.h"
 #include "core/random.h"
 #include "core/rope.h"
 #include "experiments/driver/sample.h"
@@ -27,11 +27,11 @@ using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajo
 
 IndexWeights normal_weights(const IndexForm& form, uint64_t seed) {
     IndexWeights w(form);
-    const double deviation = 1 / std::sqrt(static_cast<double>(form.model_dim));
     uint64_t stream = 0;
     for (View<float, 2> to : {w.w_q(), w.w_k(), w.w_h()}) {
         ++stream;
         if (!to) continue;
+        const double deviation = 1 / std::sqrt(static_cast<double>(to.extent(1)));
         for (int64_t n = 0; n < to.size(); ++n)
             to.data()[n] = static_cast<float>(
                 deviation * random_normal(mix(seed, static_cast<int64_t>(stream), n)));
@@ -63,9 +63,8 @@ public:
 private:
     /// Channels `channel` of every head as columns, of queries or keys.
     MatrixXd of_heads(const MatrixXd& values, int64_t channel) const;
-    int64_t group(int64_t head) const {
-        return head / (form_.groups / groups_);
-    }  // of an index head
+    /// Of an index head.
+    int64_t group(int64_t head) const { return head / (form_.groups / groups_); }
     void rotated_pair(int64_t pair, MatrixXd& to_q, MatrixXd& to_k) const;
     void passing(MatrixXd& to_q, MatrixXd& to_k) const;
     int64_t channels() const { return form_.index_dim; }
@@ -79,26 +78,14 @@ private:
     VectorXd one_;        // [d_model] fit of 1
 };
 
-/// Channels 2c and 2c + 1 of the first `rotary` of every head go to c and c + rotary/2.
-void split_pairs(View<float, 3> heads, int64_t rotary) {
-    std::vector<float> pairs(static_cast<size_t>(rotary));
-    for (int64_t i = 0; i < heads.extent(0); ++i)
-        for (int64_t h = 0; h < heads.extent(1); ++h) {
-            std::copy_n(&heads(i, h, 0), rotary, pairs.begin());
-            for (int64_t c = 0; c < rotary; ++c)
-                heads(i, h, c / 2 + c % 2 * (rotary / 2)) = pairs[static_cast<size_t>(c)];
-        }
-}
-
 /// Rows `tokens` of a field before RoPE, its channels c and c + rotary/2 a pair, as many
 /// neighbouring heads averaged as leave `means` of them: [n, means * dh].
 MatrixXd head_means(const TrainingLayer& data, View<const float, 3> field,
                     std::span<const int64_t> tokens, int64_t means) {
     Tensor<float, 3> rows = gather_rows(field, tokens);
-    std::vector<int64_t> back;
-    for (int64_t token : tokens) back.push_back(-data.positions[static_cast<size_t>(token)]);
-    if (data.info.rope_interleaved) split_pairs(rows, 2 * std::ssize(data.rope));
-    if (!data.rope.empty()) apply_rope(rows, back, data.rope);
+    std::vector<int64_t> positions;
+    for (int64_t token : tokens) positions.push_back(data.positions[static_cast<size_t>(token)]);
+    undo_rope(data.info, data.rope, positions, rows);
     const int64_t width = rows.extent(2), heads = rows.extent(1) / means;
     MatrixXd mean = MatrixXd::Zero(rows.extent(0), means * width);
     for (int64_t i = 0; i < rows.extent(0); ++i)
@@ -198,6 +185,51 @@ void ClosedForm::passing(MatrixXd& to_q, MatrixXd& to_k) const {
             w_q_.middleRows(h * head_dim_ + rotary_, passes_);
 }
 
+/// A gate's: W_q takes the mean of the group's queries, W_k the mean of the block's keys, each to
+/// channels that carry its share of their product.
+void fill_gate(const IndexForm& form, const TrainingLayer& data, std::span<const int64_t> tokens,
+               bool weighted, IndexWeights& w) {
+    const int64_t dims = data.problem.head_dim, rotary = 2 * std::ssize(data.rope);
+    const int64_t channels = form.index_dim, heads = data.problem.group_size();
+    const int64_t passes = dims - rotary, kept = std::min(channels - form.rotary_dim, passes);
+    const auto n = static_cast<double>(tokens.size());
+    const MatrixXd queries = head_means(data, data.q, tokens, form.groups),
+                   keys = head_means(data, data.k, tokens, form.groups);
+    const double root_scale =
+        std::sqrt(data.problem.softmax_scale() * std::sqrt(static_cast<double>(channels)));
+    for (int64_t r = 0; r < form.groups; ++r) {
+        MatrixXd to_q = MatrixXd::Zero(channels, dims);
+        for (int64_t pair = 0; pair < form.rotary_dim / 2; ++pair)
+            for (int64_t half : {0, 1})
+                to_q(pair + half * form.rotary_dim / 2,
+                     pair * (rotary / form.rotary_dim) + half * rotary / 2) = 1;
+        MatrixXd to_k = to_q;
+        if (kept > 0) {
+            const auto q = queries.middleCols(r * dims + rotary, passes),
+                       k = keys.middleCols(r * dims + rotary, passes);
+            MatrixXd root = MatrixXd::Identity(passes, passes), inverse = root;
+            if (weighted) {
+                const Root of_queries(q.transpose() * q / n);
+                root = of_queries.root;
+                inverse = of_queries.inverse;
+            }
+            const MatrixXd components =
+                Eigen::SelfAdjointEigenSolver<MatrixXd>(root * (k.transpose() * k / n) * root)
+                    .eigenvectors()
+                    .rightCols(kept);
+            to_q.block(form.rotary_dim, rotary, kept, passes) = components.transpose() * inverse;
+            to_k.block(form.rotary_dim, rotary, kept, passes) = components.transpose() * root;
+        }
+        Eigen::Map<Rows> w_q(w.w_q()[r * channels].data(), channels, heads * dims);
+        Eigen::Map<Rows> w_k(w.w_k()[r * channels].data(), channels, kGatePools * dims);
+        for (int64_t g = 0; g < heads; ++g)
+            w_q.middleCols(g * dims, dims) =
+                (to_q * (root_scale / static_cast<double>(heads))).cast<float>();
+        w_k.setZero();
+        w_k.rightCols(dims) = (to_k * root_scale).cast<float>();  // the last pooling is the mean
+    }
+}
+
 /// Scales rows so that a channel's queries and keys have one size: steps then move both alike. A
 /// rotated pair shares its factor.
 void balance(const IndexForm& form, MatrixXd& to_q, MatrixXd& to_k) {
@@ -265,7 +297,10 @@ IndexWeights start_weights(Start start, const IndexForm& form, const TrainingLay
     std::vector<int64_t> some;
     for (int64_t n : stratified_sample(static_cast<int64_t>(tokens.size()), kMostTokens, seed))
         some.push_back(tokens[static_cast<size_t>(n)]);
-    ClosedForm(form, data, some, start == Start::from_qk).fill(w);
+    if (form.is_gate())
+        fill_gate(form, data, some, start == Start::from_qk, w);
+    else
+        ClosedForm(form, data, some, start == Start::from_qk).fill(w);
     return w;
 }
 

@@ -17,6 +17,11 @@
 // Of dsa, a head stands for the mean of as many query heads of one group as there are for it, and
 // the score is the mean over heads of max(0, logit): every weight is heads^(-1/2), as near as a
 // linear function of x' comes to that.
+//
+// Of a gate, which reads q and k before RoPE, nothing has to be fitted: the score is that of the
+// mean of the group's queries and the mean of the block's keys, turned to the block's first
+// position. Where it has fewer channels, those that pass are the leading principal components of
+// the group's keys, weighted or not; the largest and the least keys begin with weight 0.
 #pragma once
 
 #include <span>

@@ -8,7 +8,12 @@
 namespace msa::experiments::fit {
 namespace {
 
+constexpr const char *kScaled = "/rope_frequencies", *kUndone = "/undone_rope";
+
 std::string group_of(int64_t layer) { return text("/fit/", layer); }
+
+/// What the datasets of weights begin with: "w_index_q", "gate_q_norm".
+std::string kind_of(const IndexForm& form) { return form.is_gate() ? "gate" : "index"; }
 
 template <typename T>
 View<const T, 1> line(std::span<const T> values) {
@@ -37,11 +42,14 @@ void write_form(io::UnitWriter& to, const std::string& group, const IndexForm& f
                                       {"rms_norm", int64_t{form.rms_norm}},
                                       {"rotary_dim", form.rotary_dim}})
         to.attribute(group, name, value);
+    if (form.is_gate()) to.attribute(group, "key_dim", form.key_dim);
     to.attribute(group, "rope_theta", form.rope_theta);
-    if (!form.rope_frequencies.empty())
-        to.write<double, 1>(group + "/rope_frequencies",
-                            line<double>(std::span<const double>(form.rope_frequencies)),
-                            {"pair", "radians per position", "scaled RoPE, of each pair"});
+    for (const auto& [name, of, what] :
+         {std::tuple{kScaled, &form.rope_frequencies, "scaled RoPE, of each pair"},
+          {kUndone, &form.undone_rope, "the model's RoPE, which q and k are before, of each pair"}})
+        if (!of->empty())
+            to.write<double, 1>(group + name, line<double>(std::span<const double>(*of)),
+                                {"pair", "radians per position", what});
 }
 
 IndexForm read_form(const io::ResultsReader& from, const std::string& group) {
@@ -50,11 +58,14 @@ IndexForm read_form(const io::ResultsReader& from, const std::string& group) {
     };
     IndexForm form{size("groups"),        size("index_dim"),  size("model_dim"),
                    size("rms_norm") != 0, size("rotary_dim"), from.number(group, "rope_theta")};
-    if (const std::string scaled = group + "/rope_frequencies"; from.has(scaled)) {
-        const Tensor<double, 1> stored = from.read<double, 1>(scaled);
-        form.rope_frequencies.assign(stored.data(), stored.data() + stored.size());
-    }
+    for (const auto& [name, to] :
+         {std::pair{kScaled, &form.rope_frequencies}, {kUndone, &form.undone_rope}})
+        if (from.has(group + name)) {
+            const Tensor<double, 1> stored = from.read<double, 1>(group + name);
+            to->assign(stored.data(), stored.data() + stored.size());
+        }
     form.head_weights = from.has(group + "/w_index_w");
+    if (from.has(group + "/w_gate_k")) form.key_dim = size("key_dim");
     return form;
 }
 
@@ -66,14 +77,15 @@ void write_fit(io::UnitWriter& to, int64_t layer, const FitState& state,
     write_form(to, group + "/weights", plain.form());
     const io::Describe rows{"output,channel", "1", "projection, rows are outputs"};
     const io::Describe norm{"channel", "1", "weight of the RMS norm"};
-    to.write<float, 2>(group + "/weights/w_index_q", plain.w_q(), rows);
-    to.write<float, 2>(group + "/weights/w_index_k", plain.w_k(), rows);
+    const std::string kind = kind_of(plain.form());
+    to.write<float, 2>(group + "/weights/w_" + kind + "_q", plain.w_q(), rows);
+    to.write<float, 2>(group + "/weights/w_" + kind + "_k", plain.w_k(), rows);
     if (plain.form().head_weights)
         to.write<float, 2>(group + "/weights/w_index_w", plain.w_h(),
                            {"head,channel", "1", "projection, rows are weights of heads"});
     if (plain.form().rms_norm) {
-        to.write<float, 1>(group + "/weights/index_q_norm", plain.norm_q(), norm);
-        to.write<float, 1>(group + "/weights/index_k_norm", plain.norm_k(), norm);
+        to.write<float, 1>(group + "/weights/" + kind + "_q_norm", plain.norm_q(), norm);
+        to.write<float, 1>(group + "/weights/" + kind + "_k_norm", plain.norm_k(), norm);
     }
     to.write<double, 1>(group + "/train/kl", line<double>(state.kl),
                         {"step", "nats", "KL loss of each step, on its support"});
@@ -93,18 +105,19 @@ void write_fit(io::UnitWriter& to, int64_t layer, const FitState& state,
 IndexWeights read_weights(const io::ResultsReader& from, int64_t layer) {
     const std::string group = group_of(layer) + "/weights";
     IndexWeights weights(read_form(from, group));
-    const auto copy = [&](const char* name, auto view) {
+    const auto copy = [&](const std::string& name, auto view) {
         constexpr int kRank = std::tuple_size_v<std::decay_t<decltype(view.shape())>>;
         const auto values = from.read<float, kRank>(group + "/" + name);
         MSA_CHECK(values.shape() == view.shape());
         std::copy_n(values.data(), values.size(), view.data());
     };
-    copy("w_index_q", weights.w_q());
-    copy("w_index_k", weights.w_k());
+    const std::string kind = kind_of(weights.form());
+    copy("w_" + kind + "_q", weights.w_q());
+    copy("w_" + kind + "_k", weights.w_k());
     if (weights.form().head_weights) copy("w_index_w", weights.w_h());
     if (weights.form().rms_norm) {
-        copy("index_q_norm", weights.norm_q());
-        copy("index_k_norm", weights.norm_k());
+        copy(kind + "_q_norm", weights.norm_q());
+        copy(kind + "_k_norm", weights.norm_k());
     }
     return weights;
 }

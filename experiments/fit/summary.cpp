@@ -116,10 +116,12 @@ constexpr const char* kCosts[] = {"index_flops", "index_bytes"};  // not in olde
 /// What was fitted, and what its scores cost.
 std::string architecture_text(const io::ResultsReader& results, const std::string& layer) {
     const IndexForm form = read_weights(results, std::stoll(layer)).form();
-    std::string what = text(form.head_weights ? "dsa" : "msa", ": ", form.groups,
-                            " index heads of ", form.index_dim, " channels",
-                            form.head_weights ? " with learned weights, one choice for all groups"
-                                              : ", one of each group");
+    const char* name = form.is_gate() ? "seerattention" : form.head_weights ? "dsa" : "msa";
+    const char* which = form.is_gate()      ? ", one of each group, with pooled keys of each group"
+                        : form.head_weights ? " with learned weights, one choice for all groups"
+                                            : ", one of each group";
+    std::string what =
+        text(name, ": ", form.groups, " index heads of ", form.index_dim, " channels", which);
     const std::string group = group_of(layer);
     if (!results.has(group, kCosts[0])) return what;
     return text(what, "; scores take ", number_text(results.number(group, kCosts[0]) / 1000, 4),
@@ -128,7 +130,7 @@ std::string architecture_text(const io::ResultsReader& results, const std::strin
 }
 
 constexpr const char* kCounts[] = {"warmup_steps", "train_queries", "held_out_queries",
-                                   "rows_counted"};
+                                   "rows_counted", "dead_heads"};
 
 }  // namespace
 
@@ -145,7 +147,8 @@ std::string fit_definitions(const std::string& note) {
     definitions["rows_counted"] =
         "held-out queries with more visible blocks than k, in the averages of recall, mass and "
         "output error; averages go over queries, then over groups or heads";
-    for (const char* name : kCosts) definitions[name] = analysis::metric(name).definition;
+    for (const char* name : {"dead_heads", kCosts[0], kCosts[1]})
+        definitions[name] = analysis::metric(name).definition;
     definitions["intervals"] =
         std::string(kIntervalsWords) + "; of the last evaluation, on its held-out queries";
     definitions["gain"] =

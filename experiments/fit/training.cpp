@@ -68,30 +68,31 @@ std::vector<int64_t> Trainer::share(const std::vector<int64_t>& rows) const {
     return own;
 }
 
-QueryRange Trainer::tokens_of(int worker) const {
-    const int64_t all = data_.x.extent(0);
+QueryRange Trainer::keys_of(int worker) const {
+    const int64_t all = data_.key_input().extent(0);
     return {all * worker / workers_.count(), all * (worker + 1) / workers_.count()};
 }
 
-std::span<const int64_t> Trainer::positions(QueryRange tokens) const {
-    return std::span(data_.positions)
-        .subspan(static_cast<size_t>(tokens.begin), static_cast<size_t>(tokens.end - tokens.begin));
+std::span<const int64_t> Trainer::positions(QueryRange keys) const {
+    return data_.key_positions().subspan(static_cast<size_t>(keys.begin),
+                                         static_cast<size_t>(keys.end - keys.begin));
 }
 
 Tensor<float, 3> Trainer::keys(const IndexWeights& weights) const {
-    const QueryRange own = tokens_of(workers_.index());
-    const int64_t count = own.end - own.begin;
+    const View<const float, 2> input = data_.key_input();
+    const QueryRange own = keys_of(workers_.index());
     Tensor<float, 3> part =
-        index_keys(weights, data_.hidden().slice(own.begin, count), positions(own), threads_);
+        index_keys(weights, input.slice(own.begin, own.end - own.begin), positions(own), threads_);
     if (workers_.count() == 1) return part;
-    const int64_t width = part.extent(2), most = ceil_div(data_.x.extent(0), workers_.count());
+    const int64_t heads = part.extent(1), width = heads * part.extent(2);
+    const int64_t most = ceil_div(input.extent(0), workers_.count());
     Tensor<float, 2> mine({most, width});
     std::copy_n(part.data(), part.size(), mine.data());
     Tensor<float, 3> parts({workers_.count(), most, width});
     workers_.from_all(std::as_bytes(values_of(mine)), std::as_writable_bytes(values_of(parts)));
-    Tensor<float, 3> all({data_.x.extent(0), 1, width});
+    Tensor<float, 3> all({input.extent(0), heads, part.extent(2)});
     for (int worker = 0; worker < workers_.count(); ++worker) {
-        const auto [begin, end] = tokens_of(worker);
+        const auto [begin, end] = keys_of(worker);
         std::copy_n(parts.view()[worker].data(), (end - begin) * width, all.view()[begin].data());
     }
     return all;
@@ -106,9 +107,9 @@ IndexWeights Trainer::gradient(const IndexWeights& weights, const QueryOperands&
         workers_.sum(values_of(d.k));
     }
     index_queries_grad(weights, rows_of(queries.x), queries.positions, d.q, gradient, threads_);
-    const QueryRange own = tokens_of(workers_.index());
+    const QueryRange own = keys_of(workers_.index());
     const int64_t count = own.end - own.begin;
-    index_keys_grad(weights, data_.hidden().slice(own.begin, count), positions(own),
+    index_keys_grad(weights, data_.key_input().slice(own.begin, count), positions(own),
                     d.k.view().slice(own.begin, count), gradient, threads_);
     if (d.weights.data() != nullptr)
         index_head_weights_grad(rows_of(queries.x), d.weights, gradient, threads_);
@@ -124,14 +125,14 @@ bool Trainer::advance(FitState& state) const {
         rows.push_back(tokens_[static_cast<size_t>(n)]);
     const std::vector<int64_t> own = share(rows);
     const double part = static_cast<double>(own.size()) / static_cast<double>(rows.size());
-    const QueryOperands queries(backend, data_, own);
+    const QueryOperands queries(backend, data_, own, *o_.teacher, threads_);
     const IndexOperands index(backend, state.weights, keys(state.weights), queries, threads_);
 
     Tensor<int32_t, 3> ids;  // absent in warm-up
     if (state.step >= *o_.warmup_steps) ids = indexer_.select(queries.problem, o_.rule, index);
     IndexGradient d;
     double loss =
-        part * mean_of(indexer_.kl(queries, index, std::as_const(ids).view(), o_.teacher, &d));
+        part * mean_of(indexer_.kl(queries, index, std::as_const(ids).view(), *o_.teacher, &d));
     workers_.sum(std::span(&loss, 1));
     if (!std::isfinite(loss)) return false;
 

@@ -3,8 +3,8 @@
 // queries, on the full support during warm-up, then on the selected one.
 //
 // Several workers share a step: its queries, dealt out in turn, since later ones see more keys; and
-// the tokens, whose index keys each makes a part of, and whose part of the weights' gradient. Sums
-// over workers go in their order, in host memory, where weights and gradients are.
+// what index keys are made of, of which each makes a part, and that part's gradient of the weights.
+// Sums over workers go in their order, in host memory, where weights and gradients are.
 #pragma once
 
 #include <cstdint>
@@ -51,10 +51,10 @@ public:
 private:
     /// Of a step's queries, this worker's.
     std::vector<int64_t> share(const std::vector<int64_t>& rows) const;
-    /// The tokens whose index keys a worker makes.
-    QueryRange tokens_of(int worker) const;
-    std::span<const int64_t> positions(QueryRange tokens) const;
-    /// index_k of all tokens.
+    /// The rows of TrainingLayer::key_input whose index keys a worker makes.
+    QueryRange keys_of(int worker) const;
+    std::span<const int64_t> positions(QueryRange keys) const;
+    /// All index keys.
     Tensor<float, 3> keys(const IndexWeights&) const;
     /// Of all workers, `part` of whose queries is this one's, from that of its mean loss.
     IndexWeights gradient(const IndexWeights&, const QueryOperands&, IndexGradient,

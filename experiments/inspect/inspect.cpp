@@ -82,10 +82,10 @@ ordered_json field_stats(const io::ActivationsReader& file, const io::LayerInfo&
     const auto heads = static_cast<size_t>(layer.heads(field));
     Moments all;
     std::vector<Moments> norms(heads);
-    const int64_t tokens = file.info().tokens();
-    for (int64_t begin = 0; begin < tokens; begin += kWindowTokens) {
+    const int64_t rows = file.info().rows(layer, field);
+    for (int64_t begin = 0; begin < rows; begin += kWindowTokens) {
         if (stop_requested()) throw Interrupted("interrupted");
-        const int64_t end = std::min(begin + kWindowTokens, tokens);
+        const int64_t end = std::min(begin + kWindowTokens, rows);
         const Tensor<float, 3> window = file.read(layer.layer, field, {begin, end});
         const float* value = window.data();
         for (int64_t t = begin; t < end; ++t)
@@ -134,6 +134,8 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
             row["dsa_heads"] = layer.dsa_heads;
             row["dsa_dim"] = layer.dsa_dim;
         }
+        if (layer.gate_dim > 0)
+            row.update({{"gate_dim", layer.gate_dim}, {"gate_block_size", layer.gate_block_size}});
         if (layer.rotary_dim) row["rotary_dim"] = *layer.rotary_dim;
         if (layer.rope_theta) row["rope_theta"] = *layer.rope_theta;
         if (!layer.rope_scaling.empty()) row["rope_scaling"] = valid_utf8(layer.rope_scaling);
@@ -148,10 +150,9 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
             row[name] = values.size() == 1 ? ordered_json(values[0]) : ordered_json(values);
         warn_of_own_attention(file, layer.layer, Computed::with_window_cap_and_sinks, err);
         if (stats) {
-            int64_t fields = 0;
-            for (io::Field field : io::kFields) fields += layer.has(field) ? 1 : 0;
-            Progress progress(err, text(printable(path), " layer ", layer.layer),
-                              fields * info.tokens(), "tokens");
+            int64_t rows = 0;
+            for (io::Field of : io::kFields) rows += layer.has(of) ? info.rows(layer, of) : 0;
+            Progress progress(err, text(printable(path), " layer ", layer.layer), rows, "tokens");
             for (io::Field field : io::kFields)
                 if (layer.has(field))
                     row["stats"][to_string(field)] = field_stats(file, layer, field, progress);
@@ -278,10 +279,15 @@ void print_activations(const ordered_json& about, bool stats, std::ostream& out)
         sizes.add(cells(layer, {"layer", "query_heads", "kv_heads", "head_dim", "index_dim",
                                 "model_dim", "element", "q_state", "k_state", "softmax_scale"}));
     sizes.print(out, "  ");
-    for (const ordered_json& layer : about["layers"])
+    for (const ordered_json& layer : about["layers"]) {
         if (layer.contains("dsa_heads"))
             out << "  layer " << layer["layer"] << " has DSA's indexer: " << layer["dsa_heads"]
                 << " heads of " << layer["dsa_dim"] << " channels\n";
+        if (layer.contains("gate_dim"))
+            out << "  layer " << layer["layer"] << " has SeerAttention's gate of "
+                << layer["gate_dim"] << " channels for blocks of " << layer["gate_block_size"]
+                << " tokens\n";
+    }
     if (!stats) {
         out << "\n  Sizes and attributes are valid; --stats reads and checks the values too.\n";
         return;

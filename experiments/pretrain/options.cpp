@@ -185,6 +185,10 @@ std::vector<train::Attention> attentions(const std::string& list) {
 /// What no row can check alone.
 void check(const PretrainOptions& o) {
     check_existing(o);
+    require(!o.sweep.empty() || !(o.shard || o.together), o.shard ? "--shard" : "--together",
+            " is for the runs of --sweep: a single run is trained by all its workers");
+    require(o.sweep.empty() || !o.overwrite,
+            "--overwrite is not for a sweep, which runs what is missing");
     o.rule.validate();
     const train::ModelConfig model = o.model();
     model.validate();
@@ -283,12 +287,22 @@ OptionTable option_table(PretrainOptions& o) {
         .path("sweep", "FILE", o.sweep,
               "several runs: JSON with seeds, a list, and arms, each a name and the list of words "
               "that it adds to this command line; runs what is missing in DIR/ARM/seed-S and "
-              "writes DIR/sweep.json")
+              "writes DIR/sweep.json when all runs are there. The ranks of mpirun, or the GPUs of "
+              "--devices, take one run after the other, each its own")
+        .unrecorded();
+    add_shard(table, o,
+              "this part of the runs of --sweep only, into the same DIR as the other parts");
+    table
+        .flag("together", o.together,
+              "the ranks of mpirun, or the GPUs of --devices, train each run of --sweep together, "
+              "as they train a single run, instead of runs of their own: for fewer runs than "
+              "workers. See docs/many_machines.md")
         .unrecorded();
     add_backend(table, o);
     add_devices(table, o,
-                "GPUs that train together, each on an equal share of a step's sequences; on the "
-                "host, as many workers that share the threads. See docs/many_machines.md");
+                "GPUs that train together, each on an equal share of a step's sequences; with "
+                "--sweep, a run on each at a time; on the host, as many workers that share the "
+                "threads. See docs/many_machines.md");
     add_existing(table, o);
     return table;
 }

@@ -34,6 +34,7 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
 
     train::TrainingOptions training;
     std::filesystem::path start_from, sweep;
+    bool together = false;  // all workers in each run of the sweep
 
     std::vector<std::string> tasks;  // empty: all
     double exercises = 0.3;          // share of the sequences

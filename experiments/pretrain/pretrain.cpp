@@ -3,12 +3,13 @@
 #include <nlohmann/json.hpp>
 
 #include "core/random.h"
+#include "experiments/driver/program.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/pretrain/capture.h"
 #include "experiments/pretrain/options.h"
 #include "experiments/pretrain/results.h"
-#include "experiments/pretrain/sweep.h"
+#include "experiments/pretrain/run_sweep.h"
 #include "experiments/pretrain/training.h"
 #include "experiments/pretrain/workers.h"
 #include "experiments/programs.h"
@@ -83,15 +84,12 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
         print_pretrain_tables(results, out);
 }
 
-int train_one(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
-    std::optional<PretrainOptions> parsed = parse_pretrain_options(args, out);
-    if (!parsed) return 0;
-    const PretrainOptions& o = *parsed;
-    register_cuda_backend();
-    check_workers(o);
+void train_one(const PretrainOptions& o, std::span<const std::string> args, const Ranks& ranks,
+               std::ostream& out, std::ostream& err) {
+    check_workers(o, ranks);
     const Text text =
         o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
-    work_together(o, [&](train::Workers& workers) {
+    work_together(o, ranks, [&](train::Workers& workers) {
         PretrainOptions own = o;
         own.backend_options = backend_of(o, workers);
         std::unique_ptr<train::Ops> ops = make_ops(make_backend(own.backend, own.backend_options));
@@ -103,7 +101,6 @@ int train_one(std::span<const std::string> args, std::ostream& out, std::ostream
             follow(own, text, model, workers);
         }
     });
-    return 0;
 }
 
 }  // namespace
@@ -111,8 +108,17 @@ int train_one(std::span<const std::string> args, std::ostream& out, std::ostream
 int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
     const std::optional<PretrainOptions> o = parse_pretrain_options(args, out);
     if (!o) return 0;
-    if (o->sweep.empty()) return train_one(args, out, err);
-    run_sweep(*o, args, train_one, out, err);
+    register_cuda_backend();
+    if (o->sweep.empty()) {
+        train_one(*o, args, Ranks::world(), out, err);
+        return 0;
+    }
+    const auto train = [](std::span<const std::string> words, const Ranks& ranks,
+                          std::ostream& progress) {
+        Silence tables;
+        train_one(*parse_pretrain_options(words, tables), words, ranks, tables, progress);
+    };
+    run_sweep(*o, args, train, out, err);
     return 0;
 }
 

@@ -3,32 +3,20 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <ostream>
-#include <sstream>
+#include <numeric>
+#include <optional>
 
 #include "core/error.h"
-#include "experiments/driver/ranks.h"
-#include "experiments/driver/write_text.h"
-#include "experiments/pretrain/training.h"
+#include "experiments/driver/program.h"
+#include "experiments/driver/run.h"
 
 namespace msa::experiments::pretrain {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
-
-constexpr const char* kNumbers[] = {
-    "steps", "parameters", "loss", "bits_per_byte", "tokens_per_second",
-    "mfu",   "retrieval",  "rows"};
-
-ordered_json read_json(const fs::path& file) {
-    std::ifstream stream(file);
-    require(stream.good(), file.string(), ": there is no such file");
-    ordered_json json = ordered_json::parse(stream, nullptr, false);
-    require(!json.is_discarded(), file.string(), ": is no JSON");
-    return json;
-}
 
 bool is_name(const std::string& arm) {
     return !arm.empty() && std::all_of(arm.begin(), arm.end(), [](unsigned char c) {
@@ -65,13 +53,68 @@ void replace_all(std::string& in, const std::string& name, const std::string& va
         in.replace(at, name.size(), value);
 }
 
+/// The words of a run: those of the sweep but for what is of all runs, and those of its arm.
+std::vector<std::string> command_line(const SweepRun& run, const std::vector<std::string>& of_arm,
+                                      const PretrainOptions& o, std::span<const std::string> args) {
+    std::vector<std::string> all(args.begin(), args.end());
+    drop_options(all, {"--sweep", "FILE", "--out", "DIR", "--seed", "S", "--shard", "I/N",
+                       "--together", "--resume", "--json"});
+    if (!o.together) drop_options(all, {"--devices", "N", "--device", "N", "--threads", "N"});
+    drop_options(all, of_arm);
+    for (std::string word : of_arm) {
+        replace_all(word, "{seed}", std::to_string(run.seed));
+        replace_all(word, "{out}", o.out.string());
+        all.push_back(std::move(word));
+    }
+    all.insert(all.end(),
+               {"--seed", std::to_string(run.seed), "--out", run.folder.string(), "--resume"});
+    return all;
+}
+
+/// What the words of a run say.
+PretrainOptions options_of(const SweepRun& run, const std::vector<std::string>& of_arm,
+                           const PretrainOptions& o) {
+    for (const char* option : {"devices", "device"})
+        require(o.together || !given(of_arm, option), o.sweep.string(), ": arm ", run.arm,
+                " has --", option,
+                ", which says for the whole sweep where runs are done; with "
+                "--together each run has devices of its own");
+    try {
+        Silence help;
+        std::optional<PretrainOptions> own = parse_pretrain_options(run.words, help);
+        require(own.has_value() && own->sweep.empty(), "must be the words of one run");
+        return *std::move(own);
+    } catch (const InputError& error) {
+        throw InputError(text(o.sweep.string(), ": arm ", run.arm, ": ", error.what()));
+    }
+}
+
+/// Which runs have files that run `n` reads.
+std::vector<size_t> runs_read_by(size_t n, const std::vector<SweepRun>& runs,
+                                 const PretrainOptions& o) {
+    std::vector<size_t> numbers;
+    for (const fs::path& input : runs[n].options.inputs()) {
+        if (!lies_in(input, o.out)) continue;
+        for (size_t other = 0; other < runs.size(); ++other) {
+            if (!lies_in(input, runs[other].folder)) continue;
+            require(other < n, o.sweep.string(), ": arm ", runs[n].arm, " reads ", input.string(),
+                    ", of ", runs[other].name(), ", which must come before it");
+            numbers.push_back(other);
+        }
+    }
+    return numbers;
+}
+
 }  // namespace
 
 Sweep read_sweep(const fs::path& file) {
-    const ordered_json json = read_json(file);
     const auto rule = [&](bool holds, const std::string& what) {
         require(holds, file.string(), ": ", what);
     };
+    std::ifstream stream(file);
+    rule(stream.good(), "there is no such file");
+    const ordered_json json = ordered_json::parse(stream, nullptr, false);
+    rule(!json.is_discarded(), "is no JSON");
     rule(json.is_object() && json.contains("seeds") && json["seeds"].is_array() &&
              !json["seeds"].empty(),
          "seeds must be a list of numbers");
@@ -93,56 +136,41 @@ Sweep read_sweep(const fs::path& file) {
     return sweep;
 }
 
-void run_sweep(const PretrainOptions& o, std::span<const std::string> args, Run train,
-               std::ostream& out, std::ostream& err) {
-    require(!o.overwrite, "--overwrite is not for a sweep, which runs what is missing");
-    const Sweep sweep = read_sweep(o.sweep);
-    const Ranks& ranks = Ranks::world();
-    ordered_json runs = ordered_json::array();
+std::vector<std::string> SweepRun::words_on(const BackendOptions& worker) const {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {"--device", std::to_string(worker.device)});
+    if (!given(words, "threads"))
+        all.insert(all.end(), {"--threads", std::to_string(worker.threads)});
+    return all;
+}
+
+std::vector<SweepRun> runs_of(const Sweep& sweep, const PretrainOptions& o,
+                              std::span<const std::string> args) {
+    std::vector<SweepRun> runs;
     for (uint64_t seed : sweep.seeds)
         for (const auto& [arm, words] : sweep.arms) {
-            const fs::path folder = o.out / arm / text("seed-", seed);
-            const fs::path diverged = folder / "diverged.json";
-            ordered_json run{{"arm", arm}, {"seed", seed}};
-            std::vector<std::string> all(args.begin(), args.end());
-            drop_options(all,
-                         {"--sweep", "FILE", "--out", "DIR", "--seed", "S", "--resume", "--json"});
-            drop_options(all, words);
-            for (std::string word : words) {
-                replace_all(word, "{seed}", std::to_string(seed));
-                replace_all(word, "{out}", o.out.string());
-                all.push_back(std::move(word));
-            }
-            all.insert(all.end(),
-                       {"--seed", std::to_string(seed), "--out", folder.string(), "--resume"});
-            err << arm << ", seed " << seed << '\n';
-            const bool known = ranks.from_first(int64_t{fs::exists(diverged)}) != 0;
-            if (!known) {
-                std::ostringstream tables;
-                try {
-                    train(all, tables, err);
-                } catch (const Diverged& error) {
-                    err << error.what() << '\n';
-                    write_text(diverged,
-                               ordered_json{{"diverged_after", error.step()}}.dump() + "\n");
-                }
-            }
-            if (!ranks.is_first()) continue;  // the first one has the results
-            if (fs::exists(diverged)) {
-                run.update(read_json(diverged));
-            } else {
-                const ordered_json summary = read_json(folder / "summary.json");
-                for (const char* name : kNumbers) run[name] = summary.at(name);
-            }
-            runs.push_back(run);
-            write_text(o.out / "sweep.json",
-                       ordered_json{{"format", "msa-sweep"}, {"runs", runs}}.dump(2) + "\n");
-            out << arm << ", seed " << seed << ": "
-                << (run.contains("diverged_after")
-                        ? text("diverged after ", run["diverged_after"].dump(), " steps")
-                        : text(run["bits_per_byte"].dump(), " bits per byte"))
-                << std::endl;
+            SweepRun run{.arm = arm, .seed = seed, .folder = o.out / arm / text("seed-", seed)};
+            run.words = command_line(run, words, o, args);
+            run.options = options_of(run, words, o);
+            runs.push_back(std::move(run));
         }
+    for (size_t n = 0; n < runs.size(); ++n) runs[n].reads = runs_read_by(n, runs, o);
+    return runs;
+}
+
+std::vector<std::vector<size_t>> chains_of(const std::vector<SweepRun>& runs) {
+    std::vector<size_t> chain(runs.size());
+    std::iota(chain.begin(), chain.end(), size_t{0});
+    for (size_t n = 0; n < runs.size(); ++n)
+        for (size_t before : runs[n].reads) {
+            const auto [first, second] = std::minmax(chain[n], chain[before]);
+            std::replace(chain.begin(), chain.end(), size_t{second}, size_t{first});
+        }
+    std::map<size_t, std::vector<size_t>> chains;
+    for (size_t n = 0; n < runs.size(); ++n) chains[chain[n]].push_back(n);
+    std::vector<std::vector<size_t>> all;
+    for (auto& [first, numbers] : chains) all.push_back(std::move(numbers));
+    return all;
 }
 
 }  // namespace msa::experiments::pretrain

@@ -6,18 +6,16 @@
 //
 // An arm is a list of words of a command line, in which {seed} stands for the seed and {out} for
 // DIR. All runs have the other words of the sweep's own command line too, but for options that the
-// arm gives. The run of an arm and a seed is DIR/<arm>/seed-<seed>; an arm may start from the
-// checkpoint of one before it.
+// arm gives. The run of an arm and a seed is DIR/<arm>/seed-<seed>; an arm may read the files of
+// one before it, as --start-from {out}/<arm>/seed-{seed}/checkpoint.h5.
 #pragma once
 
 #include <filesystem>
-#include <iosfwd>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "experiments/driver/program.h"
 #include "experiments/pretrain/options.h"
 
 namespace msa::experiments::pretrain {
@@ -30,11 +28,28 @@ struct Sweep {
 /// InputError naming the file and the rule that its text breaks.
 Sweep read_sweep(const std::filesystem::path& file);
 
-/// Runs what is missing, seed by seed, each with `train`, resumed where it was stopped, and writes
-/// sweep.json: {"format", "runs": [{"arm", "seed", "diverged_after" or the numbers of its
-/// summary.json}]}. A run that diverges is a result: the rest goes on, and it is not tried again.
-/// Other errors end the sweep. `args` are those of the sweep.
-void run_sweep(const PretrainOptions& options, std::span<const std::string> args, Run train,
-               std::ostream& out, std::ostream& err);
+/// The run of an arm and a seed.
+struct SweepRun {
+    std::string arm;
+    uint64_t seed = 0;
+    std::filesystem::path folder;
+    std::vector<std::string> words{};  // its command line, but for a worker's GPU and threads
+    PretrainOptions options{};         // what they say
+    std::vector<size_t> reads{};       // numbers of runs before it whose files are its inputs
+
+    std::string name() const { return arm + ", seed " + std::to_string(seed); }
+    /// With the GPU and the threads of a worker; threads that the arm itself names stand.
+    std::vector<std::string> words_on(const BackendOptions& worker) const;
+};
+
+/// All runs, seed by seed, in the order of the arms. `args` are those of the sweep, `o` what they
+/// say. InputError naming the arm whose words are no command line of one run, or that reads files
+/// of a run which does not come before.
+std::vector<SweepRun> runs_of(const Sweep& sweep, const PretrainOptions& o,
+                              std::span<const std::string> args);
+
+/// Numbers of the runs, ascending, those together of which one reads files of the other: what one
+/// worker does, one run after the other.
+std::vector<std::vector<size_t>> chains_of(const std::vector<SweepRun>& runs);
 
 }  // namespace msa::experiments::pretrain

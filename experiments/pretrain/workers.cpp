@@ -9,8 +9,8 @@
 
 namespace msa::experiments::pretrain {
 
-void check_workers(const PretrainOptions& o) {
-    const int workers = count_workers(o);
+void check_workers(const PretrainOptions& o, const Ranks& ranks) {
+    const int workers = count_workers(o, ranks);
     require(o.sequences % workers == 0, "--sequences is ", o.sequences,
             ", must be a multiple of the ", workers, " workers that share them");
     if (workers > 1 && o.backend == "cuda")

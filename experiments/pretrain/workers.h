@@ -11,7 +11,7 @@ namespace msa::experiments::pretrain {
 
 /// InputError where the workers do not divide --sequences; UnsupportedError where they compute on
 /// GPUs whose gradients cannot be added up.
-void check_workers(const PretrainOptions& options);
+void check_workers(const PretrainOptions& options, const Ranks& ranks);
 
 /// What a worker beside the first one does in Training::run: its shares of the steps that are left,
 /// with the first one's weights. Returns early where the first one throws for a reason that all

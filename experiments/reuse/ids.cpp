@@ -32,7 +32,7 @@ Tensor<int32_t, 3> select_ids(const ReuseOptions& o, const io::ActivationsReader
                                           ? Mirror<2>()
                                           : Mirror<2>(backend, index_k.view()),
                            .seed = o.seed,
-                           .read_dsa = read.dsa(),
+                           .read_learned = read.learned(),
                            .sinks = sinks};
     const std::unique_ptr<Selector> selector = make_selector(name);
     const SelectionRule rule = selector->adjust(o.rule, 0);

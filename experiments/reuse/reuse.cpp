@@ -41,13 +41,14 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
             "those that are there measures them alone");
     require(layers.size() > 1, name, ": only layer ", o.layers.front(),
             all ? " is there" : " is chosen", ", ids are shared between at least 2");
-    for (const io::LayerInfo& layer : layers) {
+    for (const io::LayerInfo& layer : layers)
         require_alike(name, layers.front(), layer, !given(args, "block-size"));
-        const std::string lacks = lacking(make_selector(o.selector)->needs(), layer);
+    resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
+    for (const io::LayerInfo& layer : layers) {
+        const std::string lacks = lacking(make_selector(o.selector)->needs(), layer, o.block_size);
         require(lacks.empty(), name, ": layer ", layer.layer, " has no ", lacks,
                 ", which --selector ", o.selector, " needs; msa-fit-indexer makes them");
     }
-    resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
     require(o.block_size * o.rule.top_k <= o.context, "--context is ", o.context,
             ", must be at least the ", o.block_size * o.rule.top_k, " tokens of k blocks");
     std::vector<Group> groups;

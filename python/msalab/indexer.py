@@ -73,6 +73,9 @@ def _branch(place: str, group) -> IndexBranch:
     if "w_index_w" in group:
         raise InputError(f"{place}/weights has w_index_w: an indexer of --architecture dsa, must be "
                          "of msa")
+    if "w_gate_k" in group:
+        raise InputError(f"{place}/weights has w_gate_k: a gate of --architecture seerattention, must "
+                         "be of msa")
     form = {name: group.attrs[name] for name in ("groups", "index_dim", "model_dim", "rms_norm",
                                                  "rotary_dim", "rope_theta")}
     groups, dim, model_dim = (int(form[name]) for name in ("groups", "index_dim", "model_dim"))

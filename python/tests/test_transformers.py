@@ -275,6 +275,11 @@ def test_refuses_settings_that_cannot_be(tmp_path):
         file["fit/2/weights/w_index_w"] = np.zeros((GROUPS, 64), np.float32)
     refused(model, "dsa.h5: /fit/2/weights has w_index_w: an indexer of --architecture dsa",
             indexer=dsa)
+    gate = make_indexer(tmp_path / "gate.h5", range(4), groups=GROUPS, dim=16, model_dim=64)
+    with h5py.File(gate, "a") as file:
+        file["fit/1/weights/w_gate_k"] = np.zeros((GROUPS * 16, 48), np.float32)
+    refused(model, "gate.h5: /fit/1/weights has w_gate_k: a gate of --architecture seerattention",
+            indexer=gate)
     (tmp_path / "text.h5").write_text("no HDF5")
     refused(model, "text.h5: cannot be read", indexer=tmp_path / "text.h5")
 

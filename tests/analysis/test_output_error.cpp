@@ -35,6 +35,35 @@ TEST(OutputError, ChunksAddUpAndOtherRowsAreLeftOut) {
     EXPECT_EQ(chunked.relative(), whole.relative());
 }
 
+TEST(OutputError, SumsOfRowsGiveTheSame) {
+    // Two queries, two groups of two heads, two channels; the second query is not counted.
+    const auto dense =
+        tensor<float, 3>({2, 4, 2}, {3, 4, 6, 8, 0, 12, 0, 5, 1, 1, 2, 2, 7, 1, 0, 0});
+    const auto sparse =
+        tensor<float, 3>({2, 4, 2}, {3, 9, 6, 8, 12, 12, 3, 4, 0, 1, 2, 5, 7, 3, 1, 0});
+    const Tensor<double, 2> differences = squared_differences(sparse, dense, 2);
+    const Tensor<double, 2> norms = squared_differences(dense, {}, 2);
+    EXPECT_EQ(differences(0, 0), 25);
+    EXPECT_EQ(differences(0, 1), 144 + 9 + 1);
+    EXPECT_EQ(norms(1, 0), 1 + 1 + 4 + 4);
+    const std::vector<RowKind> kinds{RowKind::counted, RowKind::trivial};
+    OutputError rows(2);
+    rows.add(kinds, differences, norms);
+    EXPECT_EQ(rows.differences(), (std::vector<double>{25, 154}));
+    EXPECT_EQ(rows.norms(), (std::vector<double>{125, 169}));
+    EXPECT_EQ(rows.dead_heads(), 0);
+}
+
+TEST(OutputError, SquaresOfAnyWidthAreAllAddedUp) {
+    for (int64_t width = 0; width < 20; ++width) {
+        const std::vector<float> ones(20, 1.0F), threes(20, 3.0F);
+        EXPECT_EQ(squared_difference(threes.data(), ones.data(), width),
+                  4 * static_cast<double>(width));
+        EXPECT_EQ(squared_difference(threes.data(), nullptr, width),
+                  9 * static_cast<double>(width));
+    }
+}
+
 TEST(OutputError, WithoutRowsOrWithoutDenseOutputIsNaN) {
     EXPECT_TRUE(std::isnan(OutputError(1).relative()[0]));
     const auto zero = tensor<float, 3>({1, 2, 1}, {0, 0});

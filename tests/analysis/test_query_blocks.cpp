@@ -61,22 +61,20 @@ TEST(BlockMeans, AreOfTheRowsOfABlockInAnyChunks) {
 }
 
 TEST(BlockSums, AddUpRowByRow) {
-    const auto dense = tensor<float, 3>({3, 1, 2}, {3, 4, 0, 1, 1, 1});
-    const auto sparse = tensor<float, 3>({3, 1, 2}, {3, 2, 9, 9, 0, 1});
+    const auto mass = tensor<double, 2>({3, 1}, {0.25, 0.5, 0.75});
+    const auto differences = tensor<double, 2>({3, 1}, {4, 145, 1});
+    const auto norms = tensor<double, 2>({3, 1}, {25, 1, 2});
     const std::vector<int64_t> of_query{1, -1, 1};
-    const auto mass = [](int64_t i, int64_t) { return 0.25 * static_cast<double>(i + 1); };
     BlockSums whole(2, 1), cut(2, 1);
-    whole.add(of_query, mass, sparse, dense);
+    whole.add(of_query, mass, differences, norms);
     EXPECT_EQ(whole.mass(1, 0), 0.25 + 0.75);
     EXPECT_EQ(whole.difference(1, 0), 4 + 1);
     EXPECT_EQ(whole.norm(1, 0), 25 + 2);
     for (const auto* sums : {&whole.mass, &whole.difference, &whole.norm})
         EXPECT_EQ((*sums)(0, 0), 0);
     for (int64_t i = 0; i < 3; ++i)
-        cut.add(
-            std::span(of_query).subspan(static_cast<size_t>(i), 1),
-            [&](int64_t row, int64_t r) { return mass(i + row, r); }, sparse.view().slice(i, 1),
-            dense.view().slice(i, 1));
+        cut.add(std::span(of_query).subspan(static_cast<size_t>(i), 1), mass.view().slice(i, 1),
+                differences.view().slice(i, 1), norms.view().slice(i, 1));
     EXPECT_EQ(cut.mass(1, 0), whole.mass(1, 0));
     EXPECT_EQ(cut.difference(1, 0), whole.difference(1, 0));
     EXPECT_EQ(cut.norm(1, 0), whole.norm(1, 0));

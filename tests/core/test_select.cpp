@@ -10,8 +10,8 @@
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
 #include "core/tolerance.h"
+#include "tests/core/select/gate_operands.h"
 #include "tests/support/compare.h"
-#include "tests/support/random.h"
 #include "tests/support/runner.h"
 #include "tests/support/softmax.h"
 #include "tests/support/truth.h"
@@ -19,8 +19,7 @@
 namespace msa {
 namespace {
 
-using test::Case;
-using test::Operands;
+using test::Case, test::Operands;
 
 constexpr uint64_t kSeed = 11;
 
@@ -59,7 +58,8 @@ public:
             .backend = *backend_,
             .k = {*backend_, In<3>(o_.k)},
             .index_k = needs.index ? Mirror<2>(*backend_, In<2>(o_.index_k)) : Mirror<2>(),
-            .seed = seed};
+            .seed = seed,
+            .read_learned = test::random_gate(p_)};
         Mirror<3> index_q;
         if (needs.index) index_q = {*backend_, In<3>(o_.index_q.view().slice(first, n))};
         const SelectorChunk chunk(

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
-#include "analysis/stage_cost.h"
 #include "core/io/results.h"
-#include "experiments/driver/price.h"
+#include "experiments/driver/table.h"
 #include "tests/experiments/cli.h"
 #include "tests/support/random.h"
 
@@ -250,6 +250,24 @@ TEST_F(Advise, AgreesWithCompare) {
         }
 }
 
+TEST_F(Advise, ThePageFitsATerminal) {
+    const std::string file = plant("a.h5", {Look::at_three_tokens, Look::everywhere});
+    const std::vector<std::string> targets[] = {
+        {"--keep", "0.9"}, {"--error", "0.1"}, {"--budget", "512"}};
+    for (std::vector<std::string> more : targets) {
+        more.insert(more.end(),
+                    {"--selectors", "mean-key,quest-pages,infllm-v2,oracle-logit", "--overwrite"});
+        ASSERT_EQ(kAdvise(args(file, "out", priced(more))).code, 0) << more[0];
+        std::istringstream page(file_text(path("out/advice.txt")));
+        int starred = 0;
+        for (std::string line; std::getline(page, line);) {
+            EXPECT_LE(line.size(), experiments::kLineWidth) << line;
+            starred += line.ends_with("  *") ? 1 : 0;
+        }
+        EXPECT_EQ(starred, 1) << more[0];  // what is recommended lies on the front
+    }
+}
+
 TEST_F(Advise, IntervalsHoldTheValueAndSpreadWhereQueriesDiffer) {
     const std::string file = make("random.h5", {.cu_seqlens = {0, 500, 900}, .layers = {1}});
     const json all = advice(file, {"--top-ks", "4", "--block-sizes", "8", "--budget", "32"});
@@ -269,7 +287,9 @@ TEST_F(Advise, TheIndexIsTriedWhereTheFileHasOne) {
     expect_setting(all["recommended"], 32, 4);
     const Outcome without = kAdvise(args(plant("b.h5", {Look::at_three_tokens}), "without"));
     EXPECT_EQ(without.code, 0);
-    EXPECT_NE(without.err.find("layer 0 has no Index Branch"), std::string::npos) << without.err;
+    EXPECT_NE(without.err.find("note: layer 0 has no index_q and index_k: index is left out"),
+              std::string::npos)
+        << without.err;
 }
 
 TEST_F(Advise, WorkersShardsAndResumeChangeNoByte) {
@@ -318,41 +338,6 @@ TEST_F(Advise, RefusesBadInput) {
     refuses(file, {"--layers", "7"}, "7");
     refuses(make("pre.h5", {.cu_seqlens = {0, kPlantedTokens}, .q_state = io::RopeState::pre_rope}),
             {}, "pre_rope");
-}
-
-// The price of the Index Branch is that of msa-cost; any other selector has its own scores instead.
-TEST(AdvisePrice, IsTheFastestPipelineOfTheCostModel) {
-    io::LayerInfo layer;
-    layer.query_heads = 16;
-    layer.kv_heads = 2;
-    layer.head_dim = layer.index_dim = 64;
-    analysis::Hardware chip{"chip", {{Element::bf16, 1e14}}, 1e12, {}, {}};
-    analysis::LayerSizes sizes{.tokens = 32768,
-                               .query_heads = 16,
-                               .kv_heads = 2,
-                               .head_dim = 64,
-                               .index_dim = 64,
-                               .block_size = 64,
-                               .top_k = 8,
-                               .tile_union = 20};
-    for (const bool decode : {false, true}) {
-        const auto pipelines = decode ? decode_pipelines(sizes) : prefill_pipelines(sizes);
-        const experiments::Pricer price(layer, 32768, decode, chip);
-        EXPECT_DOUBLE_EQ(price.dense().seconds, pipelines[0].seconds(chip));
-        double fastest = pipelines[1].seconds(chip);
-        for (size_t n = 2; n < pipelines.size(); ++n)
-            fastest = std::min(fastest, pipelines[n].seconds(chip));
-        const auto at = [&](const char* selector) {
-            return price({selector, 64, {8, 1, 0}}, 20.0);
-        };
-        EXPECT_DOUBLE_EQ(at("index").seconds, fastest);
-        EXPECT_LT(at("window").seconds, at("mean-key").seconds);
-        EXPECT_LT(at("mean-key").seconds, at("quest").seconds);
-        EXPECT_LT(at("quest").seconds, at("oracle").seconds);
-        // Dense products q . k: half of dense attention's arithmetic.
-        const double products = at("oracle").work.flops - at("window").work.flops;
-        EXPECT_NEAR(products / price.dense().work.flops, 0.5, 1e-4);
-    }
 }
 
 }  // namespace

@@ -16,6 +16,13 @@ namespace {
 
 using nlohmann::json;
 
+/// Those that the files of these tests have operands for: there is no gate in them.
+std::vector<std::string> selectors_of_files() {
+    std::vector<std::string> names = list_pointwise_selectors();
+    std::erase_if(names, [](const std::string& name) { return make_selector(name)->needs().gate; });
+    return names;
+}
+
 class Analyze : public CliTest {
 protected:
     /// Blocks of 8 tokens, k = 4: most of the 150 queries have more than they may keep.
@@ -72,8 +79,7 @@ TEST_F(Analyze, WritesARowPerLayerAndSelector) {
     }
     std::set<std::pair<int, std::string>> wanted;
     for (int layer : {0, 3})
-        for (const std::string& selector : list_pointwise_selectors())
-            wanted.insert({layer, selector});
+        for (const std::string& selector : selectors_of_files()) wanted.insert({layer, selector});
     EXPECT_EQ(rows, wanted);
     EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
 }
@@ -159,7 +165,7 @@ TEST_F(Analyze, MassAndCurvesAreConsistent) {
             for (int64_t b = 0; b < mass.extent(2); ++b) sum += mass(i, r, b);
             ASSERT_NEAR(sum, 1, 1e-6);
         }
-    for (const std::string& selector : list_pointwise_selectors()) {
+    for (const std::string& selector : selectors_of_files()) {
         const Tensor<int64_t, 1> k = file.read<int64_t, 1>("/curves/" + selector + "/0/k");
         const auto kept = file.read<double, 1>("/curves/" + selector + "/0/mass_kept");
         for (int64_t n = 0; n < k.size(); ++n) {
@@ -199,7 +205,7 @@ TEST_F(Analyze, SampledQueriesAreRowsOfTheFullRun) {
     for (int64_t n = 0; n < 20; ++n) {
         const int64_t t = tokens(n);
         EXPECT_TRUE(150 * n / 20 <= t && t < 150 * (n + 1) / 20) << t;  // one in each part
-        for (const std::string& selector : list_pointwise_selectors()) {
+        for (const std::string& selector : selectors_of_files()) {
             const auto same_row = [&](const std::string& name, auto type) {
                 const auto a = full.read_rows<decltype(type), 3>(name, t, 1);
                 const auto b = sample.read_rows<decltype(type), 3>(name, n, 1);
@@ -224,7 +230,7 @@ std::string in_chunks(const std::string& file, const std::string& to, int64_t ch
     experiments::analyze::AnalyzeOptions o;
     o.block_size = 8;
     o.rule.top_k = 4;
-    o.selectors = list_pointwise_selectors();
+    o.selectors = selectors_of_files();
     o.dump = {"outputs", "mass", "scores"};
     const io::ActivationsReader reader(file);
     const auto backend = make_backend(threads == 0 ? "reference" : "cpu", {.threads = threads});
@@ -274,7 +280,7 @@ TEST_F(Analyze, ASelectorBetterThanTheOracleIsABug) {
 TEST_F(Analyze, WithoutAnIndexTheDefaultLeavesItOut) {
     const std::string file = make("a.h5", {.index_dim = 0});
     const json summary = json::parse(run(file, "out", {"--json"}).out);
-    std::vector<std::string> names = list_pointwise_selectors();
+    std::vector<std::string> names = selectors_of_files();
     EXPECT_GT(std::erase_if(names,
                             [](const std::string& name) {
                                 const PolicyNeeds needs = make_selector(name)->needs();

@@ -14,6 +14,17 @@ namespace {
 
 using nlohmann::json;
 
+/// The output of a head whose values are all 0 has no relative error: the mean is of the others.
+TEST_F(Fit, DeadHeadsAreLeftOutAndCounted) {
+    const std::string dead = write("dead.h5");
+    for (int64_t i = 0; i < 192; ++i)
+        for (int64_t d = 0; d < 16; ++d) poke(dead, "/layers/3/v", {i, 1, d}, 0);
+    const Outcome outcome = run({dead}, "dead");
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(row("dead")["dead_heads"], 2) << "the two query heads of group 1";
+    EXPECT_GT(row("dead")["output_error"], 0.0);
+}
+
 TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
     const std::string file = write("a.h5", {.layers = {3, 5}});
     const Outcome outcome = run({file}, "out", {"--json"});
@@ -23,7 +34,7 @@ TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
     ASSERT_EQ(summary["rows"].size(), 2U);
     std::set<std::string> keys{
         "layer",        "steps",     "split", "warmup_steps", "train_queries", "held_out_queries",
-        "rows_counted", "intervals", "gain",  "index_flops",  "index_bytes"};
+        "rows_counted", "intervals", "gain",  "index_flops",  "index_bytes",   "dead_heads"};
     for (const auto& measure : experiments::fit::kMeasures) keys.insert(measure.metric);
     int layer = 3;
     for (const json& row : summary["rows"]) {
@@ -36,6 +47,7 @@ TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
         EXPECT_EQ(row["train_queries"], 144);
         EXPECT_EQ(row["held_out_queries"], 48);
         EXPECT_EQ(row["rows_counted"], 48);
+        EXPECT_EQ(row["dead_heads"], 0);
         EXPECT_LE(row["mass_kept"], row["oracle_mass"]);
         for (const std::string& key : keys)
             EXPECT_TRUE(key == "layer" || summary["definitions"].contains(key)) << key;

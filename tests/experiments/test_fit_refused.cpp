@@ -27,7 +27,8 @@ TEST_P(FitRefused, WithTheValueAndTheRule) {
 const RefusedFit kRefusedFits[] = {
     {{"--bogus"}, "unrecognised option '--bogus'"},
     {{"--layers", "4"}, "a.h5: has no layer 4; there are: 3"},
-    {{"--architecture", "seer"}, "--architecture is 'seer', must be one of: msa, dsa"},
+    {{"--architecture", "seer"},
+     "--architecture is 'seer', must be one of: msa, dsa, seerattention"},
     {{"--index-heads", "4"}, "--index-heads is 4, which --architecture dsa alone has"},
     {{"--architecture", "dsa", "--index-heads", "0"}, "--index-heads is 0, must be at least 1"},
     {{"--architecture", "dsa", "--index-heads", "3"},

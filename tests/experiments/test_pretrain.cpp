@@ -217,54 +217,6 @@ TEST_F(Pretrain, ItsCaptureIsAnalysed) {
     EXPECT_GT(row["mass_kept"], 0.3);
 }
 
-TEST_F(Pretrain, ASweepRunsWhatIsMissing) {
-    text_file("a.txt");
-    std::ofstream(path("arms.json")) << R"({"seeds": [3, 4], "arms": {
-        "full": ["--attention", "full"], "msa": [],
-        "wild": ["--weight-decay", "1e5", "--lr", "0.01"],
-        "on": ["--start-from", "{out}/msa/seed-{seed}/checkpoint.h5", "--steps", "13"]}})";
-    const auto sweep = [&] { return run("sweep", {"--sweep", path("arms.json")}); };
-    const Outcome first = sweep();
-    ASSERT_EQ(first.code, 0) << first.err;
-    const json runs = json::parse(file_text(path("sweep/sweep.json")))["runs"];
-    ASSERT_EQ(runs.size(), 8U);
-    EXPECT_EQ(runs[0]["arm"], "full");
-    EXPECT_EQ(runs[4]["seed"], 4);
-    EXPECT_GT(runs[2]["diverged_after"], 0);
-    EXPECT_NE(runs[1]["bits_per_byte"], runs[5]["bits_per_byte"]);
-    EXPECT_EQ(runs[1]["steps"], 12);
-    EXPECT_EQ(runs[3]["steps"], 13);
-    // What goes on from an arm of its seed is better than it.
-    EXPECT_LT(runs[3]["bits_per_byte"], runs[1]["bits_per_byte"]);
-    EXPECT_LT(runs[7]["bits_per_byte"], runs[5]["bits_per_byte"]);
-    // The run of an arm is what the program gives for its words.
-    ASSERT_EQ(run("alone", {"--attention", "full", "--seed", "4"}).code, 0);
-    EXPECT_TRUE(same_weights("alone", "sweep/full/seed-4"));
-    // One is lost, and nothing else is run again.
-    const auto written = std::filesystem::last_write_time(path("sweep/msa/seed-3/checkpoint.h5"));
-    std::filesystem::remove_all(path("sweep/full/seed-3"));
-    ASSERT_EQ(sweep().code, 0);
-    EXPECT_EQ(json::parse(file_text(path("sweep/sweep.json")))["runs"][0]["loss"], runs[0]["loss"]);
-    EXPECT_EQ(std::filesystem::last_write_time(path("sweep/msa/seed-3/checkpoint.h5")), written);
-}
-
-TEST_F(Pretrain, ABadSweepIsRefusedWithItsRule) {
-    text_file("a.txt");
-    const auto refused = [&](const char* content) {
-        std::ofstream(path("arms.json")) << content;
-        return refusal({"--sweep", path("arms.json")});
-    };
-    const auto has = [](const std::string& message, const char* what) {
-        return message.find(what) != std::string::npos;
-    };
-    EXPECT_TRUE(has(refused("{"), "arms.json: is no JSON"));
-    EXPECT_TRUE(has(refused("{}"), "seeds must be a list of numbers"));
-    EXPECT_TRUE(has(refused(R"({"seeds": [-1], "arms": {"a": []}})"), "seed -1 must be a number"));
-    EXPECT_TRUE(has(refused(R"({"seeds": [1], "arms": {"a/b": []}})"), "arm 'a/b' must be of"));
-    EXPECT_TRUE(has(refused(R"({"seeds": [1], "arms": {"a": "x"}})"), "arm a must be a list"));
-    EXPECT_TRUE(has(refused(R"({"seeds": [1], "arms": {"a": ["--bogus"]}})"), "bogus"));
-}
-
 TEST_F(Pretrain, TextMayBeHeldOutByFile) {
     text_file("a.txt");
     std::ofstream(path("b.txt")) << std::string(200, 'q');

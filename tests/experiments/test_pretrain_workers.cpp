@@ -10,8 +10,6 @@
 namespace msa::test {
 namespace {
 
-using nlohmann::json;
-
 class PretrainWorkers : public Pretrain {
 protected:
     PretrainWorkers() { text_file("a.txt", 40, 600); }
@@ -171,25 +169,6 @@ TEST_F(PretrainWorkers, AnErrorOfTheFirstRankEndsAll) {
     EXPECT_NE(said().find("--devices names 2 GPUs, and there are 2 ranks"), std::string::npos)
         << said();
     EXPECT_FALSE(std::filesystem::exists(path("other")));
-}
-
-TEST_F(PretrainWorkers, RanksTrainASweepTogether) {
-    std::ofstream(path("arms.json")) << R"({"seeds": [3], "arms": {
-        "wild": ["--weight-decay", "1e5", "--lr", "0.01"], "msa": [],
-        "on": ["--start-from", "{out}/msa/seed-{seed}/checkpoint.h5", "--steps", "13"]}})";
-    const Words more{"--sweep", path("arms.json")};
-    ASSERT_EQ(start(2, six("ranks", more)), 0) << said();
-    Words threads = more;
-    threads.insert(threads.end(), {"--devices", "0,1"});
-    train("threads", threads);
-    const auto runs = [&](const std::string& out) {
-        json all = json::parse(file_text(path(out + "/sweep.json")))["runs"];
-        for (json& run : all) run.erase("tokens_per_second");
-        return all;
-    };
-    ASSERT_EQ(runs("ranks").size(), 3U);
-    EXPECT_EQ(runs("ranks"), runs("threads"));
-    ASSERT_EQ(start(2, six("ranks", more)), 0) << said();  // nothing is missing
 }
 #endif
 

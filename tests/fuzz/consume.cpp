@@ -24,10 +24,10 @@ void consume_field(const io::ActivationsReader& reader, const io::LayerInfo& lay
                    io::Field field) {
     if (!layer.has(field)) return;
     const int64_t row = layer.heads(field) * layer.channels(field);
-    const int64_t tokens =
-        std::min({reader.info().tokens(), kMostTokens, kMostValues / std::max<int64_t>(1, row)});
-    reader.read(layer.layer, field, {0, tokens});
-    std::vector<int64_t> spread{0, reader.info().tokens() / 2, reader.info().tokens() - 1};
+    const int64_t rows = reader.info().rows(layer, field);
+    const int64_t some = std::min({rows, kMostTokens, kMostValues / std::max<int64_t>(1, row)});
+    reader.read(layer.layer, field, {0, some});
+    std::vector<int64_t> spread{0, rows / 2, rows - 1};
     reader.gather(layer.layer, field, spread);
 }
 

@@ -43,6 +43,8 @@ protected:
         layer.model_dim = 24;
         layer.dsa_heads = 3;
         layer.dsa_dim = 32;
+        layer.gate_dim = 48;
+        layer.gate_block_size = 8;  // 3 and 4 blocks
         layer.softmax_scale = 0.25;
         layer.rotary_dim = 8;
         layer.rope_theta = 1e4;
@@ -52,8 +54,9 @@ protected:
 
     Tensor<float, 3> values(Field field, float sigma = 1) const {
         const LayerInfo& layer = info_.layers[0];
-        return test::normal<3>({kTokens, layer.heads(field), layer.channels(field)},
-                               static_cast<uint64_t>(field) + 40, sigma);
+        return test::normal<3>(
+            {info_.rows(layer, field), layer.heads(field), layer.channels(field)},
+            static_cast<uint64_t>(field) + 40, sigma);
     }
     void write() const {
         ActivationsWriter writer(path_, info_, true);

@@ -29,13 +29,18 @@ TEST_F(Activations, RoundTripInEveryElementType) {
         EXPECT_EQ(layer.model_dim, 24);
         EXPECT_EQ(layer.dsa_heads, 3);
         EXPECT_EQ(layer.dsa_dim, 32);
+        EXPECT_EQ(layer.gate_dim, 48);
+        EXPECT_EQ(layer.gate_block_size, 8);
+        EXPECT_EQ(reader.info().rows(layer, Field::gate_k), 3 + 4);
+        EXPECT_EQ(reader.info().rows(layer, Field::gate_q), kTokens);
         EXPECT_EQ(layer.rotary_dim, 8);
         EXPECT_EQ(layer.rope_theta, 1e4);
         EXPECT_EQ(layer.softmax_scale, 0.25);
         EXPECT_EQ(reader.info().cu_seqlens, info_.cu_seqlens);
         EXPECT_EQ(reader.info().model_config, info_.model_config);
         for (Field field : kFields) {
-            const Tensor<float, 3> got = reader.read(3, field, {0, kTokens});
+            const Tensor<float, 3> got =
+                reader.read(3, field, {0, reader.info().rows(layer, field)});
             Tensor<float, 3> want = values(field);
             for (int64_t i = 0; i < want.size(); ++i) {
                 float& value = want.data()[i];

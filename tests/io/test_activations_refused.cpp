@@ -152,6 +152,34 @@ TEST_F(Activations, WhatTheFileMustSay) {
               "/layers/3 attribute rotary_dim is 1e+300, must be even, from 0 to the head dim 16");
 }
 
+TEST_F(Activations, RefuseAGateThatIsNotWhole) {
+    const auto without = [&](const char* object) {
+        return refusal_after([=](hid_t file) { drop(file, object); });
+    };
+    const auto reshaped = [&](const char* object, const std::vector<hsize_t>& shape) {
+        return refusal_after([=](hid_t file) { reshape(file, object, shape); });
+    };
+    for (const std::string name : {"gate_q", "gate_k"})
+        EXPECT_EQ(without(("/layers/3/" + name).c_str()),
+                  "/layers/3/" + name + " is missing; gate_q and gate_k come together");
+    EXPECT_EQ(reshaped("/layers/3/gate_k", {6, 2, 48}),
+              "/layers/3/gate_k has 6 blocks, the sequences of /cu_seqlens have 7 of "
+              "gate_block_size = 8 tokens; they must agree");
+    EXPECT_EQ(reshaped("/layers/3/gate_k", {7, 1, 48}),
+              "/layers/3/gate_k has 1 heads, k has 2; there is one head of the gate per GQA group");
+    EXPECT_EQ(reshaped("/layers/3/gate_q", {50, 2, 32}),
+              "/layers/3/gate_k has gate dim 48, gate_q has 32");
+    EXPECT_EQ(
+        refusal_after([](hid_t file) { drop_attribute(file, "/layers/3", "gate_block_size"); }),
+        "/layers/3 has no attribute gate_block_size, which gate_k needs");
+    EXPECT_EQ(
+        refusal_after([](hid_t file) {
+            drop_attribute(file, "/layers/3", "gate_block_size");
+            h5::set_attribute(h5::open_object(file, {"", "/layers/3"}), "gate_block_size", 7.5);
+        }),
+        "/layers/3 attribute gate_block_size is 7.5, must be an integer from 8 to 256");
+}
+
 TEST_F(Activations, WhatTheFileMustHold) {
     const auto without = [&](const char* object) {
         return refusal_after([=](hid_t file) { drop(file, object); });
@@ -198,6 +226,8 @@ TEST_F(Activations, WhatTheFileMustHold) {
     EXPECT_EQ(refusal_after([](hid_t file) {
                   for (const char* object : {"/layers/3/k", "/layers/3/v", "/layers/3/index_q"})
                       reshape(file, object, {50, 4, 16});
+                  for (const char* object : {"/layers/3/gate_q", "/layers/3/gate_k"})
+                      drop(file, object);
               }),
               "/layers/3/k has 4 heads, model_config names 2 key-value heads; K and V must not be "
               "repeated to the query heads");

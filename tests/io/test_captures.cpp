@@ -19,6 +19,16 @@ public:
 protected:
     Captures() : first_(path_.string() + "-1"), second_(path_.string() + "-2") {}
 
+    /// Rows of a field for the tokens [range), which end sequences.
+    static QueryRange rows_of(const ActivationsInfo& info, Field field, QueryRange range) {
+        const auto until = [&](int64_t token) {
+            if (token == 0) return int64_t{0};
+            const std::vector<int64_t> cu =
+                token == 20 ? std::vector<int64_t>{0, 20} : info.cu_seqlens;
+            return row_count(cu, info.layers[0], field);
+        };
+        return {until(range.begin), until(range.end)};
+    }
     /// The tokens [range) of the whole file as a file of its own.
     void copy_tokens(const path& to, QueryRange range, const std::vector<int64_t>& cu_seqlens,
                      ActivationsInfo info) const {
@@ -26,10 +36,13 @@ protected:
         info.cu_seqlens = cu_seqlens;
         ActivationsWriter writer(to, info, true);
         for (Field field : kFields)
-            for (const LayerInfo& layer : info.layers)
+            for (const LayerInfo& layer : info.layers) {
+                const QueryRange rows = rows_of(info_, field, range);
                 if (layer.has(field) && layer.heads(field) == info_.layers[0].heads(field) &&
-                    layer.channels(field) == info_.layers[0].channels(field))
-                    writer.write(layer.layer, field, 0, 0, whole.read(3, field, range));
+                    layer.channels(field) == info_.layers[0].channels(field) &&
+                    info.rows(layer, field) == rows.end - rows.begin)
+                    writer.write(layer.layer, field, 0, 0, whole.read(3, field, rows));
+            }
         std::vector<int32_t> tokens;
         for (int64_t i = range.begin; i < range.end; ++i) tokens.push_back(static_cast<int>(7 * i));
         if (info.has_tokens) writer.write_tokens(tokens);
@@ -64,9 +77,12 @@ TEST_F(Captures, AreThePackedSequencesOfAll) {
     const std::vector<int64_t> some{0, 3, 19, 20, 21, 49};
     for (Field field : kFields) {
         for (const QueryRange& range :
-             {QueryRange{0, kTokens}, {0, 20}, {20, 50}, {18, 22}, {7, 7}})
+             field == Field::gate_k
+                 ? std::vector<QueryRange>{{0, 7}, {0, 3}, {3, 7}, {2, 5}, {3, 3}}
+                 : std::vector<QueryRange>{{0, kTokens}, {0, 20}, {20, 50}, {18, 22}, {7, 7}})
             EXPECT_TRUE(same(parts.read(3, field, range), whole.read(3, field, range)))
                 << to_string(field) << ' ' << range.begin << ':' << range.end;
+        if (field == Field::gate_k) continue;  // tokens are gathered
         EXPECT_TRUE(same(parts.gather(3, field, some), whole.gather(3, field, some)))
             << to_string(field);
     }
@@ -130,13 +146,15 @@ const Difference kDifferences[] = {
          i.model_config = "{}";
          i.layers[0].kv_heads = 1;
      },
-     "/layers/3/index_q", "f32, 1 heads of 16 channels", "f32, 2 heads of 16 channels"},
+     "/layers/3/gate_k", "f32, 1 heads of 48 channels", "f32, 2 heads of 48 channels"},
     {[](ActivationsInfo& i) { i.layers[0].head_dim = 32; }, "/layers/3/k",
      "f32, 2 heads of 32 channels", "f32, 2 heads of 16 channels"},
     {[](ActivationsInfo& i) { i.layers[0].element = Element::f16; }, "/layers/3/dsa_k",
      "f16, 32 channels", "f32, 32 channels"},
     {[](ActivationsInfo& i) { i.layers[0].index_dim = 0; }, "/layers/3/index_k", "missing",
      "f32, 16 channels"},
+    {[](ActivationsInfo& i) { i.layers[0].gate_block_size = 16; },
+     "/layers/3 attribute gate_block_size", "16", "8"},
     {[](ActivationsInfo& i) { i.layers[0].dsa_dim = 16; }, "/layers/3/dsa_k", "f32, 16 channels",
      "f32, 32 channels"},
     {[](ActivationsInfo& i) { i.layers[0].dsa_heads = 2; }, "/layers/3/dsa_q",

@@ -34,7 +34,7 @@ protected:
     const Tensor<float, 2> index_k_ = normal<2>({p_.keys(), 16}, 4);
     std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});
     std::vector<int64_t> counted_;  // as in SelectorLayer
-    ReadDsa read_dsa_;
+    ReadLearned read_learned_;
 
     Tensor<float, 3> rows_of(View<const float, 3> all, std::span<const int64_t> rows) const {
         Tensor<float, 3> some({std::ssize(rows), all.extent(1), all.extent(2)});
@@ -90,7 +90,7 @@ protected:
                 .seed = 7,
                 .rule = rule,
                 .read_q = read_q,
-                .read_dsa = read_dsa_,
+                .read_learned = read_learned_,
                 .prompt = prompt,
                 .counted = counted_};
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What holds for every policy: its cost, and that it asks the backend alone.
 #include "core/select/token_selector.h"
+#include "tests/core/select/gate_operands.h"
 #include "tests/core/select/policy.h"
 #include "tests/support/far_backend.h"
 
@@ -26,6 +27,9 @@ TEST(PolicyCosts, ByHand) {
     expect("index", 2 * 2 * 8 * 420, 2 * 8 * 420);
     expect("oracle", 2 * 4 * 16 * 420, 2 * 2 * 16 * 420);
     expect("previous-layer", 2 * 4 * 16 * 420, 2 * 2 * 16 * 420);
+    Problem gated = p;  // 3 and 9 blocks before the queries' own
+    gated.gate_dim = 32;
+    EXPECT_EQ(make_policy("seerattention")->cost(gated, 0).flops, 2 * 2 * 32 * (3 + 9));
     expect("mean-key", 2 * 2 * 16 * (4 + 10), 2 * 2 * 16 * (4 + 10));
     expect("quest", 2 * 2 * 16 * 2 * (4 + 10), 2 * 2 * 16 * 2 * (4 + 10));
     expect("quest-pages", 2 * 2 * 16 * 2 * (7 + 20), 2 * 2 * 16 * 2 * (7 + 20));
@@ -62,7 +66,10 @@ TEST(PolicyCosts, OfThePromptInDecode) {
     EXPECT_EQ(make_policy("minference-bs")->cost(two_queries(), 200).flops, 2 * 2 * 16 * (4 + 10));
 }
 
-class EveryPolicy : public Policy {};
+class EveryPolicy : public Policy {
+protected:
+    EveryPolicy() { read_learned_ = random_gate(p_); }
+};
 
 /// On a device whose memory the host cannot touch, bit by bit what the host gives.
 TEST_F(EveryPolicy, GivesTheSameWhereverTheBackendWorks) {

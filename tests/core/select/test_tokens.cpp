@@ -28,7 +28,8 @@ protected:
         const std::vector<int64_t> row{visible - 1};
         const Problem one = p_.with_query_rows(row);
         return find_token_selector(name)
-            ->select(layer, selector_chunk(layer, one, row), budget)
+            ->select(layer, selector_chunk(layer, one, row), std::vector<int64_t>{budget})
+            .front()
             .front();
     }
     double bound() const {
@@ -42,7 +43,7 @@ protected:
     LearnedLightning() {
         p_.dsa_heads = 3;
         p_.dsa_dim = 32;
-        read_dsa_ = [this](DsaOperand operand, std::span<const int64_t> tokens) {
+        read_learned_ = [this](LearnedOperand operand, std::span<const int64_t> tokens) {
             const Tensor<float, 3>* all[] = {&dsa_q_, &dsa_k_, &dsa_w_};
             std::vector<int64_t> rows(tokens.begin(), tokens.end());
             if (tokens.empty()) {
@@ -106,7 +107,9 @@ TEST_F(LearnedLightning, KeepsTheHighestTokens) {
     const std::vector<int64_t> row{209};
     const Problem one = p_.with_query_rows(row);
     const std::vector<int64_t> kept =
-        selector->select(layer, selector_chunk(layer, one, row), 20).front();
+        selector->select(layer, selector_chunk(layer, one, row), std::vector<int64_t>{20})
+            .front()
+            .front();
     const std::set<int64_t> set(kept.begin(), kept.end());
     EXPECT_EQ(set.size(), 20U);
     double least = HUGE_VAL, most = -HUGE_VAL;
@@ -131,7 +134,7 @@ TEST_F(TokenPolicies, LightningIndexerKeepsTheHighestTokens) {
     const std::vector<int64_t> rows{9, 30, 209, 284};
     const Problem some = p_.with_query_rows(rows);
     const SelectorChunk chunk = selector_chunk(layer, some, rows);
-    const std::vector<std::vector<int64_t>> all = selector->select(layer, chunk, 20);
+    const KeptTokens all = selector->select(layer, chunk, std::vector<int64_t>{20}).front();
     for (size_t n = 0; n < rows.size(); ++n) {
         const int64_t token = rows[n], visible = position(token) + 1;
         const std::vector<int64_t>& kept = all[n];
@@ -170,6 +173,25 @@ TEST(ReadableTokens, AreThoseOfTheBlocks) {
     EXPECT_EQ(readable_tokens(4, 16, 97), 3 * 16 + 1);
     EXPECT_EQ(readable_tokens(4, 16, 50), 50);
     EXPECT_EQ(readable_tokens(4, 16, 0), 0);
+}
+
+TEST_F(TokenPolicies, SeveralBudgetsAreEachAsAlone) {
+    const SelectorLayer layer = selector_layer();
+    const std::vector<int64_t> rows{9, 30, 209, 284}, budgets{20, 3, 40};
+    const Problem some = p_.with_query_rows(rows);
+    for (const std::string& name : list_token_selectors()) {
+        const std::unique_ptr<TokenSelector> selector = find_token_selector(name);
+        selector->prepare(layer);
+        const SelectorChunk chunk = selector_chunk(layer, some, rows);
+        const std::vector<KeptTokens> together = selector->select(layer, chunk, budgets);
+        ASSERT_EQ(together.size(), budgets.size());
+        for (size_t n = 0; n < budgets.size(); ++n) {
+            EXPECT_EQ(together[n],
+                      selector->select(layer, chunk, std::span(budgets).subspan(n, 1)).front());
+            for (size_t i = 0; i < rows.size(); ++i)
+                EXPECT_EQ(std::ssize(together[n][i]), std::min(budgets[n], position(rows[i]) + 1));
+        }
+    }
 }
 
 TEST_F(TokenPolicies, AreFoundByName) {

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/driver/queue.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+
+#include "experiments/driver/program.h"
+#include "experiments/driver/progress.h"
+
+namespace msa::experiments {
+
+std::vector<BackendOptions> shares_of(const ComputeOptions& o, int64_t workers,
+                                      const Ranks& ranks) {
+    BackendOptions share = o.backend_options;
+    const int all = share.threads > 0 ? share.threads : ranks.threads();
+    share.threads = std::max(1, all / static_cast<int>(workers));
+    std::vector<BackendOptions> shares(static_cast<size_t>(workers), share);
+    for (size_t n = 0; n < shares.size() && !o.devices.empty(); ++n)
+        shares[n].device = static_cast<int>(o.devices[n % o.devices.size()]);
+    return shares;
+}
+
+WorkQueue::WorkQueue(const Ranks& ranks, int64_t total, OnError on_error, std::ostream& err)
+    : ranks_(ranks),
+      on_error_(on_error),
+      err_(ranks.is_first() ? err : std::cerr),
+      handout_(ranks, total) {}
+
+void WorkQueue::show_bar(int64_t total, const std::string& unit) {
+    ticker_ = std::jthread([this, total, unit](const std::stop_token& end) {
+        constexpr auto kTick = std::chrono::milliseconds(50);
+        Progress progress(err_, unit, total, unit);
+        for (int64_t shown = 0; !end.stop_requested(); std::this_thread::sleep_for(kTick)) {
+            const int64_t done = handout_.done();
+            progress.advance(done - shown);
+            shown = done;
+        }
+    });
+}
+
+void WorkQueue::spread(const std::vector<BackendOptions>& shares,
+                       const std::function<void(const BackendOptions&)>& work) {
+    std::vector<std::jthread> workers;
+    for (const BackendOptions& share : shares)
+        workers.emplace_back([&] {
+            try {
+                work(share);
+            } catch (const std::exception& error) {
+                fail(error.what());
+            }
+        });
+}
+
+int64_t WorkQueue::take() {
+    const std::lock_guard lock(turn_);
+    const bool stop = on_error_ == OnError::stop || stop_requested();
+    if (stop && !failures_.empty()) {
+        handout_.stop();
+        return -1;
+    }
+    return handout_.next();
+}
+
+void WorkQueue::fail(const char* message) {
+    const std::lock_guard lock(turn_);
+    failures_.push_back({std::current_exception(), message});
+}
+
+void WorkQueue::count_done(const std::string& said) {
+    const std::lock_guard lock(turn_);
+    err_ << said;
+    handout_.count_done();
+}
+
+void WorkQueue::end(const std::string& program) {
+    std::exception_ptr error;
+    if (!failures_.empty()) error = failures_.front().error;
+    for (size_t n = 1; n < failures_.size(); ++n)
+        err_ << program << ": " << failures_[n].message << '\n';
+    ranks_.agree(error);
+}
+
+}  // namespace msa::experiments

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: MIT
+// msa-pretrain --sweep: the file, and its runs over one worker, threads, shards and ranks.
+#include <cstdlib>
+#include <thread>
+
+#include "core/io/partial_file.h"
+#include "experiments/pretrain/sweep.h"
+#include "tests/experiments/pretrain_test.h"
+
+namespace msa::test {
+namespace {
+
+using experiments::pretrain::SweepRun;
+using nlohmann::json;
+
+class PretrainSweep : public Pretrain {
+protected:
+    PretrainSweep() {
+        text_file("a.txt");
+        arms(R"({"seeds": [3, 4], "arms": {
+            "full": ["--attention", "full"], "msa": [],
+            "wild": ["--weight-decay", "1e5", "--lr", "0.01"],
+            "on": ["--start-from", "{out}/msa/seed-{seed}/checkpoint.h5", "--steps", "13"]}})");
+    }
+    /// For slow_.
+    void long_text() const { text_file("a.txt", 40, 600); }
+    void arms(const std::string& content) const { std::ofstream(path("arms.json")) << content; }
+    Words words(const std::string& out, const Words& more = {}) const {
+        Words all = args(out, more);
+        all.insert(all.end(), {"--sweep", path("arms.json")});
+        return all;
+    }
+    Outcome sweep(const std::string& out, const Words& more = {}) const {
+        return kPretrain(words(out, more));
+    }
+    void done(const std::string& out, const Words& more = {}) const {
+        const Outcome outcome = sweep(out, more);
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+    }
+    bool is_whole(const std::string& out) const {
+        return std::filesystem::exists(path(out + "/sweep.json"));
+    }
+    json runs(const std::string& out) const {
+        return json::parse(file_text(path(out + "/sweep.json")))["runs"];
+    }
+    /// sweep.json to the byte, and the weights of all runs that have any.
+    void expect_same(const std::string& a, const std::string& b) const {
+        ASSERT_TRUE(is_whole(a)) << a;
+        EXPECT_TRUE(file_text(path(a + "/sweep.json")) == file_text(path(b + "/sweep.json")))
+            << a << " and " << b;
+        for (const json& run : runs(b))
+            if (!run.contains("diverged_after")) {
+                const std::string folder =
+                    text("/", run["arm"].get<std::string>(), "/seed-", run["seed"].get<int>());
+                EXPECT_TRUE(same_weights(a + folder, b + folder)) << folder;
+                EXPECT_FALSE(std::filesystem::exists(path(a + folder + "/sweep.lock")));
+            }
+    }
+    std::vector<SweepRun> planned(const Words& more = {}) const {
+        const Words all = words("out", more);
+        std::ostringstream none;
+        const auto o = experiments::pretrain::parse_pretrain_options(all, none);
+        return runs_of(experiments::pretrain::read_sweep(path("arms.json")), *o, all);
+    }
+    void refuses(const char* content, const std::string& message, const Words& more = {}) const {
+        arms(content);
+        const Outcome outcome = sweep("refused", more);
+        EXPECT_EQ(outcome.code, 2);
+        EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
+        EXPECT_FALSE(std::filesystem::exists(path("refused")));
+    }
+    /// Steps that are long enough for a kill to come before the last of them.
+    const Words slow_{"--model-dim", "64",         "--context", "512",     "--steps",
+                      "16",          "--evaluate", "0",         "--probe", "0"};
+};
+
+TEST_F(PretrainSweep, RunsWhatIsMissing) {
+    const Outcome first = sweep("sweep");
+    ASSERT_EQ(first.code, 0) << first.err;
+    const json all = runs("sweep");
+    ASSERT_EQ(all.size(), 8U);
+    EXPECT_EQ(all[0]["arm"], "full");
+    EXPECT_EQ(all[4]["seed"], 4);
+    EXPECT_GT(all[2]["diverged_after"], 0);
+    EXPECT_NE(all[1]["bits_per_byte"], all[5]["bits_per_byte"]);
+    EXPECT_EQ(all[1]["steps"], 12);
+    EXPECT_EQ(all[3]["steps"], 13);
+    // What goes on from an arm of its seed is better than it.
+    EXPECT_LT(all[3]["bits_per_byte"], all[1]["bits_per_byte"]);
+    EXPECT_LT(all[7]["bits_per_byte"], all[5]["bits_per_byte"]);
+    // The run of an arm is what the program gives for its words.
+    ASSERT_EQ(run("alone", {"--attention", "full", "--seed", "4"}).code, 0);
+    EXPECT_TRUE(same_weights("alone", "sweep/full/seed-4"));
+    // One is lost, and nothing else is run again.
+    const std::string before = file_text(path("sweep/sweep.json"));
+    const auto written = std::filesystem::last_write_time(path("sweep/msa/seed-3/checkpoint.h5"));
+    std::filesystem::remove_all(path("sweep/full/seed-3"));
+    const Outcome second = sweep("sweep");
+    ASSERT_EQ(second.code, 0);
+    EXPECT_EQ(second.out, first.out);
+    EXPECT_EQ(file_text(path("sweep/sweep.json")), before);
+    EXPECT_EQ(std::filesystem::last_write_time(path("sweep/msa/seed-3/checkpoint.h5")), written);
+}
+
+TEST_F(PretrainSweep, ABadFileIsRefusedWithItsRule) {
+    refuses("{", "arms.json: is no JSON");
+    refuses("{}", "seeds must be a list of numbers");
+    refuses(R"({"seeds": [-1], "arms": {"a": []}})", "seed -1 must be a number");
+    refuses(R"({"seeds": [1], "arms": {"a/b": []}})", "arm 'a/b' must be of");
+    refuses(R"({"seeds": [1], "arms": {"a": "x"}})", "arm a must be a list");
+    refuses(R"({"seeds": [1], "arms": {"fine": [], "b": ["--bogus"]}})", "arm b: unrecognised");
+    refuses(R"({"seeds": [1], "arms": {"a": ["--help"]}})", "arm a: must be the words of one run");
+    refuses(R"({"seeds": [1], "arms": {"a": ["--shard", "0/2"]}})", "arm a: --shard is for");
+    refuses(R"({"seeds": [1], "arms": {"a": ["--devices=0,1"]}})",
+            "arm a has --devices, which says for the whole sweep where runs are done");
+    refuses(R"({"seeds": [1], "arms": {
+                "a": ["--start-from", "{out}/b/seed-1/checkpoint.h5"], "b": []}})",
+            "checkpoint.h5, of b, seed 1, which must come before it");
+    refuses(R"({"seeds": [1], "arms": {"a": []}})", "--overwrite is not for a sweep",
+            {"--overwrite"});
+    for (const Words& more : {Words{"--shard", "0/2"}, Words{"--together"}})
+        EXPECT_NE(refusal(more).find(more.front() + " is for the runs of --sweep"),
+                  std::string::npos);
+}
+
+TEST_F(PretrainSweep, RunsThatReadEachOtherAreOneChain) {
+    using Chains = std::vector<std::vector<size_t>>;
+    EXPECT_EQ(chains_of(planned()), (Chains{{0}, {1, 3}, {2}, {4}, {5, 7}, {6}}));
+    // Through a third one, and across seeds.
+    arms(R"({"seeds": [1, 2], "arms": {
+        "a": [], "b": ["--start-from", "{out}/a/seed-1/checkpoint.h5"], "c": [],
+        "d": ["--start-from", "{out}/b/seed-{seed}/checkpoint.h5"]}})");
+    EXPECT_EQ(chains_of(planned()), (Chains{{0, 1, 3, 5, 7}, {2}, {4}, {6}}));
+}
+
+TEST_F(PretrainSweep, AWorkersGpuAndThreadsAreThoseOfItsRuns) {
+    arms(R"({"seeds": [1], "arms": {"a": [], "b": ["--threads", "3"]}})");
+    const std::vector<SweepRun> all = planned({"--devices", "4,6", "--threads", "8"});
+    for (const auto& [n, threads] : {std::pair{size_t{0}, 2}, {1, 3}}) {
+        std::ostringstream none;
+        const auto o = experiments::pretrain::parse_pretrain_options(
+            all[n].words_on({.threads = 2, .device = 6}), none);
+        EXPECT_EQ(o->backend_options.device, 6);
+        EXPECT_EQ(o->backend_options.threads, threads);
+        EXPECT_TRUE(o->devices.empty());
+    }
+}
+
+TEST_F(PretrainSweep, AnyNumberOfWorkersGivesTheBytesOfOne) {
+    const Outcome whole = sweep("whole");
+    ASSERT_EQ(whole.code, 0) << whole.err;
+    for (const char* devices : {"0,1", "0,1,2"}) {
+        const Outcome outcome = sweep(devices, {"--devices", devices, "--threads", "4"});
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+        EXPECT_EQ(outcome.out, whole.out);
+        expect_same(devices, "whole");
+    }
+    for (int64_t count : {2, 3}) {
+        const std::string out = text("shards", count);
+        for (int64_t n = 0; n < count; ++n) {
+            const Outcome shard = sweep(out, {"--shard", text(n, "/", count)});
+            ASSERT_EQ(shard.code, 0) << shard.err;
+            EXPECT_EQ(is_whole(out), n == count - 1);
+            EXPECT_EQ(shard.out, n == count - 1 ? whole.out : "");
+        }
+        expect_same(out, "whole");
+    }
+}
+
+TEST_F(PretrainSweep, ShardsThatRunAtTheSameTimeGiveTheBytesOfOne) {
+    done("whole");
+    std::vector<int> codes(3, -1);
+    {
+        std::vector<std::jthread> shards;
+        for (size_t n = 0; n < codes.size(); ++n)
+            shards.emplace_back([&, n] {
+                std::string line = MSA_BIN_DIR "/msa-pretrain";
+                for (const std::string& word : words("shards", {"--shard", text(n, "/3")}))
+                    line += " '" + word + "'";
+                codes[n] = std::system((line + " > " + path(text("said", n)) + " 2>&1").c_str());
+            });
+    }
+    for (size_t n = 0; n < codes.size(); ++n)
+        EXPECT_EQ(codes[n], 0) << file_text(path(text("said", n)));
+    expect_same("shards", "whole");
+}
+
+TEST_F(PretrainSweep, TwoProcessesAreNotAtOneRun) {
+    std::filesystem::create_directories(path("sweep/wild/seed-3"));
+    const std::string folder = path("sweep/wild/seed-3");
+    {
+        const io::LockedFile other(folder + "/sweep.lock", folder);
+        const Outcome outcome = sweep("sweep");
+        EXPECT_EQ(outcome.code, 2);
+        EXPECT_NE(outcome.err.find("another process is writing " + folder), std::string::npos);
+        EXPECT_FALSE(is_whole("sweep"));
+        EXPECT_FALSE(std::filesystem::exists(path("sweep/on/seed-4")));
+    }
+    done("sweep");
+    EXPECT_TRUE(is_whole("sweep"));
+}
+
+TEST_F(PretrainSweep, AShardOfOtherChoicesIsNamed) {
+    arms(R"({"seeds": [3], "arms": {"full": ["--attention", "full"], "msa": []}})");
+    done("sweep", {"--shard", "0/2"});
+    const Outcome other = sweep("sweep", {"--shard", "1/2", "--beta2", "0.9"});
+    EXPECT_EQ(other.code, 2);
+    EXPECT_NE(other.err.find(path("sweep/full/seed-3") + ": is of another run, options.beta2 was"),
+              std::string::npos)
+        << other.err;
+    EXPECT_FALSE(is_whole("sweep"));
+    // What was whole is not while a run is missing.
+    std::filesystem::remove_all(path("sweep/msa"));
+    done("sweep");
+    EXPECT_TRUE(is_whole("sweep"));
+    std::filesystem::remove_all(path("sweep/msa"));
+    done("sweep", {"--shard", "0/2"});
+    EXPECT_FALSE(is_whole("sweep"));
+    // Text that has changed since.
+    text_file("a.txt", 41);
+    const Outcome changed = sweep("sweep", {"--shard", "1/2"});
+    EXPECT_NE(changed.err.find("is of another run, inputs.a.txt was"), std::string::npos)
+        << changed.err;
+}
+
+TEST_F(PretrainSweep, AnErrorEndsIt) {
+    arms(R"({"seeds": [3, 4, 5], "arms": {"far": ["--start-from", "nowhere.h5"], "msa": []}})");
+    const Outcome outcome = sweep("sweep", {"--devices", "0,1"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_NE(outcome.err.find("nowhere.h5"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("far, seed 3: not finished"), std::string::npos) << outcome.err;
+    EXPECT_FALSE(std::filesystem::exists(path("sweep/msa/seed-5")));
+}
+
+TEST_F(PretrainSweep, AKilledShardLosesItsRunAlone) {
+    arms(R"({"seeds": [3, 4], "arms": {"full": ["--attention", "full"], "msa": []}})");
+    long_text();
+    done("whole", slow_);
+    Words more = slow_;
+    more.insert(more.end(), {"--shard", "1/2"});
+    done("killed", more);
+    more.back() = "0/2";
+    int code = -1, killed = 0;
+    for (int64_t delay = 150; code != 0; delay += 100) {
+        code = run_for("msa-pretrain", words("killed", more), std::chrono::milliseconds(delay));
+        ASSERT_TRUE(code == 0 || code == -1) << code;
+        killed += code == -1 ? 1 : 0;
+    }
+    EXPECT_GT(killed, 0);
+    expect_same("killed", "whole");
+}
+
+TEST_F(PretrainSweep, TogetherDevicesTrainEachRun) {
+    arms(R"({"seeds": [3], "arms": {"msa": [], "wide": ["--sequences", "4"]}})");
+    done("sweep", {"--devices", "0,1", "--together"});
+    ASSERT_EQ(run("alone", {"--devices", "0,1", "--seed", "3"}).code, 0);
+    EXPECT_TRUE(same_weights("alone", "sweep/msa/seed-3"));
+    done("one");
+    EXPECT_FALSE(same_weights("one/msa/seed-3", "sweep/msa/seed-3"));  // in another order
+}
+
+#ifdef MSA_MPIRUN
+class PretrainSweepRanks : public PretrainSweep {
+protected:
+    int start(int ranks, const Words& words, const std::function<bool()>& kills = {}) const {
+        return run_ranks("msa-pretrain", ranks, words, path("out.txt"), path("err.txt"), kills);
+    }
+    std::string said() const { return file_text(path("err.txt")); }
+};
+
+TEST_F(PretrainSweepRanks, GiveTheBytesOfOne) {
+    const Outcome whole = sweep("whole");
+    for (int ranks : {2, 3}) {
+        const std::string out = text("ranks", ranks);
+        ASSERT_EQ(start(ranks, words(out)), 0) << said();
+        EXPECT_EQ(file_text(path("out.txt")), whole.out);  // once
+        expect_same(out, "whole");
+    }
+    ASSERT_EQ(start(2, words("ranks2")), 0) << said();  // nothing is missing
+    expect_same("ranks2", "whole");
+}
+
+TEST_F(PretrainSweepRanks, AKilledOneLosesItsRunAlone) {
+    arms(R"({"seeds": [3, 4], "arms": {"full": ["--attention", "full"], "msa": []}})");
+    long_text();
+    done("whole", slow_);
+    EXPECT_NE(
+        start(2, words("killed", slow_),
+              [&] { return std::filesystem::exists(path("killed/full/seed-3/checkpoint.h5")); }),
+        0);
+    EXPECT_FALSE(is_whole("killed"));
+    ASSERT_EQ(start(2, words("killed", slow_)), 0) << said();
+    expect_same("killed", "whole");
+}
+
+TEST_F(PretrainSweepRanks, WhatExcludesEachOtherIsRefused) {
+    EXPECT_NE(start(2, words("out", {"--shard", "0/2"})), 0);
+    EXPECT_NE(said().find("--shard is given, and so are several ranks"), std::string::npos)
+        << said();
+    EXPECT_NE(start(2, words("out", {"--devices", "0,1"})), 0);
+    EXPECT_NE(said().find("--devices names 2 GPUs, and there are 2 ranks"), std::string::npos)
+        << said();
+    EXPECT_FALSE(std::filesystem::exists(path("out")));
+}
+
+TEST_F(PretrainSweepRanks, TogetherTheyTrainEachRun) {
+    arms(R"({"seeds": [3], "arms": {
+        "wild": ["--weight-decay", "1e5", "--lr", "0.01"], "msa": [],
+        "on": ["--start-from", "{out}/msa/seed-{seed}/checkpoint.h5", "--steps", "13"]}})");
+    ASSERT_EQ(start(2, words("ranks", {"--together"})), 0) << said();
+    done("threads", {"--together", "--devices", "0,1"});
+    ASSERT_EQ(runs("ranks").size(), 3U);
+    expect_same("ranks", "threads");
+    ASSERT_EQ(start(2, words("ranks", {"--together"})), 0) << said();  // nothing is missing
+}
+#endif
+
+}  // namespace
+}  // namespace msa::test
