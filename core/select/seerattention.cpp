@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <limits>
-
+#include "core/select/best_blocks.h"
 #include "core/select/cost.h"
 #include "core/select/gate_scores.h"
 #include "core/select/selector.h"
@@ -40,8 +39,7 @@ public:
             layer.backend, chunk.problem, layer.read_learned(LearnedOperand::gate_q, chunk.tokens));
         if (threshold_ > 0)
             for (int64_t n = 0; n < scores.size(); ++n)
-                if (!(double{scores.data()[n]} > threshold_))
-                    scores.data()[n] = -std::numeric_limits<float>::infinity();
+                if (!(double{scores.data()[n]} > threshold_)) scores.data()[n] = kLeftOut;
         return {layer.backend, std::move(scores)};
     }
     SelectionRule adjust(SelectionRule asked, int64_t) const override {

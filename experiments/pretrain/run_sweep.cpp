@@ -15,6 +15,7 @@
 #include "experiments/driver/queue.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
+#include "experiments/driver/table.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/pretrain/training.h"
 
@@ -162,7 +163,9 @@ void write_sweep(const std::vector<SweepRun>& runs, const fs::path& path, std::o
         } else {
             check_record(run, run.options, like);
             for (const char* name : kNumbers) entry[name] = left.at(name);
-            out << run.name() << ": " << left["bits_per_byte"].dump() << " bits per byte\n";
+            const ordered_json& bits = left["bits_per_byte"];
+            out << run.name() << ": " << (bits.is_null() ? "no" : number_text(bits))
+                << " bits per byte\n";
         }
         all.push_back(std::move(entry));
     }

@@ -158,6 +158,15 @@ def test_many_selectors_are_grey_but_for_a_handful(files, tmp_path):
     assert "<title>moba</title>" in svg.read_text()  # shown on hover
 
 
+def test_what_keeps_no_more_than_the_baseline_does_not_set_the_axis(files):
+    table = read_comparison(files["compare"])
+    worse = Table(**{**table.columns, "mass_kept": np.where(table["selector"] == "quest", 0.4,
+                                                            table["mass_kept"])})
+    axes = mass_kept_versus_budget(worse, 3)[0].axes[0]
+    assert [text.get_text() for text in axes.texts] == ["quest, random: 0.40 to 0.43", "oracle"]
+    assert axes.get_ylim()[0] > 0.43
+
+
 def test_a_choice_that_reads_more_than_its_budget_is_hollow(files, tmp_path):
     path = tmp_path / "over.json"
     path.write_text(json.dumps(make_cost.comparison(over="quest")))

@@ -2,6 +2,7 @@
 #include "tests/experiments/fit_test.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/io/results.h"
 #include "core/projection.h"
@@ -55,6 +56,50 @@ std::vector<double> Fit::curve(const std::string& out, const std::string& name) 
 
 nlohmann::json Fit::row(const std::string& out) const {
     return nlohmann::json::parse(file_text(path(out + "/summary.json")))["rows"][0];
+}
+
+Outcome FitArchitecture::fit(const std::string& file, const std::string& out,
+                             std::vector<std::string> more) const {
+    more.insert(more.end(), architecture_.begin(), architecture_.end());
+    return run({file}, out, more);
+}
+
+nlohmann::json FitArchitecture::rows_of(const Outcome& outcome) {
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out)["rows"];
+}
+
+void FitArchitecture::expect_every_block_selected_is_the_full_support() const {
+    const std::string file = write("a.h5");
+    ASSERT_EQ(fit(file, "full", {"--warmup-steps", "12", "--top-k", "24"}).code, 0);
+    ASSERT_EQ(fit(file, "selected", {"--warmup-steps", "0", "--top-k", "24"}).code, 0);
+    const std::vector<double> full = curve("full", "train/kl");
+    const std::vector<double> selected = curve("selected", "train/kl");
+    for (size_t n = 0; n < full.size(); ++n) EXPECT_NEAR(full[n], selected[n], 1e-5);
+    ASSERT_EQ(fit(file, "fewer", {"--warmup-steps", "0"}).code, 0);
+    EXPECT_GT(std::fabs(curve("fewer", "train/kl")[0] - full[0]), 1e-3);
+}
+
+void FitArchitecture::expect_threads_and_resume_change_no_bit(
+    const std::vector<std::string>& options) const {
+    const std::string file = write("a.h5");
+    const auto with = [&](std::vector<std::string> more) {
+        more.insert(more.end(), options.begin(), options.end());
+        return more;
+    };
+    ASSERT_EQ(fit(file, "one", with({"--threads", "1"})).code, 0);
+    ASSERT_EQ(fit(file, "three", with({"--threads", "3"})).code, 0);
+    EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
+    std::vector<std::string> resume = with({"--resume"});
+    resume.insert(resume.end(), architecture_.begin(), architecture_.end());
+    int code = -1, interrupted = 0;
+    for (int64_t delay = 30000; code != 0; delay += 15000) {
+        code = run_for("msa-fit-indexer", args({file}, "parts", resume),
+                       std::chrono::microseconds(delay), SIGINT);
+        interrupted += std::filesystem::exists(path("parts/checkpoint-3.h5")) ? 1 : 0;
+    }
+    EXPECT_GT(interrupted, 0);
+    EXPECT_TRUE(same_results(path("one/results.h5"), path("parts/results.h5")));
 }
 
 namespace {

@@ -49,4 +49,21 @@ protected:
     nlohmann::json row(const std::string& out) const;
 };
 
+/// Fits of an --architecture.
+class FitArchitecture : public Fit {
+protected:
+    explicit FitArchitecture(std::string name) : architecture_{"--architecture", std::move(name)} {}
+    Outcome fit(const std::string& file, const std::string& out,
+                std::vector<std::string> more = {}) const;
+    static nlohmann::json rows_of(const Outcome& outcome);
+    /// k of all blocks trains as the warm-up does; a smaller k does not.
+    void expect_every_block_selected_is_the_full_support() const;
+    /// A fit with `options` writes the same results with any number of threads, and where it was
+    /// interrupted and resumed.
+    void expect_threads_and_resume_change_no_bit(const std::vector<std::string>& options) const;
+
+private:
+    std::vector<std::string> architecture_;
+};
+
 }  // namespace msa::test

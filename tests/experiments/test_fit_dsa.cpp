@@ -12,17 +12,9 @@ namespace {
 
 using nlohmann::json;
 
-class FitDsa : public Fit {
+class FitDsa : public FitArchitecture {
 protected:
-    Outcome fit(const std::string& file, const std::string& out,
-                std::vector<std::string> more = {}) const {
-        more.insert(more.end(), {"--architecture", "dsa"});
-        return run({file}, out, more);
-    }
-    json rows_of(const Outcome& outcome) const {
-        EXPECT_EQ(outcome.code, 0) << outcome.err;
-        return json::parse(outcome.out)["rows"];
-    }
+    FitDsa() : FitArchitecture("dsa") {}
 };
 
 TEST_F(FitDsa, ClosedFormRanksAsTheModelWhereOneHeadCanBeTheModels) {
@@ -57,14 +49,7 @@ TEST_F(FitDsa, LearnsTheModelsAttentionFromRandomWeights) {
 }
 
 TEST_F(FitDsa, EveryBlockSelectedIsTheFullSupport) {
-    const std::string file = write("a.h5");
-    ASSERT_EQ(fit(file, "full", {"--warmup-steps", "12", "--top-k", "24"}).code, 0);
-    ASSERT_EQ(fit(file, "selected", {"--warmup-steps", "0", "--top-k", "24"}).code, 0);
-    const std::vector<double> full = curve("full", "train/kl");
-    const std::vector<double> selected = curve("selected", "train/kl");
-    for (size_t n = 0; n < full.size(); ++n) EXPECT_NEAR(full[n], selected[n], 1e-5);
-    ASSERT_EQ(fit(file, "fewer", {"--warmup-steps", "0"}).code, 0);
-    EXPECT_GT(std::fabs(curve("fewer", "train/kl")[0] - full[0]), 1e-3);
+    expect_every_block_selected_is_the_full_support();
 }
 
 TEST_F(FitDsa, IndexerFileGivesOtherProgramsTheSameNumbers) {
@@ -140,25 +125,7 @@ TEST_F(FitDsa, CostsWhatMsaCostsButForTheWeights) {
 }
 
 TEST_F(FitDsa, ThreadsAndResumeChangeNoBit) {
-    const std::string file = write("a.h5");
-    const std::vector<std::string> usual{"--steps", "60", "--eval-every", "3"};
-    const auto with = [&](std::initializer_list<const char*> more) {
-        std::vector<std::string> all = usual;
-        all.insert(all.end(), more.begin(), more.end());
-        return all;
-    };
-    ASSERT_EQ(fit(file, "one", with({"--threads", "1"})).code, 0);
-    ASSERT_EQ(fit(file, "three", with({"--threads", "3"})).code, 0);
-    EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
-    int code = -1, interrupted = 0;
-    for (int64_t delay = 30000; code != 0; delay += 15000) {
-        code = run_for("msa-fit-indexer",
-                       args({file}, "parts", with({"--architecture", "dsa", "--resume"})),
-                       std::chrono::microseconds(delay), SIGINT);
-        interrupted += std::filesystem::exists(path("parts/checkpoint-3.h5")) ? 1 : 0;
-    }
-    EXPECT_GT(interrupted, 0);
-    EXPECT_TRUE(same_results(path("one/results.h5"), path("parts/results.h5")));
+    expect_threads_and_resume_change_no_bit({"--steps", "60", "--eval-every", "3"});
 }
 
 }  // namespace

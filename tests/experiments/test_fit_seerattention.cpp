@@ -12,17 +12,9 @@ namespace {
 
 using nlohmann::json;
 
-class FitSeerAttention : public Fit {
+class FitSeerAttention : public FitArchitecture {
 protected:
-    Outcome fit(const std::string& file, const std::string& out,
-                std::vector<std::string> more = {}) const {
-        more.insert(more.end(), {"--architecture", "seerattention"});
-        return run({file}, out, more);
-    }
-    json rows_of(const Outcome& outcome) const {
-        EXPECT_EQ(outcome.code, 0) << outcome.err;
-        return json::parse(outcome.out)["rows"];
-    }
+    FitSeerAttention() : FitArchitecture("seerattention") {}
     static json row_of(const json& rows, const std::string& selector) {
         for (const json& row : rows)
             if (row["selector"] == selector) return row;
@@ -54,15 +46,16 @@ TEST_F(FitSeerAttention, LearnsTheModelsAttentionFromRandomWeights) {
     const std::string file =
         write("a.h5", {.cu_seqlens = {0, 768}, .query_heads = 2, .kv_heads = 1});
     ASSERT_EQ(fit(file, "out",
-                  {"--init", "normal", "--steps", "150", "--warmup-steps", "150", "--lr", "1e-2",
-                   "--eval-every", "50"})
+                  {"--init", "normal", "--steps", "600", "--warmup-steps", "600", "--lr", "1e-2",
+                   "--eval-every", "600"})
                   .code,
               0);
+    // The seed is fixed: the KL falls from 9.06 to 1.17, the recall grows from 0.075 to 0.195.
     const std::vector<double> kl = curve("out", "held_out/kl");
     const std::vector<double> recall = curve("out", "held_out/score_recall");
-    ASSERT_EQ(kl.size(), 4U);
-    EXPECT_LT(kl.back(), 0.7 * kl.front());
-    EXPECT_GT(recall.back(), 1.2 * recall.front());  // keys drawn alike are hard to tell apart
+    ASSERT_EQ(kl.size(), 2U);
+    EXPECT_LT(kl.back(), 0.2 * kl.front());
+    EXPECT_GT(recall.back(), 2 * recall.front());
     EXPECT_GT(curve("out", "held_out/entropy_teacher")[0], 0.5);
 }
 
@@ -75,14 +68,7 @@ TEST_F(FitSeerAttention, TheLayoutOfRopeDoesNotMatter) {
 }
 
 TEST_F(FitSeerAttention, EveryBlockSelectedIsTheFullSupport) {
-    const std::string file = write("a.h5");
-    ASSERT_EQ(fit(file, "full", {"--warmup-steps", "12", "--top-k", "24"}).code, 0);
-    ASSERT_EQ(fit(file, "selected", {"--warmup-steps", "0", "--top-k", "24"}).code, 0);
-    const std::vector<double> full = curve("full", "train/kl");
-    const std::vector<double> selected = curve("selected", "train/kl");
-    for (size_t n = 0; n < full.size(); ++n) EXPECT_NEAR(full[n], selected[n], 1e-5);
-    ASSERT_EQ(fit(file, "fewer", {"--warmup-steps", "0"}).code, 0);
-    EXPECT_GT(std::fabs(curve("fewer", "train/kl")[0] - full[0]), 1e-3);
+    expect_every_block_selected_is_the_full_support();
 }
 
 TEST_F(FitSeerAttention, TakesTheSourcesTeacherUnlessAsked) {
@@ -205,25 +191,8 @@ TEST_F(FitSeerAttention, RefusesWhatItIsNotFor) {
 }
 
 TEST_F(FitSeerAttention, ThreadsAndResumeChangeNoBit) {
-    const std::string file = write("a.h5");
-    const std::vector<std::string> usual{"--steps", "60", "--eval-every", "3", "--norm", "rms"};
-    const auto with = [&](std::initializer_list<const char*> more) {
-        std::vector<std::string> all = usual;
-        all.insert(all.end(), more.begin(), more.end());
-        return all;
-    };
-    ASSERT_EQ(fit(file, "one", with({"--threads", "1"})).code, 0);
-    ASSERT_EQ(fit(file, "three", with({"--threads", "3"})).code, 0);
-    EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
-    int code = -1, interrupted = 0;
-    for (int64_t delay = 30000; code != 0; delay += 15000) {
-        code = run_for("msa-fit-indexer",
-                       args({file}, "parts", with({"--architecture", "seerattention", "--resume"})),
-                       std::chrono::microseconds(delay), SIGINT);
-        interrupted += std::filesystem::exists(path("parts/checkpoint-3.h5")) ? 1 : 0;
-    }
-    EXPECT_GT(interrupted, 0);
-    EXPECT_TRUE(same_results(path("one/results.h5"), path("parts/results.h5")));
+    expect_threads_and_resume_change_no_bit(
+        {"--steps", "60", "--eval-every", "3", "--norm", "rms"});
 }
 
 }  // namespace

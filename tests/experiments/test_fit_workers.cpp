@@ -11,37 +11,13 @@
 #include "experiments/fit/start.h"
 #include "experiments/fit/training.h"
 #include "tests/experiments/fit_test.h"
+#include "tests/support/wrong_workers.h"
 
 namespace msa::test {
 namespace {
 
 namespace fit = experiments::fit;
 using Words = std::vector<std::string>;
-
-/// Workers with an error in their sums.
-class Wrong final : public train::Workers {
-public:
-    enum Error : uint8_t { kNone, kDropped, kHalved, kOwnKept };
-    Wrong(Workers& right, Error error)
-        : Workers(right.index(), right.count()), right_(right), error_(error) {}
-
-    void sum(std::span<float> values) override {
-        const std::vector<float> own(values.begin(), values.end());
-        if (error_ == kDropped && index() == 1) std::fill(values.begin(), values.end(), 0.0F);
-        right_.sum(values);
-        for (float& value : values) value *= error_ == kHalved ? 0.5F : 1.0F;
-        if (error_ == kOwnKept && index() == 1) std::copy(own.begin(), own.end(), values.begin());
-    }
-    void sum(std::span<double> values) override { right_.sum(values); }
-    void from_first(std::span<std::byte> bytes) override { right_.from_first(bytes); }
-    void from_all(std::span<const std::byte> mine, std::span<std::byte> all) override {
-        right_.from_all(mine, all);
-    }
-
-private:
-    Workers& right_;
-    Error error_;
-};
 
 /// What some steps of a fit leave.
 struct Fitted {
@@ -66,14 +42,14 @@ protected:
 
     /// Of every one of `count` workers.
     std::vector<Fitted> advance(int count, const Words& more = {},
-                                Wrong::Error error = Wrong::kNone) const {
+                                WrongWorkers::Error error = WrongWorkers::kNone) const {
         std::ostringstream ignored;
         const auto o = fit::parse_fit_options(args({file_}, "out", more), ignored);
         const io::ActivationsReader file(o->files);
         const fit::Split split = fit::split_queries(*o, file.info().cu_seqlens);
         std::vector<Fitted> all(static_cast<size_t>(count));
         train::work_together(count, [&](train::Workers& right) {
-            Wrong workers(right, error);
+            WrongWorkers workers(right, error);
             const std::unique_ptr<Backend> backend = make_backend("cpu", {.threads = 1});
             const fit::TrainingLayer data = fit::read_layer(file, 3, *o);
             const fit::LayerOperands operands(*backend, data);
@@ -146,7 +122,7 @@ TEST_F(FitTrainers, WithAWrongSumAreFarFromOne) {
     ASSERT_EQ(run({file_}, "whole", odd_).code, 0);
     const double bound = bounds_of("whole", spec_).gradient;
     const Fitted one = advance(1, odd_).front();
-    for (Wrong::Error error : {Wrong::kDropped, Wrong::kHalved}) {
+    for (WrongWorkers::Error error : {WrongWorkers::kDropped, WrongWorkers::kHalved}) {
         const Fitted wrong = advance(2, odd_, error).front();
         double most = 0;
         for (size_t n = 0; n < one.first_moments.size(); ++n)
@@ -158,7 +134,7 @@ TEST_F(FitTrainers, WithAWrongSumAreFarFromOne) {
             << int{error};
     }
     try {
-        advance(2, odd_, Wrong::kOwnKept);
+        advance(2, odd_, WrongWorkers::kOwnKept);
         FAIL();
     } catch (const SystemError& error) {
         EXPECT_NE(std::string(error.what()).find("different weights after step 1: their norm is"),

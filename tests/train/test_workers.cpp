@@ -8,10 +8,13 @@
 #include <stdexcept>
 
 #include "core/error.h"
+#include "tests/support/wrong_workers.h"
 #include "tests/train/shares.h"
 
 namespace msa::train {
 namespace {
+
+using test::WrongWorkers;
 
 TEST(Workers, AddUpInTheirOrder) {
     // In another order the third value is 0 or 2.
@@ -147,32 +150,10 @@ TEST(OneWorker, HasTheBitsOfNone) {
               train_share(none, make_model(0), kOptions).weights);
 }
 
-/// Workers with an error in their sums of gradients.
-class Wrong final : public Workers {
-public:
-    enum Error : uint8_t { kDropped, kHalved, kOwnKept };
-    Wrong(Workers& right, Error error)
-        : Workers(right.index(), right.count()), right_(right), error_(error) {}
-
-    void sum(std::span<float> values) override {
-        const std::vector<float> own(values.begin(), values.end());
-        if (error_ == kDropped && index() == 1) std::fill(values.begin(), values.end(), 0.0F);
-        right_.sum(values);
-        for (float& value : values) value *= error_ == kHalved ? 0.5F : 1.0F;
-        if (error_ == kOwnKept && index() == 1) std::copy(own.begin(), own.end(), values.begin());
-    }
-    void sum(std::span<double> values) override { right_.sum(values); }
-    void from_first(std::span<std::byte> bytes) override { right_.from_first(bytes); }
-
-private:
-    Workers& right_;
-    Error error_;
-};
-
-Trained train_wrong(Wrong::Error error) {
+Trained train_wrong(WrongWorkers::Error error) {
     Trained first;
     work_together(2, [&](Workers& workers) {
-        Wrong wrong(workers, error);
+        WrongWorkers wrong(workers, error);
         Trained mine = train_share(wrong, make(nano(Attention::msa), {}, 1), kOptions);
         if (workers.is_first()) first = std::move(mine);
     });
@@ -183,7 +164,7 @@ TEST(WrongWorkers, AreFarFromTheCurveOfOne) {
     const auto make_model = [](int) { return make(nano(Attention::msa), {}, 1); };
     const ModelBounds bounds = model_bounds(Element::f32);
     const Trained one = train_together(1, make_model, kOptions).front();
-    for (Wrong::Error error : {Wrong::kDropped, Wrong::kHalved}) {
+    for (WrongWorkers::Error error : {WrongWorkers::kDropped, WrongWorkers::kHalved}) {
         const Distance off = distance(make_model(0).parameters(), train_wrong(error), one);
         EXPECT_GT(off.gradient, 100 * bounds.gradient) << int{error};
     }
@@ -191,7 +172,7 @@ TEST(WrongWorkers, AreFarFromTheCurveOfOne) {
 
 TEST(WrongWorkers, OfDifferentSumsStop) {
     try {
-        train_wrong(Wrong::kOwnKept);
+        train_wrong(WrongWorkers::kOwnKept);
         FAIL();
     } catch (const SystemError& error) {
         EXPECT_NE(std::string(error.what()).find("different sums of the gradient of step 0"),

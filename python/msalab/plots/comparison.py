@@ -20,7 +20,7 @@ SHOWN = ("layer", "selector", "budget", "tokens_read", "over_budget", "mass_kept
          "output_error")
 INTERVALS = ("mass_kept_low", "mass_kept_high")  # 95 %; NaN where the file has none
 UNITS = {"flops": (1e6, "MFLOP"), "bytes": (1e3, "kB")}
-BASELINE = "random"  # far below the others, it does not set the axis
+BASELINE = "random"  # what keeps no more does not set the axis
 
 
 class Comparison(Table):
@@ -97,22 +97,28 @@ def _draw_lines(axes, cost: np.ndarray, here: Table):
 
 
 def _clip_baseline(axes, here: Table) -> list[str]:
-    """The others set the axis. What it cuts off of the baseline is told in words; returns its name
-    where all of it is cut off."""
-    is_baseline = here["selector"] == BASELINE
-    kept, others = here["mass_kept"][is_baseline], here["mass_kept"][~is_baseline]
-    kept, others = kept[~np.isnan(kept)], others[~np.isnan(others)]
-    if not len(kept) or not len(others):
+    """Selectors that never keep more than the baseline's most do not set the axis, nor does the
+    baseline. What it cuts off of them is told in words; returns those of which nothing is left."""
+    kept = {name: values[~np.isnan(values)] for name in dict.fromkeys(here["selector"])
+            for values in [here["mass_kept"][here["selector"] == name]]}
+    kept = {name: values for name, values in kept.items() if len(values)}
+    if BASELINE not in kept:
         return []
-    top = max(others.max(), kept.max())
-    bottom = others.min() - 0.05 * (top - others.min() or 1)
-    if kept.min() >= bottom:
+    low = {name: values for name, values in kept.items() if values.max() <= kept[BASELINE].max()}
+    others = [values for name, values in kept.items() if name not in low]
+    if not others:
+        return []
+    top, least = max(map(np.max, others)), min(map(np.min, others))
+    bottom = least - 0.05 * (top - least or 1)
+    cut = {name: values for name, values in low.items() if values.min() < bottom}
+    if not cut:
         return []
     axes.set_ylim(bottom, top + 0.05 * (top - bottom))
-    axes.annotate(f"{BASELINE}: {kept.min():.2f} to {kept.max():.2f}", (0.02, 0.0),
+    least, most = min(map(np.min, cut.values())), max(map(np.max, cut.values()))
+    axes.annotate(f"{', '.join(sorted(cut))}: {least:.2f} to {most:.2f}", (0.02, 0.0),
                   (0.02, 0.06), xycoords="axes fraction", textcoords="axes fraction", fontsize=9,
                   color=style.GUIDE, arrowprops={"arrowstyle": "->", "color": style.GUIDE})
-    return [BASELINE] if kept.max() < bottom else []
+    return [name for name, values in cut.items() if values.max() < bottom]
 
 
 @style.styled
