@@ -61,6 +61,9 @@ constexpr int kGradItemUses = 256;    // queries of a work item, about
 constexpr int kGradUseBytes = 16;     // the handle of a (query, block) pair
 constexpr int64_t kGradSlotBytes = int64_t{1} << 32;  // of a chunk, at most, but for one tile
 
+/// Keys of a tile: a block and, where it has fewer than are multiplied at once, ones behind it,
+/// which no query sees.
+constexpr int sparse_grad_tile_keys(int block_size) { return std::max(block_size, 64); }
 /// Queries of a chunk, whole tiles. A quarter of the call, as the last chunk's slots are added when
 /// no products are left to hide that; measured from 8K to 128K tokens.
 constexpr int64_t sparse_grad_chunk_queries(int64_t queries, int64_t query_heads, int64_t head_dim,

@@ -98,17 +98,17 @@ for test in DenseAttention.MatchesReference IndexScores.MatchesReference \
         small+="All/$test/cuda_$case:"
     done
 done
-for case in square prefix decode many_groups few_wide; do  # what the tuned kernels answer
+for case in square prefix decode many_groups few_wide small_blocks_packed small_blocks_decode; do  # what the tuned kernels answer
     every+="All/Tuned.*/$case:"
     small+="All/Tuned.*/$case:"
 done
 every+="Tuned/GroupSizes.MatchReferenceInEveryOrder/cuda_bf16_*:"
-for case in g1_ragged g4_square g5_packed g40_packed; do
+for case in g1_ragged g4_square g5_packed g40_packed g4_blocks_of_32; do
     small+="Tuned/GroupSizes.MatchReferenceInEveryOrder/cuda_bf16_$case:"
 done
 
 every+="All/CudaGradCases.*:CudaGrad.*:"  # the tuned gradient
-for case in tail_block packed pilot_packed g5; do
+for case in tail_block packed pilot_packed g5 blocks_of_32_packed; do
     small+="All/CudaGradCases.TunedIsPlainButForRoundings/$case:"
     small+="All/CudaGradCases.WhatIsNotSeenHasNoInfluence/$case:"
 done

@@ -49,6 +49,7 @@ in_shards() {
 few='All/CudaGradCases.TunedIsPlainButForRoundings/tail_block'
 few+=':All/CudaGradCases.WhatIsNotSeenHasNoInfluence/packed'
 few+=':All/CudaGradCases.TunedIsPlainButForRoundings/pilot_packed'
+few+=':All/CudaGradCases.TunedIsPlainButForRoundings/blocks_of_32_packed'
 few+=':All/AttentionGradTest.MatchesReference/cuda_bf16_tail_block'
 began=$SECONDS
 in_shards "$bin/test_backends" --gtest_brief=1 --gtest_filter="$tests" >"$out/tests.log" 2>&1 ||

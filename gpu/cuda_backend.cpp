@@ -280,11 +280,8 @@ protected:
         });
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
-        answer(p, Written(to.kl, to.d_index_q, to.d_index_k), [&](const Call& call) -> std::string {
-            const Support tuned = takes_index_kl_mma(device_, p, in, to);
-            (tuned.yes ? index_kl_mma : index_kl_any)(call, in, to);
-            return tuned.yes ? "index_kl_mma" : text("index_kl_any; mma: ", tuned.why_not);
-        });
+        answer(p, Written(to.kl, to.d_index_q, to.d_index_k),
+               [&](const Call& call) { return cuda::index_kl(call, in, to); });
     }
 
 private:

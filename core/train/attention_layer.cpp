@@ -124,6 +124,8 @@ AttentionScratch AttentionLayer::make_scratch(Ops& ops, int64_t n) const {
     t.kl_d_k = b.make<float, 2>({n, s.index_dim});
     t.d_index_q = heads(groups);
     t.d_index_k = heads(one);
+    if (config_.msa.kl && config_.msa.kl_full_support)
+        t.full_lse = b.make<float, 2>({n, s.query_heads});
     if (!config_.msa.value_head) return t;
     t.d_index_v = heads(one);
     t.d_index_out = heads(groups);
@@ -285,6 +287,7 @@ void AttentionLayer::index_grad(const Pass& pass, View<const float, 3> rope, Att
     auto& [ops, w, batch, sparse] = pass;
     const MsaOptions& o = config_.msa;
     if (o.kl) {
+        const Problem p = config_.problem(batch.layout);
         const View<const int32_t, 3> ids =
             o.kl_full_support ? View<const int32_t, 3>() : support(pass, s);
         const IndexInput index{s.index_q, flat(s.index_k.in())};
@@ -292,8 +295,10 @@ void AttentionLayer::index_grad(const Pass& pass, View<const float, 3> rope, Att
         if (static_cast<bool>(ids) == static_cast<bool>(support(pass, s))) {  // attention's support
             in.main_lse = s.lse;
             if (ids) in.index_lse = s.support_lse;
+        } else {  // dense attention is faster than what index_kl would do for its lse
+            ops.backend().dense_attention(p, input(pass, s), {t.d_out, t.full_lse});
+            in.main_lse = t.full_lse;
         }
-        const Problem p = config_.problem(batch.layout);
         const int64_t queries = batch.step_tokens > 0 ? batch.step_tokens : p.queries();
         in.gradient_scale = o.kl_weight / static_cast<double>(queries * p.kv_heads);
         ops.backend().index_kl(p, in, {s.kl, t.kl_d_q, t.kl_d_k});

@@ -58,7 +58,8 @@ struct AttentionState {
 /// Gradients of one layer under way; all layers use the same memory.
 struct AttentionScratch {
     Buffer<2> d_h{};
-    Buffer<3> d_out{}, d_q{}, d_k{}, d_v{};
+    Buffer<3> d_out{}, d_q{}, d_k{}, d_v{};  // d_out is free once attention has its gradient
+    Tensor<float, 2> full_lse{};             // [n, Hq] of all keys, where the KL is on full support
     Tensor<float, 1> d_sinks{};
     Tensor<float, 3> kl_d_q{};  // [n, Hkv, didx]
     Tensor<float, 2> kl_d_k{};  // [n, didx]

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/selection.h"
-#include "gpu/kernels/index_kl_mma.h"
+#include "gpu/kernels/index_kl_blocks.h"
 
 namespace msa::cuda {
 

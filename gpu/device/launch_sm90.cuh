@@ -16,14 +16,23 @@ cudaError_t allow_shared(Kernel* kernel) {
                                 sizeof(Shared));
 }
 
-/// Calls launch.operator()<Dim, BlockSize>() with the sizes of the call, each 64 or 128.
+/// Calls launch.operator()<BlockSize>() with the block size of the call: 32, 64 or 128.
+template <typename Launch>
+cudaError_t by_block_size(int block_size, Launch launch) {
+    switch (block_size) {
+        case 32: return launch.template operator()<32>();
+        case 64: return launch.template operator()<64>();
+        default: return launch.template operator()<128>();
+    }
+}
+
+/// Calls launch.operator()<Dim, BlockSize>() with the sizes of the call; Dim is 64 or 128.
 template <typename Launch>
 cudaError_t by_sizes(int dim, int block_size, Launch launch) {
-    if (dim == 128)
-        return block_size == 128 ? launch.template operator()<128, 128>()
-                                 : launch.template operator()<128, 64>();
-    return block_size == 128 ? launch.template operator()<64, 128>()
-                             : launch.template operator()<64, 64>();
+    return by_block_size(block_size, [&]<int BlockSize>() {
+        return dim == 128 ? launch.template operator()<128, BlockSize>()
+                          : launch.template operator()<64, BlockSize>();
+    });
 }
 
 }  // namespace msa::cuda::sm90

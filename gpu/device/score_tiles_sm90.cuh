@@ -169,13 +169,14 @@ __device__ inline float max_or_nan(float a, float b) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
     return m;
 }
-/// Largest of the first or second row of this thread's accumulators in columns [8 First, 8 Last),
-/// over the four threads that share it. NaN wins.
-template <int First, int Last>
-__device__ float row_max(const float (&sum)[kSums], int side) {
-    float m[2] = {sum[4 * First + 2 * side], sum[4 * First + 2 * side + 1]};
+/// Largest of the first or second row of this thread's accumulators in the columns of the tile's
+/// n-th block, over the four threads that share it. NaN wins.
+template <int BlockSize>
+__device__ float row_max(const float (&sum)[kSums], int side, int n) {
+    const int first = n * (BlockSize / 8), last = first + BlockSize / 8;
+    float m[2] = {sum[4 * first + 2 * side], sum[4 * first + 2 * side + 1]};
 #pragma unroll
-    for (int j = First + 1; j < Last; ++j)
+    for (int j = first + 1; j < last; ++j)
 #pragma unroll
         for (int i = 0; i < 2; ++i) m[i] = max_or_nan(m[i], sum[4 * j + 2 * side + i]);
     float best = max_or_nan(m[0], m[1]);

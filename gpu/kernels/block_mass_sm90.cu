@@ -29,15 +29,16 @@ struct Shared {
     Ring<kStages> ring;
 };
 
-/// Base-2 log of the sum of 2^(scale x) over columns [8 First, 8 Last) of this thread's row, over
-/// the four threads that share it; -inf where all are.
-template <int First, int Last>
-__device__ float row_log_sum(const float (&sum)[kSums], int side, float scale) {
-    const float best = row_max<First, Last>(sum, side);
+/// Base-2 log of the sum of 2^(scale x) over the columns of the tile's n-th block of this thread's
+/// row, over the four threads that share it; -inf where all are.
+template <int BlockSize>
+__device__ float row_log_sum(const float (&sum)[kSums], int side, int n, float scale) {
+    const int first = n * (BlockSize / 8), last = first + BlockSize / 8;
+    const float best = row_max<BlockSize>(sum, side, n);
     const float shift = best == -INFINITY ? 0 : best * scale;
     float total[2] = {0, 0};
 #pragma unroll
-    for (int j = First; j < Last; ++j)
+    for (int j = first; j < last; ++j)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
             total[i] += exp2_fast(fmaf(sum[4 * j + 2 * side + i], scale, -shift));
@@ -116,9 +117,9 @@ __global__ void __launch_bounds__(PrefillRows::kThreads, 1)
             }
             __syncwarp();
             float value[kBlocksPerTile];
-            value[0] = row_log_sum<0, BlockSize / 8>(sum, side, scale);
-            if constexpr (kBlocksPerTile == 2)
-                value[1] = row_log_sum<BlockSize / 8, 2 * BlockSize / 8>(sum, side, scale);
+#pragma unroll
+            for (int b = 0; b < kBlocksPerTile; ++b)
+                value[b] = row_log_sum<BlockSize>(sum, side, b, scale);
 #pragma unroll
             for (int b = 0; b < kBlocksPerTile; ++b)
                 if (lane % 4 == side)

@@ -25,7 +25,7 @@ struct BlockMassArgs {
     const KeyRange* visible;  // [Nq]
     int64_t first_query;      // row 0 of the workspace and the outputs
     int64_t queries;          // rows of them
-    int query_heads, groups, blocks, block_size;  // Hq, Hkv, B, Bk (64 or 128)
+    int query_heads, groups, blocks, block_size;  // Hq, Hkv, B, Bk (32, 64 or 128)
     float scale;                                  // on q . k, above 0
     float* block_lse;                             // workspace [queries, Hq, B], base 2
     float* mass;                                  // [queries, Hkv, B]

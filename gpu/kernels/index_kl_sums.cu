@@ -13,9 +13,42 @@ unsigned blocks_for(int64_t threads) {
     return static_cast<unsigned>(ceil_div(threads, int64_t{kThreads}));
 }
 
+using ListScan = cub::BlockScan<int, kListThreads>;
+
+/// Where in the order an item stands: the number of its bin.
+__device__ int bin_of(const KlBlocks& a, const KlItem& item) {
+    const int64_t query = a.reverse.queries != nullptr ? a.reverse.queries[item.begin] : item.begin;
+    const auto window =
+        static_cast<int>((query - a.piece.begin) * kKlWindows / (a.piece.end - a.piece.begin));
+    const auto length = static_cast<int>((item.end - item.begin - 1) * kKlLengths / kKlItemUses);
+    return (item.group * kKlWindows + window) * kKlLengths + kKlLengths - 1 - length;
+}
+
+/// By the thread block: a counting sort. Items of a bin have no order of their own: their results
+/// go where their numbers say.
+__device__ void put_in_order(const KlBlocks& a, int items, ListScan::TempStorage& storage) {
+    const int bins = a.groups * kKlBins, thread = static_cast<int>(threadIdx.x);
+    for (int i = thread; i < bins; i += kListThreads) a.bins[i] = 0;
+    if (thread == 0) *a.taken = 0;
+    __syncthreads();
+    for (int n = thread; n < items; n += kListThreads) atomicAdd(a.bins + bin_of(a, a.items[n]), 1);
+    __syncthreads();
+    int before = 0;
+    for (int first = 0; first < bins; first += kListThreads) {
+        const int i = first + thread;
+        int start = 0, sum = 0;
+        ListScan(storage).ExclusiveSum(i < bins ? a.bins[i] : 0, start, sum);
+        __syncthreads();
+        if (i < bins) a.bins[i] = before + start;
+        before += sum;
+    }
+    __syncthreads();
+    for (int n = thread; n < items; n += kListThreads)
+        a.order[atomicAdd(a.bins + bin_of(a, a.items[n]), 1)] = n;
+}
+
 __global__ void __launch_bounds__(kListThreads) list_items(KlBlocks a) {
-    using Scan = cub::BlockScan<int, kListThreads>;
-    __shared__ typename Scan::TempStorage storage;
+    __shared__ ListScan::TempStorage storage;
     int before = 0;
     for (int first = 0; first < a.lists(); first += kListThreads) {
         const int list = first + static_cast<int>(threadIdx.x);
@@ -24,7 +57,7 @@ __global__ void __launch_bounds__(kListThreads) list_items(KlBlocks a) {
             static_cast<int>((uses.end - uses.begin + kKlItemUses - 1) / kKlItemUses);
         int start = 0, sum = 0;
         __syncthreads();
-        Scan(storage).ExclusiveSum(count, start, sum);
+        ListScan(storage).ExclusiveSum(count, start, sum);
         start += before;
         if (list < a.lists()) a.item_starts[list] = start;
         for (int n = 0; n < count; ++n) {
@@ -35,6 +68,8 @@ __global__ void __launch_bounds__(kListThreads) list_items(KlBlocks a) {
         before += sum;
     }
     if (threadIdx.x == 0) a.item_starts[a.lists()] = before;
+    __syncthreads();
+    if (a.order != nullptr) put_in_order(a, before, storage);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -48,8 +83,9 @@ __global__ void __launch_bounds__(kThreads)
     const auto* from =
         reinterpret_cast<const float4*>(a.d_query) + in_piece * a.slots * vectors + part;
     float4 sum{};
+#pragma unroll 8
     for (int s = 0; s < used; ++s) {
-        const float4 value = from[int64_t{s} * vectors];
+        const float4 value = __ldcs(from + int64_t{s} * vectors);
         sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
     }
     auto& to = reinterpret_cast<float4*>(d_index_q)[row * vectors + part];
@@ -65,16 +101,23 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     sum_items(KlBlocks a, float gradient, float* d_index_k) {
     const SequenceBlock block = a.blocks[blockIdx.x];
-    const int values = block.keys * a.index_dim;
-    for (int i = static_cast<int>(blockIdx.y * kThreads + threadIdx.x); i < values;
+    const int vectors = block.keys * a.index_dim / 4;
+    const int64_t item_vectors = int64_t{a.block_size} * a.index_dim / 4;
+    for (int i = static_cast<int>(blockIdx.y * kThreads + threadIdx.x); i < vectors;
          i += static_cast<int>(gridDim.y) * kThreads) {
-        float sum = 0;
+        const auto* const parts = reinterpret_cast<const float4*>(a.d_keys) + i;
+        float4 sum{};
         for (int group = 0; group < a.groups; ++group) {
             const int32_t* const starts = a.item_starts + group * a.block_count + blockIdx.x;
-            for (int item = starts[0]; item < starts[1]; ++item)
-                sum += a.d_keys[int64_t{item} * a.block_size * a.index_dim + i];
+#pragma unroll 4
+            for (int item = starts[0]; item < starts[1]; ++item) {
+                const float4 part = __ldcs(parts + item * item_vectors);
+                sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+            }
         }
-        d_index_k[block.key * a.index_dim + i] += gradient * sum;
+        float4& to = reinterpret_cast<float4*>(d_index_k + block.key * a.index_dim)[i];
+        to = {to.x + gradient * sum.x, to.y + gradient * sum.y, to.z + gradient * sum.z,
+              to.w + gradient * sum.w};
     }
 }
 

@@ -171,9 +171,9 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 #pragma unroll
                 for (int side = 0; side < 2; ++side) {
                     float best[kBlocksPerTile];
-                    best[0] = row_max<0, BlockSize / 8>(sum, side);
-                    if constexpr (kBlocksPerTile == 2)
-                        best[1] = row_max<BlockSize / 8, 2 * BlockSize / 8>(sum, side);
+#pragma unroll
+                    for (int b = 0; b < kBlocksPerTile; ++b)
+                        best[b] = row_max<BlockSize>(sum, side, b);
 #pragma unroll
                     for (int b = 0; b < kBlocksPerTile; ++b)
                         if (lane % 4 == side)
@@ -371,11 +371,10 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream,
 template <typename Shape, typename Rows>
 cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream,
                         const CandidateExchange* exchange) {
-    if (args.block_size == 64)
-        return args.rule.top_k <= 16 ? launch<Shape, Rows, 64, 16>(args, stream, exchange)
-                                     : launch<Shape, Rows, 64, 32>(args, stream, exchange);
-    return args.rule.top_k <= 16 ? launch<Shape, Rows, 128, 16>(args, stream, exchange)
-                                 : launch<Shape, Rows, 128, 32>(args, stream, exchange);
+    return by_block_size(args.block_size, [&]<int BlockSize>() {
+        return args.rule.top_k <= 16 ? launch<Shape, Rows, BlockSize, 16>(args, stream, exchange)
+                                     : launch<Shape, Rows, BlockSize, 32>(args, stream, exchange);
+    });
 }
 
 template <typename Shape>

@@ -31,7 +31,7 @@ struct IndexSelectArgs {
     const KeyRange* visible;  // [Nq]
     int64_t queries;          // Nq
     int groups;               // Hkv
-    int block_size;           // 64 or 128
+    int block_size;           // 32, 64 or 128
     float scale;              // above 0
     DeviceRule rule;          // top_k <= 32
     int splits;               // parts of the key axis, so that few queries fill the chip; <= 512

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Split-K decode: too few queries to fill the chip with tiles. A cluster of 8 thread blocks answers
 // 16 heads of one (query, group). Each thread block takes every 8th of the selected blocks, and
-// each of its 4 warps a quarter of a block's keys.
+// each of its 4 warps a quarter of a block's keys. Of a block of 32, two warps take a half each.
 //
 //   read_queries     the 16 heads as operands of the matrix product, the same in every warp
 //   attend           two blocks are on their way (TMA) while one is multiplied; an online softmax
@@ -20,9 +20,8 @@
 
 #include <utility>
 
-#include "gpu/device/attend_sm90.cuh"
+#include "gpu/device/decode_keys_sm90.cuh"
 #include "gpu/device/launch_sm90.cuh"
-#include "gpu/device/mma.cuh"
 #include "gpu/device/rank_exchange.cuh"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
 
@@ -31,7 +30,7 @@ namespace {
 
 using namespace sm90;
 
-constexpr int kCluster = 8, kWarps = 4, kThreads = kWarps * kWarp;
+constexpr int kCluster = 8, kWarps = kDecodeWarps, kThreads = kWarps * kWarp;
 constexpr int kHeads = kDecodeHeads;
 constexpr int kOneWave = kMostExchanging;  // thread blocks that any chip holds at once
 constexpr int kStages = 2;
@@ -56,65 +55,6 @@ struct Shared {
     } parts;
     Barrier all_parts, k_full[kStages], v_full[kStages];
 };
-
-/// Address of 16 bytes of a swizzled tile: channels from 8 chunk on of one key.
-template <int KeyBox>
-__device__ char* chunk_of(char* tile, int key, int chunk) {
-    return tile + chunk / 8 * KeyBox + key * kSwizzle + ((chunk % 8 ^ key % 8) << 4);
-}
-
-/// sum [16, keys] of this warp = rows x its keys, `first` on.
-template <int Dim, int BlockSize>
-__device__ void scores_of(float (&sum)[BlockSize / kWarps / 2], const uint32_t (&rows)[Dim / 4],
-                          char* k, int first) {
-    constexpr int kKeyBox = AttendShape<Dim, BlockSize>::kKeyBox;
-    const int lane = threadIdx.x % kWarp;
-    for (float& x : sum) x = 0;
-#pragma unroll
-    for (int tile = 0; tile < BlockSize / kWarps / 8; ++tile)
-#pragma unroll
-        for (int s = 0; s < Dim / 16; s += 2) {
-            uint32_t keys[4];  // of steps s and s + 1
-            load_matrices(keys,
-                          chunk_of<kKeyBox>(k, first + 8 * tile + lane % 8, 2 * s + lane / 8));
-            multiply_16x8(sum + 4 * tile, rows + 4 * s, keys);
-            multiply_16x8(sum + 4 * tile, rows + 4 * s + 4, keys + 2);
-        }
-}
-
-/// out [16, Dim] += P x this warp's values.
-template <int Dim, int BlockSize>
-__device__ void add_values(float (&out)[Dim / 2], const float (&p)[BlockSize / kWarps / 2], char* v,
-                           int first) {
-    constexpr int kKeyBox = AttendShape<Dim, BlockSize>::kKeyBox;
-    const int lane = threadIdx.x % kWarp;
-#pragma unroll
-    for (int step = 0; step < BlockSize / kWarps / 16; ++step) {
-        uint32_t weights[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) weights[i] = pack(p[8 * step + 2 * i], p[8 * step + 2 * i + 1]);
-        const int key = first + 16 * step + lane % 16;
-#pragma unroll
-        for (int tile = 0; tile < Dim / 8; tile += 2) {
-            uint32_t values[4];
-            load_transposed(values, chunk_of<kKeyBox>(v, key, tile + lane / 16));
-            multiply_16x8(out + 4 * tile, weights, values);
-            multiply_16x8(out + 4 * tile + 4, weights, values + 2);
-        }
-    }
-}
-
-/// Values of the keys [seen, ...) of this warp become 0: they may hold anything.
-template <int Dim, int BlockSize>
-__device__ void clear_unseen(char* v, int first, int seen) {
-    constexpr int kKeys = BlockSize / kWarps, kChunks = Dim / 8;
-    if (seen >= first + kKeys) return;
-    const int from = max(seen, first);
-    for (int i = threadIdx.x % kWarp; i < (first + kKeys - from) * kChunks; i += kWarp)
-        *reinterpret_cast<uint4*>(chunk_of<AttendShape<Dim, BlockSize>::kKeyBox>(
-            v, from + i / kChunks, i % kChunks)) = {};
-    __syncwarp();
-}
 
 /// Weight of a part whose largest score is `own` beside one of `best`. A part without a score,
 /// whose sums are 0 or (of NaN scores) NaN, keeps them.
@@ -189,22 +129,26 @@ template <int Dim, int BlockSize>
 __device__ void attend(const SparseDecodeArgs& args, const Part& part,
                        Shared<Dim, BlockSize>& shared, const uint32_t (&rows)[Dim / 4], bool live,
                        int32_t (&ahead)[kStages], float (&out)[Dim / 2], Softmax& softmax) {
-    const int first = static_cast<int>(threadIdx.x) / kWarp * (BlockSize / kWarps);  // key
+    constexpr int kKeys = kWarpKeys<BlockSize>;
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, first = warp * kKeys;  // key
+    const bool takes_keys = kWarps * kKeys == BlockSize || first < BlockSize;
     for (int n = 0; ahead[n % kStages] >= 0; ++n) {
         const int stage = n % kStages;
         const uint32_t parity = n / kStages % 2;
         const int64_t seen = part.visible.count - int64_t{ahead[stage]} * BlockSize;
         const int seen_here = static_cast<int>(min(seen, int64_t{BlockSize})) - first;
-        float score[BlockSize / kWarps / 2], factor[2];
-        if (live) shared.k_full[stage].wait(parity);
-        scores_of<Dim, BlockSize>(score, rows, shared.tiles.k[stage], first);
-        const int both[2] = {seen_here, seen_here};
-        softmax.step(score, both, args.scale * kLog2E, factor);
+        if (takes_keys) {
+            float score[kKeys / 2], factor[2];
+            if (live) shared.k_full[stage].wait(parity);
+            scores_of<Dim, BlockSize>(score, rows, shared.tiles.k[stage], first);
+            const int both[2] = {seen_here, seen_here};
+            softmax.step(score, both, args.scale * kLog2E, factor);
 #pragma unroll
-        for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
-        if (live) shared.v_full[stage].wait(parity);
-        clear_unseen<Dim, BlockSize>(shared.tiles.v[stage], first, first + seen_here);
-        if (seen_here > 0) add_values<Dim, BlockSize>(out, score, shared.tiles.v[stage], first);
+            for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
+            if (live) shared.v_full[stage].wait(parity);
+            clear_unseen<Dim, BlockSize>(shared.tiles.v[stage], first, first + seen_here);
+            if (seen_here > 0) add_values<Dim, BlockSize>(out, score, shared.tiles.v[stage], first);
+        }
         fence_shared();
         __syncthreads();
         ahead[stage] = part.block(args, n + kStages, live);

@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(kThreads)
 /// A thread per 4 floats of a split block, thread blocks in turn.
 template <int Dim>
 __global__ void __launch_bounds__(kThreads) add_parts(const __grid_constant__ SparseGradArgs args) {
-    const int side_chunks = args.block_size * Dim / 4;  // of d_k, and as many of d_v
+    // Of d_k, and as many of d_v.
+    const int side_chunks = sparse_grad_tile_keys(args.block_size) * Dim / 4;
     const int pieces = 2 * side_chunks / kThreads;
     const int work = args.workspace.counts[1] * pieces;
     for (int i = static_cast<int>(blockIdx.x); i < work; i += static_cast<int>(gridDim.x)) {

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
             args.workspace.uses[place] = {
                 static_cast<int32_t>(query),
                 args.slot(static_cast<int>(query - chunk_query), at.group, lane),
-                seen_keys(args.visible, query) - id * args.block_size, 0};
+                min(seen_keys(args.visible, query) - id * args.block_size, args.block_size), 0};
         }
         __syncwarp();
     }

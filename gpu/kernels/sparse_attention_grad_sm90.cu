@@ -290,11 +290,10 @@ cudaError_t launch(const SparseGradArgs& args, int sms, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_grad_products(const SparseGradArgs& args, int sms, cudaStream_t stream) {
+    const bool wide = sparse_grad_tile_keys(args.block_size) == 128;
     if (args.head_dim == 128)
-        return args.block_size == 128 ? launch<128, 128>(args, sms, stream)
-                                      : launch<128, 64>(args, sms, stream);
-    return args.block_size == 128 ? launch<64, 128>(args, sms, stream)
-                                  : launch<64, 64>(args, sms, stream);
+        return wide ? launch<128, 128>(args, sms, stream) : launch<128, 64>(args, sms, stream);
+    return wide ? launch<64, 128>(args, sms, stream) : launch<64, 64>(args, sms, stream);
 }
 
 cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs& args, int sms,

@@ -51,7 +51,7 @@ struct GradWorkspace {
     int32_t* counts;          // [C 4]: items, splits, items taken, pairs whose slots are taken
     GradSplit* splits;        // [C most_splits()]
     void* slots;              // [slot_buffers()][most_uses(), G, dh] bf16, channels: grad_channel
-    float* parts;             // [most_parts(), 2, Bk, dh]: d_k, d_v
+    float* parts;             // [most_parts(), 2, keys of a tile, dh]: d_k, d_v
     float *d_k, *d_v;         // [Nk, Hkv, dh]
 };
 
@@ -59,7 +59,7 @@ struct SparseGradArgs {
     const void *out, *d_out;       // [Nq, Hq, dh] bf16
     const float* lse;              // [Nq, Hq]
     CUtensorMap q_one, d_out_one;  // [Nq, Hq, dh] bf16, boxes of one query's G heads x 64 channels
-    CUtensorMap k, v;              // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
+    CUtensorMap k, v;              // [Nk, Hkv * dh] bf16, boxes of a tile x 64 channels
     const int32_t* ids;            // [Nq, Hkv, top_k]
     const QueryTile* tiles;        // all, at most kGradTileQueries queries each
     int tile_count, chunk_tiles, batch_chunks;  // of all; of a chunk; chunks scheduled at once

@@ -32,7 +32,7 @@ Support takes_block_mass_sm90(const Device& device, const Problem& p,
     if (request.element != Element::bf16) return not_element(request.element, "bf16");
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
-    if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
     if (p.group_size() > kMassTileRows) return above("G", p.group_size(), kMassTileRows);
     if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
     return {};

@@ -2,18 +2,24 @@
 // index_kl and the lse of index_select on tensor cores: pieces of the queries and rounds of the
 // blocks, so that the slots fit the workspace.
 #include <algorithm>
+#include <limits>
 #include <optional>
 
-#include "gpu/kernels/index_kl_mma.h"
+#include "gpu/kernels/index_kl_sm90.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
 #include "gpu/plan/tuned.h"
+#include "gpu/tensor_map.h"
 
 namespace msa::cuda {
 namespace {
 
 constexpr int64_t kSlotBytes = int64_t{1} << 31;  // of the slots of a piece and round
+// Queries of a piece of the selected support, at most, for the wgmma form: items walk a group's
+// queries side by side, at most 134 MB of q, of which L2 holds a third.
+constexpr int64_t kPieceQueries = 32768;
+constexpr int64_t kMostHeads = 16;  // of a group
 
 Support takes_blocks(const Problem& p, Element element, bool aligned) {
     if (element != Element::bf16) return not_element(element, "bf16");
@@ -31,7 +37,8 @@ const __nv_bfloat16* bf16_of(const In<3>& view) {
 /// Pieces of the queries and rounds of the blocks of one call.
 class Walk {
 public:
-    Walk(const Call& call, const IndexInput& in, View<const int32_t, 3> ids, int64_t slot_bytes)
+    Walk(const Call& call, const IndexInput& in, View<const int32_t, 3> ids, int64_t slot_bytes,
+         int64_t most_queries = std::numeric_limits<int64_t>::max())
         : call_(call), selected_(ids.data() != nullptr) {
         const Problem& p = call.problem;
         const Tensor<SequenceBlock, 1>& blocks = call.layout->key_blocks();
@@ -56,6 +63,7 @@ public:
             1, kSlotBytes / std::max<int64_t>(1, p.queries() * p.kv_heads * slot_bytes));
         slots_ = selected_ ? ids.extent(2) : std::clamp<int64_t>(p.blocks(), 1, fitting);
         queries_ = std::max<int64_t>(1, kSlotBytes / (p.kv_heads * slots_ * slot_bytes));
+        if (selected_) queries_ = std::min(queries_, most_queries);
         starts_ = call.scratch<int32_t, 1>({all_.lists() + 1});
         items_ = call.scratch<char, 1>({most_items() * int64_t{sizeof(KlItem)}});
         all_.slots = narrow(slots_);
@@ -86,7 +94,7 @@ public:
                 KlBlocks a = all_;
                 a.piece = {begin, std::min(begin + queries_, p.queries())};
                 a.first_block = narrow(round * slots_);
-                check(launch_kl_items(a, call_.stream()), "index_kl_mma, items");
+                check(launch_kl_items(a, call_.stream()), "index_kl, items");
                 body(a, round == 0);
             }
     }
@@ -106,28 +114,8 @@ void clear(const Call& call, void* memory, int64_t bytes) {
           "clearing an output of index_kl");
 }
 
-}  // namespace
-
-Support takes_index_lse_mma(const Problem& p, const IndexInput& in) {
-    return takes_blocks(p, in.index_q.element(), are_aligned(in.index_q, in.index_k));
-}
-
-void index_lse_mma(const Call& call, const IndexInput& in, View<const int32_t, 3> ids,
-                   View<float, 2> lse) {
-    if (lse.size() == 0) return;
-    Walk walk(call, in, ids, sizeof(float));
-    auto slots = call.scratch<float, 1>({walk.rows_and_slots()});
-    walk.all().slot_lse = slots.data();
-    walk.for_each([&](const KlBlocks& a, bool first) {
-        check(launch_kl_slot_lse(a, walk.most_items(), call.stream()), "index_kl_mma, slot lse");
-        check(launch_kl_join_lse(a, first, lse.data(), call.stream()), "index_kl_mma, lse");
-    });
-}
-
-Support takes_index_kl_mma(const Device& device, const Problem& p, const IndexKlInput& in,
-                           const IndexKlOutput& to) {
-    if (device.capability < 90)
-        return Support::no("the device is of a compute capability below 9.0");
+/// What both forms ask for, beside the sizes.
+Support takes_by_blocks(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) {
     Support blocks = takes_blocks(p, in.q.element(),
                                   are_aligned(in.q, in.k, in.index.index_q, in.index.index_k) &&
                                       are_aligned(to.d_index_q, to.d_index_k));
@@ -140,13 +128,49 @@ Support takes_index_kl_mma(const Device& device, const Problem& p, const IndexKl
     if (!to.d_index_q) return Support::no("no gradient is asked for");
     if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
     if (p.index_dim > p.head_dim) return above("the index dim", p.index_dim, p.head_dim);
-    const int64_t heads = p.group_size();
-    if (heads != 2 && heads != 4 && heads != 8 && heads != 16)
-        return Support::no(text("G is ", heads, ", must be 2, 4, 8 or 16"));
     return {};
 }
 
-void index_kl_mma(const Call& call, const IndexKlInput& in, const IndexKlOutput& to) {
+/// The wgmma form: what a call adds to KlBlocks, and the scratch memory of it.
+class TunedBlocks {
+public:
+    TunedBlocks(const Call& call, const IndexKlInput& in, Walk& walk) : call_(call) {
+        const Problem& p = call.problem;
+        KlBlocks& all = walk.all();
+        lse_ = call.scratch<float, 1>({p.queries() * p.query_heads + 1});
+        order_ = call.scratch<int32_t, 1>({walk.most_items()});
+        bins_ = call.scratch<int32_t, 1>({p.kv_heads * kKlBins + 1});
+        all.order = order_.data();
+        all.bins = bins_.data() + 1;
+        all.taken = bins_.data();
+        args_.q_one = tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
+                                 1, p.group_size());
+        args_.index_q_one = tensor_map(in.index.index_q.data(), Element::bf16, p.queries(),
+                                       p.kv_heads, p.index_dim, 1, 1);
+        args_.index_k =
+            tensor_map(in.index.index_k.data(), Element::bf16, p.keys(), p.index_dim, p.block_size);
+        args_.lse = lse_.data();
+        args_.queries = p.queries();
+        args_.keys = p.keys();
+        args_.head_bits = kl_head_bits(p.group_size());
+        check(launch_kl_lse(all.main_lse, p.queries() * p.query_heads, lse_.data(), call.stream()),
+              "index_kl_sm90, lse");
+    }
+    void launch(const KlBlocks& a, int64_t most_items) {
+        args_.blocks = a;
+        check(launch_kl_blocks_sm90(args_, most_items, call_.device.sms, call_.stream()),
+              "index_kl_sm90, blocks");
+    }
+
+private:
+    const Call& call_;
+    KlTunedArgs args_{};
+    Tensor<float, 1> lse_;
+    Tensor<int32_t, 1> order_, bins_;
+};
+
+/// Of a call that one of the forms takes.
+void by_blocks(const Call& call, const IndexKlInput& in, const IndexKlOutput& to, bool tuned) {
     const Problem& p = call.problem;
     clear(call, to.d_index_k.data(), to.d_index_k.size() * int64_t{sizeof(float)});
     if (p.queries() == 0 || p.keys() == 0 || (in.ids && in.ids.size() == 0)) {
@@ -160,7 +184,8 @@ void index_kl_mma(const Call& call, const IndexKlInput& in, const IndexKlOutput&
         index_lse_mma(call, in.index, in.ids, made);
     }
     const int64_t slot_bytes = p.index_dim * int64_t{sizeof(float)};
-    Walk walk(call, in.index, in.ids, slot_bytes);
+    Walk walk(call, in.index, in.ids, slot_bytes,
+              tuned ? kPieceQueries : std::numeric_limits<int64_t>::max());
     auto d_query = call.scratch<float, 1>({walk.rows_and_slots() * p.index_dim});
     auto d_keys = call.scratch<float, 1>({walk.most_items() * p.block_size * p.index_dim});
     Tensor<double, 1> kl;
@@ -175,17 +200,80 @@ void index_kl_mma(const Call& call, const IndexKlInput& in, const IndexKlOutput&
     all.d_query = d_query.data();
     all.d_keys = d_keys.data();
     all.kl = kl.data();
+    std::optional<TunedBlocks> blocks;
+    if (tuned) blocks.emplace(call, in, walk);
     const double scale =
         in.gradient_scale.value_or(1 / static_cast<double>(p.queries() * p.kv_heads));
     const auto gradient = static_cast<float>(scale * p.index_scale());
     walk.for_each([&](const KlBlocks& a, bool first) {
-        check(launch_kl_blocks(a, walk.most_items(), call.stream()), "index_kl_mma, blocks");
+        if (blocks)
+            blocks->launch(a, walk.most_items());
+        else
+            check(launch_kl_blocks(a, walk.most_items(), call.stream()), "index_kl_mma, blocks");
         check(launch_kl_sum_slots(a, gradient, first, to.d_index_q.data(), to.kl.data(),
                                   call.stream()),
-              "index_kl_mma, d_index_q");
+              "index_kl, d_index_q");
         check(launch_kl_sum_items(a, gradient, to.d_index_k.data(), call.stream()),
-              "index_kl_mma, d_index_k");
+              "index_kl, d_index_k");
     });
+}
+
+/// By mma.sync: from compute capability 9.0 on, as its tiles take more shared memory than devices
+/// before have.
+Support takes_mma(const Device& device, const Problem& p, const IndexKlInput& in,
+                  const IndexKlOutput& to) {
+    if (device.capability < 90)
+        return Support::no("the device is of a compute capability below 9.0");
+    Support blocks = takes_by_blocks(p, in, to);
+    if (!blocks.yes) return blocks;
+    const int64_t heads = p.group_size();
+    if (heads != 2 && heads != 4 && heads != 8 && heads != 16)
+        return Support::no(text("G is ", heads, ", must be 2, 4, 8 or 16"));
+    return {};
+}
+
+}  // namespace
+
+Support takes_index_lse_mma(const Problem& p, const IndexInput& in) {
+    return takes_blocks(p, in.index_q.element(), are_aligned(in.index_q, in.index_k));
+}
+
+void index_lse_mma(const Call& call, const IndexInput& in, View<const int32_t, 3> ids,
+                   View<float, 2> lse) {
+    if (lse.size() == 0) return;
+    Walk walk(call, in, ids, sizeof(float));
+    auto slots = call.scratch<float, 1>({walk.rows_and_slots()});
+    walk.all().slot_lse = slots.data();
+    walk.for_each([&](const KlBlocks& a, bool first) {
+        check(launch_kl_slot_lse(a, walk.most_items(), call.stream()), "index_lse_mma, slots");
+        check(launch_kl_join_lse(a, first, lse.data(), call.stream()), "index_lse_mma, lse");
+    });
+}
+
+Support takes_index_kl_sm90(const Device& device, const Problem& p, const IndexKlInput& in,
+                            const IndexKlOutput& to) {
+    if (!device.is_hopper()) return not_hopper();
+    Support blocks = takes_by_blocks(p, in, to);
+    if (!blocks.yes) return blocks;
+    if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if (p.group_size() > kMostHeads) return above("G", p.group_size(), kMostHeads);
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (p.queries() * p.query_heads >= kMost)
+        return above("Nq Hq", p.queries() * p.query_heads, kMost - 1);
+    if (p.keys() > kMost) return above("Nk", p.keys(), kMost);
+    return {};
+}
+
+std::string index_kl(const Call& call, const IndexKlInput& in, const IndexKlOutput& to) {
+    const Support tuned = takes_index_kl_sm90(call.device, call.problem, in, to);
+    const Support mma = takes_mma(call.device, call.problem, in, to);
+    if (tuned.yes || mma.yes)
+        by_blocks(call, in, to, tuned.yes);
+    else
+        index_kl_any(call, in, to);
+    if (tuned.yes) return "index_kl_sm90";
+    return mma.yes ? text("index_kl_mma; sm90: ", tuned.why_not)
+                   : text("index_kl_any; mma: ", mma.why_not);
 }
 
 }  // namespace msa::cuda

@@ -32,7 +32,7 @@ Support takes_index_select_sm90(const Device& device, const Problem& p,
         return not_element(request.element, "bf16 or e4m3");
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.index_dim)) return not_tuned("the index dim", p.index_dim);
-    if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
     if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
     if (p.kv_heads > kIndexDecodeRows) return above("Hkv", p.kv_heads, kIndexDecodeRows);
     if (p.index_scale() <= 0) return Support::no("the index scale is not positive");

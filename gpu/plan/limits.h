@@ -12,6 +12,7 @@ namespace msa::cuda {
 inline constexpr int64_t kMostSelected = 32;  // k: a row's list is one value per lane of a warp
 
 inline bool is_tuned_width(int64_t width) { return width == 64 || width == 128; }
+inline bool is_tuned_block(int64_t size) { return size == 32 || is_tuned_width(size); }
 
 inline Support not_hopper() { return Support::no("the device is not of compute capability 9.0"); }
 inline Support not_aligned() {
@@ -19,6 +20,9 @@ inline Support not_aligned() {
 }
 inline Support not_tuned(const char* size, int64_t value) {
     return Support::no(text(size, " is ", value, ", must be 64 or 128"));
+}
+inline Support not_tuned_block(int64_t size) {
+    return Support::no(text("the block size is ", size, ", must be 32, 64 or 128"));
 }
 inline Support above(const char* size, int64_t value, int64_t most) {
     return Support::no(text(size, " is ", value, ", must be at most ", most));

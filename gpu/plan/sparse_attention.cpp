@@ -179,7 +179,7 @@ Support takes_sparse_attention_sm90(const Device& device, const Problem& p,
     if (request.out != Element::bf16) return not_element(request.out, "bf16");
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
-    if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
     if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
     if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
     if (p.keys() == 0 && p.queries() > 0) return Support::no("there are no keys");

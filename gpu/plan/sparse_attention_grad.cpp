@@ -29,7 +29,8 @@ struct Workspace {
     Workspace(const Call& call, const SparseGradArgs& a)
         : lse(call.scratch<float, 1>({a.queries * a.query_heads + 1})),
           delta(call.scratch<float, 1>({a.queries * a.query_heads + 1})),
-          parts(call.scratch<float, 1>({a.most_parts() * 2 * a.block_size * a.head_dim})),
+          parts(call.scratch<float, 1>(
+              {a.most_parts() * 2 * sparse_grad_tile_keys(a.block_size) * a.head_dim})),
           d_k(call.scratch<float, 1>({a.keys * a.groups * a.head_dim})),
           d_v(call.scratch<float, 1>({a.keys * a.groups * a.head_dim})),
           starts(call.scratch<int32_t, 1>({int64_t{a.batch_chunks} * a.chunk_tiles * a.lists()})),
@@ -65,7 +66,8 @@ void bind(SparseGradArgs& args, const Problem& p, const AttentionInput& in,
                           p.group_size());
     };
     const auto keys = [&](const void* data) {
-        return tensor_map(data, Element::bf16, p.keys(), p.kv_heads * p.head_dim, p.block_size);
+        return tensor_map(data, Element::bf16, p.keys(), p.kv_heads * p.head_dim,
+                          sparse_grad_tile_keys(args.block_size));
     };
     args.out = saved.out.data();
     args.d_out = saved.d_out.data();
@@ -96,7 +98,7 @@ Support takes_sparse_attention_grad_sm90(const Device& device, const Problem& p,
         if (element != Element::bf16) return not_element(element, "bf16");
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
-    if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
     if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
     if (p.group_size() > kGradStepRows) return above("G", p.group_size(), kGradStepRows);
     if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");

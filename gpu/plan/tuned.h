@@ -7,6 +7,8 @@
 // called where the kernel takes the call.
 #pragma once
 
+#include <string>
+
 #include "core/backend.h"
 #include "gpu/runtime.h"
 
@@ -45,11 +47,12 @@ void block_mass_sm90(const Call&, const BlockMassInput&, const BlockMassOutput&)
 /// On tensor cores (mma.sync) of any device that the backend takes.
 Support takes_index_lse_mma(const Problem&, const IndexInput&);
 void index_lse_mma(const Call&, const IndexInput&, View<const int32_t, 3> ids, View<float, 2> lse);
-/// main_lse must be given, and gradients be asked for. From compute capability 9.0 on: its tiles
-/// take more shared memory than devices before have.
-Support takes_index_kl_mma(const Device&, const Problem&, const IndexKlInput&,
-                           const IndexKlOutput&);
-void index_kl_mma(const Call&, const IndexKlInput&, const IndexKlOutput&);
+/// main_lse must be given, and gradients be asked for.
+Support takes_index_kl_sm90(const Device&, const Problem&, const IndexKlInput&,
+                            const IndexKlOutput&);
+/// By that kernel, by index_kl_mma, which takes blocks of 16 and 32 keys too, or by index_kl_any;
+/// gives the name, and why it was none before.
+std::string index_kl(const Call&, const IndexKlInput&, const IndexKlOutput&);
 
 template <typename... Views>
 bool are_aligned(const Views&... views) {

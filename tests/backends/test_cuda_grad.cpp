@@ -218,6 +218,9 @@ std::vector<Case> grad_cases() {
         grad_case("g5", {0, 600}, {0, 600}, 40, 8, 128, 128, 3),
         grad_case("g64", {0, 600}, {0, 600}, 64, 1, 128, 128, 3),
         grad_case("k32", {0, 2500}, {0, 2500}, 16, 2, 64, 64, 32),
+        grad_case("blocks_of_32", {0, 710}, {0, 710}, 16, 4, 64, 32, 7),
+        grad_case("blocks_of_32_packed", q, k, 16, 4, 64, 32, 8),
+        grad_case("wide_blocks_of_32", {0, 600}, {0, 600}, 24, 2, 128, 32, 32),
     };
 }
 
@@ -327,14 +330,16 @@ TEST_P(CudaGradCases, AGraphRepeatsIt) {
 
 TEST_F(CudaGrad, ManyChunksAreTheirSum) {
     // Three chunks of queries, one schedule; some blocks are split over work items.
-    const Case c = grad_case("chunks", {0, 9000}, {0, 9000}, 8, 2, 64, 64, 16);
-    const std::string why_not = no_tuned_kernel(c.problem, c.rule.top_k);
-    if (!why_not.empty()) GTEST_SKIP() << why_not;
-    Pass pass(*backend_, c);
-    pass.attend(true);
-    const Gradient tuned = pass.gradient<bf16>(LoopOrder::automatic);
-    expect_rounded(tuned, pass.gradient<float>(LoopOrder::q_outer));
-    expect_identical(pass.gradient<bf16>(LoopOrder::automatic), tuned);
+    for (const int64_t block : {64, 32}) {
+        const Case c = grad_case("chunks", {0, 9000}, {0, 9000}, 8, 2, 64, block, 16);
+        const std::string why_not = no_tuned_kernel(c.problem, c.rule.top_k);
+        if (!why_not.empty()) GTEST_SKIP() << why_not;
+        Pass pass(*backend_, c);
+        pass.attend(true);
+        const Gradient tuned = pass.gradient<bf16>(LoopOrder::automatic);
+        expect_rounded(tuned, pass.gradient<float>(LoopOrder::q_outer));
+        expect_identical(pass.gradient<bf16>(LoopOrder::automatic), tuned);
+    }
 }
 
 TEST_F(CudaGrad, DenseInPiecesIsThePlainOneButForRoundings) {

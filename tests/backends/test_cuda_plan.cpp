@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/half.h"
 #include "gpu/plan/sparse_attention.h"
 #include "gpu/plan/sparse_attention_grad.h"
 #include "gpu/plan/tuned.h"
@@ -88,6 +89,15 @@ TEST(CudaPlan, PredicatesSayWhy) {
     Problem narrow = p;
     narrow.head_dim = 96;
     EXPECT_EQ(why_not(as_is, narrow, hopper), "the head dim is 96, must be 64 or 128");
+    Problem small = p;
+    small.block_size = 16;
+    EXPECT_EQ(why_not(as_is, small, hopper), "the block size is 16, must be 32, 64 or 128");
+    small.block_size = 32;
+    EXPECT_EQ(why_not(as_is, small, hopper), "");
+    EXPECT_TRUE(
+        cuda::takes_index_select_sm90(hopper, small, {.element = Element::bf16, .top_k = 16}, true)
+            .yes);
+    EXPECT_TRUE(cuda::takes_block_mass_sm90(hopper, small, {Element::bf16}, false, true).yes);
     EXPECT_EQ(
         cuda::takes_index_select_sm90(hopper, p, {.element = Element::bf16, .top_k = 16}, false)
             .why_not,
@@ -127,13 +137,17 @@ TEST(CudaPlan, ChunksOfTheGradientAreThoseMeasured) {
 TEST(CudaPlan, ListsOfTheGradientStayWithinTheirBound) {
     for (const auto& [query_heads, kv_heads] :
          {std::pair{64, 4}, {16, 16}, {32, 16}, {64, 16}, {64, 1}})
-        for (int64_t top_k : {16, 32}) {
-            const cuda::SparseGradPlan plan(layer(1 << 20, query_heads, kv_heads), top_k);
-            EXPECT_LE(plan.list_bytes(), cuda::kMostListBytes) << query_heads << '/' << kv_heads;
-            EXPECT_LE(plan.sizes.slot_bytes(), cuda::kGradSlotBytes);
-            EXPECT_GE(plan.sizes.batch_chunks, 1);
-            EXPECT_GE(plan.sizes.chunk_tiles, 1);
-        }
+        for (int64_t top_k : {16, 32})
+            for (int64_t block_size : {32, 128}) {
+                Problem p = layer(1 << 20, query_heads, kv_heads);
+                p.block_size = block_size;
+                const cuda::SparseGradPlan plan(p, top_k);
+                EXPECT_LE(plan.list_bytes(), cuda::kMostListBytes)
+                    << query_heads << '/' << kv_heads << ", blocks of " << block_size;
+                EXPECT_LE(plan.sizes.slot_bytes(), cuda::kGradSlotBytes);
+                EXPECT_GE(plan.sizes.batch_chunks, 1);
+                EXPECT_GE(plan.sizes.chunk_tiles, 1);
+            }
 }
 
 TEST(CudaPlan, TheGradientsPredicateSaysWhy) {
@@ -169,6 +183,50 @@ TEST(CudaPlan, TheGradientsPredicateSaysWhy) {
     Problem narrow = p;
     narrow.head_dim = 96;
     EXPECT_EQ(why_not(hopper, narrow, as_is), "the head dim is 96, must be 64 or 128");
+    Problem small = p;
+    small.block_size = 96;
+    EXPECT_EQ(why_not(hopper, small, as_is), "the block size is 96, must be 32, 64 or 128");
+    small.block_size = 32;
+    EXPECT_EQ(why_not(hopper, small, as_is), "");
+}
+
+TEST(CudaPlan, TheKlPredicateSaysWhy) {
+    const cuda::Device hopper{0, 90, kSms}, newer{0, 100, kSms};
+    struct Arguments {
+        Problem p = layer(4, 64, 4);
+        Tensor<bf16, 3> q{{4, 64, 128}}, k{{4, 4, 128}}, index_q{{4, 4, 128}};
+        Tensor<bf16, 2> index_k{{4, 128}};
+        Tensor<float, 2> main_lse{{4, 64}};
+        Tensor<float, 3> d_index_q{{4, 4, 128}};
+        Tensor<float, 2> d_index_k{{4, 128}};
+        IndexKlInput in{{index_q, index_k}, q, k, {}};
+        IndexKlOutput to{{}, d_index_q, d_index_k};
+    };
+    const auto why_not = [](const cuda::Device& device, const auto& change) {
+        Arguments a;
+        a.in.main_lse = a.main_lse;
+        change(a);
+        return cuda::takes_index_kl_sm90(device, a.p, a.in, a.to).why_not;
+    };
+    EXPECT_EQ(why_not(hopper, [](auto&) {}), "");
+    EXPECT_EQ(why_not(newer, [](auto&) {}), "the device is not of compute capability 9.0");
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.block_size = 32; }),
+              "the block size is 32, must be 64 or 128");
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.query_heads = 68; }),
+              "G is 17, must be at most 16");
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.query_heads = 12; }), "");  // any G up to that
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.head_dim = 64; }),
+              "the index dim is 128, must be at most 64");
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.index_dim = 96; }),
+              "the index dim is 96, must be 64 or 128");
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.in.main_lse = {}; }), "main_lse is not given");
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.in.teacher = Teacher::max; }),
+              "the teacher is not the mean");
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.to.d_index_q = {}; }), "no gradient is asked for");
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.window = 512; }),
+              "the window is 512, must be absent");
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.p = layer(1 << 25, 64, 4); }),
+              "Nq Hq is 2147483648, must be at most 2147483646");
 }
 
 TEST(CudaPlan, WhatIsWrittenMustNotBeReadEarly) {

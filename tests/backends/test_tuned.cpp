@@ -27,7 +27,8 @@ std::vector<Case> tuned_cases() {
         return square_problem(0, heads, groups, dim, dim, block);
     };
     // Groups enough to fill a chip, or else automatic takes the kernel for few queries.
-    const Problem paper = sizes(32, 2, 128, 128), narrow = sizes(64, 8, 64, 64);
+    const Problem paper = sizes(32, 2, 128, 128), narrow = sizes(64, 8, 64, 64),
+                  small = sizes(64, 16, 64, 32);  // the pilot's heads, groups enough
     std::vector<Case> all{
         {"square", packed(paper, {0, 900}, {0, 900}), {.top_k = 4}},
         {"square_narrow", packed(narrow, {0, 700}, {0, 700}), {.top_k = 5}},
@@ -48,6 +49,15 @@ std::vector<Case> tuned_cases() {
         {"k_above_blocks", packed(narrow, {0, 300}, {0, 300}), {.top_k = 32}},
         {"empty_keys", packed(narrow, {0, 5, 70}, {0, 0, 65}), {.top_k = 2}},
         {"more_queries_than_keys", packed(narrow, {0, 90}, {0, 70}), {.top_k = 2}},
+        {"small_blocks", packed(small, {0, 715}, {0, 715}), {.top_k = 8}},
+        {"small_blocks_packed",
+         packed(small, {0, 39, 74, 74, 75, 370}, {0, 39, 84, 84, 285, 670}),
+         {.top_k = 7, .forced_local = 2, .forced_first = 1}},
+        {"small_blocks_wide", packed(sizes(64, 8, 128, 32), {0, 300}, {0, 300}), {.top_k = 32}},
+        {"small_blocks_decode",
+         packed(sizes(16, 4, 64, 32), {0, 1, 2, 6}, {0, 1000, 3507, 4107}),
+         {.top_k = 19}},
+        {"small_blocks_extreme", packed(small, {0, 300}, {0, 300}), {.top_k = 3}, Values::extreme},
         {"all_equal", packed(narrow, {0, 500}, {0, 500}), {.top_k = 4}, Values::equal},
         {"extreme_scores", packed(narrow, {0, 300}, {0, 300}), {.top_k = 3}, Values::extreme},
     };

@@ -43,7 +43,7 @@ struct Arm {
 };
 
 /// Sizes that the tuned kernels take, in sequences of several blocks with a tail.
-Arm tuned(const char* name, Attention attention) {
+Arm tuned(const char* name, Attention attention, int64_t block_size = 64) {
     Arm arm{name, nano(attention)};
     train::ModelSizes& s = arm.config.sizes;
     s.model_dim = 128;
@@ -52,7 +52,7 @@ Arm tuned(const char* name, Attention attention) {
     s.head_dim = s.index_dim = 64;
     s.rotary_dim = s.index_rotary = 32;
     s.max_positions = 512;
-    arm.config.msa.block_size = 64;
+    arm.config.msa.block_size = block_size;
     Sample& sample = arm.sample;
     sample.layout = PackedBatch({0, 450, 962}, {0, 450, 962});
     sample.positions = token_positions(sample.layout);
@@ -65,11 +65,11 @@ Arm tuned(const char* name, Attention attention) {
 
 std::vector<Arm> arms() {
     std::vector<Arm> all{
-        {"full", nano(Attention::full)},          {"msa", nano(Attention::msa)},
-        {"window", nano(Attention::window)},      {"value_head", nano(Attention::msa)},
-        {"full_support", nano(Attention::msa)},   tuned("tuned_full", Attention::full),
-        tuned("tuned_msa", Attention::msa),       tuned("tuned_window", Attention::window),
-        tuned("tuned_value_head", Attention::msa)};
+        {"full", nano(Attention::full)},           {"msa", nano(Attention::msa)},
+        {"window", nano(Attention::window)},       {"value_head", nano(Attention::msa)},
+        {"full_support", nano(Attention::msa)},    tuned("tuned_full", Attention::full),
+        tuned("tuned_msa", Attention::msa),        tuned("tuned_window", Attention::window),
+        tuned("tuned_value_head", Attention::msa), tuned("tuned_blocks_of_32", Attention::msa, 32)};
     for (Arm& arm : all) {
         const std::string name = arm.name;
         MsaOptions& o = arm.config.msa;

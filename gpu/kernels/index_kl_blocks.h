@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// index_kl by blocks of keys, on tensor cores (mma.sync, bf16). A thread block keeps the keys of a
-// block while the queries that use it pass: their teacher's probabilities p, the index's t, and
-// from t - p the block's part of d_index_k, which stays in registers, and each query's part of
-// d_index_q, which goes to a slot. Sums over slots and parts have one order.
+// index_kl by blocks of keys, on tensor cores (bf16): by mma.sync here, by wgmma in
+// index_kl_sm90.h. A thread block keeps the keys of a block while the queries that use it pass:
+// their teacher's probabilities p, the index's t, and from t - p the block's part of d_index_k,
+// which stays in registers, and each query's part of d_index_q, which goes to a slot. Sums over
+// slots and parts have one order.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,8 +17,12 @@
 
 namespace msa::cuda {
 
-constexpr int kKlItemUses = 2048;  // most queries of an item
+constexpr int kKlItemUses = 1024;  // most queries of an item
 constexpr int kKlMostKeys = 128;   // of a block
+
+// The order in which items are taken: by group, by the window of the piece that the item's first
+// query is in, and the longest first.
+constexpr int kKlWindows = 16, kKlLengths = 16, kKlBins = kKlWindows * kKlLengths;  // of a group
 
 /// A block of keys of a group, and some of the queries that use it: places in the reverse index, or
 /// query rows where that is absent.
@@ -50,12 +55,16 @@ struct KlBlocks {
     double* kl;            // [piece, Hkv, slots]; may be absent
     float* slot_lse;       // [piece, Hkv, slots]
     float* d_keys;         // [items, Bk, didx]
+    // Of index_kl_sm90 alone, else absent.
+    int32_t* order;  // [items] as they are taken
+    int32_t* bins;   // [groups, kKlBins]
+    int32_t* taken;  // [1] how many are
 
     int group_size() const { return heads / groups; }
     __host__ __device__ int lists() const { return groups * block_count; }
 };
 
-/// items and item_starts.
+/// items and item_starts; and the order, where it is asked for, none taken yet.
 cudaError_t launch_kl_items(const KlBlocks&, cudaStream_t);
 /// slot_lse of the index scores, of at most `most_items` items.
 cudaError_t launch_kl_slot_lse(const KlBlocks&, int64_t most_items, cudaStream_t);

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// What a warp of the decode kernel does with its keys of a tile: scores and weighted values of 16
+// heads, by mma.sync.
+#pragma once
+
+#include "gpu/device/attend_sm90.cuh"
+#include "gpu/device/mma.cuh"
+
+namespace msa::cuda::sm90 {
+
+constexpr int kDecodeWarps = 4;
+/// Keys of a block for a warp: a product adds 16 values.
+template <int BlockSize>
+constexpr int kWarpKeys = BlockSize / kDecodeWarps < 16 ? 16 : BlockSize / kDecodeWarps;
+
+/// Address of 16 bytes of a swizzled tile: channels from 8 chunk on of one key.
+template <int KeyBox>
+__device__ char* chunk_of(char* tile, int key, int chunk) {
+    return tile + chunk / 8 * KeyBox + key * kSwizzle + ((chunk % 8 ^ key % 8) << 4);
+}
+
+/// sum [16, keys] of this warp = rows x its keys, `first` on.
+template <int Dim, int BlockSize>
+__device__ void scores_of(float (&sum)[kWarpKeys<BlockSize> / 2], const uint32_t (&rows)[Dim / 4],
+                          char* k, int first) {
+    constexpr int kKeyBox = AttendShape<Dim, BlockSize>::kKeyBox;
+    const int lane = threadIdx.x % kWarp;
+    for (float& x : sum) x = 0;
+#pragma unroll
+    for (int tile = 0; tile < kWarpKeys<BlockSize> / 8; ++tile)
+#pragma unroll
+        for (int s = 0; s < Dim / 16; s += 2) {
+            uint32_t keys[4];  // of steps s and s + 1
+            load_matrices(keys,
+                          chunk_of<kKeyBox>(k, first + 8 * tile + lane % 8, 2 * s + lane / 8));
+            multiply_16x8(sum + 4 * tile, rows + 4 * s, keys);
+            multiply_16x8(sum + 4 * tile, rows + 4 * s + 4, keys + 2);
+        }
+}
+
+/// out [16, Dim] += P x this warp's values.
+template <int Dim, int BlockSize>
+__device__ void add_values(float (&out)[Dim / 2], const float (&p)[kWarpKeys<BlockSize> / 2],
+                           char* v, int first) {
+    constexpr int kKeyBox = AttendShape<Dim, BlockSize>::kKeyBox;
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int step = 0; step < kWarpKeys<BlockSize> / 16; ++step) {
+        uint32_t weights[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[i] = pack(p[8 * step + 2 * i], p[8 * step + 2 * i + 1]);
+        const int key = first + 16 * step + lane % 16;
+#pragma unroll
+        for (int tile = 0; tile < Dim / 8; tile += 2) {
+            uint32_t values[4];
+            load_transposed(values, chunk_of<kKeyBox>(v, key, tile + lane / 16));
+            multiply_16x8(out + 4 * tile, weights, values);
+            multiply_16x8(out + 4 * tile + 4, weights, values + 2);
+        }
+    }
+}
+
+/// Values of the keys [seen, ...) of this warp become 0: they may hold anything.
+template <int Dim, int BlockSize>
+__device__ void clear_unseen(char* v, int first, int seen) {
+    constexpr int kKeys = kWarpKeys<BlockSize>, kChunks = Dim / 8;
+    if (seen >= first + kKeys) return;
+    const int from = max(seen, first);
+    for (int i = threadIdx.x % kWarp; i < (first + kKeys - from) * kChunks; i += kWarp)
+        *reinterpret_cast<uint4*>(chunk_of<AttendShape<Dim, BlockSize>::kKeyBox>(
+            v, from + i / kChunks, i % kChunks)) = {};
+    __syncwarp();
+}
+
+}  // namespace msa::cuda::sm90

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+// What the roles of index_kl_sm90 share: the shared memory of a thread block, and which query
+// stands where.
+//
+// A tile is 64 uses of a block. The teacher passes in steps of 64 columns (query, head); a query
+// takes G rounded up to a power of two, at least 4, and the columns that no head fills have no
+// probability.
+#pragma once
+
+#include "gpu/device/kl_uses.cuh"
+#include "gpu/device/pipeline_sm90.cuh"
+#include "gpu/device/score_tiles_sm90.cuh"
+#include "gpu/kernels/index_kl_sm90.h"
+
+namespace msa::cuda::sm90 {
+
+constexpr int kKlRows = 64;                         // uses of a tile, columns of a step
+constexpr int kKlRowsBox = kKlRows * kSwizzle;      // bytes
+constexpr int kKlProducers = 3;                     // warps
+constexpr int kKlSums = kKlRows * 64 / kWarpgroup;  // of a product of 64 x 64, in a thread
+
+template <int Dim, int IndexDim, int BlockSize>
+struct KlShape {
+    static constexpr int kBoxes = Dim / 64, kIndexBoxes = IndexDim / 64;
+    static constexpr int kKeyBox = BlockSize * kSwizzle;  // bytes
+    static constexpr int kMain = BlockSize / 64;          // warpgroups, each of 64 keys
+    static constexpr int kStages = 5, kTileStages = 2;
+    static constexpr int kThreads = (kMain + 1) * kWarpgroup;
+    static constexpr bool kSmall = Dim == 64 && BlockSize == 64;
+    static constexpr int kBlocksPerProcessor = kSmall ? 2 : 1;
+    static constexpr int kMainRegisters = kSmall ? 200 : kMain == 1 ? 240 : 224;
+};
+
+/// An item and its number among those of the launch; none: no uses.
+struct KlWork {
+    KlItem item;
+    int32_t number;
+    __device__ int uses() const { return static_cast<int>(item.end - item.begin); }
+};
+
+/// What a tile must know of its uses.
+struct KlUses {
+    float index_lse[kKlRows];  // base 2
+    int slot[kKlRows];         // number in [piece, Hkv, slots]; negative: no use
+    uint8_t seen[kKlRows];     // keys of the block; 0: no use
+};
+
+template <int Dim, int IndexDim, int BlockSize>
+struct KlMemory {
+    using S = KlShape<Dim, IndexDim, BlockSize>;
+    char q[S::kStages][S::kBoxes][kKlRowsBox];
+    char index_q[S::kTileStages][S::kIndexBoxes][kKlRowsBox];
+    char index_k[S::kIndexBoxes][S::kKeyBox];
+    char high[S::kMain][kKlRowsBox], low[S::kMain][kKlRowsBox];  // t - p, [uses][64 keys]
+    float taught[S::kMain][kKlSums][kWarpgroup];                 // p, each thread's own
+    float kl[4 * S::kMain][kKlRows];                             // of a warp's keys
+    float lse[S::kStages][kKlRows];
+    KlUses uses[S::kTileStages];
+    KlWork items[kItemStages];
+    uint32_t unsound;  // the last tile whose index operands hold what is not finite, from 1 on
+    Barrier item_full[kItemStages], item_empty[kItemStages];
+    Barrier full[S::kStages], empty[S::kStages];                    // q and lse
+    Barrier tile_full[S::kTileStages], tile_empty[S::kTileStages];  // index_q and uses
+    Barrier keys_full, keys_empty;                                  // index_k
+    Barrier parts_full, parts_empty;                                // high and low
+
+    /// By one thread, before a barrier of the block.
+    __device__ void init() {
+        for (Barrier& b : item_full) b.init(1);
+        for (Barrier& b : item_empty) b.init(4 * S::kMain + kKlProducers - 1);
+        for (Barrier& b : full) b.init(1 + kWarp);
+        for (Barrier& b : empty) b.init(4 * S::kMain);
+        for (Barrier& b : tile_full) b.init(2);
+        for (Barrier& b : tile_empty) b.init(4 * S::kMain);
+        keys_full.init(1);
+        keys_empty.init(4 * S::kMain);
+        parts_full.init(4 * S::kMain);
+        parts_empty.init(4 * S::kMain);
+        unsound = 0;
+        fence_barriers();
+    }
+};
+
+/// Steps of a tile of so many uses: rounds of four.
+__device__ inline int kl_steps(int head_bits, int uses) {
+    const int round_uses = 4 * kKlRows >> head_bits;
+    return (uses + round_uses - 1) / round_uses * 4;
+}
+/// The use of the tile that stands at place `c` of a step. Sums over heads (join_heads) then leave
+/// a thread the uses of its columns of the index scores.
+__device__ inline int kl_use(int head_bits, int step, int c) {
+    switch (head_bits) {
+        case 4: return 8 * (step / 2) + 2 * c + step % 2;
+        case 3: return 8 * step + c;
+        default: return 16 * step + c / 4 % 2 * 8 + (c % 2 * 2 + c / 8) * 2 + c / 2 % 2;
+    }
+}
+
+/// Two queries a lane of a tile: those of the uses from `first` on.
+struct KlQueries {
+    int query[2];
+
+    __device__ static int at(const KlBlocks& a, const KlItem& item, int use) {
+        const int64_t place = item.begin + use;
+        return a.reverse.queries != nullptr ? a.reverse.queries[place] : static_cast<int>(place);
+    }
+    /// Uses behind the last repeat it.
+    __device__ KlQueries(const KlBlocks& a, const KlItem& item, int first) {
+        const int last = static_cast<int>(item.end - item.begin) - 1;
+        for (int half = 0; half < 2; ++half)
+            query[half] = at(a, item, min(first + lane_id() + kWarp * half, last));
+    }
+    /// Of a use of the tile, by the whole warp.
+    __device__ int of(int use) const {
+        const int low = __shfl_sync(kAllLanes, query[0], use % kWarp);
+        const int high = __shfl_sync(kAllLanes, query[1], use % kWarp);
+        return use < kWarp ? low : high;
+    }
+};
+
+}  // namespace msa::cuda::sm90
