@@ -343,6 +343,7 @@ TEST_F(Advise, RefusesBadInput) {
     refuses(file, {"--top-ks", "1", "--forced-local", "2"}, "leave no setting");
     refuses(file, {"--queries", "0:550"}, "at least 2 are needed");
     refuses(file, {"--hardware", "abacus"}, "abacus");
+    refuses(file, {"--hardware", "laptop"}, "laptop, which has no rate for bf16");
     refuses(file, {"--layers", "7"}, "7");
     refuses(make("pre.h5", {.cu_seqlens = {0, kPlantedTokens}, .q_state = io::RopeState::pre_rope}),
             {}, "pre_rope");
