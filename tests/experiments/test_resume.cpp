@@ -120,7 +120,7 @@ TEST_F(Resume, OverwriteKeepsTheOldResultsUntilTheEnd) {
     const std::string before = file_text(path("out/results.h5"));
     for (int64_t delay = 4000; run_for("msa-analyze", args("out", {"--overwrite"}),
                                        std::chrono::microseconds(delay)) != 0;
-         delay += 4000) {
+         delay += delay / 4) {
         const std::string now = file_text(path("out/results.h5"));
         if (now != before) break;  // killed after the rename
     }
