@@ -13,8 +13,9 @@ constexpr bool kSanitized = __has_feature(address_sanitizer) || __has_feature(th
 constexpr bool kSanitized = false;
 #endif
 
-/// Of a build with a sanitizer the work of a program takes so many times as long.
-constexpr int64_t kSlowdown = kSanitized ? 6 : 1;
+/// How many times as late a program with a sanitizer is killed as another, since it takes longer to
+/// come as far.
+constexpr int64_t kSlowdown = kSanitized ? 4 : 1;
 
 /// How much of what is repeated for the sake of its values a build does: programs with a sanitizer
 /// look at addresses and threads, which repetition does not change, and do `some` of it.
