@@ -2,11 +2,16 @@
 # the headers that they share once. Whatever stands in an anonymous namespace needs a name that no
 # other source of its folder uses.
 
-# msa_unity(<target> [ALONE <regular expression>]): groups the target's sources by folder. Sources
-# that match the expression are compiled alone: heavy ones, and hot loops, whose machine code must
-# not depend on their neighbours.
+# msa_unity(<target> [ALONE <regular expression>] [PARTS <number>]): groups the target's sources by
+# folder, those of a folder in as many parts, which several cores compile at a time. Sources that
+# match the expression are compiled alone: heavy ones, and hot loops, whose machine code must not
+# depend on their neighbours.
 function(msa_unity target)
-    cmake_parse_arguments(UNITY "" "ALONE" "" ${ARGN})
+    cmake_parse_arguments(UNITY "" "ALONE;PARTS" "" ${ARGN})
+    if(NOT UNITY_PARTS)
+        set(UNITY_PARTS 1)
+    endif()
+    set(turn 0)
     set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
     get_target_property(sources ${target} SOURCES)
     foreach(source IN LISTS sources)
@@ -15,6 +20,11 @@ function(msa_unity target)
         endif()
         get_filename_component(folder "${source}" DIRECTORY)
         string(REPLACE "/" "_" group "${target}_${folder}")
+        math(EXPR part "${turn} % ${UNITY_PARTS}")
+        math(EXPR turn "${turn} + 1")
+        if(UNITY_PARTS GREATER 1)
+            string(APPEND group "_${part}")
+        endif()
         set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
     endforeach()
 endfunction()

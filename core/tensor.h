@@ -58,9 +58,9 @@ public:
 
     template <typename... Index>
     requires(sizeof...(Index) == Rank) T& operator()(Index... index) const {
-        const Shape<Rank> at{static_cast<int64_t>(index)...};
         int64_t offset = 0;
-        for (size_t axis = 0; axis < Rank; ++axis) offset = offset * shape_[axis] + at[axis];
+        size_t axis = 0;
+        ((offset = offset * shape_[axis++] + static_cast<int64_t>(index)), ...);
         return data_[offset];
     }
 

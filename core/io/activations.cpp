@@ -128,10 +128,11 @@ void require_post_rope(const ActivationsReader& file, int64_t number) {
     const LayerInfo& layer = file.layer(number);
     for (const auto& [name, state] :
          {std::pair{"q_state", layer.q_state}, std::pair{"k_state", layer.k_state}})
-        require(state != RopeState::pre_rope, file.name(), ": /layers/", number, " ", name,
-                " is pre_rope; attention needs what the model multiplies, after RoPE "
-                "(post_rope, or none for a layer without RoPE); msalab convert ",
-                file.captures().front().path.string(), " --apply-rope --out FILE rotates it");
+        if (state == RopeState::pre_rope)
+            throw InputError(text(file.name(), ": /layers/", number, " ", name,
+                                  " is pre_rope; attention needs what the model multiplies, after "
+                                  "RoPE (post_rope, or none for a layer without RoPE)"),
+                             Remedy::rotate, file.captures().front().path.string());
 }
 
 }  // namespace msa::io

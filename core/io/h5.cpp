@@ -133,15 +133,12 @@ bool is_empty(const Slab& slab) {
     return std::find(slab.count.begin(), slab.count.end(), hsize_t{0}) != slab.count.end();
 }
 
-/// What to do with a file that is not of HDF5.
-std::string advice(std::filesystem::path path) {
-    const std::string name = path.string();
-    for (const char* known : {".safetensors", ".npz", ".npy"})
-        if (path.extension() == known)
-            return text("; msalab convert ", name, " --state post_rope --out ",
-                        path.replace_extension(".h5").string(),
-                        " makes one (layouts, names of arrays: python/README.md)");
-    return ", or cannot be read by this user";
+/// Of a file that is not of HDF5.
+[[noreturn]] void refuse_content(const std::filesystem::path& path) {
+    const std::string message = path.string() + ": is not an HDF5 file";
+    for (const char* arrays : {".safetensors", ".npz", ".npy"})
+        if (path.extension() == arrays) throw InputError(message, Remedy::convert, path.string());
+    throw InputError(message + ", or cannot be read by this user");
 }
 
 }  // namespace
@@ -184,7 +181,7 @@ Handle open_file(const std::filesystem::path& path) {
     std::error_code error;
     const std::string name = path.string();
     require(std::filesystem::file_size(path, error) > 0 && !error, name, ": is empty");
-    require(H5Fis_hdf5(name.c_str()) > 0, name, ": is not an HDF5 file", advice(path));
+    if (H5Fis_hdf5(name.c_str()) <= 0) refuse_content(path);
     const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
     H5Pset_file_locking(access, true, true);  // where the file system has locks

@@ -32,7 +32,7 @@ bool is_named(int descriptor, const std::filesystem::path& name) {
 void check_output(const std::filesystem::path& path, bool replaced) {
     if (!std::filesystem::exists(path)) return;
     require(std::filesystem::is_regular_file(path), path.string(), ": is not a regular file");
-    require(replaced, path.string(), ": exists; --overwrite replaces it");
+    if (!replaced) throw InputError(path.string() + ": exists", Remedy::replace);
 }
 
 LockedFile::LockedFile(std::filesystem::path lock, const std::filesystem::path& path)

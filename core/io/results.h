@@ -30,12 +30,12 @@ enum class IfExists : uint8_t { refuse, overwrite, resume, join };
 /// The units of a run under way. Its functions may be called by several threads.
 class ResultsWriter {
 public:
-    /// refuse: InputError if `path` exists or an unfinished run is beside it (naming --overwrite
-    /// and --resume). overwrite: starts afresh; `path` stays as it is until finish(). resume:
-    /// keeps the finished units of the same run (require_same_run), all of them if `path` is that
-    /// run already and nobody had begun to replace it; InputError naming the first difference, or
-    /// the damaged unit, otherwise; starts afresh where there is nothing. InputError while another
-    /// process is writing `path` (see core/io/partial_file.h).
+    /// refuse: InputError if `path` exists or an unfinished run is beside it. overwrite: starts
+    /// afresh; `path` stays as it is until finish(). resume: keeps the finished units of the same
+    /// run (require_same_run), all of them if `path` is that run already and nobody had begun to
+    /// replace it; InputError naming the first difference, or the damaged unit, otherwise; starts
+    /// afresh where there is nothing. InputError while another process is writing `path` (see
+    /// core/io/partial_file.h).
     ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists);
     /// Without finish() and set_aside(): keeps the finished units, removes what holds none.
     ~ResultsWriter();

@@ -168,8 +168,8 @@ void ResultsWriter::Impl::open(IfExists if_exists) {
     complete = std::filesystem::exists(path);
     const bool unfinished = std::filesystem::exists(directory / "run.json") &&
                             (complete || !unit_files(directory).empty());
-    require(!unfinished || if_exists != IfExists::refuse, directory.string(),
-            ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
+    if (unfinished && if_exists == IfExists::refuse)
+        throw InputError(directory.string() + ": holds an unfinished run", Remedy::resume);
     replaces = complete;
     const bool resume = if_exists == IfExists::resume;
     if (resume && unfinished) {

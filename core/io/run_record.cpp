@@ -24,24 +24,27 @@ json identity(const RunRecord& r) {
         {"compiler", r.compiler}, {"inputs", r.inputs}};
 }
 
-/// Throws InputError naming the first difference between what `place` records and this run.
+/// Throws InputError naming the first difference between what `place` records and this run, which
+/// is `there`.
 void require_same(const std::string& place, const json& known, const json& wanted,
-                  const char* refusal, const char* way_out, const std::string& group = "") {
+                  const char* refusal, const char* there, Remedy remedy,
+                  const std::string& group = "") {
     for (const auto& [key, value] : wanted.items()) {
         const json before = known.value(key, json());
         if (before.is_object() && value.is_object())
-            require_same(place, before, value, refusal, way_out, group + key + ".");
-        else
-            require(dumped(before) == dumped(value), place, ": ", refusal, group, key, " was ",
-                    dumped(before), ", is ", dumped(value), way_out);
+            require_same(place, before, value, refusal, there, remedy, group + key + ".");
+        else if (dumped(before) != dumped(value))
+            throw InputError(text(place, ": ", refusal, group, key, " was ", dumped(before),
+                                  ", is ", dumped(value), there),
+                             remedy);
     }
 }
 
 }  // namespace
 
 void require_same_run(const std::string& place, const RunRecord& known, const RunRecord& wanted) {
-    require_same(place, identity(known), identity(wanted), "cannot resume, ",
-                 " now; --overwrite starts afresh");
+    require_same(place, identity(known), identity(wanted), "cannot resume, ", " now",
+                 Remedy::restart);
 }
 
 void require_same_shards(const std::string& place, const RunRecord& known,
@@ -53,7 +56,8 @@ void require_same_shards(const std::string& place, const RunRecord& known,
         all["computed_in"] = r.computed_in;
         return all;
     };
-    require_same(place, of_shard(wanted), of_shard(known), "is of another run, ", " here");
+    require_same(place, of_shard(wanted), of_shard(known), "is of another run, ", " here",
+                 Remedy::none);
 }
 
 std::string to_json(const RunRecord& r) {
@@ -91,8 +95,8 @@ RunRecord parse_record(const std::string& place, const std::string& text) {
         all.at("units").get_to(r.units);
         all.at("input_paths").get_to(r.input_paths);
     } catch (const json::exception&) {
-        throw InputError(place + ": cannot resume, its record of the run is unreadable; " +
-                         "--overwrite starts afresh");
+        throw InputError(place + ": cannot resume, its record of the run is unreadable",
+                         Remedy::restart);
     }
     return r;
 }

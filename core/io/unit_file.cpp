@@ -26,10 +26,12 @@ std::string file_name_of_unit(const std::string& unit) {
 
 std::string unit_of_file(const std::filesystem::path& path) {
     const Seal found = check_seal(path);
-    require(found == Seal::whole, path.string(), ": cannot resume, this finished unit ",
-            found == Seal::none ? "has no checksum at its end"
-                                : "is damaged, its bytes do not match its checksum",
-            "; --overwrite starts afresh");
+    if (found != Seal::whole)
+        throw InputError(
+            text(path.string(), ": cannot resume, this finished unit ",
+                 found == Seal::none ? "has no checksum at its end"
+                                     : "is damaged, its bytes do not match its checksum"),
+            Remedy::restart);
     const h5::Lock lock;
     const h5::Handle file = h5::open_file(path);
     const h5::Place root{path, "/"};

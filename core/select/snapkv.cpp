@@ -11,7 +11,7 @@ namespace msa {
 namespace {
 
 constexpr float kInWindow = 0x1p20F;  // above any vote
-constexpr int64_t kUnset = -1;
+constexpr int64_t kUnread = -1;
 
 class SnapKvSelector final : public Selector {
 public:
@@ -40,7 +40,7 @@ public:
     }
 
     void prepare(const SelectorLayer& layer) override {
-        end_ = kUnset;
+        end_ = kUnread;
         votes_ = Tensor<float, 2>({layer.problem.kv_heads, layer.problem.blocks()});
         prompts_.clear();
     }
@@ -70,7 +70,7 @@ public:
 private:
     /// What a budget keeps of a sequence's prompt.
     struct Compressed {
-        int64_t sequence = kUnset;
+        int64_t sequence = kUnread;
         Tensor<float, 2> votes;  // [Hkv, B]
     };
 
@@ -137,7 +137,7 @@ private:
     }
 
     int64_t window_ = 32, pool_ = 7;
-    int64_t sequence_ = kUnset, end_ = kUnset;
+    int64_t sequence_ = kUnread, end_ = kUnread;
     Tensor<float, 2> votes_;  // [Hkv, B]
     PerRule<Compressed> prompts_;
 };

@@ -23,20 +23,28 @@ std::vector<char> encoded(std::span<const float> values, Element element) {
     return stored;
 }
 
+/// The normal values [first, first + count) of the run that `key` names.
+std::vector<char> drawn(uint64_t key, int64_t first, int64_t count, Element element) {
+    std::vector<float> normal(static_cast<size_t>(count));
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; ++i)
+        normal[static_cast<size_t>(i)] = static_cast<float>(random_normal(mix(key, first + i)));
+    return encoded(normal, element);
+}
+
 /// Normal values. Rows (last axis) are windows of one long run at random places: a gigabyte takes
-/// no minutes, and rows are as good as independent. With `repeat`, what one staging holds is copied
-/// on within the backend's memory.
+/// no minutes, and rows are as good as independent. Of a run that is longer than all rows together,
+/// their windows alone are drawn. With `repeat`, what one staging holds is copied on within the
+/// backend's memory.
 template <int Rank>
 void fill_noise(Backend& backend, const Stored<Rank>& to, uint64_t seed, Stream stream,
                 bool repeat = false) {
     constexpr int64_t kRun = int64_t{1} << 20;
     const int64_t width = to.shape()[Rank - 1], rows = element_count(to.shape()) / width;
     const uint64_t key = mix(seed, static_cast<int64_t>(stream));
-    std::vector<float> normal(static_cast<size_t>(kRun + width));
-#pragma omp parallel for
-    for (int64_t i = 0; i < kRun + width; ++i)
-        normal[static_cast<size_t>(i)] = static_cast<float>(random_normal(mix(key, i)));
-    const std::vector<char> run = encoded(normal, to.element());
+    const bool whole = rows * width > kRun;
+    const std::vector<char> run =
+        whole ? drawn(key, 0, kRun + width, to.element()) : std::vector<char>();
     const int64_t each = element_bytes(to.element()), row_bytes = width * each;
     const int64_t piece = std::min(rows, std::max<int64_t>(1, kStaging / row_bytes));
     std::vector<char> staging(static_cast<size_t>(piece * row_bytes));
@@ -50,7 +58,10 @@ void fill_noise(Backend& backend, const Stored<Rank>& to, uint64_t seed, Stream 
 #pragma omp parallel for
         for (int64_t row = 0; row < count; ++row) {
             const auto at = static_cast<int64_t>(mix(key, begin + row, 1) % uint64_t{kRun});
-            std::memcpy(staging.data() + row * row_bytes, run.data() + at * each,
+            const std::vector<char> window =
+                whole ? std::vector<char>() : drawn(key, at, width, to.element());
+            std::memcpy(staging.data() + row * row_bytes,
+                        whole ? run.data() + at * each : window.data(),
                         static_cast<size_t>(row_bytes));
         }
         backend.copy(to.data() + begin * row_bytes, backend.space(), staging.data(), Space::host,

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/utf8.h"
 #include "experiments/driver/ranks.h"
+#include "experiments/driver/remedy.h"
 
 namespace msa::experiments {
 namespace {
@@ -27,7 +28,7 @@ void stop_if_asked() {
 
 int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
             std::ostream& err, std::ostream* failures) {
-    const auto fail = [&](const char* message, int code) {
+    const auto fail = [&](const std::string& message, int code) {
         // At once: the lines of several ranks do not mix.
         const std::string line = text(name, ": ", printable(message, "\n\t"), '\n');
         (failures != nullptr ? *failures : err) << line << std::flush;
@@ -38,13 +39,13 @@ int guarded(const std::string& name, Run run, std::span<const std::string> args,
         if (!out.flush()) throw SystemError("cannot write the standard output");
         return code;
     } catch (const InputError& error) {
-        return fail(error.what(), kRefused);
+        return fail(message_of(error), kRefused);
     } catch (const UnsupportedError& error) {
         return fail(error.what(), kRefused);
     } catch (const SystemError& error) {
         return fail(error.what(), kRefused);
     } catch (const std::filesystem::filesystem_error& error) {
-        return fail(text(error.path1().string(), ": ", error.code().message()).c_str(), kRefused);
+        return fail(text(error.path1().string(), ": ", error.code().message()), kRefused);
     } catch (const std::system_error& error) {
         return fail(error.what(), kRefused);
     } catch (const StoppedElsewhere&) {
@@ -54,7 +55,7 @@ int guarded(const std::string& name, Run run, std::span<const std::string> args,
     } catch (const std::bad_alloc&) {
         return fail("out of memory", kRefused);
     } catch (const std::exception& error) {
-        return fail(text("internal error, please report it: ", error.what()).c_str(), kBug);
+        return fail(text("internal error, please report it: ", error.what()), kBug);
     }
 }
 

@@ -7,6 +7,7 @@
 
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
+#include "experiments/driver/remedy.h"
 
 namespace msa::experiments {
 
@@ -47,7 +48,7 @@ void WorkQueue::spread(const std::vector<BackendOptions>& shares,
             try {
                 work(share);
             } catch (const std::exception& error) {
-                fail(error.what());
+                fail(message_of(error));
             }
         });
 }
@@ -62,7 +63,7 @@ int64_t WorkQueue::take() {
     return handout_.next();
 }
 
-void WorkQueue::fail(const char* message) {
+void WorkQueue::fail(const std::string& message) {
     const std::lock_guard lock(turn_);
     failures_.push_back({std::current_exception(), message});
 }

@@ -37,7 +37,7 @@ public:
     /// The next number; -1 where there is none, or a failure ends the rest.
     int64_t take();
     /// Keeps the exception under way, whose message this is.
-    void fail(const char* message);
+    void fail(const std::string& message);
     /// One more is done, or given up; says what was said of it.
     void count_done(const std::string& said);
     /// Collective, after all work: throws the first error and prints further ones, as `program`.

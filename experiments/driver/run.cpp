@@ -12,6 +12,7 @@
 
 #include "experiments/driver/program.h"
 #include "experiments/driver/queue.h"
+#include "experiments/driver/remedy.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/write_text.h"
 
@@ -51,8 +52,8 @@ void require_apart(const fs::path& input, const fs::path& output) {
 }
 
 void check_unfinished(const RunOptions& o, const fs::path& what, bool unfinished) {
-    require(o.resume || o.overwrite || !unfinished, what.string(),
-            ": holds an unfinished run; --resume continues it, --overwrite starts afresh");
+    if (unfinished && !o.resume && !o.overwrite)
+        throw InputError(what.string() + ": holds an unfinished run", Remedy::resume);
 }
 
 void check_shard(const RunOptions& o, const Ranks& ranks) {
@@ -178,7 +179,7 @@ void UnitRun::work_with(Backend& backend, int threads, const std::vector<const U
             const Worker worker{backend, alone ? err_ : said, alone ? err_ : silent, threads};
             do_unit(*units[static_cast<size_t>(number)], worker, device);
         } catch (const std::exception& error) {
-            queue.fail(error.what());
+            queue.fail(message_of(error));
         }
         queue.count_done(said.str());
     }

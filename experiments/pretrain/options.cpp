@@ -192,6 +192,8 @@ void check(const PretrainOptions& o) {
     o.rule.validate();
     const train::ModelConfig model = o.model();
     model.validate();
+    check_option("warmup-steps", o.training.warmup_steps, 0, o.training.steps);
+    check_option("lr-warmup", o.training.rate_warmup, 0, o.training.steps);
     o.training.validate();
     o.mixture().validate();
     const bool selects = model.has_index() || model.attends(train::Attention::window);

@@ -13,6 +13,7 @@
 #include "core/io/results.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/queue.h"
+#include "experiments/driver/remedy.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
@@ -83,7 +84,7 @@ void work_on(const std::vector<SweepRun>& runs, const Chains& chains, const Back
                 do_run(runs[n], runs[n].words_on(own), train, Ranks::alone(), said,
                        alone != nullptr ? *alone : silent);
             } catch (const std::exception& error) {
-                queue.fail(error.what());
+                queue.fail(message_of(error));
                 failed = true;
                 said << runs[n].name() << ": not finished\n";
             }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // dense_attention_grad and sparse_attention_grad.
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -77,10 +78,15 @@ protected:
         operands_.sinks = Tensor<float, 1>(sinks_.shape());
         std::copy_n(sinks_.data(), sinks_.size(), operands_.sinks.data());
     }
-    Backward given(const AttentionLoss& loss) const {
+    Backward given(Attention saved) const {
         Tensor<float, 3> d_out(d_out_.shape());
         std::copy_n(d_out_.data(), d_out_.size(), d_out.data());
-        return {loss.saved(), std::move(d_out)};
+        return {std::move(saved), std::move(d_out)};
+    }
+    /// What the reference saves, for tests of bits: dense, sparse.
+    std::array<Backward, 2> forward() const {
+        return {given(reference().dense_attention(problem(), operands_)),
+                given(reference().sparse_attention(problem(), operands_, ids_))};
     }
 
     Runner runner_{subject()};
@@ -91,15 +97,19 @@ protected:
 MSA_FOR_ALL_CASES(AttentionGradTest);
 
 TEST_P(AttentionGradTest, MatchesReference) {
+    const std::vector<Way> all = ways(runner_, problem(), rule().top_k);
     for (bool sinks : {false, true})
-        for (const Way& way : ways(runner_, problem(), rule().top_k)) {
+        for (bool sparse : {false, true}) {
             set_sinks(sinks);
-            const AttentionLoss loss(problem(), operands_, support(way), d_out_);
-            const Backward backward = given(loss);
-            EXPECT_TRUE(matches(run(runner_, way, problem(), operands_, ids_, backward),
-                                truth(way.sparse, problem(), operands_, ids_, backward),
-                                loss.sizes()))
-                << way << (sinks ? ", sinks" : "") << ", seed " << seed();
+            const AttentionLoss loss(problem(), operands_, support({sparse}), d_out_);
+            const Backward backward = given(loss.saved());
+            const AttentionGrad want = truth(sparse, problem(), operands_, ids_, backward);
+            for (const Way& way : all) {
+                if (way.sparse != sparse) continue;
+                EXPECT_TRUE(matches(run(runner_, way, problem(), operands_, ids_, backward), want,
+                                    loss.sizes()))
+                    << way << (sinks ? ", sinks" : "") << ", seed " << seed();
+            }
         }
 }
 
@@ -109,7 +119,7 @@ TEST_P(AttentionGradTest, IsTheFiniteDifferenceOfTheLoss) {
     for (const Way& way : ways(runner_, p, rule().top_k)) {
         if (way.sparse && way.order != LoopOrder::automatic) continue;
         const AttentionLoss loss(p, operands_, support(way), d_out_);
-        const AttentionGrad got = run(runner_, way, p, operands_, ids_, given(loss));
+        const AttentionGrad got = run(runner_, way, p, operands_, ids_, given(loss.saved()));
         const GradientSizes sizes = loss.sizes();
         const auto near = [&](float value, const AttentionLoss::Difference& want, double bound) {
             EXPECT_NEAR(value, want.value, want.bound + bound) << way << ", seed " << seed();
@@ -133,9 +143,9 @@ TEST_P(AttentionGradTest, IsTheFiniteDifferenceOfTheLoss) {
 TEST_P(AttentionGradTest, ThreadsAndRerunsChangeNoBit) {
     set_sinks(true);
     Runner one(subject(), 1), three(subject(), 3);
+    const std::array<Backward, 2> saved = forward();
     for (const Way& way : ways(runner_, problem(), rule().top_k)) {
-        const AttentionLoss loss(problem(), operands_, support(way), d_out_);
-        const Backward backward = given(loss);
+        const Backward& backward = saved[way.sparse ? 1 : 0];
         const AttentionGrad once = run(one, way, problem(), operands_, ids_, backward);
         for (int rerun = 0; rerun < 2; ++rerun)
             EXPECT_TRUE(same_bits(run(three, way, problem(), operands_, ids_, backward), once))
@@ -144,9 +154,9 @@ TEST_P(AttentionGradTest, ThreadsAndRerunsChangeNoBit) {
 }
 
 TEST_P(AttentionGradTest, KeysThatNobodySeesHaveNoInfluenceAndGetNothing) {
+    const std::array<Backward, 2> saved = forward();
     for (const Way& way : ways(runner_, problem(), rule().top_k)) {
-        const AttentionLoss loss(problem(), operands_, support(way), d_out_);
-        const Backward backward = given(loss);
+        const Backward& backward = saved[way.sparse ? 1 : 0];
         const AttentionGrad clean = run(runner_, way, problem(), operands_, ids_, backward);
         Operands poisoned = make_operands(the_case(), subject().element);
         for (int64_t r = 0; r < problem().kv_heads; ++r) {
@@ -177,7 +187,7 @@ TEST_P(AttentionGradTest, KeysThatNobodySeesHaveNoInfluenceAndGetNothing) {
 TEST_P(AttentionGradTest, AllBlocksGiveTheDenseGradient) {
     const Tensor<int32_t, 3> all = all_visible_blocks(problem());
     const AttentionLoss loss(problem(), operands_, {}, d_out_);
-    const Backward backward = given(loss);
+    const Backward backward = given(loss.saved());
     const AttentionGrad dense = reference().dense_attention_grad(problem(), operands_, backward);
     for (const Way& way : ways(runner_, problem(), all.extent(2)))
         EXPECT_TRUE(

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "tests/experiments/cli.h"
 
+#include <fcntl.h>
 #include <hdf5.h>
+#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +15,7 @@
 #include "core/io/results.h"
 #include "experiments/programs.h"
 #include "tests/support/random.h"
+#include "tests/support/sanitized.h"
 
 namespace msa::test {
 
@@ -83,14 +86,15 @@ std::string CliTest::make(const std::string& name, const Activations& spec) cons
     return path(name);
 }
 
-void poke(const std::string& path, const std::string& name, const Shape<3>& at, float value) {
+void poke(const std::string& path, const std::string& name, const Shape<3>& at, float value,
+          const Shape<3>& extent) {
     const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
     const hid_t dataset = H5Dopen2(file, name.c_str(), H5P_DEFAULT);
-    const hid_t space = H5Dget_space(dataset), memory = H5Screate(H5S_SCALAR);
-    const hsize_t element[] = {static_cast<hsize_t>(at[0]), static_cast<hsize_t>(at[1]),
-                               static_cast<hsize_t>(at[2])};
-    H5Sselect_elements(space, H5S_SELECT_SET, 1, element);
-    EXPECT_GE(H5Dwrite(dataset, H5T_NATIVE_FLOAT, memory, space, H5P_DEFAULT, &value), 0);
+    const std::vector<hsize_t> first(at.begin(), at.end()), counts(extent.begin(), extent.end());
+    const std::vector<float> values(static_cast<size_t>(element_count(extent)), value);
+    const hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(3, counts.data(), nullptr);
+    H5Sselect_hyperslab(space, H5S_SELECT_SET, first.data(), nullptr, counts.data(), nullptr);
+    EXPECT_GE(H5Dwrite(dataset, H5T_NATIVE_FLOAT, memory, space, H5P_DEFAULT, values.data()), 0);
     H5Sclose(memory);
     H5Sclose(space);
     H5Dclose(dataset);
@@ -109,13 +113,16 @@ int run_for(const std::string& program, const std::vector<std::string>& args,
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
-    const pid_t child = fork();
-    if (child == 0) {
-        const bool quiet = freopen("/dev/null", "w", stdout) && freopen("/dev/null", "w", stderr);
-        if (quiet) execv(argv[0], argv.data());
-        _exit(127);
-    }
-    std::this_thread::sleep_for(delay);
+    // No fork: it would copy the page tables of all that the tests have allocated.
+    posix_spawn_file_actions_t quiet;
+    posix_spawn_file_actions_init(&quiet);
+    posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+    posix_spawn_file_actions_adddup2(&quiet, STDOUT_FILENO, STDERR_FILENO);
+    pid_t child = 0;
+    const int refused = posix_spawn(&child, argv[0], &quiet, nullptr, argv.data(), environ);
+    posix_spawn_file_actions_destroy(&quiet);
+    if (refused != 0) return 127;
+    std::this_thread::sleep_for(delay * kSlowdown);
     kill(child, signal);
     int status = 0;
     waitpid(child, &status, 0);

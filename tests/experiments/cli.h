@@ -62,13 +62,15 @@ private:
     std::filesystem::path directory_;
 };
 
-/// Overwrites one float of a file, past the checks of the writers.
-void poke(const std::string& file, const std::string& dataset, const Shape<3>& at, float value);
+/// Overwrites the floats [at, at + extent) of a file, past the checks of the writers.
+void poke(const std::string& file, const std::string& dataset, const Shape<3>& at, float value,
+          const Shape<3>& extent = {1, 1, 1});
 
 std::string file_text(const std::filesystem::path& path);
 
-/// Runs the built program in a process of its own and signals it after `delay`; its exit code, or
-/// -1 when the signal ended it.
+/// Runs the built program in a process of its own and signals it after `delay`, in a build with a
+/// sanitizer kSlowdown times as late, so that it has come about as far; its exit code, or -1 when
+/// the signal ended it.
 int run_for(const std::string& program, const std::vector<std::string>& args,
             std::chrono::microseconds delay, int signal = SIGKILL);
 

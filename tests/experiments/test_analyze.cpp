@@ -40,8 +40,7 @@ protected:
 /// undefined.
 TEST_F(Analyze, DeadHeadsAreLeftOutAndCounted) {
     const std::string dead = make("dead.h5", {.layers = {0}});
-    for (int64_t i = 0; i < 150; ++i)
-        for (int64_t d = 0; d < 16; ++d) poke(dead, "/layers/0/v", {i, 1, d}, 0);
+    poke(dead, "/layers/0/v", {0, 1, 0}, 0, {150, 1, 16});
     const Outcome outcome = run(dead, "out", {"--json", "--selectors", "window,mean-key"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const json summary = json::parse(outcome.out);

@@ -168,10 +168,8 @@ TEST_F(Compare, LargeConstantLogitsAreNoError) {
     Activations sizes;
     sizes.layers = {0};
     const std::string biased = make("biased.h5", sizes);
-    for (int64_t i = 0; i < 150; ++i) {
-        for (int64_t h = 0; h < 4; ++h) poke(biased, "/layers/0/q", {i, h, 0}, 20);
-        for (int64_t r = 0; r < 2; ++r) poke(biased, "/layers/0/k", {i, r, 0}, 10.3F);
-    }
+    poke(biased, "/layers/0/q", {0, 0, 0}, 20, {150, 4, 1});
+    poke(biased, "/layers/0/k", {0, 0, 0}, 10.3F, {150, 2, 1});
     const Outcome outcome = kCompare({biased, "--out", path("out"), "--budgets", "16,32",
                                       "--block-size", "8", "--threads", "2"});
     EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -194,8 +192,8 @@ TEST_F(Compare, UndefinedAttentionIsNamedAndStaysUndefined) {
     Activations sizes;
     sizes.layers = {0};
     const std::string huge = make("huge.h5", sizes);
-    for (int64_t h = 0; h < 4; ++h) poke(huge, "/layers/0/q", {140, h, 0}, 1e30F);
-    for (int64_t r = 0; r < 2; ++r) poke(huge, "/layers/0/k", {100, r, 0}, 1e30F);
+    poke(huge, "/layers/0/q", {140, 0, 0}, 1e30F, {1, 4, 1});
+    poke(huge, "/layers/0/k", {100, 0, 0}, 1e30F, {1, 2, 1});
     const Outcome outcome = kCompare(
         {huge, "--out", path("out"), "--budgets", "16", "--block-size", "8", "--threads", "2"});
     EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -214,8 +212,7 @@ TEST_F(Compare, DeadGroupsAreLeftOutAndCounted) {
     Activations sizes;
     sizes.layers = {0};
     const std::string dead = make("dead.h5", sizes);
-    for (int64_t i = 0; i < 150; ++i)
-        for (int64_t d = 0; d < 16; ++d) poke(dead, "/layers/0/v", {i, 1, d}, 0);
+    poke(dead, "/layers/0/v", {0, 1, 0}, 0, {150, 1, 16});
     const Outcome outcome = kCompare({dead, "--out", path("out"), "--budgets", "16", "--selectors",
                                       "window,streaming-llm", "--block-size", "8"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;

@@ -17,8 +17,7 @@ using nlohmann::json;
 /// The output of a head whose values are all 0 has no relative error: the mean is of the others.
 TEST_F(Fit, DeadHeadsAreLeftOutAndCounted) {
     const std::string dead = write("dead.h5");
-    for (int64_t i = 0; i < 192; ++i)
-        for (int64_t d = 0; d < 16; ++d) poke(dead, "/layers/3/v", {i, 1, d}, 0);
+    poke(dead, "/layers/3/v", {0, 1, 0}, 0, {192, 1, 16});
     const Outcome outcome = run({dead}, "dead");
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_EQ(row("dead")["dead_heads"], 2) << "the two query heads of group 1";

@@ -2,6 +2,7 @@
 // msa-fit-indexer killed or interrupted at any moment, and --resume.
 #include "core/io/results.h"
 #include "tests/experiments/fit_test.h"
+#include "tests/support/sanitized.h"
 
 namespace msa::test {
 namespace {
@@ -11,8 +12,9 @@ using FitResume = Fit;
 TEST_F(FitResume, AfterKillsAtManyMoments) {
     const std::string file = write("a.h5", {.layers = {3, 5}});
     ASSERT_EQ(run({file}, "whole", {"--eval-every", "2"}).code, 0);
-    int killed = 0;
-    for (int trial = 0; trial < 4; ++trial) {
+    constexpr int64_t kTrials = repeated(4, 2);
+    int64_t killed = 0;
+    for (int64_t trial = 0; trial < kTrials; ++trial) {
         const std::string out = text("killed", trial), jobs = text(1 + trial % 2);
         int code = -1;
         for (int64_t delay = 15000 + 4000 * trial; code != 0; delay += 3000 + 1700 * trial) {
@@ -35,7 +37,7 @@ TEST_F(FitResume, AfterKillsAtManyMoments) {
             EXPECT_TRUE(std::equal(left.data(), left.data() + left.size(), right.data()));
         }
     }
-    EXPECT_GT(killed, 4);
+    EXPECT_GT(killed, kTrials);
     std::cout << "killed " << killed << " times\n";
 }
 

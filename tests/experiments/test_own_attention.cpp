@@ -234,7 +234,8 @@ TEST_F(OwnAttentionOfModels, WhatIsNotComputedIsStillSaid) {
               std::string::npos)
         << outcome.err;
     write(kOwnAttention);
-    const Outcome bench = kBench({"--input", file_, "--out", path("b.json")});
+    const Outcome bench = kBench({"--input", file_, "--out", path("b.json"), "--stages",
+                                  "dense_attention", "--samples", "1"});
     EXPECT_NE(bench.err.find("/layers/3 has sinks, sliding_window, softcap: the model's own "
                              "attention is not the plain causal attention computed here"),
               std::string::npos)

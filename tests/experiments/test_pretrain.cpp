@@ -242,8 +242,10 @@ TEST_F(Pretrain, RefusalsNameTheValueAndTheRule) {
         refusal({"--attention", "full,msa,msa"})
             .find("attention is given for 3 layers, must be given once, or for each of the 2"),
         std::string::npos);
-    EXPECT_NE(refusal({"--warmup-steps", "13"}).find("warmup_steps is 13, must be from 0 to steps"),
-              std::string::npos);
+    for (const std::string option : {"--warmup-steps", "--lr-warmup"})
+        EXPECT_NE(refusal({option, "13"}).find(option + " is 13, must be from 0 to 12"),
+                  std::string::npos)
+            << option;
     EXPECT_NE(refusal({"--held-out", "0"}).find("--held-out is 0, must be between 0 and 1"),
               std::string::npos);
     EXPECT_NE(refusal({"--eval-lengths", "65"}).find("--eval-lengths names 65"), std::string::npos);

@@ -7,6 +7,7 @@
 
 #include "core/io/results.h"
 #include "tests/experiments/cli.h"
+#include "tests/support/sanitized.h"
 
 namespace msa::test {
 namespace {
@@ -38,9 +39,10 @@ protected:
 TEST_F(Resume, AfterKillsAtManyMoments) {
     using std::chrono::microseconds;
     ASSERT_EQ(kAnalyze(args("whole")).code, 0);
-    int killed = 0;
+    constexpr int64_t kTrials = repeated(12, 3);
+    int64_t killed = 0;
     // Later and later, so that some kills hit every step: start, layers, assembly, small files.
-    for (int trial = 0; trial < 12; ++trial) {
+    for (int64_t trial = 0; trial < kTrials; ++trial) {
         const std::string out = text("killed", trial);
         int code = -1;
         for (int64_t delay = 4000 + 1700 * trial; code != 0; delay += 2000 + 300 * trial) {
@@ -50,7 +52,7 @@ TEST_F(Resume, AfterKillsAtManyMoments) {
         }
         expect_same(out, "whole");
     }
-    EXPECT_GT(killed, 12);
+    EXPECT_GT(killed, kTrials);
     std::cout << "killed " << killed << " times\n";
 }
 
@@ -118,7 +120,7 @@ TEST_F(Resume, OverwriteKeepsTheOldResultsUntilTheEnd) {
     const std::string before = file_text(path("out/results.h5"));
     for (int64_t delay = 4000; run_for("msa-analyze", args("out", {"--overwrite"}),
                                        std::chrono::microseconds(delay)) != 0;
-         delay += 4000) {
+         delay += delay / 4) {
         const std::string now = file_text(path("out/results.h5"));
         if (now != before) break;  // killed after the rename
     }

@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/error.h"
 #include "core/io/results.h"
+#include "experiments/driver/remedy.h"
 #include "experiments/fit/rope.h"
 #include "tests/experiments/fit_test.h"
 
@@ -33,6 +35,23 @@ TEST_F(Driver, OpenmpsVariableSaysHowManyThreads) {
     make("a.h5");
     EXPECT_NE(threads("OMP_NUM_THREADS=3", "").find(", 3 threads"), std::string::npos);
     EXPECT_NE(threads("OMP_NUM_THREADS=3", " --threads 2").find(", 2 threads"), std::string::npos);
+}
+
+/// The library names no option; the program adds its own to what the library says.
+TEST(DriverErrors, NameTheOptionThatHelps) {
+    const auto said = [](Remedy remedy, const char* file = "") {
+        return experiments::message_of(InputError("wrong", remedy, file));
+    };
+    EXPECT_EQ(said(Remedy::none), "wrong");
+    EXPECT_EQ(said(Remedy::replace), "wrong; --overwrite replaces it");
+    EXPECT_EQ(said(Remedy::resume), "wrong; --resume continues it, --overwrite starts afresh");
+    EXPECT_EQ(said(Remedy::restart), "wrong; --overwrite starts afresh");
+    EXPECT_EQ(said(Remedy::convert, "d/a.npz"),
+              "wrong; msalab convert d/a.npz --state post_rope --out d/a.h5 makes one (layouts, "
+              "names of arrays: python/README.md)");
+    EXPECT_EQ(said(Remedy::rotate, "a.h5"),
+              "wrong; msalab convert a.h5 --apply-rope --out FILE rotates it");
+    EXPECT_EQ(experiments::message_of(SystemError("disk full")), "disk full");
 }
 
 TEST_F(Driver, OverwriteNeverReplacesAnInput) {

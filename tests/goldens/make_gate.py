@@ -7,11 +7,10 @@ Inputs are random float32; nothing here shares code with msalab. Needs torch, nu
 usage: make_gate.py OUTPUT.h5
 """
 
-import json
 import math
 import sys
 
-import h5py
+import golden_file
 import torch
 import torch.nn.functional as F
 
@@ -20,15 +19,11 @@ G, BLOCKS = HQ // HKV, math.ceil(N / BK)
 
 
 def rope(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    half = ROTARY // 2
-    angle = positions[:, None] * THETA ** (-2.0 * torch.arange(half, dtype=torch.float64) / ROTARY)
-    cosine, sine = angle.cos()[:, None], angle.sin()[:, None]
-    low, high, rest = heads[..., :half], heads[..., half:ROTARY], heads[..., ROTARY:]
-    return torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], -1)
+    return golden_file.rope(heads, positions, ROTARY, THETA)
 
 
 def normed(heads, weight):
-    return heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + EPSILON) * weight
+    return golden_file.rms_normed(heads, weight, EPSILON)
 
 
 def pooled(k: torch.Tensor) -> torch.Tensor:
@@ -37,11 +32,7 @@ def pooled(k: torch.Tensor) -> torch.Tensor:
 
 
 def main(path: str) -> None:
-    generator = torch.Generator().manual_seed(SEED)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float32)
-
+    draw = golden_file.source_of_draws(SEED)
     inputs = {
         "q": 1.5 * draw(N, HQ, DH), "k": draw(N, HKV, DH),
         "w_gate_q": draw(HKV * DG, G * DH) / 4, "w_gate_k": draw(HKV * DG, 3 * DH) / 4,
@@ -86,17 +77,9 @@ def main(path: str) -> None:
         for weight, gradient in zip(names, torch.autograd.grad(kl, used)):
             outputs[f"{name}/d_{weight}"] = gradient
 
-    with h5py.File(path, "w", libver=("v110", "v110")) as file:
-        file.attrs["source"] = f"PyTorch {torch.__version__.split('+')[0]}, float64, autograd"
-        file.attrs["config"] = json.dumps(
-            {"tokens": N, "block_size": BK, "query_heads": HQ, "kv_heads": HKV, "head_dim": DH,
-             "gate_dim": DG, "rotary_dim": ROTARY, "rope_theta": THETA, "seed": SEED})
-        for name, value in inputs.items():
-            file.create_dataset(f"inputs/{name}", data=value.detach().float().numpy(),
-                                compression=9, shuffle=True)
-        for name, value in outputs.items():
-            value = value.detach() if name.endswith("/kl") else value.detach().float()
-            file.create_dataset(f"expected/{name}", data=value.numpy(), compression=9, shuffle=True)
+    config = {"tokens": N, "block_size": BK, "query_heads": HQ, "kv_heads": HKV, "head_dim": DH,
+              "gate_dim": DG, "rotary_dim": ROTARY, "rope_theta": THETA, "seed": SEED}
+    golden_file.write(path, config, inputs, outputs)
 
 
 if __name__ == "__main__":

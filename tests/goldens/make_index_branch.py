@@ -7,38 +7,25 @@ Inputs are random float32; nothing here shares code with msalab. Needs torch, nu
 usage: make_index_branch.py OUTPUT.h5
 """
 
-import json
 import math
 import sys
 
-import h5py
+import golden_file
 import torch
 
 N, D, HQ, HKV, DH, DIDX, ROTARY, THETA, EPSILON, SEED = 80, 40, 8, 2, 32, 16, 8, 1e4, 1e-6, 20260102
 STEPS, RATE, DECAY = 4, 3e-2, 0.1
 
 
-def rope(heads: torch.Tensor) -> torch.Tensor:
-    half = ROTARY // 2
-    angle = torch.arange(N)[:, None] * THETA ** (-2.0 * torch.arange(half, dtype=torch.float64) / ROTARY)
-    cosine, sine = angle.cos()[:, None], angle.sin()[:, None]
-    low, high, rest = heads[..., :half], heads[..., half:ROTARY], heads[..., ROTARY:]
-    return torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], -1)
-
-
 def head(x, weight, norm, heads):
     out = (x @ weight.T).reshape(N, heads, DIDX)
     if norm is not None:
-        out = out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + EPSILON) * norm
-    return rope(out)
+        out = golden_file.rms_normed(out, norm, EPSILON)
+    return golden_file.rope(out, torch.arange(N), ROTARY, THETA)
 
 
 def main(path: str) -> None:
-    generator = torch.Generator().manual_seed(SEED)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float32)
-
+    draw = golden_file.source_of_draws(SEED)
     inputs = {
         "x": draw(N, D), "q": draw(N, HQ, DH), "k": draw(N, HKV, DH),
         "w_index_q": draw(HKV * DIDX, D) / 4, "w_index_k": draw(DIDX, D) / 4,
@@ -81,18 +68,10 @@ def main(path: str) -> None:
         optimizer.step()
     outputs["adamw/w_index_k"] = trained
 
-    with h5py.File(path, "w") as file:
-        file.attrs["source"] = f"PyTorch {torch.__version__.split('+')[0]}, float64, autograd"
-        file.attrs["config"] = json.dumps(
-            {"tokens": N, "model_dim": D, "query_heads": HQ, "kv_heads": HKV, "head_dim": DH,
-             "index_dim": DIDX, "rotary_dim": ROTARY, "rope_theta": THETA, "steps": STEPS,
-             "rate": RATE, "weight_decay": DECAY, "seed": SEED})
-        for name, value in inputs.items():
-            file.create_dataset(f"inputs/{name}", data=value.detach().float().numpy(),
-                                compression=9, shuffle=True)
-        for name, value in outputs.items():
-            value = value.detach() if name.endswith("/kl") else value.detach().float()
-            file.create_dataset(f"expected/{name}", data=value.numpy(), compression=9, shuffle=True)
+    config = {"tokens": N, "model_dim": D, "query_heads": HQ, "kv_heads": HKV, "head_dim": DH,
+              "index_dim": DIDX, "rotary_dim": ROTARY, "rope_theta": THETA, "steps": STEPS,
+              "rate": RATE, "weight_decay": DECAY, "seed": SEED}
+    golden_file.write(path, config, inputs, outputs)
 
 
 if __name__ == "__main__":

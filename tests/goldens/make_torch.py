@@ -6,23 +6,17 @@ Inputs are random float32; nothing here shares code with msalab. Needs torch, nu
 usage: make_torch.py OUTPUT.h5
 """
 
-import json
 import math
 import sys
 
-import h5py
-import numpy as np
+import golden_file
 import torch
 
 N, HQ, HKV, DH, DIDX, BK, K, SEED = 96, 8, 2, 32, 16, 16, 3, 20260101
 
 
 def main(path: str) -> None:
-    generator = torch.Generator().manual_seed(SEED)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float32)
-
+    draw = golden_file.source_of_draws(SEED)
     inputs = {
         "q": draw(N, HQ, DH),
         "k": draw(N, HKV, DH),
@@ -50,7 +44,7 @@ def main(path: str) -> None:
     selected = chosen[:, :, :-1].repeat_interleave(BK, -1)[:, :, :N] & causal
     ids = ids.masked_fill(ids == scores.shape[-1], -1).permute(1, 0, 2).to(torch.int32)
 
-    outputs = {"ids": ids.numpy()}
+    outputs = {"ids": ids}
 
     def kl(support, name):
         masked = logits.detach().masked_fill(~support.repeat_interleave(HQ // HKV, 0), -math.inf)
@@ -60,10 +54,10 @@ def main(path: str) -> None:
             log_index.masked_fill(~support, 0), teacher.masked_fill(~support, 0), reduction="none"
         ).sum(-1)
         gradient = torch.autograd.grad(rows.mean(), (t["index_q"], t["index_k"]), retain_graph=True)
-        outputs[f"{name}/kl"] = rows.detach().T.numpy()
+        outputs[f"{name}/kl"] = rows.detach().T
         of_support = index_logits.masked_fill(~support, -math.inf)
-        outputs[f"{name}/index_lse"] = of_support.logsumexp(-1).detach().T.numpy()
-        outputs[f"{name}/d_index_q"], outputs[f"{name}/d_index_k"] = (g.numpy() for g in gradient)
+        outputs[f"{name}/index_lse"] = of_support.logsumexp(-1).detach().T
+        outputs[f"{name}/d_index_q"], outputs[f"{name}/d_index_k"] = gradient
 
     kl(causal.expand(HKV, N, N), "index_kl_full")
     kl(selected, "index_kl_selected")
@@ -75,25 +69,17 @@ def main(path: str) -> None:
         gradient = torch.autograd.grad(
             (out * t["d_out"]).sum(), (t["q"], t["k"], t["v"]), retain_graph=True
         )
-        outputs[f"{name}/out"] = out.detach().numpy()
-        outputs[f"{name}/lse"] = masked.logsumexp(-1).detach().T.numpy()
+        outputs[f"{name}/out"] = out
+        outputs[f"{name}/lse"] = masked.logsumexp(-1).detach().T
         for operand, value in zip("qkv", gradient):
-            outputs[f"{name}/d_{operand}"] = value.numpy()
+            outputs[f"{name}/d_{operand}"] = value
 
     attention(causal.expand(HKV, N, N), "dense_attention")
     attention(selected, "sparse_attention")
 
-    with h5py.File(path, "w") as file:
-        file.attrs["source"] = f"PyTorch {torch.__version__.split('+')[0]}, float64, autograd"
-        file.attrs["config"] = json.dumps(
-            {"tokens": N, "query_heads": HQ, "kv_heads": HKV, "head_dim": DH, "index_dim": DIDX,
-             "block_size": BK, "top_k": K, "seed": SEED})
-        for name, value in inputs.items():
-            file.create_dataset(f"inputs/{name}", data=value.numpy(), compression=9, shuffle=True)
-        for name, value in outputs.items():
-            if value.dtype == np.float64 and not name.endswith("/kl"):
-                value = value.astype(np.float32)
-            file.create_dataset(f"expected/{name}", data=value, compression=9, shuffle=True)
+    config = {"tokens": N, "query_heads": HQ, "kv_heads": HKV, "head_dim": DH, "index_dim": DIDX,
+              "block_size": BK, "top_k": K, "seed": SEED}
+    golden_file.write(path, config, inputs, outputs)
 
 
 if __name__ == "__main__":

@@ -191,8 +191,7 @@ TEST_F(Activations, NothingUnderTheFinalNameUntilFinished) {
     EXPECT_FALSE(std::filesystem::exists(partial));
     EXPECT_FALSE(std::filesystem::exists(path_));
     write();
-    EXPECT_EQ(refusal([&] { ActivationsWriter(path_, info_, false); }),
-              "exists; --overwrite replaces it");
+    EXPECT_EQ(refusal([&] { ActivationsWriter(path_, info_, false); }), "exists");
     EXPECT_THROW(ActivationsWriter("/proc/none/x.h5", info_, false), SystemError);
 }
 

@@ -114,9 +114,14 @@ TEST_F(Activations, FilesThatAreNone) {
     for (const std::string extension : {".safetensors", ".npz", ".npy"}) {
         std::filesystem::path other = path_;
         std::ofstream(other.replace_extension(extension)) << "text";
-        EXPECT_NE(open(other).find("is not an HDF5 file; msalab convert " + other.string() +
-                                   " --state post_rope --out " + path_.string() + " makes one"),
-                  std::string::npos);
+        try {
+            ActivationsReader{other};
+            FAIL() << "was read";
+        } catch (const InputError& error) {
+            EXPECT_EQ(error.what(), other.string() + ": is not an HDF5 file");
+            EXPECT_EQ(error.remedy(), Remedy::convert);
+            EXPECT_EQ(error.file(), other.string());
+        }
         std::filesystem::remove(other);
     }
     write();

@@ -126,7 +126,7 @@ TEST_F(Damage, AFinishedUnitThatChangedIsNotResumed) {
         put(unit, bytes);
         ASSERT_EQ(resumed(), unit.string() +
                                  ": cannot resume, this finished unit is damaged, its bytes do not "
-                                 "match its checksum; --overwrite starts afresh")
+                                 "match its checksum")
             << at;
     }
     put(unit, Bytes(whole.begin(), whole.end() - 20));

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace msa::experiments {
+
+/// What a program says of an error: its message, and behind it how the program is asked for the
+/// remedy of an InputError ("; --overwrite replaces it", say).
+std::string message_of(const std::exception&);
+
+}  // namespace msa::experiments
