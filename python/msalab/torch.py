@@ -265,7 +265,8 @@ _select = _Operator(
 def _like(function: Callable):
     """Puts the help of the function on arrays, which says shapes and rules, below a function's."""
     def add(own: Callable) -> Callable:
-        own.__doc__ = f"{inspect.getdoc(own)}\n\n{inspect.getdoc(function)}"
+        own.__doc__ = (f"{inspect.getdoc(own)}\n\nThe help of msalab.{function.__name__}:\n\n"
+                       f"{inspect.getdoc(function)}")
         return own
     return add
 
@@ -274,7 +275,7 @@ def _like(function: Callable):
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
                     window=None, softcap=None, cu_seqlens_q=None, cu_seqlens_k=None):
     """msalab.dense_attention on tensors, with gradients of q, k, v and sinks; with a window or a
-    soft cap, without one. There it says:"""
+    soft cap, without one."""
     out, lse = _dense(q, k, v, sinks, softmax_scale, window, softcap, cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
 
@@ -284,7 +285,7 @@ def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softm
                          sinks=None, window=None, softcap=None, block_size=128, order="automatic",
                          cu_seqlens_q=None, cu_seqlens_k=None):
     """msalab.msa_sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
-    a soft cap, without one. There it says:"""
+    a soft cap, without one."""
     out, lse = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
                        cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
@@ -294,8 +295,7 @@ def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softm
 def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
                      block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
                      cu_seqlens_k=None):
-    """msalab.msa_index_select on tensors; neither ids nor their lse have a gradient. There it
-    says:"""
+    """msalab.msa_index_select on tensors; neither ids nor their lse have a gradient."""
     found = _select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
                     index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k)
     return found if return_index_lse else found[0]
@@ -307,7 +307,7 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
                  cu_seqlens_q=None, cu_seqlens_k=None):
     """The mean over rows of msalab.msa_index_kl, a float32 scalar with gradients of index_q and
     index_k. q, k and sinks, the teacher's, get none. Give the main_lse of the forward pass on a GPU:
-    without it a slower kernel answers. Of the values by row it says there:"""
+    without it a slower kernel answers."""
     return _kl(index_q, index_k, _teachers(q), _teachers(k), topk_idxs, _teachers(sinks), main_lse,
                index_lse, softmax_scale, index_scale, teacher, block_size, cu_seqlens_q,
                cu_seqlens_k)[0]
