@@ -26,10 +26,10 @@ std::string file_name_of_unit(const std::string& unit) {
 
 std::string unit_of_file(const std::filesystem::path& path) {
     const Seal found = check_seal(path);
-    require(found == Seal::whole, path.string(), ": cannot resume, this finished unit ",
+    require(found == Seal::whole, path.string(), ": this finished unit ",
             found == Seal::none ? "has no checksum at its end"
                                 : "is damaged, its bytes do not match its checksum",
-            "; --overwrite starts afresh");
+            "; where it is removed, --resume of its run does it again");
     const h5::Lock lock;
     const h5::Handle file = h5::open_file(path);
     const h5::Place root{path, "/"};

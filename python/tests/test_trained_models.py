@@ -37,8 +37,8 @@ def trained(tmp_path_factory):
             [BIN / "msa-pretrain", ROOT / "README.md", "--held-out-text", folder / "held_out.txt",
              "--out", folder / arm, "--context", str(CONTEXT), "--block-size", str(BLOCK), "--top-k",
              str(TOP_K), "--steps", str(steps), "--warmup-steps", str(steps // 4), "--sequences", "2",
-             "--lr-warmup", str(steps // 2), "--eval-sequences", "1", "--eval-exercises", "0", "--probe", "0", "--threads", "1",
-             *options], check=True, capture_output=True)
+             "--lr-warmup", str(steps // 2), "--eval-sequences", "1", "--eval-exercises", "0", "--probe",
+             "0", "--threads", "1", *options], check=True, capture_output=True)
         return folder / arm / "checkpoint.h5"
 
     return folder, train
