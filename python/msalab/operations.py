@@ -458,14 +458,19 @@ def msa_sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_sc
 def msa_sparse_decode_attention(q, k, v, topk_idxs, **options):
     """msa_sparse_attention of one decode step: q [S, Hq, dh] holds the newest token of each of S
     sequences, whose keys cu_seqlens_k [S+1] delimits; without it S must be 1."""
-    queries, _, _ = _shape("q", q, "S", "Hq", "dh")
     keys = options.pop("cu_seqlens_k", None)
     if options.get("layout") is None:
-        if keys is None and queries != 1:
-            raise InputError(f"q holds {queries} queries: cu_seqlens_k must delimit the keys of as "
-                             "many sequences")
-        options["layout"] = layout(range(queries + 1), [0, len(k)] if keys is None else keys)
+        options["layout"] = layout(*_decode_lengths(q, k, keys))
     return msa_sparse_attention(q, k, v, topk_idxs, **options)
+
+
+def _decode_lengths(q, k, cu_seqlens_k):
+    """cu_seqlens_q and cu_seqlens_k of one decode step."""
+    queries, _, _ = _shape("q", q, "S", "Hq", "dh")
+    if cu_seqlens_k is None and queries != 1:
+        raise InputError(f"q holds {queries} queries: cu_seqlens_k must delimit the keys of as "
+                         "many sequences")
+    return list(range(queries + 1)), [0, len(k)] if cu_seqlens_k is None else cu_seqlens_k
 
 
 def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,
