@@ -284,3 +284,17 @@ def test_bad_input_is_named(data):
         m.dense_attention(q, k, v, softmax_scale="small")
     with pytest.raises(ValueError, match="a window or a soft cap has no gradient"):
         m.dense_attention(q, k, v, window=4).sum().backward()
+
+
+def test_converters_of_ids_return_tensors_of_tensors(data):
+    ids = m.msa_index_select(data["index_q"], data["index_k"], K, block_size=BK)
+    heads_first = msalab.ids_heads_first(ids)
+    assert heads_first.shape == (HKV, len(ids), K)
+    assert torch.equal(msalab.sort_ids(msalab.ids_heads_first(heads_first).flip(2)), ids)
+    assert torch.equal(msalab.ids_from_packed(ids, [0, len(ids)], [0, len(ids)], BK), ids)
+    blocks = -(-len(ids) // BK)
+    for one, other in zip(msalab.build_k2q_csr(ids, blocks),
+                          msalab.build_k2q_csr(ids.numpy(), blocks), strict=True):
+        assert torch.equal(one, torch.from_numpy(other))
+    with pytest.raises(ValueError, match=r"ids\[0, 0\] holds block 4 twice"):
+        msalab.sort_ids(torch.tensor([[[4, 0, 4]]]))
