@@ -2,10 +2,10 @@
 #include "core/projection.h"
 
 #include <Eigen/Core>
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
-#include "core/rope.h"
 
 namespace msa {
 namespace {
@@ -71,6 +71,24 @@ void apply_rope(View<float, 3> heads, const std::vector<int64_t>& positions, int
             ", must be even, positive and at most the head dim = ", heads.extent(2));
     const std::vector<double> frequencies = plain_frequencies(rotary_dim, theta);
     apply_rope(heads, positions, frequencies);
+}
+
+void split_pairs(View<float, 3> heads, int64_t pairs) {
+    std::vector<float> channels(static_cast<size_t>(2 * pairs));
+    for (int64_t i = 0; i < heads.extent(0); ++i)
+        for (int64_t h = 0; h < heads.extent(1); ++h) {
+            std::copy_n(&heads(i, h, 0), 2 * pairs, channels.begin());
+            for (int64_t c = 0; c < 2 * pairs; ++c)
+                heads(i, h, c / 2 + c % 2 * pairs) = channels[static_cast<size_t>(c)];
+        }
+}
+
+void undo_rope(View<float, 3> heads, std::span<const int64_t> positions, const RopePairs& rope) {
+    if (rope.frequencies.empty()) return;
+    if (rope.interleaved) split_pairs(heads, std::ssize(rope.frequencies));
+    std::vector<int64_t> back;
+    for (int64_t position : positions) back.push_back(-position);
+    apply_rope(heads, back, rope.frequencies);
 }
 
 }  // namespace msa

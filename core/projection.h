@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "core/rope.h"
 #include "core/tensor.h"
 
 namespace msa {
@@ -29,5 +30,11 @@ void apply_rope(View<float, 3> heads, const std::vector<int64_t>& positions,
 /// even, positive and at most d.
 void apply_rope(View<float, 3> heads, const std::vector<int64_t>& positions, int64_t rotary_dim,
                 double theta);
+
+/// In place: channels 2c and 2c + 1 of the first 2n of every head go to c and c + n.
+void split_pairs(View<float, 3> heads, int64_t pairs);
+/// In place, the reverse of apply_rope: heads as they were before RoPE, with the two channels of
+/// pair c at c and c + n, whatever layout they had. Without a frequency nothing changes.
+void undo_rope(View<float, 3> heads, std::span<const int64_t> positions, const RopePairs&);
 
 }  // namespace msa

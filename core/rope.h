@@ -26,6 +26,12 @@ struct RopeParameters {
     std::vector<double> short_factor, long_factor;     // longrope, [rotary_dim / 2]
 };
 
+/// The RoPE of stored rows, as far as turning them further takes it.
+struct RopePairs {
+    std::vector<double> frequencies;  // [pairs] radians per position; empty: there is no RoPE
+    bool interleaved = false;         // pair c is channels 2c and 2c+1; else c and c + pairs
+};
+
 struct RopeFrequencies {
     std::vector<double> inverse;  // [rotary_dim / 2] radians per position of each pair
     double attention_factor = 1;  // what cosine and sine are multiplied by

@@ -75,6 +75,16 @@ int64_t LayerInfo::channels(Field field) const {
     }
 }
 
+std::optional<RopePairs> stored_rope(const LayerInfo& layer) {
+    if (layer.k_state == RopeState::none || layer.rotary_dim == 0) return RopePairs{};
+    RopePairs rope{layer.rope_inv_freq, layer.rope_interleaved};
+    if (rope.frequencies.empty()) {
+        if (!layer.rotary_dim || !layer.rope_theta) return std::nullopt;
+        rope.frequencies = plain_frequencies(*layer.rotary_dim, *layer.rope_theta);
+    }
+    return rope;
+}
+
 int64_t row_count(std::span<const int64_t> cu_seqlens, const LayerInfo& layer, Field field) {
     if (field != Field::gate_k) return cu_seqlens.back();
     int64_t blocks = 0;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/element.h"
+#include "core/rope.h"
 
 namespace msa::io {
 
@@ -80,5 +81,9 @@ struct ActivationsInfo {
 
 /// The same for the sequences of `cu_seqlens`.
 int64_t row_count(std::span<const int64_t> cu_seqlens, const LayerInfo&, Field);
+
+/// RoPE of the layer as its attributes have it: rope_inv_freq, or rotary_dim and rope_theta;
+/// nothing where they do not say.
+std::optional<RopePairs> stored_rope(const LayerInfo&);
 
 }  // namespace msa::io

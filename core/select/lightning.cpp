@@ -67,9 +67,9 @@ void LightningReader::prepare(const SelectorLayer& layer) {
 
 LightningOperands LightningReader::operands(const SelectorLayer& layer,
                                             const SelectorChunk& chunk) const {
-    if (layer.problem.dsa_heads == 0) return {chunk.index_q, layer.index_k, {}};
+    if (layer.problem.dsa_heads == 0) return {chunk.index_q, keys(layer), {}};
     return {{layer.backend, layer.read_learned(LearnedOperand::dsa_q, chunk.tokens)},
-            keys_,
+            keys(layer),
             layer.read_learned(LearnedOperand::dsa_w, chunk.tokens)};
 }
 

@@ -36,6 +36,9 @@ class LightningReader {
 public:
     void prepare(const SelectorLayer&);
     LightningOperands operands(const SelectorLayer&, const SelectorChunk&) const;
+    const Mirror<2>& keys(const SelectorLayer& layer) const {
+        return layer.problem.dsa_heads == 0 ? layer.index_k : keys_;
+    }
 
 private:
     Mirror<2> keys_;  // learned

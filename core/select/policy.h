@@ -11,41 +11,13 @@
 #include <vector>
 
 #include "core/mirror.h"
+#include "core/rope.h"
 #include "core/select/learned_operands.h"
+#include "core/select/needs.h"
 #include "core/select/policy_option.h"
 #include "core/selection.h"
 
 namespace msa {
-
-/// What a policy decides by.
-enum class Family : uint8_t {
-    oracle,        // the Main Branch's own probabilities
-    index_branch,  // index_q and index_k
-    keys,          // the query and a summary of the keys
-    queries,       // what other queries looked at
-    position,      // where a token stands, or chance
-};
-const char* to_string(Family);  // "oracle", "index branch", "keys", "queries", "position"
-
-/// Prefill: every token is a query. Decode: those behind a prompt come one by one.
-enum class Phases : uint8_t { both, prefill, decode };
-
-/// What must be there for a policy to run.
-struct PolicyNeeds {
-    bool index = false;           // index_q and index_k
-    bool lightning = false;       // read_learned of dsa, or index_q and index_k in its place
-    bool gate = false;            // read_learned of gate, for blocks of the problem's size
-    bool max_logit = false;       // SelectorChunk::max_logit
-    bool queries = false;         // other tokens' queries: read_q, or the chunks before
-    bool values = false;          // SelectorLayer::v
-    bool previous_layer = false;  // SelectorChunk::previous_mass
-    bool rule = false;            // the scores depend on the budget
-    bool decode_rule = false;     // they do so in the decode phase
-    Phases phases = Phases::both;
-
-    /// prompt: as in SelectorLayer.
-    bool uses_rule(int64_t prompt) const { return rule || (decode_rule && prompt > 0); }
-};
 
 /// Arithmetic of a policy's scores (a multiply-add is 2), and bytes of keys, or of what stands for
 /// them, that it reads, in 2-byte elements.
@@ -71,6 +43,7 @@ struct SelectorLayer {
     /// Packed tokens (ascending) of the queries that averages count: on them, a policy that spends
     /// its budget unevenly keeps it. Empty: all queries of the phase.
     std::span<const int64_t> counted = {};
+    RopePairs rope = {};  // of q and k, where needs().rope
     /// [Hq] of AttentionInput, in the backend's space; absent: none.
     View<const float, 1> sinks = {};
 

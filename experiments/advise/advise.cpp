@@ -39,7 +39,8 @@ void resolve(AdviseOptions& o, const io::ActivationsReader& file, std::ostream& 
             lacks = lack_of(o, file, name, block_size);
             if (lacks.empty()) return false;
         }
-        require(!chosen, file.name(), ": ", lacks, ", which selector ", name, " needs");
+        require(!chosen, file.name(), ": ", lacks, ", which selector ", name,
+                " needs; msa-fit-indexer makes them");
         err << "note: " << lacks << ": " << name << " is left out; msa-fit-indexer makes them\n";
         return true;
     });

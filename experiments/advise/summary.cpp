@@ -89,7 +89,7 @@ void print_choice(const Advice& advice, const Choice& choice, std::ostream& out)
         << "  time          " << time_text(cost.seconds) << ", dense attention "
         << time_text(advice.dense.seconds) << ": "
         << fixed_text(advice.dense.seconds / cost.seconds, 2) << " times as fast\n";
-    if (!choice.dense.empty()) out << "  stay dense    layers " << list_text(choice.dense) << '\n';
+    if (!choice.dense.empty()) out << "  stay dense    " << layers_text(choice.dense) << '\n';
 }
 
 void print_front(const Advice& advice, std::ostream& out) {
@@ -110,23 +110,35 @@ void print_front(const Advice& advice, std::ostream& out) {
 }
 
 void print_layers(const Advice& advice, std::ostream& out) {
-    out << "\nEach layer's own cheapest setting that reaches the target:\n\n";
     std::vector<std::string> header = kHeader;
     header.insert(header.begin(), "layer");
     Table table(header);
-    std::vector<std::string> dense;
+    std::vector<int64_t> dense;
+    Cost all;
     for (const LayerAdvice& layer : advice.layers) {
         if (!layer.recommended) {
-            dense.push_back(std::to_string(layer.layer));
+            dense.push_back(layer.layer);
+            all = all + layer.dense;
             continue;
         }
+        all = all + layer.kept[*layer.recommended].cost;
         std::vector<std::string> row = cells(advice.asked, advice.settings[*layer.recommended],
                                              layer.kept[*layer.recommended], layer.dense);
         row.insert(row.begin(), std::to_string(layer.layer));
         table.add(row);
     }
-    if (!table.empty()) table.print(out);
-    if (!dense.empty()) out << "stay dense: layers " << join(dense) << '\n';
+    out << '\n';
+    if (!table.empty()) {
+        out << "Each layer's own " << (advice.asked.budget ? "best" : "cheapest")
+            << " setting that reaches the target:\n\n";
+        table.print(out);
+        if (advice.layers.size() > 1)
+            out << "together " << time_text(all.seconds) << ", "
+                << fixed_text(all.seconds / advice.dense.seconds, 3) << " of dense attention\n";
+    }
+    if (!dense.empty())
+        out << "Stay dense, as no setting reaches the target at a lower cost: "
+            << layers_text(dense) << '\n';
 }
 
 std::string sampling_text(const Advice& advice) {

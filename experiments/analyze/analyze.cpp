@@ -30,7 +30,7 @@ std::string resolve(AnalyzeOptions& o, std::span<const std::string> args,
         for (const io::LayerInfo& layer : layers)
             if (lacks.empty()) lacks = lacking(make_selector(name)->needs(), layer, o.block_size);
         require(!chosen || lacks.empty(), file.name(), ": has no ", lacks, ", which selector ",
-                name, " needs");
+                name, " needs; msa-fit-indexer makes them");
         return !lacks.empty();
     });
     return note;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <iostream>
+#include <map>
 #include <sstream>
 
 #include "core/cu_seqlens.h"
@@ -9,6 +10,7 @@
 #include "experiments/compare/plan.h"
 #include "experiments/compare/summary.h"
 #include "experiments/driver/completed.h"
+#include "experiments/driver/estimate.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
@@ -40,6 +42,24 @@ std::vector<std::string> selectors_for(const CompareOptions& o, const io::Activa
         return !why.empty();
     });
     return names;
+}
+
+/// Where all selectors are asked for, a line for each reason that some do not run.
+void note_left_out(const CompareOptions& o, const io::ActivationsReader& file,
+                   const std::vector<io::LayerInfo>& layers, std::ostream& err) {
+    if (!o.selectors.empty()) return;
+    std::map<std::pair<std::string, std::vector<int64_t>>, std::vector<std::string>> left_out;
+    for (const std::string& name : list_policies()) {
+        std::map<std::string, std::vector<int64_t>> reasons;
+        for (const io::LayerInfo& layer : layers)
+            reasons[why_unusable(o, layer, layer_before(file, layer) != nullptr, name)].push_back(
+                layer.layer);
+        reasons.erase("");
+        for (const auto& reason : reasons) left_out[reason].push_back(name);
+    }
+    for (const auto& [reason, names] : left_out)
+        err << "note: without " << join(names) << " on " << layers_text(reason.second) << ": "
+            << reason.first << '\n';
 }
 
 /// A layer's compared queries: in the decode phase, those behind the prompt of their sequence.
@@ -93,6 +113,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     for (const io::LayerInfo& layer : layers) selectors_for(o, file, layer);  // can throw
     if (o.ablation != Ablation::block_size) take_own_block_size(o.block_size, args, layers, err);
     for (int64_t number : o.layers) choose_queries(o, file.info(), number);
+    note_left_out(o, file, layers, err);
     note_large_budgets(o, file.info(), err);
     note_forced_budgets(o, io::layer_problem(file.info(), layers.front(), o.block_size), err);
     register_cuda_backend();

@@ -135,6 +135,7 @@ SelectorLayer LayerComparison::selector_layer(const LayerView& view,
             .read_learned = task_.data.learned(),
             .prompt = task_.options.prompt,
             .counted = counted_,
+            .rope = io::stored_rope(task_.data.info).value_or(RopePairs{}),
             .sinks = view.sinks};
 }
 

@@ -41,7 +41,7 @@ std::string why_unusable(const CompareOptions& o, const io::LayerInfo& layer, bo
                          const std::string& name) {
     const Policy::Needs needs = make_policy(name)->needs();
     if (const std::string lacks = lacking(needs, layer, o.block_size); !lacks.empty())
-        return "the layer has no " + lacks;
+        return "the layer has no " + lacks + (needs.rope ? "" : "; msa-fit-indexer makes them");
     if (needs.gate && o.ablation == Ablation::block_size)
         return "its operands are for one block size";
     if (needs.previous_layer && !has_previous)

@@ -149,6 +149,8 @@ std::string lacking(const PolicyNeeds& needs, const io::LayerInfo& layer, int64_
     if (needs.gate && layer.gate_block_size != block_size)
         return text("gate_q and gate_k for blocks of ", block_size, " tokens (they are for ",
                     layer.gate_block_size, ")");
+    if (needs.rope && !io::stored_rope(layer))
+        return "rotary_dim and rope_theta, nor rope_inv_freq in their place";
     return "";
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "analysis/bytes.h"
+#include "core/error.h"
 #include "core/select/cost.h"
 #include "core/select/lightning.h"
 #include "core/select/selector.h"
@@ -37,7 +38,8 @@ void add_pricing(OptionTable& table, PricingOptions& o, const std::string& besid
 
 analysis::Hardware read_hardware(const PricingOptions& o) {
     analysis::Hardware on = read_hardware(o.hardware, o.ceilings);
-    on.peak(Element::bf16);  // throws where there is none
+    require(on.flops_per_second.contains(Element::bf16), "--hardware is ", o.hardware,
+            ", which has no rate for bf16, and costs are of bf16; msa-cost --element has others");
     return on;
 }
 

@@ -30,22 +30,11 @@ std::string text_of(const std::vector<QueryRange>& ranges) {
     return all;
 }
 
-/// Channels 2c and 2c + 1 of the first `rotary` of every head go to c and c + rotary/2.
-void split_pairs(View<float, 3> heads, int64_t rotary) {
-    std::vector<float> pairs(static_cast<size_t>(rotary));
-    for (int64_t i = 0; i < heads.extent(0); ++i)
-        for (int64_t h = 0; h < heads.extent(1); ++h) {
-            std::copy_n(&heads(i, h, 0), rotary, pairs.begin());
-            for (int64_t c = 0; c < rotary; ++c)
-                heads(i, h, c / 2 + c % 2 * (rotary / 2)) = pairs[static_cast<size_t>(c)];
-        }
-}
-
 /// What a gate is made of: q before RoPE, and the pooled keys of each sequence's blocks.
 void read_gate_inputs(const io::ActivationsReader& file, TrainingLayer& data) {
     const auto before_rope = [&](Field field) {
         Tensor<float, 3> rows = file.read(data.info.layer, field, {0, file.info().tokens()});
-        undo_rope(data.info, data.rope, data.positions, rows);
+        undo_rope(rows, data.positions, {data.rope, data.info.rope_interleaved});
         return rows;
     };
     const Tensor<float, 3> q = before_rope(Field::q), k = before_rope(Field::k);
@@ -70,15 +59,6 @@ void check_layer(const io::ActivationsReader& file, int64_t layer, Architecture 
             file.name(), ": /layers/", layer,
             " has no x, the input of the projections, which an Index Branch is fitted to");
     io::require_post_rope(file, layer);
-}
-
-void undo_rope(const io::LayerInfo& info, std::span<const double> frequencies,
-               std::span<const int64_t> positions, View<float, 3> rows) {
-    if (frequencies.empty()) return;
-    if (info.rope_interleaved) split_pairs(rows, 2 * std::ssize(frequencies));
-    std::vector<int64_t> back;
-    for (int64_t position : positions) back.push_back(-position);
-    apply_rope(rows, back, frequencies);
 }
 
 TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions& o) {

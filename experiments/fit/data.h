@@ -37,12 +37,6 @@ struct TrainingLayer {
 /// Throws InputError unless the layer is there, after RoPE and with what the architecture reads.
 void check_layer(const io::ActivationsReader& file, int64_t layer, Architecture);
 
-/// Rows [n, heads, dh] of q or k at `positions` of their sequences, in place: turns RoPE of these
-/// frequencies back, and puts the two channels of a pair c and c + rotary/2, whatever the model's
-/// layout.
-void undo_rope(const io::LayerInfo&, std::span<const double> frequencies,
-               std::span<const int64_t> positions, View<float, 3> rows);
-
 TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions&);
 
 /// Packed tokens, ascending, and what they are in words.

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/gate_kl.h"
+#include "core/projection.h"
 #include "experiments/fit/data.h"
 #include "experiments/fit/state.h"
 
@@ -63,7 +64,7 @@ Tensor<float, 3> before_rope(const io::ActivationsReader& file, int64_t layer, F
                              QueryRange range, const IndexForm& form,
                              std::span<const int64_t> positions) {
     Tensor<float, 3> rows = file.read(layer, field, range);
-    undo_rope(file.layer(layer), form.undone_rope, positions, rows);
+    undo_rope(rows, positions, {form.undone_rope, file.layer(layer).rope_interleaved});
     return rows;
 }
 

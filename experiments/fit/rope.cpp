@@ -87,8 +87,7 @@ std::vector<double> model_frequencies(const FitOptions& o, const io::Activations
                                       int64_t layer) {
     const io::LayerInfo& info = file.layer(layer);
     const std::string at = text(file.name(), ": /layers/", layer);
-    if (info.k_state == io::RopeState::none) return {};
-    if (!info.rope_inv_freq.empty()) return info.rope_inv_freq;
+    if (const std::optional<RopePairs> stored = io::stored_rope(info)) return stored->frequencies;
     const std::optional<double> theta = info.rope_theta ? info.rope_theta : o.rope_theta;
     const std::optional<RopeParameters> config =
         theta && info.rotary_dim ? std::nullopt : configured(file, info);

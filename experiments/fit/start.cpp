@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/gate_kl.h"
+#include "core/projection.h"
 #include "core/random.h"
 #include "core/rope.h"
 #include "experiments/driver/sample.h"
@@ -85,7 +86,7 @@ MatrixXd head_means(const TrainingLayer& data, View<const float, 3> field,
     Tensor<float, 3> rows = gather_rows(field, tokens);
     std::vector<int64_t> positions;
     for (int64_t token : tokens) positions.push_back(data.positions[static_cast<size_t>(token)]);
-    undo_rope(data.info, data.rope, positions, rows);
+    undo_rope(rows, positions, {data.rope, data.info.rope_interleaved});
     const int64_t width = rows.extent(2), heads = rows.extent(1) / means;
     MatrixXd mean = MatrixXd::Zero(rows.extent(0), means * width);
     for (int64_t i = 0; i < rows.extent(0); ++i)

@@ -50,6 +50,16 @@ def test_layers_say_what_they_reuse_and_what_is_foreseen(tmp_path):
     assert [line.get_ydata().tolist() for line in guesses.lines[1::2]] == [[60, 60], [80, 80]]
 
 
+def test_one_layer_has_none_before_it_and_so_no_picture_of_guesses(tmp_path):
+    content = make_cost.cache()
+    content["layers"] = content["layers"][:2]
+    report = read_cache(write(tmp_path, content))
+    assert len(cache_curves(report)[0].axes) == 2
+    assert "fetched ahead" not in " ".join(cache_section(report).reading)
+    several = read_cache(write(tmp_path, make_cost.cache()))
+    assert "fetched ahead" in " ".join(cache_section(several).reading)
+
+
 def test_no_ring_where_no_cache_is_enough(tmp_path):
     report = read_cache(write(tmp_path, make_cost.cache(reached=False)))
     figure, table = cache_curves(report)

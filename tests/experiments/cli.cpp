@@ -65,6 +65,8 @@ std::string CliTest::make(const std::string& name, const Activations& spec) cons
         layer.softmax_scale = 0.5;  // sharper than 1/sqrt(dh): blocks differ
         layer.element = Element::f32;
         layer.own_attention = spec.own_attention;
+        layer.rotary_dim = spec.rotary_dim;
+        if (spec.rotary_dim) layer.rope_theta = 1e4;
         info.layers.push_back(layer);
     }
     io::ActivationsWriter writer(path(name), info, true);

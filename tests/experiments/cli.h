@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,7 @@ struct Activations {
     io::RopeState q_state = io::RopeState::post_rope;
     /// As in io::LayerInfo, of every layer.
     std::map<std::string, std::vector<double>> own_attention = {};
+    std::optional<int64_t> rotary_dim = {};  // with rope_theta 1e4
 };
 
 /// A directory of its own for every test, removed at its end.

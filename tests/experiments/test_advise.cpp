@@ -132,6 +132,13 @@ TEST_F(Advise, TheOracleIsABoundAndNoAdvice) {
     EXPECT_EQ(all["bound"]["selector"], "oracle");
     expect_setting(all["bound"], 32, 4);
     for (const json& setting : all["front"]) EXPECT_NE(setting["selector"], "oracle");
+    std::filesystem::remove_all(path("out"));
+    // Where the oracle alone reaches the target, and costs less than dense attention.
+    const json none = advice(path("a.h5"), {"--selectors", "oracle,window"}, 2);
+    EXPECT_LT(none["bound"]["cost"]["share_of_dense"].get<double>(), 1.0);
+    EXPECT_TRUE(none["recommended"].is_null());
+    EXPECT_EQ(none["nearest"]["selector"], "window");
+    for (const json& setting : none["front"]) EXPECT_EQ(setting["selector"], "window");
 }
 
 TEST_F(Advise, EveryPointOfTheFrontCostsMoreAndLosesLess) {
@@ -165,7 +172,7 @@ TEST_F(Advise, ALayerThatLooksEverywhereStaysDense) {
     const double dense = all["layers"][1]["dense_cost"]["seconds"];
     EXPECT_DOUBLE_EQ(all["recommended"]["cost"]["seconds"].get<double>(),
                      dense + all["layers"][0]["recommended"]["cost"]["seconds"].get<double>());
-    EXPECT_NE(file_text(path("out/advice.txt")).find("stay dense    layers 2"), std::string::npos);
+    EXPECT_NE(file_text(path("out/advice.txt")).find("stay dense    layer 2"), std::string::npos);
 }
 
 TEST_F(Advise, NamesTheNearestSettingWhereNoneReachesTheTarget) {
@@ -329,12 +336,14 @@ TEST_F(Advise, RefusesBadInput) {
     refuses(file, {"--budget", "0"}, "--budget is 0, must be at least 1");
     refuses(file, {"--selectors", "snapkv"}, "--selectors has snapkv");
     refuses(file, {"--selectors", "window-tokens"}, "--selectors has window-tokens");
-    refuses(file, {"--selectors", "index"}, "layer 0 has no index_q and index_k");
+    refuses(file, {"--selectors", "index"},
+            "layer 0 has no index_q and index_k, which selector index needs; msa-fit-indexer");
     refuses(file, {"--top-ks", "64"}, "half of the longest sequence");
     refuses(file, {"--context", "32"}, "leave no setting of at most 32 tokens, the context");
     refuses(file, {"--top-ks", "1", "--forced-local", "2"}, "leave no setting");
     refuses(file, {"--queries", "0:550"}, "at least 2 are needed");
     refuses(file, {"--hardware", "abacus"}, "abacus");
+    refuses(file, {"--hardware", "laptop"}, "laptop, which has no rate for bf16");
     refuses(file, {"--layers", "7"}, "7");
     refuses(make("pre.h5", {.cu_seqlens = {0, kPlantedTokens}, .q_state = io::RopeState::pre_rope}),
             {}, "pre_rope");

@@ -40,7 +40,7 @@ protected:
         return NAN;
     }
 
-    std::string file_ = make("a.h5");  // layers 0 and 3
+    std::string file_ = make("a.h5", {.rotary_dim = 8});  // layers 0 and 3
 };
 
 TEST_F(Compare, HasARowForEverySelectorBudgetAndLayer) {

@@ -32,6 +32,24 @@ protected:
     std::string file_ = make("a.h5");
 };
 
+TEST_F(CompareOptions, RopeIsAskedForWhereTheFileDoesNotSayIt) {
+    const Outcome silent = kCompare(args("out", {"--selectors", "expected-attention"}));
+    EXPECT_EQ(silent.code, 2);
+    EXPECT_NE(silent.err.find("cannot run on layer 3: the layer has no rotary_dim and rope_theta, "
+                              "nor rope_inv_freq in their place"),
+              std::string::npos)
+        << silent.err;
+    std::set<double> kept;
+    for (const int64_t rotary : {0, 8, 16}) {
+        file_ = make("turned.h5", {.rotary_dim = rotary});
+        const Outcome outcome = kCompare(args("turned" + std::to_string(rotary),
+                                              {"--selectors", "expected-attention", "--json"}));
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+        kept.insert(mass(json::parse(outcome.out), "expected-attention", 32));
+    }
+    EXPECT_EQ(kept.size(), 3U);
+}
+
 TEST_F(CompareOptions, SelectorsTakeOptions) {
     const std::vector<std::string> asked{"--selectors",
                                          "sparq,sparq:rank=16,sparq:rank=3,oracle,top-p:p=0.3,"

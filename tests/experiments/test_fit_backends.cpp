@@ -45,7 +45,7 @@ protected:
     void compare(const std::vector<std::string>& selectors) {
         std::string names;
         for (const std::string& name : selectors) names += (names.empty() ? "" : ",") + name;
-        const std::string file = make("a.h5");
+        const std::string file = make("a.h5", {.rotary_dim = 8});
         for (const std::string backend : {"cpu", "far"}) {
             const Outcome outcome =
                 kCompare({file, "--out", path(backend), "--backend", backend, "--block-size", "8",

@@ -32,6 +32,10 @@ class CacheReport:
     prefetch: bool
     definitions: dict[str, str]
 
+    @property
+    def several_layers(self) -> bool:
+        return len(set(self.layers["layer"].tolist())) > 1
+
 
 def _number(value) -> float:
     return math.nan if value is None else float(value)
@@ -133,10 +137,12 @@ def _draw_guesses(axes, report: CacheReport):
 
 @style.styled
 def cache_curves(report: CacheReport):
-    """Hit rates and traffic of the link against the size of the cache, a line per selector; the
-    share of each step's blocks that the layer before selected, and the step before."""
-    figure = style.new_figure(7.2)
-    hits, link, guesses = figure.subplots(3, 1)
+    """Hit rates and traffic of the link against the size of the cache, a line per selector; of
+    several layers, the share of each step's blocks that the layer before selected, and the step
+    before."""
+    rows = 3 if report.several_layers else 2
+    figure = style.new_figure(2.4 * rows)
+    hits, link, *guesses = figure.subplots(rows, 1)
     _draw_hits(hits, report)
     _draw_link(link, report)
     for axes in (hits, link):
@@ -144,6 +150,7 @@ def cache_curves(report: CacheReport):
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     link.sharex(hits)
     hits.tick_params(labelbottom=False)
-    _draw_guesses(guesses, report)
+    for axes in guesses:
+        _draw_guesses(axes, report)
     figure.legend(*hits.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure, report.points

@@ -276,6 +276,9 @@ def advice_section(advice: Advice) -> Section:
 def cache_section(report: CacheReport) -> Section:
     """Of the summary of msa-cache."""
     counted = ("; what is prefetched in vain is counted" if report.prefetch else "")
+    guesses = ("Last: how many of a step's blocks could be fetched ahead, because the layer before "
+               "selected them, too. The hollow marks are those of the step before: any cache that "
+               "holds a step has them already. " if report.several_layers else "")
     return Section(
         "cache",
         "What would a KV cache off the GPU see?",
@@ -285,9 +288,8 @@ def cache_section(report: CacheReport) -> Section:
          "all that a better policy could gain. Then what crosses the link per token of the whole "
          f"model{counted}; the dotted line is all that the link carries ({report.where}), and a "
          "ring marks the smallest cache below it.",
-         "Last: how many of a step's blocks could be fetched ahead, because the layer before "
-         "selected them, too. The hollow marks are those of the step before: any cache that holds "
-         "a step has them already. The table has each layer's first uses and distances of reuse."),
+         f"{guesses}The table has each layer's first uses and distances of reuse, and the share "
+         "of a step's blocks that the step before had selected."),
         lambda *_: iter([Picture("cache", *cache_curves(report))]), report.layers, "cache_layers",
         report.definitions)
 

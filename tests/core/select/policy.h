@@ -35,6 +35,7 @@ protected:
     std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});
     std::vector<int64_t> counted_;  // as in SelectorLayer
     ReadLearned read_learned_;
+    RopePairs rope_;
 
     Tensor<float, 3> rows_of(View<const float, 3> all, std::span<const int64_t> rows) const {
         Tensor<float, 3> some({std::ssize(rows), all.extent(1), all.extent(2)});
@@ -50,8 +51,7 @@ protected:
         return mass;
     }
 
-    /// Scores of all queries, in chunks of `step`; NaN where the selector writes nothing. A prompt
-    /// leaves the queries in it out, and their scores NaN.
+    /// Scores of all queries behind the prompt, in chunks of `step`; NaN where nothing is written.
     Tensor<float, 3> scores(std::string_view name, int64_t prompt = 0,
                             const SelectionRule& rule = {.top_k = 4}, int64_t step = 285) const {
         const std::unique_ptr<Selector> selector = make_selector(name);
@@ -79,9 +79,7 @@ protected:
 
     SelectorLayer selector_layer(int64_t prompt = 0,
                                  const SelectionRule& rule = {.top_k = 4}) const {
-        const auto read_q = [this](std::span<const int64_t> tokens) {
-            return Mirror<3>(*backend_, rows_of(q_.view(), tokens));
-        };
+        const auto read_q = [this](auto rows) { return Mirror<3>(*backend_, rows_of(q_, rows)); };
         return {.problem = p_,
                 .backend = *backend_,
                 .k = {*backend_, In<3>(k_)},
@@ -92,7 +90,8 @@ protected:
                 .read_q = read_q,
                 .read_learned = read_learned_,
                 .prompt = prompt,
-                .counted = counted_};
+                .counted = counted_,
+                .rope = rope_};
     }
 
     /// Given this layer's mass as the previous one's.

@@ -42,10 +42,8 @@ TEST(PolicyCosts, ByHand) {
     // Quest's bounds, and 1 of 4 and 3 of 10 blocks in 4 bits.
     expect("twilight", 2 * 2 * 16 * 2 * 14 + 2 * 4 * 16 * 128, 2 * 2 * 16 * (2 * 14 + 128 / 4));
     expect("xattention", 2 * 4 * 16 * 16 * 210, 2 * 2 * 16 * 16 * 210);  // 20 rows of tiles
-    // Before each of 9 query blocks 32, 64, ..., 288 keys, and as many queries or the newest 200.
-    expect("expected-attention", 2 * 4 * 16 * (1440 * 17 + 1440 * 16), 2 * 2 * 16 * 1440 * 2);
-    expect("expected-attention:window=200", 2 * 4 * 16 * (1440 * 17 + (672 + 600) * 16),
-           2 * 2 * 16 * 1440 * 2);
+    // Before each of 9 query blocks 32, 64, ..., 288 keys; each of 288 queries once.
+    expect("expected-attention", 2 * 4 * 16 * (1440 * 17 + 288 * 16), 2 * 2 * 16 * 1440 * 2);
     expect("expected-attention:covariance=0:values=0", 2 * 4 * 16 * 1440, 2 * 2 * 16 * 1440);
     expect("ada-oracle", 2 * 4 * 16 * 420, 2 * 2 * 16 * 420);
     expect("tova", 0, 0);

@@ -53,12 +53,15 @@ protected:
             return rows_of(all[static_cast<size_t>(operand)]->view(), rows);
         };
     }
-    double learned(int64_t token, int64_t j) const {
+    /// I of the mean of `count` keys from j on.
+    double learned(int64_t token, int64_t j, int64_t count = 1) const {
         double sum = 0;
         for (int64_t h = 0; h < 3; ++h) {
             double dot = 0;
-            for (int64_t d = 0; d < 32; ++d)
-                dot += double{dsa_q_(token, h, d)} * double{dsa_k_(start(token) + j, 0, d)};
+            for (int64_t at = start(token) + j; at < start(token) + j + count; ++at)
+                for (int64_t d = 0; d < 32; ++d)
+                    dot += double{dsa_q_(token, h, d)} * double{dsa_k_(at, 0, d)} /
+                           static_cast<double>(count);
             sum += double{dsa_w_(token, 0, h)} * std::max(0.0, dot);
         }
         return sum;
@@ -98,6 +101,34 @@ TEST_F(LearnedLightning, OfBlocksIsItsLargestToken) {
     for (int64_t b = 0; b < blocks(33); ++b)
         change = std::max(change, std::fabs(other(33, 0, b) - largest(33, 0, b)));
     EXPECT_GT(change, 10 * learned_bound());
+}
+
+/// The pieces that begin in the block and that the query sees as a whole; 5 do not divide a block.
+TEST_F(LearnedLightning, CompressedKeysAreTheMeansOfTheirTokens) {
+    for (const int64_t count : {4, 5, 16}) {
+        const std::string name = "dsa:compress=" + std::to_string(count);
+        const Tensor<float, 3> got = scores(name);
+        for (int64_t i = 0; i < p_.queries(); ++i)
+            for (int64_t b = 0; b < blocks(i); ++b) {
+                double top = -HUGE_VAL;
+                for (int64_t j = 0; j + count <= position(i) + 1; j += count)
+                    if (j / 16 == b) top = std::max(top, learned(i, j, count));
+                if (std::isinf(top))
+                    ASSERT_EQ(got(i, 1, b), top) << name << ", " << i;
+                else
+                    ASSERT_NEAR(got(i, 1, b), top, learned_bound()) << name << ", " << i;
+            }
+        expect_chunks_do_not_matter(name);
+    }
+}
+
+/// 52 pieces of 4 in 210 tokens: n of them are seen by 4 queries, 52 by 3; 18 of 75 likewise.
+TEST_F(LearnedLightning, CompressedKeysCostLess) {
+    const PolicyCost whole = make_policy("dsa")->cost(p_, 0);
+    const PolicyCost cost = make_policy("dsa:compress=4")->cost(p_, 0);
+    const double share = (4 * (51 * 52 / 2) + 3 * 52 + 4 * (18 * 19 / 2)) / (22155.0 + 2850);
+    EXPECT_NEAR(cost.flops, whole.flops * share, 1e-6 * cost.flops);
+    EXPECT_NEAR(cost.bytes, whole.bytes * share, 1e-6 * cost.bytes);
 }
 
 TEST_F(LearnedLightning, KeepsTheHighestTokens) {

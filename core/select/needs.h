@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+// What kind of policy one is, and what must be there for it to run.
+#pragma once
+
+#include <cstdint>
+
+namespace msa {
+
+/// What a policy decides by.
+enum class Family : uint8_t {
+    oracle,        // the Main Branch's own probabilities
+    index_branch,  // index_q and index_k
+    keys,          // the query and a summary of the keys
+    queries,       // what other queries looked at
+    position,      // where a token stands, or chance
+};
+const char* to_string(Family);  // "oracle", "index branch", "keys", "queries", "position"
+
+/// Prefill: every token is a query. Decode: those behind a prompt come one by one.
+enum class Phases : uint8_t { both, prefill, decode };
+
+/// What must be there for a policy to run.
+struct PolicyNeeds {
+    bool index = false;           // index_q and index_k
+    bool lightning = false;       // read_learned of dsa, or index_q and index_k in its place
+    bool gate = false;            // read_learned of gate, for blocks of the problem's size
+    bool max_logit = false;       // SelectorChunk::max_logit
+    bool queries = false;         // other tokens' queries: read_q, or the chunks before
+    bool values = false;          // SelectorLayer::v
+    bool rope = false;            // SelectorLayer::rope
+    bool previous_layer = false;  // SelectorChunk::previous_mass
+    bool rule = false;            // the scores depend on the budget
+    bool decode_rule = false;     // they do so in the decode phase
+    Phases phases = Phases::both;
+
+    /// prompt: as in SelectorLayer.
+    bool uses_rule(int64_t prompt) const { return rule || (decode_rule && prompt > 0); }
+};
+
+}  // namespace msa
