@@ -17,6 +17,7 @@ enum class Remedy : uint8_t {
     replace,  // let the output be replaced
     resume,   // go on with the unfinished run, or drop it
     restart,  // drop the unfinished run, which cannot go on
+    redo,     // remove the damaged part and go on with its run
     convert,  // make an activations file of file(), which holds arrays
     rotate,   // apply RoPE to the activations file()
 };

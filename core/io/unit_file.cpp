@@ -28,10 +28,10 @@ std::string unit_of_file(const std::filesystem::path& path) {
     const Seal found = check_seal(path);
     if (found != Seal::whole)
         throw InputError(
-            text(path.string(), ": cannot resume, this finished unit ",
+            text(path.string(), ": this finished unit ",
                  found == Seal::none ? "has no checksum at its end"
                                      : "is damaged, its bytes do not match its checksum"),
-            Remedy::restart);
+            Remedy::redo);
     const h5::Lock lock;
     const h5::Handle file = h5::open_file(path);
     const h5::Place root{path, "/"};

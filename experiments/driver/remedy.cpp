@@ -14,6 +14,7 @@ std::string advice(const InputError& error) {
         case Remedy::replace: return "; --overwrite replaces it";
         case Remedy::resume: return "; --resume continues it, --overwrite starts afresh";
         case Remedy::restart: return "; --overwrite starts afresh";
+        case Remedy::redo: return "; where it is removed, --resume of its run does it again";
         case Remedy::convert:
             return text("; msalab convert ", error.file(), " --state post_rope --out ",
                         std::filesystem::path(error.file()).replace_extension(".h5").string(),

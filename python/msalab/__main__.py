@@ -65,7 +65,7 @@ def main(arguments=None) -> int:
             print("msalab of a clone, which is not installed")
         return 0
     named = f"'{command}' is no command; " if command else ""
-    print(f"msalab: {named}commands are: {', '.join([*TOOLS, *programs()])}", file=sys.stderr)
+    print(f"msalab: {named}commands are: {', '.join({**TOOLS, **programs()})}", file=sys.stderr)
     return 2
 
 

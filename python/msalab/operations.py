@@ -378,9 +378,20 @@ def msa_topk_select(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, b
     p = _groups_problem(queries, groups, block_size, cu_seqlens_q, cu_seqlens_k, layout)
     ids = kind.empty(scores, (queries, groups, _positive("topk", topk)), "int32")
     call = kind.operation(scores, backend, "select_blocks")
-    call(p, topk, _integer("force_end_blocks", force_end_blocks),
-         _integer("force_begin_blocks", force_begin_blocks), scores, ids)
+    call(p, topk, *_forced(force_end_blocks, force_begin_blocks, topk), scores, ids)
     return ids
+
+
+def _forced(local, first, topk) -> tuple[int, int]:
+    """Both numbers of blocks that are always kept, refused under the names that they have here."""
+    if _integer("force_end_blocks", local) < 1:
+        raise InputError(f"force_end_blocks is {local}, must be at least 1")
+    if _integer("force_begin_blocks", first) < 0:
+        raise InputError(f"force_begin_blocks is {first}, must be at least 0")
+    if first + local > topk:
+        raise InputError(f"force_begin_blocks + force_end_blocks is {first + local}, must be at "
+                         f"most topk = {topk}")
+    return local, first
 
 
 def _positive(name: str, value) -> int:
@@ -411,8 +422,7 @@ def _select(index_q, index_k, topk, first, local, block_size, scale, with_lse, c
     ids = kind.empty(index_q, (*rows, _positive("topk", topk)), "int32")
     lse = kind.empty(index_q, rows, "float32") if with_lse else None
     call = kind.operation(index_q, backend, "index_select")
-    call(p, topk, _integer("force_end_blocks", local), _integer("force_begin_blocks", first),
-         index_q, index_k, ids, lse)
+    call(p, topk, *_forced(local, first, topk), index_q, index_k, ids, lse)
     return ids, lse
 
 
@@ -458,14 +468,19 @@ def msa_sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_sc
 def msa_sparse_decode_attention(q, k, v, topk_idxs, **options):
     """msa_sparse_attention of one decode step: q [S, Hq, dh] holds the newest token of each of S
     sequences, whose keys cu_seqlens_k [S+1] delimits; without it S must be 1."""
-    queries, _, _ = _shape("q", q, "S", "Hq", "dh")
     keys = options.pop("cu_seqlens_k", None)
     if options.get("layout") is None:
-        if keys is None and queries != 1:
-            raise InputError(f"q holds {queries} queries: cu_seqlens_k must delimit the keys of as "
-                             "many sequences")
-        options["layout"] = layout(range(queries + 1), [0, len(k)] if keys is None else keys)
+        options["layout"] = layout(*_decode_lengths(q, k, keys))
     return msa_sparse_attention(q, k, v, topk_idxs, **options)
+
+
+def _decode_lengths(q, k, cu_seqlens_k):
+    """cu_seqlens_q and cu_seqlens_k of one decode step."""
+    queries, _, _ = _shape("q", q, "S", "Hq", "dh")
+    if cu_seqlens_k is None and queries != 1:
+        raise InputError(f"q holds {queries} queries: cu_seqlens_k must delimit the keys of as "
+                         "many sequences")
+    return list(range(queries + 1)), [0, len(k)] if cu_seqlens_k is None else cu_seqlens_k
 
 
 def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,

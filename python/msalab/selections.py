@@ -1,18 +1,35 @@
 # SPDX-License-Identifier: MIT
 """Layouts of selected blocks that other libraries use, to and from ours: [Nq, Hkv, k] int32,
-relative to the query's sequence, ascending, padded with -1 at the end. On numpy arrays."""
+relative to the query's sequence, ascending, padded with -1 at the end. Results are of the kind of the
+ids, numpy arrays or tensors on their device; they are computed by numpy."""
+
+from functools import wraps
 
 import numpy as np
 
-from .operations import InputError, _shape, integers
+from .operations import InputError, _Host, _kind, _shape, integers
 
 _PADDING = np.iinfo(np.int32).max
 
 
+def _of_any_kind(function):
+    """The function of numpy's ids takes tensors, too, and then returns tensors."""
+    @wraps(function)
+    def call(ids, *arguments, **options):
+        kind = _kind(ids)
+
+        def like_ids(found):
+            return kind.from_numpy(found).to(ids.device) if kind is not _Host else found
+
+        found = function(np.asarray(kind.on_host(ids)), *arguments, **options)
+        return tuple(map(like_ids, found)) if isinstance(found, tuple) else like_ids(found)
+    return call
+
+
+@_of_any_kind
 def sort_ids(ids):
     """Ours from rows in any order, padded anywhere with any negative number. Repeats in a row
     raise InputError naming query and group."""
-    ids = np.asarray(ids)
     _shape("ids", ids, "Nq", "Hkv", "k")
     rows = np.sort(np.where(ids < 0, _PADDING, ids), axis=2)
     repeats = (rows[:, :, 1:] == rows[:, :, :-1]) & (rows[:, :, 1:] != _PADDING)
@@ -22,13 +39,14 @@ def sort_ids(ids):
     return np.where(rows == _PADDING, -1, rows).astype(np.int32)
 
 
+@_of_any_kind
 def ids_heads_first(ids):
     """[Hkv, Nq, k] from ours, or ours from it: the two outer axes change places."""
-    ids = np.asarray(ids)
     _shape("ids", ids, "Nq", "Hkv", "k")
     return np.ascontiguousarray(ids.transpose(1, 0, 2))
 
 
+@_of_any_kind
 def ids_from_packed(ids, cu_seqlens_q, cu_seqlens_k, block_size=128):
     """Ours from ids that number the blocks of all sequences through: those of a sequence begin
     where those of the one before end. An id of another sequence raises InputError."""
@@ -50,11 +68,11 @@ def ids_from_packed(ids, cu_seqlens_q, cu_seqlens_k, block_size=128):
     return np.where(ids < 0, -1, ids - begin).astype(np.int32)
 
 
+@_of_any_kind
 def build_k2q_csr(ids, blocks):
     """The reverse index: (starts [Hkv * blocks + 1] int64, queries [total] int32). The queries of
     group g that selected block b are queries[starts[g * blocks + b]:starts[g * blocks + b + 1]],
     ascending. ids are of one sequence."""
-    ids = np.asarray(ids)
     count, groups, _ = _shape("ids", ids, "Nq", "Hkv", "k")
     if ids.size and ids.max() >= blocks:
         raise InputError(f"ids holds block {ids.max()}, blocks is {blocks}")

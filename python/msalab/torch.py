@@ -250,7 +250,7 @@ def _fake_select(index_q, index_k, topk, first, local, block_size, scale, with_l
 
 
 def _save_select(ctx, inputs, output):
-    ctx.mark_non_differentiable(*output)
+    ctx.mark_non_differentiable(*(output if isinstance(output, tuple) else (output,)))
 
 
 _select = _Operator(
@@ -262,10 +262,70 @@ _select = _Operator(
     operations._select)
 
 
+def _blocks(keys, block_size, cu_q, cu_k):
+    """Blocks of the longest sequence."""
+    ends = cu_q if cu_k is None else cu_k
+    ends = [0, keys] if ends is None else ends
+    return max((-((begin - end) // block_size) for begin, end in zip(ends[:-1], ends[1:])), default=0)
+
+
+def _compute_scores(index_q, index_k, block_size, scale, cu_q, cu_k):
+    return operations.msa_proxy_score(index_q, index_k, block_size=block_size, index_scale=scale,
+                                      cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+
+
+_scores = _Operator(
+    "index_scores",
+    "(Tensor index_q, Tensor index_k, SymInt block_size, float? index_scale, SymInt[]? cu_q, "
+    "SymInt[]? cu_k) -> Tensor",
+    2, _compute_scores,
+    lambda index_q, index_k, block_size, scale, cu_q, cu_k: index_q.new_empty(
+        (*index_q.shape[:2], _blocks(len(index_k), block_size, cu_q, cu_k)), dtype=torch.float32),
+    _save_select, lambda ctx, *_: (None,) * 6)
+
+
+def _compute_topk(scores, topk, first, local, block_size, cu_q, cu_k):
+    return operations.msa_topk_select(scores, topk, force_begin_blocks=first,
+                                      force_end_blocks=local, block_size=block_size,
+                                      cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+
+
+_topk = _Operator(
+    "select_blocks",
+    "(Tensor scores, SymInt topk, SymInt force_begin_blocks, SymInt force_end_blocks, "
+    "SymInt block_size, SymInt[]? cu_q, SymInt[]? cu_k) -> Tensor",
+    1, _compute_topk,
+    lambda scores, topk, *_: scores.new_empty((*scores.shape[:2], topk), dtype=torch.int32),
+    _save_select, lambda ctx, *_: (None,) * 7)
+
+
+def _compute_mass(q, k, sinks, scale, window, softcap, block_size, with_max, cu_q, cu_k):
+    """An operator has as many results without the largest logits as with them."""
+    found = operations.msa_block_mass(q, k, softmax_scale=scale, sinks=sinks, window=window,
+                                      softcap=softcap, block_size=block_size,
+                                      return_max_logit=with_max, cu_seqlens_q=cu_q,
+                                      cu_seqlens_k=cu_k)
+    return found if with_max else (found, q.new_empty(0, dtype=torch.float32))
+
+
+def _fake_mass(q, k, sinks, scale, window, softcap, block_size, with_max, cu_q, cu_k):
+    shape = q.shape[0], k.shape[1], _blocks(len(k), block_size, cu_q, cu_k)
+    return (q.new_empty(shape, dtype=torch.float32),
+            q.new_empty(shape if with_max else 0, dtype=torch.float32))
+
+
+_mass = _Operator(
+    "block_mass",
+    "(Tensor q, Tensor k, Tensor? sinks, float? scale, SymInt? window, float? softcap, "
+    "SymInt block_size, bool with_max_logit, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
+    3, _compute_mass, _fake_mass, _save_select, lambda ctx, *_: (None,) * 10)
+
+
 def _like(function: Callable):
     """Puts the help of the function on arrays, which says shapes and rules, below a function's."""
     def add(own: Callable) -> Callable:
-        own.__doc__ = f"{inspect.getdoc(own)}\n\n{inspect.getdoc(function)}"
+        own.__doc__ = (f"{inspect.getdoc(own)}\n\nThe help of msalab.{function.__name__}:\n\n"
+                       f"{inspect.getdoc(function)}")
         return own
     return add
 
@@ -274,7 +334,7 @@ def _like(function: Callable):
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
                     window=None, softcap=None, cu_seqlens_q=None, cu_seqlens_k=None):
     """msalab.dense_attention on tensors, with gradients of q, k, v and sinks; with a window or a
-    soft cap, without one. There it says:"""
+    soft cap, without one."""
     out, lse = _dense(q, k, v, sinks, softmax_scale, window, softcap, cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
 
@@ -284,18 +344,48 @@ def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softm
                          sinks=None, window=None, softcap=None, block_size=128, order="automatic",
                          cu_seqlens_q=None, cu_seqlens_k=None):
     """msalab.msa_sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
-    a soft cap, without one. There it says:"""
+    a soft cap, without one."""
     out, lse = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
                        cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
+
+
+@_like(operations.msa_sparse_decode_attention)
+def msa_sparse_decode_attention(q, k, v, topk_idxs, *, cu_seqlens_k=None, **options):
+    """msalab.msa_sparse_decode_attention on tensors; options as msa_sparse_attention takes here."""
+    cu_q, cu_k = operations._decode_lengths(q, k, cu_seqlens_k)
+    return msa_sparse_attention(q, k, v, topk_idxs, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+
+
+@_like(operations.msa_proxy_score)
+def msa_proxy_score(index_q, index_k, *, block_size=128, index_scale=None, cu_seqlens_q=None,
+                    cu_seqlens_k=None):
+    """msalab.msa_proxy_score on tensors; scores have no gradient."""
+    return _scores(index_q, index_k, block_size, index_scale, cu_seqlens_q, cu_seqlens_k)
+
+
+@_like(operations.msa_topk_select)
+def msa_topk_select(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, block_size=128,
+                    cu_seqlens_q=None, cu_seqlens_k=None):
+    """msalab.msa_topk_select on tensors."""
+    return _topk(scores, topk, force_begin_blocks, force_end_blocks, block_size, cu_seqlens_q,
+                 cu_seqlens_k)
+
+
+@_like(operations.msa_block_mass)
+def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,
+                   block_size=128, return_max_logit=False, cu_seqlens_q=None, cu_seqlens_k=None):
+    """msalab.msa_block_mass on tensors; neither result has a gradient."""
+    mass, max_logit = _mass(q, k, sinks, softmax_scale, window, softcap, block_size,
+                            return_max_logit, cu_seqlens_q, cu_seqlens_k)
+    return (mass, max_logit) if return_max_logit else mass
 
 
 @_like(operations.msa_index_select)
 def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
                      block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
                      cu_seqlens_k=None):
-    """msalab.msa_index_select on tensors; neither ids nor their lse have a gradient. There it
-    says:"""
+    """msalab.msa_index_select on tensors; neither ids nor their lse have a gradient."""
     found = _select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
                     index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k)
     return found if return_index_lse else found[0]
@@ -307,7 +397,7 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
                  cu_seqlens_q=None, cu_seqlens_k=None):
     """The mean over rows of msalab.msa_index_kl, a float32 scalar with gradients of index_q and
     index_k. q, k and sinks, the teacher's, get none. Give the main_lse of the forward pass on a GPU:
-    without it a slower kernel answers. Of the values by row it says there:"""
+    without it a slower kernel answers."""
     return _kl(index_q, index_k, _teachers(q), _teachers(k), topk_idxs, _teachers(sinks), main_lse,
                index_lse, softmax_scale, index_scale, teacher, block_size, cu_seqlens_q,
                cu_seqlens_k)[0]

@@ -60,3 +60,11 @@ def test_a_compiled_part_that_cannot_be_loaded_says_why(run, tmp_path):
 def test_a_copy_that_is_not_installed_has_no_version(run):
     done = run("from msalab.__main__ import main; raise SystemExit(main(['--version']))")
     assert done.returncode == 0 and done.stdout.startswith("msalab ")
+
+
+def test_a_command_that_a_program_has_too_is_named_once(run, tmp_path):
+    (tmp_path / "msalab/bin").mkdir()
+    for name in ("msa-cost", "msa-merge"):
+        (tmp_path / "msalab/bin" / name).write_text("")
+    done = run("from msalab.__main__ import main; raise SystemExit(main(['nothing']))")
+    assert done.returncode == 2 and done.stderr.count("merge") == done.stderr.count("cost") == 1

@@ -19,6 +19,7 @@ import make_cost
 import make_evaluation
 import numpy as np
 import pytest
+from make_checkpoint import make_checkpoint
 from make_fit import make_fit
 from make_pilot import write_arm
 from make_results import Case, make_results
@@ -114,6 +115,8 @@ def files(tmp_path_factory):
     convert, post = ("convert", "{}"), ("--state", "post_rope", "--out", "{out}.h5")
     return {
         "h5": (folder / "a.h5", run_capture, (*convert, "--out", "{out}.safetensors")),
+        "checkpoint": (make_checkpoint(folder / "checkpoint.h5"), run_capture,
+                       (*convert, "--out", "{out}")),
         "npz": (folder / "a.npz", run_capture, (*convert, *post)),
         "safetensors": (folder / "a.safetensors", run_capture, (*convert, *post)),
         "npy": (folder / "x_q.npy", run_capture,
@@ -145,9 +148,9 @@ def damage_bytes(data: bytearray, rng) -> bytearray:
     return data
 
 
-BYTES = {"h5": 30, "npz": 12, "safetensors": 12, "npy": 12, "results": 16, "fit": 6, "compare": 3,
-         "evaluation": 3, "advise": 3, "cache": 3, "reuse": 3, "precision": 3,
-         "cost": 3, "orders": 3, "bench": 3}
+BYTES = {"h5": 30, "checkpoint": 12, "npz": 12, "safetensors": 12, "npy": 12, "results": 16,
+         "fit": 6, "compare": 3, "evaluation": 3, "advise": 3, "cache": 3, "reuse": 3,
+         "precision": 3, "cost": 3, "orders": 3, "bench": 3}
 
 
 @pytest.mark.parametrize("kind", BYTES)
@@ -209,7 +212,7 @@ def damage_structure(file: h5py.File, rng):
         file[name] = values
 
 
-STRUCTURES = {"h5": 50, "results": 40, "fit": 15}
+STRUCTURES = {"h5": 50, "checkpoint": 25, "results": 40, "fit": 15}
 
 
 @pytest.mark.parametrize("kind", STRUCTURES)

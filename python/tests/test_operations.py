@@ -255,6 +255,10 @@ def test_each_argument_is_refused_by_name(data, message, options):
     ("block_size is None, must be an integer", {"block_size": None}),
     ("force_begin_blocks is 'a', must be an integer", {"force_begin_blocks": "a"}),
     ("force_end_blocks is 1.5, must be an integer", {"force_end_blocks": 1.5}),
+    ("force_end_blocks is 0, must be at least 1", {"force_end_blocks": 0}),
+    ("force_begin_blocks is -1, must be at least 0", {"force_begin_blocks": -1}),
+    (r"force_begin_blocks \+ force_end_blocks is 4, must be at most topk = 3",
+     {"force_begin_blocks": 2, "force_end_blocks": 2}),
     ("index_scale is -1, must be finite and positive", {"index_scale": -1})])
 def test_each_number_of_a_selection_is_refused_by_name(data, message, options):
     arrays = {"index_q": data["index_q"], "index_k": data["index_k"][:29]}

@@ -155,6 +155,11 @@ def test_operators_pass_pytorchs_own_checks(data):
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, main_lse, index_lse, None,
                      None, "mean", BK, CU, CU)),
             (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, False, CU, CU)),
+            (m._scores, (index_q, index_k, BK, None, CU, CU)),
+            (m._topk, (m.msa_proxy_score(index_q, index_k, block_size=BK).detach(), K, 1, 1, BK,
+                       None, None)),
+            (m._mass, (q, k, sinks, *plain, BK, True, CU, CU)),
+            (m._mass, (q, k, None, *plain, BK, False, None, CU)),
             (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, True, CU, CU))):
         torch.library.opcheck(operator.operator, arguments)
 
@@ -171,6 +176,28 @@ def test_compiled_functions_keep_one_graph(data):
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for one, other in zip(gradients(compiled(*leaves), leaves), gradients(step(*leaves), leaves)):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_compiled_steps_without_a_gradient_keep_one_graph(data):
+    """Scores, blocks of them, mass, decoding: the values and the shapes of msalab's own."""
+    q, k, v, _, index_q, index_k = (tensor.detach() for tensor in data.values())
+
+    def choose(ops, index_q, index_k, q, k, v):
+        scores = ops.msa_proxy_score(2 * index_q, index_k, block_size=BK, cu_seqlens_q=CU)
+        ids = ops.msa_topk_select(scores, K, block_size=BK, force_begin_blocks=1, cu_seqlens_q=CU)
+        mass, largest = ops.msa_block_mass(q, k, block_size=BK, return_max_logit=True,
+                                           cu_seqlens_q=CU)
+        last = ops.msa_sparse_decode_attention(q[-1:], k, v, ids[-1:], block_size=BK)
+        return scores, ids, mass, largest, ops.msa_block_mass(q, k, block_size=BK), last
+
+    tensors = index_q, index_k, q, k, v
+    compiled = torch.compile(lambda *tensors: choose(m, *tensors), fullgraph=True,
+                             backend="aot_eager")
+    for one, other in zip(compiled(*tensors), choose(msalab, *tensors), strict=True):
+        assert torch.equal(one, other)
+    assert not m.msa_proxy_score(data["index_q"], data["index_k"], block_size=BK).requires_grad
+    with pytest.raises(ValueError, match="q holds 2 queries: cu_seqlens_k must delimit the keys"):
+        m.msa_sparse_decode_attention(q[-2:], k, v, torch.zeros(2, HKV, K, dtype=torch.int32))
 
 
 def test_whoever_watches_operators_sees_them(data):
@@ -206,6 +233,8 @@ def test_a_second_gradient_is_refused(data):
 
 
 @pytest.mark.parametrize("name", ["dense_attention", "msa_sparse_attention", "msa_index_select",
+                                  "msa_proxy_score", "msa_topk_select", "msa_block_mass",
+                                  "msa_sparse_decode_attention",
                                   "msa_index_kl"])
 def test_help_says_what_that_of_arrays_says(name):
     assert inspect.getdoc(getattr(msalab, name)) in getattr(m, name).__doc__
@@ -255,3 +284,17 @@ def test_bad_input_is_named(data):
         m.dense_attention(q, k, v, softmax_scale="small")
     with pytest.raises(ValueError, match="a window or a soft cap has no gradient"):
         m.dense_attention(q, k, v, window=4).sum().backward()
+
+
+def test_converters_of_ids_return_tensors_of_tensors(data):
+    ids = m.msa_index_select(data["index_q"], data["index_k"], K, block_size=BK)
+    heads_first = msalab.ids_heads_first(ids)
+    assert heads_first.shape == (HKV, len(ids), K)
+    assert torch.equal(msalab.sort_ids(msalab.ids_heads_first(heads_first).flip(2)), ids)
+    assert torch.equal(msalab.ids_from_packed(ids, [0, len(ids)], [0, len(ids)], BK), ids)
+    blocks = -(-len(ids) // BK)
+    for one, other in zip(msalab.build_k2q_csr(ids, blocks),
+                          msalab.build_k2q_csr(ids.numpy(), blocks), strict=True):
+        assert torch.equal(one, torch.from_numpy(other))
+    with pytest.raises(ValueError, match=r"ids\[0, 0\] holds block 4 twice"):
+        msalab.sort_ids(torch.tensor([[[4, 0, 4]]]))

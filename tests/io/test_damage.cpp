@@ -125,12 +125,14 @@ TEST_F(Damage, AFinishedUnitThatChangedIsNotResumed) {
         bytes[at] ^= 0x10;
         put(unit, bytes);
         ASSERT_EQ(resumed(), unit.string() +
-                                 ": cannot resume, this finished unit is damaged, its bytes do not "
-                                 "match its checksum")
+                                 ": this finished unit is damaged, its bytes do not match its "
+                                 "checksum")
             << at;
     }
     put(unit, Bytes(whole.begin(), whole.end() - 20));
     EXPECT_NE(resumed().find("has no checksum at its end"), std::string::npos);
+    std::filesystem::remove(unit);
+    EXPECT_EQ(resumed(), "");
     put(unit, whole);
     EXPECT_EQ(resumed(), "");
 }

@@ -40,7 +40,7 @@ CODE
 version=$(env/bin/python -m msalab --version)
 env/bin/msalab cost --version | grep -q "^msa-cost ${version#msalab } (" ||
     fail "the package is $version, the program $(env/bin/msalab cost --version)"
-for name in advise analyze bench compare cost fit-indexer inspect merge pretrain synth; do
+for name in advise analyze bench cache compare cost fit-indexer inspect precision pretrain reuse synth; do
     env/bin/msalab "$name" --help >help || fail "msalab $name --help ends with $?"
     grep -q "^msa-$name: " help || fail "msalab $name --help is not of msa-$name"
 done
@@ -51,6 +51,12 @@ GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX2 env/bin/msalab cost --preset qwen3-8b 2>er
 grep -q '^msa-cost: .* this one lacks avx2$' error || fail "msalab cost without AVX2: $(<error)"
 env/bin/msalab analyze "$sample" --out results --block-size 32 --top-k 8 --selectors oracle,window \
     --queries 2240: >/dev/null
+for part in 0 1; do
+    env/bin/msalab analyze "$sample" --out "parts/$part" --block-size 32 --top-k 8 \
+        --selectors oracle,window --queries 2240: --shard "$part/2" >/dev/null
+done
+env/bin/msalab merge parts/0 parts/1 --out merged >/dev/null  # by msa-merge
+cmp merged/results.h5 results/results.h5
 env/bin/msalab plot results/results.h5 --out pictures >/dev/null
 [[ -s pictures/report.html ]] || fail "msalab plot wrote no report.html"
 

@@ -119,7 +119,17 @@ def export_indexer(options, path):
         raise CaptureError(str(error)) from error
 
 
+def export_checkpoint(options, path):
+    """A model of msa-pretrain as a folder of transformers."""
+    from .checkpoint import export_model
+
+    refuse_unused(options, (*IMPORT, *ROTATION, "interleaved", "rotary_dim", "rope_theta", "layers"),
+                  f"{path} holds a trained model")
+    export_model(path, options.out, options.overwrite)
+
+
 def run_convert(options):
+    from .checkpoint import is_checkpoint
     from .convert import ImportOptions, export_safetensors, import_arrays, rotate
 
     first = options.source[0]
@@ -136,6 +146,9 @@ def run_convert(options):
     require(len(options.source) == 1, "one activations file is converted at a time")
     if is_fit(first):
         export_indexer(options, first)
+        return
+    if is_checkpoint(first):
+        export_checkpoint(options, first)
         return
     refuse_unused(options, IMPORT, f"{first} is an activations file and says so itself")
     if options.apply_rope:
@@ -171,7 +184,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--revision", help="of the model on the hub")
 
     command = commands.add_parser("convert", help="from .safetensors, .npz or .npy; to "
-                                                  ".safetensors, fitted weights too; apply RoPE")
+                                                  ".safetensors, fitted weights too; apply RoPE; a "
+                                                  "checkpoint of msa-pretrain to a folder")
     command.set_defaults(run=run_convert)
     command.add_argument("source", nargs="+", help="file to read; several .npy files")
     command.add_argument("--names", default="layers.{layer}.{field}",

@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     on.add_argument("--pairs", type=int, default=8, metavar="N",
                     help="facts of multi_key and recall, chains of tracking (default: 8)")
     on.add_argument("--bytes", action="store_true",
-                    help="a model of bytes, without a tokenizer (as msa-pretrain's)")
+                    help="a model of bytes, without a tokenizer (as msalab convert makes of msa-pretrain's)")
     how = top.add_argument_group("how")
     how.add_argument("--seed", type=int, default=0, metavar="N")
     how.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, auto")
