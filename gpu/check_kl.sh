@@ -34,7 +34,7 @@ for ((i = 0; i < ${#cases[@]}; i += 4)); do
     done
     for process in "${running[@]}"; do wait "$process" || failed=1; done
 done
-case_of pieces 'CudaKl.RoundsAndPiecesAreTheirSum' || failed=1
+case_of pieces 'All/CudaKlTypes.RoundsAndPiecesAreTheirSum/bf16' || failed=1
 case_of plain '*IndexKl*cuda*:*IndexLse*cuda*' || failed=1
 # The gradient of attention shares what lies between copies and products.
 case_of attention_grad '*CudaGradCases.TunedIsPlainButForRoundings*' || failed=1

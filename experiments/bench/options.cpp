@@ -123,10 +123,11 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     size("block-size", "TOKENS", w.block_size,
          "Bk; default: the model's or the indexer's, else 128");
     size("top-k", "BLOCKS", w.top_k, "k; default: the model's or the indexer's, else 16");
-    table.element("element", w.element, {Element::bf16, Element::f32},
-                  "of operands and outputs: bf16 or f32; default: bf16 on cuda, else f32");
+    table.element("element", w.element, {Element::bf16, Element::f16, Element::f32},
+                  "of operands and outputs: bf16, f16 or f32; default: bf16 on cuda, else f32");
     table.names("index-element", "TYPE,...", w.index_elements, any_name,
-                "of index_q and index_k: bf16, f32, e4m3; default: as --element, on cuda e4m3 too");
+                "of index_q and index_k: bf16, f16, f32, e4m3; default: as --element, on cuda e4m3 "
+                "too");
     table.numbers("devices", "N,...", o.devices,
                   "GPUs that answer one layer together, beside the first one alone, or as many "
                   "ranks of the cpu: cases square and decode of one token, structured");
@@ -198,8 +199,8 @@ void read_sizes(const Words& w, BenchOptions& o) {
     if (w.index_elements.empty()) return;
     o.index_elements.clear();
     for (const std::string& name : w.index_elements)
-        o.index_elements.push_back(
-            *element_option("index-element", name, {Element::bf16, Element::f32, Element::e4m3}));
+        o.index_elements.push_back(*element_option(
+            "index-element", name, {Element::bf16, Element::f16, Element::f32, Element::e4m3}));
 }
 
 }  // namespace

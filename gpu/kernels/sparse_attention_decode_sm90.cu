@@ -30,7 +30,7 @@ namespace {
 
 using namespace sm90;
 
-constexpr int kCluster = 8, kWarps = kDecodeWarps, kThreads = kWarps * kWarp;
+constexpr int kCluster = kDecodeCluster, kWarps = kDecodeWarps, kThreads = kWarps * kWarp;
 constexpr int kHeads = kDecodeHeads;
 constexpr int kOneWave = kMostExchanging;  // thread blocks that any chip holds at once
 constexpr int kStages = 2;
@@ -125,7 +125,7 @@ __device__ void read_queries(const SparseDecodeArgs& args, const Part& part,
 
 /// Attends to the blocks of this thread block. `ahead`: those under way, by stage. In the warm-up
 /// one step is made on whatever the stage holds.
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 __device__ void attend(const SparseDecodeArgs& args, const Part& part,
                        Shared<Dim, BlockSize>& shared, const uint32_t (&rows)[Dim / 4], bool live,
                        int32_t (&ahead)[kStages], float (&out)[Dim / 2], Softmax& softmax) {
@@ -140,14 +140,15 @@ __device__ void attend(const SparseDecodeArgs& args, const Part& part,
         if (takes_keys) {
             float score[kKeys / 2], factor[2];
             if (live) shared.k_full[stage].wait(parity);
-            scores_of<Dim, BlockSize>(score, rows, shared.tiles.k[stage], first);
+            scores_of<T, Dim, BlockSize>(score, rows, shared.tiles.k[stage], first);
             const int both[2] = {seen_here, seen_here};
             softmax.step(score, both, args.scale * kLog2E, factor);
 #pragma unroll
             for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
             if (live) shared.v_full[stage].wait(parity);
             clear_unseen<Dim, BlockSize>(shared.tiles.v[stage], first, first + seen_here);
-            if (seen_here > 0) add_values<Dim, BlockSize>(out, score, shared.tiles.v[stage], first);
+            if (seen_here > 0)
+                add_values<T, Dim, BlockSize>(out, score, shared.tiles.v[stage], first);
         }
         fence_shared();
         __syncthreads();
@@ -237,7 +238,7 @@ __device__ void join_ranks(const RankExchange& x, int message, float scale, floa
 
 /// Joins the parts of this thread block's two heads, half of a head's channels per warp, and writes
 /// the result; lanes 0 to 7 weigh a part each. The warm-up writes nothing.
-template <bool Exchanged, int Dim, int BlockSize>
+template <typename T, bool Exchanged, int Dim, int BlockSize>
 __device__ void write_heads(const SparseDecodeArgs& args, const RankExchange& exchange,
                             const Part& part, const Shared<Dim, BlockSize>& shared, float scale,
                             bool live) {
@@ -267,14 +268,13 @@ __device__ void write_heads(const SparseDecodeArgs& args, const RankExchange& ex
         join_ranks(exchange, static_cast<int>(2 * (part.first_row + head)) + warp % 2, scale, mine,
                    best, all);
     const bool any = all != 0;
-    auto* const to = static_cast<__nv_bfloat16*>(args.out) + (part.first_row + head) * Dim;
-    for (int i = 0; i < kPerLane; ++i)
-        to[channel + i] = __float2bfloat16_rn(any ? mine[i] / all : 0);
+    auto* const to = static_cast<T*>(args.out) + (part.first_row + head) * Dim;
+    for (int i = 0; i < kPerLane; ++i) to[channel + i] = rounded<T>(any ? mine[i] / all : 0);
     if (warp % 2 == 0 && lane == 0)
         args.lse[part.first_row + head] = any ? fmaf(best, args.scale, logf(all)) : -INFINITY;
 }
 
-template <int Dim, int BlockSize, bool Exchanged>
+template <typename T, int Dim, int BlockSize, bool Exchanged>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
     decode(const __grid_constant__ SparseDecodeArgs args,
            const __grid_constant__ RankExchange exchange) {
@@ -308,14 +308,14 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
 
         float out[Dim / 2] = {};
         Softmax softmax;
-        attend(args, part, shared, rows, live, ahead, out, softmax);
+        attend<T>(args, part, shared, rows, live, ahead, out, softmax);
         put_warp_part(shared, out, softmax);
         __syncthreads();
         cluster.barrier_wait(std::move(all_here));  // the others' memory may be written
         const float scale = args.scale * kLog2E;
         send_to_owners(shared, part.rank, scale);
         shared.all_parts.wait(pass != first_pass);
-        write_heads<Exchanged>(args, exchange, part, shared, scale, live);
+        write_heads<T, Exchanged>(args, exchange, part, shared, scale, live);
         fence_shared();
         __syncthreads();  // before the tiles, where the warps' parts were, are copied anew
     }
@@ -323,16 +323,13 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t sparse_decode_blocks(int64_t queries, int64_t groups, int64_t group_size) {
-    return queries * groups * ceil_div(group_size, kHeads) * kCluster;
-}
-
+template <typename T>
 cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t stream,
                                       const RankExchange* exchange) {
     return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
         using S = Shared<Dim, BlockSize>;
-        auto* const kernel =
-            exchange != nullptr ? decode<Dim, BlockSize, true> : decode<Dim, BlockSize, false>;
+        auto* const kernel = exchange != nullptr ? decode<T, Dim, BlockSize, true>
+                                                 : decode<T, Dim, BlockSize, false>;
         const cudaError_t error = allow_shared<S>(kernel);
         if (error != cudaSuccess) return error;
         const int64_t blocks = sparse_decode_blocks(args.queries, args.groups, args.group_size());
@@ -340,5 +337,8 @@ cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t
                             args, exchange != nullptr ? *exchange : RankExchange{});
     });
 }
+template cudaError_t launch_sparse_decode_sm90<MSA_KERNEL_ELEMENT>(const SparseDecodeArgs&,
+                                                                   cudaStream_t,
+                                                                   const RankExchange*);
 
 }  // namespace msa::cuda

@@ -21,6 +21,7 @@
 
 #include "gpu/device/grad_gather_sm90.cuh"
 #include "gpu/device/grad_slots_sm90.cuh"
+#include "gpu/kernels/sparse_attention_grad_stages.h"
 
 namespace msa::cuda {
 namespace {
@@ -28,7 +29,7 @@ namespace {
 using namespace sm90;
 
 /// A consumer: dK and dV of the keys from 64 `part` on, and channels of dQ.
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared,
                               int part) {
     using S = GradShape<Dim, BlockSize>;
@@ -63,8 +64,8 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Dim / 16; ++step)
-            multiply_bf16(sum, operand(keys, step / 4 * S::kKeyBox + step % 4 * 32),
-                          operand(rows, step / 4 * kRowsBox + step % 4 * 32), step > 0);
+            multiply_in<T>(sum, operand(keys, step / 4 * S::kKeyBox + step % 4 * 32),
+                           operand(rows, step / 4 * kRowsBox + step % 4 * 32), step > 0);
         wgmma_commit();
     };
     // dQ of the step before in s, `more` boxes behind this warpgroup's first.
@@ -74,9 +75,9 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BlockSize / 16; ++step)
-            multiply_bf16<true>(s, operand(soft, step / 4 * kRowsBox + step % 4 * 32),
-                                operand(k_columns, more * S::kKeyBox + step * 16 * kSwizzle),
-                                step > 0);
+            multiply_in<T, true>(s, operand(soft, step / 4 * kRowsBox + step % 4 * 32),
+                                 operand(k_columns, more * S::kKeyBox + step * 16 * kSwizzle),
+                                 step > 0);
         wgmma_commit();
     };
     const auto store_queries = [&](int more) {
@@ -92,7 +93,7 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
 #pragma unroll
                 for (int n = 0; n < 4; ++n) {
                     const int j = 4 * (4 * i + n) + 2 * side;
-                    word[n] = pack(s[j], s[j + 1]);
+                    word[n] = pack<T>(s[j], s[j + 1]);
                 }
                 __stcs(to + 4 * i, make_uint4(word[0], word[1], word[2], word[3]));
             }
@@ -149,10 +150,10 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
                     *reinterpret_cast<const float2*>(shared.delta[stage] + 8 * j + 2 * quad);
 #pragma unroll
                 for (int side = 0; side < 2; ++side) {
-                    const float* const p = s + 4 * j + 2 * side;
-                    const float* const x = ds + 4 * j + 2 * side;
-                    p_word[2 * j + side] = pack(p[0], p[1]);
-                    ds_word[2 * j + side] = pack(p[0] * (x[0] - delta.x), p[1] * (x[1] - delta.y));
+                    const float *const p = s + 4 * j + 2 * side, *const x = ds + 4 * j + 2 * side;
+                    const int at_word = 2 * j + side;
+                    p_word[at_word] = pack<T>(p[0], p[1]);
+                    ds_word[at_word] = pack<T>(p[0] * (x[0] - delta.x), p[1] * (x[1] - delta.y));
                 }
             }
             shared.soft_empty[soft].wait(((at + 1) / S::kSoftStages % 2) ^ 1);
@@ -170,12 +171,12 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
             wgmma_fence();
 #pragma unroll
             for (int step = 0; step < kRows / 16; ++step)
-                multiply_bf16<true>(d_v, p_word + 4 * step, operand(d_out, step * 16 * kSwizzle),
-                                    true);
+                multiply_in<T, true>(d_v, p_word + 4 * step, operand(d_out, step * 16 * kSwizzle),
+                                     true);
 #pragma unroll
             for (int step = 0; step < kRows / 16; ++step)
-                multiply_bf16<true>(d_k, ds_word + 4 * step, operand(q, step * 16 * kSwizzle),
-                                    true);
+                multiply_in<T, true>(d_k, ds_word + 4 * step, operand(q, step * 16 * kSwizzle),
+                                     true);
             wgmma_commit();
             wgmma_wait<1>();
             store_queries(0);
@@ -235,7 +236,7 @@ __device__ void form_products(const SparseGradArgs& args, Shared<Dim, BlockSize>
     }
 }
 
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
                                   GradShape<Dim, BlockSize>::kBlocksPerProcessor)
     grad_products(const __grid_constant__ SparseGradArgs args) {
@@ -262,23 +263,23 @@ __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
     const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
     if (warpgroup < S::kMain) {
         setmaxnreg_inc<S::kMainRegisters>();
-        form_products(args, shared, warpgroup);
-        add_full_slots<Dim, 0>(args);
+        form_products<T>(args, shared, warpgroup);
+        add_full_slots<T, Dim, 0>(args);
     } else {
         setmaxnreg_dec<56>();
         const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
         if (warp == 0) gather(args, shared);
         if (warp == 1) gather_rows(args, shared);
-        add_full_slots<Dim, 2>(args);
+        add_full_slots<T, Dim, 2>(args);
     }
 }
 
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 cudaError_t launch(const SparseGradArgs& args, int sms, cudaStream_t stream) {
     using S = GradShape<Dim, BlockSize>;
     constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
     static_assert(kBytes <= kMostSharedBytes);
-    auto* const kernel = grad_products<Dim, BlockSize>;
+    auto* const kernel = grad_products<T, Dim, BlockSize>;
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
@@ -289,25 +290,31 @@ cudaError_t launch(const SparseGradArgs& args, int sms, cudaStream_t stream) {
 
 }  // namespace
 
+template <typename T>
 cudaError_t launch_grad_products(const SparseGradArgs& args, int sms, cudaStream_t stream) {
     const bool wide = sparse_grad_tile_keys(args.block_size) == 128;
     if (args.head_dim == 128)
-        return wide ? launch<128, 128>(args, sms, stream) : launch<128, 64>(args, sms, stream);
-    return wide ? launch<64, 128>(args, sms, stream) : launch<64, 64>(args, sms, stream);
+        return wide ? launch<T, 128, 128>(args, sms, stream)
+                    : launch<T, 128, 64>(args, sms, stream);
+    return wide ? launch<T, 64, 128>(args, sms, stream) : launch<T, 64, 64>(args, sms, stream);
 }
 
+template <typename T>
 cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs& args, int sms,
                                               cudaStream_t stream) {
-    cudaError_t error = launch_grad_prepare(args, stream);
+    cudaError_t error = launch_grad_prepare<T>(args, stream);
     for (int c = 0; c < args.chunks() && error == cudaSuccess; ++c) {
         const int scheduled = c % args.batch_chunks;
         if (scheduled == 0) error = launch_grad_schedule(args, c, stream);
         const SparseGradArgs chunk = args.chunk(c, scheduled);
-        if (error == cudaSuccess) error = launch_grad_products(chunk, sms, stream);
-        if (error == cudaSuccess) error = launch_grad_parts(chunk, sms, stream);
+        if (error == cudaSuccess) error = launch_grad_products<T>(chunk, sms, stream);
+        if (error == cudaSuccess) error = launch_grad_parts<T>(chunk, sms, stream);
     }
-    if (error == cudaSuccess) error = launch_grad_slots(args.chunk(args.chunks() - 1, 0), stream);
-    return error == cudaSuccess ? launch_grad_finish(args, stream) : error;
+    if (error == cudaSuccess)
+        error = launch_grad_slots<T>(args.chunk(args.chunks() - 1, 0), stream);
+    return error == cudaSuccess ? launch_grad_finish<T>(args, stream) : error;
 }
+template cudaError_t launch_sparse_attention_grad_sm90<MSA_KERNEL_ELEMENT>(const SparseGradArgs&,
+                                                                           int, cudaStream_t);
 
 }  // namespace msa::cuda

@@ -119,7 +119,7 @@ __device__ void stream_blocks(const SparseKvOuterArgs& args, Shared<Dim, BlockSi
     }
 }
 
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     kv_outer(const __grid_constant__ SparseKvOuterArgs args) {
     extern __shared__ __align__(1024) char memory[];
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         Softmax softmax;
         auto start = [&](float(&sum)[BlockSize / 2]) {
             shared.q_ring[consumer].full[q_at.stage].wait(q_at.parity);
-            start_scores<Dim, BlockSize, kPassRows>(sum, shared.q[consumer][q_at.stage][0], k);
+            start_scores<T, Dim, BlockSize, kPassRows>(sum, shared.q[consumer][q_at.stage][0], k);
         };
         // Scores of the pass at q_at to probabilities, with the rows' places.
         auto take = [&](float(&sum)[BlockSize / 2]) {
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         };
         auto keep_p = [&](const float(&sum)[BlockSize / 2]) {
 #pragma unroll
-            for (int n = 0; n < BlockSize / 4; ++n) p[n] = pack(sum[2 * n], sum[2 * n + 1]);
+            for (int n = 0; n < BlockSize / 4; ++n) p[n] = pack<T>(sum[2 * n], sum[2 * n + 1]);
         };
         float inverse[2], lse[2];  // of the rows in p
         auto normalise = [&] {
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 if (place[side] < 0) continue;
-                store_slot(out, side, inverse[side], args.workspace.partial_out, place[side]);
+                store_slot<T>(out, side, inverse[side], args.workspace.partial_out, place[side]);
                 if (lane % 4 == 0) args.workspace.partial_lse[place[side]] = lse[side];
             }
         };
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         shared.v_ring.full[v_at.stage].wait(v_at.parity);
         for (int n = 1; n < count; ++n) {
             float sum[BlockSize / 2];
-            start_values<Dim, BlockSize>(out, p, v, false);
+            start_values<T, Dim, BlockSize>(out, p, v, false);
             start(sum);
             normalise();
             wgmma_wait<1>();
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             keep_p(sum);
         }
         if (leader) shared.k_ring.empty[k_at.stage].arrive();
-        start_values<Dim, BlockSize>(out, p, v, false);
+        start_values<T, Dim, BlockSize>(out, p, v, false);
         normalise();
         wgmma_wait<0>();
         if (leader) shared.v_ring.empty[v_at.stage].arrive();
@@ -247,16 +247,19 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
 
 }  // namespace
 
+template <typename T>
 cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs& args, int sms,
                                         cudaStream_t stream) {
     return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
         using S = Shared<Dim, BlockSize>;
-        auto* const kernel = kv_outer<Dim, BlockSize>;
+        auto* const kernel = kv_outer<T, Dim, BlockSize>;
         const cudaError_t error = allow_shared<S>(kernel);
         if (error != cudaSuccess) return error;
         kernel<<<static_cast<unsigned>(sms), AttendRows::kThreads, sizeof(S), stream>>>(args);
         return cudaGetLastError();
     });
 }
+template cudaError_t launch_sparse_kv_outer_sm90<MSA_KERNEL_ELEMENT>(const SparseKvOuterArgs&, int,
+                                                                     cudaStream_t);
 
 }  // namespace msa::cuda

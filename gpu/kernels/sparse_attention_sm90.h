@@ -68,7 +68,7 @@ struct SparseWorkspace {
     KeyBlockItem* items;    // [most_items()]
     int32_t* item_count;    // [1]
     uint32_t* in_slots;     // [R], mask over positions of ids; the n-th has slot n
-    void* partial_out;   // [chunk_tiles, Hkv, k, slot_rows(), dh] bf16, dh as slot_chunk() has it
+    void* partial_out;   // [chunk_tiles, Hkv, k, slot_rows(), dh] of T, dh as slot_chunk() has it
     float* partial_lse;  // [chunk_tiles, Hkv, k, slot_rows()], base 2
 };
 
@@ -123,24 +123,27 @@ struct SparseSchedule : SparseCall {
 };
 
 struct SparseKvOuterArgs : SparseSchedule {
-    CUtensorMap q;     // [Nq, Hq, dh] bf16, boxes of one query x G heads x 64 channels
-    CUtensorMap k, v;  // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
+    CUtensorMap q;     // [Nq, Hq, dh] of T, boxes of one query x G heads x 64 channels
+    CUtensorMap k, v;  // [Nk, Hkv * dh] of T, boxes of Bk keys x 64 channels
     float scale;       // on q . k, above 0
 };
 
 struct SparseUnionArgs : SparseSchedule {
-    CUtensorMap q;     // [Nq, Hq, dh] bf16, boxes of a tile's queries x G heads x 64 channels
+    CUtensorMap q;     // [Nq, Hq, dh] of T, boxes of a tile's queries x G heads x 64 channels
     CUtensorMap k, v;  // as above
     float scale;
-    void* out;        // [Nq, Hq, dh] bf16
+    void* out;        // [Nq, Hq, dh] of T
     float* lse;       // [Nq, Hq]
     int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
 };
 
 /// The workspace of all chunks.
 cudaError_t launch_sparse_schedule_sm90(const SparseSchedule&, cudaStream_t);
-// One chunk, in this order; the first where any_slots().
+// One chunk, in this order; the first where any_slots(). Operands, slots and outputs of type T,
+// __nv_bfloat16 or __half.
+template <typename T>
 cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs&, int sms, cudaStream_t);
+template <typename T>
 cudaError_t launch_sparse_union_sm90(const SparseUnionArgs&, int sms, cudaStream_t);
 
 }  // namespace msa::cuda

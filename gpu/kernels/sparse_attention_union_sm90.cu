@@ -96,7 +96,7 @@ struct WarpSlots {
 
     /// By the warp: adds the slots of a run to a row of the softmax state (best, total), base 2.
     /// What a run holds behind the slots of a row is not its own and may be anything.
-    template <bool Mixed>
+    template <typename T, bool Mixed>
     __device__ void add(const SparseUnionArgs& args, int side, float (&sums)[Dim / 2], float& best,
                         float& total) {
         const Run run = runs[0], next = runs[1];
@@ -127,7 +127,7 @@ struct WarpSlots {
             if (there) {
 #pragma unroll
                 for (int i = 0; i < Dim / 32; ++i)
-                    add_chunk(sums, side, i, chunks[slot_chunk<Dim>(lane / 4, i)], weight);
+                    add_chunk<T>(sums, side, i, chunks[slot_chunk<Dim>(lane / 4, i)], weight);
             }
             __syncwarp();  // all lanes have read it
             if (lane == 0) fetch(args, run, next, n + ahead, at);
@@ -231,7 +231,7 @@ __device__ int opaque_thread() {
 }
 
 /// The two rows of a thread after the union: their slots, and the result.
-template <int Dim, int BlockSize, Slots Kind>
+template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void finish(const SparseUnionArgs& args, Shared<Dim, BlockSize>& shared,
                        float (&out)[Dim / 2], const Softmax& softmax, int thread) {
     const int warp = thread / kWarp, lane = thread % kWarp, row = warp * 16 + lane / 4;
@@ -244,7 +244,7 @@ __device__ void finish(const SparseUnionArgs& args, Shared<Dim, BlockSize>& shar
         total += __shfl_xor_sync(kAllLanes, total, 2);
         float best = softmax.running_max[side] * (args.scale * kLog2E);
         if constexpr (Kind != Slots::none)
-            shared.slots[warp].template add<Kind == Slots::mixed>(args, side, out, best, total);
+            shared.slots[warp].template add<T, Kind == Slots::mixed>(args, side, out, best, total);
         const int query = (row + kRun * side) / heads;
         const bool wanted = query < kept.queries;  // not of an empty row
         const bool any = total != 0;               // NaN alone leaves no best score, but a total
@@ -253,13 +253,13 @@ __device__ void finish(const SparseUnionArgs& args, Shared<Dim, BlockSize>& shar
         if (wanted && has_nan(out, side, factor)) args.marked[at * args.groups + kept.group] = 1;
         const int64_t out_row =
             at * args.query_heads + kept.group * heads + (row + kRun * side) % heads;
-        store_row(out, side, factor, wanted, static_cast<char*>(args.out) + out_row * Dim * 2);
+        store_row<T>(out, side, factor, wanted, static_cast<char*>(args.out) + out_row * Dim * 2);
         if (wanted && lane % 4 == 0)
             args.lse[out_row] = any ? (best + log2f(total)) * kLn2 : -INFINITY;
     }
 }
 
-template <int Dim, int BlockSize, Slots Kind>
+template <typename T, int Dim, int BlockSize, Slots Kind>
 __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     union_attention(const __grid_constant__ SparseUnionArgs args) {
     extern __shared__ __align__(1024) char memory[];
@@ -327,12 +327,12 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             };
             auto keep_p = [&](const float(&sum)[BlockSize / 2]) {
 #pragma unroll
-                for (int i = 0; i < BlockSize / 4; ++i) p[i] = pack(sum[2 * i], sum[2 * i + 1]);
+                for (int i = 0; i < BlockSize / 4; ++i) p[i] = pack<T>(sum[2 * i], sum[2 * i + 1]);
             };
             shared.k_ring.full[k_at.stage].wait(k_at.parity);
             {
                 float sum[BlockSize / 2];
-                start_scores<Dim, BlockSize, kAttendRows>(sum, q, shared.k[k_at.stage]);
+                start_scores<T, Dim, BlockSize, kAttendRows>(sum, q, shared.k[k_at.stage]);
                 if (kAnySlots && leader)
                     slots.start(args, task.runs[row / kRun], task.runs[row / kRun + 1]);
                 wgmma_wait<0>();
@@ -342,9 +342,9 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             for (int n = 1; n < count; ++n) {
                 float sum[BlockSize / 2];
                 shared.k_ring.full[k_at.stage].wait(k_at.parity);
-                start_scores<Dim, BlockSize, kAttendRows>(sum, q, shared.k[k_at.stage]);
+                start_scores<T, Dim, BlockSize, kAttendRows>(sum, q, shared.k[k_at.stage]);
                 shared.v_ring.full[v_at.stage].wait(v_at.parity);
-                start_values<Dim, BlockSize>(out, p, shared.v[v_at.stage], n > 1);
+                start_values<T, Dim, BlockSize>(out, p, shared.v[v_at.stage], n > 1);
                 wgmma_wait<1>();
                 take(sum);
                 wgmma_wait<0>();
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             }
             if (leader) shared.q_empty.arrive();
             shared.v_ring.full[v_at.stage].wait(v_at.parity);
-            start_values<Dim, BlockSize>(out, p, shared.v[v_at.stage], count > 1);
+            start_values<T, Dim, BlockSize>(out, p, shared.v[v_at.stage], count > 1);
             wgmma_wait<0>();
             if (leader) shared.v_ring.empty[v_at.stage].arrive();
             v_at.advance();
@@ -368,19 +368,20 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             __syncwarp();  // all lanes have read the task
             if (leader) shared.q_empty.arrive();
         }
-        finish<Dim, BlockSize, Kind>(args, shared, out, softmax, opaque_thread());
+        finish<T, Dim, BlockSize, Kind>(args, shared, out, softmax, opaque_thread());
     }
 }
 
 }  // namespace
 
+template <typename T>
 cudaError_t launch_sparse_union_sm90(const SparseUnionArgs& args, int sms, cudaStream_t stream) {
     return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
         using S = Shared<Dim, BlockSize>;
-        auto* const kernel = !args.any_slots() ? union_attention<Dim, BlockSize, Slots::none>
+        auto* const kernel = !args.any_slots() ? union_attention<T, Dim, BlockSize, Slots::none>
                              : args.group_size() % kRun == 0
-                                 ? union_attention<Dim, BlockSize, Slots::alike>
-                                 : union_attention<Dim, BlockSize, Slots::mixed>;
+                                 ? union_attention<T, Dim, BlockSize, Slots::alike>
+                                 : union_attention<T, Dim, BlockSize, Slots::mixed>;
         const cudaError_t error = allow_shared<S>(kernel);
         if (error != cudaSuccess) return error;
         const int64_t items = int64_t{args.tile_count} * args.groups;
@@ -388,5 +389,7 @@ cudaError_t launch_sparse_union_sm90(const SparseUnionArgs& args, int sms, cudaS
                             AttendRows::kThreads, sizeof(S), stream, args);
     });
 }
+template cudaError_t launch_sparse_union_sm90<MSA_KERNEL_ELEMENT>(const SparseUnionArgs&, int,
+                                                                  cudaStream_t);
 
 }  // namespace msa::cuda

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "gpu/half_types.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
 #include "gpu/layout.h"
@@ -60,8 +61,7 @@ struct Workspace {
           uses(call.scratch<BlockUse, 1>({size.uses})),
           items(call.scratch<KeyBlockItem, 1>({size.items})),
           in_slots(call.scratch<uint32_t, 1>({size.rows})),
-          partial_out(
-              call.scratch<char, 1>({size.slot_rows * head_dim * element_bytes(Element::bf16)})),
+          partial_out(call.scratch<char, 1>({size.slot_rows * head_dim * kHalfBytes})),
           partial_lse(call.scratch<float, 1>({size.slot_rows})) {}
 
     SparseWorkspace view() {
@@ -82,9 +82,9 @@ struct Workspace {
 struct KeyMaps {
     CUtensorMap k, v;
     KeyMaps(const Problem& p, const AttentionInput& in)
-        : k(tensor_map(in.k.data(), Element::bf16, p.keys(), p.kv_heads * p.head_dim,
+        : k(tensor_map(in.k.data(), in.k.element(), p.keys(), p.kv_heads * p.head_dim,
                        p.block_size)),
-          v(tensor_map(in.v.data(), Element::bf16, p.keys(), p.kv_heads * p.head_dim,
+          v(tensor_map(in.v.data(), in.v.element(), p.keys(), p.kv_heads * p.head_dim,
                        p.block_size)) {}
 };
 
@@ -100,10 +100,15 @@ void run_decode(const Call& call, const SparseCall& sizes, const AttentionInput&
     args.scale = static_cast<float>(call.problem.softmax_scale());
     args.out = to.out.data();
     args.lse = to.lse.data();
-    check(launch_sparse_decode_sm90(args, call.stream(), exchange), "sparse_attention_sm90");
+    check(by_half(in.q.element(),
+                  [&]<typename T>() {
+                      return launch_sparse_decode_sm90<T>(args, call.stream(), exchange);
+                  }),
+          "sparse_attention_sm90");
 }
 
 /// The chunks that one schedule covers, one after the other.
+template <typename T>
 void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
                    SparseUnionArgs& tiles, int sms, cudaStream_t stream) {
     check(launch_sparse_schedule_sm90(schedule, stream), "sparse_attention_sm90, schedule");
@@ -111,9 +116,9 @@ void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
         static_cast<SparseSchedule&>(kv_outer) = schedule.chunk(c);
         static_cast<SparseSchedule&>(tiles) = schedule.chunk(c);
         if (schedule.any_slots())
-            check(launch_sparse_kv_outer_sm90(kv_outer, sms, stream),
+            check(launch_sparse_kv_outer_sm90<T>(kv_outer, sms, stream),
                   "sparse_attention_sm90, KV-outer");
-        check(launch_sparse_union_sm90(tiles, sms, stream), "sparse_attention_sm90, unions");
+        check(launch_sparse_union_sm90<T>(tiles, sms, stream), "sparse_attention_sm90, unions");
     }
 }
 
@@ -134,7 +139,7 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
 
     const KeyMaps maps(p, in);
     const auto q_map = [&](int64_t queries) {
-        return tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
+        return tensor_map(in.q.data(), in.q.element(), p.queries(), p.query_heads, p.head_dim,
                           queries, p.group_size());
     };
     SparseKvOuterArgs kv_outer{};
@@ -154,7 +159,9 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
     for (int64_t begin = 0; begin < plan.tiles; begin += step) {
         schedule.tiles = tiles.device.data() + begin;
         schedule.tile_count = narrow(std::min(step, plan.tiles - begin));
-        run_scheduled(schedule, kv_outer, by_tile, call.device.sms, call.stream());
+        by_half(in.q.element(), [&]<typename T>() {
+            run_scheduled<T>(schedule, kv_outer, by_tile, call.device.sms, call.stream());
+        });
     }
     attention_repair_any(call, in, ids, to, marked.data());
 }
@@ -175,8 +182,8 @@ Support takes_sparse_attention_sm90(const Device& device, const Problem& p,
     if (request.order == LoopOrder::q_outer)
         return Support::no("it has no kernel for one query at a time");
     if (p.window || p.softcap) return not_plain(p);
-    if (request.element != Element::bf16) return not_element(request.element, "bf16");
-    if (request.out != Element::bf16) return not_element(request.out, "bf16");
+    if (!is_half(request.element)) return not_element(request.element, "bf16 or f16");
+    if (request.out != request.element) return not_element(request.out, to_string(request.element));
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
@@ -209,7 +216,7 @@ int64_t SparseWorkspaceSize::list_bytes() const {
 }
 
 int64_t SparseWorkspaceSize::slot_bytes(int64_t head_dim) const {
-    return slot_rows * (head_dim * element_bytes(Element::bf16) + int64_t{sizeof(float)});
+    return slot_rows * (head_dim * kHalfBytes + int64_t{sizeof(float)});
 }
 
 SparsePlan::SparsePlan(const Problem& p, int64_t top_k, LoopOrder order, int sms)
@@ -224,7 +231,7 @@ SparsePlan::SparsePlan(const Problem& p, int64_t top_k, LoopOrder order, int sms
     int64_t chunk_tiles = tiles;
     if (schedule.any_slots())
         chunk_tiles = std::min(tiles, sparse_chunk_tiles(p.query_heads, p.group_size(), p.head_dim,
-                                                         top_k, element_bytes(Element::bf16)));
+                                                         top_k, kHalfBytes));
     const auto list_bytes = [&](int64_t chunks) {
         schedule.chunk_tiles = narrow(chunk_tiles);
         return SparseWorkspaceSize(schedule, chunks).list_bytes();

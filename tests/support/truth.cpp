@@ -62,10 +62,10 @@ Bounds bounds(const Problem& p, const Operands& o, Teacher teacher, bool given_l
     return b;
 }
 
-Bounds bf16_bounds(const Problem& p, const Operands& o) {
+Bounds half_bounds(const Problem& p, const Operands& o) {
     Bounds b = bounds(p, o);
-    b.out += slot_bound(Element::bf16, largest<3>(o.v));
-    if (o.sinks.data() != nullptr) b.out += storage_roundoff(Element::bf16) * largest<3>(o.v);
+    b.out += slot_bound(o.element, largest<3>(o.v));
+    if (o.sinks.data() != nullptr) b.out += stored_bound(o.element, largest<3>(o.v));
     return b;
 }
 
