@@ -64,13 +64,14 @@ public:
     Support supports(const Problem& p, const Request& request) const override {
         const bool gradient = std::holds_alternative<DenseAttentionGradRequest>(request) ||
                               std::holds_alternative<SparseAttentionGradRequest>(request);
-        const bool scores = std::holds_alternative<IndexScoresRequest>(request) ||
-                            std::holds_alternative<IndexSelectRequest>(request);
+        const bool narrow = std::holds_alternative<IndexScoresRequest>(request) ||
+                            std::holds_alternative<IndexSelectRequest>(request) ||
+                            std::holds_alternative<SparseAttentionRequest>(request);
         const Element element = operand_element(request);
         if (element != Element::f32 && element != Element::bf16 &&
-            !(scores && element == Element::e4m3) && !(gradient && element == Element::f16))
+            !(narrow && element == Element::e4m3) && !(gradient && element == Element::f16))
             return Support::no(text("it takes f32",
-                                    scores     ? ", bf16 and e4m3"
+                                    narrow     ? ", bf16 and e4m3"
                                     : gradient ? ", f16 and bf16"
                                                : " and bf16",
                                     ", not ", to_string(element)));

@@ -35,4 +35,13 @@ cudaError_t by_sizes(int dim, int block_size, Launch launch) {
     });
 }
 
+/// The same of kernels without blocks of 32.
+template <typename Launch>
+cudaError_t by_wide_sizes(int dim, int block_size, Launch launch) {
+    return block_size == 64 ? dim == 128 ? launch.template operator()<128, 64>()
+                                         : launch.template operator()<64, 64>()
+           : dim == 128 ? launch.template operator()<128, 128>()
+                            : launch.template operator()<64, 128>();
+}
+
 }  // namespace msa::cuda::sm90

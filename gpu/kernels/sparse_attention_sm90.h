@@ -19,6 +19,7 @@
 
 #include "core/kernel_sizes.h"
 #include "core/problem.h"
+#include "gpu/operand_scales.h"
 #include "gpu/query_tile.h"
 
 namespace msa::cuda {
@@ -44,7 +45,7 @@ static_assert(sizeof(UnionBlock) == kUnionBlockBytes && sizeof(BlockUse) == kBlo
 
 /// Uses [begin, begin + count) of one block.
 struct __align__(16) KeyBlockItem {
-    int32_t group, begin, count, padding;
+    int32_t group, begin, count, block;  // the blocks of all sequences are numbered through
 };
 
 /// What every kernel here needs to know of a call.
@@ -53,6 +54,9 @@ struct SparseCall {
     const KeyRange* visible;                               // [Nq]
     int64_t queries;                                       // Nq
     int query_heads, groups, head_dim, block_size, top_k;  // Hq, Hkv, dh, Bk; k <= 32
+    bool narrow = false;           // q, k and v are e4m3, not bf16; the rest is of these alone
+    AttentionScales scales;        // rows [Nq, Hq], blocks [blocks of all sequences, Hkv]
+    const char* values = nullptr;  // but for decode: as launch_transpose_values_sm90() leaves them
 
     __host__ __device__ int group_size() const { return query_heads / groups; }
 };
@@ -123,13 +127,13 @@ struct SparseSchedule : SparseCall {
 };
 
 struct SparseKvOuterArgs : SparseSchedule {
-    CUtensorMap q;     // [Nq, Hq, dh] bf16, boxes of one query x G heads x 64 channels
-    CUtensorMap k, v;  // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
+    CUtensorMap q;     // [Nq, Hq, dh], boxes of one query x G heads x 128 bytes
+    CUtensorMap k, v;  // [Nk, Hkv * dh], boxes of Bk keys x 128 bytes; v of bf16 alone
     float scale;       // on q . k, above 0
 };
 
 struct SparseUnionArgs : SparseSchedule {
-    CUtensorMap q;     // [Nq, Hq, dh] bf16, boxes of a tile's queries x G heads x 64 channels
+    CUtensorMap q;     // [Nq, Hq, dh], boxes of a tile's queries x G heads x 128 bytes
     CUtensorMap k, v;  // as above
     float scale;
     void* out;        // [Nq, Hq, dh] bf16

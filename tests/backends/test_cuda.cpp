@@ -84,12 +84,12 @@ TEST_F(Cuda, OtherElementsAreRefusedWithAReason) {
     // Programs compute f16 as f32.
     for (const Request& request :
          {Request(DenseAttentionRequest{Element::f16}), Request(BlockMassRequest{Element::f16}),
-          Request(SparseAttentionRequest{.element = Element::f16, .top_k = 1}),
           Request(IndexKlRequest{.element = Element::f16})})
         EXPECT_EQ(why_not(request), "it takes f32 and bf16, not f16") << operation_name(request);
     for (const Request& request :
          {Request(IndexScoresRequest{Element::f16}),
-          Request(IndexSelectRequest{.element = Element::f16, .top_k = 1})})
+          Request(IndexSelectRequest{.element = Element::f16, .top_k = 1}),
+          Request(SparseAttentionRequest{.element = Element::f16, .top_k = 1})})
         EXPECT_EQ(why_not(request), "it takes f32, bf16 and e4m3, not f16")
             << operation_name(request);
 }
