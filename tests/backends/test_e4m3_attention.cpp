@@ -82,8 +82,9 @@ TEST_P(E4m3Attention, IsThatOfWhatTheOperandsStandFor) {
                 matches(got, want, e4m3_bounds(problem(), floats, backend, subject().stored)))
                 << to_string(order) << ", one scale each: " << tensor << ", "
                 << backend.answered_by();
-            if (backend.space() == Space::device)
+            if (backend.space() == Space::device) {
                 EXPECT_TRUE(identical(run().out, got.out)) << to_string(order);
+            }
         }
     }
 }

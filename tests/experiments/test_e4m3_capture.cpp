@@ -45,7 +45,7 @@ struct CapturedLayer {
     }
 };
 
-double relative_error(const Tensor<float, 3>& got, const Tensor<float, 3>& want) {
+double whole_error(const Tensor<float, 3>& got, const Tensor<float, 3>& want) {
     double difference = 0, norm = 0;
     for (int64_t i = 0; i < want.size(); ++i) {
         difference += std::pow(double{got.data()[i]} - double{want.data()[i]}, 2);
@@ -100,7 +100,7 @@ TEST(E4m3Capture, OutputErrorOfScalesBesideBf16) {
     Runner cpu({"cpu", Element::f32});
     const Tensor<float, 3> want = cpu.sparse_attention(layer.p, layer.o, layer.ids).out;
     const auto error_of = [&](const Operands& o) {
-        return relative_error(cpu.sparse_attention(layer.p, o, layer.ids).out, want);
+        return whole_error(cpu.sparse_attention(layer.p, o, layer.ids).out, want);
     };
     const ScaledOperands one = store_scaled(layer.p, layer.o, true),
                          each = store_scaled(layer.p, layer.o, false);
@@ -112,8 +112,8 @@ TEST(E4m3Capture, OutputErrorOfScalesBesideBf16) {
     }
     const double bf16 = error_of(rounded), tensor = error_of(one.floats(layer.p)),
                  block = error_of(each.floats(layer.p)),
-                 narrow = relative_error(with_narrow_weights(layer, each), want),
-                 narrow_tensor = relative_error(with_narrow_weights(layer, one), want);
+                 narrow = whole_error(with_narrow_weights(layer, each), want),
+                 narrow_tensor = whole_error(with_narrow_weights(layer, one), want);
     for (const auto& [name, error] : {std::pair{"bf16", bf16},
                                       {"tensor", tensor},
                                       {"block", block},
