@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // How far two right answers may differ: every tolerance of the tests, of the programs' own checks
-// and of the benchmark, derived here, for gradients in core/gradient_tolerance.h or for training in
-// core/train/tolerance.h, and nowhere else.
+// and of the benchmark, derived here, for gradients in core/gradient_tolerance.h, for attention to
+// e4m3 in core/e4m3_tolerance.h or for training in core/train/tolerance.h, and nowhere else.
 // u is the unit roundoff of the arithmetic that sums (float: 2^-24; the reference sums in double
 // and only rounds its result, which the constants below absorb). A sum of n products, in any
 // order, is off by at most gamma(n) = n u / (1 - n u) times the sum of magnitudes; where n u > 1/2

@@ -5,6 +5,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 
@@ -23,6 +24,12 @@ auto by_half(Element element, Body body) {
     MSA_CHECK(is_half(element));
     return element == Element::f16 ? body.template operator()<__half>()
                                    : body.template operator()<__nv_bfloat16>();
+}
+/// The same of bf16, f16 or e4m3, of operands of the forward pass.
+template <typename Body>
+auto by_half_or_e4m3(Element element, Body body) {
+    return element == Element::e4m3 ? body.template operator()<__nv_fp8_e4m3>()
+                                    : by_half(element, body);
 }
 
 }  // namespace msa::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Operands are float, f16 or bf16 in memory, those of the Index Branch also e4m3, and float in
-// arithmetic.
+// Operands are float, f16 or bf16 in memory, those of the Index Branch and of sparse_attention also
+// e4m3, and float in arithmetic.
 #pragma once
 
 #include <cuda_bf16.h>

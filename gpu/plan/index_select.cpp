@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // index_select on Hopper: tiles of queries, and how many parts the keys are split into, so that few
 // queries fill the chip.
-#include <cuda_fp8.h>
-
 #include <algorithm>
 
 #include "gpu/half_types.h"
@@ -82,9 +80,7 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm90<T>(args, call.stream(), exchange);
     };
-    check(element == Element::e4m3 ? launch.template operator()<__nv_fp8_e4m3>()
-                                   : by_half(element, launch),
-          "index_select_sm90");
+    check(by_half_or_e4m3(element, launch), "index_select_sm90");
 }
 
 }  // namespace msa::cuda

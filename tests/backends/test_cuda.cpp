@@ -84,13 +84,14 @@ TEST_F(Cuda, OtherElementsAreRefusedWithAReason) {
     for (const Element element : {Element::f32, Element::f16, Element::bf16, Element::e4m3}) {
         for (const Request& request :
              {Request(DenseAttentionRequest{element}), Request(BlockMassRequest{element}),
-              Request(SparseAttentionRequest{.element = element, .top_k = 1}),
               Request(IndexKlRequest{.element = element})})
             EXPECT_EQ(why_not(request),
                       element == Element::e4m3 ? "it takes f32, f16 and bf16, not e4m3" : "")
                 << operation_name(request);
-        for (const Request& request : {Request(IndexScoresRequest{element}),
-                                       Request(IndexSelectRequest{.element = element, .top_k = 1})})
+        for (const Request& request :
+             {Request(IndexScoresRequest{element}),
+              Request(IndexSelectRequest{.element = element, .top_k = 1}),
+              Request(SparseAttentionRequest{.element = element, .top_k = 1})})
             EXPECT_EQ(why_not(request), "") << operation_name(request);
     }
     EXPECT_EQ(why_not(IndexScoresRequest{Element::f64}),

@@ -90,7 +90,13 @@ TEST(CudaPlan, PredicatesSayWhy) {
     EXPECT_EQ(why_not([](auto& r) { r.element = Element::f16; }, p, hopper),
               "an operand or output is bf16, must be f16");
     EXPECT_EQ(why_not([](auto& r) { r.element = Element::f32; }, p, hopper),
-              "an operand or output is f32, must be bf16 or f16");
+              "an operand or output is f32, must be bf16, f16 or e4m3");
+    const auto e4m3 = [](auto& r) { r.element = Element::e4m3; };
+    Problem fine = p;
+    fine.block_size = 32;
+    EXPECT_EQ(why_not(e4m3, p, hopper), "");
+    EXPECT_EQ(why_not(as_is, fine, hopper), "");
+    EXPECT_EQ(why_not(e4m3, fine, hopper), "the block size is 32, must be 64 or 128");
     EXPECT_EQ(why_not([](auto& r) { r.top_k = 33; }, p, hopper), "k is 33, must be at most 32");
     EXPECT_EQ(why_not(as_is, layer(4096, 65, 1), hopper), "G is 65, must be at most 64");
     Problem narrow = p;

@@ -22,6 +22,10 @@ Bounds bounds(const Problem&, const Operands&, Teacher = Teacher::mean, bool giv
 /// Where attention's outputs are bf16 or f16 like its operands, and their slots too.
 Bounds half_bounds(const Problem&, const Operands&);
 
+/// Of e4m3 operands that stand for the floats of `o`: tensor cores in the device's memory, float
+/// arithmetic on the host.
+Bounds e4m3_bounds(const Problem&, const Operands& o, const Backend&, Element stored);
+
 testing::AssertionResult matches(const Attention& got, const Attention& want, const Bounds&);
 testing::AssertionResult matches(const BlockMass& got, const BlockMass& want, const Bounds&);
 testing::AssertionResult matches(const IndexKl& got, const IndexKl& want, const Bounds&);
