@@ -22,7 +22,6 @@ LONGER = {
     "core/io/h5.cpp": 501,
     "core/tensor.h": 182,
     "core/tolerance.h": 165,
-    "gpu/kernels/sparse_attention_grad_sm90.cu form_products": 206,
     "tests/core/select/policy.h": 199,
     "tests/core/test_select.cpp": 436,
 }
