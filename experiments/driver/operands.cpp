@@ -95,6 +95,9 @@ void record_elements(const Backend& backend, const io::ActivationsReader& file,
         for (Field field : {Field::index_q, Field::dsa_q, Field::gate_q})
             has_index |= layer.has(field);
     }
+    require(has_index || !choice.index,
+            "--index-element rounds operands of an indexer, and the layers have none; "
+            "msa-fit-indexer makes them");
     record_elements(elements, record);
     if (!has_index) record.index_element.clear();
 }

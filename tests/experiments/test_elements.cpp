@@ -192,6 +192,19 @@ TEST_F(Elements, EveryProgramPrintsAndStoresThem) {
     }
 }
 
+TEST_F(Elements, NoIndexerHasNoTypeToChoose) {
+    const std::string file = make("a.h5", {.index_dim = 0});
+    for (const Program& program : {kAnalyze, kCompare}) {
+        const Outcome outcome =
+            run(program, file, program.name, {"--block-size", "8", "--index-element", "e4m3"});
+        EXPECT_EQ(outcome.code, 2);
+        EXPECT_NE(outcome.err.find("--index-element rounds operands of an indexer, and the layers "
+                                   "have none; msa-fit-indexer makes them"),
+                  std::string::npos)
+            << outcome.err;
+    }
+}
+
 TEST_F(Elements, AValueBeyondTheTypeIsRefused) {
     const std::string file = make("a.h5");
     poke(file, "/layers/3/k", {7, 1, 2}, 1e6F);
