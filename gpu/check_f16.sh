@@ -7,22 +7,8 @@
 # that fails does not stop the others; the script fails last.
 set -uo pipefail
 bin=${1:?which folder holds test_backends and msa-bench} out=${2:?which folder gets the records}
-mkdir -p "$out"
-export MSA_REQUIRE=cuda
-failed=0
-
-# case_of NAME FILTER: tests in a process of their own.
-case_of() {
-    local name=$1 filter=$2 outcome=ok began=$SECONDS
-    OMP_NUM_THREADS=2 timeout -k 5 45 "$bin/test_backends" --gtest_brief=1 \
-        --gtest_filter="$filter" >"$out/$name.log" 2>&1 || outcome="FAILED ($?)" # 124: it hung
-    if ! grep -qE '^\[  PASSED  \] [1-9]' "$out/$name.log" && [[ $outcome == ok ]]; then
-        outcome="FAILED: no test"
-    fi
-    printf '%-28s %-16s %4d s\n' "$name" "$outcome" $((SECONDS - began))
-    [[ $outcome == ok ]] || grep -E -m 3 -A 8 'Failure|what\(\)' "$out/$name.log"
-    [[ $outcome == ok ]]
-}
+# shellcheck source=SCRIPTDIR/steps.sh
+. "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 
 # Forward kernels first, a shape of each kind; gradients and index_kl then.
 cases=(
@@ -46,30 +32,15 @@ cases=(
     "kl_groups All/CudaKlCases.Tensor*/f16_g*:All/CudaKlCases.Tensor*/f16_many_uses"
     "kl_pieces All/CudaKlTypes.RoundsAndPiecesAreTheirSum/f16"
 )
-for ((i = 0; i < ${#cases[@]}; i += 5)); do
-    running=()
-    for each in "${cases[@]:i:5}"; do
-        case_of "${each%% *}" "${each#* }" &
-        running+=($!)
-    done
-    for process in "${running[@]}"; do wait "$process" || failed=1; done
-done
+export OMP_NUM_THREADS=2 TEST_SECONDS=45
+abreast 5 tests < <(printf '%s\n' "${cases[@]}")
 
-# bench NAME ELEMENT STAGES OPTIONS...
-bench() {
-    local name=$1-$2 outcome=ok began=$SECONDS element=$2 stages=$3
-    shift 3
-    timeout -k 5 30 "$bin/msa-bench" --backend cuda --cases square --order automatic --samples 5 \
-        --element "$element" --index-element "$element" --stages "$stages" --support selected \
-        --out "$out/$name.json" --overwrite "$@" >"$out/$name.log" 2>&1 || outcome="FAILED ($?)"
-    [[ $outcome == ok ]] || failed=1
-    printf '%-28s %-16s %4d s\n' "$name" "$outcome" $((SECONDS - began))
-    grep -E '^square .*: ' "$out/$name.log"
-    [[ $outcome == ok ]] || tail -n 3 "$out/$name.log"
-}
 stages=index_select,sparse_attention,sparse_attention_grad,index_kl_grad
-for element in bf16 f16; do
-    bench paper-32k "$element" "$stages" --preset paper --tokens 32K
-    bench pilot-32k "$element" "$stages" --preset pilot --tokens 32K
+for preset in paper pilot; do
+    for element in bf16 f16; do
+        bench "$preset-32k-$element" 30 --backend cuda --cases square --order automatic \
+            --preset "$preset" --tokens 32K --stages "$stages" --support selected \
+            --element "$element" --index-element "$element"
+    done
 done
 exit "$failed"
