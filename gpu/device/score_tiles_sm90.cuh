@@ -25,6 +25,12 @@ struct TileRows {
     static constexpr int kThreads = (Consumers + 1) * kWarpgroup;
     static constexpr int kBlocksPerSm = Consumers == 1 ? 2 : 1;
     static constexpr int kConsumerRegisters = Consumers == 1 ? 232 : 240;
+    static constexpr int kProducerRegisters = 24;
+    /// Of a thread of each warpgroup together, as the launch gives them: setmaxnreg.inc waits for
+    /// ever for more.
+    static constexpr int kRegisters =
+        kRegistersOfSm / (kThreads * kBlocksPerSm) / 8 * 8 * (Consumers + 1);
+    static_assert(Consumers * kConsumerRegisters + kProducerRegisters <= kRegisters);
 };
 using PrefillRows = TileRows<2, 2>;  // 256
 using DecodeRows = TileRows<1, 1>;   // 64; two thread blocks share an SM

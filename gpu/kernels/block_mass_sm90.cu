@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(PrefillRows::kThreads, 1)
     const int warpgroup = threadIdx.x / kWarpgroup;
     constexpr int kDim = Shape::kRowBytes / Shape::kBytes;
     if (warpgroup == PrefillRows::kConsumers) {
-        setmaxnreg_dec<24>();
+        setmaxnreg_dec<PrefillRows::kProducerRegisters>();
         if (threadIdx.x % kWarpgroup == 0)
             produce<Shape>(&args.k, group * kDim, tile.key, count, shared.tiles[0], shared.ring);
         return;

@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == Rows::kConsumers) {
-        setmaxnreg_dec<24>();
+        setmaxnreg_dec<Rows::kProducerRegisters>();
         if (threadIdx.x % kWarpgroup == 0) {
             if (!args.keys_settled) wait_for_previous_kernel();
             // Keys of few rows are read once: what else L2 has, as instructions, may stay.

@@ -43,6 +43,14 @@ struct PassScales<__nv_fp8_e4m3> {
     BlockScales block[kKeyStages];
 };
 
+/// Of a thread. Those that gather e4m3 queries read scales too.
+template <typename T>
+struct Registers {
+    static constexpr int kConsumer = kIsE4m3<T> ? 232 : AttendRows::kConsumerRegisters;
+    static constexpr int kProducer = kIsE4m3<T> ? 40 : AttendRows::kProducerRegisters;
+    static_assert(kConsumers * kConsumer + kProducer <= AttendRows::kRegisters);
+};
+
 template <typename T, int Dim, int BlockSize>
 struct Shared {
     using S = OperandShape<T, Dim, BlockSize>;
@@ -169,13 +177,13 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     __syncthreads();
     const int consumer = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
     if (consumer == kConsumers) {
-        setmaxnreg_dec<kNarrow ? 32 : 24>();
+        setmaxnreg_dec<Registers<T>::kProducer>();
         const int warp = threadIdx.x % kWarpgroup / kWarp;
         if (warp < kConsumers) gather(args, shared, warp);
         if (threadIdx.x % kWarpgroup == kConsumers * kWarp) stream_blocks(args, shared);
         return;
     }
-    setmaxnreg_inc<AttendRows::kConsumerRegisters>();
+    setmaxnreg_inc<Registers<T>::kConsumer>();
 
     const int heads = args.group_size(), lane = threadIdx.x % kWarp;
     const bool leader = lane == 0;  // releases for its warp

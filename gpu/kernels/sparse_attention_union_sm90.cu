@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     wait_for_previous_kernel();
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == AttendRows::kConsumers) {
-        setmaxnreg_dec<kNarrow ? 32 : 24>();
+        setmaxnreg_dec<AttendRows::kProducerRegisters>();
         if (threadIdx.x % kWarpgroup < kWarp) produce_blocks(args, shared);
         return;
     }
