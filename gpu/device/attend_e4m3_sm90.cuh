@@ -102,6 +102,13 @@ __device__ void keep_weights(uint32_t (&p)[Words], const float (&weight)[Weights
     }
 }
 
+/// A copy in registers of its own, made where it stands: `to` may be what products read until then.
+template <int N>
+__device__ void move_words(uint32_t (&to)[N], const uint32_t (&from)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(to[i]) : "r"(from[i]));
+}
+
 template <typename T>
 using RunningSoftmax = std::conditional_t<kIsE4m3<T>, ScaledSoftmax, Softmax>;
 

@@ -67,15 +67,11 @@ struct ScaledSoftmax {
         return step;
     }
 
-    /// Scores become weights, 0 where masked, and go to the sums.
+    /// Scores become weights, 0 where masked, and go to the sums. Not for step.any == false: the
+    /// weights are 0 then.
     template <int Sums>
     __device__ void weigh(float (&score)[Sums], const Step& step, const BlockScales& block,
                           const float (&factor)[2]) {
-        if (!step.any) {
-#pragma unroll
-            for (float& x : score) x = 0;
-            return;
-        }
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
             float t[2] = {0, 0};

@@ -152,7 +152,10 @@ __device__ void attend(const SparseDecodeArgs& args, const Part& part,
                 if (live) shared.k_full[stage].wait(parity);
                 scores_of_e4m3<Dim, BlockSize>(score, rows, k, first);
                 const auto step = softmax.meet(score, both, row_scale, scales, factor);
-                softmax.weigh(score, step, scales, factor);
+                if (step.any)
+                    softmax.weigh(score, step, scales, factor);
+                else
+                    for (float& x : score) x = 0;
             } else {
                 if (live) shared.k_full[stage].wait(parity);
                 scores_of<T, Dim, BlockSize>(score, rows, k, first);

@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             q_at.advance();
             float factor[2];
             softmax = {};
-            if constexpr (kNarrow)
+            if constexpr (kNarrow)  // rows that see no key are not stored
                 softmax.weigh(sum, softmax.meet(sum, seen, row_scale, scales, factor), scales,
                               factor);
             else

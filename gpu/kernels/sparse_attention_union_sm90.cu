@@ -257,9 +257,14 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                     seen[side] = (block.queries >> query[side]) & 1
                                      ? visible[side] - block.block * BlockSize
                                      : 0;
+                [[maybe_unused]] uint32_t next[kNarrow ? BlockSize / 8 : 1] = {};
                 if constexpr (kNarrow) {
                     const auto step = softmax.meet(sum, seen, row_scale, scales, factor);
-                    const auto weigh = [&] { softmax.weigh(sum, step, scales, factor); };
+                    const auto weigh = [&] {
+                        if (!step.any) return;
+                        softmax.weigh(sum, step, scales, factor);
+                        keep_weights<T>(next, sum);
+                    };
                     if (values)
                         end_out(weigh);
                     else
@@ -267,6 +272,15 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 } else {
                     softmax.step(sum, seen, scale, factor);
                     if (values) end_out([] {});
+                }
+                if (values && __any_sync(kAllLanes, factor[0] != 1 || factor[1] != 1)) {
+#pragma unroll
+                    for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
+                }
+                if constexpr (kNarrow) {
+                    move_words(p, next);
+                } else {
+                    keep_weights<T>(p, sum);
                 }
             };
             shared.k_ring.full[k_at.stage].wait(k_at.parity);
@@ -277,7 +291,6 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                     slots.start(args, task.runs[row / kRun], task.runs[row / kRun + 1]);
                 wgmma_wait<0>();
                 take(sum, false);
-                keep_weights<T>(p, sum);
             }
             for (int n = 1; n < count; ++n) {
                 float sum[BlockSize / 2];
@@ -287,11 +300,6 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 start_out(n > 1);
                 wgmma_wait<1>();
                 take(sum, true);
-                if (__any_sync(kAllLanes, factor[0] != 1 || factor[1] != 1)) {
-#pragma unroll
-                    for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
-                }
-                keep_weights<T>(p, sum);
             }
             if (leader) shared.q_empty.arrive();
             shared.v_ring.full[v_at.stage].wait(v_at.parity);

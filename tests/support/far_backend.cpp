@@ -10,6 +10,7 @@
 
 #include "core/convert.h"
 #include "core/registry.h"
+#include "tests/support/in_float.h"
 
 namespace msa::test {
 namespace {
@@ -56,17 +57,6 @@ public:
 private:
     const Pages& pages_;
 };
-
-/// The same question of operands in float.
-Request in_float(Request request) {
-    std::visit(
-        [](auto& of) {
-            if constexpr (requires { of.element; }) of.element = Element::f32;
-            if constexpr (requires { of.out; }) of.out = Element::f32;
-        },
-        request);
-    return request;
-}
 
 class FarBackend final : public Backend {
 public:
