@@ -19,6 +19,7 @@
 #include "core/utf8.h"
 #include "tests/experiments/fit_test.h"
 #include "tests/support/random.h"
+#include "tests/support/sanitized.h"
 
 namespace msa::test {
 namespace {
@@ -26,11 +27,6 @@ namespace {
 using Words = std::vector<std::string>;
 using std::chrono::milliseconds;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 // Under a sanitizer a program may take seconds to begin, and cannot be told to stop before.
 constexpr milliseconds kWork{kSanitized ? 10000 : 1000}, kStop{kSanitized ? 60000 : 15000};
 
