@@ -18,7 +18,7 @@ static_assert(sizeof(GradUse) == kGradUseBytes);
 static_assert(kGradTileQueries % kGradStepQueries == 0);
 
 /// Scratch memory of a GradWorkspace, kept until its kernels are queued.
-struct GradMemory {
+struct Workspace {
     Tensor<float, 1> lse, delta, parts, d_k, d_v;
     Tensor<int32_t, 1> starts, bins, counts;
     Tensor<GradUse, 1> uses;
@@ -26,7 +26,7 @@ struct GradMemory {
     Tensor<GradSplit, 1> splits;
     Tensor<char, 1> slots;
 
-    GradMemory(const Call& call, const SparseGradArgs& a)
+    Workspace(const Call& call, const SparseGradArgs& a)
         : lse(call.scratch<float, 1>({a.queries * a.query_heads + 1})),
           delta(call.scratch<float, 1>({a.queries * a.query_heads + 1})),
           parts(call.scratch<float, 1>(
@@ -153,7 +153,7 @@ void sparse_attention_grad_sm90(const Call& call, const AttentionInput& in,
     const auto& tiles = call.layout->tiles(kGradTileQueries, TileOrder::by_query).device;
     const auto& blocks = call.layout->key_blocks();
     MSA_CHECK(tiles.size() == args.tile_count && blocks.size() == args.all_blocks);
-    GradMemory work(call, args);
+    Workspace work(call, args);
     args.workspace = work.view();
     args.tiles = tiles.data();
     args.key_blocks = blocks.data();

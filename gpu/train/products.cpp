@@ -21,7 +21,7 @@ constexpr int64_t kWorkspace = int64_t{32} << 20;  // what NVIDIA asks for on Ho
 constexpr uint32_t kMostAlignment = 256;
 
 /// The functions that are called.
-struct CublasFunctions {
+struct Functions {
     decltype(&cublasLtCreate) create;
     decltype(&cublasLtDestroy) destroy;
     decltype(&cublasLtGetVersion) version;
@@ -39,11 +39,11 @@ struct CublasFunctions {
 };
 
 /// The functions of the library, opened once; or what is wrong.
-struct OpenedCublas {
-    CublasFunctions f{};
+struct Opened {
+    Functions f{};
     std::string failure;
 
-    OpenedCublas() {
+    Opened() {
         const std::string file = text("libcublasLt.so.", CUBLAS_VER_MAJOR);
         void* const library = dlopen(file.c_str(), RTLD_NOW);
         if (library == nullptr) {
@@ -71,15 +71,14 @@ struct OpenedCublas {
     }
 };
 
-const OpenedCublas& opened_cublas() {
-    static const OpenedCublas once;
+const Opened& opened() {
+    static const Opened once;
     return once;
 }
 
 void check_cublas(cublasStatus_t status, const char* what) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    throw SystemError(
-        text("cuda: cuBLASLt: ", what, ": ", opened_cublas().f.status_string(status)));
+    throw SystemError(text("cuda: cuBLASLt: ", what, ": ", opened().f.status_string(status)));
 }
 
 /// The largest power of two that the address is a multiple of, as far as it matters.
@@ -119,14 +118,14 @@ cudaDataType_t type_of(Element element) {
 }
 
 /// A kernel and its description of a product.
-struct ProductPlan {
+struct Plan {
     bool found = false;
     cublasLtMatmulDesc_t product = nullptr;
     cublasLtMatrixLayout_t right = nullptr, left = nullptr, to = nullptr;
     cublasLtMatmulAlgo_t algorithm{};
 
-    ProductPlan(cublasLtHandle_t handle, const Key& key) {
-        const CublasFunctions& f = opened_cublas().f;
+    Plan(cublasLtHandle_t handle, const Key& key) {
+        const Functions& f = opened().f;
         check_cublas(f.desc_create(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a product");
         const auto transpose = [&](cublasLtMatmulDescAttributes_t which, bool transposed) {
             const cublasOperation_t operation = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -146,20 +145,20 @@ struct ProductPlan {
         layout(to, key.to, false, key.rows, key.columns);
         choose(handle, key);
     }
-    ~ProductPlan() {
-        const CublasFunctions& f = opened_cublas().f;
+    ~Plan() {
+        const Functions& f = opened().f;
         for (cublasLtMatrixLayout_t layout : {right, left, to})
             if (layout != nullptr) f.layout_destroy(layout);
         if (product != nullptr) f.desc_destroy(product);
     }
-    ProductPlan(const ProductPlan&) = delete;
-    ProductPlan& operator=(const ProductPlan&) = delete;
+    Plan(const Plan&) = delete;
+    Plan& operator=(const Plan&) = delete;
 
 private:
     /// The first kernel that the library proposes whose partial sums, if it cuts the depth, are
     /// float and added up in order.
     void choose(cublasLtHandle_t handle, const Key& key) {
-        const CublasFunctions& f = opened_cublas().f;
+        const Functions& f = opened().f;
         cublasLtMatmulPreference_t preference = nullptr;
         check_cublas(f.preference_create(&preference), "a preference");
         const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t which, auto value) {
@@ -190,33 +189,33 @@ struct CublasLt::Library {
     std::shared_ptr<Stream> stream;
     cublasLtHandle_t handle = nullptr;
     std::shared_ptr<void> workspace;
-    std::map<Key, std::unique_ptr<ProductPlan>> plans;
+    std::map<Key, std::unique_ptr<Plan>> plans;
 
     explicit Library(std::shared_ptr<Stream> of)
         : stream(std::move(of)), workspace(allocate(stream, kWorkspace)) {
-        check_cublas(opened_cublas().f.create(&handle), "starting");
+        check_cublas(opened().f.create(&handle), "starting");
     }
     ~Library() {
         plans.clear();
-        if (handle != nullptr) opened_cublas().f.destroy(handle);
+        if (handle != nullptr) opened().f.destroy(handle);
     }
     Library(const Library&) = delete;
     Library& operator=(const Library&) = delete;
 
-    ProductPlan& plan_of(const Key& key) {
-        std::unique_ptr<ProductPlan>& plan = plans[key];
-        if (!plan) plan = std::make_unique<ProductPlan>(handle, key);
+    Plan& plan_of(const Key& key) {
+        std::unique_ptr<Plan>& plan = plans[key];
+        if (!plan) plan = std::make_unique<Plan>(handle, key);
         return *plan;
     }
 };
 
 CublasLt::CublasLt(std::shared_ptr<Stream> stream) {
-    if (!opened_cublas().failure.empty()) {
-        name_ = "no cuBLASLt: " + opened_cublas().failure;
+    if (!opened().failure.empty()) {
+        name_ = "no cuBLASLt: " + opened().failure;
         return;
     }
     library_ = std::make_unique<Library>(std::move(stream));
-    const size_t version = opened_cublas().f.version();  // 130100: 13.1.0
+    const size_t version = opened().f.version();  // 130100: 13.1.0
     name_ = text("cuBLASLt ", version / 10000, '.', version / 100 % 100, '.', version % 100);
 }
 
@@ -224,10 +223,10 @@ CublasLt::~CublasLt() = default;
 
 bool CublasLt::run(const Product& p) {
     if (!library_) return false;
-    ProductPlan& plan = library_->plan_of(key_of(p));
+    Plan& plan = library_->plan_of(key_of(p));
     if (!plan.found) return false;
     const float alpha = 1, beta = p.sum == Sum::add ? 1.0F : 0.0F;
-    const cublasStatus_t status = opened_cublas().f.matmul(
+    const cublasStatus_t status = opened().f.matmul(
         library_->handle, plan.product, &alpha, p.right.data(), plan.right, p.left.data(),
         plan.left, &beta, p.to.data(), plan.to, p.to.data(), plan.to, &plan.algorithm,
         library_->workspace.get(), kWorkspace, library_->stream->get());
