@@ -20,7 +20,7 @@ constexpr Metric kTable[] = {
      "|o_sparse - o_dense| / |o_dense| of each head over the counted queries, mean over heads"},
     {"group_output_error", "error", "relative", "group",
      "|o_sparse - o_dense| / |o_dense| of each group's heads together over the counted queries, "
-     "mean over groups; msa-analyze and others take the mean over heads instead"},
+     "mean over groups; output_error is the mean over heads instead"},
     {"dead_heads", "dead heads", "heads", "layer",
      "heads whose dense output is 0 on all counted queries: they have no output error and are left "
      "out of its mean"},
@@ -56,7 +56,7 @@ constexpr Metric kTable[] = {
     {"sink_mass_dense", "sink dense", "probability", "head",
      "probability on token 0 in dense attention, mean over all queries and heads"},
     {"sink_mass_first_tokens", "sink tokens", "probability", "head",
-     "probability on the first --sink-tokens tokens in dense attention"},
+     "probability on the first tokens, as many as the run counts to the sink, in dense attention"},
     {"sink_mass_first_block", "first block", "probability", "group",
      "probability on the first block in dense attention"},
     {"first_block_rate", "block 0 rate", "share of queries", "group",
@@ -116,7 +116,8 @@ constexpr Metric kTable[] = {
      "the one whose next use is furthest away, which no policy beats"},
     {"bytes_per_token", "link bytes", "B", "size",
      "misses times the bytes of a block, per step of all layers and groups, scaled to the "
-     "layers of the model; with --prefetch previous-layer, of in_vain_per_token, too"},
+     "layers of the model; where the previous layer's blocks are prefetched, of "
+     "in_vain_per_token, too"},
     {"written_bytes_per_token", "bytes written", "B", "selector",
      "bytes of the new keys and values, which go out once, in the other direction"},
     {"link_seconds_per_token", "link time", "s", "size",

@@ -2,7 +2,6 @@
 #include "core/cpu/attention_grad.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <vector>
 
@@ -59,8 +58,6 @@ void softmax_gradients(const Rows& rows, int64_t first, int64_t count, const Blo
         softmax_gradient(weights + r * stride, d_logits + r * stride, seen[r], block.keys.columns,
                          rows.lse(first + r), rows.d(first + r));
 }
-
-constexpr std::array<float, kStrip> kKeep{1, 1, 1, 1, 1, 1};
 
 /// Scratch memory of one thread, by block.
 struct BlockScratch {

@@ -10,7 +10,7 @@
 namespace msa::cpu {
 namespace {
 
-constexpr int64_t kStep = 128;  // keys of a block
+constexpr int64_t kBlockKeys = 128;
 
 }  // namespace
 
@@ -21,9 +21,9 @@ void dense_attention_grad(const Problem& p, const AttentionInput& in, const Atte
     for (int64_t begin = 0; begin < p.queries(); begin += piece) {
         const QueryRange range{begin, std::min(begin + piece, p.queries())};
         Problem part = p.with_queries(range);
-        part.block_size = kStep;
+        part.block_size = kBlockKeys;
         for_each_round(part, {}, [&](View<const int32_t, 3> ids) {
-            grad.add_by_block(range, ids, kStep, AttentionGrad::Sums::keys_and_queries);
+            grad.add_by_block(range, ids, kBlockKeys, AttentionGrad::Sums::keys_and_queries);
         });
     }
 }

@@ -20,10 +20,8 @@ namespace {
 
 using Row = Eigen::Map<Eigen::ArrayXf>;
 
-constexpr std::array<float, kStrip> kKeep{1, 1, 1, 1, 1, 1};
-
 /// Both branches of a piece of the queries, and what is known of its rows.
-struct Rows {
+struct KlRows {
     const Problem& p;
     Branch main, index;
     Teacher by;
@@ -34,7 +32,7 @@ struct Rows {
 
 /// A thread's blocks, and p of a pass.
 struct Teaching {
-    Teaching(const Rows& of, int64_t block_size)
+    Teaching(const KlRows& of, int64_t block_size)
         : rows(&of),
           scratch(of.main, block_size),
           stride(padded(block_size) + 2 * kLanes),
@@ -55,7 +53,7 @@ struct Teaching {
                      });
     }
 
-    const Rows* rows;
+    const KlRows* rows;
     BranchScratch scratch;
     int64_t stride;  // rows do not all fall on the same cache sets
     Tensor<float, 2> p;
@@ -87,7 +85,7 @@ struct Slots {
 
 class GradientWorker {
 public:
-    GradientWorker(const Rows& rows, const Slots& to)
+    GradientWorker(const KlRows& rows, const Slots& to)
         : rows_(&rows),
           to_(to),
           teaching_(rows, rows.p.block_size),
@@ -187,7 +185,7 @@ private:
         }
     }
 
-    const Rows* rows_;
+    const KlRows* rows_;
     Slots to_;
     Teaching teaching_;
     BranchScratch index_;
@@ -211,7 +209,7 @@ void add_slots(const Problem& p, View<const int32_t, 3> ids, const Slots& from, 
             }
 }
 
-void sum_teacher(Rows& rows, View<const int32_t, 3> support, int threads) {
+void sum_teacher(KlRows& rows, View<const int32_t, 3> support, int threads) {
     const Problem& p = rows.p;
     rows.teacher_sum = Tensor<double, 2>({p.queries(), p.kv_heads});
     for_each_round(p, support, [&](View<const int32_t, 3> ids) {
@@ -255,13 +253,13 @@ void run_piece(const Problem& p, const IndexKlInput& in, double gradient, const 
                SlotMemory& memory, int threads) {
     const auto k = in.k.as<const float>();
     const auto index_k = in.index.index_k.as<const float>();
-    Rows rows{p,
-              main_branch(p, in.q.as<const float>(), k),
-              index_branch(p, in.index.index_q.as<const float>(), index_k),
-              in.teacher,
-              {},
-              {},
-              {}};
+    KlRows rows{p,
+                main_branch(p, in.q.as<const float>(), k),
+                index_branch(p, in.index.index_q.as<const float>(), index_k),
+                in.teacher,
+                {},
+                {},
+                {}};
     rows.main_lse = teacher_lse(p, rows.main, in, threads);
     rows.index_lse = index_lse_of(p, rows.index, in.index_lse, in.ids, threads);
     if (in.teacher == Teacher::max) sum_teacher(rows, in.ids, threads);

@@ -6,13 +6,9 @@
 
 #include "core/cpu/attention_grad.h"
 #include "core/cpu/cpu_backend.h"
+#include "core/cpu/support_loop.h"
 
 namespace msa::cpu {
-namespace {
-
-constexpr int64_t kUnionTileRows = 1024;  // rows enough to pay for the packing of a block
-
-}  // namespace
 
 void sparse_attention_grad(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                            const AttentionSaved& saved, const AttentionGradient& to,

@@ -13,17 +13,17 @@
 namespace msa::cpu {
 namespace {
 
-constexpr int64_t kSlotBytes = int64_t{1} << 24;  // of O_buf: both phases find it in cache
-constexpr int64_t kGatheredRows = 128;            // query concatenation: rows of one product
+constexpr int64_t kBlockSlotBytes = int64_t{1} << 24;  // of O_buf: both phases find it in cache
+constexpr int64_t kChunkRows = 128;                    // query concatenation: rows of one product
 
 /// The partial results of one piece of queries.
-struct Slots {
+struct BlockSlots {
     Tensor<float, 4> out;  // [n, Hq, k, dh]
     Tensor<float, 3> lse;  // [n, Hq, k]
 };
 
 /// Scratch memory of one thread.
-struct Scratch {
+struct ChunkScratch {
     float *q, *sums, *keys, *values, *logits;
     OnlineSum* softmax;
     int64_t *seen, *hidden;
@@ -36,7 +36,7 @@ struct Operands {
 /// Phase 1 for one chunk.
 void attend_chunk(const Problem& p, const Operands& in, const KvOuterSchedule& schedule,
                   const BlockChunk& chunk, const std::vector<KeyRange>& visible,
-                  const Scratch& scratch, Slots& slots) {
+                  const ChunkScratch& scratch, BlockSlots& slots) {
     const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
     const int64_t first = chunk.block * p.block_size, width = padded(dims);
     const std::span<const SelectedQuery> queries = schedule.of(chunk);
@@ -52,7 +52,7 @@ void attend_chunk(const Problem& p, const Operands& in, const KvOuterSchedule& s
         dims;
     const Panels keys = pack_keys(in.k.data() + at, token, count, dims, scratch.keys);
     const Panels values = pack_values(in.v.data() + at, token, count, dims, scratch.values);
-    const auto pack = static_cast<size_t>(std::max<int64_t>(1, kGatheredRows / heads));
+    const auto pack = static_cast<size_t>(std::max<int64_t>(1, kChunkRows / heads));
     for (size_t begin = 0; begin < queries.size(); begin += pack) {
         const auto gathered = queries.subspan(begin, std::min(pack, queries.size() - begin));
         const int64_t rows = static_cast<int64_t>(gathered.size()) * heads;
@@ -105,9 +105,9 @@ void sparse_attention_kv_outer(const Problem& whole, View<const float, 3> q, Vie
                                View<const float, 3> v, View<const int32_t, 3> ids,
                                View<float, 3> out, View<float, 2> lse, int threads) {
     const int64_t top_k = ids.extent(2), dims = whole.head_dim, heads = whole.group_size();
-    const int64_t rows = std::max(kGatheredRows, heads), width = padded(dims);
+    const int64_t rows = std::max(kChunkRows, heads), width = padded(dims);
     const int64_t piece = std::clamp<int64_t>(
-        kSlotBytes / (top_k * whole.query_heads * dims * int64_t{sizeof(float)}), 1,
+        kBlockSlotBytes / (top_k * whole.query_heads * dims * int64_t{sizeof(float)}), 1,
         std::max<int64_t>(1, whole.queries()));
     Tensor<float, 2> q_rows({threads, rows * dims}), sums({threads, rows * width});
     Tensor<float, 2> key_panels({threads, panel_floats(dims, whole.block_size)});
@@ -115,8 +115,8 @@ void sparse_attention_kv_outer(const Problem& whole, View<const float, 3> q, Vie
     Tensor<float, 2> logits({threads, kStrip * padded(whole.block_size) + kLanes});
     Tensor<OnlineSum, 2> states({threads, rows});
     Tensor<int64_t, 2> seen({threads, rows}), hidden({threads, rows});
-    Slots slots{Tensor<float, 4>({piece, whole.query_heads, top_k, dims}),
-                Tensor<float, 3>({piece, whole.query_heads, top_k})};
+    BlockSlots slots{Tensor<float, 4>({piece, whole.query_heads, top_k, dims}),
+                     Tensor<float, 3>({piece, whole.query_heads, top_k})};
     for (int64_t begin = 0; begin < whole.queries(); begin += piece) {
         const QueryRange range{begin, std::min(begin + piece, whole.queries())};
         const Problem p = whole.with_queries(range);
@@ -129,10 +129,10 @@ void sparse_attention_kv_outer(const Problem& whole, View<const float, 3> q, Vie
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
         for (int64_t c = 0; c < chunks; ++c) {
             const int t = omp_get_thread_num();
-            const Scratch scratch{q_rows.view()[t].data(),     sums.view()[t].data(),
-                                  key_panels.view()[t].data(), value_panels.view()[t].data(),
-                                  logits.view()[t].data(),     states.view()[t].data(),
-                                  seen.view()[t].data(),       hidden.view()[t].data()};
+            const ChunkScratch scratch{q_rows.view()[t].data(),     sums.view()[t].data(),
+                                       key_panels.view()[t].data(), value_panels.view()[t].data(),
+                                       logits.view()[t].data(),     states.view()[t].data(),
+                                       seen.view()[t].data(),       hidden.view()[t].data()};
             attend_chunk(p, in, schedule, schedule.chunks[static_cast<size_t>(c)], visible, scratch,
                          slots);
         }

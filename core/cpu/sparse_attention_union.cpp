@@ -8,11 +8,6 @@
 #include "core/cpu/support_loop.h"
 
 namespace msa::cpu {
-namespace {
-
-constexpr int64_t kUnionTileRows = 1024;  // rows enough to pay for the packing of a block
-
-}  // namespace
 
 void sparse_attention_union(const Problem& p, View<const float, 3> q, View<const float, 3> k,
                             View<const float, 3> v, View<const int32_t, 3> ids, View<float, 3> out,

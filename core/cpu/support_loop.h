@@ -15,6 +15,9 @@
 
 namespace msa::cpu {
 
+/// Of a tile of neighbouring queries: enough to pay for the packing of a block.
+inline constexpr int64_t kUnionTileRows = 1024;
+
 /// A query of a tile that attends to `block`, the slot-th of its blocks.
 struct BlockUse {
     int64_t block;

@@ -50,9 +50,8 @@ template <typename Kind>
 class LightningPolicy : public Kind {
 public:
     std::string_view note() const override {
-        return "where the file has no dsa_q, dsa_k and dsa_w (msa-fit-indexer --architecture dsa "
-               "makes them), index heads are weighted alike, on index_q and index_k that were "
-               "trained for MSA's rule";
+        return "where the layer has no dsa_q, dsa_k and dsa_w, index heads are weighted alike, on "
+               "index_q and index_k that were trained for MSA's rule";
     }
     Family family() const override { return Family::index_branch; }
     PolicyNeeds needs() const override { return {.lightning = true}; }

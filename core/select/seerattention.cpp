@@ -17,9 +17,8 @@ public:
                "key of the block (SeerAttention-R, arXiv 2506.08889)";
     }
     std::string_view note() const override {
-        return "the operands are the file's gate_q and gate_k, which are for one block size "
-               "(msa-fit-indexer --architecture seerattention makes them); to make them is not in "
-               "the cost";
+        return "the operands are the layer's gate_q and gate_k, which are for one block size; to "
+               "make them is not in the cost";
     }
     std::vector<PolicyOption> options() override {
         return {{"threshold",

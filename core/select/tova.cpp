@@ -16,8 +16,8 @@ public:
                "dense (TOVA, sequential, arXiv 2401.06104)";
     }
     std::string_view note() const override {
-        return "whole blocks are evicted, the source's unit is a token; its mean is over all heads "
-               "of the layer (--share layer)";
+        return "whole blocks are evicted, the source's unit is a token; the source's mean is over "
+               "all heads of the layer, as it is here where all groups share one choice";
     }
     Needs needs() const override {
         return {.queries = true, .rule = true, .phases = Phases::decode};
