@@ -3,6 +3,7 @@
 test_evaluation.py."""
 
 import multiprocessing
+import os
 import time
 from types import SimpleNamespace
 
@@ -98,11 +99,29 @@ def test_results_that_are_there(whole, tmp_path):  # noqa: F811
         share(alone, 0, 2)
 
 
+def test_a_process_of_devices_that_fails_ends_the_others(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh
+echo $$ "$MSALAB_RANK of $MSALAB_RANKS:" "$@" > {tmp_path}/said-$MSALAB_RANK
+while [ ! -s {tmp_path}/said-0 ]; do sleep 0.01; done
+[ "$MSALAB_RANK" = 1 ] && exit 3
+exec sleep 60
+""")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    asked = SimpleNamespace(devices=[5, 7], device="cuda", shard=None)
+    assert start_on_devices(asked, ["small", "--devices", "5,7"]) == 3
+    (other, *_), (_, *words) = [(tmp_path / f"said-{rank}").read_text().split() for rank in (0, 1)]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(other), 0)
+    assert " ".join(words) == "1 of 2: -m msalab evaluate small --devices 5,7 --device=cuda:7"
+
+
 def test_launchers_say_who_is_who(monkeypatch):
     for launcher in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
                      ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
         with monkeypatch.context() as set_here:
-            for name, value in zip(launcher, ("2", "4"), strict=True):
+            for name, value in zip(launcher, ("2", "4")):
                 set_here.setenv(name, value)
             assert launched() == Shard(2, 4)
             with pytest.raises(CaptureError, match="--devices is given, and so are several processes"):

@@ -173,7 +173,7 @@ def run(options, note) -> dict | None:
     record = record_of(options, model, settings)
     plan = plan_of(options, model, settings, scorer.layers, sequences)
     names = unit_names(record, plan)
-    makers_of = dict(zip(names, makers, strict=True))
+    makers_of = dict(zip(names, makers))
     if part:
         return workers.work(out, part, options, record, plan, makers_of, note)
     with Units(out / "results.h5", record, plan | {"shard": shard and shard.text}, options.resume,

@@ -79,7 +79,7 @@ def merge_where_all_are_done(out: Path, count: int, names, overwrite: bool, note
     parts = [Shard(index, count) for index in range(count)]
     folders = [folder_of(out, part) for part in parts]
     with one_at_a_time(out):
-        for folder, part in zip(folders, parts, strict=True):
+        for folder, part in zip(folders, parts):
             units = partial_folder(folder / "results.h5")
             if not units.is_dir() or is_at_work(folder) or not all(
                     unit_path(units, name).exists() for name in names[part.index::count]):
