@@ -90,7 +90,7 @@ void multiply_add(Strip a, Panels b, int64_t first, int64_t last, const float* f
 void add_values(float* p, int64_t p_stride, int64_t rows, Panels v, const int64_t* visible,
                 const float* factor, float* c, int64_t c_stride, const int64_t* hidden = nullptr);
 /// Factors that leave what stands in c.
-inline constexpr std::array<float, kStrip> kKeep{1, 1, 1, 1, 1, 1};
+constexpr std::array<float, kStrip> kKeep{1, 1, 1, 1, 1, 1};
 
 /// Sum and reference point of the exponentials of one row: sum of exp2(logit - reference) so far.
 /// The reference follows the maximum lazily, at most 8 below it. The sum over steps is a double: at
