@@ -197,14 +197,14 @@ void UnitRun::do_unit(const Unit& unit, const Worker& worker, const std::string&
 }
 
 void UnitRun::work_with(Backend& backend, int threads, const std::vector<const Unit*>& units,
-                        bool alone, WorkQueue& queue) const {
+                        bool counted, WorkQueue& queue) const {
     const ThreadShare share(threads);
     const std::string device = backend.device();
     Silence silent;
     for (int64_t number = queue.take(); number >= 0; number = queue.take()) {
         std::ostringstream said;  // several workers do not write into each other's lines
         try {
-            const Worker worker{backend, alone ? err_ : said, alone ? err_ : silent, threads};
+            const Worker worker{backend, counted ? said : err_, counted ? silent : err_, threads};
             do_unit(*units[static_cast<size_t>(number)], worker, device);
         } catch (const std::exception& error) {
             queue.fail(message_of(error));
@@ -229,12 +229,13 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
     const bool alone = shares.size() == 1 && ranks_.count() == 1;
     ranks_.agree({});  // all are ready: nothing is found done that another rank has just done
     WorkQueue queue(ranks_, std::ssize(units), on_error, err_);
-    if (!alone && ranks_.is_first()) queue.show_bar(std::ssize(units), "units");
+    const bool counted = !alone || !record.joined.empty();
+    if (counted && ranks_.is_first()) queue.show_bar(std::ssize(units), "units");
     if (alone)
-        work_with(first, shares.front().threads, units, alone, queue);
+        work_with(first, shares.front().threads, units, counted, queue);
     else
         queue.spread(shares, [&](const BackendOptions& own) {
-            work_with(*make_backend(compute.backend, own), own.threads, units, alone, queue);
+            work_with(*make_backend(compute.backend, own), own.threads, units, counted, queue);
         });
     queue.end(program_);
     if (o_.shard) return set_aside(std::ssize(units));

@@ -24,10 +24,9 @@ namespace msa::experiments {
 /// What one of several workers has to work with.
 struct Worker {
     Backend& backend;
-    std::ostream& err;  // for what is to be said of a unit
-    std::ostream&
-        progress;  // for how far it is; silent where several work, whose units are counted
-    int threads;   // this worker's share
+    std::ostream& err;       // for what is to be said of a unit
+    std::ostream& progress;  // for how far it is; silent where units are counted
+    int threads;             // this worker's share
 };
 
 /// A unit: the part of a run that is done or not done, which one worker does, and what --resume
@@ -96,8 +95,8 @@ public:
 
 private:
     std::vector<const Unit*> waiting() const;
-    void work_with(Backend& backend, int threads, const std::vector<const Unit*>& units, bool alone,
-                   WorkQueue& queue) const;
+    void work_with(Backend& backend, int threads, const std::vector<const Unit*>& units,
+                   bool counted, WorkQueue& queue) const;
     void do_unit(const Unit& unit, const Worker& worker, const std::string& device) const;
     bool set_aside(int64_t done) const;
 
