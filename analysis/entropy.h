@@ -28,6 +28,9 @@ public:
     void add(const Problem&, View<const float, 3> q, View<const float, 3> mean_key,
              View<const float, 2> lse, View<const float, 1> sinks = {});
 
+    State state() const { return state_of(entropy_); }
+    void join(const State& state) { join_means(entropy_, state); }
+
     std::vector<double> nats() const { return values(entropy_); }  // [Hq]
 
 private:

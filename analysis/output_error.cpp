@@ -71,6 +71,21 @@ void OutputError::add(std::span<const RowKind> kinds, View<const double, 2> diff
     }
 }
 
+State OutputError::state() const {
+    State state{difference_, {counted_}};
+    state.sums.insert(state.sums.end(), norm_.begin(), norm_.end());
+    return state;
+}
+
+void OutputError::join(const State& state) {
+    require_state("output errors", state, 2 * norm_.size(), 1);
+    for (size_t h = 0; h < norm_.size(); ++h) {
+        difference_[h] += state.sums[h];
+        norm_[h] += state.sums[norm_.size() + h];
+    }
+    counted_ += state.counts[0];
+}
+
 std::vector<double> OutputError::relative() const {
     std::vector<double> errors;
     for (size_t h = 0; h < norm_.size(); ++h)

@@ -29,6 +29,9 @@ public:
     void add(std::span<const RowKind> kinds, View<const double, 2> differences,
              View<const double, 2> norms);
 
+    State state() const;
+    void join(const State&);
+
     // [Hq]: sums over the counted rows of |o_sparse - o_dense|^2 and of |o_dense|^2.
     const std::vector<double>& differences() const { return difference_; }
     const std::vector<double>& norms() const { return norm_; }

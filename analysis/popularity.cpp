@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/selection.h"
 
@@ -13,8 +14,10 @@ constexpr int64_t kPaperTileRows = 128;
 
 }  // namespace
 
-Popularity::Popularity(const Problem& layer)
-    : first_block_(block_starts(layer)), counts_({layer.kv_heads, first_block_.back()}) {}
+Popularity::Popularity(const Problem& layer) : Popularity(layer.kv_heads, block_starts(layer)) {}
+
+Popularity::Popularity(int64_t groups, std::vector<int64_t> first_block)
+    : first_block_(std::move(first_block)), counts_({groups, first_block_.back()}) {}
 
 void Popularity::add(const Problem& p, View<const int32_t, 3> ids) {
     const std::vector<int64_t> sequence = query_sequences(p);
@@ -23,6 +26,14 @@ void Popularity::add(const Problem& p, View<const int32_t, 3> ids) {
         for (int64_t r = 0; r < p.kv_heads; ++r)
             for (int32_t b : selected(ids, i, r)) ++counts_(r, first + b);
     }
+}
+
+State Popularity::state() const { return {{}, {counts_.data(), counts_.data() + counts_.size()}}; }
+
+void Popularity::join(const State& state) {
+    require_state("popularity", state, 0, static_cast<size_t>(counts_.size()));
+    for (int64_t n = 0; n < counts_.size(); ++n)
+        counts_.data()[n] += state.counts[static_cast<size_t>(n)];
 }
 
 std::vector<double> lorenz_curve(View<const int64_t, 1> counts) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "analysis/rows.h"
 #include "core/problem.h"
 #include "core/tensor.h"
 
@@ -15,9 +16,14 @@ class Popularity {
 public:
     /// Sizes from the problem of the whole layer: its sequences, groups and block size.
     explicit Popularity(const Problem& layer);
+    /// The same from the first block of each sequence (block_starts of core/problem.h).
+    Popularity(int64_t groups, std::vector<int64_t> first_block);
 
     /// A chunk of its queries with ids [Nq, Hkv, k].
     void add(const Problem&, View<const int32_t, 3> ids);
+
+    State state() const;
+    void join(const State&);
 
     /// int64 [Hkv, blocks of all sequences]: queries of the group that selected the block.
     View<const int64_t, 2> queries_per_block() const { return counts_.view(); }

@@ -34,6 +34,8 @@ public:
     /// A chunk: the block of each query [Nq], and what measures query i.
     void add(std::span<const int64_t> of_query,
              const std::function<void(int64_t i, RowValues values)>& measure);
+    State state() const { return state_of(means_); }
+    void join(const State& state) { join_means(means_, state); }
     /// [M * columns], row-major; NaN where a block has no value.
     std::vector<double> values() const { return analysis::values(means_); }
 

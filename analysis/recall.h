@@ -46,6 +46,9 @@ public:
                                                              View<const int32_t, 3> oracle_ids,
                                                              View<const float, 3> mass) const;
 
+    State state() const { return state_of(means_); }
+    void join(const State& state) { join_means(means_, state); }
+
     // [Hkv]; NaN where no row was counted.
     std::vector<double> block_recall() const { return of(kBlockRecall); }
     std::vector<double> score_recall() const { return of(kScoreRecall); }

@@ -4,6 +4,8 @@
 #include <limits>
 #include <numeric>
 
+#include "core/error.h"
+
 namespace msa::analysis {
 
 std::vector<RowKind> row_kinds(const Problem& p, int64_t top_k, bool all_rows) {
@@ -45,6 +47,26 @@ void add_rows(std::span<Mean> means, int64_t rows,
             if (*value) mean.add(**value);
             ++value;
         }
+}
+
+void require_state(const char* what, const State& state, size_t sums, size_t counts) {
+    require(state.sums.size() == sums && state.counts.size() == counts, "a state of ", what,
+            " has ", state.sums.size(), " sums and ", state.counts.size(), " counts, must have ",
+            sums, " and ", counts);
+}
+
+State state_of(std::span<const Mean> means) {
+    State state;
+    for (const Mean& mean : means) {
+        state.sums.push_back(mean.sum());
+        state.counts.push_back(mean.count());
+    }
+    return state;
+}
+
+void join_means(std::span<Mean> means, const State& state) {
+    require_state("means", state, means.size(), means.size());
+    for (size_t n = 0; n < means.size(); ++n) means[n].join(state.sums[n], state.counts[n]);
 }
 
 std::vector<double> values(std::span<const Mean> means) {

@@ -32,9 +32,15 @@ public:
         sum_ += value;
         ++count_;
     }
+    double sum() const { return sum_; }
     int64_t count() const { return count_; }
     /// NaN for no rows.
     double value() const;
+    /// Adds the rows that another mean has seen.
+    void join(double sum, int64_t count) {
+        sum_ += sum;
+        count_ += count;
+    }
 
 private:
     double sum_ = 0;
@@ -48,6 +54,21 @@ using RowValues = std::span<std::optional<double>>;
 /// without throwing; the means sum them in row order, whatever the number of threads.
 void add_rows(std::span<Mean> means, int64_t rows,
               const std::function<void(int64_t row, RowValues values)>& measure);
+
+/// All that an accumulator of this folder has of its rows, so that each of several workers can see
+/// a part of them: state() gives it, and join() adds that of further rows. Joined in the order of
+/// the rows, the states of the same parts give the same bits, whoever saw which part when. Counts
+/// are those of all rows in one accumulator. A sum is too where there is one part; else it has
+/// another order, and differs by at most the rounding of n additions twice, 2 n 2^-53 sum |x|.
+struct State {
+    std::vector<double> sums;
+    std::vector<int64_t> counts;
+};
+/// InputError unless a state has so many sums and counts, as `what` has them.
+void require_state(const char* what, const State&, size_t sums, size_t counts);
+/// Of a list of means, each a sum and a count.
+State state_of(std::span<const Mean> means);
+void join_means(std::span<Mean> means, const State&);
 
 /// The values of a list of means, and their own mean (macro average).
 std::vector<double> values(std::span<const Mean> means);

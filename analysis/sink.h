@@ -25,6 +25,9 @@ public:
     void add(const Problem&, View<const float, 3> q, View<const float, 3> k,
              View<const float, 2> lse, View<const int32_t, 3> ids);
 
+    State state() const { return state_of(means_); }
+    void join(const State& state) { join_means(means_, state); }
+
     std::vector<double> first_token() const;   // [Hq]
     std::vector<double> first_tokens() const;  // [Hq]
 

@@ -38,10 +38,14 @@ public:
                 " like the operand before it");
     }
 
-    /// A result is f32, or stored like the operands.
+    /// A result is f32, or stored like the operands; of e4m3, which is too narrow, in bf16.
     void result_element(const char* name, Element element, Element operands) const {
-        require(element == Element::f32 || element == operands, name, " is ", to_string(element),
-                ", must be f32", operands == Element::f32 ? "" : " or like q");
+        const bool narrow = operands == Element::e4m3;
+        require(element == Element::f32 || element == (narrow ? Element::bf16 : operands), name,
+                " is ", to_string(element), ", must be f32",
+                operands == Element::f32 ? ""
+                : narrow                 ? " or bf16"
+                                         : " or like q");
     }
 
     void q(const In<3>& q) const {
@@ -57,6 +61,7 @@ public:
         same_element("k", in.k.element(), in.q.element());
         same_element("v", in.v.element(), in.q.element());
         sinks(in.sinks);
+        check_scales(p_, in.scales, in.q.element(), backend_.space());
     }
     void sinks(const View<const float, 1>& given) const {
         if (given) operand("sinks", given, "[Hq]", Shape<1>{p_.query_heads});

@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "core/index_operands.h"
+#include "core/operand_scales.h"
 #include "core/problem.h"
 #include "core/request.h"
 #include "core/selection.h"
@@ -33,10 +34,11 @@ struct AttentionInput {
     /// without visible keys has out 0 and lse = sink. NaN makes the head's outputs NaN. Absent:
     /// none.
     View<const float, 1> sinks = {};
+    OperandScales scales = {};  // of e4m3, which sparse_attention alone takes
 };
 
 struct AttentionOutput {
-    Out<3> out;          // [Nq, Hq, dh], f32 or like q; no visible key: 0
+    Out<3> out;          // [Nq, Hq, dh], f32 or like q (of e4m3: bf16); no visible key: 0
     View<float, 2> lse;  // [Nq, Hq] natural log of the sum of exp(logit); no visible key: -inf
 };
 

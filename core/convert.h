@@ -23,6 +23,22 @@ constexpr double storage_roundoff(Element element) {
     }
 }
 
+/// Half of the least value above 0 of f32, f16, bf16 or e4m3: near 0, rounding is off by no more
+/// than this, and elsewhere by no more than storage_roundoff.
+constexpr double storage_floor(Element element) {
+    switch (element) {
+        case Element::f16: return 0x1p-25;
+        case Element::bf16: return 0x1p-134;
+        case Element::e4m3: return 0x1p-10;
+        default: return 0x1p-150;
+    }
+}
+
+/// What a value of at most `size` is off by when it is stored.
+constexpr double stored_bound(Element element, double size) {
+    return storage_roundoff(element) * size + storage_floor(element);
+}
+
 /// The nearest values of `element` (f32, f16, bf16 or e4m3), ties to even, into
 /// values.size() * element_bytes(element) bytes. f16 beyond its range becomes infinite; e4m3 takes
 /// its largest value. NaN stays NaN.

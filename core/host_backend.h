@@ -12,6 +12,23 @@ public:
     std::shared_ptr<void> allocate(int64_t bytes) override { return allocate_host(bytes); }
     void copy(void* to, Space to_space, const void* from, Space from_space, int64_t bytes) override;
     void finish() override {}
+
+protected:
+    /// Operands are f32; those of sparse_attention may be e4m3, whose results are f32 too.
+    static Support takes_elements(const Request&);
+};
+
+/// The operands of sparse_attention as floats: in place, or what e4m3 values with their scales
+/// stand for.
+class FloatOperands {
+public:
+    FloatOperands(const Problem&, const AttentionInput&);
+    /// Lives no longer than this object and the input.
+    const AttentionInput& view() const { return floats_; }
+
+private:
+    Tensor<float, 3> q_, k_, v_;
+    AttentionInput floats_;
 };
 
 }  // namespace msa

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // How far two right answers may differ: every tolerance of the tests, of the programs' own checks
-// and of the benchmark, derived here, for gradients in core/gradient_tolerance.h or for training in
-// core/train/tolerance.h, and nowhere else.
+// and of the benchmark, derived here, for gradients in core/gradient_tolerance.h, for attention to
+// e4m3 in core/e4m3_tolerance.h or for training in core/train/tolerance.h, and nowhere else.
 // u is the unit roundoff of the arithmetic that sums (float: 2^-24; the reference sums in double
 // and only rounds its result, which the constants below absorb). A sum of n products, in any
 // order, is off by at most gamma(n) = n u / (1 - n u) times the sum of magnitudes; where n u > 1/2
@@ -71,18 +71,18 @@ inline double weight_bound(double logit, double keys) {
 }
 
 /// Error of an attention output: weights, n products and additions with values up to v_max, and
-/// the rounding of the stored result. Tensor cores take the weights in the operands' type: one more
-/// rounding of each where that is not float.
+/// the rounding of the stored result. Tensor cores take the weights, the largest of a row as 1, in
+/// the operands' type: one more rounding of each where that is not float.
 inline double attention_bound(double logit, double keys, double v_max, Element operands,
                               Element stored) {
-    const double taken = operands == Element::f32 ? 0 : storage_roundoff(operands);
-    return (weight_bound(logit, keys) + taken + gamma(keys + 2) + storage_roundoff(stored)) * v_max;
+    const double taken =
+        operands == Element::f32 ? 0 : storage_roundoff(operands) + keys * storage_floor(operands);
+    return (weight_bound(logit, keys) + taken + gamma(keys + 2)) * v_max +
+           stored_bound(stored, v_max);
 }
 
 /// What slots add to attention_bound: a rounding of partial outputs, and of their mean (<= v_max).
-inline double slot_bound(Element stored, double v_max) {
-    return 2 * storage_roundoff(stored) * v_max;
-}
+inline double slot_bound(Element stored, double v_max) { return 2 * stored_bound(stored, v_max); }
 
 /// Error of lse = m + ln(sum): logit, relative error of the sum, rounding of the result.
 inline double lse_bound(double logit, double keys, double lse_magnitude) {
@@ -97,7 +97,7 @@ inline double sink_lse_bound() { return gamma(kExpRoundoffs + 2); }
 /// is off by no more than lse, `lse`, and whose own arithmetic is an exp, a sum and a quotient; it
 /// is rounded once more.
 inline double sink_output_bound(double lse, Element stored, double v_max) {
-    return (std::expm1(lse) + gamma(kExpRoundoffs + 4) + storage_roundoff(stored)) * v_max;
+    return (std::expm1(lse) + gamma(kExpRoundoffs + 4)) * v_max + stored_bound(stored, v_max);
 }
 
 /// Error of attention that is put together from attention to single blocks: that of their outputs,

@@ -13,39 +13,12 @@ set -uo pipefail
 bin=$(cd "${1:?BIN_DIR is missing}" && pwd) || exit
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${2:-results/bench-train}
-mkdir -p "$out"
-limit=${LIMIT:-190} failed=0
-steps=${STEPS:-full_32k msa_32k full_128k msa_128k full_large msa_large torch_large torch_pilot full_pilot}
-for folder in "$bin" "$bin/../experiments" /usr/local/cuda/lib64 /usr/local/cuda/lib \
-    $(python3 -c 'import glob, site
-print(*(p for s in site.getsitepackages() for p in glob.glob(s + "/nvidia/*/lib")))' 2>/dev/null); do
-    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
-done
-export LD_LIBRARY_PATH OMP_WAIT_POLICY=passive MSA_DATA_DIR=$PWD/data
-
-# step NAME SECONDS COMMAND...
-step() {
-    local name=$1 most=$2 began=$SECONDS outcome=ok
-    shift 2
-    [[ " $steps " == *" $name "* ]] || return 0
-    local left=$((limit - SECONDS))
-    if ((left < 10)); then
-        printf '%-12s no time left\n' "$name"
-        failed=1
-        return
-    fi
-    timeout $((most < left ? most : left)) "$@" >"$out/$name.log" 2>&1 || outcome="FAILED ($?)"
-    [[ $outcome == ok ]] || failed=1
-    printf '%-12s %-12s %4d s  %s\n' "$name" "$outcome" $((SECONDS - began)) \
-        "$(grep -hE ',(tokens_per_second|mfu),' "$out/$name/curves.csv" 2>/dev/null | tail -n 2 |
-            cut -d, -f 3,5 | tr '\n' ' ')"
-    [[ $outcome == ok ]] || tail -n 3 "$out/$name.log"
-}
-
-# Documents of 160 KiB, longer than the longest context, whatever the files are.
-read -ra files <<<"${TEXT:-$(find analysis core experiments gpu tests python docs -name '*.cpp' -o \
-    -name '*.h' -o -name '*.cu' -o -name '*.py' -o -name '*.md' | sort | tr '\n' ' ')}"
-cat "${files[@]}" | head -c 20000000 | split -b 163840 --filter='cat; printf "\0"' - >"$out/text.bin"
+LIMIT=${LIMIT:-190}
+# shellcheck source=SCRIPTDIR/steps.sh
+. gpu/steps.sh
+find_libraries
+export MSA_DATA_DIR=$PWD/data
+text_of 160 # longer than the longest context
 
 # train NAME SECONDS PRESET STEPS OPTIONS...: no warm-up of the Index Branch, rates every two steps.
 train() {
@@ -55,6 +28,7 @@ train() {
         --steps "$count" --lr-warmup 4 --warmup-steps 0 --log 2 --probe 0 --evaluate 0 \
         --checkpoint 0 --exercises 0 --eval-sequences 1 --eval-exercises 0 --out "$out/$name" \
         --overwrite "$@"
+    grep -hE ',(tokens_per_second|mfu),' "$out/$name/curves.csv" 2>/dev/null | tail -n 2
 }
 # The dense gradient at these lengths is faster in any order; MSA's is the same in both backends.
 for kind in full msa; do

@@ -61,7 +61,7 @@ shards() {
 # tests PROGRAM FILTER
 # shellcheck disable=SC2317
 tests() {
-    shards $((cores < 4 ? 1 : 4)) "$bin/$1" --gtest_brief=1 --gtest_filter="$2"
+    shards $((cores < 4 ? 1 : cores / 2)) "$bin/$1" --gtest_brief=1 --gtest_filter="$2"
 }
 
 # sanitizer TOOL FILTER [OPTIONS]
@@ -81,7 +81,7 @@ stub_cudnn() {
 # Without a device the tests must skip, and fail where the device is required.
 # shellcheck disable=SC2317
 no_device() {
-    CUDA_VISIBLE_DEVICES='' "$bin/test_backends" --gtest_filter='*CanStart*/cuda:Cuda.*' &&
+    CUDA_VISIBLE_DEVICES='' MSA_REQUIRE='' "$bin/test_backends" --gtest_filter='*CanStart*/cuda:Cuda.*' &&
         ! CUDA_VISIBLE_DEVICES='' MSA_REQUIRE=cuda "$bin/test_backends" --gtest_brief=1 \
             --gtest_filter='*CanStart*/cuda'
 }
@@ -98,7 +98,8 @@ for test in DenseAttention.MatchesReference IndexScores.MatchesReference \
         small+="All/$test/cuda_$case:"
     done
 done
-for case in square prefix decode many_groups few_wide small_blocks_packed small_blocks_decode; do  # what the tuned kernels answer
+for case in square prefix decode many_groups few_wide small_blocks_packed small_blocks_decode \
+    f16_square f16_decode; do  # what the tuned kernels answer
     every+="All/Tuned.*/$case:"
     small+="All/Tuned.*/$case:"
 done

@@ -11,32 +11,11 @@
 set -uo pipefail
 bin=$(cd "${1:?BIN_DIR is missing}" && pwd) || exit
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-out=${2:-results/block-sizes} limit=${LIMIT:-300} failed=0
-mkdir -p "$out"
-PATH=$PATH:/usr/local/cuda/bin
-for folder in "$bin" "$bin/../experiments" /usr/local/cuda/lib64 /usr/local/cuda/lib \
-    $(python3 -c 'import glob, site
-print(*(p for s in site.getsitepackages() for p in glob.glob(s + "/nvidia/*/lib")))' 2>/dev/null); do
-    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
-done
-export LD_LIBRARY_PATH MSA_REQUIRE=cuda OMP_WAIT_POLICY=passive MSA_DATA_DIR=$PWD/data
-
-# step NAME SECONDS COMMAND...
-step() {
-    local name=$1 most=$2 began=$SECONDS outcome=ok left=$((limit - SECONDS))
-    shift 2
-    if ((left < 5)); then
-        printf '%-12s no time left\n' "$name"
-        failed=1
-        return
-    fi
-    timeout -k 3 $((most < left ? most : left)) "$@" >"$out/$name.log" 2>&1 ||
-        outcome="FAILED ($?)"
-    [[ $outcome == ok ]] || failed=1
-    printf '%-12s %-12s %4d s\n' "$name" "$outcome" $((SECONDS - began))
-    [[ $outcome == ok ]] ||
-        grep -E -A 6 'FAILED|Failure|=========|rror|msa-' "$out/$name.log" | head -n 40
-}
+out=${2:-results/block-sizes} LIMIT=${LIMIT:-300}
+# shellcheck source=SCRIPTDIR/steps.sh
+. gpu/steps.sh
+find_libraries
+export MSA_DATA_DIR=$PWD/data
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || true
 step tests 100 "$bin/test_backends" --gtest_brief=1 \
@@ -46,8 +25,7 @@ step others 100 "$bin/test_backends" --gtest_brief=1 \
     --gtest_filter='All/Tuned.*-*/small_blocks*:All/CudaGradCases.Tuned*:Tuned/GroupSizes.Match*cuda_bf16*'
 grep -hE 'PASSED|SKIPPED|FAILED TEST' "$out"/{tests,training,others}.log
 
-find analysis core experiments gpu tests -name '*.cpp' -o -name '*.h' | sort | xargs cat |
-    split -b 65536 --filter='cat; printf "\0"' - >"$out/text.bin"
+text_of 64
 for size in 64:4 32:8 128:2; do  # 256 keys of each query
     block=${size%:*} top_k=${size#*:}
     # One of the arms of data/pilot, without the steps before the selection.
@@ -60,11 +38,10 @@ for size in 64:4 32:8 128:2; do  # 256 keys of each query
 done
 for size in 64:4 32:8; do
     block=${size%:*} top_k=${size#*:}
-    step "bench-$block" 40 "$bin/msa-bench" --backend cuda --cases square --selection structured \
+    bench "bench-$block" 40 --backend cuda --cases square --selection structured \
         --stages index_select,sparse_attention,sparse_attention_grad,index_kl_grad,block_mass \
         --support selected --order automatic --index-element bf16 --tokens 8K,32K --preset pilot \
-        --block-size "$block" --top-k "$top_k" --samples 5 --out "$out/bench-$block.json" --overwrite
-    cat "$out/bench-$block.log"
+        --block-size "$block" --top-k "$top_k"
 done
 few='All/Tuned.SparseAttentionMatchesReferenceInEveryOrder/small_blocks*'
 few+=':All/Tuned.IndexSelectFollowsTheScores/small_blocks_packed'

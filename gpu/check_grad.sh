@@ -10,32 +10,20 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${1:-results/grad}
-mkdir -p "$out"
-PATH=$PATH:/usr/local/cuda/bin
-failed=0
-
-# step NAME SECONDS COMMAND...
-step() {
-    local name=$1 limit=$2 began=$SECONDS outcome=ok
-    shift 2
-    timeout "$limit" "$@" >"$out/$name.log" 2>&1 || outcome="FAILED ($?)"
-    [[ $outcome == ok ]] || failed=1
-    printf '%-22s %-12s %4d s\n' "$name" "$outcome" $((SECONDS - began))
-    [[ $outcome == ok ]] || grep -E -A 6 'FAILED|Failure|=========|error' "$out/$name.log" | head -n 60
-}
+bin=build/release/bin
+# shellcheck source=SCRIPTDIR/steps.sh
+. gpu/steps.sh
 
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
 [[ $capability == 90 ]] && capability=90a
-bin=build/release/bin
 step configure 120 cmake --preset release -DMSA_CUDA=ON \
     -DCMAKE_CUDA_ARCHITECTURES="$capability-real"
 step build 1800 cmake --build --preset release --parallel "$(nproc)" \
     --target test_backends --target msa-bench
 [[ -x $bin/test_backends ]] || exit 1
 
-export MSA_REQUIRE=cuda
-tests='*Grad*cuda*:*CudaGrad*:CudaPlan.*Gradient*:*UnsupportedSaysWhy/cuda*'
-tests+=':*IndexKl*cuda*:*CudaKl*:*IndexLse*cuda*'
+filter='*Grad*cuda*:*CudaGrad*:CudaPlan.*Gradient*:*UnsupportedSaysWhy/cuda*'
+filter+=':*IndexKl*cuda*:*CudaKl*:*IndexLse*cuda*'
 # In eight processes: much of a test is the reference, on the host.
 in_shards() {
     local shard pids=() outcome=0
@@ -52,7 +40,7 @@ few+=':All/CudaGradCases.TunedIsPlainButForRoundings/pilot_packed'
 few+=':All/CudaGradCases.TunedIsPlainButForRoundings/blocks_of_32_packed'
 few+=':All/AttentionGradTest.MatchesReference/cuda_bf16_tail_block'
 began=$SECONDS
-in_shards "$bin/test_backends" --gtest_brief=1 --gtest_filter="$tests" >"$out/tests.log" 2>&1 ||
+in_shards "$bin/test_backends" --gtest_brief=1 --gtest_filter="$filter" >"$out/tests.log" 2>&1 ||
     failed=1
 printf '%-22s %s, %d s\n' tests "$(grep -cE '^\[  FAILED  \].*ms\)' "$out/tests.log") failed" \
     $((SECONDS - began))
@@ -67,12 +55,10 @@ done
 sizes=(--query-heads 64 --kv-heads 4 --head-dim 128 --index-dim 128 --block-size 128 --top-k 16)
 pilot=(--query-heads 16 --kv-heads 4 --head-dim 64 --index-dim 64 --block-size 64 --top-k 16)
 stages=sparse_attention,sparse_attention_grad,dense_attention,dense_attention_grad,index_kl
-step bench 600 "$bin/msa-bench" --cases square --stages "$stages" --order automatic \
-    --index-element bf16 --tokens 8K,32K,128K "${sizes[@]}" --out "$out/bench.json" --overwrite
-cat "$out/bench.log"
-step bench-pilot 300 "$bin/msa-bench" --cases square --stages "$stages" --order automatic \
-    --index-element bf16 --tokens 8K,32K "${pilot[@]}" --out "$out/bench-pilot.json" --overwrite
-cat "$out/bench-pilot.log"
+bench bench 600 --cases square --stages "$stages" --order automatic \
+    --index-element bf16 --tokens 8K,32K,128K "${sizes[@]}"
+bench bench-pilot 300 --cases square --stages "$stages" --order automatic \
+    --index-element bf16 --tokens 8K,32K "${pilot[@]}"
 
 # Backward passes of PyTorch's dense attention: median of 5, from caches full of zeros.
 cat >"$out/torch_backward.py" <<'PYTHON'

@@ -10,26 +10,11 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${1:-results/train}
-mkdir -p "$out"
 bin=build/release/bin
-failed=0
-for folder in /usr/local/cuda/lib64 /usr/local/cuda/lib $(python3 -c 'import glob, site
-print(*(p for s in site.getsitepackages() for p in glob.glob(s + "/nvidia/*/lib")))' 2>/dev/null); do
-    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
-done
-export LD_LIBRARY_PATH
+# shellcheck source=SCRIPTDIR/steps.sh
+. gpu/steps.sh
+find_libraries
 
-# step NAME SECONDS COMMAND...
-step() {
-    local name=$1 limit=$2 began=$SECONDS outcome=ok
-    shift 2
-    timeout "$limit" "$@" >"$out/$name.log" 2>&1 || outcome="FAILED ($?)"
-    [[ $outcome == ok ]] || failed=1
-    printf '%-22s %-12s %4d s\n' "$name" "$outcome" $((SECONDS - began))
-    [[ $outcome == ok ]] || grep -E -A 6 'FAILED|Failure|=========|rror|msa-' "$out/$name.log" | head -n 60
-}
-
-export MSA_REQUIRE=cuda OMP_WAIT_POLICY=passive
 step tests 240 "$bin/test_train" --gtest_brief=1
 grep -hE 'off by at most|cuBLASLt|PASSED|FAILED TEST' "$out/tests.log"
 if [[ ${SANITIZE-} ]]; then
@@ -41,10 +26,7 @@ if [[ ${SANITIZE-} ]]; then
     done
 fi
 
-# Documents of 64 KiB, whatever the files are.
-read -ra files <<<"${TEXT:-$(find analysis core experiments gpu tests -name '*.cpp' -o -name '*.h' |
-    sort | tr '\n' ' ')}"
-cat "${files[@]}" | head -c 20000000 | split -b 65536 --filter='cat; printf "\0"' - >"$out/text.bin"
+text_of 64
 
 # train NAME STEPS WARMUP_STEPS OPTIONS...: a run of the pilot's sizes, whose last entry of the log
 # counts.

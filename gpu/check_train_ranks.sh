@@ -10,27 +10,10 @@ set -uo pipefail
 bin=$(cd "${1:?BIN_DIR is missing}" && pwd) || exit
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${2:-results/ranks}
-mkdir -p "$out"
-failed=0
-for folder in "$bin" "$bin/../experiments" /usr/local/cuda/lib64 /usr/local/cuda/lib \
-    $(python3 -c 'import glob, site
-print(*(p for s in site.getsitepackages() for p in glob.glob(s + "/nvidia/*/lib")))' 2>/dev/null); do
-    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
-done
-export LD_LIBRARY_PATH MSA_REQUIRE=cuda OMP_WAIT_POLICY=passive
+# shellcheck source=SCRIPTDIR/steps.sh
+. gpu/steps.sh
+find_libraries
 export NCCL_NVLS_ENABLE=0 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
-
-# step NAME SECONDS COMMAND...
-step() {
-    local name=$1 limit=$2 began=$SECONDS outcome=ok
-    shift 2
-    timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1 || outcome="FAILED ($?)"
-    printf '%-22s %-12s %4d s\n' "$name" "$outcome" $((SECONDS - began))
-    [[ $outcome == ok ]] && return
-    failed=1
-    grep -E -A 6 'FAILED|Failure|rror|NCCL|msa-|cannot open' "$out/$name.log" | head -n 40
-    return 1
-}
 
 nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader || true
 nvidia-smi topo -m 2>/dev/null | head -n 5
@@ -45,10 +28,7 @@ for way in '' NCCL_CUMEM_ENABLE=0 NCCL_P2P_DISABLE=1; do
 done
 grep -hE 'off by at most|added up|PASSED|SKIPPED|FAILED TEST' "$out/two_gpus.log"
 
-# Documents of 64 KiB, whatever the files are.
-read -ra files <<<"${TEXT:-$(find analysis core experiments gpu tests -name '*.cpp' -o -name '*.h' |
-    sort | tr '\n' ' ')}"
-cat "${files[@]}" | head -c 20000000 | split -b 65536 --filter='cat; printf "\0"' - >"$out/text.bin"
+text_of 64
 
 # train NAME PRESET STEPS DEVICES SEQUENCES OPTIONS...
 train() {

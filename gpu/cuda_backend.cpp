@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/threads.h"
+#include "gpu/half_types.h"
 #include "gpu/kernels/fill_caches.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
@@ -62,17 +63,12 @@ public:
     int host_threads() const override { return threads_; }
 
     Support supports(const Problem& p, const Request& request) const override {
-        const bool gradient = std::holds_alternative<DenseAttentionGradRequest>(request) ||
-                              std::holds_alternative<SparseAttentionGradRequest>(request);
-        const bool scores = std::holds_alternative<IndexScoresRequest>(request) ||
-                            std::holds_alternative<IndexSelectRequest>(request);
+        const bool narrow = std::holds_alternative<IndexScoresRequest>(request) ||
+                            std::holds_alternative<IndexSelectRequest>(request) ||
+                            std::holds_alternative<SparseAttentionRequest>(request);
         const Element element = operand_element(request);
-        if (element != Element::f32 && element != Element::bf16 &&
-            !(scores && element == Element::e4m3) && !(gradient && element == Element::f16))
-            return Support::no(text("it takes f32",
-                                    scores     ? ", bf16 and e4m3"
-                                    : gradient ? ", f16 and bf16"
-                                               : " and bf16",
+        if (element != Element::f32 && !is_half(element) && !(narrow && element == Element::e4m3))
+            return Support::no(text("it takes f32, f16", narrow ? ", bf16 and e4m3" : " and bf16",
                                     ", not ", to_string(element)));
         const auto* grad = std::get_if<SparseAttentionGradRequest>(&request);
         if (grad != nullptr && is_tuned_alone(*grad))

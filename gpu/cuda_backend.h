@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The CUDA backend: the operations of core/backend.h on one NVIDIA GPU of compute capability 8.0 or
 // later. Operands float or bfloat16, of index_scores and index_select also e4m3 (a scale of the
-// whole tensor goes into index_scale), sums in float, outputs float or like the operands.
+// whole tensor goes into index_scale), of sparse_attention too (with scales of its own); sums in
+// float, outputs float or like the operands, bfloat16 of e4m3.
 #pragma once
 
 #include <cstdint>

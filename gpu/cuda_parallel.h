@@ -31,7 +31,7 @@ public:
 
     /// Collective: all ranks must queue the same steps, in graphs too; a rank that waits for
     /// another in vain fails after some seconds. ids [Nq, Hkv, k] of the whole sequence, out
-    /// [Nq, Hq, dh] bf16 and lse [Nq, Hq] are the same bits with all. The first step waits; later
+    /// [Nq, Hq, dh] like q and lse [Nq, Hq] are the same bits with all. The first step waits; later
     /// ones are asynchronous and may be captured. `settled`: nothing in the stream that is not
     /// done writes the keys or queries of `in`, but for index_q, so that they are read early.
     virtual void run(const DecodeInput& in, View<int32_t, 3> ids, Out<3> out, View<float, 2> lse,
@@ -39,8 +39,8 @@ public:
 };
 
 /// Collective. UnsupportedError, with the reason, for what the tuned kernels of decoding do not
-/// take: bf16, compute capability 9.0, few queries, no sinks; and where the blocks that are forced
-/// as the newest are not all with the last rank, or a rank has too few keys.
+/// take: bf16 or f16, compute capability 9.0, few queries, no sinks; and where the blocks that are
+/// forced as the newest are not all with the last rank, or a rank has too few keys.
 std::unique_ptr<CudaDecode> make_cuda_decode(Communicator&, const SplitKeys&, const SelectionRule&);
 
 }  // namespace msa::parallel

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "gpu/half_types.h"
 #include "gpu/runtime.h"
 
 namespace msa::cuda {
@@ -30,7 +31,10 @@ auto encoder() {
 CUtensorMap encode(const void* data, Element element, const std::vector<int64_t>& extents,
                    const std::vector<int64_t>& box) {
     static const auto encode_tiled = encoder();
-    MSA_CHECK(element == Element::bf16 || element == Element::e4m3);
+    const CUtensorMapDataType type = element == Element::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : element == Element::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                               : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    MSA_CHECK(is_half(element) || element == Element::e4m3);
     const size_t rank = extents.size();
     std::array<cuuint64_t, 3> sizes{}, strides{};
     std::array<cuuint32_t, 3> boxes{}, steps{1, 1, 1};
@@ -42,12 +46,11 @@ CUtensorMap encode(const void* data, Element element, const std::vector<int64_t>
         strides[axis] = static_cast<cuuint64_t>(bytes);  // of the next axis
     }
     CUtensorMap map{};
-    const CUresult status = encode_tiled(
-        &map,
-        element == Element::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        static_cast<cuuint32_t>(rank), const_cast<void*>(data), sizes.data(), strides.data(),
-        boxes.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult status =
+        encode_tiled(&map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data),
+                     sizes.data(), strides.data(), boxes.data(), steps.data(),
+                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS)
         throw SystemError(text("cuda: encoding a tensor map failed with code ", int(status)));
     return map;

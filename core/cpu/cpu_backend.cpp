@@ -46,9 +46,7 @@ public:
     int host_threads() const override { return threads_; }
 
     Support supports(const Problem&, const Request& request) const override {
-        if (const Element element = operand_element(request); element != Element::f32)
-            return Support::no(text("it takes f32, not ", to_string(element)));
-        return {};
+        return takes_elements(request);
     }
 
 protected:
@@ -82,7 +80,9 @@ protected:
             }
             return cpu::sparse_attention_union;
         }();
-        run(p, in.q.as<const float>(), in.k.as<const float>(), in.v.as<const float>(), ids,
+        const FloatOperands floats(p, in);
+        const AttentionInput& here = floats.view();
+        run(p, here.q.as<const float>(), here.k.as<const float>(), here.v.as<const float>(), ids,
             to.out.as<float>(), to.lse, threads_);
         cpu::add_sinks(in.sinks, to.out.as<float>(), to.lse, threads_);
     }

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/io/dataset_reader.h"
 #include "core/io/run_record.h"
 #include "core/io/unit_writer.h"
 #include "core/tensor.h"
@@ -53,15 +54,19 @@ public:
     /// Takes over the finished unit of another folder, which stays as it is. InputError where it is
     /// damaged.
     void add(const std::filesystem::path& unit_file);
-    /// What was noted of each finished unit, in the order of the results.
+    /// What was noted of each finished unit, in the order of the run.
     struct Notes {
         std::string unit;
         std::map<std::string, std::string> texts;
     };
     std::vector<Notes> notes() const;
 
-    /// Assembles all units, adds /run and /done, renames to `path`, removes the unit files.
-    void finish();
+    /// Makes a unit of the results of the files of its parts (RunRecord::joined), in their order.
+    using JoinParts =
+        std::function<void(const std::vector<std::filesystem::path>& parts, UnitWriter& to)>;
+    /// Assembles all units, adds /run and /done, renames to `path`, removes the unit files. Parts
+    /// are joined first: the results have the unit in their place.
+    void finish(const JoinParts& join = {});
     /// Leaves the units as they are, for others to assemble.
     void set_aside();
 
@@ -79,16 +84,7 @@ struct UnitFolder {
 /// Opens the one of the results `path`. InputError where there is none, or a process writes it.
 UnitFolder open_units(const std::filesystem::path& path);
 
-/// A dataset as it stands in a file.
-struct DatasetInfo {
-    std::string path;            // "/select/oracle/3/ids"
-    std::vector<int64_t> shape;  // empty: one value
-    std::string type;            // "int32", "float64", "text"
-    Describe describe;           // empty where the dataset does not say
-    bool numeric() const { return type != "text" && type != "other"; }
-};
-
-class ResultsReader {
+class ResultsReader : public DatasetReader {
 public:
     explicit ResultsReader(const std::filesystem::path& path);
     /// Of a file in memory, which `name` stands for in messages. Keeps a copy.
@@ -98,25 +94,11 @@ public:
     int64_t version() const;  // of the format
     const RunRecord& run() const;
     const std::vector<std::string>& done() const;
-    bool has(const std::string& object) const;
-    bool has(const std::string& object, const std::string& attribute) const;
-    /// Names directly under a group, ascending, numbers by value.
-    std::vector<std::string> list(const std::string& group) const;
-    /// Every dataset under a group, in natural order. InputError where groups are 32 deep.
-    std::vector<DatasetInfo> datasets(const std::string& group) const;
-    /// Streams the values of a numeric dataset of any rank from 1 as doubles, some MiB at a time.
-    using Visitor = std::function<void(std::span<const double>)>;
-    void visit(const DatasetInfo& dataset, const Visitor& visitor) const;
-    template <typename T, int Rank>
-    Tensor<T, Rank> read(const std::string& dataset) const;
-    template <typename T, int Rank>
-    Tensor<T, Rank> read_rows(const std::string& dataset, int64_t first_row, int64_t count) const;
-    double number(const std::string& object, const std::string& attribute) const;
-    std::string text(const std::string& object, const std::string& attribute) const;
 
 private:
-    struct Impl;
-    std::unique_ptr<Impl> impl_;
+    explicit ResultsReader(DatasetReader opened);
+    struct About;
+    std::unique_ptr<About> about_;
 };
 
 }  // namespace msa::io

@@ -161,6 +161,8 @@ struct ResultsWriter::Impl {
         return names;
     }
 
+    /// The units that take the place of their parts.
+    void join_parts(const JoinParts& join);
     void open(IfExists if_exists);
 };
 
@@ -235,8 +237,13 @@ void ResultsWriter::add(const std::filesystem::path& unit_file) {
 }
 
 std::vector<ResultsWriter::Notes> ResultsWriter::notes() const {
+    std::vector<std::string> names = impl_->in_order();
+    const std::vector<std::string>& run = impl_->record.units;
+    std::ranges::stable_sort(names, {}, [&](const std::string& unit) {
+        return std::find(run.begin(), run.end(), unit) - run.begin();
+    });
     std::vector<Notes> all;
-    for (const std::string& unit : impl_->in_order())
+    for (const std::string& unit : names)
         all.push_back({unit, notes_of_file(impl_->units.at(unit))});
     return all;
 }
@@ -267,9 +274,31 @@ void write_run(hid_t file, const std::filesystem::path& path, const RunRecord& r
 
 }  // namespace
 
-void ResultsWriter::finish() {
+void ResultsWriter::Impl::join_parts(const JoinParts& join) {
+    for (const auto& [whole, parts] : record.joined) {
+        MSA_CHECK(join);
+        std::vector<std::filesystem::path> files;
+        uintmax_t bytes = kAbout;
+        for (const std::string& part : parts) {
+            const auto at = units.find(part);
+            MSA_CHECK(at != units.end());
+            files.push_back(at->second);
+            bytes += std::filesystem::file_size(at->second);
+            units.erase(at);
+        }
+        const std::filesystem::path file = directory / (file_name_of_unit(whole) + ".joined");
+        UnitWriter to(std::make_unique<UnitWriter::Impl>(file, whole, [] {}));
+        reserve(to.impl_->temporary, bytes);
+        join(files, to);
+        to.finish();
+        units[whole] = file;
+    }
+}
+
+void ResultsWriter::finish(const JoinParts& join) {
     if (impl_->complete) return;
     const h5::Lock lock;
+    impl_->join_parts(join);
     const std::filesystem::path assembled = impl_->directory / "results.tmp";
     h5::Handle file = h5::create_file(assembled);
     const std::vector<std::string> names = impl_->in_order();

@@ -69,6 +69,7 @@ std::string to_json(const RunRecord& r) {
                                       {"computed_in", r.computed_in},
                                       {"captures", r.captures},
                                       {"units", r.units},
+                                      {"joined", r.joined},
                                       {"shard", r.shard},
                                       {"input_paths", r.input_paths}})
         all[name] = value;
@@ -93,6 +94,7 @@ RunRecord parse_record(const std::string& place, const std::string& text) {
         all.at("seed").get_to(r.seed);
         all.at("inputs").get_to(r.inputs);
         all.at("units").get_to(r.units);
+        r.joined = all.value("joined", r.joined);  // of shards of an earlier version: none
         all.at("input_paths").get_to(r.input_paths);
     } catch (const json::exception&) {
         throw InputError(place + ": cannot resume, its record of the run is unreadable",

@@ -28,7 +28,8 @@ struct RunRecord {
     std::string started, finished;  // ISO 8601 UTC
 
     // Of a run under way alone.
-    std::vector<std::string> units;        // all of them
+    std::vector<std::string> units;                          // all of them
+    std::map<std::string, std::vector<std::string>> joined;  // units of the results, their parts
     std::string shard;                     // "1/4": this folder gets the second quarter of them
     std::vector<std::string> input_paths;  // absolute
 };

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "core/io/h5.h"
 #include "core/io/unit_writer.h"
@@ -20,6 +21,8 @@ struct UnitWriter::Impl {
     Impl& operator=(const Impl&) = delete;
 
     h5::Place at(const std::string& object) const { return {temporary, object}; }
+    void create(const std::string& name, hid_t type, const std::vector<hsize_t>& shape,
+                const Describe& describe) const;
 
     std::filesystem::path path, temporary;
     h5::Handle file;

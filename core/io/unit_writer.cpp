@@ -17,9 +17,9 @@ std::vector<hsize_t> sizes(const std::array<int64_t, Rank>& shape) {
 }
 
 /// Chunks of about 256 KiB along the first axis; none for what is small.
-std::vector<hsize_t> chunk_of(const std::vector<hsize_t>& shape, int64_t element_size) {
+std::vector<hsize_t> chunk_of(const std::vector<hsize_t>& shape, hid_t type) {
     constexpr hsize_t kSmall = 16384, kChunk = hsize_t{1} << 18;
-    hsize_t row = static_cast<hsize_t>(element_size);
+    hsize_t row = H5Tget_size(type);
     for (size_t axis = 1; axis < shape.size(); ++axis) row *= shape[axis];
     if (row * shape[0] < kSmall) return {};
     std::vector<hsize_t> chunk = shape;
@@ -55,17 +55,20 @@ UnitWriter::UnitWriter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 UnitWriter::~UnitWriter() = default;
 UnitWriter::UnitWriter(UnitWriter&&) noexcept = default;
 
+void UnitWriter::Impl::create(const std::string& name, hid_t type,
+                              const std::vector<hsize_t>& shape, const Describe& describe) const {
+    const h5::Handle dataset =
+        h5::create_dataset(file, at(name), type, shape, chunk_of(shape, type));
+    h5::set_attribute(dataset, "axes", describe.axes);
+    h5::set_attribute(dataset, "unit", describe.unit);
+    h5::set_attribute(dataset, "description", describe.description);
+}
+
 template <typename T, int Rank>
 void UnitWriter::create(const std::string& name, const Shape<Rank>& shape,
                         const Describe& describe) {
     const h5::Lock lock;
-    const std::vector<hsize_t> extents = sizes(shape);
-    const h5::Handle type = h5::native_type<T>();
-    const h5::Handle dataset = h5::create_dataset(impl_->file, impl_->at(name), type, extents,
-                                                  chunk_of(extents, int64_t{sizeof(T)}));
-    h5::set_attribute(dataset, "axes", describe.axes);
-    h5::set_attribute(dataset, "unit", describe.unit);
-    h5::set_attribute(dataset, "description", describe.description);
+    impl_->create(name, h5::native_type<T>(), sizes(shape), describe);
 }
 
 template <typename T, int Rank>

@@ -14,6 +14,8 @@ struct Describe {
     std::string axes, unit, description;
 };
 
+class DatasetReader;
+
 /// The datasets of one unit, a file of its own. Several may be written at a time, each by a thread
 /// of its own. A unit that is not finished leaves nothing.
 class UnitWriter {
@@ -35,6 +37,14 @@ public:
     void attribute(const std::string& object, const std::string& name, double value);
     void attribute(const std::string& object, const std::string& name, int64_t value);
     void attribute(const std::string& object, const std::string& name, const std::string& value);
+
+    /// Makes `dataset` with `rows` rows, in all else like the one of another file.
+    void create_like(const DatasetReader& other, const std::string& dataset, int64_t rows);
+    /// Copies all rows of the `dataset` of another file to where they begin in this one, some MiB
+    /// at a time.
+    void copy_rows(const DatasetReader& from, const std::string& dataset, int64_t first_row);
+    /// Copies a group or dataset of another file as it is, into groups made on the way.
+    void copy(const DatasetReader& from, const std::string& object);
 
     /// What is to be known of how the unit was made (ResultsWriter::notes); not in the results.
     void note(const std::string& name, const std::string& text);

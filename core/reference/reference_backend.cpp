@@ -80,8 +80,7 @@ public:
     int host_threads() const override { return threads_; }
 
     Support supports(const Problem&, const Request& request) const override {
-        if (const Element element = operand_element(request); element != Element::f32)
-            return Support::no(text("it takes f32, not ", to_string(element)));
+        if (Support taken = takes_elements(request); !taken.yes) return taken;
         const LoopOrder order = loop_order(request);
         if (order != LoopOrder::q_outer && order != LoopOrder::automatic)
             return Support::no("it has the q_outer order only");
@@ -112,7 +111,8 @@ protected:
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder) override {
-        reference::sparse_attention(p, main_branch(in), ids, to.out.as<float>(), to.lse);
+        const FloatOperands floats(p, in);
+        reference::sparse_attention(p, main_branch(floats.view()), ids, to.out.as<float>(), to.lse);
     }
     void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
                                  const AttentionSaved& saved,

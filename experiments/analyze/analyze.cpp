@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "core/select/selector.h"
+#include "experiments/analyze/join.h"
 #include "experiments/analyze/layer.h"
 #include "experiments/analyze/options.h"
 #include "experiments/analyze/summary.h"
@@ -49,14 +50,14 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 
     UnitRun job("msa-analyze", args, o, inputs_of(o, o), {"summary.json", "metrics.csv"}, err);
     job.describe(option_table(o), metric_definitions(note), *backend, file, o.element);
-    job.begin(layer_units(
-        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
-            const std::vector<int64_t> queries =
-                choose_queries(o, file.info().cu_seqlens, layer.layer);
-            analyze_layer(o, file, layer, queries, worker, to);
+    job.begin(query_units(
+        file, o.layers, o.unit_queries,
+        [&](int64_t layer) { return std::ssize(choose_queries(o, file.info().cu_seqlens, layer)); },
+        [&](const LayerPart& part, const Worker& worker, io::UnitWriter& to) {
+            analyze_part(o, file, part, worker, to);
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
-    complete({job.finish(), o.out, o.files, o.json, 0, out});
+    complete({job.finish(join_layer), o.out, o.files, o.json, 0, out});
     return 0;
 }
 

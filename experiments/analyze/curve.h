@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "analysis/recall.h"
@@ -15,14 +16,19 @@ namespace msa::experiments::analyze {
 /// Mean mass kept against the number of selected blocks.
 class Curve {
 public:
-    Curve(const Problem& p, const SelectionRule& rule) {
-        for (int64_t k = 1; k < p.blocks(); k *= 2) ks_.push_back(k);
-        ks_.push_back(std::max<int64_t>(1, p.blocks()));
-        ks_.push_back(rule.top_k);
-        std::erase_if(ks_, [&](int64_t k) { return k < rule.forced_local + rule.forced_first; });
-        std::sort(ks_.begin(), ks_.end());
-        ks_.erase(std::unique(ks_.begin(), ks_.end()), ks_.end());
-        means_.resize(ks_.size());
+    /// The numbers of blocks, ascending.
+    explicit Curve(std::vector<int64_t> ks) : ks_(std::move(ks)), means_(ks_.size()) {}
+
+    /// Powers of two, all blocks, and the rule's own k.
+    static std::vector<int64_t> points(const Problem& p, const SelectionRule& rule) {
+        std::vector<int64_t> ks;
+        for (int64_t k = 1; k < p.blocks(); k *= 2) ks.push_back(k);
+        ks.push_back(std::max<int64_t>(1, p.blocks()));
+        ks.push_back(rule.top_k);
+        std::erase_if(ks, [&](int64_t k) { return k < rule.forced_local + rule.forced_first; });
+        std::sort(ks.begin(), ks.end());
+        ks.erase(std::unique(ks.begin(), ks.end()), ks.end());
+        return ks;
     }
 
     void add(Backend& backend, const Problem& p, SelectionRule rule,
@@ -39,6 +45,10 @@ public:
                                });
         }
     }
+
+    const std::vector<int64_t>& ks() const { return ks_; }
+    analysis::State state() const { return analysis::state_of(means_); }
+    void join(const analysis::State& state) { analysis::join_means(means_, state); }
 
     void write(io::UnitWriter& to, const std::string& group) const {
         const auto n = static_cast<int64_t>(ks_.size());

@@ -5,20 +5,13 @@
 #include <cmath>
 #include <numeric>
 
-#include "analysis/entropy.h"
-#include "analysis/metrics.h"
-#include "analysis/output_error.h"
-#include "analysis/popularity.h"
 #include "analysis/query_blocks.h"
-#include "analysis/recall.h"
-#include "analysis/sink.h"
 #include "core/select/selector.h"
 #include "core/tolerance.h"
-#include "experiments/analyze/curve.h"
+#include "experiments/analyze/sums.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/block_intervals.h"
 #include "experiments/driver/layers.h"
-#include "experiments/driver/metrics.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
@@ -31,43 +24,37 @@ using io::Field;
 
 constexpr int64_t kDeviceChunkBytes = int64_t{1} << 30;
 
-/// Everything that is kept of one selector while the chunks go by.
+/// A selector, whose sums have the same number.
 struct Config {
     std::unique_ptr<Selector> selector;
     SelectionRule rule;
-    Curve curve;
-    analysis::Recall recall;
-    analysis::OutputError output_error;
-    analysis::SinkMass sink;
-    analysis::Entropy entropy;
-    analysis::Popularity popularity;
-    analysis::BlockMeans block_means;  // of the recalls
 };
 
 class LayerAnalysis {
 public:
     LayerAnalysis(const AnalyzeOptions& options, const io::ActivationsReader& file,
-                  const io::LayerInfo& info, const std::vector<int64_t>& tokens, Backend& backend,
+                  const LayerPart& part, const std::vector<int64_t>& tokens, Backend& backend,
                   io::UnitWriter& to)
         : o_(options),
           tokens_(tokens),
           backend_(backend),
           to_(to),
-          info_(info),
-          name_(std::to_string(info.layer)),
-          whole_(io::layer_problem(file.info(), info, options.block_size)),
+          info_(part.layer),
+          part_(part.queries),
+          name_(std::to_string(info_.layer)),
+          whole_(io::layer_problem(file.info(), info_, options.block_size)),
           all_(whole_.with_query_rows(tokens)),
           blocks_(analysis::query_blocks(
               all_, analysis::row_kinds(all_, options.rule.top_k, options.all_rows), kBlockTokens)),
-          elements_(layer_elements(backend, info, options.element)),
-          reader_(file, info, elements_),
+          elements_(layer_elements(backend, info_, options.element)),
+          reader_(file, info_, elements_),
           host_k_(reader_.all(Field::k)),
           host_v_(reader_.all(Field::v)),
           host_index_k_(reader_.all(Field::index_k)),
           k_(backend, host_view(host_k_), elements_.main.computed),
           v_(backend, host_view(host_v_), elements_.main.computed),
           index_k_(backend, rows_of(host_index_k_), elements_.index.computed),
-          host_sinks_(io::layer_sinks(info)),
+          host_sinks_(io::layer_sinks(info_)),
           sinks_(backend, host_sinks_),
           layer_{.problem = whole_,
                  .backend = backend,
@@ -77,25 +64,18 @@ public:
                  .seed = options.seed,
                  .read_learned = reader_.learned(),
                  .sinks = sinks_.view()},
-          oracle_curve_(whole_, options.rule),
-          dense_sink_(whole_.query_heads, options.sink_tokens),
-          dense_entropy_(whole_.query_heads),
-          first_block_(static_cast<size_t>(whole_.kv_heads)) {
+          sums_({whole_.query_heads, whole_.kv_heads, whole_.block_size, block_starts(whole_),
+                 blocks_.count(), options.sink_tokens, options.oracle_without_local},
+                Curve::points(whole_, options.rule)) {
         for (const std::string& selector : options.selectors) {
             std::unique_ptr<Selector> made = make_selector(selector);
             const SelectionRule rule = made->adjust(options.rule, 0);
             needs_logits_ |= made->needs().max_logit;
             made->prepare(layer_);
-            configs_.push_back(
-                {std::move(made),
-                 rule,
-                 Curve(whole_, rule),
-                 analysis::Recall(whole_.kv_heads, {options.oracle_without_local}),
-                 analysis::OutputError(whole_.query_heads),
-                 analysis::SinkMass(whole_.query_heads, options.sink_tokens),
-                 analysis::Entropy(whole_.query_heads),
-                 analysis::Popularity(whole_),
-                 {blocks_.count(), std::ssize(analysis::Recall::kColumns) * whole_.kv_heads}});
+            sums_.selectors.emplace_back(
+                sums_.sizes, SelectorAbout{made->label(), made->name() == "oracle", rule.top_k,
+                                           Curve::points(whole_, rule)});
+            configs_.push_back({std::move(made), rule});
         }
         needs_logits_ |= options.oracle_by_logit;
         create_datasets();
@@ -110,26 +90,27 @@ public:
         return std::clamp<int64_t>(bytes / (per_block + per_head), 1, 4096);
     }
 
+    /// Of the analysed queries, some of this part.
     void add(QueryRange range);
-    void write() const;
+    /// What is known at the end: the datasets of the layer, or of a part of it its sums.
+    void write(bool is_whole) const;
 
 private:
-    void write_popularity(const Config& config, const std::string& dataset) const;
     void create_datasets();
-    void add_config(Config& config, const SelectorChunk& chunk, In<3> q, QueryRange range,
-                    const std::vector<RowKind>& kinds, const Attention& dense,
+    void add_config(const Config& config, SelectorSums& sums, const SelectorChunk& chunk, In<3> q,
+                    QueryRange range, const std::vector<RowKind>& kinds, const Attention& dense,
                     View<const int32_t, 3> oracle_ids);
     void write_queries() const;
     void write_sizes() const;
-    void write_dense() const;
-    void write_config(const Config& config) const;
-    void count_rows(const std::string& group) const;
+    /// The row of a query in the datasets of this part.
+    int64_t row(int64_t query) const { return query - part_.begin; }
 
     const AnalyzeOptions& o_;
     const std::vector<int64_t>& tokens_;
     Backend& backend_;
     io::UnitWriter& to_;
     const io::LayerInfo& info_;
+    QueryRange part_;  // of the analysed queries
     std::string name_;
     Problem whole_, all_;  // all tokens as queries; the analysed queries
     analysis::QueryBlocks blocks_;
@@ -141,18 +122,14 @@ private:
     Tensor<float, 1> host_sinks_;
     Sinks sinks_;
     SelectorLayer layer_;
-    Curve oracle_curve_;
-    analysis::SinkMass dense_sink_;
-    analysis::Entropy dense_entropy_;
-    std::vector<analysis::Mean> first_block_;
+    LayerSums sums_;
     std::vector<Config> configs_;
     bool needs_logits_ = false;
-    int64_t counted_ = 0, trivial_ = 0;
     double q_norm_ = 0;  // the largest of the analysed queries
 };
 
 void LayerAnalysis::create_datasets() {
-    const int64_t n = all_.queries();
+    const int64_t n = part_.end - part_.begin;
     const io::Describe scores{"query,group,block", "1", "block scores"};
     for (const Config& config : configs_) {
         const std::string at = "/" + config.selector->label() + "/" + name_;
@@ -187,14 +164,13 @@ void LayerAnalysis::add(QueryRange range) {
     const Operand<3> q(backend_, host_view(host_q), elements_.main.computed);
     q_norm_ = std::max(q_norm_, largest_norm(host_q.view()));
     const std::vector<RowKind> kinds = analysis::row_kinds(p, o_.rule.top_k, o_.all_rows);
-    counted_ += std::count(kinds.begin(), kinds.end(), RowKind::counted);
-    trivial_ += std::count(kinds.begin(), kinds.end(), RowKind::trivial);
+    sums_.dense.rows.add(kinds);
 
     // The dense pass, shared by all selectors.
     const Attention dense = attend(backend_, p, {q, k_, v_, sinks_}, {});
     const Attention mean_key = attend(backend_, p, {q, k_, k_, sinks_}, {});
-    dense_sink_.add(p, host_q, host_k_, dense.lse, {});
-    dense_entropy_.add(p, host_q, mean_key.out, dense.lse, host_sinks_);
+    sums_.dense.sink.add(p, host_q, host_k_, dense.lse, {});
+    sums_.dense.entropy.add(p, host_q, mean_key.out, dense.lse, host_sinks_);
     const Tensor<float, 3> host_index_q = reader_.rows(Field::index_q, tokens);
     const Operand<3> index_q(backend_, host_view(host_index_q), elements_.index.computed);
     const SelectorChunk chunk(
@@ -202,25 +178,23 @@ void LayerAnalysis::add(QueryRange range) {
         host_index_k_.data() == nullptr ? Mirror<3>() : Mirror<3>(backend_, index_q.view()),
         needs_logits_);
     const View<const float, 3> mass = chunk.mass().host();
-    for (int64_t i = 0; i < p.queries(); ++i)
-        if (kinds[static_cast<size_t>(i)] != RowKind::blind)
-            for (int64_t r = 0; r < p.kv_heads; ++r)
-                first_block_[static_cast<size_t>(r)].add(mass(i, r, 0));
+    sums_.dense.first_block.add(kinds, mass);
     if (o_.dumps("outputs")) {
-        to_.write_rows<float, 3>("/outputs/dense/" + name_ + "/out", range.begin, dense.out);
-        to_.write_rows<float, 2>("/outputs/dense/" + name_ + "/lse", range.begin, dense.lse);
+        to_.write_rows<float, 3>("/outputs/dense/" + name_ + "/out", row(range.begin), dense.out);
+        to_.write_rows<float, 2>("/outputs/dense/" + name_ + "/lse", row(range.begin), dense.lse);
     }
-    if (o_.dumps("mass")) to_.write_rows<float, 3>("/mass/" + name_, range.begin, mass);
+    if (o_.dumps("mass")) to_.write_rows<float, 3>("/mass/" + name_, row(range.begin), mass);
 
     const Tensor<int32_t, 3> oracle_ids = pick(
         backend_, p, o_.rule, (o_.oracle_by_logit ? chunk.max_logit() : chunk.mass()).floats());
-    oracle_curve_.add(backend_, p, o_.rule, kinds, chunk.mass().floats(), mass);
+    sums_.dense.oracle_curve.add(backend_, p, o_.rule, kinds, chunk.mass().floats(), mass);
 
-    for (Config& config : configs_) add_config(config, chunk, q, range, kinds, dense, oracle_ids);
+    for (size_t n = 0; n < configs_.size(); ++n)
+        add_config(configs_[n], sums_.selectors[n], chunk, q, range, kinds, dense, oracle_ids);
 }
 
-void LayerAnalysis::add_config(Config& config, const SelectorChunk& chunk, In<3> q,
-                               QueryRange range, const std::vector<RowKind>& kinds,
+void LayerAnalysis::add_config(const Config& config, SelectorSums& sums, const SelectorChunk& chunk,
+                               In<3> q, QueryRange range, const std::vector<RowKind>& kinds,
                                const Attention& dense, View<const int32_t, 3> oracle_ids) {
     const Problem& p = chunk.problem;
     const std::string at = "/" + config.selector->label() + "/" + name_;
@@ -234,43 +208,47 @@ void LayerAnalysis::add_config(Config& config, const SelectorChunk& chunk, In<3>
     const Attention sparse = attend(backend_, p, {q, k_, v_, sinks_}, backend_ids);
     const Attention mean_key = attend(backend_, p, {q, k_, k_, sinks_}, backend_ids);
 
-    config.recall.add(p, kinds, ids, oracle_ids, mass);
-    config.block_means.add(
+    sums.recall.add(p, kinds, ids, oracle_ids, mass);
+    sums.block_means.add(
         std::span(blocks_.of_query).subspan(static_cast<size_t>(range.begin), kinds.size()),
-        config.recall.measure(p, kinds, ids, oracle_ids, mass));
-    config.output_error.add(kinds, sparse.out, dense.out);
-    config.sink.add(p, host_q, host_k_, sparse.lse, ids);
-    config.entropy.add(p, host_q, mean_key.out, sparse.lse, host_sinks_);
-    config.popularity.add(p, ids);
-    config.curve.add(backend_, p, config.rule, kinds, scores.floats(), mass);
+        sums.recall.measure(p, kinds, ids, oracle_ids, mass));
+    sums.output_error.add(kinds, sparse.out, dense.out);
+    sums.sink.add(p, host_q, host_k_, sparse.lse, ids);
+    sums.entropy.add(p, host_q, mean_key.out, sparse.lse, host_sinks_);
+    sums.popularity.add(p, ids);
+    sums.curve.add(backend_, p, config.rule, kinds, scores.floats(), mass);
 
-    to_.write_rows<int32_t, 3>("/select" + at + "/ids", range.begin, ids);
-    if (o_.dumps("scores")) to_.write_rows<float, 3>("/scores" + at, range.begin, scores.host());
+    to_.write_rows<int32_t, 3>("/select" + at + "/ids", row(range.begin), ids);
+    if (o_.dumps("scores"))
+        to_.write_rows<float, 3>("/scores" + at, row(range.begin), scores.host());
     if (o_.dumps("outputs")) {
-        to_.write_rows<float, 3>("/outputs" + at + "/out", range.begin, sparse.out);
-        to_.write_rows<float, 2>("/outputs" + at + "/lse", range.begin, sparse.lse);
+        to_.write_rows<float, 3>("/outputs" + at + "/out", row(range.begin), sparse.out);
+        to_.write_rows<float, 2>("/outputs" + at + "/lse", row(range.begin), sparse.lse);
     }
 }
 
-void LayerAnalysis::write() const {
+void LayerAnalysis::write(bool is_whole) const {
     write_queries();
     write_sizes();
-    write_dense();
     write_query_blocks(to_, "/query_blocks/" + name_, blocks_);
-    for (const Config& config : configs_) write_config(config);
+    if (is_whole)
+        sums_.write(to_, name_);
+    else
+        sums_.store(to_);
 }
 
 void LayerAnalysis::write_queries() const {
-    const auto n = static_cast<int64_t>(tokens_.size());
+    const Problem p = all_.with_queries(part_);
+    const Shape<1> shape{p.queries()};
     std::vector<int64_t> position;
-    for (const KeyRange& seen : visible_keys(all_)) position.push_back(seen.count - 1);
-    const std::vector<int64_t> sequence = query_sequences(all_);
+    for (const KeyRange& seen : visible_keys(p)) position.push_back(seen.count - 1);
+    const std::vector<int64_t> sequence = query_sequences(p);
     const std::string queries = "/queries/" + name_;
-    to_.write<int64_t, 1>(queries + "/token", {tokens_.data(), {n}},
+    to_.write<int64_t, 1>(queries + "/token", {tokens_.data() + part_.begin, shape},
                           {"query", "token", "packed token index of each analysed query"});
-    to_.write<int64_t, 1>(queries + "/position", {position.data(), {n}},
+    to_.write<int64_t, 1>(queries + "/position", {position.data(), shape},
                           {"query", "token", "position in its sequence"});
-    to_.write<int64_t, 1>(queries + "/sequence", {sequence.data(), {n}},
+    to_.write<int64_t, 1>(queries + "/sequence", {sequence.data(), shape},
                           {"query", "sequence", "sequence of each analysed query"});
 }
 
@@ -284,60 +262,6 @@ void LayerAnalysis::write_sizes() const {
                   mass_bound(logit, static_cast<double>(whole_.batch.longest_keys())));
 }
 
-void LayerAnalysis::count_rows(const std::string& group) const {
-    to_.attribute(group, "rows_counted", counted_);
-    to_.attribute(group, "rows_trivial", trivial_);
-}
-
-void LayerAnalysis::write_dense() const {
-    const std::string dense_group = "/metrics/dense/" + name_;
-    Metrics dense(to_, dense_group);
-    dense.add("sink_mass_dense", dense_sink_.first_token(), "sink_mass");
-    dense.add("sink_mass_first_tokens", dense_sink_.first_tokens());
-    dense.add("sink_mass_first_block", analysis::values(first_block_));
-    dense.add("entropy_dense", dense_entropy_.nats(), "entropy");
-    count_rows(dense_group);
-    oracle_curve_.write(to_, "/curves/oracle/" + name_);
-}
-
-void LayerAnalysis::write_config(const Config& config) const {
-    const std::string at = "/" + config.selector->label() + "/" + name_;
-    Metrics metrics(to_, "/metrics" + at);
-    metrics.add("block_recall", config.recall.block_recall());
-    metrics.add("score_recall", config.recall.score_recall());
-    metrics.add("mass_kept", config.recall.mass_kept());
-    metrics.add("oracle_mass", config.recall.oracle_mass());
-    metrics.add_with_mean("output_error", config.output_error.relative(),
-                          config.output_error.mean());
-    to_.attribute("/metrics" + at, "dead_heads", config.output_error.dead_heads());
-    metrics.add("sink_mass_sparse", config.sink.first_token());
-    metrics.add("entropy_sparse", config.entropy.nats());
-    count_rows("/metrics" + at);
-    if (config.selector->name() != "oracle") config.curve.write(to_, "/curves" + at);
-
-    const auto& columns = analysis::Recall::kColumns;
-    write_block_means(to_, "/blocks" + at, config.block_means, blocks_.count(), whole_.kv_heads,
-                      {std::begin(columns), std::end(columns)});
-    write_popularity(config, "/popularity" + at + "/queries_per_block");
-}
-
-void LayerAnalysis::write_popularity(const Config& config, const std::string& dataset) const {
-    const View<const int64_t, 2> counts = config.popularity.queries_per_block();
-    const analysis::Metric& of = analysis::metric("queries_per_block");
-    to_.write<int64_t, 2>(dataset, counts, {of.axis, of.unit, of.definition});
-    double gini = 0, fill = 0;
-    int64_t chunks = 0;
-    for (int64_t r = 0; r < whole_.kv_heads; ++r) {
-        gini += analysis::gini(counts[r]) / static_cast<double>(whole_.kv_heads);
-        fill += analysis::mma_fill(counts[r], whole_.group_size()) /
-                static_cast<double>(whole_.kv_heads);
-        chunks += analysis::chunks(counts[r], config.rule.top_k, whole_.block_size);
-    }
-    to_.attribute(dataset, "gini", gini);
-    to_.attribute(dataset, "mma_fill", fill);
-    to_.attribute(dataset, "chunks", chunks);
-}
-
 }  // namespace
 
 std::vector<int64_t> choose_queries(const AnalyzeOptions& o, const std::vector<int64_t>& cu_seqlens,
@@ -345,23 +269,24 @@ std::vector<int64_t> choose_queries(const AnalyzeOptions& o, const std::vector<i
     return sampled_queries(o, cu_seqlens, layer, o.seed);
 }
 
-void analyze_layer(const AnalyzeOptions& o, const io::ActivationsReader& file,
-                   const io::LayerInfo& layer, const std::vector<int64_t>& tokens,
-                   const Worker& worker, io::UnitWriter& to, int64_t chunk_queries) {
-    LayerAnalysis analysis(o, file, layer, tokens, worker.backend, to);
-    if (layer.own_attention.contains("softcap"))
-        worker.err << "note: layer " << layer.layer
+void analyze_part(const AnalyzeOptions& o, const io::ActivationsReader& file, const LayerPart& part,
+                  const Worker& worker, io::UnitWriter& to, int64_t chunk_queries) {
+    const int64_t layer = part.layer.layer;
+    const std::vector<int64_t> tokens = choose_queries(o, file.info().cu_seqlens, layer);
+    LayerAnalysis analysis(o, file, part, tokens, worker.backend, to);
+    if (part.queries.begin == 0 && part.layer.own_attention.contains("softcap"))
+        worker.err << "note: layer " << layer
                    << " caps its logits: its entropies are not computed\n";
-    const auto queries = static_cast<int64_t>(tokens.size());
     const int64_t step = chunk_queries > 0 ? chunk_queries : analysis.chunk_queries();
-    Progress progress(worker.progress, text("layer ", layer.layer), queries, "queries");
-    for (int64_t begin = 0; begin < queries; begin += step) {
+    Progress progress(worker.progress, part.name(), part.queries.end - part.queries.begin,
+                      "queries");
+    for (int64_t begin = part.queries.begin; begin < part.queries.end; begin += step) {
         stop_if_asked();
-        const QueryRange range{begin, std::min(begin + step, queries)};
+        const QueryRange range{begin, std::min(begin + step, part.queries.end)};
         analysis.add(range);
         progress.advance(range.end - range.begin);
     }
-    analysis.write();
+    analysis.write(part.is_whole);
 }
 
 }  // namespace msa::experiments::analyze

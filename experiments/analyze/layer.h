@@ -15,11 +15,12 @@ namespace msa::experiments::analyze {
 std::vector<int64_t> choose_queries(const AnalyzeOptions&, const std::vector<int64_t>& cu_seqlens,
                                     int64_t layer);
 
-/// Analyses `layer` at the queries of `tokens` and writes its datasets to the unit. The
-/// results do not depend on how the queries are cut into chunks of at most `chunk_queries`
-/// (0: as many as fit into a fixed memory budget). Throws Interrupted when a stop is requested.
-void analyze_layer(const AnalyzeOptions&, const io::ActivationsReader&, const io::LayerInfo& layer,
-                   const std::vector<int64_t>& tokens, const Worker&, io::UnitWriter&,
-                   int64_t chunk_queries = 0);
+/// Analyses a layer at these of its queries (choose_queries) and writes its datasets to the unit,
+/// or of a part of the layer what join_layer (join.h) makes them of. Keys and values are those of
+/// the whole layer. The results do not depend on how the queries are cut into chunks of at most
+/// `chunk_queries` (0: as many as fit into a fixed memory budget). Throws Interrupted when a stop
+/// is requested.
+void analyze_part(const AnalyzeOptions&, const io::ActivationsReader&, const LayerPart&,
+                  const Worker&, io::UnitWriter&, int64_t chunk_queries = 0);
 
 }  // namespace msa::experiments::analyze

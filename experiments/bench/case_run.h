@@ -28,6 +28,8 @@ private:
 
     /// Does the case have the stages of analysis and training?
     bool studied() const;
+    /// Does it have those of training? No gradient takes e4m3.
+    bool trained() const { return studied() && o_.sizes.element != Element::e4m3; }
     /// Do its stages of training take index operands of this element, which is the attention's?
     bool trains(size_t element) const;
     /// False, and a skipped measurement, where the work is refused for want of memory or support.

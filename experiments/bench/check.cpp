@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
+#include "core/e4m3_tolerance.h"
 #include "core/random.h"
 #include "core/reference/reference_backend.h"
 #include "core/tolerance.h"
@@ -27,10 +29,26 @@ std::vector<int32_t> union_of(View<const int32_t, 3> ids) {
     return blocks;
 }
 
-/// Of an element of out whose values, by magnitude, have the attention-weighted mean `magnitude`.
-double out_bound(double logit, double keys, double magnitude, Element element) {
-    return attention_bound(logit, keys, magnitude, element, element) +
-           slot_bound(element, magnitude);
+/// Of an element of out whose values, by magnitude, have the attention-weighted mean `magnitude`
+/// and are at most `largest`.
+double out_bound(const Problem& p, double logit, double magnitude, double largest, Element operands,
+                 Element stored) {
+    const auto keys = static_cast<double>(p.keys());
+    const double slots = slot_bound(stored, magnitude);
+    if (operands != Element::e4m3)
+        return attention_bound(logit, keys, magnitude, operands, stored) + slots;
+    return e4m3_attention_bound(logit, keys, magnitude, largest, static_cast<double>(p.block_size),
+                                stored) +
+           slots;
+}
+
+/// Rows of the reference take the values that e4m3 operands stand for.
+void scale_row(Backend& backend, const Tensor<float, 2>& scales, int64_t at, View<float, 3> rows) {
+    if (scales.data() == nullptr) return;
+    const Tensor<float, 2> own = backend.download(scales.view().slice(at, 1));
+    for (int64_t t = 0; t < rows.extent(0); ++t)
+        for (int64_t h = 0; h < rows.extent(1); ++h)
+            for (int64_t d = 0; d < rows.extent(2); ++d) rows(t, h, d) *= own(0, h);
 }
 
 /// Of index scores that are rounded to float.
@@ -168,21 +186,24 @@ void Checker::answer(std::vector<AttentionRow> rows) {
 }
 
 int64_t Checker::compare_attention(const char* stage, const Layer& layer) const {
-    const Element element = layer.q.element();
+    const Element element = layer.q.element(), stored = layer.out.element();
     for (const AttentionRow& row : answers_) {
         const Problem& p = row.problem;
         const Tensor<float, 3> out = fetch(backend_, layer.out, row.query, 1);
         const Tensor<float, 2> lse = backend_.download(layer.lse.view().slice(row.query, 1));
         const float* const got = out.data() + row.head * p.head_dim;
         const double q = largest_norm<3>(row.q), k = largest_norm<3>(row.k);
-        const double logit = logit_bound(p.softmax_scale(), q, k, p.head_dim);
+        const double logit = element == Element::e4m3
+                                 ? e4m3_logit_bound(p.softmax_scale(), q, k, p.head_dim)
+                                 : logit_bound(p.softmax_scale(), q, k, p.head_dim);
+        const double value = largest(row.v);
         const auto keys = static_cast<double>(p.keys());
         const double bound = lse_bound(logit, keys, p.softmax_scale() * q * k + std::log(keys));
         std::string fault = difference("lse of head", lse.data() + row.head, row.lse.data(),
                                        row.lse.size(), [&](int64_t) { return bound; });
         if (fault.empty())
             fault = difference("out", got, row.want.data(), row.want.size(), [&](int64_t i) {
-                return out_bound(logit, keys, row.magnitude.data()[i], element);
+                return out_bound(p, logit, row.magnitude.data()[i], value, element, stored);
             });
         if (!fault.empty()) fail(stage, row.query, fault);
     }
@@ -203,12 +224,18 @@ Checker::AttentionRow Checker::selected_row(const Layer& layer, int64_t query, K
     row.query = query;
     row.problem = one_query(keys);
     row.q = fetch(backend_, layer.q, query, 1);
+    scale_row(backend_, layer.q_scales, query, row.q);
+    const auto sequence =
+        static_cast<size_t>(query_sequences(case_.problem)[static_cast<size_t>(query)]);
+    const int64_t first_block = block_starts(case_.problem)[sequence];
     row.k = Tensor<float, 3>({keys, row.problem.kv_heads, row.problem.head_dim});
     row.v = Tensor<float, 3>(row.k.shape());
     for (size_t n = 0; n < blocks.size(); ++n) {
         const int64_t first = seen.first + blocks[n] * size, count = tokens(blocks[n]);
-        for (const auto& [from, to] : {std::pair{&layer.k, &row.k}, {&layer.v, &row.v}}) {
-            const Tensor<float, 3> block = fetch(backend_, *from, first, count);
+        for (const auto& [from, scales, to] :
+             {std::tuple{&layer.k, &layer.k_scales, &row.k}, {&layer.v, &layer.v_scales, &row.v}}) {
+            Tensor<float, 3> block = fetch(backend_, *from, first, count);
+            scale_row(backend_, *scales, first_block + blocks[n], block);
             std::copy_n(block.data(), block.size(),
                         to->view().slice(static_cast<int64_t>(n) * size, count).data());
         }

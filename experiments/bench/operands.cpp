@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kStaging = int64_t{1} << 24;  // bytes that are made on the host at a time
 
 /// The streams of random numbers.
-enum class Stream : int64_t { q = 301, k, v, index_q, index_k, scores, d_out };
+enum class Stream : int64_t { q = 301, k, v, index_q, index_k, scores, d_out, scales };
 
 std::vector<char> encoded(std::span<const float> values, Element element) {
     std::vector<char> stored(values.size() * static_cast<size_t>(element_bytes(element)));
@@ -69,6 +69,26 @@ void fill_noise(Backend& backend, const Stored<Rank>& to, uint64_t seed, Stream 
     }
 }
 
+/// Scales of e4m3 operands; none of others.
+void fill_scales(Backend& backend, const Case& c, Layer& layer, uint64_t seed) {
+    const uint64_t key = mix(seed, static_cast<int64_t>(Stream::scales));
+    for (Tensor<float, 2>* scales : {&layer.q_scales, &layer.k_scales, &layer.v_scales}) {
+        if (scales->data() == nullptr) continue;
+        Tensor<float, 2> host(scales->shape());
+#pragma omp parallel for
+        for (int64_t i = 0; i < host.size(); ++i)
+            host.data()[i] =
+                c.captured ? 1.0F : 0.5F + static_cast<float>(mix(key, i) % 1024) / 2048;
+        backend.copy(scales->data(), backend.space(), host.data(), Space::host,
+                     host.size() * int64_t{sizeof(float)});
+    }
+}
+
+/// How many floats the scales of e4m3 operands take.
+int64_t scale_count(const Problem& p) {
+    return p.queries() * p.query_heads + 2 * block_starts(p).back() * p.kv_heads;
+}
+
 /// Stripes for the slots that sink and diagonal leave, so that hardly any is left to noise.
 Pattern pattern_of(const Case& c, uint64_t seed) {
     Pattern pattern;
@@ -120,6 +140,11 @@ void copy_stored(Backend& backend, const Stored<Rank>& from, const Stored<Rank>&
 
 }  // namespace
 
+Element output_element(const BenchOptions& o) {
+    if (o.sizes.element != Element::e4m3) return o.sizes.element;
+    return o.on_gpu() ? Element::bf16 : Element::f32;
+}
+
 int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
     const Problem& p = c.problem;
     int64_t bytes = 0;
@@ -129,9 +154,12 @@ int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
         bytes += int64_t{sizeof(int32_t)} * p.queries() * p.kv_heads * c.top_k;
     }
     if (parts.attention)
-        bytes += 2 * element_bytes(o.sizes.element) *
-                     (p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim +
+        bytes += element_bytes(o.sizes.element) *
+                     (p.queries() * p.query_heads + 2 * p.keys() * p.kv_heads) * p.head_dim +
+                 element_bytes(output_element(o)) * p.queries() * p.query_heads * p.head_dim +
                  int64_t{sizeof(float)} * p.queries() * p.query_heads;
+    if (parts.attention && o.sizes.element == Element::e4m3)
+        bytes += int64_t{sizeof(float)} * scale_count(p);
     if (parts.gradient)
         bytes += 2 * element_bytes(o.sizes.element) *
                  (p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim;
@@ -150,8 +178,14 @@ Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Par
         layer.q = {backend, queries, o.sizes.element};
         layer.k = {backend, keys, o.sizes.element};
         layer.v = {backend, keys, o.sizes.element};
-        layer.out = {backend, queries, o.sizes.element};
+        layer.out = {backend, queries, output_element(o)};
         layer.lse = backend.make<float, 2>({p.queries(), p.query_heads});
+        if (o.sizes.element == Element::e4m3) {
+            const Shape<2> blocks{block_starts(p).back(), p.kv_heads};
+            layer.q_scales = backend.make<float, 2>({p.queries(), p.query_heads});
+            layer.k_scales = backend.make<float, 2>(blocks);
+            layer.v_scales = backend.make<float, 2>(blocks);
+        }
     }
     if (parts.gradient) {
         layer.d_out = {backend, queries, o.sizes.element};
@@ -174,6 +208,7 @@ Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Par
 }
 
 void fill_attention(Backend& backend, const Case& c, Layer& layer, uint64_t seed) {
+    fill_scales(backend, c, layer, seed);
     if (c.captured) {
         const QueryRange all{0, c.problem.keys()};
         fill_from<3>(backend, {layer.q}, c.captured, io::Field::q, all, 0);
@@ -221,6 +256,10 @@ void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) 
         copy_stored(backend, from.q, to.q);
         copy_stored(backend, from.k, to.k);
         copy_stored(backend, from.v, to.v);
+        for (auto scales : {&Layer::q_scales, &Layer::k_scales, &Layer::v_scales})
+            if (const Tensor<float, 2>& have = from.*scales; have.size() > 0)
+                backend.copy((to.*scales).data(), backend.space(), have.data(), backend.space(),
+                             have.size() * int64_t{sizeof(float)});
     }
     if (parts.gradient) copy_stored(backend, from.d_out, to.d_out);
     if (parts.index) {

@@ -55,17 +55,21 @@ struct IndexOperands {
 struct Layer {
     Stored<3> q, k, v, out;
     Tensor<float, 2> lse;
+    Tensor<float, 2> q_scales, k_scales, v_scales;  // of e4m3 operands: of rows, and of blocks
     Stored<3> d_out, d_q, d_k, d_v;
     std::vector<IndexOperands> index;  // of each element
     Tensor<int32_t, 3> ids;
     Tensor<float, 2> index_lse, d_index_k;  // of index_kl, whose main_lse is lse
     Tensor<float, 3> d_index_q;
 
-    AttentionInput attention() const { return {q, k, v}; }
+    AttentionInput attention() const { return {q, k, v, {}, {q_scales, k_scales, v_scales}}; }
     AttentionOutput result() { return {out, lse}; }
     AttentionSaved saved() const { return {out, lse.view(), d_out}; }
     AttentionGradient gradient() { return {d_q, d_k, d_v, {}}; }
 };
+
+/// The element of attention's output: that of the operands, but of e4m3 bf16, or f32 on the host.
+Element output_element(const BenchOptions&);
 
 /// Which parts of a layer there are; the gradient's needs attention's, the index gradient's both
 /// attention's and the index's.
@@ -78,7 +82,7 @@ int64_t layer_bytes(const Case&, const BenchOptions&, Parts);
 /// Memory alone. Throws MemoryError, or std::bad_alloc.
 Layer allocate_layer(Backend&, const Case&, const BenchOptions&, Parts);
 /// Fills q, k, v: as captured, or with noise of unit variance, which repeats itself after some
-/// megabytes.
+/// megabytes. Scales of e4m3 are 1 for what was captured, else anything from 1/2 to 1.
 void fill_attention(Backend&, const Case&, Layer&, uint64_t seed);
 /// Fills d_out with noise of unit variance, likewise.
 void fill_gradient(Backend&, Layer&, uint64_t seed);

@@ -123,10 +123,13 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     size("block-size", "TOKENS", w.block_size,
          "Bk; default: the model's or the indexer's, else 128");
     size("top-k", "BLOCKS", w.top_k, "k; default: the model's or the indexer's, else 16");
-    table.element("element", w.element, {Element::bf16, Element::f32},
-                  "of operands and outputs: bf16 or f32; default: bf16 on cuda, else f32");
+    table.element("element", w.element, {Element::bf16, Element::f16, Element::f32, Element::e4m3},
+                  "of operands and outputs: bf16, f16, f32, or e4m3 with a scale for each row of q "
+                  "and each block of k and v (sparse_attention and layer alone; its outputs are "
+                  "bf16, on the cpu f32); default: bf16 on cuda, else f32");
     table.names("index-element", "TYPE,...", w.index_elements, any_name,
-                "of index_q and index_k: bf16, f32, e4m3; default: as --element, on cuda e4m3 too");
+                "of index_q and index_k: bf16, f16, f32, e4m3; default: as --element, on cuda e4m3 "
+                "too");
     table.numbers("devices", "N,...", o.devices,
                   "GPUs that answer one layer together, beside the first one alone, or as many "
                   "ranks of the cpu: cases square and decode of one token, structured");
@@ -193,13 +196,14 @@ void read_sizes(const Words& w, BenchOptions& o) {
     take(w.top_k, o.sizes.top_k);
     if (o.captured) o.model = o.captured->file().info().model_id;
     o.sizes.element = w.element.value_or(o.on_gpu() ? Element::bf16 : Element::f32);
-    o.index_elements = {o.sizes.element};
-    if (o.on_gpu()) o.index_elements.push_back(Element::e4m3);
+    const bool no_index = o.sizes.element == Element::e4m3 && !o.on_gpu();
+    o.index_elements = {no_index ? Element::f32 : o.sizes.element};
+    if (o.on_gpu() && o.sizes.element != Element::e4m3) o.index_elements.push_back(Element::e4m3);
     if (w.index_elements.empty()) return;
     o.index_elements.clear();
     for (const std::string& name : w.index_elements)
-        o.index_elements.push_back(
-            *element_option("index-element", name, {Element::bf16, Element::f32, Element::e4m3}));
+        o.index_elements.push_back(*element_option(
+            "index-element", name, {Element::bf16, Element::f16, Element::f32, Element::e4m3}));
 }
 
 }  // namespace
@@ -245,6 +249,8 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
         o.orders.push_back(kOrders[choice("order", name, orders)]);
     read_captured(args, w, o);
     read_sizes(w, o);
+    require(o.devices.empty() || o.sizes.element != Element::e4m3,
+            "--element is 'e4m3', must be bf16 or f32 with --devices");
     // Two blocks, so that there is something to choose from.
     for (int64_t tokens : o.tokens) check_at_least("tokens", tokens, 2 * o.sizes.block_size);
     for (const std::string& input : {w.input, w.indexer})

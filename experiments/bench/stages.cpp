@@ -28,12 +28,12 @@ CaseRun::CaseRun(Backend& backend, Meter& meter, const BenchOptions& options, co
       p_(c.problem),
       check_(backend, c, options.seed),
       done_(done) {
-    const bool dense_grad = studied() && o_.wants("dense_attention_grad");
-    const bool sparse_grad = studied() && o_.wants("sparse_attention_grad");
-    const bool layer_grad = studied() && o_.wants("layer_grad");
+    const bool dense_grad = trained() && o_.wants("dense_attention_grad");
+    const bool sparse_grad = trained() && o_.wants("sparse_attention_grad");
+    const bool layer_grad = trained() && o_.wants("layer_grad");
     const bool sparse =
         o_.wants("sparse_attention") || o_.wants("layer") || sparse_grad || layer_grad;
-    const bool kl_grad = studied() && o_.wants("index_kl_grad");
+    const bool kl_grad = trained() && o_.wants("index_kl_grad");
     const bool kl = o_.wants("index_kl") || kl_grad;
     parts_.index = sparse || kl || o_.wants("index_select") || o_.wants("index_scores");
     parts_.attention =
@@ -55,7 +55,7 @@ void CaseRun::run() {
         guarded({.stage = "block_mass"}, [&](Measurement& m) { block_mass(m); });
     if (o_.wants("dense_attention"))
         guarded({.stage = "dense_attention"}, [&](Measurement& m) { dense_attention(m); });
-    if (o_.wants("dense_attention_grad") && studied())
+    if (o_.wants("dense_attention_grad") && trained())
         guarded({.stage = "dense_attention_grad"},
                 [&](Measurement& m) { dense_attention_grad(m); });
     if (!parts_.index) return;
@@ -68,7 +68,7 @@ bool CaseRun::studied() const {
 }
 
 bool CaseRun::trains(size_t element) const {
-    return studied() && o_.index_elements[element] == o_.sizes.element;
+    return trained() && o_.index_elements[element] == o_.sizes.element;
 }
 
 bool CaseRun::fits(Measurement m, const std::function<void()>& work) {
@@ -223,7 +223,7 @@ void CaseRun::with_index(Measurement index, size_t element) {
         scores.bytes = analysis::index_scores_bytes(p_, o_.index_elements[element]);
         guarded(scores, [&](Measurement& m) { index_scores(m, element); });
     }
-    if (o_.wants("index_kl") && studied()) all_index_kl(index.selection, element);
+    if (o_.wants("index_kl") && trained()) all_index_kl(index.selection, element);
     if (o_.wants("index_kl_grad") && trains(element))
         all_index_kl_grad(index.selection, element, ids);
     with_ids(index, element, ids);
@@ -234,7 +234,9 @@ void CaseRun::with_ids(const Measurement& index, size_t element, View<const int3
     sparse.element = o_.sizes.element;
     sparse.union_of_8 = index.union_of_8;
     sparse.flops = analysis::sparse_attention_flops(p_, ids);
-    sparse.bytes = analysis::sparse_attention_bytes(p_, ids, o_.sizes.element);
+    const int64_t wider = element_bytes(output_element(o_)) - element_bytes(o_.sizes.element);
+    sparse.bytes = analysis::sparse_attention_bytes(p_, ids, o_.sizes.element) +
+                   static_cast<double>(wider * p_.queries() * p_.query_heads * p_.head_dim);
     if (o_.wants("sparse_attention") && element == 0)
         for (LoopOrder order : o_.orders) {
             sparse.order = to_string(order);
@@ -244,7 +246,7 @@ void CaseRun::with_ids(const Measurement& index, size_t element, View<const int3
     grad.stage = "sparse_attention_grad";
     grad.flops = analysis::sparse_attention_grad_flops(p_, ids);
     grad.bytes = analysis::sparse_attention_grad_bytes(p_, ids, o_.sizes.element);
-    if (o_.wants("sparse_attention_grad") && studied() && element == 0)
+    if (o_.wants("sparse_attention_grad") && trained() && element == 0)
         for (LoopOrder order : o_.orders) {
             grad.order = to_string(order);
             guarded(grad, [&](Measurement& m) { sparse_attention_grad(m, ids, order); });

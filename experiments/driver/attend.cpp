@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/driver/attend.h"
 
-#include "analysis/entropy.h"
-#include "core/half.h"
+#include <memory>
 
+#include "analysis/entropy.h"
 namespace msa::experiments {
 
 Attention attend(Backend& backend, const Problem& p, const AttentionInput& in,
@@ -16,12 +16,15 @@ Attention attend(Backend& backend, const Problem& p, const AttentionInput& in,
         else
             backend.dense_attention(p, in, {out, lse});
     };
-    if (in.q.element() == Element::bf16) {
-        auto out = backend.make<bf16, 3>(shape);
-        run(out);
-        const Tensor<bf16, 3> stored = fetch(backend, std::move(out));
+    if (const Element element = in.q.element(); is_stored_in_operands(element)) {
+        const int64_t bytes = element_count(shape) * element_bytes(element);
+        const std::shared_ptr<void> there = backend.allocate(bytes),
+                                    stored = allocate_host(bytes, Fill::nothing);
+        run({there.get(), shape, element, backend.space()});
+        backend.finish();
+        backend.copy(stored.get(), Space::host, there.get(), backend.space(), bytes);
         Tensor<float, 3> values(shape, Fill::nothing);
-        decode(stored.data(), Element::bf16, {values.data(), static_cast<size_t>(values.size())});
+        decode(stored.get(), element, {values.data(), static_cast<size_t>(values.size())});
         return {std::move(values), fetch(backend, std::move(lse))};
     }
     auto out = backend.make<float, 3>(shape);

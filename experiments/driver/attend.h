@@ -14,8 +14,14 @@ struct Attention {
     Tensor<float, 2> lse;  // [Nq, Hq]
 };
 
-/// Attention over the blocks `ids` [Nq, Hkv, k] in the backend's space; dense without ids. Where
-/// operands are bf16, so is the output on its way to the host: tuned kernels store no other.
+/// Does attention on operands of this type leave its outputs in it? So it does where they are bf16
+/// or f16: tuned kernels store no other.
+inline bool is_stored_in_operands(Element operands) {
+    return operands == Element::bf16 || operands == Element::f16;
+}
+
+/// Attention over the blocks `ids` [Nq, Hkv, k] in the backend's space; dense without ids. Outputs
+/// are rounded on their way to the host where is_stored_in_operands().
 Attention attend(Backend&, const Problem&, const AttentionInput&, View<const int32_t, 3> ids);
 
 /// Attention over the blocks `ids` on the host.

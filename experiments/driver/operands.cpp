@@ -5,6 +5,8 @@
 #include <cmath>
 #include <vector>
 
+#include "experiments/driver/attend.h"
+
 namespace msa::experiments {
 namespace {
 
@@ -74,10 +76,12 @@ void record_elements(std::span<const LayerElements> layers, io::RunRecord& recor
     record.computed_in = names(layers, &LayerElements::main, &ElementPair::computed);
     const std::string index = names(layers, &LayerElements::index, &ElementPair::computed);
     if (index != record.computed_in) record.computed_in += "; the index in " + index;
-    const bool rounds = std::any_of(layers.begin(), layers.end(), [](const LayerElements& of) {
-        return of.main.computed == Element::bf16;
-    });
-    if (rounds) record.computed_in += "; attention outputs on bf16 operands in bf16";
+    for (const Element element : {Element::bf16, Element::f16})
+        if (std::any_of(layers.begin(), layers.end(), [&](const LayerElements& of) {
+                return of.main.computed == element && is_stored_in_operands(element);
+            }))
+            record.computed_in += text("; attention outputs on ", to_string(element),
+                                       " operands in ", to_string(element));
 }
 
 void record_elements(const Backend& backend, const io::ActivationsReader& file,

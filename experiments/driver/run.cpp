@@ -77,6 +77,33 @@ std::vector<Unit> layer_units(
     return units;
 }
 
+std::string LayerPart::name() const {
+    const std::string whole = text("layer ", layer.layer);
+    return is_whole ? whole : text(whole, ", queries ", queries.begin, ":", queries.end);
+}
+
+std::vector<Unit> query_units(
+    const io::ActivationsReader& file, std::span<const int64_t> layers, int64_t unit_queries,
+    const std::function<int64_t(int64_t layer)>& count,
+    const std::function<void(const LayerPart&, const Worker&, io::UnitWriter&)>& work) {
+    std::vector<Unit> units;
+    for (int64_t number : layers) {
+        const int64_t queries = count(number), step = unit_queries > 0 ? unit_queries : queries;
+        const std::string whole = text("layer ", number);
+        const int64_t pieces = queries > 0 ? ceil_div(queries, step) : 1;
+        for (int64_t n = 0; n < pieces; ++n) {
+            const LayerPart part{file.layer(number),
+                                 {n * step, std::min((n + 1) * step, queries)},
+                                 unit_queries == 0};
+            units.push_back({part.name(), [part, work](const Worker& worker, io::UnitWriter& to) {
+                                 work(part, worker, to);
+                             }});
+            if (!part.is_whole) units.back().whole = whole;
+        }
+    }
+    return units;
+}
+
 UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
                  std::vector<fs::path> inputs, std::vector<std::string> names, std::ostream& err,
                  const Ranks& ranks)
@@ -111,6 +138,7 @@ void UnitRun::begin(std::vector<Unit> units) {
         MSA_CHECK(std::find(record.units.begin(), record.units.end(), unit.name) ==
                   record.units.end());
         record.units.push_back(unit.name);
+        if (!unit.whole.empty()) record.joined[unit.whole].push_back(unit.name);
     }
     for (const fs::path& input : inputs_)
         record.input_paths.push_back(fs::absolute(input).lexically_normal().string());
@@ -213,18 +241,19 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
     return ranks_.is_first();
 }
 
-io::ResultsReader UnitRun::finish() {
+io::ResultsReader UnitRun::finish(const io::ResultsWriter::JoinParts& join) {
     if (!to_->complete()) to_->look_again();
     for (const Unit& unit : units_)
         if (!to_->done(unit.name))
             throw SystemError(text(path("results.h5").string(), ": ", unit.name,
                                    " was done by a rank that writes elsewhere: --out must lie in "
                                    "a file system that all hosts share"));
-    return finish_run(*to_, o_.out, record);
+    return finish_run(*to_, o_.out, record, join);
 }
 
 io::ResultsReader finish_run(io::ResultsWriter& to, const fs::path& out,
-                             const io::RunRecord& record) {
+                             const io::RunRecord& record,
+                             const io::ResultsWriter::JoinParts& join) {
     using nlohmann::ordered_json;
     if (!to.complete()) {
         ordered_json units = ordered_json::array();
@@ -243,7 +272,7 @@ io::ResultsReader finish_run(io::ResultsWriter& to, const fs::path& out,
                    about.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
     }
     fs::remove(out / "summary.json");
-    to.finish();
+    to.finish(join);
     return io::ResultsReader(out / "results.h5");
 }
 

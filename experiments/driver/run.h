@@ -32,17 +32,36 @@ struct Worker {
 
 /// A unit: the part of a run that is done or not done, which one worker does, and what --resume
 /// starts at. Its name is its key in /done, no other's of the run. Units do not depend on each
-/// other, and no number is summed over several: whoever does them, when, changes no bit.
+/// other: whoever does them, when, changes no bit. What several of them have to say together is
+/// joined at the end, in their order.
 struct Unit {
     std::string name;
     std::function<void(const Worker&, io::UnitWriter&)> work;
     std::function<void()> done = [] {};  // after it is finished, by this run or an earlier one
+    std::string whole{};  // the unit of the results that it is a part of; empty: it is one itself
 };
 
 /// One unit for each layer, "layer L".
 std::vector<Unit> layer_units(
     const io::ActivationsReader&, std::span<const int64_t> layers,
     const std::function<void(const io::LayerInfo&, const Worker&, io::UnitWriter&)>& work);
+
+/// A layer, and which of its analysed queries, in their order.
+struct LayerPart {
+    const io::LayerInfo& layer;
+    QueryRange queries;
+    bool is_whole;
+
+    /// "layer L, queries A:B", or "layer L" where it is whole.
+    std::string name() const;
+};
+/// A layer's analysed queries, of which there are count(layer), cut at the multiples of
+/// `unit_queries`: a unit for each piece, which are the parts of "layer L". 0: one unit for each
+/// layer, which is whole.
+std::vector<Unit> query_units(
+    const io::ActivationsReader&, std::span<const int64_t> layers, int64_t unit_queries,
+    const std::function<int64_t(int64_t layer)>& count,
+    const std::function<void(const LayerPart&, const Worker&, io::UnitWriter&)>& work);
 
 class UnitRun {
 public:
@@ -72,8 +91,8 @@ public:
     /// where this process completes the run; else its part is done, and said.
     bool work(const ComputeOptions& compute, Backend& first, OnError on_error);
     /// Completes results.h5 and opens it. Writes run.json, and removes a summary.json, which
-    /// programs write last.
-    io::ResultsReader finish();
+    /// programs write last. `join`: what makes a unit of its parts, where there are any.
+    io::ResultsReader finish(const io::ResultsWriter::JoinParts& join = {});
 
 private:
     std::vector<const Unit*> waiting() const;
@@ -99,7 +118,8 @@ void check_shard(const RunOptions&, const Ranks&);
 /// Completes a run's results in the folder `out`, as UnitRun::finish: `argv` and the rest of
 /// `record` say who did.
 io::ResultsReader finish_run(io::ResultsWriter&, const std::filesystem::path& out,
-                             const io::RunRecord& record);
+                             const io::RunRecord& record,
+                             const io::ResultsWriter::JoinParts& join = {});
 
 /// Is it the folder itself, or anything in it? Symbolic links are followed.
 bool lies_in(const std::filesystem::path& file, const std::filesystem::path& folder);

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/io/results.h"
+#include "experiments/analyze/join.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/option_table.h"
 #include "experiments/driver/run.h"
@@ -49,13 +50,17 @@ OptionTable option_table(MergeOptions& o) {
 struct MergedProgram {
     const char* name;
     void (*complete)(const Completed&);
-    bool reads_inputs;  // to complete a run
+    bool reads_inputs = false;                                              // to complete a run
+    void (*join)(const std::vector<fs::path>&, io::UnitWriter&) = nullptr;  // units of parts
 };
 constexpr MergedProgram kPrograms[] = {
-    {"msa-advise", advise::complete, false},  {"msa-analyze", analyze::complete, false},
-    {"msa-cache", cache::complete, false},    {"msa-compare", compare::complete, false},
-    {"msa-fit-indexer", fit::complete, true}, {"msa-precision", precision::complete, false},
-    {"msa-reuse", reuse::complete, false},
+    {"msa-advise", advise::complete},
+    {"msa-analyze", analyze::complete, false, analyze::join_layer},
+    {"msa-cache", cache::complete},
+    {"msa-compare", compare::complete},
+    {"msa-fit-indexer", fit::complete, true},
+    {"msa-precision", precision::complete},
+    {"msa-reuse", reuse::complete},
 };
 
 MergedProgram program_of(std::string_view shard, std::string_view name) {
@@ -152,7 +157,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     warn_of_devices(to.notes(), err);
     io::RunRecord about = start_record(record.program, args, {});
     about.argv.insert(about.argv.begin(), kAbout.name);
-    program.complete({finish_run(to, o.out, about), o.out, inputs, o.json, 0, out});
+    program.complete({finish_run(to, o.out, about, program.join), o.out, inputs, o.json, 0, out});
     return 0;
 }
 

@@ -36,8 +36,7 @@ __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t 
         for (int64_t first = max(span.first, first_begin); first < span_end;
              first += kPlainTileKeys) {
             __syncthreads();
-            stage(keys, kPlainTileKeys, in.width,
-                  [&](int j) { return first + j < span_end ? in.key(first + j, group) : nullptr; });
+            stage_keys(in, in.k, in.scales.k, group, {first, span_end - first}, keys);
             __syncthreads();
             float weight[kRowsPerWarp];
             dot_products(staged + first_row * stride, keys, in.width, weight);
@@ -54,9 +53,7 @@ __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t 
             }
             if (in.v == nullptr) continue;
             __syncthreads();
-            stage(keys, kPlainTileKeys, in.width, [&](int j) {
-                return first + j < span_end ? in.value(first + j, group) : nullptr;
-            });
+            stage_keys(in, in.v, in.scales.v, group, {first, span_end - first}, keys);
             __syncthreads();
             for (int j = 0; j < kPlainTileKeys; ++j) {
                 float value[kDimsPerLane];

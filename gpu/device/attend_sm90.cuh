@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/device/exp2.cuh"
+#include "gpu/device/half_pair.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
 #include "gpu/device/warp.cuh"
 
@@ -22,27 +23,27 @@ struct AttendShape {
 };
 
 /// Starts sum = 64 rows of Q, in boxes of `Rows`, times the block's keys.
-template <int Dim, int BlockSize, int Rows>
+template <typename T, int Dim, int BlockSize, int Rows>
 __device__ void start_scores(float (&sum)[BlockSize / 2], const char* q, const char* k) {
     using S = AttendShape<Dim, BlockSize>;
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Dim / 16; ++s)
-        multiply_bf16(sum, swizzled_operand(q + s / 4 * Rows * kSwizzle + s % 4 * 32),
-                      swizzled_operand(k + s / 4 * S::kKeyBox + s % 4 * 32), s > 0);
+        multiply_in<T>(sum, swizzled_operand(q + s / 4 * Rows * kSwizzle + s % 4 * 32),
+                       swizzled_operand(k + s / 4 * S::kKeyBox + s % 4 * 32), s > 0);
     wgmma_commit();
 }
 
 /// Starts out += P times the block's values.
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 __device__ void start_values(float (&out)[Dim / 2], const uint32_t (&p)[BlockSize / 4],
                              const char* v, bool add) {
     using S = AttendShape<Dim, BlockSize>;
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < BlockSize / 16; ++s)
-        multiply_bf16<true>(out, p + 4 * s, swizzled_operand(v + s * 16 * kSwizzle, S::kKeyBox),
-                            add || s > 0);
+        multiply_in<T, true>(out, p + 4 * s, swizzled_operand(v + s * 16 * kSwizzle, S::kKeyBox),
+                             add || s > 0);
     wgmma_commit();
 }
 
@@ -101,11 +102,6 @@ struct Softmax {
     }
 };
 
-__device__ inline uint32_t pack(float low, float high) {
-    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&two);
-}
-
 /// Rows of slots lie as the products leave them, not in the order of channels: the n-th pair of a
 /// thread's chunk i are channels 8 (4 i + n) + 2 (thread % 4) and the next. Which 16 bytes of the
 /// slots these are, fewer than 2^31; odd rows swap halves, against bank conflicts.
@@ -115,8 +111,8 @@ __device__ int slot_chunk(int row, int i) {
     return (i % 2 == 0 ? even : even ^ 4) + i / 2 * 8;
 }
 
-/// One of this thread's rows times `factor` in bf16, to a row of the slots.
-template <int Outs>
+/// One of this thread's rows times `factor` in T, to a row of the slots.
+template <typename T, int Outs>
 __device__ void store_slot(const float (&out)[Outs], int side, float factor, void* slots, int row) {
 #pragma unroll
     for (int i = 0; i < Outs / 16; ++i) {
@@ -124,7 +120,7 @@ __device__ void store_slot(const float (&out)[Outs], int side, float factor, voi
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             const int j = 4 * (4 * i + n) + 2 * side;
-            word[n] = pack(out[j] * factor, out[j + 1] * factor);
+            word[n] = pack<T>(out[j] * factor, out[j + 1] * factor);
         }
         __stcs(static_cast<uint4*>(slots) + slot_chunk<2 * Outs>(row, i),
                make_uint4(word[0], word[1], word[2], word[3]));
@@ -132,13 +128,13 @@ __device__ void store_slot(const float (&out)[Outs], int side, float factor, voi
 }
 
 /// Adds `weight` times a chunk of a slot's row to one of this thread's rows.
-template <int Outs>
+template <typename T, int Outs>
 __device__ void add_chunk(float (&out)[Outs], int side, int i, uint4 chunk, float weight) {
     const uint32_t word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
         const int j = 4 * (4 * i + n) + 2 * side;
-        const float2 two = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(word[n]));
+        const float2 two = unpack<T>(word[n]);
         out[j] = fmaf(weight, two.x, out[j]);
         out[j + 1] = fmaf(weight, two.y, out[j + 1]);
     }
@@ -153,9 +149,9 @@ __device__ bool has_nan(const float (&out)[Outs], int side, float factor) {
     return isnan(sum * factor);
 }
 
-/// Stores one of this thread's two rows, bf16: `to` is the row's first element, 16-byte aligned.
+/// Stores one of this thread's two rows in T: `to` is the row's first element, 16-byte aligned.
 /// All four threads of the row take part; those with `wanted` false store nothing.
-template <int Outs>
+template <typename T, int Outs>
 __device__ void store_row(const float (&out)[Outs], int side, float factor, bool wanted, void* to) {
     const int quad = threadIdx.x % 4;
 #pragma unroll
@@ -163,8 +159,8 @@ __device__ void store_row(const float (&out)[Outs], int side, float factor, bool
         uint32_t word[4];  // of columns 8 (j + n) + 2 quad; becomes those of 8 (j + quad) + 2 n
 #pragma unroll
         for (int n = 0; n < 4; ++n)
-            word[n] = pack(out[4 * (j + n) + 2 * side] * factor,
-                           out[4 * (j + n) + 2 * side + 1] * factor);
+            word[n] = pack<T>(out[4 * (j + n) + 2 * side] * factor,
+                              out[4 * (j + n) + 2 * side + 1] * factor);
 #pragma unroll
         for (int step = 1; step < 4; step *= 2)
 #pragma unroll

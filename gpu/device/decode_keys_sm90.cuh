@@ -20,7 +20,7 @@ __device__ char* chunk_of(char* tile, int key, int chunk) {
 }
 
 /// sum [16, keys] of this warp = rows x its keys, `first` on.
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 __device__ void scores_of(float (&sum)[kWarpKeys<BlockSize> / 2], const uint32_t (&rows)[Dim / 4],
                           char* k, int first) {
     constexpr int kKeyBox = AttendShape<Dim, BlockSize>::kKeyBox;
@@ -33,13 +33,13 @@ __device__ void scores_of(float (&sum)[kWarpKeys<BlockSize> / 2], const uint32_t
             uint32_t keys[4];  // of steps s and s + 1
             load_matrices(keys,
                           chunk_of<kKeyBox>(k, first + 8 * tile + lane % 8, 2 * s + lane / 8));
-            multiply_16x8(sum + 4 * tile, rows + 4 * s, keys);
-            multiply_16x8(sum + 4 * tile, rows + 4 * s + 4, keys + 2);
+            multiply_16x8<T>(sum + 4 * tile, rows + 4 * s, keys);
+            multiply_16x8<T>(sum + 4 * tile, rows + 4 * s + 4, keys + 2);
         }
 }
 
 /// out [16, Dim] += P x this warp's values.
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 __device__ void add_values(float (&out)[Dim / 2], const float (&p)[kWarpKeys<BlockSize> / 2],
                            char* v, int first) {
     constexpr int kKeyBox = AttendShape<Dim, BlockSize>::kKeyBox;
@@ -48,14 +48,15 @@ __device__ void add_values(float (&out)[Dim / 2], const float (&p)[kWarpKeys<Blo
     for (int step = 0; step < kWarpKeys<BlockSize> / 16; ++step) {
         uint32_t weights[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) weights[i] = pack(p[8 * step + 2 * i], p[8 * step + 2 * i + 1]);
+        for (int i = 0; i < 4; ++i)
+            weights[i] = pack<T>(p[8 * step + 2 * i], p[8 * step + 2 * i + 1]);
         const int key = first + 16 * step + lane % 16;
 #pragma unroll
         for (int tile = 0; tile < Dim / 8; tile += 2) {
             uint32_t values[4];
             load_transposed(values, chunk_of<kKeyBox>(v, key, tile + lane / 16));
-            multiply_16x8(out + 4 * tile, weights, values);
-            multiply_16x8(out + 4 * tile + 4, weights, values + 2);
+            multiply_16x8<T>(out + 4 * tile, weights, values);
+            multiply_16x8<T>(out + 4 * tile + 4, weights, values + 2);
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Operands are float or bfloat16 in memory, those of the Index Branch also e4m3, and float in
-// arithmetic.
+// Operands are float, f16 or bf16 in memory, those of the Index Branch and of sparse_attention also
+// e4m3, and float in arithmetic.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -56,26 +56,19 @@ Output output(const Out<Rank>& out) {
     return {out.data(), out.element()};
 }
 
-/// Calls body.operator()<T>() with the C++ type of f32 or bf16.
+/// Calls body.operator()<T>() with the C++ type of f32, f16 or bf16.
 template <typename Body>
 void by_element(Element element, Body body) {
-    MSA_CHECK(element == Element::f32 || element == Element::bf16);
+    MSA_CHECK(element == Element::f32 || element == Element::f16 || element == Element::bf16);
     if (element == Element::bf16)
         body.template operator()<__nv_bfloat16>();
+    else if (element == Element::f16)
+        body.template operator()<__half>();
     else
         body.template operator()<float>();
 }
 
-/// The same of f32, f16 or bf16.
-template <typename Body>
-void by_half_element(Element element, Body body) {
-    if (element == Element::f16)
-        body.template operator()<__half>();
-    else
-        by_element(element, body);
-}
-
-/// The same of f32, bf16 or e4m3.
+/// The same of f32, f16, bf16 or e4m3.
 template <typename Body>
 void by_index_element(Element element, Body body) {
     if (element == Element::e4m3)

@@ -41,13 +41,26 @@ __device__ inline int slots_of(const SparseGradArgs& args, const FullSlots& full
     return count;
 }
 
+/// What slots and d_k and d_v so far are multiplied with to take the unit from them.
+template <typename T>
+__device__ inline float inverse_unit(const SparseGradArgs& args) {
+    if constexpr (kIsHalf<T>) return args.workspace.unit[1];
+    return 1;
+}
+/// Must a sum be made once more, in float?
+template <typename T>
+__device__ inline bool is_lost(float sum) {
+    return kIsHalf<T> ? !isfinite(sum) : isnan(sum);
+}
+
 /// Adds a 16-byte chunk of `count` slots, which lie `step` chunks apart.
+template <typename T>
 __device__ inline void sum_slots(const uint4* from, int count, int step, float (&sum)[8]) {
     const auto add = [&](uint4 part) {
         const uint32_t word[4] = {part.x, part.y, part.z, part.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float2 x = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(word[i]));
+            const float2 x = unpack<T>(word[i]);
             sum[2 * i] += x.x, sum[2 * i + 1] += x.y;
         }
     };
@@ -67,22 +80,23 @@ __device__ inline void sum_slots(const uint4* from, int count, int step, float (
 
 /// By whole warps: chunk `chunk` (16 bytes) of the pair's d_q from its `count` slots. With `wanted`
 /// false a thread takes part in the exchange alone.
-template <int Dim>
+template <typename T, int Dim>
 __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int pair, int count,
                           int chunk, bool wanted) {
     const int pair_chunks = args.group_size * (Dim / 8);
     const int64_t at = full.first * args.groups + pair;  // row of ids
     float sum[8] = {};
     if (wanted)
-        sum_slots(full.slots + int64_t{pair} * args.top_k * pair_chunks + chunk, count, pair_chunks,
-                  sum);
-    bool has_nan = false;
+        sum_slots<T>(full.slots + int64_t{pair} * args.top_k * pair_chunks + chunk, count,
+                     pair_chunks, sum);
+    const float factor = args.scale * inverse_unit<T>(args);
+    bool lost = false;
 #pragma unroll
     for (float& x : sum) {
-        x *= args.scale;
-        has_nan |= x != x;
+        x *= factor;
+        lost |= is_lost<T>(x);
     }
-    if (has_nan) args.marked_rows[at] = 1;
+    if (lost) args.marked_rows[at] = 1;
     if (args.d_q_is_float) {
         auto* const to =
             static_cast<float*>(args.d_q) + (at * args.group_size + chunk / (Dim / 8)) * Dim;
@@ -93,7 +107,7 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
     }
     uint32_t word[4];  // of channels 8 n + 2 quad; becomes those of 8 quad + 2 n
 #pragma unroll
-    for (int n = 0; n < 4; ++n) word[n] = pack(sum[2 * n], sum[2 * n + 1]);
+    for (int n = 0; n < 4; ++n) word[n] = pack<T>(sum[2 * n], sum[2 * n + 1]);
     const int quad = threadIdx.x % 4;
 #pragma unroll
     for (int step = 1; step < 4; step *= 2)
@@ -112,7 +126,7 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
 
 /// A warp that has nothing else to do: d_q of the chunk before, a (query, group) pair at a time.
 /// Before its loads it fetches `Ahead` times 512 bytes of each slot to L2.
-template <int Dim, int Ahead>
+template <typename T, int Dim, int Ahead>
 __device__ void add_full_slots(const SparseGradArgs& args) {
     if (args.full_slots == nullptr) return;
     const int lane = threadIdx.x % kWarp;
@@ -137,7 +151,7 @@ __device__ void add_full_slots(const SparseGradArgs& args) {
                 prefetch_slots<Dim>(args, full, pair, first + kAhead);
             else if (Ahead > 0 && next < pairs && first + kAhead - chunks < chunks)
                 prefetch_slots<Dim>(args, full, next, first + kAhead - chunks);
-            add_slots<Dim>(args, full, pair, count, first + lane, first + lane < chunks);
+            add_slots<T, Dim>(args, full, pair, count, first + lane, first + lane < chunks);
         }
         pair = next;
     }

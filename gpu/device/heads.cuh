@@ -4,9 +4,12 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "core/backend.h"
 #include "gpu/device/tile.cuh"
+#include "gpu/layout.h"
+#include "gpu/operand_scales.h"
 
 namespace msa::cuda {
 
@@ -33,12 +36,21 @@ struct Heads {
     int64_t token_stride, group_stride;
     int width;
     float scale;
-    float cap = 0;               // a logit is cap * tanh(scale * q . k / cap); 0: scale * q . k
-    int64_t window = kNoWindow;  // as in Problem
+    float cap = 0;                // a logit is cap * tanh(scale * q . k / cap); 0: scale * q . k
+    int64_t window = kNoWindow;   // as in Problem
+    AttentionScales scales = {};  // of e4m3
 
     __device__ float logit(float product) const {
         const float plain = scale * product;
         return cap == 0 ? plain : cap * tanhf(plain / cap);
+    }
+    static constexpr bool kScaled = std::is_same_v<T, __nv_fp8_e4m3>;
+    __device__ float query_scale(const TileRow& row) const {
+        return kScaled ? scales.q.at(number(row)) : 1.0F;
+    }
+    /// Of a key, or of its values.
+    __device__ float key_scale(const DeviceScales& of, int64_t token, int64_t group) const {
+        return kScaled ? of.at(scales.block_of(token) * (row_heads / heads) + group) : 1.0F;
     }
     /// The row's number in [Nq, row_heads].
     __device__ int64_t number(const TileRow& row) const { return row.query * row_heads + row.head; }
@@ -68,6 +80,18 @@ Heads<T> main_heads(const Problem& p, In<3> q, In<3> k, In<3> v) {
             p.window.value_or(kNoWindow)};
 }
 
+/// Of sparse_attention, whose operands may have scales. `layout` is that of the whole problem, of
+/// which `p` may have a part of the queries, those of `in`.
+template <typename T>
+Heads<T> sparse_heads(const Problem& p, const Layout* layout, const AttentionInput& in) {
+    Heads<T> all = main_heads<T>(p, in.q, in.k, in.v);
+    if (!in.scales) return all;
+    const Tensor<SequenceBlock, 1>& blocks = layout->key_blocks();
+    all.scales = {DeviceScales(in.scales.q), DeviceScales(in.scales.k), DeviceScales(in.scales.v),
+                  blocks.data(), blocks.size()};
+    return all;
+}
+
 /// One index head per group; index_k is shared by the groups.
 template <typename T>
 Heads<T> index_heads(const Problem& p, const IndexInput& in) {
@@ -86,10 +110,27 @@ Heads<T> index_heads(const Problem& p, const IndexInput& in) {
 template <typename T, typename RowOf>
 __device__ void stage_rows(const Heads<T>& in, RowOf row_of, float* rows) {
     const int count = static_cast<int>(blockDim.x) / kWarp * kRowsPerWarp;
-    stage(rows, count, in.width, [&](int r) -> const T* {
-        const TileRow row = row_of(r);
-        return row.query < 0 ? nullptr : in.query(row.query, row.head);
-    });
+    stage(
+        rows, count, in.width,
+        [&](int r) -> const T* {
+            const TileRow row = row_of(r);
+            return row.query < 0 ? nullptr : in.query(row.query, row.head);
+        },
+        [&](int r) { return in.query_scale(row_of(r)); });
+}
+
+/// Fills a tile with the first keys, or values, of a range of tokens.
+template <typename T>
+__device__ void stage_keys(const Heads<T>& in, const T* rows, const DeviceScales& scales,
+                           int64_t group, KeyRange range, float* tile) {
+    stage(
+        tile, kPlainTileKeys, in.width,
+        [&](int j) -> const T* {
+            return j < range.count
+                       ? rows + (range.first + j) * in.token_stride + group * in.group_stride
+                       : nullptr;
+        },
+        [&](int j) { return in.key_scale(scales, range.first + j, group); });
 }
 
 /// Tiles of (query, head) rows of one group: whole queries where their heads fit, else one query

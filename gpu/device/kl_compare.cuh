@@ -12,12 +12,12 @@ using KeySums = float[kIndexDim / 8][4];
 
 /// B of two products. Where an index score is not finite, t - p is NaN, and 0 where the key is not
 /// seen: the operand is made finite, so that 0 stays 0.
-template <int kIndexDim>
+template <typename T, int kIndexDim>
 __device__ void load_sound(const MmaTile<kIndexDim>& from, int row, int column, bool sound,
                            uint32_t (&b)[4]) {
     from.load_b(b, row, column);
     if (!sound)
-        for (uint32_t& pair : b) pair = finite_or_zero(pair);
+        for (uint32_t& pair : b) pair = finite_or_zero<T>(pair);
 }
 
 /// The warp's part of the KL of 16 queries, of which a lane holds 2 at 2 places.
@@ -35,14 +35,15 @@ __device__ void store_kl(const Shared& shared, int first_key, int first, float (
         }
 }
 
-/// t - p of the warp's 16 keys and of the queries from `first` on, to shared memory, and their
-/// part of d_index_k.
+/// t - p, times kKlUnit, of the warp's 16 keys and of the queries from `first` on, to shared
+/// memory, and their part of d_index_k.
 template <typename Shared, int kIndexDim>
 __device__ void compare(const KlBlocks& a, const Shared& shared,
                         const typename Shared::Shape::Meta& meta, const MmaTile<kIndexDim>& rows,
                         int first_key, int first, KeySums<kIndexDim>& sums) {
+    using T = typename Shared::Value;
     float score[2][4];
-    index_scores_of(shared.index_keys, first_key, rows, first, score);
+    index_scores_of<T>(shared.index_keys, first_key, rows, first, score);
     const float scale = a.index_scale * kLog2E;
     float kl[2][2] = {};
     bool finite = true;
@@ -60,7 +61,7 @@ __device__ void compare(const KlBlocks& a, const Shared& shared,
             }
             const float p = shared.teacher[query * Shared::kTeacherStride + key];
             if (a.kl != nullptr && !(p <= 0)) kl[n][e % 2] += p * (log2f(p) - log_t) * kLn2;
-            score[n][e] = is_finite ? exp2_fast(log_t) - p : NAN;
+            score[n][e] = is_finite ? (exp2_fast(log_t) - p) * kKlUnit<T> : NAN;
         }
     if (a.kl != nullptr) store_kl(shared, first_key, first, kl);
     uint32_t high[4], low[4];  // rows are keys, columns queries
@@ -68,24 +69,25 @@ __device__ void compare(const KlBlocks& a, const Shared& shared,
     for (int n = 0; n < 2; ++n)
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            const SplitPair pair(score[n][2 * side], score[n][2 * side + 1]);
+            const SplitPair<T> pair(score[n][2 * side], score[n][2 * side + 1]);
             high[2 * n + side] = pair.high, low[2 * n + side] = pair.low;
             const int key = key_of(first_key, 2 * side), query = query_of(first, n, 0);
-            const auto& h = reinterpret_cast<const __nv_bfloat162&>(pair.high);
-            const auto& l = reinterpret_cast<const __nv_bfloat162&>(pair.low);
-            shared.high.value(query, key) = h.x, shared.high.value(query + 1, key) = h.y;
-            shared.low.value(query, key) = l.x, shared.low.value(query + 1, key) = l.y;
+            const auto put = [&](const auto& to, uint32_t two) {
+                to.value(query, key) = static_cast<uint16_t>(two);
+                to.value(query + 1, key) = static_cast<uint16_t>(two >> 16);
+            };
+            put(shared.high, pair.high), put(shared.low, pair.low);
         }
     const bool sound = __all_sync(kAllLanes, finite) != 0;
     if (!sound) *shared.unsound = 1;
 #pragma unroll
     for (int d = 0; d < kIndexDim / 8; d += 2) {
         uint32_t b[4];
-        load_sound(rows, first, 8 * d, sound, b);
+        load_sound<T>(rows, first, 8 * d, sound, b);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-            multiply_16x8(sums[d + n], high, b + 2 * n);
-            multiply_16x8(sums[d + n], low, b + 2 * n);
+            multiply_16x8<T>(sums[d + n], high, b + 2 * n);
+            multiply_16x8<T>(sums[d + n], low, b + 2 * n);
         }
     }
 }
@@ -95,6 +97,7 @@ template <typename Shared, int kIndexDim>
 __device__ void store_d_query(const KlBlocks& a, const Shared& shared,
                               const typename Shared::Shape::Meta& meta,
                               const MmaTile<kIndexDim>& keys, int most_seen) {
+    using T = typename Shared::Value;
     constexpr int kColumns = kIndexDim / 16, kUnits = Shared::kQueries / kStepQueries * kColumns;
     const bool sound = *shared.unsound == 0;
     for (int unit = warp_id(); unit < kUnits; unit += kWorkers) {
@@ -108,11 +111,11 @@ __device__ void store_d_query(const KlBlocks& a, const Shared& shared,
             uint32_t high[4], low[4], b[4];
             shared.high.load_a(high, first, key);
             shared.low.load_a(low, first, key);
-            load_sound(keys, key, column, sound, b);
+            load_sound<T>(keys, key, column, sound, b);
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                multiply_16x8(sums[n], high, b + 2 * n);
-                multiply_16x8(sums[n], low, b + 2 * n);
+                multiply_16x8<T>(sums[n], high, b + 2 * n);
+                multiply_16x8<T>(sums[n], low, b + 2 * n);
             }
         }
 #pragma unroll

@@ -107,7 +107,7 @@ __device__ void gather_lse(const KlTunedArgs& args, KlMemory<Dim, IndexDim, Bloc
 }
 
 /// The producer warp of index_k, and of index_q and what a tile must know of its uses.
-template <int Dim, int IndexDim, int BlockSize>
+template <typename T, int Dim, int IndexDim, int BlockSize>
 __device__ void gather_tiles(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>& shared) {
     using S = KlShape<Dim, IndexDim, BlockSize>;
     const KlBlocks& a = args.blocks;
@@ -136,7 +136,7 @@ __device__ void gather_tiles(const KlTunedArgs& args, KlMemory<Dim, IndexDim, Bl
                                                       slot_of(a, block, row))
                                    : -1;
                 seen[half] = there ? seen_of_block(a, block, query) : 0;
-                lse[half] = a.index_lse[row] * kLog2E;
+                lse[half] = a.index_lse[row] * kLog2E - kKlUnitLog2<T>;
             }
             const int to = stage_of<S::kTileStages>(tile);
             Barrier& full = shared.tile_full[to];

@@ -40,7 +40,7 @@ struct KlWork {
 
 /// What a tile must know of its uses.
 struct KlUses {
-    float index_lse[kKlRows];  // base 2
+    float index_lse[kKlRows];  // base 2, less kKlUnitLog2
     int slot[kKlRows];         // number in [piece, Hkv, slots]; negative: no use
     uint8_t seen[kKlRows];     // keys of the block; 0: no use
 };
@@ -52,7 +52,7 @@ struct KlMemory {
     char index_q[S::kTileStages][S::kIndexBoxes][kKlRowsBox];
     char index_k[S::kIndexBoxes][S::kKeyBox];
     char high[S::kMain][kKlRowsBox], low[S::kMain][kKlRowsBox];  // t - p, [uses][64 keys]
-    float taught[S::kMain][kKlSums][kWarpgroup];                 // p, each thread's own
+    float taught[S::kMain][kKlSums][kWarpgroup];                 // p kKlUnit, each thread's own
     float kl[4 * S::kMain][kKlRows];                             // of a warp's keys
     float lse[S::kStages][kKlRows];
     KlUses uses[S::kTileStages];

@@ -17,8 +17,9 @@ struct KlShape {
     static_assert(kMainWarps <= kWorkers && kQueries % kStepQueries == 0);
 };
 
-template <int kDim, int kIndexDim, int kGroup>
+template <typename T, int kDim, int kIndexDim, int kGroup>
 struct KlShared {
+    using Value = T;
     using Shape = KlShape<kDim, kIndexDim, kGroup>;
     static constexpr int kQueries = Shape::kQueries;
     static constexpr int kTeacherStride = kKlMostKeys + 4;
@@ -38,9 +39,7 @@ struct KlShared {
 
     __device__ explicit KlShared(char* at) {
         const auto take = [&](int bytes) { return at += bytes, at - bytes; };
-        const auto take_rows = [&](int bytes) {
-            return reinterpret_cast<__nv_bfloat16*>(take(bytes));
-        };
+        const auto take_rows = [&](int bytes) { return reinterpret_cast<uint16_t*>(take(bytes)); };
         keys.at = take_rows(MmaTile<kDim>::bytes(kKlMostKeys));
         index_keys.at = take_rows(MmaTile<kIndexDim>::bytes(kKlMostKeys));
         rows.at = take_rows(MmaTile<kIndexDim>::bytes(2 * kQueries));
@@ -54,7 +53,7 @@ struct KlShared {
 };
 
 /// The warp's 32 (query, head) of a tile, in registers: column 8 j + lane / 4 of tile j.
-template <int kDim, int kIndexDim, int kGroup>
+template <typename T, int kDim, int kIndexDim, int kGroup>
 struct MainColumns {
     using Shape = KlShape<kDim, kIndexDim, kGroup>;
     static constexpr int kSteps = MmaTile<kDim>::kSteps;
@@ -67,7 +66,7 @@ struct MainColumns {
         for (int j = 0; j < Shape::kColumnTiles; ++j) {
             const int column = first + 8 * j + lane / 4;
             const int64_t query = meta.query[column / kGroup];
-            const __nv_bfloat16* const row =
+            const uint16_t* const row =
                 a.q + (query * a.heads + group * kGroup + column % kGroup) * kDim;
 #pragma unroll
             for (int step = 0; step < kSteps; ++step)
@@ -96,7 +95,7 @@ struct MainColumns {
             const uint4 low = keys.words_of(key, step), high = keys.words_of(key + 8, step);
 #pragma unroll
             for (int j = 0; j < Shape::kColumnTiles; ++j)
-                multiply_words(p[j], low, high, words[j][step]);
+                multiply_words<T>(p[j], low, high, words[j][step]);
         }
         const int first_query = warp_id() * kWarpColumns / kGroup;
         const auto store = [&](int query, int side, float sum) {

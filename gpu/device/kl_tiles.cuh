@@ -103,7 +103,7 @@ __device__ void fetch_tiles(const KlBlocks& a, const KlItem& item, const Sequenc
 
 /// Rows of the block, `stride` values apart, by the whole thread block; zeros behind the last key.
 template <int kWidth>
-__device__ void fetch_keys(const __nv_bfloat16* from, int64_t stride, int keys, int rows,
+__device__ void fetch_keys(const uint16_t* from, int64_t stride, int keys, int rows,
                            const MmaTile<kWidth>& to) {
     constexpr int kChunks = MmaTile<kWidth>::kChunks;
     for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks;
@@ -128,7 +128,7 @@ struct ScoreShare {
 
 /// Scores of the warp's 16 keys and of the queries from `first` on, not scaled: rows are keys,
 /// sums[n] columns 8 n on.
-template <int kIndexDim>
+template <typename T, int kIndexDim>
 __device__ void index_scores_of(const MmaTile<kIndexDim>& keys, int first_key,
                                 const MmaTile<kIndexDim>& rows, int first, float (&sums)[2][4]) {
     const int lane = lane_id();
@@ -140,7 +140,7 @@ __device__ void index_scores_of(const MmaTile<kIndexDim>& keys, int first_key,
         const uint4 high = keys.words_of(first_key + 8 + lane / 4, step);
 #pragma unroll
         for (int n = 0; n < 2; ++n)
-            multiply_words(sums[n], low, high, rows.words_of(first + 8 * n + lane / 4, step));
+            multiply_words<T>(sums[n], low, high, rows.words_of(first + 8 * n + lane / 4, step));
     }
 }
 

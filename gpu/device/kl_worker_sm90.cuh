@@ -43,8 +43,9 @@ __device__ __forceinline__ void join_heads(const float (&x)[kKlSums], int side,
     }
 }
 
-template <int Dim, int IndexDim, int BlockSize>
+template <typename T, int Dim, int IndexDim, int BlockSize>
 struct KlWorker {
+    using Value = T;
     using S = KlShape<Dim, IndexDim, BlockSize>;
     using Memory = KlMemory<Dim, IndexDim, BlockSize>;
     using Sums = float[kKlSums];
@@ -57,7 +58,7 @@ struct KlWorker {
     const int lane = thread % kWarp, warp = thread / kWarp, quad = lane % 4;
     const int row = 16 * warp + lane / 4;  // of a product; the other: + 8
     const float scale = args.blocks.scale * kLog2E, index_scale = args.blocks.index_scale * kLog2E;
-    const float share = 1.0F / static_cast<float>(args.blocks.heads / args.blocks.groups);
+    const float share = kKlUnit<T> / static_cast<float>(args.blocks.heads / args.blocks.groups);
     // Operands of the first stage; stages are a constant number of bytes apart.
     const uint32_t q_rows = operand_low(shared_address(shared.q));
     const uint32_t index_q_rows = operand_low(shared_address(shared.index_q), kKlRowsBox);
@@ -69,7 +70,7 @@ struct KlWorker {
     // stmatrix: this lane's row, and its 16 bytes in the swizzle.
     const uint32_t part_row =
         (lane / 16 * 8 + lane % 8) * kSwizzle + (((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16);
-    RowOperand<ScoreShape<Dim, 2>> keys;
+    RowOperand<ScoreShape<Dim, T>> keys;
     float d_keys[IndexDim / 2];
     uint32_t started = 0, taught = 0, tile = 0, item = 0;  // so far
 
@@ -84,8 +85,8 @@ struct KlWorker {
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Dim / 16; ++step)
-            multiply_bf16(s, keys.word + 4 * step,
-                          operand(q, step / 4 * kKlRowsBox + step % 4 * 32), step > 0);
+            multiply_in<T>(s, keys.word + 4 * step,
+                           operand(q, step / 4 * kKlRowsBox + step % 4 * 32), step > 0);
         wgmma_commit();
         ++started;
     }
@@ -99,12 +100,12 @@ struct KlWorker {
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < IndexDim / 16; ++step)
-            multiply_bf16(s, operand(index_k_rows, step / 4 * S::kKeyBox + step % 4 * 32),
-                          operand(q, step / 4 * kKlRowsBox + step % 4 * 32), step > 0);
+            multiply_in<T>(s, operand(index_k_rows, step / 4 * S::kKeyBox + step % 4 * 32),
+                           operand(q, step / 4 * kKlRowsBox + step % 4 * 32), step > 0);
         wgmma_commit();
     }
 
-    /// Means over the heads, to the thread's own places.
+    /// Means over the heads, times kKlUnit, to the thread's own places.
     template <int HeadBits>
     __device__ __forceinline__ void keep(const Sums& s, int step) {
 #pragma unroll
@@ -151,7 +152,8 @@ struct KlWorker {
         }
     }
 
-    /// Index scores become t - p, 0 where a key is not seen and NaN where its score is not finite.
+    /// Index scores become t - p, times kKlUnit, 0 where a key is not seen and NaN where its score
+    /// is not finite.
     __device__ __forceinline__ void compare(Sums& s, const KlUses& uses) {
         const bool wants_kl = args.blocks.kl != nullptr;
         const int key = 64 * part + row;

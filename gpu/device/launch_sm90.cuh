@@ -35,4 +35,22 @@ cudaError_t by_sizes(int dim, int block_size, Launch launch) {
     });
 }
 
+/// The same without blocks of 32.
+template <typename Launch>
+cudaError_t by_wide_sizes(int dim, int block_size, Launch launch) {
+    return block_size == 64 ? dim == 128 ? launch.template operator()<128, 64>()
+                                         : launch.template operator()<64, 64>()
+           : dim == 128 ? launch.template operator()<128, 128>()
+                            : launch.template operator()<64, 128>();
+}
+
+/// The same of kernels of operands of type T, which have no blocks of 32 for types of 8 bits.
+template <typename T, typename Launch>
+cudaError_t by_operand_sizes(int dim, int block_size, Launch launch) {
+    if constexpr (sizeof(T) == 1)
+        return by_wide_sizes(dim, block_size, launch);
+    else
+        return by_sizes(dim, block_size, launch);
+}
+
 }  // namespace msa::cuda::sm90

@@ -1,19 +1,30 @@
 // SPDX-License-Identifier: MIT
-// Matrix products of one warp: sum [16, 8] += A [16, 16] B [16, 8], bf16, float sums. Source: PTX
-// ISA, mma.m16n8k16 and ldmatrix. The layouts of sum and A are those of gpu/device/wgmma.cuh, for
-// one warp.
+// Matrix products of one warp: sum [16, 8] += A [16, 16] B [16, 8], bf16 or f16, float sums.
+// Source: PTX ISA, mma.m16n8k16 and ldmatrix. The layouts of sum and A are those of
+// gpu/device/wgmma.cuh, for one warp.
 #pragma once
 
 #include <cstdint>
 
+#include "gpu/device/half_pair.cuh"
+
 namespace msa::cuda {
 
+/// Operands of type T, __nv_bfloat16 or __half.
+template <typename T>
 __device__ inline void multiply_16x8(float* sum, const uint32_t* a, const uint32_t* b) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    if constexpr (kIsHalf<T>)
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+            "{%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    else
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, "
+            "%7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 /// Four 8 x 8 matrices of two-byte elements: lane l gives the address of row l % 8 of matrix l / 8

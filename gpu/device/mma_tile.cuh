@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Tiles of bf16 rows in shared memory as mma.sync reads them. 16-byte chunks are permuted within a
-// row, so that neither 16 bytes of two rows at a time (words_of) nor 8 rows of one chunk
+// Tiles of rows of bf16 or f16 in shared memory as mma.sync reads them. 16-byte chunks are permuted
+// within a row, so that neither 16 bytes of two rows at a time (words_of) nor 8 rows of one chunk
 // (load_matrices) meet in a bank.
 //
 // words_of() gives a lane 8 neighbouring values of a row: the operands of two products of depth 16.
 // The depth is summed in another order than the matrices' own, the same one in both operands.
 #pragma once
-
-#include <cuda_bf16.h>
 
 #include <cstdint>
 
@@ -23,15 +21,15 @@ template <int kWidth>
 struct MmaTile {
     static constexpr int kChunks = kWidth / kChunk;
     static constexpr int kSteps = kWidth / 32;  // of words_of
-    __nv_bfloat16* at;
+    uint16_t* at;
 
     static constexpr int bytes(int rows) { return rows * kWidth * 2; }
 
-    __device__ __nv_bfloat16* chunk(int row, int chunk) const {
+    __device__ uint16_t* chunk(int row, int chunk) const {
         const int moved = chunk ^ ((row & 1) << 2 | (row >> 1 & 3));
         return at + row * kWidth + moved * kChunk;
     }
-    __device__ __nv_bfloat16& value(int row, int column) const {
+    __device__ uint16_t& value(int row, int column) const {
         return chunk(row, column / kChunk)[column % kChunk];
     }
     /// Of the lane: values 32 step + 8 (lane % 4) on of a row.
@@ -52,12 +50,13 @@ struct MmaTile {
 
 /// sum += A B of two products of depth 16: the lane's words of rows g and g + 8 of A, and of
 /// column g of B, g = lane / 4.
+template <typename T>
 __device__ inline void multiply_words(float* sum, const uint4& low, const uint4& high,
                                       const uint4& column) {
     const uint32_t first[4] = {low.x, high.x, low.y, high.y}, first_b[2] = {column.x, column.y};
     const uint32_t second[4] = {low.z, high.z, low.w, high.w}, second_b[2] = {column.z, column.w};
-    multiply_16x8(sum, first, first_b);
-    multiply_16x8(sum, second, second_b);
+    multiply_16x8<T>(sum, first, first_b);
+    multiply_16x8<T>(sum, second, second_b);
 }
 
 /// 16 bytes from global to shared memory, or zeros; without waiting.
@@ -90,24 +89,23 @@ __device__ inline void give_up_registers() {
 #endif
 }
 
-/// Two bf16, those that are not finite as zeros.
+/// Two values of type T, those that are not finite as zeros.
+template <typename T>
 __device__ inline uint32_t finite_or_zero(uint32_t pair) {
-    constexpr uint32_t kExponent = 0x7F80U;
+    constexpr uint32_t kExponent = kExponentBits<T>;
     if ((pair & kExponent) == kExponent) pair &= 0xFFFF0000U;
     if ((pair >> 16 & kExponent) == kExponent) pair &= 0x0000FFFFU;
     return pair;
 }
 
-/// Two values and what their rounding to bf16 left, the first in the low half.
+/// Two values rounded to T, and what the rounding left, the first in the low half.
+template <typename T>
 struct SplitPair {
     uint32_t high, low;
 
-    __device__ SplitPair(float a, float b) {
-        const __nv_bfloat162 rounded = __floats2bfloat162_rn(a, b);
-        const __nv_bfloat162 rest =
-            __floats2bfloat162_rn(a - __low2float(rounded), b - __high2float(rounded));
-        high = reinterpret_cast<const uint32_t&>(rounded);
-        low = reinterpret_cast<const uint32_t&>(rest);
+    __device__ SplitPair(float a, float b) : high(pack<T>(a, b)) {
+        const float2 rounded = unpack<T>(high);
+        low = pack<T>(a - rounded.x, b - rounded.y);
     }
 };
 

@@ -9,7 +9,7 @@
 
 #include "gpu/device/sm90.cuh"
 #include "gpu/device/warp.cuh"
-#include "gpu/device/wgmma.cuh"
+#include "gpu/device/wgmma_f16.cuh"
 
 namespace msa::cuda::sm90 {
 
@@ -25,6 +25,12 @@ struct TileRows {
     static constexpr int kThreads = (Consumers + 1) * kWarpgroup;
     static constexpr int kBlocksPerSm = Consumers == 1 ? 2 : 1;
     static constexpr int kConsumerRegisters = Consumers == 1 ? 232 : 240;
+    static constexpr int kProducerRegisters = 24;
+    /// Of a thread of each warpgroup together, as the launch gives them: setmaxnreg.inc waits for
+    /// ever for more.
+    static constexpr int kRegisters =
+        kRegistersOfSm / (kThreads * kBlocksPerSm) / 8 * 8 * (Consumers + 1);
+    static_assert(Consumers * kConsumerRegisters + kProducerRegisters <= kRegisters);
 };
 using PrefillRows = TileRows<2, 2>;  // 256
 using DecodeRows = TileRows<1, 1>;   // 64; two thread blocks share an SM
@@ -32,11 +38,12 @@ using DecodeRows = TileRows<1, 1>;   // 64; two thread blocks share an SM
 constexpr int kSums = kHalfRows * kTileKeys / kWarpgroup;  // accumulators per thread and half
 constexpr int kSwizzle = 128;                              // bytes of a row in one box
 
-/// Keys and rows of Dim channels of Bytes bytes: 2 for bf16, 1 for e4m3.
-template <int Dim, int Bytes>
+/// Keys and rows of Dim channels of type T: __nv_bfloat16, __half or __nv_fp8_e4m3.
+template <int Dim, typename T>
 struct ScoreShape {
-    static constexpr int kBytes = Bytes;
-    static constexpr int kRowBytes = Dim * Bytes;
+    using Value = T;
+    static constexpr int kBytes = sizeof(T);
+    static constexpr int kRowBytes = Dim * kBytes;
     static constexpr int kSteps = kRowBytes / 32;  // matrix instructions per half and tile
     static constexpr int kBoxes = (kRowBytes + kSwizzle - 1) / kSwizzle;  // one may be half empty
     static constexpr int kBoxBytes = kTileKeys * kSwizzle;
@@ -122,10 +129,7 @@ __device__ void multiply(float (&sum)[kSums], const RowOperand<Shape>& rows, con
     for (int s = 0; s < Shape::kSteps; ++s) {
         const uint64_t keys =
             swizzled_operand(tile + 32 * s / kSwizzle * Shape::kBoxBytes + 32 * s % kSwizzle);
-        if constexpr (Shape::kBytes == 2)
-            multiply_bf16(sum, rows.word + 4 * s, keys, s > 0);
-        else
-            multiply_e4m3(sum, rows.word + 4 * s, keys, s > 0);
+        multiply_in<typename Shape::Value>(sum, rows.word + 4 * s, keys, s > 0);
     }
     wgmma_commit();
 }

@@ -13,6 +13,7 @@ namespace msa::cuda::sm90 {
 
 constexpr int kWarpgroup = 128;
 constexpr int kMostSharedBytes = 227 << 10;  // of a thread block
+constexpr int kRegistersOfSm = 1 << 16;
 
 __device__ inline uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));

@@ -54,15 +54,20 @@ struct RowsAndKeys {
 };
 
 /// Fills `rows` rows of a tile; source(row) points to `width` values, or is null for a row of
-/// zeros. Zeros behind the width.
-template <typename Source>
-__device__ void stage(float* tile, int rows, int width, Source source) {
+/// zeros. Zeros behind the width. scale(row) is a factor of the values of a row that is there.
+template <typename Source, typename Scale>
+__device__ void stage(float* tile, int rows, int width, Source source, Scale scale) {
     const int stride = tile_stride(width), warps = static_cast<int>(blockDim.x) / kWarp;
     for (int row = warp_id(); row < rows; row += warps) {
         const auto* from = source(row);
+        const float factor = from != nullptr ? scale(row) : 0.0F;
         for (int d = lane_id(); d < stride; d += kWarp)
-            tile[row * stride + d] = from != nullptr && d < width ? load(from + d) : 0.0F;
+            tile[row * stride + d] = from != nullptr && d < width ? load(from + d) * factor : 0.0F;
     }
+}
+template <typename Source>
+__device__ void stage(float* tile, int rows, int width, Source source) {
+    stage(tile, rows, width, source, [](int) { return 1.0F; });
 }
 
 /// dots[r] = row r . the lane's key.

@@ -150,7 +150,7 @@ void dense_attention_grad_any(const Call& call, const AttentionInput& in,
     const auto& tiles = call.layout->tiles(tiling.queries, TileOrder::longest_first).device;
     const dim3 grid(static_cast<unsigned>(tiles.size()), static_cast<unsigned>(p.kv_heads),
                     static_cast<unsigned>(tiling.parts));
-    by_half_element(in.q.element(), [&]<typename T>() {
+    by_element(in.q.element(), [&]<typename T>() {
         const BackwardInput<T> b{main_heads<T>(p, in.q, in.k, in.v),
                                  key_support(call, {}),
                                  operand(saved.d_out),
@@ -171,7 +171,7 @@ void sparse_attention_grad_any(const Call& call, const AttentionInput& in,
     const HeadTiling tiling = tile_heads(p.group_size(), 1);
     const dim3 grid(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads),
                     static_cast<unsigned>(tiling.parts));
-    by_half_element(in.q.element(), [&]<typename T>() {
+    by_element(in.q.element(), [&]<typename T>() {
         const BackwardInput<T> b{main_heads<T>(p, in.q, in.k, in.v),
                                  key_support(call, ids),
                                  operand(saved.d_out),

@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 void attention_repair_any(const Call& call, const AttentionInput& in, View<const int32_t, 3> ids,
                           const AttentionOutput& to, const int32_t* marked) {
     constexpr int64_t kBlocks = 512;
-    by_element(in.q.element(), [&]<typename T>() {
-        const Heads<T> heads = main_heads<T>(call.problem, in.q, in.k, in.v);
+    by_index_element(in.q.element(), [&]<typename T>() {
+        const Heads<T> heads = sparse_heads<T>(call.problem, call.layout, in);
         const HeadTiling tiling = tile_heads(heads.heads, 1);
         const int64_t rows = call.problem.queries() * call.problem.kv_heads;
         const auto blocks = std::min(ceil_div(rows, tiling.warps() * kWarp), kBlocks);

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(PrefillRows::kThreads, 1)
     const int warpgroup = threadIdx.x / kWarpgroup;
     constexpr int kDim = Shape::kRowBytes / Shape::kBytes;
     if (warpgroup == PrefillRows::kConsumers) {
-        setmaxnreg_dec<24>();
+        setmaxnreg_dec<PrefillRows::kProducerRegisters>();
         if (threadIdx.x % kWarpgroup == 0)
             produce<Shape>(&args.k, group * kDim, tile.key, count, shared.tiles[0], shared.ring);
         return;
@@ -163,10 +163,11 @@ __global__ void normalise(const BlockMassArgs args) {
 
 }  // namespace
 
+template <typename T>
 cudaError_t launch_block_mass_sm90(const BlockMassArgs& args, cudaStream_t stream) {
     return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
-        using S = Shared<ScoreShape<Dim, 2>>;
-        auto* const kernel = block_log_sums<ScoreShape<Dim, 2>, BlockSize>;
+        using S = Shared<ScoreShape<Dim, T>>;
+        auto* const kernel = block_log_sums<ScoreShape<Dim, T>, BlockSize>;
         const cudaError_t error = allow_shared<S>(kernel);
         if (error != cudaSuccess) return error;
         const auto groups = static_cast<unsigned>(args.groups);
@@ -178,5 +179,6 @@ cudaError_t launch_block_mass_sm90(const BlockMassArgs& args, cudaStream_t strea
         return cudaGetLastError();
     });
 }
+template cudaError_t launch_block_mass_sm90<MSA_KERNEL_ELEMENT>(const BlockMassArgs&, cudaStream_t);
 
 }  // namespace msa::cuda

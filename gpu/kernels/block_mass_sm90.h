@@ -17,7 +17,7 @@ constexpr int kMassTileRows = 256;  // (query, head) rows of a tile
 constexpr int kMassTileKeys = 128;
 
 struct BlockMassArgs {
-    const void* q;            // [Nq, Hq, dh] bf16
+    const void* q;            // [Nq, Hq, dh] of T
     CUtensorMap k;            // [Nk, Hkv * dh], boxes of 128 keys x 128 bytes
     int head_dim;             // 64 or 128
     const QueryTile* tiles;   // of at most kMassTileRows / G queries, the most work first
@@ -33,6 +33,8 @@ struct BlockMassArgs {
 
 constexpr int64_t kMassMostTiles = 65535;  // of a launch
 
+/// Operands of type T: __nv_bfloat16 or __half.
+template <typename T>
 cudaError_t launch_block_mass_sm90(const BlockMassArgs&, cudaStream_t);
 
 }  // namespace msa::cuda

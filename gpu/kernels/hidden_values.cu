@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 
+#include "gpu/device/half_pair.cuh"
+#include "gpu/half_types.h"
 #include "gpu/kernels/hidden_values.h"
 
 namespace msa::cuda {
@@ -10,8 +12,9 @@ constexpr int kThreads = 256, kPerLoad = 8;
 constexpr int64_t kMostBlocks = 1024;  // of a span
 constexpr int64_t kMostSpans = 65535;  // at once: the limit of a grid
 
+template <typename T>
 __device__ bool has_not_finite(uint4 eight) {
-    constexpr uint32_t kExponent = 0x7F80;
+    constexpr uint32_t kExponent = kExponentBits<T>;
     const uint32_t words[] = {eight.x, eight.y, eight.z, eight.w};
     bool found = false;
     for (const uint32_t word : words)
@@ -20,6 +23,7 @@ __device__ bool has_not_finite(uint4 eight) {
 }
 
 /// A row of thread blocks per span and kMostSpans spans further; `row` loads hold a key's values.
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
     look_at_spans(const uint4* values, int64_t row, const KeyRange* spans, int64_t span_count,
                   int32_t* found) {
@@ -29,17 +33,18 @@ __global__ void __launch_bounds__(kThreads)
         const int64_t end = (span.first + span.count) * row;
         for (int64_t i = span.first * row + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < end;
              i += int64_t{gridDim.x} * kThreads)
-            bad |= has_not_finite(__ldcs(values + i));
+            bad |= has_not_finite<T>(__ldcs(values + i));
     }
     if (bad) *found = 1;
 }
 
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
     look_at_all(const uint4* values, int64_t count, int32_t* found) {
     bool bad = false;
     for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
          i += int64_t{gridDim.x} * kThreads)
-        bad |= has_not_finite(__ldcs(values + i));
+        bad |= has_not_finite<T>(__ldcs(values + i));
     if (bad) *found = 1;
 }
 
@@ -51,8 +56,10 @@ void look_for_not_finite(const Call& call, std::initializer_list<Out<3>> tensors
         const int64_t count = element_count(values.shape()) / kPerLoad;
         const int64_t blocks = std::min(kMostBlocks, (count + kThreads - 1) / kThreads);
         if (blocks == 0) continue;
-        look_at_all<<<static_cast<unsigned>(blocks), kThreads, 0, call.stream()>>>(
-            static_cast<const uint4*>(values.data()), count, found);
+        by_half(values.element(), [&]<typename T>() {
+            look_at_all<T><<<static_cast<unsigned>(blocks), kThreads, 0, call.stream()>>>(
+                static_cast<const uint4*>(values.data()), count, found);
+        });
         check_launch("look_for_not_finite");
     }
 }
@@ -65,8 +72,10 @@ void look_for_not_finite(const Call& call, In<3> values, View<const KeyRange, 1>
     if (blocks == 0 || spans.size() == 0) return;
     const dim3 grid(static_cast<unsigned>(blocks),
                     static_cast<unsigned>(std::min(kMostSpans, spans.size())));
-    look_at_spans<<<grid, kThreads, 0, call.stream()>>>(static_cast<const uint4*>(values.data()),
-                                                        row, spans.data(), spans.size(), found);
+    by_half(values.element(), [&]<typename T>() {
+        look_at_spans<T><<<grid, kThreads, 0, call.stream()>>>(
+            static_cast<const uint4*>(values.data()), row, spans.data(), spans.size(), found);
+    });
     check_launch("look_for_not_finite");
 }
 

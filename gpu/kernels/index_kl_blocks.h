@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT
-// index_kl by blocks of keys, on tensor cores (bf16): by mma.sync here, by wgmma in
-// index_kl_sm90.h. A thread block keeps the keys of a block while the queries that use it pass:
-// their teacher's probabilities p, the index's t, and from t - p the block's part of d_index_k,
-// which stays in registers, and each query's part of d_index_q, which goes to a slot. Sums over
-// slots and parts have one order.
+// index_kl by blocks of keys, on tensor cores (operands of type T, __nv_bfloat16 or __half): by
+// mma.sync here, by wgmma in index_kl_sm90.h. A thread block keeps the keys of a block while the
+// queries that use it pass: their teacher's probabilities p, the index's t, and from t - p the
+// block's part of d_index_k, which stays in registers, and each query's part of d_index_q, which
+// goes to a slot. Sums over slots and parts have one order.
 #pragma once
 
-#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/problem.h"
 #include "gpu/kernels/reverse_index.h"
@@ -24,6 +25,12 @@ constexpr int kKlMostKeys = 128;   // of a block
 // query is in, and the longest first.
 constexpr int kKlWindows = 16, kKlLengths = 16, kKlBins = kKlWindows * kKlLengths;  // of a group
 
+/// t - p, at most 1 in size, goes into its products times this, and d_query and d_keys are as many
+/// times too large: f16 has nothing below 2^-24. As the sum of two values of f16, t - p is then off
+/// by at most 2^-22 of itself or by 2^-40; of bf16, by 2^-16 of itself.
+template <typename T>
+inline constexpr float kKlUnit = std::is_same_v<T, __half> ? 0x1p15F : 1.0F;
+
 /// A block of keys of a group, and some of the queries that use it: places in the reverse index, or
 /// query rows where that is absent.
 struct KlItem {
@@ -34,11 +41,11 @@ struct KlItem {
 /// Of a piece of the queries and, on the full support, a round of the blocks. Arrays by query are
 /// those of the whole problem; workspaces by query begin with the piece.
 struct KlBlocks {
-    const __nv_bfloat16 *q, *k;              // [Nq, Hq, dh], [Nk, Hkv, dh]
-    const __nv_bfloat16 *index_q, *index_k;  // [Nq, Hkv, didx], [Nk, didx]
-    const float *main_lse, *index_lse;       // [Nq, Hq], [Nq, Hkv], natural log
-    const int32_t* ids;                      // [Nq, Hkv, slots]; null: full support
-    const KeyRange* visible;                 // [Nq]
+    const uint16_t *q, *k;              // [Nq, Hq, dh], [Nk, Hkv, dh]: the bits of T
+    const uint16_t *index_q, *index_k;  // [Nq, Hkv, didx], [Nk, didx]
+    const float *main_lse, *index_lse;  // [Nq, Hq], [Nq, Hkv], natural log
+    const int32_t* ids;                 // [Nq, Hkv, slots]; null: full support
+    const KeyRange* visible;            // [Nq]
     const SequenceBlock* blocks;
     ReverseIndex reverse;
     QueryRange piece;
@@ -66,11 +73,15 @@ struct KlBlocks {
 
 /// items and item_starts; and the order, where it is asked for, none taken yet.
 cudaError_t launch_kl_items(const KlBlocks&, cudaStream_t);
+/// `to` as KlTunedArgs::lse, of `rows` lse to base e.
+cudaError_t launch_kl_lse(const float* lse, int64_t rows, float* to, cudaStream_t);
 /// slot_lse of the index scores, of at most `most_items` items.
+template <typename T>
 cudaError_t launch_kl_slot_lse(const KlBlocks&, int64_t most_items, cudaStream_t);
 /// lse [Nq, Hkv] of the piece's rows, joined with what is there unless `first`.
 cudaError_t launch_kl_join_lse(const KlBlocks&, bool first, float* lse, cudaStream_t);
 /// d_query, kl and d_keys.
+template <typename T>
 cudaError_t launch_kl_blocks(const KlBlocks&, int64_t most_items, cudaStream_t);
 /// d_index_q [Nq, Hkv, didx], and kl [Nq, Hkv] where it is there: the sums of the slots of the
 /// piece's rows, `gradient` times for the former; added to what is there unless `first`.

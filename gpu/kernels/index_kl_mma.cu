@@ -4,9 +4,9 @@
 namespace msa::cuda {
 namespace {
 
-template <int kDim, int kIndexDim, int kGroup>
+template <typename T, int kDim, int kIndexDim, int kGroup>
 __global__ void __launch_bounds__(kBlockThreads, 1) kl_blocks(const __grid_constant__ KlBlocks a) {
-    using Shared = KlShared<kDim, kIndexDim, kGroup>;
+    using Shared = KlShared<T, kDim, kIndexDim, kGroup>;
     using Shape = typename Shared::Shape;
     constexpr int kQueries = Shape::kQueries;
     extern __shared__ uint4 memory[];
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) kl_blocks(const __grid_const
     const bool teaches = warp_id() < Shape::kMainWarps;
     const ScoreShare share(a.block_size);
     const float scale = a.scale * kLog2E;
-    MainColumns<kDim, kIndexDim, kGroup> columns;
+    MainColumns<T, kDim, kIndexDim, kGroup> columns;
     KeySums<kIndexDim> sums = {};
     if (teaches) columns.fetch(a, item.group, shared.meta[0]);
     for (int t = 0; t < tiles; ++t) {
@@ -65,11 +65,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1) kl_blocks(const __grid_const
                             a.d_keys + int64_t{blockIdx.x} * a.block_size * kIndexDim);
 }
 
-template <int kDim, int kIndexDim>
+template <typename T, int kDim, int kIndexDim>
 cudaError_t launch_group(const KlBlocks& a, int64_t most_items, cudaStream_t stream) {
     const auto launch = [&]<int kGroup>() {
-        return launch_items(kl_blocks<kDim, kIndexDim, kGroup>,
-                            KlShared<kDim, kIndexDim, kGroup>::kBytes, a, most_items, stream);
+        return launch_items(kl_blocks<T, kDim, kIndexDim, kGroup>,
+                            KlShared<T, kDim, kIndexDim, kGroup>::kBytes, a, most_items, stream);
     };
     switch (a.group_size()) {
         case 2: return launch.template operator()<2>();
@@ -81,10 +81,12 @@ cudaError_t launch_group(const KlBlocks& a, int64_t most_items, cudaStream_t str
 
 }  // namespace
 
+template <typename T>
 cudaError_t launch_kl_blocks(const KlBlocks& a, int64_t most_items, cudaStream_t stream) {
-    if (a.head_dim == 64) return launch_group<64, 64>(a, most_items, stream);
-    return a.index_dim == 64 ? launch_group<128, 64>(a, most_items, stream)
-                             : launch_group<128, 128>(a, most_items, stream);
+    if (a.head_dim == 64) return launch_group<T, 64, 64>(a, most_items, stream);
+    return a.index_dim == 64 ? launch_group<T, 128, 64>(a, most_items, stream)
+                             : launch_group<T, 128, 128>(a, most_items, stream);
 }
+template cudaError_t launch_kl_blocks<MSA_KERNEL_ELEMENT>(const KlBlocks&, int64_t, cudaStream_t);
 
 }  // namespace msa::cuda

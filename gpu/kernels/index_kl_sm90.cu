@@ -9,7 +9,7 @@
 // While the tensor cores form the scores of a step, the warpgroup takes the exponentials of the
 // step before and adds heads up: those of a thread first, then those of its four neighbours. Means
 // go to shared memory, a place of its own for each thread, until the tile's index scores are there.
-// D' goes into its two products as two bf16 values, the rounded one and what the rounding left:
+// D' goes into its two products as two values of T, the rounded one and what the rounding left:
 // from registers into dK_idx, through shared memory (stmatrix transposes it), where both
 // warpgroups' keys meet, into dQ_idx, of which each forms 64 channels. A part of dQ_idx goes to the
 // use's slot, in float. One producer warp takes items and gathers q by TMA through a ring, one
@@ -34,14 +34,13 @@ namespace {
 
 using namespace sm90;
 
-constexpr int kThreads = 256;
-
 /// By all consumers: numbers in shared memory that are not finite become 0.
+template <typename T>
 __device__ void make_finite(char* from, int bytes, int thread, int threads) {
     for (int i = 16 * thread; i < bytes; i += 16 * threads) {
         uint4& x = *reinterpret_cast<uint4*>(from + i);
-        x = make_uint4(finite_or_zero(x.x), finite_or_zero(x.y), finite_or_zero(x.z),
-                       finite_or_zero(x.w));
+        x = make_uint4(finite_or_zero<T>(x.x), finite_or_zero<T>(x.y), finite_or_zero<T>(x.z),
+                       finite_or_zero<T>(x.w));
     }
 }
 
@@ -49,10 +48,11 @@ __device__ void make_finite(char* from, int bytes, int thread, int threads) {
 template <typename Worker>
 __device__ void hide_unsound(const Worker& w) {
     using S = typename Worker::S;
+    using T = typename Worker::Value;
     const int thread = static_cast<int>(threadIdx.x);
     auto& index_q = w.shared.index_q[stage_of<S::kTileStages>(w.tile)];
-    make_finite(index_q[0], sizeof index_q, thread, Worker::kWorkThreads);
-    make_finite(w.shared.index_k[0], sizeof w.shared.index_k, thread, Worker::kWorkThreads);
+    make_finite<T>(index_q[0], sizeof index_q, thread, Worker::kWorkThreads);
+    make_finite<T>(w.shared.index_k[0], sizeof w.shared.index_k, thread, Worker::kWorkThreads);
     fence_shared();
     barrier_of<1>(Worker::kWorkThreads);
 }
@@ -83,7 +83,7 @@ __device__ __forceinline__ void start_queries(const Worker& w, typename Worker::
     for (int side = 0; side < 2; ++side)  // what rounding left lies behind the rounded values
 #pragma unroll
         for (int step = 0; step < S::kMain * 4; ++step)
-            multiply_bf16<true>(
+            multiply_in<typename Worker::Value, true>(
                 s, operand(w.high_rows, (side * S::kMain + step / 4) * kKlRowsBox + step % 4 * 32),
                 operand(w.index_k_columns, more * S::kKeyBox + step * 16 * kSwizzle),
                 side + step > 0);
@@ -117,7 +117,7 @@ __device__ void store_kl(const Worker& w, const KlUses& uses) {
     if (w.args.blocks.kl == nullptr || use >= kKlRows || uses.slot[use] < 0) return;
     double sum = 0;
     for (const auto& of_warp : w.shared.kl) sum += double{of_warp[use]};
-    w.args.blocks.kl[uses.slot[use]] = sum;
+    w.args.blocks.kl[uses.slot[use]] = sum / kKlUnit<typename Worker::Value>;
 }
 
 /// Both products of t - p, which is in `s`; then all that the tile took is free.
@@ -130,7 +130,7 @@ __device__ __forceinline__ void multiply_differences(Worker& w, typename Worker:
     uint32_t high[kKlSums / 2], low[kKlSums / 2];
 #pragma unroll
     for (int n = 0; n < kKlSums / 2; ++n) {
-        const SplitPair pair(s[2 * n], s[2 * n + 1]);
+        const SplitPair<typename Worker::Value> pair(s[2 * n], s[2 * n + 1]);
         high[n] = pair.high, low[n] = pair.low;
     }
     const uint32_t to = shared_address(shared.high[w.part]) + w.part_row;
@@ -158,9 +158,10 @@ __device__ __forceinline__ void multiply_differences(Worker& w, typename Worker:
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKlRows / 16; ++step) {
-        multiply_bf16<true>(w.d_keys, high + 4 * step, operand(index_q, step * 16 * kSwizzle),
-                            true);
-        multiply_bf16<true>(w.d_keys, low + 4 * step, operand(index_q, step * 16 * kSwizzle), true);
+        multiply_in<typename Worker::Value, true>(w.d_keys, high + 4 * step,
+                                                  operand(index_q, step * 16 * kSwizzle), true);
+        multiply_in<typename Worker::Value, true>(w.d_keys, low + 4 * step,
+                                                  operand(index_q, step * 16 * kSwizzle), true);
     }
     wgmma_commit();
     store_kl(w, uses);
@@ -209,10 +210,10 @@ __device__ __forceinline__ void pass_tile(Worker& w, int count, const SequenceBl
 }
 
 /// A consumer: items until there are none.
-template <int Dim, int IndexDim, int BlockSize>
+template <typename T, int Dim, int IndexDim, int BlockSize>
 __device__ void work(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>& shared,
                      int part) {
-    KlWorker<Dim, IndexDim, BlockSize> w(args, shared, part);
+    KlWorker<T, Dim, IndexDim, BlockSize> w(args, shared, part);
     const KlBlocks& a = args.blocks;
     const int first_row = 64 * part + w.row, row[2] = {first_row, first_row + 8};
     for (;; ++w.item) {
@@ -243,7 +244,7 @@ __device__ void work(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>
     }
 }
 
-template <int Dim, int IndexDim, int BlockSize>
+template <typename T, int Dim, int IndexDim, int BlockSize>
 __global__ void __launch_bounds__(KlShape<Dim, IndexDim, BlockSize>::kThreads,
                                   KlShape<Dim, IndexDim, BlockSize>::kBlocksPerProcessor)
     kl_blocks_sm90(const __grid_constant__ KlTunedArgs args) {
@@ -260,29 +261,22 @@ __global__ void __launch_bounds__(KlShape<Dim, IndexDim, BlockSize>::kThreads,
     const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
     if (warpgroup < S::kMain) {
         setmaxnreg_inc<S::kMainRegisters>();
-        work(args, shared, warpgroup);
+        work<T>(args, shared, warpgroup);
     } else {
         setmaxnreg_dec<56>();
         const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
         if (warp == 0) gather_queries(args, shared);
         if (warp == 1) gather_lse(args, shared);
-        if (warp == 2) gather_tiles(args, shared);
+        if (warp == 2) gather_tiles<T>(args, shared);
     }
 }
 
-__global__ void __launch_bounds__(kThreads) to_base_two(const float* lse, int64_t rows, float* to) {
-    const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    if (row > rows) return;
-    const float known = row < rows ? lse[row] : -INFINITY;
-    to[row] = known == -INFINITY ? INFINITY : known * kLog2E;
-}
-
-template <int Dim, int IndexDim, int BlockSize>
+template <typename T, int Dim, int IndexDim, int BlockSize>
 cudaError_t launch(const KlTunedArgs& args, int64_t most_items, int sms, cudaStream_t stream) {
     using S = KlShape<Dim, IndexDim, BlockSize>;
     using Memory = KlMemory<Dim, IndexDim, BlockSize>;
     static_assert(S::kBlocksPerProcessor * (sizeof(Memory) + 1024) <= 228 << 10);
-    auto* const kernel = kl_blocks_sm90<Dim, IndexDim, BlockSize>;
+    auto* const kernel = kl_blocks_sm90<T, Dim, IndexDim, BlockSize>;
     const cudaError_t error = allow_shared<Memory>(kernel);
     if (error != cudaSuccess) return error;
     const auto blocks = std::min<int64_t>(most_items, S::kBlocksPerProcessor * sms);
@@ -292,25 +286,22 @@ cudaError_t launch(const KlTunedArgs& args, int64_t most_items, int sms, cudaStr
 
 }  // namespace
 
-cudaError_t launch_kl_lse(const float* lse, int64_t rows, float* to, cudaStream_t stream) {
-    const int64_t blocks = (rows + kThreads) / kThreads;
-    to_base_two<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(lse, rows, to);
-    return cudaGetLastError();
-}
-
+template <typename T>
 cudaError_t launch_kl_blocks_sm90(const KlTunedArgs& args, int64_t most_items, int sms,
                                   cudaStream_t stream) {
     if (most_items == 0) return cudaSuccess;
     const KlBlocks& a = args.blocks;
     const bool wide = a.block_size == 128;
     if (a.head_dim == 64)
-        return wide ? launch<64, 64, 128>(args, most_items, sms, stream)
-                    : launch<64, 64, 64>(args, most_items, sms, stream);
+        return wide ? launch<T, 64, 64, 128>(args, most_items, sms, stream)
+                    : launch<T, 64, 64, 64>(args, most_items, sms, stream);
     if (a.index_dim == 64)
-        return wide ? launch<128, 64, 128>(args, most_items, sms, stream)
-                    : launch<128, 64, 64>(args, most_items, sms, stream);
-    return wide ? launch<128, 128, 128>(args, most_items, sms, stream)
-                : launch<128, 128, 64>(args, most_items, sms, stream);
+        return wide ? launch<T, 128, 64, 128>(args, most_items, sms, stream)
+                    : launch<T, 128, 64, 64>(args, most_items, sms, stream);
+    return wide ? launch<T, 128, 128, 128>(args, most_items, sms, stream)
+                : launch<T, 128, 128, 64>(args, most_items, sms, stream);
 }
+template cudaError_t launch_kl_blocks_sm90<MSA_KERNEL_ELEMENT>(const KlTunedArgs&, int64_t, int,
+                                                               cudaStream_t);
 
 }  // namespace msa::cuda

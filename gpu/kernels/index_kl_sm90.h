@@ -3,7 +3,7 @@
 // persistent thread blocks that take items in turn.
 //
 // Products, for each (query, group) and key of its support: q . k of G heads, index_q . index_k,
-// and t - p times index_k and times index_q, which takes part as two bf16 values. With both dims
+// and t - p times index_k and times index_q, which takes part as two values. With both dims
 // 128 and G = 16 that are 4096 + 256 + 2 x 256 + 2 x 256 = 5376 FLOPs, of which 4864 count as
 // useful, and 17 exponentials. At N 128K, k 16 of 128 keys (full support at 32K in brackets), one
 // H100:
@@ -17,26 +17,32 @@
 
 #include <cuda.h>
 
+#include <bit>
+
 #include "gpu/kernels/index_kl_blocks.h"
 
 namespace msa::cuda {
 
 struct KlTunedArgs {
     KlBlocks blocks;          // Bk 64 or 128, G at most 16
-    CUtensorMap q_one;        // [Nq, Hq, dh] bf16, boxes of one query's G heads x 64 channels
-    CUtensorMap index_q_one;  // [Nq, Hkv, didx] bf16, boxes of one row x 64 channels
-    CUtensorMap index_k;      // [Nk, didx] bf16, boxes of Bk keys x 64 channels
+    CUtensorMap q_one;        // [Nq, Hq, dh] of T, boxes of one query's G heads x 64 channels
+    CUtensorMap index_q_one;  // [Nq, Hkv, didx] of T, boxes of one row x 64 channels
+    CUtensorMap index_k;      // [Nk, didx] of T, boxes of Bk keys x 64 channels
     const float* lse;         // [Nq Hq + 1]: main_lse, base 2; the last leaves no probability
     int64_t queries, keys;
     int head_bits;  // kl_head_bits(G)
 };
 
+/// log2 of kKlUnit. t and p have it from lse and from the share of a head, at no instruction's
+/// cost.
+template <typename T>
+inline constexpr int kKlUnitLog2 = std::countr_zero(static_cast<uint32_t>(kKlUnit<T>));
+
 /// A query takes 2^this columns of a product: G, rounded up to 4, 8 or 16.
 constexpr int kl_head_bits(int64_t heads) { return heads > 8 ? 4 : heads > 4 ? 3 : 2; }
 
-/// `to` as KlTunedArgs::lse, of `rows` lse to base e.
-cudaError_t launch_kl_lse(const float* lse, int64_t rows, float* to, cudaStream_t);
 /// As launch_kl_blocks.
+template <typename T>
 cudaError_t launch_kl_blocks_sm90(const KlTunedArgs&, int64_t most_items, int sms, cudaStream_t);
 
 }  // namespace msa::cuda

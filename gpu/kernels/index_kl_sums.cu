@@ -2,6 +2,7 @@
 // What stands before and behind the blocks of index_kl: the items, and the sums of slots and parts.
 #include <cub/block/block_scan.cuh>
 
+#include "gpu/device/exp2.cuh"
 #include "gpu/device/kl_uses.cuh"
 
 namespace msa::cuda {
@@ -121,6 +122,28 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
+__global__ void __launch_bounds__(kThreads) join_lse(KlBlocks a, bool first, float* lse) {
+    const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (i >= (a.piece.end - a.piece.begin) * a.groups) return;
+    const int64_t row = a.piece.begin * a.groups + i;
+    const float* const slots = a.slot_lse + i * a.slots;
+    const int used = used_slots(a, row / a.groups, row);
+    const float before = first ? -INFINITY : lse[row];
+    float most = before;
+    for (int s = 0; s < used; ++s) most = fmaxf(most, slots[s]);
+    const float shift = most == -INFINITY ? 0.0F : most;
+    float sum = expf(before - shift);
+    for (int s = 0; s < used; ++s) sum += expf(slots[s] - shift);
+    lse[row] = sum == 0 ? -INFINITY : shift + logf(sum);
+}
+
+__global__ void __launch_bounds__(kThreads) to_base_two(const float* lse, int64_t rows, float* to) {
+    const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (row > rows) return;
+    const float known = row < rows ? lse[row] : -INFINITY;
+    to[row] = known == -INFINITY ? INFINITY : known * kLog2E;
+}
+
 }  // namespace
 
 cudaError_t launch_kl_items(const KlBlocks& a, cudaStream_t stream) {
@@ -140,6 +163,18 @@ cudaError_t launch_kl_sum_items(const KlBlocks& a, float gradient, float* d_inde
                                 cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(a.block_count), 8);
     sum_items<<<grid, kThreads, 0, stream>>>(a, gradient, d_index_k);
+    return cudaGetLastError();
+}
+
+cudaError_t launch_kl_join_lse(const KlBlocks& a, bool first, float* lse, cudaStream_t stream) {
+    const int64_t rows = (a.piece.end - a.piece.begin) * a.groups;
+    join_lse<<<blocks_for(rows), kThreads, 0, stream>>>(a, first, lse);
+    return cudaGetLastError();
+}
+
+cudaError_t launch_kl_lse(const float* lse, int64_t rows, float* to, cudaStream_t stream) {
+    const int64_t blocks = (rows + kThreads) / kThreads;
+    to_base_two<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(lse, rows, to);
     return cudaGetLastError();
 }
 

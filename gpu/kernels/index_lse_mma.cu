@@ -5,15 +5,9 @@
 namespace msa::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
-unsigned blocks_for(int64_t threads) {
-    return static_cast<unsigned>(ceil_div(threads, int64_t{kThreads}));
-}
-
 constexpr int kLseQueries = 64;
 
-template <int kIndexDim>
+template <typename T, int kIndexDim>
 struct LseShared {
     MmaTile<kIndexDim> keys, rows;  // rows: of two tiles
     TileMeta<kLseQueries>* meta;
@@ -26,9 +20,8 @@ struct LseShared {
 
     __device__ explicit LseShared(char* at) {
         const auto take = [&](int bytes) { return at += bytes, at - bytes; };
-        keys.at = reinterpret_cast<__nv_bfloat16*>(take(MmaTile<kIndexDim>::bytes(kKlMostKeys)));
-        rows.at =
-            reinterpret_cast<__nv_bfloat16*>(take(MmaTile<kIndexDim>::bytes(2 * kLseQueries)));
+        keys.at = reinterpret_cast<uint16_t*>(take(MmaTile<kIndexDim>::bytes(kKlMostKeys)));
+        rows.at = reinterpret_cast<uint16_t*>(take(MmaTile<kIndexDim>::bytes(2 * kLseQueries)));
         meta = reinterpret_cast<TileMeta<kLseQueries>*>(take(kMetaBuffers * int{sizeof(*meta)}));
         most = reinterpret_cast<float(*)[kLseQueries]>(take(kSteps * int{sizeof(*most)}));
         sum = reinterpret_cast<float(*)[kLseQueries]>(take(kSteps * int{sizeof(*sum)}));
@@ -36,11 +29,12 @@ struct LseShared {
 };
 
 /// Largest and sum of the warp's 16 keys for each of 16 queries from `first` on.
-template <int kIndexDim>
-__device__ void sum_of_keys(const LseShared<kIndexDim>& shared, const TileMeta<kLseQueries>& meta,
-                            const MmaTile<kIndexDim>& rows, int first_key, int first, float scale) {
+template <typename T, int kIndexDim>
+__device__ void sum_of_keys(const LseShared<T, kIndexDim>& shared,
+                            const TileMeta<kLseQueries>& meta, const MmaTile<kIndexDim>& rows,
+                            int first_key, int first, float scale) {
     float sums[2][4];
-    index_scores_of(shared.keys, first_key, rows, first, sums);
+    index_scores_of<T>(shared.keys, first_key, rows, first, sums);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -65,11 +59,11 @@ __device__ void sum_of_keys(const LseShared<kIndexDim>& shared, const TileMeta<k
         }
 }
 
-template <int kIndexDim>
+template <typename T, int kIndexDim>
 __global__ void __launch_bounds__(kBlockThreads) slot_lse(const __grid_constant__ KlBlocks a) {
     extern __shared__ uint4 memory[];
     if (static_cast<int>(blockIdx.x) >= a.item_starts[a.lists()]) return;
-    const LseShared<kIndexDim> shared(reinterpret_cast<char*>(memory));
+    const LseShared<T, kIndexDim> shared(reinterpret_cast<char*>(memory));
     const KlItem item = a.items[blockIdx.x];
     const SequenceBlock block = a.blocks[item.block];
     const auto tiles = static_cast<int>((item.end - item.begin + kLseQueries - 1) / kLseQueries);
@@ -105,33 +99,14 @@ __global__ void __launch_bounds__(kBlockThreads) slot_lse(const __grid_constant_
     }
 }
 
-__global__ void __launch_bounds__(kThreads) join_lse(KlBlocks a, bool first, float* lse) {
-    const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    if (i >= (a.piece.end - a.piece.begin) * a.groups) return;
-    const int64_t row = a.piece.begin * a.groups + i;
-    const float* const slots = a.slot_lse + i * a.slots;
-    const int used = used_slots(a, row / a.groups, row);
-    const float before = first ? -INFINITY : lse[row];
-    float most = before;
-    for (int s = 0; s < used; ++s) most = fmaxf(most, slots[s]);
-    const float shift = most == -INFINITY ? 0.0F : most;
-    float sum = expf(before - shift);
-    for (int s = 0; s < used; ++s) sum += expf(slots[s] - shift);
-    lse[row] = sum == 0 ? -INFINITY : shift + logf(sum);
-}
-
 }  // namespace
 
+template <typename T>
 cudaError_t launch_kl_slot_lse(const KlBlocks& a, int64_t most_items, cudaStream_t stream) {
     return a.index_dim == 64
-               ? launch_items(slot_lse<64>, LseShared<64>::kBytes, a, most_items, stream)
-               : launch_items(slot_lse<128>, LseShared<128>::kBytes, a, most_items, stream);
+               ? launch_items(slot_lse<T, 64>, LseShared<T, 64>::kBytes, a, most_items, stream)
+               : launch_items(slot_lse<T, 128>, LseShared<T, 128>::kBytes, a, most_items, stream);
 }
-
-cudaError_t launch_kl_join_lse(const KlBlocks& a, bool first, float* lse, cudaStream_t stream) {
-    const int64_t rows = (a.piece.end - a.piece.begin) * a.groups;
-    join_lse<<<blocks_for(rows), kThreads, 0, stream>>>(a, first, lse);
-    return cudaGetLastError();
-}
+template cudaError_t launch_kl_slot_lse<MSA_KERNEL_ELEMENT>(const KlBlocks&, int64_t, cudaStream_t);
 
 }  // namespace msa::cuda

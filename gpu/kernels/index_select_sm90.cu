@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == Rows::kConsumers) {
-        setmaxnreg_dec<24>();
+        setmaxnreg_dec<Rows::kProducerRegisters>();
         if (threadIdx.x % kWarpgroup == 0) {
             if (!args.keys_settled) wait_for_previous_kernel();
             // Keys of few rows are read once: what else L2 has, as instructions, may stay.
@@ -386,13 +386,14 @@ cudaError_t launch_shape(const IndexSelectArgs& args, cudaStream_t stream,
 
 }  // namespace
 
+template <typename T>
 cudaError_t launch_index_select_sm90(const IndexSelectArgs& args, cudaStream_t stream,
                                      const CandidateExchange* exchange) {
-    if (args.element_bytes == 1)
-        return args.index_dim == 64 ? launch_shape<ScoreShape<64, 1>>(args, stream, exchange)
-                                    : launch_shape<ScoreShape<128, 1>>(args, stream, exchange);
-    return args.index_dim == 64 ? launch_shape<ScoreShape<64, 2>>(args, stream, exchange)
-                                : launch_shape<ScoreShape<128, 2>>(args, stream, exchange);
+    return args.index_dim == 64 ? launch_shape<ScoreShape<64, T>>(args, stream, exchange)
+                                : launch_shape<ScoreShape<128, T>>(args, stream, exchange);
 }
+template cudaError_t launch_index_select_sm90<MSA_KERNEL_ELEMENT>(const IndexSelectArgs&,
+                                                                  cudaStream_t,
+                                                                  const CandidateExchange*);
 
 }  // namespace msa::cuda

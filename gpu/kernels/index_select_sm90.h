@@ -23,7 +23,6 @@ struct IndexSelectArgs {
     const void* index_q;     // [Nq, Hkv, didx]
     CUtensorMap index_k;     // [Nk, didx], boxes of 128 keys x 128 bytes
     bool keys_settled;       // nothing ahead in the stream writes index_k: it may be read early
-    int element_bytes;       // 2: bf16, 1: e4m3
     int index_dim;           // 64 or 128
     const QueryTile* tiles;  // the most work first
     int tile_count;
@@ -39,7 +38,9 @@ struct IndexSelectArgs {
     int32_t* ids;             // [Nq, Hkv, k]
 };
 
+/// Operands of type T: __nv_bfloat16, __half or __nv_fp8_e4m3.
 /// With an exchange, whose words of a message are kept_keys(k), `splits` must be above 1.
+template <typename T>
 cudaError_t launch_index_select_sm90(const IndexSelectArgs&, cudaStream_t,
                                      const CandidateExchange* = nullptr);
 /// Keys of a list.

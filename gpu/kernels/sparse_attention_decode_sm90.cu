@@ -20,7 +20,7 @@
 
 #include <utility>
 
-#include "gpu/device/decode_keys_sm90.cuh"
+#include "gpu/device/decode_keys_e4m3_sm90.cuh"
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/rank_exchange.cuh"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
@@ -30,15 +30,15 @@ namespace {
 
 using namespace sm90;
 
-constexpr int kCluster = 8, kWarps = kDecodeWarps, kThreads = kWarps * kWarp;
+constexpr int kCluster = kDecodeCluster, kWarps = kDecodeWarps, kThreads = kWarps * kWarp;
 constexpr int kHeads = kDecodeHeads;
 constexpr int kOneWave = kMostExchanging;  // thread blocks that any chip holds at once
 constexpr int kStages = 2;
 static_assert(kHeads == 2 * kCluster);
 
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 struct Shared {
-    using S = AttendShape<Dim, BlockSize>;
+    using S = OperandShape<T, Dim, BlockSize>;
     struct Tiles {
         char k[kStages][S::kKeyBytes], v[kStages][S::kKeyBytes];
     };
@@ -69,6 +69,7 @@ struct Part {
     int64_t row;        // (query, group)
     int64_t first_row;  // (query, head) of the first head
     KeyRange visible;
+    int first_block = 0;  // of the query's sequence, of e4m3
 
     __device__ explicit Part(const SparseDecodeArgs& args)
         : rank(static_cast<int>(blockIdx.x) % kCluster), heads(args.group_size()) {
@@ -80,6 +81,7 @@ struct Part {
         group = static_cast<int>(row % args.groups);
         first_row = query * args.query_heads + group * heads + first_head;
         visible = args.visible[query];
+        if (args.of_query != nullptr) first_block = args.of_query[query].first_block;
     }
     /// The n-th block of this thread block; -1: none, as in the warm-up.
     __device__ int32_t block(const SparseDecodeArgs& args, int n, bool live) const {
@@ -90,10 +92,10 @@ struct Part {
 };
 
 /// Starts the copies of block `id`, the n-th of this thread block; none where it is -1.
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 __device__ void fetch(const SparseDecodeArgs& args, const Part& part,
-                      Shared<Dim, BlockSize>& shared, int n, int id) {
-    using S = AttendShape<Dim, BlockSize>;
+                      Shared<T, Dim, BlockSize>& shared, int n, int id) {
+    using S = OperandShape<T, Dim, BlockSize>;
     if (threadIdx.x != 0 || id < 0) return;
     const int stage = n % kStages;
     const int key = static_cast<int>(part.visible.first) + id * BlockSize;
@@ -125,10 +127,11 @@ __device__ void read_queries(const SparseDecodeArgs& args, const Part& part,
 
 /// Attends to the blocks of this thread block. `ahead`: those under way, by stage. In the warm-up
 /// one step is made on whatever the stage holds.
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 __device__ void attend(const SparseDecodeArgs& args, const Part& part,
-                       Shared<Dim, BlockSize>& shared, const uint32_t (&rows)[Dim / 4], bool live,
-                       int32_t (&ahead)[kStages], float (&out)[Dim / 2], Softmax& softmax) {
+                       Shared<T, Dim, BlockSize>& shared, const uint32_t (&rows)[Dim / 4],
+                       const float (&row_scale)[2], bool live, int32_t (&ahead)[kStages],
+                       float (&out)[Dim / 2], RunningSoftmax<T>& softmax) {
     constexpr int kKeys = kWarpKeys<BlockSize>;
     const int warp = static_cast<int>(threadIdx.x) / kWarp, first = warp * kKeys;  // key
     const bool takes_keys = kWarps * kKeys == BlockSize || first < BlockSize;
@@ -139,15 +142,35 @@ __device__ void attend(const SparseDecodeArgs& args, const Part& part,
         const int seen_here = static_cast<int>(min(seen, int64_t{BlockSize})) - first;
         if (takes_keys) {
             float score[kKeys / 2], factor[2];
-            if (live) shared.k_full[stage].wait(parity);
-            scores_of<Dim, BlockSize>(score, rows, shared.tiles.k[stage], first);
+            char *const k = shared.tiles.k[stage], *const v = shared.tiles.v[stage];
             const int both[2] = {seen_here, seen_here};
-            softmax.step(score, both, args.scale * kLog2E, factor);
+            if constexpr (kIsE4m3<T>) {
+                const int64_t at =
+                    int64_t{part.first_block + ahead[stage]} * args.groups + part.group;
+                const BlockScales scales =
+                    live ? fresh_block_scales(args.scales, at) : BlockScales{1, 0, 1};
+                if (live) shared.k_full[stage].wait(parity);
+                scores_of_e4m3<Dim, BlockSize>(score, rows, k, first);
+                const auto step = softmax.meet(score, both, row_scale, scales, factor);
+                if (step.any)
+                    softmax.weigh(score, step, scales, factor);
+                else
+                    for (float& x : score) x = 0;
+            } else {
+                if (live) shared.k_full[stage].wait(parity);
+                scores_of<T, Dim, BlockSize>(score, rows, k, first);
+                softmax.step(score, both, args.scale * kLog2E, factor);
+            }
 #pragma unroll
             for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
             if (live) shared.v_full[stage].wait(parity);
-            clear_unseen<Dim, BlockSize>(shared.tiles.v[stage], first, first + seen_here);
-            if (seen_here > 0) add_values<Dim, BlockSize>(out, score, shared.tiles.v[stage], first);
+            if constexpr (kIsE4m3<T>) {
+                clear_unseen_e4m3<Dim, BlockSize>(v, first, first + seen_here);
+                if (seen_here > 0) add_values_e4m3<Dim, BlockSize>(out, score, v, first);
+            } else {
+                clear_unseen<Dim, BlockSize>(v, first, first + seen_here);
+                if (seen_here > 0) add_values<T, Dim, BlockSize>(out, score, v, first);
+            }
         }
         fence_shared();
         __syncthreads();
@@ -157,9 +180,9 @@ __device__ void attend(const SparseDecodeArgs& args, const Part& part,
 }
 
 /// A warp's part, where the tiles were.
-template <int Dim, int BlockSize>
-__device__ void put_warp_part(Shared<Dim, BlockSize>& shared, const float (&out)[Dim / 2],
-                              const Softmax& softmax) {
+template <typename T, int Dim, int BlockSize>
+__device__ void put_warp_part(Shared<T, Dim, BlockSize>& shared, const float (&out)[Dim / 2],
+                              const RunningSoftmax<T>& softmax) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
@@ -167,18 +190,19 @@ __device__ void put_warp_part(Shared<Dim, BlockSize>& shared, const float (&out)
         float total = softmax.sum[side];
         total += __shfl_xor_sync(kAllLanes, total, 1);
         total += __shfl_xor_sync(kAllLanes, total, 2);
-        if (lane % 4 == 0)
-            shared.best[warp][head] = softmax.running_max[side], shared.total[warp][head] = total;
-#pragma unroll
-        for (int j = 0; j < Dim / 8; ++j)
-            *reinterpret_cast<float2*>(&shared.out[warp][head][8 * j + 2 * (lane % 4)]) = {
-                out[4 * j + 2 * side], out[4 * j + 2 * side + 1]};
+        float best;
+        if constexpr (kIsE4m3<T>)
+            best = softmax.best(side);
+        else
+            best = softmax.running_max[side];
+        if (lane % 4 == 0) shared.best[warp][head] = best, shared.total[warp][head] = total;
+        put_outputs<T>(out, side, shared.out[warp][head]);
     }
 }
 
 /// Joins the warps' parts and sends each head to its owner, two heads to a thread block.
-template <int Dim, int BlockSize>
-__device__ void send_to_owners(Shared<Dim, BlockSize>& shared, int rank, float scale) {
+template <typename T, int Dim, int BlockSize>
+__device__ void send_to_owners(Shared<T, Dim, BlockSize>& shared, int rank, float scale) {
     constexpr int kQuads = Dim / 4;  // of a head
 #pragma unroll
     for (int i = threadIdx.x; i < kHeads * kQuads; i += kThreads) {
@@ -237,9 +261,9 @@ __device__ void join_ranks(const RankExchange& x, int message, float scale, floa
 
 /// Joins the parts of this thread block's two heads, half of a head's channels per warp, and writes
 /// the result; lanes 0 to 7 weigh a part each. The warm-up writes nothing.
-template <bool Exchanged, int Dim, int BlockSize>
+template <typename T, bool Exchanged, int Dim, int BlockSize>
 __device__ void write_heads(const SparseDecodeArgs& args, const RankExchange& exchange,
-                            const Part& part, const Shared<Dim, BlockSize>& shared, float scale,
+                            const Part& part, const Shared<T, Dim, BlockSize>& shared, float scale,
                             bool live) {
     constexpr int kPerLane = Dim / 2 / kWarp;
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
@@ -267,19 +291,20 @@ __device__ void write_heads(const SparseDecodeArgs& args, const RankExchange& ex
         join_ranks(exchange, static_cast<int>(2 * (part.first_row + head)) + warp % 2, scale, mine,
                    best, all);
     const bool any = all != 0;
-    auto* const to = static_cast<__nv_bfloat16*>(args.out) + (part.first_row + head) * Dim;
+    auto* const to = static_cast<Stored<T>*>(args.out) + (part.first_row + head) * Dim;
     for (int i = 0; i < kPerLane; ++i)
-        to[channel + i] = __float2bfloat16_rn(any ? mine[i] / all : 0);
+        to[channel + i] = rounded<Stored<T>>(any ? mine[i] / all : 0);
     if (warp % 2 == 0 && lane == 0)
-        args.lse[part.first_row + head] = any ? fmaf(best, args.scale, logf(all)) : -INFINITY;
+        args.lse[part.first_row + head] =
+            any ? fmaf(best, kIsE4m3<T> ? kLn2 : args.scale, logf(all)) : -INFINITY;
 }
 
-template <int Dim, int BlockSize, bool Exchanged>
+template <typename T, int Dim, int BlockSize, bool Exchanged>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
     decode(const __grid_constant__ SparseDecodeArgs args,
            const __grid_constant__ RankExchange exchange) {
     extern __shared__ __align__(1024) char memory[];
-    auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
+    auto& shared = *reinterpret_cast<Shared<T, Dim, BlockSize>*>(memory);
     const auto cluster = cooperative_groups::this_cluster();
     if (threadIdx.x == 0) {
         prefetch_map(&args.k), prefetch_map(&args.v);
@@ -291,6 +316,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
     __syncthreads();
 
     uint32_t rows[Dim / 4];
+    float row_scale[2] = {};  // of e4m3
     const int first_pass = gridDim.x > kOneWave ? 1 : 0;
 #pragma unroll 1
     for (int pass = first_pass; pass < 2; ++pass) {
@@ -303,19 +329,25 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
         for (int n = 0; n < kStages; ++n) ahead[n] = part.block(args, n, live);
         for (int n = 0; n < kStages; ++n) fetch(args, part, shared, n, ahead[n]);
         if (live) launch_dependents();
-        if (pass == first_pass || !args.q_settled) read_queries<Dim>(args, part, rows);
+        if (pass == first_pass || !args.q_settled) {
+            if constexpr (kIsE4m3<T>)
+                read_queries_e4m3<Dim>(args, part.first_row, part.heads - part.first_head, rows,
+                                       row_scale);
+            else
+                read_queries<Dim>(args, part, rows);
+        }
         if (!live) ahead[0] = 0;
 
         float out[Dim / 2] = {};
-        Softmax softmax;
-        attend(args, part, shared, rows, live, ahead, out, softmax);
+        RunningSoftmax<T> softmax;
+        attend(args, part, shared, rows, row_scale, live, ahead, out, softmax);
         put_warp_part(shared, out, softmax);
         __syncthreads();
         cluster.barrier_wait(std::move(all_here));  // the others' memory may be written
-        const float scale = args.scale * kLog2E;
+        const float scale = kIsE4m3<T> ? 1.0F : args.scale * kLog2E;  // of the largest scores
         send_to_owners(shared, part.rank, scale);
         shared.all_parts.wait(pass != first_pass);
-        write_heads<Exchanged>(args, exchange, part, shared, scale, live);
+        write_heads<T, Exchanged>(args, exchange, part, shared, scale, live);
         fence_shared();
         __syncthreads();  // before the tiles, where the warps' parts were, are copied anew
     }
@@ -323,16 +355,14 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t sparse_decode_blocks(int64_t queries, int64_t groups, int64_t group_size) {
-    return queries * groups * ceil_div(group_size, kHeads) * kCluster;
-}
-
+template <typename T>
 cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t stream,
                                       const RankExchange* exchange) {
-    return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
-        using S = Shared<Dim, BlockSize>;
-        auto* const kernel =
-            exchange != nullptr ? decode<Dim, BlockSize, true> : decode<Dim, BlockSize, false>;
+    return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+        using S = Shared<T, Dim, BlockSize>;
+        auto* kernel = decode<T, Dim, BlockSize, false>;
+        if constexpr (!kIsE4m3<T>)
+            if (exchange != nullptr) kernel = decode<T, Dim, BlockSize, true>;
         const cudaError_t error = allow_shared<S>(kernel);
         if (error != cudaSuccess) return error;
         const int64_t blocks = sparse_decode_blocks(args.queries, args.groups, args.group_size());
@@ -340,5 +370,8 @@ cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t
                             args, exchange != nullptr ? *exchange : RankExchange{});
     });
 }
+template cudaError_t launch_sparse_decode_sm90<MSA_KERNEL_ELEMENT>(const SparseDecodeArgs&,
+                                                                   cudaStream_t,
+                                                                   const RankExchange*);
 
 }  // namespace msa::cuda

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: MIT
 // What comes before and after the products, all of it bound by memory: delta = <out, d_out> per
-// (query, head); a query's slots added to d_q; the parts of split blocks added in order; d_k and
-// d_v scaled, and rounded where bf16 is asked for.
+// (query, head), and of f16 the unit of what follows; a query's slots added to d_q; the parts of
+// split blocks added in order; d_k and d_v scaled, and rounded where T is asked for.
+//
+// f16 has nothing above 65504 and little below 2^-14. So its P, dS and slots are multiplied by a
+// power of two, at most 2^15, that leaves room for what bounds them, 2 max |d_out| max |v|
+// max(1, max |k|). It takes no instruction beside the products, as lse has it. Where even 1 leaves
+// no room, a result may become infinite, and is computed once more in float, as one with a NaN is.
 #include "gpu/device/grad_slots_sm90.cuh"
-#include "gpu/kernels/sparse_attention_grad_sm90.h"
+#include "gpu/kernels/sparse_attention_grad_stages.h"
 
 namespace msa::cuda {
 namespace {
@@ -11,43 +16,89 @@ namespace {
 using namespace sm90;
 
 constexpr int kThreads = 256;
+// log2 of the largest unit: P is at most 1, and half of what f16 holds is left.
+constexpr int kMostGradUnit = 15;
 
 unsigned blocks_for(int64_t work) {
     return static_cast<unsigned>((work + kThreads - 1) / kThreads);
 }
 
-__device__ float2 two(uint32_t word) {
-    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(word));
+constexpr int kRangeBlocks = 512;  // of a tensor
+
+/// <a, b> of eight values.
+template <typename T>
+__device__ float product(uint4 a, uint4 b) {
+    const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        const float2 p = unpack<T>(x[n]), q = unpack<T>(y[n]);
+        sum = fmaf(p.x, q.x, fmaf(p.y, q.y, sum));
+    }
+    return sum;
+}
+/// Sum over the Dim / 8 threads of a row.
+template <int Dim>
+__device__ float sum_of_row(float x) {
+#pragma unroll
+    for (int step = Dim / 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+    return x;
+}
+
+/// GradWorkspace::largest, a tensor per blockIdx.y, Dim / 8 threads per row; rows that are not
+/// finite do not count.
+template <typename T, int Dim>
+__global__ void __launch_bounds__(kThreads)
+    find_largest(const __grid_constant__ SparseGradArgs args) {
+    const bool is_d_out = blockIdx.y == 0;
+    const auto* const from = static_cast<const uint4*>(is_d_out          ? args.d_out
+                                                       : blockIdx.y == 1 ? args.all_v
+                                                                         : args.all_k);
+    const int64_t rows =
+        is_d_out ? args.queries * args.query_heads : args.keys * int64_t{args.groups};
+    const int64_t count = rows * (Dim / 8);
+    float most = 0;
+    for (int64_t first = int64_t{blockIdx.x} * kThreads; first < count;
+         first += int64_t{gridDim.x} * kThreads) {
+        const int64_t at = first + threadIdx.x;
+        const uint4 x = at < count ? __ldcs(from + at) : uint4{};
+        const float square = sum_of_row<Dim>(product<T>(x, x));
+        if (isfinite(square)) most = fmaxf(most, square);
+    }
+    const uint32_t of_warp = __reduce_max_sync(kAllLanes, __float_as_uint(most));
+    if (threadIdx.x % kWarp == 0) atomicMax(args.workspace.largest + blockIdx.y, of_warp);
+}
+
+/// GradWorkspace::unit: dS is at most 2 |d_out| |v|, and its product with K as much times |k|.
+__global__ void choose_unit(const uint32_t* largest, float* unit) {
+    const auto norm = [&](int n) { return sqrtf(__uint_as_float(largest[n])); };
+    const float bound = 2 * norm(0) * norm(1) * fmaxf(1, norm(2));
+    const int above = bound > 0 ? ilogbf(bound) + 1 : 0;  // bound < 2^above
+    const int exponent = min(max(kMostGradUnit - above, 0), kMostGradUnit);
+    unit[0] = static_cast<float>(exponent);
+    unit[1] = ldexpf(1, -exponent);
 }
 
 /// Dim / 8 threads per row.
-template <int Dim>
+template <typename T, int Dim>
 __global__ void __launch_bounds__(kThreads)
-    prepare(const uint4* out, const uint4* d_out, const float* lse, int64_t rows, float* to_lse,
-            float* to_delta) {
+    prepare(const uint4* out, const uint4* d_out, const float* lse, int64_t rows, const float* unit,
+            float* to_lse, float* to_delta) {
     constexpr int kEach = Dim / 8;
     const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x, row = at / kEach;
-    float sum = 0;
-    if (row < rows) {
-        const uint4 a = __ldcs(out + at), b = __ldcs(d_out + at);
-        const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            const float2 p = two(x[n]), q = two(y[n]);
-            sum = fmaf(p.x, q.x, fmaf(p.y, q.y, sum));
-        }
-    }
-#pragma unroll
-    for (int step = kEach / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    const float sum =
+        sum_of_row<Dim>(row < rows ? product<T>(__ldcs(out + at), __ldcs(d_out + at)) : 0);
     if (at % kEach != 0 || row > rows) return;
     float known = row < rows ? lse[row] : -INFINITY;
     if (sum != sum) known = sum;  // one NaN makes the row's whole part NaN
-    to_lse[row] = known == -INFINITY ? INFINITY : known * kLog2E;
+    float shift = 0;              // in the exponent of P
+    if constexpr (kIsHalf<T>) shift = unit[0];
+    to_lse[row] = known == -INFINITY ? INFINITY : known * kLog2E - shift;
     to_delta[row] = sum;
 }
 
 /// A thread per 16 bytes of d_q.
-template <int Dim>
+template <typename T, int Dim>
 __global__ void __launch_bounds__(kThreads)
     add_all_slots(const __grid_constant__ SparseGradArgs args) {
     const int pair_chunks = args.group_size * (Dim / 8);
@@ -58,7 +109,7 @@ __global__ void __launch_bounds__(kThreads)
     const FullSlots full{args.tiles[0].query, last.query + last.queries,
                          static_cast<const uint4*>(args.workspace.slots)};
     const bool wanted = full.first + pair / args.groups < full.end;
-    add_slots<Dim>(args, full, pair, wanted ? slots_of(args, full, pair) : 0, chunk, wanted);
+    add_slots<T, Dim>(args, full, pair, wanted ? slots_of(args, full, pair) : 0, chunk, wanted);
 }
 
 /// A thread per 4 floats of a split block, thread blocks in turn.
@@ -93,6 +144,7 @@ __global__ void __launch_bounds__(kThreads) add_parts(const __grid_constant__ Sp
 }
 
 /// A thread block per block of keys, of d_k and then of d_v; threads take 8 elements at a time.
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
     finish_keys(const __grid_constant__ SparseGradArgs args) {
     const bool is_k = blockIdx.y == 0;
@@ -102,60 +154,79 @@ __global__ void __launch_bounds__(kThreads)
     const auto* const from =
         reinterpret_cast<const float4*>(is_k ? args.workspace.d_k : args.workspace.d_v);
     void* const to = is_k ? args.d_k : args.d_v;
-    const float factor = is_k ? args.scale : 1;
+    const float factor = (is_k ? args.scale : 1) * inverse_unit<T>(args);
     for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
         const int64_t at = block.key * row + i;
         float4 a = __ldcs(from + 2 * at), b = __ldcs(from + 2 * at + 1);
         a.x *= factor, a.y *= factor, a.z *= factor, a.w *= factor;
         b.x *= factor, b.y *= factor, b.z *= factor, b.w *= factor;
-        if (a.x != a.x || a.y != a.y || a.z != a.z || a.w != a.w || b.x != b.x || b.y != b.y ||
-            b.z != b.z || b.w != b.w)
+        bool lost = false;
+        for (const float x : {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}) lost |= is_lost<T>(x);
+        if (lost)
             args.marked_blocks[int64_t{blockIdx.x} * args.groups + i % row / (args.head_dim / 8)] =
                 1;
         if (is_float) {
             static_cast<float4*>(to)[2 * at] = a;
             static_cast<float4*>(to)[2 * at + 1] = b;
         } else {
-            static_cast<uint4*>(to)[at] =
-                make_uint4(pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w));
+            static_cast<uint4*>(to)[at] = make_uint4(pack<T>(a.x, a.y), pack<T>(a.z, a.w),
+                                                     pack<T>(b.x, b.y), pack<T>(b.z, b.w));
         }
     }
 }
 
 }  // namespace
 
+template <typename T>
 cudaError_t launch_grad_prepare(const SparseGradArgs& args, cudaStream_t stream) {
     const int64_t rows = args.queries * args.query_heads;
+    const GradWorkspace& work = args.workspace;
+    cudaError_t error = cudaSuccess;
+    if constexpr (kIsHalf<T>) {
+        error = cudaMemsetAsync(work.largest, 0, 3 * sizeof(uint32_t), stream);
+        if (error != cudaSuccess) return error;
+        auto* const kernel = args.head_dim == 128 ? find_largest<T, 128> : find_largest<T, 64>;
+        kernel<<<dim3(kRangeBlocks, 3), kThreads, 0, stream>>>(args);
+        choose_unit<<<1, 1, 0, stream>>>(work.largest, work.unit);
+    }
     const auto launch = [&](auto* kernel) {
         kernel<<<blocks_for((rows + 1) * args.head_dim / 8), kThreads, 0, stream>>>(
             static_cast<const uint4*>(args.out), static_cast<const uint4*>(args.d_out), args.lse,
-            rows, args.workspace.lse, args.workspace.delta);
+            rows, work.unit, work.lse, work.delta);
     };
-    launch(args.head_dim == 128 ? prepare<128> : prepare<64>);
+    launch(args.head_dim == 128 ? prepare<T, 128> : prepare<T, 64>);
     const size_t bytes = sizeof(float) * static_cast<size_t>(args.keys) *
                          static_cast<size_t>(args.groups) * static_cast<size_t>(args.head_dim);
-    cudaError_t error = cudaMemsetAsync(args.workspace.d_k, 0, bytes, stream);
-    if (error == cudaSuccess) error = cudaMemsetAsync(args.workspace.d_v, 0, bytes, stream);
+    error = cudaMemsetAsync(work.d_k, 0, bytes, stream);
+    if (error == cudaSuccess) error = cudaMemsetAsync(work.d_v, 0, bytes, stream);
     return error == cudaSuccess ? cudaGetLastError() : error;
 }
+template cudaError_t launch_grad_prepare<MSA_KERNEL_ELEMENT>(const SparseGradArgs&, cudaStream_t);
 
+template <typename T>
 cudaError_t launch_grad_slots(const SparseGradArgs& args, cudaStream_t stream) {
     const int64_t chunks =
         int64_t{args.tile_count} * kGradTileQueries * args.query_heads * args.head_dim / 8;
-    auto* const kernel = args.head_dim == 128 ? add_all_slots<128> : add_all_slots<64>;
+    auto* const kernel = args.head_dim == 128 ? add_all_slots<T, 128> : add_all_slots<T, 64>;
     kernel<<<blocks_for(chunks), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
+template cudaError_t launch_grad_slots<MSA_KERNEL_ELEMENT>(const SparseGradArgs&, cudaStream_t);
 
+template <typename T>
 cudaError_t launch_grad_parts(const SparseGradArgs& args, int sms, cudaStream_t stream) {
     auto* const kernel = args.head_dim == 128 ? add_parts<128> : add_parts<64>;
     kernel<<<static_cast<unsigned>(4 * sms), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
+template cudaError_t launch_grad_parts<MSA_KERNEL_ELEMENT>(const SparseGradArgs&, int,
+                                                           cudaStream_t);
 
+template <typename T>
 cudaError_t launch_grad_finish(const SparseGradArgs& args, cudaStream_t stream) {
-    finish_keys<<<dim3(static_cast<unsigned>(args.all_blocks), 2), kThreads, 0, stream>>>(args);
+    finish_keys<T><<<dim3(static_cast<unsigned>(args.all_blocks), 2), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
+template cudaError_t launch_grad_finish<MSA_KERNEL_ELEMENT>(const SparseGradArgs&, cudaStream_t);
 
 }  // namespace msa::cuda

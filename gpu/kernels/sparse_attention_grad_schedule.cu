@@ -8,7 +8,7 @@
 
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp.cuh"
-#include "gpu/kernels/sparse_attention_grad_sm90.h"
+#include "gpu/kernels/sparse_attention_grad_stages.h"
 
 namespace msa::cuda {
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Gradient of sparse_attention (eq:msa-sparse-attn) on Hopper, KV-outer: a key block gathers the
 // queries that selected it and forms all five products once. d_k and d_v grow in registers. d_q is
-// a sum over the query's blocks: each (query, block) pair writes its part to a slot (bf16), and a
-// second kernel adds a query's slots. No float atomics decide an order: the same call gives bitwise
-// the same results.
+// a sum over the query's blocks: each (query, block) pair writes its part to a slot, and a second
+// kernel adds a query's slots. No float atomics decide an order: the same call gives bitwise the
+// same results. Operands, P, dS and slots are of type T, __nv_bfloat16 or __half.
 //
 // In order: prepare (delta), schedule of some chunks of queries, then for each chunk the products,
 // beside which the slots of the chunk before are added, and the sums of blocks that were split over
@@ -50,16 +50,20 @@ struct GradWorkspace {
     GradItem *found, *items;  // [C most_items()]; as found, and in order
     int32_t* counts;          // [C 4]: items, splits, items taken, pairs whose slots are taken
     GradSplit* splits;        // [C most_splits()]
-    void* slots;              // [slot_buffers()][most_uses(), G, dh] bf16, channels: grad_channel
+    void* slots;              // [slot_buffers()][most_uses(), G, dh] of T, channels: grad_channel
     float* parts;             // [most_parts(), 2, keys of a tile, dh]: d_k, d_v
     float *d_k, *d_v;         // [Nk, Hkv, dh]
+    // Of f16 alone, see sparse_attention_grad_ends.cu.
+    uint32_t* largest;  // [3]: squares of the largest norms of rows of d_out, v and k, as bits
+    float* unit;        // [2]: log2 of what P, dS and slots are multiplied by; its inverse
 };
 
 struct SparseGradArgs {
-    const void *out, *d_out;       // [Nq, Hq, dh] bf16
+    const void *out, *d_out;       // [Nq, Hq, dh] of T
+    const void *all_k, *all_v;     // [Nk, Hkv, dh] of T
     const float* lse;              // [Nq, Hq]
-    CUtensorMap q_one, d_out_one;  // [Nq, Hq, dh] bf16, boxes of one query's G heads x 64 channels
-    CUtensorMap k, v;              // [Nk, Hkv * dh] bf16, boxes of a tile x 64 channels
+    CUtensorMap q_one, d_out_one;  // [Nq, Hq, dh] of T, boxes of one query's G heads x 64 channels
+    CUtensorMap k, v;              // [Nk, Hkv * dh] of T, boxes of a tile x 64 channels
     const int32_t* ids;            // [Nq, Hkv, top_k]
     const QueryTile* tiles;        // all, at most kGradTileQueries queries each
     int tile_count, chunk_tiles, batch_chunks;  // of all; of a chunk; chunks scheduled at once
@@ -70,9 +74,10 @@ struct SparseGradArgs {
     float scale;                                           // on q . k, above 0
     int all_blocks, item_uses;  // of all sequences; of a work item, about
     GradWorkspace workspace;
-    void *d_q, *d_k, *d_v;  // bf16, or float where that is said
+    void *d_q, *d_k, *d_v;  // T, or float where that is said
     bool d_q_is_float, d_k_is_float, d_v_is_float;
-    // [Nq, Hkv] of d_q and [all_blocks, Hkv] of d_k and d_v, 0; become 1 where one has a NaN.
+    // [Nq, Hkv] of d_q and [all_blocks, Hkv] of d_k and d_v, 0; become 1 where one has a NaN or, of
+    // f16, an infinite value.
     int32_t *marked_rows, *marked_blocks;
 
     // Made by derive() from the sizes: divisions that kernels need not repeat.
@@ -137,14 +142,7 @@ struct SparseGradArgs {
     }
 };
 
+template <typename T>
 cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs&, int sms, cudaStream_t);
-
-// The stages of it; products, parts and slots of one chunk.
-cudaError_t launch_grad_prepare(const SparseGradArgs&, cudaStream_t);
-cudaError_t launch_grad_schedule(const SparseGradArgs&, int first_chunk, cudaStream_t);
-cudaError_t launch_grad_products(const SparseGradArgs&, int sms, cudaStream_t);
-cudaError_t launch_grad_parts(const SparseGradArgs&, int sms, cudaStream_t);
-cudaError_t launch_grad_slots(const SparseGradArgs&, cudaStream_t);
-cudaError_t launch_grad_finish(const SparseGradArgs&, cudaStream_t);
 
 }  // namespace msa::cuda

@@ -93,8 +93,8 @@ Tensor<int32_t, 3> on_host(const Call& call, View<const int32_t, 3> ids) {
     return host;
 }
 
-void attend_piece(const Call& call, const AttentionInput& in, View<const int32_t, 3> ids,
-                  const AttentionOutput& to) {
+void attend_piece(const Call& call, const Layout* layout, const AttentionInput& in,
+                  View<const int32_t, 3> ids, const AttentionOutput& to) {
     const Problem& p = call.problem;
     const int64_t top_k = ids.extent(2), rows = p.queries() * p.query_heads;
     const KvOuterSchedule schedule =
@@ -106,9 +106,9 @@ void attend_piece(const Call& call, const AttentionInput& in, View<const int32_t
     const Slots slots{out.data(), lse.data(), top_k};
     const HeadTiling tiling = tile_heads(p.group_size(), p.queries());
     const dim3 grid(static_cast<unsigned>(chunks.size()), static_cast<unsigned>(tiling.parts));
-    by_element(in.q.element(), [&]<typename T>() {
+    by_index_element(in.q.element(), [&]<typename T>() {
         launch_attend(call, attend_chunks_kernel<T>, grid, tiling.warps(), p.head_dim,
-                      main_heads<T>(p, in.q, in.k, in.v), tiling, chunks.data(), selected.data(),
+                      sparse_heads<T>(p, layout, in), tiling, chunks.data(), selected.data(),
                       call.visible, p.block_size, slots);
     });
     check_launch("sparse_attention_kv_outer_any, phase 1");
@@ -129,7 +129,10 @@ void sparse_attention_kv_outer_any(const Call& call, const AttentionInput& in,
         p.query_heads * ids.extent(2) * (p.head_dim + 1) * int64_t{sizeof(float)};
     for_each_piece(call, slot_bytes, [&](const Call& piece, QueryRange queries) {
         const int64_t count = queries.end - queries.begin;
-        attend_piece(piece, {slice(in.q, queries), in.k, in.v}, ids.slice(queries.begin, count),
+        OperandScales scales = in.scales;
+        if (scales.q.size() > 1) scales.q = scales.q.slice(queries.begin, count);
+        attend_piece(piece, call.layout, {slice(in.q, queries), in.k, in.v, {}, scales},
+                     ids.slice(queries.begin, count),
                      {slice(to.out, queries), to.lse.slice(queries.begin, count)});
     });
 }

@@ -12,7 +12,7 @@
 // sparse_attention_union_sm90.cu adds the slots of a row.
 #include <climits>
 
-#include "gpu/device/attend_sm90.cuh"
+#include "gpu/device/attend_e4m3_sm90.cuh"
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
@@ -33,16 +33,35 @@ struct PassUse {
     int place, seen;
 };
 
-template <int Dim, int BlockSize>
+/// Scales of e4m3 operands: of the rows of passes, and of the blocks at hand. Other types have
+/// none.
+template <typename T>
+struct PassScales {};
+template <>
+struct PassScales<__nv_fp8_e4m3> {
+    float row[kConsumers][kQueryStages][kPassRows];
+    BlockScales block[kKeyStages];
+};
+
+/// Of a thread. Those that gather e4m3 queries read scales too.
+template <typename T>
+struct Registers {
+    static constexpr int kConsumer = kIsE4m3<T> ? 232 : AttendRows::kConsumerRegisters;
+    static constexpr int kProducer = kIsE4m3<T> ? 40 : AttendRows::kProducerRegisters;
+    static_assert(kConsumers * kConsumer + kProducer <= AttendRows::kRegisters);
+};
+
+template <typename T, int Dim, int BlockSize>
 struct Shared {
-    using S = AttendShape<Dim, BlockSize>;
+    using S = OperandShape<T, Dim, BlockSize>;
     char q[kConsumers][kQueryStages][S::kBoxes][kPassRows * kSwizzle];
     char k[kKeyStages][S::kKeyBytes];
-    char v[kValueStages][S::kKeyBytes];
+    char v[kValueStages][S::kValueBytes];
     PassUse uses[kConsumers][kQueryStages][kMostPassQueries];
     Ring<kQueryStages> q_ring[kConsumers];
     Ring<kKeyStages> k_ring;
     Ring<kValueStages> v_ring;
+    PassScales<T> scales;
 };
 
 /// The uses of an item that one consumer takes: `queries` at a time, every other time. Rows of a
@@ -61,10 +80,11 @@ struct Passes {
 };
 
 /// The producer warp of one consumer's queries.
-template <int Dim, int BlockSize>
-__device__ void gather(const SparseKvOuterArgs& args, Shared<Dim, BlockSize>& shared,
+template <typename T, int Dim, int BlockSize>
+__device__ void gather(const SparseKvOuterArgs& args, Shared<T, Dim, BlockSize>& shared,
                        int consumer) {
-    using S = AttendShape<Dim, BlockSize>;
+    using S = OperandShape<T, Dim, BlockSize>;
+    constexpr int kRowBytes = S::kBoxes * kSwizzle, kRowsPerLane = kPassRows / kWarp;
     const int lane = threadIdx.x % kWarp, heads = args.group_size();
     const int items = *args.workspace.item_count;
     const Passes passes(args, consumer);
@@ -81,12 +101,24 @@ __device__ void gather(const SparseKvOuterArgs& args, Shared<Dim, BlockSize>& sh
             const BlockUse use = next;
             next = use_of(first + passes.step);
             Barrier& full = shared.q_ring[consumer].full[at.stage];
+            [[maybe_unused]] float row_scale[kRowsPerLane];
+            if constexpr (kIsE4m3<T>)
+                for (int n = 0; n < kRowsPerLane; ++n) {
+                    const int row = lane + n * kWarp;
+                    const int query =
+                        __shfl_sync(kAllLanes, use.query, min(row / heads, kWarp - 1));
+                    row_scale[n] = args.scales.q.at(int64_t{query} * args.query_heads +
+                                                    item.group * heads + row % heads);
+                }
             shared.q_ring[consumer].empty[at.stage].wait(at.parity ^ 1);
             if (lane < passes.queries)
                 shared.uses[consumer][at.stage][lane] = {use.place, use.seen};
+            if constexpr (kIsE4m3<T>)
+                for (int n = 0; n < kRowsPerLane; ++n)
+                    shared.scales.row[consumer][at.stage][lane + n * kWarp] = row_scale[n];
             __syncwarp();
             const int count = min(passes.queries, item.count - first);
-            if (lane == 0) full.expect(static_cast<uint32_t>(count * heads * Dim * 2));
+            if (lane == 0) full.expect(static_cast<uint32_t>(count * heads * kRowBytes));
             __syncwarp();
             if (lane < count)
                 for (int box = 0; box < S::kBoxes; ++box)
@@ -97,9 +129,9 @@ __device__ void gather(const SparseKvOuterArgs& args, Shared<Dim, BlockSize>& sh
 }
 
 /// The producer thread of keys and values.
-template <int Dim, int BlockSize>
-__device__ void stream_blocks(const SparseKvOuterArgs& args, Shared<Dim, BlockSize>& shared) {
-    using S = AttendShape<Dim, BlockSize>;
+template <typename T, int Dim, int BlockSize>
+__device__ void stream_blocks(const SparseKvOuterArgs& args, Shared<T, Dim, BlockSize>& shared) {
+    using S = OperandShape<T, Dim, BlockSize>;
     Cursor<kKeyStages> k_at;
     Cursor<kValueStages> v_at;
     const int items = *args.workspace.item_count;
@@ -112,18 +144,31 @@ __device__ void stream_blocks(const SparseKvOuterArgs& args, Shared<Dim, BlockSi
                 copy_box(to + box * S::kKeyBox, from, item.group * Dim + 64 * box, key, &full,
                          Keep::shortest);
         };
+        const int64_t number = int64_t{item.block} * args.groups + item.group;  // of its scales
+        [[maybe_unused]] BlockScales scales{};
+        if constexpr (kIsE4m3<T>)
+            scales = block_scales(args.scales.k.at(number), args.scales.v.at(number));
         shared.k_ring.empty[k_at.stage].wait(k_at.parity ^ 1);
+        if constexpr (kIsE4m3<T>) shared.scales.block[k_at.stage] = scales;
         copy(shared.k[k_at.stage], &args.k, shared.k_ring.full[k_at.stage]);
         shared.v_ring.empty[v_at.stage].wait(v_at.parity ^ 1);
-        copy(shared.v[v_at.stage], &args.v, shared.v_ring.full[v_at.stage]);
+        if constexpr (kIsE4m3<T>) {
+            Barrier& full = shared.v_ring.full[v_at.stage];
+            full.expect(S::kValueBytes);
+            copy_bytes(shared.v[v_at.stage], args.values + number * S::kValueBytes, S::kValueBytes,
+                       &full, Keep::shortest);
+        } else {
+            copy(shared.v[v_at.stage], &args.v, shared.v_ring.full[v_at.stage]);
+        }
     }
 }
 
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     kv_outer(const __grid_constant__ SparseKvOuterArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    auto& shared = *reinterpret_cast<Shared<Dim, BlockSize>*>(memory);
+    auto& shared = *reinterpret_cast<Shared<T, Dim, BlockSize>*>(memory);
+    constexpr bool kNarrow = kIsE4m3<T>;
     if (threadIdx.x == 0) {
         for (auto& ring : shared.q_ring) ring.init(1);
         shared.k_ring.init(kConsumers);
@@ -132,13 +177,13 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     __syncthreads();
     const int consumer = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
     if (consumer == kConsumers) {
-        setmaxnreg_dec<24>();
+        setmaxnreg_dec<Registers<T>::kProducer>();
         const int warp = threadIdx.x % kWarpgroup / kWarp;
         if (warp < kConsumers) gather(args, shared, warp);
         if (threadIdx.x % kWarpgroup == kConsumers * kWarp) stream_blocks(args, shared);
         return;
     }
-    setmaxnreg_inc<AttendRows::kConsumerRegisters>();
+    setmaxnreg_inc<Registers<T>::kConsumer>();
 
     const int heads = args.group_size(), lane = threadIdx.x % kWarp;
     const bool leader = lane == 0;  // releases for its warp
@@ -170,13 +215,22 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             if (leader) shared.v_ring.empty[v_at.stage].arrive();
             continue;
         }
-        uint32_t p[BlockSize / 4];
+        uint32_t p[kNarrow ? BlockSize / 8 : BlockSize / 4];
         float out[Dim / 2];
         int place[2];  // rows of the slots where those in p go; negative: nowhere
-        Softmax softmax;
+        RunningSoftmax<T> softmax;
+        [[maybe_unused]] BlockScales scales{};
+        if constexpr (kNarrow) scales = shared.scales.block[k_at.stage];
         auto start = [&](float(&sum)[BlockSize / 2]) {
             shared.q_ring[consumer].full[q_at.stage].wait(q_at.parity);
-            start_scores<Dim, BlockSize, kPassRows>(sum, shared.q[consumer][q_at.stage][0], k);
+            start_scores_of<T, Dim, BlockSize, kPassRows>(sum, shared.q[consumer][q_at.stage][0],
+                                                          k);
+        };
+        auto start_out = [&] {
+            if constexpr (kNarrow)
+                start_values_e4m3<Dim, BlockSize>(out, p, operand_low(shared_address(v)));
+            else
+                start_values<T, Dim, BlockSize>(out, p, v, false);
         };
         // Scores of the pass at q_at to probabilities, with the rows' places.
         auto take = [&](float(&sum)[BlockSize / 2]) {
@@ -186,16 +240,21 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 seen[side] = use.seen;
                 place[side] = use.place + head[side];
             }
+            [[maybe_unused]] float row_scale[2];
+            if constexpr (kNarrow)
+                for (int side = 0; side < 2; ++side)
+                    row_scale[side] =
+                        scale * shared.scales.row[consumer][q_at.stage][row + 8 * side];
             __syncwarp();
             if (leader) shared.q_ring[consumer].empty[q_at.stage].arrive();
             q_at.advance();
             float factor[2];
-            softmax = Softmax{};
-            softmax.step(sum, seen, scale, factor);
-        };
-        auto keep_p = [&](const float(&sum)[BlockSize / 2]) {
-#pragma unroll
-            for (int n = 0; n < BlockSize / 4; ++n) p[n] = pack(sum[2 * n], sum[2 * n + 1]);
+            softmax = {};
+            if constexpr (kNarrow)  // rows that see no key are not stored
+                softmax.weigh(sum, softmax.meet(sum, seen, row_scale, scales, factor), scales,
+                              factor);
+            else
+                softmax.step(sum, seen, scale, factor);
         };
         float inverse[2], lse[2];  // of the rows in p
         auto normalise = [&] {
@@ -205,14 +264,18 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 total += __shfl_xor_sync(kAllLanes, total, 1);
                 total += __shfl_xor_sync(kAllLanes, total, 2);
                 inverse[side] = __fdividef(1, total);
-                lse[side] = fmaf(softmax.running_max[side], scale, __log2f(total));
+                if constexpr (kNarrow)
+                    lse[side] = softmax.best(side) + __log2f(total);
+                else
+                    lse[side] = fmaf(softmax.running_max[side], scale, __log2f(total));
             }
         };
         auto store = [&] {
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 if (place[side] < 0) continue;
-                store_slot(out, side, inverse[side], args.workspace.partial_out, place[side]);
+                store_slot<Stored<T>>(out, side, inverse[side], args.workspace.partial_out,
+                                      place[side]);
                 if (lane % 4 == 0) args.workspace.partial_lse[place[side]] = lse[side];
             }
         };
@@ -221,22 +284,22 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             start(sum);
             wgmma_wait<0>();
             take(sum);
-            keep_p(sum);
+            keep_weights<T>(p, sum);
         }
         shared.v_ring.full[v_at.stage].wait(v_at.parity);
         for (int n = 1; n < count; ++n) {
             float sum[BlockSize / 2];
-            start_values<Dim, BlockSize>(out, p, v, false);
+            start_out();
             start(sum);
             normalise();
             wgmma_wait<1>();
             store();
             wgmma_wait<0>();
             take(sum);
-            keep_p(sum);
+            keep_weights<T>(p, sum);
         }
         if (leader) shared.k_ring.empty[k_at.stage].arrive();
-        start_values<Dim, BlockSize>(out, p, v, false);
+        start_out();
         normalise();
         wgmma_wait<0>();
         if (leader) shared.v_ring.empty[v_at.stage].arrive();
@@ -247,16 +310,19 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
 
 }  // namespace
 
+template <typename T>
 cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs& args, int sms,
                                         cudaStream_t stream) {
-    return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
-        using S = Shared<Dim, BlockSize>;
-        auto* const kernel = kv_outer<Dim, BlockSize>;
+    return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+        using S = Shared<T, Dim, BlockSize>;
+        auto* const kernel = kv_outer<T, Dim, BlockSize>;
         const cudaError_t error = allow_shared<S>(kernel);
         if (error != cudaSuccess) return error;
         kernel<<<static_cast<unsigned>(sms), AttendRows::kThreads, sizeof(S), stream>>>(args);
         return cudaGetLastError();
     });
 }
+template cudaError_t launch_sparse_kv_outer_sm90<MSA_KERNEL_ELEMENT>(const SparseKvOuterArgs&, int,
+                                                                     cudaStream_t);
 
 }  // namespace msa::cuda

@@ -7,8 +7,8 @@ namespace msa::cuda {
 
 void sparse_attention_q_outer_any(const Call& call, const AttentionInput& in,
                                   View<const int32_t, 3> ids, const AttentionOutput& to) {
-    by_element(in.q.element(), [&]<typename T>() {
-        attend_to_support(call, main_heads<T>(call.problem, in.q, in.k, in.v),
+    by_index_element(in.q.element(), [&]<typename T>() {
+        attend_to_support(call, sparse_heads<T>(call.problem, call.layout, in),
                           key_support(call, ids), output(to.out), to.lse.data());
     });
 }

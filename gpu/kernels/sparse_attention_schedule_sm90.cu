@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kScanThreads)
         work.use_ends[i] = start.x + uses;
         for (int at = 0; at < uses; at += most)
             work.items[start.y + at / most] = {i / args.all_blocks, start.x + at,
-                                               min(most, uses - at), 0};
+                                               min(most, uses - at), i % args.all_blocks};
     }
     if (threadIdx.x == 0) *work.item_count = before.y;
 }

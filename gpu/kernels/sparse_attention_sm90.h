@@ -8,8 +8,7 @@
 // `least_sharing` queries of a tile selected are walked by the tile as a union, output in
 // registers. The other (query, block) pairs go KV-outer (sec:kernel:sparse_attn) before it: each
 // block gathers its queries, and partial outputs go to slots, which the tiles add to what their
-// unions give. least_sharing 1 is the order `union` throughout, tile_queries + 1 is KV-outer
-// throughout.
+// unions give. All is in the order `union` with least_sharing 1, KV-outer with tile_queries + 1.
 #pragma once
 
 #include <cuda.h>
@@ -19,6 +18,7 @@
 
 #include "core/kernel_sizes.h"
 #include "core/problem.h"
+#include "gpu/operand_scales.h"
 #include "gpu/query_tile.h"
 
 namespace msa::cuda {
@@ -44,7 +44,7 @@ static_assert(sizeof(UnionBlock) == kUnionBlockBytes && sizeof(BlockUse) == kBlo
 
 /// Uses [begin, begin + count) of one block.
 struct __align__(16) KeyBlockItem {
-    int32_t group, begin, count, padding;
+    int32_t group, begin, count, block;  // the blocks of all sequences are numbered through
 };
 
 /// What every kernel here needs to know of a call.
@@ -53,6 +53,8 @@ struct SparseCall {
     const KeyRange* visible;                               // [Nq]
     int64_t queries;                                       // Nq
     int query_heads, groups, head_dim, block_size, top_k;  // Hq, Hkv, dh, Bk; k <= 32
+    AttentionScales scales;        // of e4m3: rows [Nq, Hq], blocks [blocks of all sequences, Hkv]
+    const char* values = nullptr;  // of e4m3, but for decode: from launch_transpose_values_sm90()
 
     __host__ __device__ int group_size() const { return query_heads / groups; }
 };
@@ -68,7 +70,7 @@ struct SparseWorkspace {
     KeyBlockItem* items;    // [most_items()]
     int32_t* item_count;    // [1]
     uint32_t* in_slots;     // [R], mask over positions of ids; the n-th has slot n
-    void* partial_out;   // [chunk_tiles, Hkv, k, slot_rows(), dh] bf16, dh as slot_chunk() has it
+    void* partial_out;   // [chunk_tiles, Hkv, k, slot_rows(), dh] as out, dh as slot_chunk() has it
     float* partial_lse;  // [chunk_tiles, Hkv, k, slot_rows()], base 2
 };
 
@@ -123,24 +125,26 @@ struct SparseSchedule : SparseCall {
 };
 
 struct SparseKvOuterArgs : SparseSchedule {
-    CUtensorMap q;     // [Nq, Hq, dh] bf16, boxes of one query x G heads x 64 channels
-    CUtensorMap k, v;  // [Nk, Hkv * dh] bf16, boxes of Bk keys x 64 channels
+    CUtensorMap q;     // [Nq, Hq, dh] of T, boxes of one query x G heads x 128 bytes
+    CUtensorMap k, v;  // [Nk, Hkv * dh] of T, boxes of Bk keys x 128 bytes; v but for e4m3
     float scale;       // on q . k, above 0
 };
 
 struct SparseUnionArgs : SparseSchedule {
-    CUtensorMap q;     // [Nq, Hq, dh] bf16, boxes of a tile's queries x G heads x 64 channels
+    CUtensorMap q;     // [Nq, Hq, dh] of T, boxes of a tile's queries x G heads x 128 bytes
     CUtensorMap k, v;  // as above
     float scale;
-    void* out;        // [Nq, Hq, dh] bf16
+    void* out;        // [Nq, Hq, dh] of T, of bf16 where T is e4m3
     float* lse;       // [Nq, Hq]
     int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
 };
 
 /// The workspace of all chunks.
 cudaError_t launch_sparse_schedule_sm90(const SparseSchedule&, cudaStream_t);
-// One chunk, in this order; the first where any_slots().
+// One chunk, in this order; the first where any_slots(). T: __nv_bfloat16, __half, __nv_fp8_e4m3.
+template <typename T>
 cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs&, int sms, cudaStream_t);
+template <typename T>
 cudaError_t launch_sparse_union_sm90(const SparseUnionArgs&, int sms, cudaStream_t);
 
 }  // namespace msa::cuda

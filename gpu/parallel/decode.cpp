@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "gpu/cuda_parallel.h"
+#include "gpu/half_types.h"
 #include "gpu/kernels/index_select_sm90.h"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
 #include "gpu/layout.h"
@@ -19,6 +20,7 @@ using cuda::Call;
 using cuda::CandidateExchange;
 using cuda::check;
 using cuda::DeviceRule;
+using cuda::is_half;
 using cuda::kept_keys;
 using cuda::kIndexDecodeRows;
 using cuda::kMostExchanging;
@@ -26,6 +28,7 @@ using cuda::kMostRanks;
 using cuda::kPartWords;
 using cuda::Layout;
 using cuda::narrow;
+using cuda::not_element;
 using cuda::RankExchange;
 using cuda::Scratch;
 using cuda::share_workplace;
@@ -141,6 +144,7 @@ private:
         require_support(takes_index_select_sm90(
             place_.device, p, {.element = in.index_q.element(), .top_k = rule_.top_k},
             are_aligned(in.index_q, in.index_k)));
+        if (!is_half(in.q.element())) require_support(not_element(in.q.element(), "bf16 or f16"));
         require_support(takes_sparse_attention_sm90(
             place_.device, p,
             {.element = in.q.element(), .top_k = rule_.top_k, .out = out.element()},

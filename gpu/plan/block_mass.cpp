@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "gpu/half_types.h"
 #include "gpu/kernels/block_mass_sm90.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
@@ -29,7 +30,7 @@ Support takes_block_mass_sm90(const Device& device, const Problem& p,
     if (max_logit) return Support::no("max_logit is asked for");
     if (sinks) return Support::no("there are sinks");
     if (p.window || p.softcap) return not_plain(p);
-    if (request.element != Element::bf16) return not_element(request.element, "bf16");
+    if (!is_half(request.element)) return not_element(request.element, "bf16 or f16");
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
@@ -48,7 +49,7 @@ void block_mass_sm90(const Call& call, const BlockMassInput& in, const BlockMass
     auto block_lse = call.scratch<float, 1>(
         {std::min(step * tile_queries, p.queries()) * p.query_heads * p.blocks()});
     const CUtensorMap k_map =
-        tensor_map(in.k.data(), Element::bf16, p.keys(), p.kv_heads * p.head_dim, kMassTileKeys);
+        tensor_map(in.k.data(), in.k.element(), p.keys(), p.kv_heads * p.head_dim, kMassTileKeys);
     for (int64_t begin = 0; begin < all; begin += step) {
         std::vector<QueryTile> piece(tiles.begin() + begin,
                                      tiles.begin() + std::min(begin + step, all));
@@ -71,7 +72,9 @@ void block_mass_sm90(const Call& call, const BlockMassInput& in, const BlockMass
                                  .scale = static_cast<float>(p.softmax_scale()),
                                  .block_lse = block_lse.data(),
                                  .mass = to.mass[first].data()};
-        check(launch_block_mass_sm90(args, call.stream()), "block_mass_sm90");
+        check(by_half(in.q.element(),
+                      [&]<typename T>() { return launch_block_mass_sm90<T>(args, call.stream()); }),
+              "block_mass_sm90");
     }
 }
 

@@ -33,8 +33,9 @@ public:
 
     void describe() {
         using enum fe::DataType_t;
-        graph_.set_io_data_type(BFLOAT16).set_intermediate_data_type(FLOAT).set_compute_data_type(
-            FLOAT);
+        graph_.set_io_data_type(s_.element == Element::f16 ? HALF : BFLOAT16)
+            .set_intermediate_data_type(FLOAT)
+            .set_compute_data_type(FLOAT);
         if (s_.ragged) {
             q_at_ = list(kQAt, "q_at", INT64, s_.sequences + 1);
             kv_at_ = list(kKvAt, "kv_at", INT64, s_.sequences + 1);
@@ -139,7 +140,7 @@ std::vector<Span> spans_of(const Problem& p, const std::vector<KeyRange>& visibl
     return spans;
 }
 
-Sizes::Sizes(const Problem& p, const std::vector<Span>& spans, Direction of)
+Sizes::Sizes(const Problem& p, const std::vector<Span>& spans, Direction of, Element type)
     : direction(of),
       ragged(!is_regular(spans) || !p.batch.query_positions().empty() ||
              (is_gradient() && !spans.empty() && spans.front().keys % 128 != 0)),
@@ -149,7 +150,8 @@ Sizes::Sizes(const Problem& p, const std::vector<Span>& spans, Direction of)
       query_heads(p.query_heads),
       kv_heads(p.kv_heads),
       head_dim(p.head_dim),
-      scale(p.softmax_scale()) {
+      scale(p.softmax_scale()),
+      element(type) {
     const auto all = [&](auto rule) { return std::all_of(spans.begin(), spans.end(), rule); };
     if (all([](const Span& s) { return s.queries == s.keys; }))
         mask = Mask::causal;

@@ -43,9 +43,10 @@ struct Sizes {
     int64_t all_queries = 0, all_keys = 0;         // of all, where that bounds the workspace
     int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
     double scale = 0;
+    Element element = Element::bf16;  // of operands and outputs, but for lse
     bool operator==(const Sizes&) const = default;
 
-    Sizes(const Problem&, const std::vector<Span>&, Direction);
+    Sizes(const Problem&, const std::vector<Span>&, Direction, Element);
     bool is_gradient() const { return direction != Direction::attention; }
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "gpu/half_types.h"
 #include "gpu/kernels/add_parts.h"
 #include "gpu/kernels/hidden_values.h"
 #include "gpu/kernels/kernels.h"
@@ -24,13 +25,14 @@ namespace {
 /// Can cuDNN answer, as far as that does not depend on the plan? `spans`: those of spans_of.
 /// `views`: operands and outputs.
 template <typename... Views>
-Support takes(const Problem& p, const std::vector<Span>& spans, const Views&... views) {
-    const auto fits = [](const auto& view) {
-        return view.element() == Element::bf16 &&
-               reinterpret_cast<uintptr_t>(view.data()) % 16 == 0;
+Support takes(const Problem& p, const std::vector<Span>& spans, Element element,
+              const Views&... views) {
+    const auto fits = [element](const auto& view) {
+        return view.element() == element && reinterpret_cast<uintptr_t>(view.data()) % 16 == 0;
     };
-    if (!(fits(views) && ...))
-        return Support::no("it takes bf16 operands and outputs at multiples of 16 bytes");
+    if (!is_half(element) || !(fits(views) && ...))
+        return Support::no(
+            "it takes operands and outputs that are all bf16 or all f16, at multiples of 16 bytes");
     if (p.window || p.softcap) return not_plain(p);
     if (p.softmax_scale() <= 0 || p.head_dim % 8 != 0)
         return Support::no("it takes a positive scale and a head dim of multiples of 8");
@@ -133,14 +135,15 @@ std::string DenseAttentionCudnn::gradient_name() const {
 }
 
 std::shared_ptr<Plan> DenseAttentionCudnn::plan_of(const Call& call, const std::vector<Span>& spans,
-                                                   Direction direction) {
+                                                   Direction direction, Element element) {
     if (!library_) {
         require_host_copies(*call.owner);  // nor can it start there
         library_ = std::make_unique<Library>();
     }
     why_not_ = library_->failure;
     if (!why_not_.empty()) return nullptr;
-    std::shared_ptr<Plan> plan = library_->plan_of(call, Sizes(call.problem, spans, direction));
+    std::shared_ptr<Plan> plan =
+        library_->plan_of(call, Sizes(call.problem, spans, direction, element));
     why_not_ = plan->refusal;
     return why_not_.empty() ? plan : nullptr;
 }
@@ -150,9 +153,9 @@ bool DenseAttentionCudnn::run(const Call& call, const AttentionInput& in,
     if (fe::cudnn_dlhandle == nullptr) return false;  // why_not_ is what the constructor found
     const Problem& p = call.problem;
     const std::vector<Span> spans = spans_of(p, call.layout->visible_host());
-    why_not_ = takes(p, spans, in.q, in.k, in.v, to.out).why_not;
+    why_not_ = takes(p, spans, in.q.element(), in.q, in.k, in.v, to.out).why_not;
     if (!why_not_.empty()) return false;
-    const std::shared_ptr<Plan> plan = plan_of(call, spans, Direction::attention);
+    const std::shared_ptr<Plan> plan = plan_of(call, spans, Direction::attention, in.q.element());
     if (!plan) return false;
     const std::shared_ptr<Placement> at = plan->place(call, spans);
     auto found = call.scratch<int32_t, 1>({1});
@@ -205,11 +208,11 @@ bool DenseAttentionCudnn::run_pieces(const Call& call, int64_t most, const Atten
     const int64_t key_values = p.kv_heads * p.head_dim;
     struct Sum {
         Out<3> to;
-        Tensor<__nv_bfloat16, 1> part;
+        Tensor<uint16_t, 1> part;  // the bits of the operands' type
         Tensor<float, 1> sums;
     };
     const auto sum_of = [&](const Out<3>& result) {
-        Sum sum{result, call.scratch<__nv_bfloat16, 1>({p.keys() * key_values}),
+        Sum sum{result, call.scratch<uint16_t, 1>({p.keys() * key_values}),
                 call.scratch<float, 1>({p.keys() * key_values})};
         check(cudaMemsetAsync(sum.sums.data(), 0,
                               static_cast<size_t>(sum.sums.size()) * sizeof(float), call.stream()),
@@ -218,7 +221,7 @@ bool DenseAttentionCudnn::run_pieces(const Call& call, int64_t most, const Atten
     };
     Sum d_k = sum_of(to.d_k), d_v = sum_of(to.d_v);
     const auto part_of = [](Sum& sum) {
-        return Out<3>(sum.part.data(), sum.to.shape(), Element::bf16, Space::device);
+        return Out<3>(sum.part.data(), sum.to.shape(), sum.to.element(), Space::device);
     };
     pieces_ = 0;
     for (const QueryRange range : query_tiles(p, most)) {
@@ -231,7 +234,8 @@ bool DenseAttentionCudnn::run_pieces(const Call& call, int64_t most, const Atten
                                   {piece.queries(), p.query_heads, p.head_dim}, view.element(),
                                   view.space());
         };
-        const std::shared_ptr<Plan> plan = plan_of(some, spans, Direction::gradient);
+        const std::shared_ptr<Plan> plan =
+            plan_of(some, spans, Direction::gradient, in.q.element());
         if (!plan || !run_plan(some, plan, spans, {rows(in.q), in.k, in.v},
                                {rows(saved.out), saved.lse.slice(range.begin, piece.queries()),
                                 rows(saved.d_out)},
@@ -239,13 +243,12 @@ bool DenseAttentionCudnn::run_pieces(const Call& call, int64_t most, const Atten
             return false;
         for (const Span& span : spans)
             for (Sum* sum : {&d_k, &d_v})
-                add_parts(call, sum->part.data() + span.key * key_values, span.keys * key_values,
-                          sum->sums.data() + span.key * key_values);
+                add_parts(call, sum->to.element(), sum->part.data() + span.key * key_values,
+                          span.keys * key_values, sum->sums.data() + span.key * key_values);
         ++pieces_;
     }
     for (const Sum* sum : {&d_k, &d_v})
-        round_sums(call, sum->sums.data(), sum->sums.size(),
-                   static_cast<__nv_bfloat16*>(sum->to.data()));
+        round_sums(call, sum->to.element(), sum->sums.data(), sum->sums.size(), sum->to.data());
     return true;
 }
 
@@ -254,11 +257,13 @@ bool DenseAttentionCudnn::run_gradient(const Call& call, const AttentionInput& i
     if (fe::cudnn_dlhandle == nullptr) return false;  // why_not_ is what the constructor found
     const Problem& p = call.problem;
     const std::vector<Span> spans = spans_of(p, call.layout->visible_host());
-    why_not_ =
-        takes(p, spans, in.q, in.k, in.v, saved.out, saved.d_out, to.d_q, to.d_k, to.d_v).why_not;
+    why_not_ = takes(p, spans, in.q.element(), in.q, in.k, in.v, saved.out, saved.d_out, to.d_q,
+                     to.d_k, to.d_v)
+                   .why_not;
     if (!why_not_.empty()) return false;
     const std::shared_ptr<Plan> plan =
-        plan_of(call, spans, unordered_ ? Direction::unordered_gradient : Direction::gradient);
+        plan_of(call, spans, unordered_ ? Direction::unordered_gradient : Direction::gradient,
+                in.q.element());
     if (!plan) return false;
     int64_t seen = 0;
     for (const Span& span : spans) seen += span.keys;

@@ -25,19 +25,19 @@ public:
     ~DenseAttentionCudnn();
 
     /// False where cuDNN cannot answer: why_not() says why, and the plain kernel must. It takes
-    /// bf16 operands and outputs, queries at consecutive positions that all see a key, and a
-    /// positive scale, without a window or a soft cap; sinks are the caller's. Values behind a
-    /// query's position that are not finite, which cuDNN would multiply by 0, are looked for on the
-    /// device; where there are any, the plain kernel answers after it. A plan is made at the first
-    /// call of a layout, which takes a while; the plans used last are kept.
+    /// operands and outputs that are all bf16 or all f16, queries at consecutive positions that all
+    /// see a key, and a positive scale, without a window or a soft cap; sinks are the caller's.
+    /// Values behind a query's position that are not finite, which cuDNN would multiply by 0, are
+    /// looked for on the device; where there are any, the plain kernel answers after it. A plan is
+    /// made at the first call of a layout, which takes a while; the plans used last are kept.
     bool run(const Call&, const AttentionInput&, const AttentionOutput&);
 
     /// The same for the gradient, by cuDNN's deterministic algorithm unless sums may be unordered.
     /// The deterministic one keeps dS, two bytes for each query, head and key. Where that is more
     /// than kMostWorkspace, the queries go in pieces behind the keys that they see; d_k and d_v of
-    /// a piece, in bf16, are added up in float, piece after piece. Gradients that are not finite
-    /// are looked for on the device; where there are any, the plain kernel answers after it: cuDNN
-    /// multiplies masked probabilities, 0, with what may not be finite.
+    /// a piece, in their type, are added up in float, piece after piece. Gradients that are not
+    /// finite are looked for on the device; where there are any, the plain kernel answers after it:
+    /// cuDNN multiplies masked probabilities, 0, with what may not be finite.
     bool run_gradient(const Call&, const AttentionInput&, const AttentionSaved&,
                       const AttentionGradient&);
 
@@ -54,7 +54,7 @@ private:
 
     struct Library;
     /// Null where there is none; why_not_ says why.
-    std::shared_ptr<Plan> plan_of(const Call&, const std::vector<Span>&, Direction);
+    std::shared_ptr<Plan> plan_of(const Call&, const std::vector<Span>&, Direction, Element);
     /// The gradient's plan on the rows of `call`; false where that fails.
     bool run_plan(const Call&, const std::shared_ptr<Plan>&, const std::vector<Span>&,
                   const AttentionInput&, const AttentionSaved&, const AttentionGradient&);

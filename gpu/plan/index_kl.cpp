@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "gpu/half_types.h"
 #include "gpu/kernels/index_kl_sm90.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
@@ -22,7 +23,7 @@ constexpr int64_t kPieceQueries = 32768;
 constexpr int64_t kMostHeads = 16;  // of a group
 
 Support takes_blocks(const Problem& p, Element element, bool aligned) {
-    if (element != Element::bf16) return not_element(element, "bf16");
+    if (!is_half(element)) return not_element(element, "bf16 or f16");
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.index_dim)) return not_tuned("the index dim", p.index_dim);
     if (p.block_size > kKlMostKeys || p.block_size < 16 || (p.block_size & (p.block_size - 1)) != 0)
@@ -30,8 +31,9 @@ Support takes_blocks(const Problem& p, Element element, bool aligned) {
     return {};
 }
 
-const __nv_bfloat16* bf16_of(const In<3>& view) {
-    return static_cast<const __nv_bfloat16*>(view.data());
+template <int Rank>
+const uint16_t* bits_of(const In<Rank>& view) {
+    return static_cast<const uint16_t*>(view.data());
 }
 
 /// Pieces of the queries and rounds of the blocks of one call.
@@ -42,8 +44,8 @@ public:
         : call_(call), selected_(ids.data() != nullptr) {
         const Problem& p = call.problem;
         const Tensor<SequenceBlock, 1>& blocks = call.layout->key_blocks();
-        all_.index_q = bf16_of(in.index_q);
-        all_.index_k = static_cast<const __nv_bfloat16*>(in.index_k.data());
+        all_.index_q = bits_of(in.index_q);
+        all_.index_k = bits_of(in.index_k);
         all_.ids = ids.data();
         all_.visible = call.visible;
         all_.blocks = blocks.data();
@@ -120,8 +122,8 @@ Support takes_by_blocks(const Problem& p, const IndexKlInput& in, const IndexKlO
                                   are_aligned(in.q, in.k, in.index.index_q, in.index.index_k) &&
                                       are_aligned(to.d_index_q, to.d_index_k));
     if (!blocks.yes) return blocks;
-    if (in.index.index_q.element() != Element::bf16)
-        return not_element(in.index.index_q.element(), "bf16");
+    if (in.index.index_q.element() != in.q.element())
+        return not_element(in.index.index_q.element(), to_string(in.q.element()));
     if (p.window || p.softcap) return not_plain(p);
     if (in.teacher != Teacher::mean) return Support::no("the teacher is not the mean");
     if (!in.main_lse) return Support::no("main_lse is not given");
@@ -134,7 +136,8 @@ Support takes_by_blocks(const Problem& p, const IndexKlInput& in, const IndexKlO
 /// The wgmma form: what a call adds to KlBlocks, and the scratch memory of it.
 class TunedBlocks {
 public:
-    TunedBlocks(const Call& call, const IndexKlInput& in, Walk& walk) : call_(call) {
+    TunedBlocks(const Call& call, const IndexKlInput& in, Walk& walk)
+        : call_(call), element_(in.q.element()) {
         const Problem& p = call.problem;
         KlBlocks& all = walk.all();
         lse_ = call.scratch<float, 1>({p.queries() * p.query_heads + 1});
@@ -143,12 +146,12 @@ public:
         all.order = order_.data();
         all.bins = bins_.data() + 1;
         all.taken = bins_.data();
-        args_.q_one = tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
-                                 1, p.group_size());
-        args_.index_q_one = tensor_map(in.index.index_q.data(), Element::bf16, p.queries(),
-                                       p.kv_heads, p.index_dim, 1, 1);
+        args_.q_one = tensor_map(in.q.data(), element_, p.queries(), p.query_heads, p.head_dim, 1,
+                                 p.group_size());
+        args_.index_q_one = tensor_map(in.index.index_q.data(), element_, p.queries(), p.kv_heads,
+                                       p.index_dim, 1, 1);
         args_.index_k =
-            tensor_map(in.index.index_k.data(), Element::bf16, p.keys(), p.index_dim, p.block_size);
+            tensor_map(in.index.index_k.data(), element_, p.keys(), p.index_dim, p.block_size);
         args_.lse = lse_.data();
         args_.queries = p.queries();
         args_.keys = p.keys();
@@ -156,14 +159,16 @@ public:
         check(launch_kl_lse(all.main_lse, p.queries() * p.query_heads, lse_.data(), call.stream()),
               "index_kl_sm90, lse");
     }
+    template <typename T>
     void launch(const KlBlocks& a, int64_t most_items) {
         args_.blocks = a;
-        check(launch_kl_blocks_sm90(args_, most_items, call_.device.sms, call_.stream()),
+        check(launch_kl_blocks_sm90<T>(args_, most_items, call_.device.sms, call_.stream()),
               "index_kl_sm90, blocks");
     }
 
 private:
     const Call& call_;
+    Element element_;
     KlTunedArgs args_{};
     Tensor<float, 1> lse_;
     Tensor<int32_t, 1> order_, bins_;
@@ -191,8 +196,8 @@ void by_blocks(const Call& call, const IndexKlInput& in, const IndexKlOutput& to
     Tensor<double, 1> kl;
     if (to.kl) kl = call.scratch<double, 1>({walk.rows_and_slots()});
     KlBlocks& all = walk.all();
-    all.q = bf16_of(in.q);
-    all.k = bf16_of(in.k);
+    all.q = bits_of(in.q);
+    all.k = bits_of(in.k);
     Tensor<float, 2> teacher;
     if (in.sinks) teacher = teacher_lse_any(call, in);
     all.main_lse = in.sinks ? teacher.data() : in.main_lse.data();
@@ -202,14 +207,18 @@ void by_blocks(const Call& call, const IndexKlInput& in, const IndexKlOutput& to
     all.kl = kl.data();
     std::optional<TunedBlocks> blocks;
     if (tuned) blocks.emplace(call, in, walk);
+    const double unit = by_half(in.q.element(), []<typename T>() { return kKlUnit<T>; });
     const double scale =
         in.gradient_scale.value_or(1 / static_cast<double>(p.queries() * p.kv_heads));
-    const auto gradient = static_cast<float>(scale * p.index_scale());
+    const auto gradient = static_cast<float>(scale * p.index_scale() / unit);
     walk.for_each([&](const KlBlocks& a, bool first) {
-        if (blocks)
-            blocks->launch(a, walk.most_items());
-        else
-            check(launch_kl_blocks(a, walk.most_items(), call.stream()), "index_kl_mma, blocks");
+        by_half(in.q.element(), [&]<typename T>() {
+            if (blocks)
+                blocks->template launch<T>(a, walk.most_items());
+            else
+                check(launch_kl_blocks<T>(a, walk.most_items(), call.stream()),
+                      "index_kl_mma, blocks");
+        });
         check(launch_kl_sum_slots(a, gradient, first, to.d_index_q.data(), to.kl.data(),
                                   call.stream()),
               "index_kl, d_index_q");
@@ -245,7 +254,10 @@ void index_lse_mma(const Call& call, const IndexInput& in, View<const int32_t, 3
     auto slots = call.scratch<float, 1>({walk.rows_and_slots()});
     walk.all().slot_lse = slots.data();
     walk.for_each([&](const KlBlocks& a, bool first) {
-        check(launch_kl_slot_lse(a, walk.most_items(), call.stream()), "index_lse_mma, slots");
+        by_half(in.index_q.element(), [&]<typename T>() {
+            check(launch_kl_slot_lse<T>(a, walk.most_items(), call.stream()),
+                  "index_lse_mma, slots");
+        });
         check(launch_kl_join_lse(a, first, lse.data(), call.stream()), "index_lse_mma, lse");
     });
 }

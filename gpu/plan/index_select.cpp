@@ -3,6 +3,7 @@
 // queries fill the chip.
 #include <algorithm>
 
+#include "gpu/half_types.h"
 #include "gpu/kernels/index_select_sm90.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
@@ -28,8 +29,8 @@ int64_t key_splits(const Device& device, const Tiles& tiles, bool decode) {
 Support takes_index_select_sm90(const Device& device, const Problem& p,
                                 const IndexSelectRequest& request, bool aligned) {
     if (!device.is_hopper()) return not_hopper();
-    if (request.element != Element::bf16 && request.element != Element::e4m3)
-        return not_element(request.element, "bf16 or e4m3");
+    if (!is_half(request.element) && request.element != Element::e4m3)
+        return not_element(request.element, "bf16, f16 or e4m3");
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.index_dim)) return not_tuned("the index dim", p.index_dim);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
@@ -63,7 +64,6 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
         .index_q = in.index_q.data(),
         .index_k = tensor_map(in.index_k.data(), element, p.keys(), p.index_dim, kIndexTileKeys),
         .keys_settled = !call.ahead.writes(in.index_k),
-        .element_bytes = narrow(element_bytes(element)),
         .index_dim = narrow(p.index_dim),
         .tiles = tiles.device.data(),
         .tile_count = narrow(tiles.device.size()),
@@ -77,7 +77,10 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
         .splits = narrow(splits),
         .partial = reinterpret_cast<uint64_t*>(partial.data()),
         .ids = ids.data()};
-    check(launch_index_select_sm90(args, call.stream(), exchange), "index_select_sm90");
+    const auto launch = [&]<typename T>() {
+        return launch_index_select_sm90<T>(args, call.stream(), exchange);
+    };
+    check(by_half_or_e4m3(element, launch), "index_select_sm90");
 }
 
 }  // namespace msa::cuda

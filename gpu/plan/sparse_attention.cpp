@@ -3,8 +3,10 @@
 
 #include <algorithm>
 
+#include "gpu/half_types.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
+#include "gpu/kernels/transpose_values_sm90.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
 #include "gpu/plan/tuned.h"
@@ -31,14 +33,14 @@ int least_sharing(const Problem& p, LoopOrder order, int tile_queries) {
 }
 
 SparseCall sizes_of(const Problem& p, int64_t top_k) {
-    return {.ids = nullptr,
-            .visible = nullptr,
-            .queries = p.queries(),
-            .query_heads = narrow(p.query_heads),
-            .groups = narrow(p.kv_heads),
-            .head_dim = narrow(p.head_dim),
-            .block_size = narrow(p.block_size),
-            .top_k = narrow(top_k)};
+    SparseCall sizes{};
+    sizes.queries = p.queries();
+    sizes.query_heads = narrow(p.query_heads);
+    sizes.groups = narrow(p.kv_heads);
+    sizes.head_dim = narrow(p.head_dim);
+    sizes.block_size = narrow(p.block_size);
+    sizes.top_k = narrow(top_k);
+    return sizes;
 }
 
 /// Scratch memory of a SparseWorkspace, kept until its kernels are queued.
@@ -60,8 +62,7 @@ struct Workspace {
           uses(call.scratch<BlockUse, 1>({size.uses})),
           items(call.scratch<KeyBlockItem, 1>({size.items})),
           in_slots(call.scratch<uint32_t, 1>({size.rows})),
-          partial_out(
-              call.scratch<char, 1>({size.slot_rows * head_dim * element_bytes(Element::bf16)})),
+          partial_out(call.scratch<char, 1>({size.slot_rows * head_dim * kHalfBytes})),
           partial_lse(call.scratch<float, 1>({size.slot_rows})) {}
 
     SparseWorkspace view() {
@@ -82,28 +83,57 @@ struct Workspace {
 struct KeyMaps {
     CUtensorMap k, v;
     KeyMaps(const Problem& p, const AttentionInput& in)
-        : k(tensor_map(in.k.data(), Element::bf16, p.keys(), p.kv_heads * p.head_dim,
+        : k(tensor_map(in.k.data(), in.k.element(), p.keys(), p.kv_heads * p.head_dim,
                        p.block_size)),
-          v(tensor_map(in.v.data(), Element::bf16, p.keys(), p.kv_heads * p.head_dim,
+          v(tensor_map(in.v.data(), in.v.element(), p.keys(), p.kv_heads * p.head_dim,
                        p.block_size)) {}
 };
+
+/// What is of e4m3 operands alone.
+void add_scales(const Call& call, const AttentionInput& in, SparseCall& sizes) {
+    if (in.q.element() != Element::e4m3) return;
+    const Tensor<SequenceBlock, 1>& blocks = call.layout->key_blocks();
+    sizes.scales = {DeviceScales(in.scales.q), DeviceScales(in.scales.k), DeviceScales(in.scales.v),
+                    blocks.data(), blocks.size()};
+}
+
+/// The values of e4m3 as tiles take them.
+Tensor<char, 1> transposed_values(const Call& call, const AttentionInput& in,
+                                  const SparseCall& sizes) {
+    if (in.q.element() != Element::e4m3) return {};
+    auto to = call.scratch<char, 1>({sizes.scales.block_count * sizes.groups *
+                                     transposed_tile_bytes(sizes.head_dim, sizes.block_size)});
+    check(launch_transpose_values_sm90(
+              {sizes.scales.blocks, sizes.scales.block_count, in.v.data(), to.data()},
+              sizes.head_dim, sizes.block_size, sizes.groups, call.stream()),
+          "sparse_attention_sm90, values");
+    return to;
+}
 
 void run_decode(const Call& call, const SparseCall& sizes, const AttentionInput& in,
                 const AttentionOutput& to, const RankExchange* exchange) {
     const KeyMaps maps(call.problem, in);
     SparseDecodeArgs args{};
     static_cast<SparseCall&>(args) = sizes;
+    add_scales(call, in, args);
     args.q = in.q.data();
-    args.q_settled = !call.ahead.writes(in.q);
+    args.q_settled = !call.ahead.writes(in.q) && !call.ahead.writes(in.scales.q);
+    if (in.q.element() == Element::e4m3)
+        args.of_query = call.layout->tiles(1, TileOrder::by_query).device.data();
     args.k = maps.k;
     args.v = maps.v;
     args.scale = static_cast<float>(call.problem.softmax_scale());
     args.out = to.out.data();
     args.lse = to.lse.data();
-    check(launch_sparse_decode_sm90(args, call.stream(), exchange), "sparse_attention_sm90");
+    check(by_half_or_e4m3(in.q.element(),
+                          [&]<typename T>() {
+                              return launch_sparse_decode_sm90<T>(args, call.stream(), exchange);
+                          }),
+          "sparse_attention_sm90");
 }
 
 /// The chunks that one schedule covers, one after the other.
+template <typename T>
 void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
                    SparseUnionArgs& tiles, int sms, cudaStream_t stream) {
     check(launch_sparse_schedule_sm90(schedule, stream), "sparse_attention_sm90, schedule");
@@ -111,9 +141,9 @@ void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
         static_cast<SparseSchedule&>(kv_outer) = schedule.chunk(c);
         static_cast<SparseSchedule&>(tiles) = schedule.chunk(c);
         if (schedule.any_slots())
-            check(launch_sparse_kv_outer_sm90(kv_outer, sms, stream),
+            check(launch_sparse_kv_outer_sm90<T>(kv_outer, sms, stream),
                   "sparse_attention_sm90, KV-outer");
-        check(launch_sparse_union_sm90(tiles, sms, stream), "sparse_attention_sm90, unions");
+        check(launch_sparse_union_sm90<T>(tiles, sms, stream), "sparse_attention_sm90, unions");
     }
 }
 
@@ -127,6 +157,9 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
     schedule.workspace = work.view();
     schedule.ids = ids.data();
     schedule.visible = call.visible;
+    add_scales(call, in, schedule);
+    const Tensor<char, 1> values = transposed_values(call, in, schedule);
+    schedule.values = values.data();
     auto marked = call.scratch<int32_t, 1>({p.queries() * p.kv_heads});
     check(cudaMemsetAsync(marked.data(), 0, sizeof(int32_t) * static_cast<size_t>(marked.size()),
                           call.stream()),
@@ -134,7 +167,7 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
 
     const KeyMaps maps(p, in);
     const auto q_map = [&](int64_t queries) {
-        return tensor_map(in.q.data(), Element::bf16, p.queries(), p.query_heads, p.head_dim,
+        return tensor_map(in.q.data(), in.q.element(), p.queries(), p.query_heads, p.head_dim,
                           queries, p.group_size());
     };
     SparseKvOuterArgs kv_outer{};
@@ -154,7 +187,9 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
     for (int64_t begin = 0; begin < plan.tiles; begin += step) {
         schedule.tiles = tiles.device.data() + begin;
         schedule.tile_count = narrow(std::min(step, plan.tiles - begin));
-        run_scheduled(schedule, kv_outer, by_tile, call.device.sms, call.stream());
+        by_half_or_e4m3(in.q.element(), [&]<typename T>() {
+            run_scheduled<T>(schedule, kv_outer, by_tile, call.device.sms, call.stream());
+        });
     }
     attention_repair_any(call, in, ids, to, marked.data());
 }
@@ -175,11 +210,15 @@ Support takes_sparse_attention_sm90(const Device& device, const Problem& p,
     if (request.order == LoopOrder::q_outer)
         return Support::no("it has no kernel for one query at a time");
     if (p.window || p.softcap) return not_plain(p);
-    if (request.element != Element::bf16) return not_element(request.element, "bf16");
-    if (request.out != Element::bf16) return not_element(request.out, "bf16");
+    const bool e4m3 = request.element == Element::e4m3;
+    if (!is_half(request.element) && !e4m3)
+        return not_element(request.element, "bf16, f16 or e4m3");
+    const Element out = e4m3 ? Element::bf16 : request.element;
+    if (request.out != out) return not_element(request.out, to_string(out));
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
+    if (e4m3 && !is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
     if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
     if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
     if (p.keys() == 0 && p.queries() > 0) return Support::no("there are no keys");
@@ -209,7 +248,7 @@ int64_t SparseWorkspaceSize::list_bytes() const {
 }
 
 int64_t SparseWorkspaceSize::slot_bytes(int64_t head_dim) const {
-    return slot_rows * (head_dim * element_bytes(Element::bf16) + int64_t{sizeof(float)});
+    return slot_rows * (head_dim * kHalfBytes + int64_t{sizeof(float)});
 }
 
 SparsePlan::SparsePlan(const Problem& p, int64_t top_k, LoopOrder order, int sms)
@@ -224,7 +263,7 @@ SparsePlan::SparsePlan(const Problem& p, int64_t top_k, LoopOrder order, int sms
     int64_t chunk_tiles = tiles;
     if (schedule.any_slots())
         chunk_tiles = std::min(tiles, sparse_chunk_tiles(p.query_heads, p.group_size(), p.head_dim,
-                                                         top_k, element_bytes(Element::bf16)));
+                                                         top_k, kHalfBytes));
     const auto list_bytes = [&](int64_t chunks) {
         schedule.chunk_tiles = narrow(chunk_tiles);
         return SparseWorkspaceSize(schedule, chunks).list_bytes();
@@ -241,7 +280,7 @@ void sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
                            const RankExchange* exchange) {
     if (ids.size() == 0) return;
     const SparsePlan plan(call.problem, ids.extent(2), order, call.device.sms);
-    MSA_CHECK(plan.decode || exchange == nullptr);
+    MSA_CHECK(exchange == nullptr || (plan.decode && is_half(in.q.element())));
     if (!plan.decode) return run_tiles(call, plan, in, ids, to);
     SparseCall sizes = static_cast<const SparseCall&>(plan.schedule);
     sizes.ids = ids.data();

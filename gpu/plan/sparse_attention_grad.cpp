@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "gpu/half_types.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
@@ -25,6 +26,8 @@ struct Workspace {
     Tensor<GradItem, 1> found, items;
     Tensor<GradSplit, 1> splits;
     Tensor<char, 1> slots;
+    Tensor<uint32_t, 1> largest;
+    Tensor<float, 1> unit;
 
     Workspace(const Call& call, const SparseGradArgs& a)
         : lse(call.scratch<float, 1>({a.queries * a.query_heads + 1})),
@@ -40,7 +43,9 @@ struct Workspace {
           found(call.scratch<GradItem, 1>({a.batch_chunks * a.most_items()})),
           items(call.scratch<GradItem, 1>({a.batch_chunks * a.most_items()})),
           splits(call.scratch<GradSplit, 1>({a.batch_chunks * a.most_splits()})),
-          slots(call.scratch<char, 1>({a.slot_buffers() * a.slot_bytes()})) {}
+          slots(call.scratch<char, 1>({a.slot_buffers() * a.slot_bytes()})),
+          largest(call.scratch<uint32_t, 1>({3})),
+          unit(call.scratch<float, 1>({2})) {}
 
     GradWorkspace view() {
         return {.lse = lse.data(),
@@ -55,22 +60,26 @@ struct Workspace {
                 .slots = slots.data(),
                 .parts = parts.data(),
                 .d_k = d_k.data(),
-                .d_v = d_v.data()};
+                .d_v = d_v.data(),
+                .largest = largest.data(),
+                .unit = unit.data()};
     }
 };
 
 void bind(SparseGradArgs& args, const Problem& p, const AttentionInput& in,
           View<const int32_t, 3> ids, const AttentionSaved& saved, const AttentionGradient& to) {
     const auto rows = [&](const void* data) {
-        return tensor_map(data, Element::bf16, p.queries(), p.query_heads, p.head_dim, 1,
+        return tensor_map(data, in.q.element(), p.queries(), p.query_heads, p.head_dim, 1,
                           p.group_size());
     };
     const auto keys = [&](const void* data) {
-        return tensor_map(data, Element::bf16, p.keys(), p.kv_heads * p.head_dim,
+        return tensor_map(data, in.q.element(), p.keys(), p.kv_heads * p.head_dim,
                           sparse_grad_tile_keys(args.block_size));
     };
     args.out = saved.out.data();
     args.d_out = saved.d_out.data();
+    args.all_k = in.k.data();
+    args.all_v = in.v.data();
     args.lse = saved.lse.data();
     args.q_one = rows(in.q.data());
     args.d_out_one = rows(saved.d_out.data());
@@ -94,8 +103,9 @@ Support takes_sparse_attention_grad_sm90(const Device& device, const Problem& p,
         return Support::no("it has no kernel for one query at a time");
     if (request.order == LoopOrder::tile_union)
         return Support::no("it has no kernel for unions of blocks");
-    for (const Element element : {request.element, request.saved})
-        if (element != Element::bf16) return not_element(element, "bf16");
+    if (!is_half(request.element)) return not_element(request.element, "bf16 or f16");
+    if (request.saved != request.element)
+        return not_element(request.saved, to_string(request.element));
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
@@ -166,7 +176,11 @@ void sparse_attention_grad_sm90(const Call& call, const AttentionInput& in,
           "clearing memory");
     args.marked_rows = marked.data();
     args.marked_blocks = marked.data() + rows;
-    check(launch_sparse_attention_grad_sm90(args, call.device.sms, call.stream()),
+    check(by_half(in.q.element(),
+                  [&]<typename T>() {
+                      return launch_sparse_attention_grad_sm90<T>(args, call.device.sms,
+                                                                  call.stream());
+                  }),
           "sparse_attention_grad_sm90");
     sink_gradient(call, in.sinks, saved.lse.data(), work.delta.data(), to.d_sinks);
     sparse_attention_grad_repair_any(call, in, ids, saved, to, work.delta.data(),

@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kThreads)
 void add(cudaStream_t stream, In<1> x, float factor, Out<1> y, Sum sum) {
     const int64_t count = x.shape()[0];
     if (count == 0) return;
-    by_element(x.element(), [&]<typename X>() {
-        by_element(y.element(), [&]<typename Y>() {
+    by_train_element(x.element(), [&]<typename X>() {
+        by_train_element(y.element(), [&]<typename Y>() {
             by_width(
                 count,
                 [&]<int Width>() {
@@ -123,7 +123,7 @@ void add(cudaStream_t stream, In<1> x, float factor, Out<1> y, Sum sum) {
 void swiglu(cudaStream_t stream, In<2> gate, In<2> up, Out<2> y) {
     const int64_t count = element_count(gate.shape());
     if (count == 0) return;
-    by_element(gate.element(), [&]<typename T>() {
+    by_train_element(gate.element(), [&]<typename T>() {
         by_width(
             count,
             [&]<int Width>() {
@@ -139,7 +139,7 @@ void swiglu(cudaStream_t stream, In<2> gate, In<2> up, Out<2> y) {
 void swiglu_grad(cudaStream_t stream, In<2> gate, In<2> up, In<2> d_y, Out<2> d_gate, Out<2> d_up) {
     const int64_t count = element_count(gate.shape());
     if (count == 0) return;
-    by_element(gate.element(), [&]<typename T>() {
+    by_train_element(gate.element(), [&]<typename T>() {
         by_width(
             count,
             [&]<int Width>() {
@@ -158,7 +158,7 @@ void rotate(cudaStream_t stream, Out<3> heads, const int32_t* positions, View<co
     const auto [tokens, head_count, dims] = heads.shape();
     const int64_t half = table.extent(1), pairs = tokens * head_count * half;
     if (pairs == 0) return;
-    by_element(heads.element(), [&]<typename T>() {
+    by_train_element(heads.element(), [&]<typename T>() {
         const auto launch = [&, tokens = tokens, head_count = head_count,
                              dims = dims]<int Width>() {
             rotate_kernel<Width><<<blocks_for(pairs / Width), kThreads, 0, stream>>>(
@@ -176,7 +176,7 @@ void rotate(cudaStream_t stream, Out<3> heads, const int32_t* positions, View<co
 void repeat(cudaStream_t stream, In<2> one, Out<3> many) {
     const int64_t count = element_count(many.shape());
     if (count == 0) return;
-    by_element(one.element(), [&]<typename T>() {
+    by_train_element(one.element(), [&]<typename T>() {
         repeat_kernel<<<blocks_for(count), kThreads, 0, stream>>>(
             static_cast<const T*>(one.data()), static_cast<T*>(many.data()), count, many.shape()[1],
             many.shape()[2]);
@@ -187,7 +187,7 @@ void repeat(cudaStream_t stream, In<2> one, Out<3> many) {
 void sum_heads(cudaStream_t stream, In<3> many, Out<2> one) {
     const int64_t count = element_count(one.shape());
     if (count == 0) return;
-    by_element(many.element(), [&]<typename T>() {
+    by_train_element(many.element(), [&]<typename T>() {
         sum_heads_kernel<<<blocks_for(count), kThreads, 0, stream>>>(
             static_cast<const T*>(many.data()), static_cast<T*>(one.data()), count, many.shape()[1],
             many.shape()[2]);

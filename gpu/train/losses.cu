@@ -83,7 +83,7 @@ void cross_entropy(cudaStream_t stream, Out<2> logits, const int32_t* targets, f
                    float factor, bool gradient) {
     const auto [rows, vocabulary] = logits.shape();
     if (rows == 0) return;
-    by_element(logits.element(), [&, rows = rows, vocabulary = vocabulary]<typename T>() {
+    by_train_element(logits.element(), [&, rows = rows, vocabulary = vocabulary]<typename T>() {
         cross_entropy_kernel<<<blocks_for(rows * kWarp), kThreads, 0, stream>>>(
             static_cast<T*>(logits.data()), targets, losses, rows, vocabulary, factor, gradient);
     });

@@ -191,7 +191,7 @@ GradLaunch plan_grad(int64_t rows, int64_t width, int vector) {
 void rms_norm(cudaStream_t stream, In<2> x, const float* w, Out<2> y) {
     const auto [rows, width] = x.shape();
     if (rows == 0) return;
-    by_element(x.element(), [&, rows = rows, width = width]<typename T>() {
+    by_train_element(x.element(), [&, rows = rows, width = width]<typename T>() {
         by_width(
             width,
             [&]<int Width>() {
@@ -212,7 +212,7 @@ void rms_norm_grad(cudaStream_t stream, In<2> x, const float* w, In<2> d_y, Out<
     const auto [rows, width] = x.shape();
     if (rows == 0) return;
     int64_t count = 0;
-    by_element(x.element(), [&, rows = rows, width = width]<typename T>() {
+    by_train_element(x.element(), [&, rows = rows, width = width]<typename T>() {
         by_width(
             width,
             [&]<int Width>() {

@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
 void copy_rows(cudaStream_t stream, In<2> from, View<const int32_t, 1> rows, Out<2> to) {
     const int64_t count = element_count(to.shape()), width = to.shape()[1];
     if (count == 0) return;
-    by_element(from.element(), [&]<typename T>() {
+    by_train_element(from.element(), [&]<typename T>() {
         by_width(
             width,
             [&]<int Width>() {
@@ -134,7 +134,7 @@ void copy_rows(cudaStream_t stream, In<2> from, View<const int32_t, 1> rows, Out
 void add_rows(cudaStream_t stream, In<2> from, View<const int32_t, 1> rows, Out<2> to) {
     const int64_t count = element_count(from.shape()), width = from.shape()[1];
     if (count == 0) return;
-    by_element(from.element(), [&]<typename T>() {
+    by_train_element(from.element(), [&]<typename T>() {
         by_width(
             width,
             [&]<int Width>() {
@@ -159,7 +159,7 @@ void embed_grad(cudaStream_t stream, View<const int32_t, 1> tokens, In<2> d_x,
     const int64_t part_count = embed_part_count(count, vocabulary, width);
     const dim3 grid(static_cast<unsigned>(vocabulary), static_cast<unsigned>(part_count),
                     static_cast<unsigned>(ceil_div(width, int64_t{kEmbedThreads * kEmbedColumns})));
-    by_element(d_x.element(), [&, width = width]<typename T>() {
+    by_train_element(d_x.element(), [&, width = width]<typename T>() {
         embed_parts_kernel<<<grid, kEmbedThreads, 0, stream>>>(
             tokens.data(), static_cast<const T*>(d_x.data()), count, ceil_div(count, part_count),
             width, parts);
@@ -175,7 +175,7 @@ void merge_attention(cudaStream_t stream, In<3> part_out, const float* part_lse,
     const auto [tokens, heads, dims] = part_out.shape();
     const int64_t count = tokens * heads;
     if (count == 0) return;
-    by_element(out.element(), [&, heads = heads, dims = dims]<typename T>() {
+    by_train_element(out.element(), [&, heads = heads, dims = dims]<typename T>() {
         merge_attention_kernel<<<blocks_for(count * kWarp), kThreads, 0, stream>>>(
             static_cast<const T*>(part_out.data()), part_lse, rows.data(),
             static_cast<T*>(out.data()), lse, count, heads, dims);

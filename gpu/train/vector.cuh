@@ -53,6 +53,16 @@ __device__ void store_vector(T* to, const float (&from)[Width]) {
     }
 }
 
+/// Calls body.operator()<T>() with the C++ type of f32 or bf16, which models are trained in.
+template <typename Body>
+void by_train_element(Element element, Body body) {
+    MSA_CHECK(element == Element::f32 || element == Element::bf16);
+    if (element == Element::bf16)
+        body.template operator()<__nv_bfloat16>();
+    else
+        body.template operator()<float>();
+}
+
 /// Calls body.operator()<8>() where `width` elements, of rows or of a list, can be taken so from
 /// all `addresses`, else <1>.
 template <typename Body, typename... Addresses>

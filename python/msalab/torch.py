@@ -8,8 +8,8 @@ the same names in `msalab`.
     out = m.msa_sparse_attention(q, k, v, ids, block_size=64, cu_seqlens_q=cu, cu_seqlens_k=cu)
     kl = m.msa_index_kl(q, k, index_q, index_k, ids, block_size=64)   # a scalar: the mean over rows
 
-On the CPU operands are float32, on CUDA float32 or bfloat16. There is no gradient through ids, lse,
-nor into the teacher of msa_index_kl, which is what the paper trains with.
+On the CPU operands are float32, on CUDA float32, bfloat16 or float16. There is no gradient through
+ids, lse, nor into the teacher of msa_index_kl, which is what the paper trains with.
 
 On CUDA a call takes its turn in PyTorch's current stream and waits for nothing; its workspace is
 PyTorch's memory. Values are not checked there: ids must keep the rules of msa_sparse_attention. Give

@@ -201,6 +201,35 @@ def test_shards_of_a_run_are_merged_to_its_bytes(folder, text_file, tmp_path, mo
     assert summary_of(shards[0]) == summary
 
 
+def test_processes_of_devices_give_the_bytes_of_one(folder, text_file, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert evaluate(folder, text_file, tmp_path / "whole") == 0
+    finally:
+        torch.set_num_threads(before)
+    printed = capfd.readouterr().out
+    out = tmp_path / "devices"
+    assert evaluate(folder, text_file, out, "--devices", "0,1") == 0
+    said = capfd.readouterr()
+    assert said.out == printed  # once
+    assert "process 0/2: 1/" in said.err and "process 1/2: 1/" in said.err
+    assert {path.name for path in out.iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()}
+    for name in ("summary.json", "results.h5", "loss_by_budget.csv"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("more, said", [
+    (["--shard", "0/2"], "--shard is given, and so is --devices"),
+    (["--device", "cuda:1"], "--devices goes with --device cuda or cpu, not cuda:1")])
+def test_devices_that_cannot_share_a_run(folder, text_file, tmp_path, capsys, more, said):
+    assert evaluate(folder, text_file, tmp_path / "out", "--devices", "0,1", *more) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_fitted_indexer_comes_first(folder, text_file, tmp_path):
     make_indexer(tmp_path / "results.h5", range(4), groups=2, dim=16, model_dim=SIZES["hidden_size"])
     assert evaluate(folder, text_file, tmp_path / "out", "--indexer", tmp_path, "--tasks", "",

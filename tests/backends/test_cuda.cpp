@@ -10,6 +10,7 @@
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/truth.h"
+#include "tests/support/uploaded.h"
 
 namespace msa::test {
 namespace {
@@ -51,26 +52,27 @@ protected:
     }
 };
 
-TEST_F(Cuda, Bf16OutputsAreTheFloatOnesRounded) {
+TEST_F(Cuda, OutputsOfHalfTypesAreTheFloatOnesRounded) {
     const std::unique_ptr<Backend> backend = make_backend("cuda");
-    const Case c{"bf16_out", square_problem(90, 8, 2, 40, 16, 16), {.top_k = 3}};
-    const Operands o = make_operands(c, Element::bf16);
-    const Tensor<int32_t, 3> ids =
-        backend->upload(reference().index_select(c.problem, c.rule, o).view());
-    const Tensor<bf16, 3> q = narrowed(*backend, o.q), k = narrowed(*backend, o.k),
-                          v = narrowed(*backend, o.v);
-    Tensor<float, 3> out = backend->make<float, 3>(o.q.shape());
-    Tensor<bf16, 3> rounded = backend->make<bf16, 3>(o.q.shape());
-    Tensor<float, 2> lse = backend->make<float, 2>({90, 8});
-    for (LoopOrder order :
-         orders_of(*backend, c.problem, {.element = Element::bf16, .top_k = c.rule.top_k})) {
-        backend->sparse_attention(c.problem, {q, k, v}, ids, {out, lse}, order);
-        backend->sparse_attention(c.problem, {q, k, v}, ids, {rounded, lse}, order);
-        const Tensor<float, 3> want = backend->download(out.view());
-        const Tensor<bf16, 3> got = backend->download(rounded.view());
-        for (int64_t i = 0; i < want.size(); ++i)
-            EXPECT_NEAR(static_cast<float>(got.data()[i]), want.data()[i],
-                        storage_roundoff(Element::bf16) * std::fabs(want.data()[i]));
+    const Case c{"half_out", square_problem(90, 8, 2, 40, 16, 16), {.top_k = 3}};
+    for (const Element element : {Element::bf16, Element::f16}) {
+        const Operands o = make_operands(c, element);
+        const Tensor<int32_t, 3> ids =
+            backend->upload(reference().index_select(c.problem, c.rule, o).view());
+        const Uploaded<3> q(*backend, element, o.q), k(*backend, element, o.k),
+            v(*backend, element, o.v), rounded(*backend, element, o.q);
+        Tensor<float, 3> out = backend->make<float, 3>(o.q.shape());
+        Tensor<float, 2> lse = backend->make<float, 2>({90, 8});
+        for (LoopOrder order :
+             orders_of(*backend, c.problem, {.element = element, .top_k = c.rule.top_k})) {
+            backend->sparse_attention(c.problem, {q, k, v}, ids, {out, lse}, order);
+            backend->sparse_attention(c.problem, {q, k, v}, ids, {rounded, lse}, order);
+            const Tensor<float, 3> want = backend->download(out.view()), got = rounded.download();
+            for (int64_t i = 0; i < want.size(); ++i)
+                EXPECT_NEAR(got.data()[i], want.data()[i],
+                            stored_bound(element, std::fabs(double{want.data()[i]})))
+                    << to_string(element);
+        }
     }
 }
 
@@ -79,19 +81,21 @@ TEST_F(Cuda, OtherElementsAreRefusedWithAReason) {
     const auto why_not = [&](const Request& request) {
         return backend->supports(square_problem(8, 1, 1, 16, 16, 8), request).why_not;
     };
-    EXPECT_EQ(why_not(BlockMassRequest{Element::e4m3}), "it takes f32 and bf16, not e4m3");
-    EXPECT_EQ(why_not(IndexScoresRequest{Element::e4m3}), "");
-    // Programs compute f16 as f32.
-    for (const Request& request :
-         {Request(DenseAttentionRequest{Element::f16}), Request(BlockMassRequest{Element::f16}),
-          Request(SparseAttentionRequest{.element = Element::f16, .top_k = 1}),
-          Request(IndexKlRequest{.element = Element::f16})})
-        EXPECT_EQ(why_not(request), "it takes f32 and bf16, not f16") << operation_name(request);
-    for (const Request& request :
-         {Request(IndexScoresRequest{Element::f16}),
-          Request(IndexSelectRequest{.element = Element::f16, .top_k = 1})})
-        EXPECT_EQ(why_not(request), "it takes f32, bf16 and e4m3, not f16")
-            << operation_name(request);
+    for (const Element element : {Element::f32, Element::f16, Element::bf16, Element::e4m3}) {
+        for (const Request& request :
+             {Request(DenseAttentionRequest{element}), Request(BlockMassRequest{element}),
+              Request(IndexKlRequest{.element = element})})
+            EXPECT_EQ(why_not(request),
+                      element == Element::e4m3 ? "it takes f32, f16 and bf16, not e4m3" : "")
+                << operation_name(request);
+        for (const Request& request :
+             {Request(IndexScoresRequest{element}),
+              Request(IndexSelectRequest{.element = element, .top_k = 1}),
+              Request(SparseAttentionRequest{.element = element, .top_k = 1})})
+            EXPECT_EQ(why_not(request), "") << operation_name(request);
+    }
+    EXPECT_EQ(why_not(IndexScoresRequest{Element::f64}),
+              "it takes f32, f16, bf16 and e4m3, not f64");
 }
 
 TEST_F(Cuda, OrdersThatAreMissingAreRefusedWithAReason) {
@@ -122,7 +126,7 @@ TEST_F(Cuda, DenseAttentionSaysWhyCudnnDoesNotAnswer) {
     Runner runner({"cuda", Element::bf16, Element::bf16});
     for (int call = 0; call < 2; ++call) {
         EXPECT_TRUE(matches(runner.dense_attention(c.problem, o),
-                            reference().dense_attention(c.problem, o), bf16_bounds(c.problem, o)));
+                            reference().dense_attention(c.problem, o), half_bounds(c.problem, o)));
         const std::string by = runner.backend().answered_by(),
                           plain = "dense_attention_any; cuDNN: ";
         if (std::getenv("MSA_STUB_CUDNN") != nullptr || !by.starts_with("cuDNN ")) {
@@ -142,7 +146,7 @@ TEST_F(Cuda, MoreSequencesThanAGridHasRows) {
     c.problem.batch = PackedBatch(queries, keys);
     const Problem& p = c.problem;
     Operands o = make_operands(c, Element::bf16);
-    const Bounds b = bf16_bounds(p, o);
+    const Bounds b = half_bounds(p, o);
     // Values of a late sequence that only its own queries see.
     const int64_t late = kSequences - 3;
     for (int64_t j = keys[late]; j < keys[late + 1]; ++j) o.v(j, 0, 5) = std::nanf("");

@@ -12,9 +12,9 @@
 
 #include "core/error.h"
 #include "core/gradient_tolerance.h"
-#include "core/half.h"
 #include "tests/support/compare.h"
 #include "tests/support/truth.h"
+#include "tests/support/uploaded.h"
 
 namespace msa::test {
 namespace {
@@ -52,9 +52,10 @@ class CudaKl : public testing::Test {
 protected:
     void SetUp() override {
         MSA_SKIP_UNLESS_USABLE("cuda");
-        runner_.emplace(Subject{"cuda", Element::bf16});
+        runner_.emplace(Subject{"cuda", element()});
     }
 
+    virtual Element element() const { return Element::bf16; }
     /// The last call ran on tensor cores: by wgmma on Hopper, where that takes the blocks.
     void expect_tensor_cores(const Problem& p) {
         const std::string answered = runner_->backend().answered_by();
@@ -66,12 +67,13 @@ protected:
 
     std::optional<Runner> runner_;
 };
-class CudaKlCases : public CudaKl, public testing::WithParamInterface<Case> {
+class CudaKlCases : public CudaKl, public testing::WithParamInterface<HalfCase> {
 protected:
     void SetUp() override {
         CudaKl::SetUp();
-        if (!IsSkipped()) operands_ = make_operands(GetParam(), Element::bf16);
+        if (!IsSkipped()) operands_ = make_operands(GetParam(), element());
     }
+    Element element() const override { return GetParam().element; }
     const Problem& problem() const { return GetParam().problem; }
     /// The support's ids, absent for the full one.
     Tensor<int32_t, 3> ids(bool full) {
@@ -85,7 +87,7 @@ protected:
 
     Operands operands_;
 };
-INSTANTIATE_TEST_SUITE_P(All, CudaKlCases, testing::ValuesIn(kl_cases()),
+INSTANTIATE_TEST_SUITE_P(All, CudaKlCases, testing::ValuesIn(in_half_types(kl_cases())),
                          [](const auto& instance) { return instance.param.name; });
 
 View<const int32_t, 3> support(const Tensor<int32_t, 3>& ids) {
@@ -149,17 +151,18 @@ TEST_P(CudaKlCases, SinksWeighTheHeads) {
     }
 }
 
-/// Of bf16 operands and given lse, on the device, into outputs that hold NaN before each call.
+/// Of operands in bf16 or f16 and given lse, on the device, into outputs that hold NaN before each
+/// call.
 class KlCall {
 public:
     /// index_lse absent: not given.
     KlCall(Backend& backend, const Operands& o, const Tensor<int32_t, 3>& ids,
            const Tensor<float, 2>& main_lse, View<const float, 2> index_lse)
         : backend_(backend),
-          q_(narrowed(o.q)),
-          k_(narrowed(o.k)),
-          index_q_(narrowed(o.index_q)),
-          index_k_(narrowed(o.index_k)),
+          q_(backend, o.element, o.q),
+          k_(backend, o.element, o.k),
+          index_q_(backend, o.element, o.index_q),
+          index_k_(backend, o.element, o.index_k),
           main_lse_(backend.upload(main_lse.view())),
           d_index_q_(backend.make<float, 3>(o.index_q.shape())),
           d_index_k_(backend.make<float, 2>(o.index_k.shape())) {
@@ -182,12 +185,6 @@ public:
 
 private:
     template <int Rank>
-    Tensor<bf16, Rank> narrowed(const Tensor<float, Rank>& wide) {
-        Tensor<bf16, Rank> narrow(wide.shape());
-        for (int64_t i = 0; i < wide.size(); ++i) narrow.data()[i] = bf16(wide.data()[i]);
-        return backend_.upload(narrow.view());
-    }
-    template <int Rank>
     void poison(Tensor<float, Rank>& here) {
         Tensor<float, Rank> nan(here.shape());
         std::fill_n(nan.data(), nan.size(), kNan);
@@ -196,8 +193,8 @@ private:
     }
 
     Backend& backend_;
-    Tensor<bf16, 3> q_, k_, index_q_;
-    Tensor<bf16, 2> index_k_;
+    Uploaded<3> q_, k_, index_q_;
+    Uploaded<2> index_k_;
     Tensor<float, 2> main_lse_, index_lse_;
     Tensor<int32_t, 3> ids_;
     Tensor<float, 3> d_index_q_;
@@ -265,13 +262,35 @@ TEST_P(CudaKlCases, WhatIsNotSeenHasNoInfluence) {
     }
 }
 
-TEST_F(CudaKl, RoundsAndPiecesAreTheirSum) {
+/// A difference in Euclidean norm. t - p goes into its products as two values, which are off by at
+/// most 2^-16 of it (bf16) or far less (f16, see kKlUnit of gpu/kernels/index_kl_blocks.h); what
+/// float sums of both sides add is less again.
+template <int Rank>
+testing::AssertionResult is_near(const Tensor<float, Rank>& got, const Tensor<float, Rank>& want) {
+    double error = 0, size = 0;
+    for (int64_t i = 0; i < want.size(); ++i) {
+        const double g = got.data()[i], w = want.data()[i];
+        error += (g - w) * (g - w);
+        size += w * w;
+    }
+    if (std::sqrt(error) <= 0x1p-14 * std::sqrt(size)) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << "off by " << std::sqrt(error / size) << " of its norm";
+}
+
+class CudaKlTypes : public CudaKl, public testing::WithParamInterface<Element> {
+protected:
+    Element element() const override { return GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(All, CudaKlTypes, testing::Values(Element::bf16, Element::f16),
+                         [](const auto& instance) { return to_string(instance.param); });
+
+TEST_P(CudaKlTypes, RoundsAndPiecesAreTheirSum) {
     // More slots than one workspace holds: rounds of blocks on the full support, pieces of the
     // queries on the selected one.
     for (const Case& c : {kl_case("rounds", {0, 20000}, {0, 20000}, 8, 4, 128, 128, 128, 4),
                           kl_case("pieces", {0, 40000}, {0, 40000}, 8, 4, 128, 128, 64, 32)}) {
         const bool full = c.name == "rounds";
-        const Operands o = make_operands(c, Element::bf16);
+        const Operands o = make_operands(c, element());
         const Tensor<int32_t, 3> ids =
             full ? Tensor<int32_t, 3>() : runner_->index_select(c.problem, c.rule, o);
         KlRequest given;
@@ -283,6 +302,9 @@ TEST_F(CudaKl, RoundsAndPiecesAreTheirSum) {
         const IndexKl got = runner_->index_kl(c.problem, o, support(ids), Teacher::mean, given);
         expect_tensor_cores(c.problem);
         EXPECT_TRUE(matches(got, plain, bounds(c.problem, o, Teacher::mean, true))) << c.name;
+        // Thousands of keys a row: t and p are about 2^-14.
+        EXPECT_TRUE(is_near(got.d_index_q, plain.d_index_q)) << c.name;
+        EXPECT_TRUE(is_near(got.d_index_k, plain.d_index_k)) << c.name;
     }
 }
 

@@ -110,7 +110,7 @@ struct Layer {
             wide.data()[i] = static_cast<float>(narrow.data()[i]);
         return matches({std::move(wide), backend.download(std::as_const(lse).view())},
                        reference().sparse_attention(c.problem, o, host_ids),
-                       bf16_bounds(c.problem, o));
+                       half_bounds(c.problem, o));
     }
 };
 
@@ -392,7 +392,7 @@ TEST_F(CudaBorrowed, UnionsOfManyQueriesAreTakenInChunks) {
                       16 * kTopK * int64_t{sizeof(int32_t)});
     }
     EXPECT_TRUE(matches(got, reference().sparse_attention(c.problem, o, some_ids),
-                        bf16_bounds(c.problem, o)));
+                        half_bounds(c.problem, o)));
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/half.h"
@@ -82,8 +84,19 @@ TEST(CudaPlan, PredicatesSayWhy) {
     EXPECT_EQ(why_not(as_is, p, older), "the device is not of compute capability 9.0");
     EXPECT_EQ(why_not([](auto& r) { r.order = LoopOrder::q_outer; }, p, hopper),
               "it has no kernel for one query at a time");
+    EXPECT_EQ(why_not([](auto& r) { r.element = r.out = Element::f16; }, p, hopper), "");
     EXPECT_EQ(why_not([](auto& r) { r.out = Element::f32; }, p, hopper),
               "an operand or output is f32, must be bf16");
+    EXPECT_EQ(why_not([](auto& r) { r.element = Element::f16; }, p, hopper),
+              "an operand or output is bf16, must be f16");
+    EXPECT_EQ(why_not([](auto& r) { r.element = Element::f32; }, p, hopper),
+              "an operand or output is f32, must be bf16, f16 or e4m3");
+    const auto e4m3 = [](auto& r) { r.element = Element::e4m3; };
+    Problem fine = p;
+    fine.block_size = 32;
+    EXPECT_EQ(why_not(e4m3, p, hopper), "");
+    EXPECT_EQ(why_not(as_is, fine, hopper), "");
+    EXPECT_EQ(why_not(e4m3, fine, hopper), "the block size is 32, must be 64 or 128");
     EXPECT_EQ(why_not([](auto& r) { r.top_k = 33; }, p, hopper), "k is 33, must be at most 32");
     EXPECT_EQ(why_not(as_is, layer(4096, 65, 1), hopper), "G is 65, must be at most 64");
     Problem narrow = p;
@@ -94,10 +107,6 @@ TEST(CudaPlan, PredicatesSayWhy) {
     EXPECT_EQ(why_not(as_is, small, hopper), "the block size is 16, must be 32, 64 or 128");
     small.block_size = 32;
     EXPECT_EQ(why_not(as_is, small, hopper), "");
-    EXPECT_TRUE(
-        cuda::takes_index_select_sm90(hopper, small, {.element = Element::bf16, .top_k = 16}, true)
-            .yes);
-    EXPECT_TRUE(cuda::takes_block_mass_sm90(hopper, small, {Element::bf16}, false, true).yes);
     EXPECT_EQ(
         cuda::takes_index_select_sm90(hopper, p, {.element = Element::bf16, .top_k = 16}, false)
             .why_not,
@@ -115,6 +124,23 @@ TEST(CudaPlan, PredicatesSayWhy) {
               "the window is 512, must be absent");
     EXPECT_EQ(cuda::takes_select_blocks_sm90(hopper, {.top_k = 40}).why_not,
               "k is 40, must be at most 32");
+}
+
+TEST(CudaPlan, SelectionAndMassTakeEitherHalfTypeAndSmallBlocks) {
+    const cuda::Device hopper{0, 90, kSms};
+    Problem p = layer(4096, 64, 4);
+    p.block_size = 32;
+    const auto why_not = [&](Element element) {
+        return std::pair(
+            cuda::takes_index_select_sm90(hopper, p, {.element = element, .top_k = 16}, true)
+                .why_not,
+            cuda::takes_block_mass_sm90(hopper, p, {element}, false, true).why_not);
+    };
+    for (const Element element : {Element::bf16, Element::f16})
+        EXPECT_EQ(why_not(element), (std::pair<std::string, std::string>()));
+    EXPECT_EQ(why_not(Element::f32).first,
+              "an operand or output is f32, must be bf16, f16 or e4m3");
+    EXPECT_EQ(why_not(Element::f32).second, "an operand or output is f32, must be bf16 or f16");
 }
 
 TEST(CudaPlan, ChunksOfTheGradientAreThoseMeasured) {
@@ -171,8 +197,9 @@ TEST(CudaPlan, TheGradientsPredicateSaysWhy) {
     EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.order = LoopOrder::tile_union; }),
               "it has no kernel for unions of blocks");
     const std::string wide = "an operand or output is f32, must be bf16";
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.element = r.saved = Element::f16; }), "");
     EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.saved = Element::f32; }), wide);
-    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.element = Element::f32; }), wide);
+    EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.element = Element::f32; }), wide + " or f16");
     EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.top_k = 33; }), "k is 33, must be at most 32");
     EXPECT_EQ(why_not(hopper, p, as_is, false),
               "operands and outputs must begin at multiples of 16 bytes");
@@ -210,6 +237,15 @@ TEST(CudaPlan, TheKlPredicateSaysWhy) {
     };
     EXPECT_EQ(why_not(hopper, [](auto&) {}), "");
     EXPECT_EQ(why_not(newer, [](auto&) {}), "the device is not of compute capability 9.0");
+    EXPECT_EQ(why_not(hopper,
+                      [](auto& a) {
+                          const auto of = [](const In<3>& view) {
+                              return In<3>(view.data(), view.shape(), Element::f16, view.space());
+                          };
+                          a.in.q = of(a.in.q), a.in.k = of(a.in.k);
+                          a.in.index.index_q = of(a.in.index.index_q);
+                      }),
+              "");
     EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.block_size = 32; }),
               "the block size is 32, must be 64 or 128");
     EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.query_heads = 68; }),

@@ -12,12 +12,12 @@ namespace {
 
 constexpr int64_t kMostHeads = 64;  // of a group, in tiles
 
-/// bf16 where the backend takes it.
+/// bf16 and f16 where the backend takes them.
 std::vector<Subject> group_subjects() {
     std::vector<Subject> all;
     for (Subject s : subjects()) {
         s.stored = s.element;
-        if (s.backend == "cpu" || s.stored == Element::bf16) all.push_back(s);
+        if (s.backend == "cpu" || s.stored != Element::f32) all.push_back(s);
     }
     return all;
 }
@@ -73,8 +73,8 @@ protected:
     void expect(const Problem& p, const Operands& o, const Tensor<int32_t, 3>& ids,
                 const Attention& want, const std::string& what) {
         // The bounds of finite operands: these may hold NaN.
-        const Bounds b = subject().stored == Element::bf16 ? bf16_bounds(problem(), operands_)
-                                                           : bounds(problem(), operands_);
+        const Bounds b = subject().stored != Element::f32 ? half_bounds(problem(), operands_)
+                                                          : bounds(problem(), operands_);
         runner_.index_select(problem(), rule(), operands_);
         const bool tuned = runner_.backend().answered_by() == "index_select_sm90";
         for (LoopOrder order : orders_of(runner_, p, ids.extent(2))) {

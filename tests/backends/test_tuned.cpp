@@ -3,16 +3,16 @@
 // these cases do. On other devices the plain kernels are tested once more.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <tuple>
 
+#include "core/convert.h"
 #include "core/e4m3.h"
 #include "core/error.h"
-#include "core/half.h"
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/truth.h"
+#include "tests/support/uploaded.h"
 
 namespace msa::test {
 namespace {
@@ -67,48 +67,42 @@ std::vector<Case> tuned_cases() {
     return all;
 }
 
-template <typename Narrow, int Rank>
-Tensor<Narrow, Rank> upload(Backend& backend, const Tensor<float, Rank>& wide) {
-    Tensor<Narrow, Rank> narrow(wide.shape());
-    for (int64_t i = 0; i < wide.size(); ++i) narrow.data()[i] = Narrow(wide.data()[i]);
-    return backend.upload(narrow.view());
-}
-
-class Tuned : public testing::TestWithParam<Case> {
+class Tuned : public testing::TestWithParam<HalfCase> {
 protected:
     void SetUp() override {
         MSA_SKIP_UNLESS_USABLE("cuda");
-        runner_ = std::make_unique<Runner>(Subject{"cuda", Element::bf16, Element::bf16});
+        runner_ = std::make_unique<Runner>(Subject{"cuda", element(), element()});
         backend_ = &runner_->backend();
-        operands_ = make_operands(GetParam(), Element::bf16);
+        operands_ = make_operands(GetParam(), element());
         ids_ = reference().index_select(problem(), GetParam().rule, operands_);
     }
     const Problem& problem() const { return GetParam().problem; }
+    Element element() const { return GetParam().element; }
 
     Attention sparse_attention(const Operands& o, LoopOrder order) {
         return runner_->sparse_attention(problem(), o, ids_, order);
     }
     std::vector<LoopOrder> orders() { return orders_of(*runner_, problem(), ids_.extent(2)); }
     Attention dense_attention(const Operands& o) { return runner_->dense_attention(problem(), o); }
-    template <typename T = bf16>
-    Tensor<int32_t, 3> index_select(const Operands& o) {
-        const auto index_q = upload<T>(*backend_, o.index_q);
-        const auto index_k = upload<T>(*backend_, o.index_k);
+    Tensor<int32_t, 3> index_select(const Operands& o) { return index_select(o, element()); }
+    Tensor<int32_t, 3> index_select(const Operands& o, Element in) {
+        const Uploaded<3> index_q(*backend_, in, o.index_q);
+        const Uploaded<2> index_k(*backend_, in, o.index_k);
         Tensor<int32_t, 3> ids = backend_->make<int32_t, 3>(ids_.shape());
         backend_->index_select(problem(), GetParam().rule, {index_q, index_k}, ids);
         return backend_->download(ids.view());
     }
     Tensor<float, 3> block_mass(const Operands& o) {
-        const auto q = upload<bf16>(*backend_, o.q), k = upload<bf16>(*backend_, o.k);
+        const Uploaded<3> q(*backend_, element(), o.q), k(*backend_, element(), o.k);
         Tensor<float, 3> mass =
             backend_->make<float, 3>({problem().queries(), problem().kv_heads, problem().blocks()});
         backend_->block_mass(problem(), {q, k}, {mass, {}});
         return backend_->download(mass.view());
     }
-    Bounds bounds_here() const { return bf16_bounds(problem(), operands_); }
+    Bounds bounds_here() const { return half_bounds(problem(), operands_); }
     /// Keys and values that no query sees become NaN.
     Operands with_unseen_nan() const {
-        Operands o = make_operands(GetParam(), Element::bf16);
+        Operands o = make_operands(GetParam(), element());
         std::vector<char> seen(static_cast<size_t>(problem().keys()));
         for (const KeyRange& range : visible_keys(problem()))
             std::fill_n(seen.begin() + range.first, range.count, char{1});
@@ -129,7 +123,7 @@ protected:
     Operands operands_;
     Tensor<int32_t, 3> ids_;
 };
-INSTANTIATE_TEST_SUITE_P(All, Tuned, testing::ValuesIn(tuned_cases()),
+INSTANTIATE_TEST_SUITE_P(All, Tuned, testing::ValuesIn(in_half_types(tuned_cases())),
                          [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST_P(Tuned, SparseAttentionMatchesReferenceInEveryOrder) {
@@ -157,13 +151,14 @@ TEST_P(Tuned, DenseAttentionIsCudnnsWhereThatFits) {
         GTEST_SKIP() << "cuDNN is missing here";
     dense_attention(operands_);
     // Queries that see nothing, and positions with gaps, are the plain kernel's.
-    const std::string name = GetParam().name;
-    const bool fits = name != "empty_keys" && name != "more_queries_than_keys" && name != "sampled";
+    const std::string& name = GetParam().name;
+    const bool fits = !name.ends_with("empty_keys") && !name.ends_with("more_queries_than_keys") &&
+                      !name.ends_with("sampled");
     EXPECT_EQ(backend_->answered_by().starts_with("cuDNN"), fits) << backend_->answered_by();
 }
 
 TEST_P(Tuned, DenseAttentionToNanSpreadsToThoseThatSeeIt) {
-    Operands o = make_operands(GetParam(), Element::bf16);
+    Operands o = make_operands(GetParam(), element());
     const int64_t key = problem().keys() / 2;
     o.k(key, 0, 3) = o.v(key, 0, 3) = std::numeric_limits<float>::quiet_NaN();
     EXPECT_TRUE(
@@ -183,7 +178,7 @@ void transform(Tensor<float, Rank>& values, Round round) {
 }
 
 TEST_P(Tuned, IndexSelectOfE4m3FollowsTheScores) {
-    Operands o = make_operands(GetParam(), Element::bf16);
+    Operands o = make_operands(GetParam(), element());
     const auto round = [](float x) { return static_cast<float>(e4m3(x)); };
     transform(o.index_q, round);
     transform(o.index_k, round);
@@ -193,18 +188,18 @@ TEST_P(Tuned, IndexSelectOfE4m3FollowsTheScores) {
     index_select(o);
     const std::string kernel = backend_->answered_by();
     EXPECT_TRUE(selection_follows(p, GetParam().rule, reference().index_scores(p, o),
-                                  index_select<e4m3>(o), bound));
+                                  index_select(o, Element::e4m3), bound));
     EXPECT_EQ(backend_->answered_by(), kernel);
 }
 
 TEST_P(Tuned, IndexSelectOfSmallIntegersIsExactInEveryType) {
-    Operands o = make_operands(GetParam(), Element::bf16);
+    Operands o = make_operands(GetParam(), element());
     const auto round = [](float x) { return std::clamp(std::nearbyint(x), -2.0F, 2.0F); };
     transform(o.index_q, round);
     transform(o.index_k, round);
     const Tensor<int32_t, 3> want = reference().index_select(problem(), GetParam().rule, o);
-    EXPECT_TRUE(identical(index_select<bf16>(o), want));
-    EXPECT_TRUE(identical(index_select<e4m3>(o), want));
+    EXPECT_TRUE(identical(index_select(o), want));
+    EXPECT_TRUE(identical(index_select(o, Element::e4m3), want));
 }
 
 TEST_P(Tuned, BlockMassMatchesReference) {
@@ -216,12 +211,11 @@ TEST_P(Tuned, BlockMassMatchesReference) {
 
 TEST_P(Tuned, CapturedCallsFollowTheirViews) {
     const Problem& p = problem();
-    const auto index_q = upload<bf16>(*backend_, operands_.index_q);
-    auto index_k = upload<bf16>(*backend_, operands_.index_k);
-    const auto q = upload<bf16>(*backend_, operands_.q), k = upload<bf16>(*backend_, operands_.k),
-               v = upload<bf16>(*backend_, operands_.v);
+    const Uploaded<3> index_q(*backend_, element(), operands_.index_q);
+    Uploaded<2> index_k(*backend_, element(), operands_.index_k);
+    const Uploaded<3> q(*backend_, element(), operands_.q), k(*backend_, element(), operands_.k),
+        v(*backend_, element(), operands_.v), out(*backend_, element(), operands_.q);
     Tensor<int32_t, 3> ids = backend_->make<int32_t, 3>(ids_.shape());
-    Tensor<bf16, 3> out = backend_->make<bf16, 3>(operands_.q.shape());
     Tensor<float, 2> lse = backend_->make<float, 2>({p.queries(), p.query_heads});
     const auto calls = [&] {
         backend_->index_select(p, GetParam().rule, {index_q, index_k}, ids);
@@ -234,13 +228,11 @@ TEST_P(Tuned, CapturedCallsFollowTheirViews) {
     }
     const std::function<void()> again = backend_->capture(calls);
     // Other keys select other blocks.
-    Operands other = make_operands(GetParam(), Element::bf16);
+    Operands other = make_operands(GetParam(), element());
     std::reverse(other.index_k.data(), other.index_k.data() + other.index_k.size());
-    const auto other_k = upload<bf16>(*backend_, other.index_k);
-    backend_->copy(index_k.data(), Space::device, other_k.data(), Space::device,
-                   index_k.size() * int64_t{sizeof(bf16)});
+    index_k.assign(other.index_k);
     const auto results = [&] {
-        return std::tuple(backend_->download(ids.view()), backend_->download(out.view()),
+        return std::tuple(backend_->download(ids.view()), out.download(),
                           backend_->download(lse.view()));
     };
     again();
@@ -249,9 +241,7 @@ TEST_P(Tuned, CapturedCallsFollowTheirViews) {
     const auto [ids_direct, out_direct, lse_direct] = results();
     EXPECT_TRUE(identical(ids_again, ids_direct));
     EXPECT_TRUE(identical(lse_again, lse_direct));
-    EXPECT_EQ(std::memcmp(out_again.data(), out_direct.data(),
-                          static_cast<size_t>(out.size()) * sizeof(bf16)),
-              0);
+    EXPECT_TRUE(identical(out_again, out_direct));
     EXPECT_TRUE(identical(ids_direct, index_select(other)));
 }
 
@@ -268,7 +258,7 @@ TEST_P(Tuned, UnseenNanChangesNothing) {
 }
 
 TEST_P(Tuned, NanQueriesGiveNan) {
-    Operands o = make_operands(GetParam(), Element::bf16);
+    Operands o = make_operands(GetParam(), element());
     const int64_t query = problem().queries() / 2;
     for (int64_t d = 0; d < problem().head_dim; ++d)
         o.q(query, 1, d) = std::numeric_limits<float>::quiet_NaN();
@@ -279,7 +269,7 @@ TEST_P(Tuned, NanQueriesGiveNan) {
 
 TEST_P(Tuned, ForeignBlocksOfNanChangeNothing) {
     // The first group's values are NaN in a block that only some queries select.
-    Operands o = make_operands(GetParam(), Element::bf16);
+    Operands o = make_operands(GetParam(), element());
     const int64_t block = problem().blocks() / 2;
     const Attention clean = reference().sparse_attention(problem(), o, ids_);
     for (int64_t n = block * problem().block_size;

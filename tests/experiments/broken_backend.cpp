@@ -6,6 +6,7 @@
 #include "core/convert.h"
 #include "core/host_backend.h"
 #include "core/registry.h"
+#include "tests/support/in_float.h"
 
 namespace msa::test {
 namespace {
@@ -17,13 +18,7 @@ public:
     std::string_view name() const override { return "broken"; }
     std::string device() const override { return "none"; }
     Support supports(const Problem& p, const Request& request) const override {
-        Request in_float = request;
-        std::visit(
-            [](auto& asked) {
-                if constexpr (requires { asked.element; }) asked.element = Element::f32;
-            },
-            in_float);
-        return cpu_->supports(p, in_float);
+        return cpu_->supports(p, in_float(request));
     }
     std::shared_ptr<void> allocate(int64_t bytes) override {
         // Operands of these tests are small, what the meter needs is not.

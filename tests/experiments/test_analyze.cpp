@@ -236,9 +236,8 @@ std::string in_chunks(const std::string& file, const std::string& to, int64_t ch
     io::ResultsWriter writer(to, {}, io::IfExists::refuse);
     std::ostringstream err;
     io::UnitWriter unit = writer.begin("layer 3");
-    experiments::analyze::analyze_layer(o, reader, reader.layer(3),
-                                        experiments::analyze::choose_queries(o, {0, 90, 150}, 3),
-                                        {*backend, err, err, threads}, unit, chunk);
+    experiments::analyze::analyze_part(o, reader, {reader.layer(3), {0, 150}, true},
+                                       {*backend, err, err, threads}, unit, chunk);
     unit.finish();
     writer.finish();
     return to;

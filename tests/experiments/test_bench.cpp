@@ -244,6 +244,16 @@ TEST_F(Bench, EveryIndexElementIsMeasured) {
                                                   {"layer e4m3", 1}}));
 }
 
+TEST_F(Bench, OperandsInE4m3HaveScales) {  // of the blocks of all sequences, which the check knows
+    const json record = record_of({"--cases", "square,pack", "--element", "e4m3", "--selection",
+                                   "random", "--stages", "dense_attention,layer"});
+    for (const json& m : record["measurements"]) {
+        EXPECT_EQ(m.contains("skipped"), m["stage"] == "dense_attention") << m;
+        EXPECT_NE(m.contains("skipped"), m.contains("checked_rows")) << m;
+    }
+    EXPECT_EQ(record["measurements"].size(), 8U);
+}
+
 TEST_F(Bench, OperandsOfAFileInEveryElement) {
     register_broken_backend("nothing");
     const Outcome outcome =
@@ -298,7 +308,7 @@ TEST_F(Bench, Refusals) {
     refused(run({"--support", "partial"}), "--support is 'partial', must be one of: selected");
     refused(run({"--order", "zigzag"}), "--order is 'zigzag', must be one of: automatic");
     refused(run({}, "cpu", "15"), "--tokens is 15, must be at least 16");
-    refused(run({"--element", "e4m3"}), "--element is 'e4m3', must be one of: bf16, f32");
+    refused(run({"--element", "f64"}), "--element is 'f64', must be one of: bf16, f16, f32, e4m3");
     refused(kBench({"--samples", "0"}), "--samples is 0");
     refused(kBench({"--backend", "cpu", "--query-heads", "3"}), "3");
     refused(run({"--cases", "top-k", "--stages", "index_kl", "--out", path("none.json")}),

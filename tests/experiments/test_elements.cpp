@@ -116,49 +116,61 @@ protected:
     }
 };
 
+/// The same file with layers stored in `element`.
+void store_in(Element element, const std::string& exact, const std::string& rounded) {
+    const io::ActivationsReader from(exact);
+    io::ActivationsInfo info = from.info();
+    for (io::LayerInfo& layer : info.layers) layer.element = element;
+    io::ActivationsWriter to(rounded, info, false);
+    for (const io::LayerInfo& layer : info.layers)
+        for (io::Field field :
+             {io::Field::q, io::Field::k, io::Field::v, io::Field::index_q, io::Field::index_k}) {
+            const Tensor<float, 3> all = from.read(layer.layer, field, {0, info.tokens()});
+            to.write(layer.layer, field, 0, 0, all);
+        }
+    to.finish();
+}
+
 TEST_F(Elements, ARoundedRunIsTheRunOfARoundedFile) {
-    const std::string exact = make("exact.h5"), bf16 = path("bf16.h5");
-    {
-        const io::ActivationsReader from(exact);
-        io::ActivationsInfo info = from.info();
-        for (io::LayerInfo& layer : info.layers) layer.element = Element::bf16;
-        io::ActivationsWriter to(bf16, info, false);
-        for (const io::LayerInfo& layer : info.layers)
-            for (io::Field field : {io::Field::q, io::Field::k, io::Field::v, io::Field::index_q,
-                                    io::Field::index_k}) {
-                const Tensor<float, 3> all = from.read(layer.layer, field, {0, info.tokens()});
-                to.write(layer.layer, field, 0, 0, all);
-            }
-        to.finish();
-    }
+    const std::string exact = make("exact.h5");
     register_far_backend();
-    for (const std::string backend : {"cpu", "far"}) {
-        const std::vector<std::string> sizes{"--block-size", "8",    "--top-k", "4",
-                                             "--backend",    backend};
-        std::vector<std::string> asked = sizes;
-        asked.insert(asked.end(), {"--element", "bf16", "--index-element", "bf16"});
-        ASSERT_EQ(run(kAnalyze, exact, backend + "-asked", asked).code, 0);
-        ASSERT_EQ(run(kAnalyze, exact, backend + "-exact", sizes).code, 0);
-        ASSERT_EQ(run(kAnalyze, bf16, backend + "-stored", sizes).code, 0);
-        const auto file = [&](const char* name) { return path(backend + name + "/results.h5"); };
-        EXPECT_TRUE(same_data(file("-asked"), file("-stored")));
-        EXPECT_FALSE(same_data(file("-asked"), file("-exact")));
-        const io::ResultsReader results(file("-asked"));
-        EXPECT_EQ(results.run().element, "bf16");
-        EXPECT_EQ(results.run().index_element, "bf16");
-        EXPECT_EQ(results.run().computed_in,
-                  backend == "cpu" ? "f32" : "bf16; attention outputs on bf16 operands in bf16");
+    for (const Element element : {Element::bf16, Element::f16}) {
+        const std::string name = to_string(element), rounded = path(name + ".h5");
+        store_in(element, exact, rounded);
+        for (const std::string backend : {"cpu", "far"}) {
+            const std::vector<std::string> sizes{"--block-size", "8",    "--top-k", "4",
+                                                 "--backend",    backend};
+            std::vector<std::string> asked = sizes;
+            asked.insert(asked.end(), {"--element", name, "--index-element", name});
+            const std::string out = name + backend;
+            ASSERT_EQ(run(kAnalyze, exact, out + "-asked", asked).code, 0);
+            ASSERT_EQ(run(kAnalyze, exact, out + "-exact", sizes).code, 0);
+            ASSERT_EQ(run(kAnalyze, rounded, out + "-stored", sizes).code, 0);
+            const auto file = [&](const char* of) { return path(out + of + "/results.h5"); };
+            EXPECT_TRUE(same_data(file("-asked"), file("-stored")));
+            EXPECT_FALSE(same_data(file("-asked"), file("-exact")));
+            const io::ResultsReader results(file("-asked"));
+            EXPECT_EQ(results.run().element, name);
+            EXPECT_EQ(results.run().index_element, name);
+            EXPECT_EQ(results.run().computed_in,
+                      backend == "cpu"
+                          ? "f32"
+                          : name + "; attention outputs on " + name + " operands in " + name);
+        }
     }
 }
 
 TEST(ElementRecord, SaysWhereAttentionOutputsAreRounded) {
     using experiments::ElementPair, experiments::LayerElements, experiments::record_elements;
-    constexpr ElementPair kFloat{}, kHalf{Element::bf16, Element::bf16};
+    constexpr ElementPair kFloat{}, kHalf{Element::bf16, Element::bf16},
+        kF16{Element::f16, Element::f16};
     io::RunRecord record;
     record_elements(std::vector<LayerElements>{{kFloat, kFloat}}, record);
     EXPECT_EQ(record.computed_in, "f32");
     record_elements(std::vector<LayerElements>{{kHalf, kHalf}}, record);
     EXPECT_EQ(record.computed_in, "bf16; attention outputs on bf16 operands in bf16");
+    record_elements(std::vector<LayerElements>{{kF16, kF16}, {kFloat, kFloat}}, record);
+    EXPECT_EQ(record.computed_in, "f16, f32; attention outputs on f16 operands in f16");
 }
 
 TEST_F(Elements, EveryProgramPrintsAndStoresThem) {
@@ -233,11 +245,30 @@ TEST(Convert, RoundsToTheNearestOfEveryElement) {
         decode(stored.data(), element, back);
         EXPECT_EQ(rounded, back);
         for (size_t n = 0; n < values.size(); ++n) {
-            const double smallest = element == Element::e4m3 ? 0x1p-10 : 0x1p-25;  // half a step
             EXPECT_LE(std::fabs(rounded[n] - values[n]),
-                      std::max(unit * std::fabs(values[n]), unit > 0 ? smallest : 0))
+                      std::max(unit * std::fabs(values[n]), storage_floor(element)))
                 << to_string(element) << values[n];
         }
+    }
+}
+
+TEST(Convert, StaysWithinTheBoundsOfStorageDownToTheirFloor) {
+    for (Element element : {Element::f16, Element::bf16, Element::e4m3}) {
+        double most = 0, most_below = 0;  // errors, as shares of the bound that counts
+        for (double value = 0x1p-140; value < 400; value *= 1.037) {
+            const auto wanted = static_cast<float>(value);
+            std::vector<float> stored{wanted};
+            round_to(element, stored);
+            const double error = std::fabs(double{stored[0]} - double{wanted});
+            const double relative = storage_roundoff(element) * value;
+            const bool below = relative < storage_floor(element);
+            EXPECT_LE(error, below ? storage_floor(element) : relative) << value;
+            EXPECT_LE(error, stored_bound(element, value)) << value;
+            double& share = below ? most_below : most;
+            share = std::max(share, error / (below ? storage_floor(element) : relative));
+        }
+        EXPECT_GT(most, 0.9) << to_string(element);  // neither bound is loose
+        EXPECT_GT(most_below, 0.9) << to_string(element);
     }
 }
 

@@ -7,7 +7,7 @@
 
 #include "core/io/results.h"
 #include "experiments/driver/shard.h"
-#include "tests/experiments/fit_test.h"
+#include "tests/experiments/shards_test.h"
 
 namespace msa::test {
 namespace {
@@ -29,61 +29,6 @@ public:
 
 private:
     std::vector<std::pair<const char*, const char*>> all_;
-};
-
-class Shards : public Fit {
-protected:
-    Shards() : file_(make("a.h5", {.layers = {0, 1, 2, 5, 10}})) {}
-
-    std::vector<std::string> analyze(const std::string& out,
-                                     const std::vector<std::string>& more = {}) const {
-        std::vector<std::string> all{
-            file_, "--out",       path(out),       "--block-size", "8", "--top-k",
-            "4",   "--selectors", "oracle,random", "--threads",    "1"};
-        all.insert(all.end(), more.begin(), more.end());
-        return all;
-    }
-    std::vector<std::string> compare(const std::string& out,
-                                     const std::vector<std::string>& more) const {
-        std::vector<std::string> all{file_,          "--out",       path(out),
-                                     "--block-size", "8",           "--budgets",
-                                     "32",           "--selectors", "oracle,window,random"};
-        all.insert(all.end(), more.begin(), more.end());
-        return all;
-    }
-    static std::string part(int64_t index, int64_t count) { return text(index, "/", count); }
-    /// Runs --shard 0/count and so on into NAME0 ..., and returns these.
-    std::vector<std::string> analyze_in(int64_t count, const std::string& name) const {
-        std::vector<std::string> folders;
-        for (int64_t n = 0; n < count; ++n) {
-            const Outcome outcome = kAnalyze(analyze(text(name, n), {"--shard", part(n, count)}));
-            EXPECT_EQ(outcome.code, 0) << outcome.err;
-            folders.push_back(path(text(name, n)));
-        }
-        return folders;
-    }
-    Outcome merge(std::vector<std::string> folders, const std::string& out) const {
-        folders.insert(folders.end(), {"--out", path(out)});
-        return kMerge(folders);
-    }
-    void expect_same(const std::string& left, const std::string& right,
-                     const std::vector<std::string>& files) const {
-        for (const std::string& name : files) {
-            const std::string of_left = file_text(path(left + "/" + name));
-            EXPECT_FALSE(of_left.empty()) << name;
-            EXPECT_TRUE(of_left == file_text(path(right + "/" + name)))
-                << left << "/" << name << " and " << right << "/" << name << " differ";
-        }
-    }
-    void refuses(const std::vector<std::string>& folders, const std::string& message) const {
-        const Outcome outcome = merge(folders, "refused");
-        EXPECT_EQ(outcome.code, 2);
-        EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
-        EXPECT_FALSE(std::filesystem::exists(path("refused/results.h5")));
-    }
-
-    std::string file_;
-    const std::vector<std::string> files_{"results.h5", "summary.json", "metrics.csv"};
 };
 
 TEST_F(Shards, AnyNumberOfThemGivesTheBytesOfOneWorker) {
@@ -247,19 +192,6 @@ TEST_F(Shards, OfAJobArray) {
 }
 
 #ifdef MSA_MPIRUN
-class Mpi : public Shards {
-protected:
-    /// Kills the last rank after `delay` where one is given. The exit code.
-    int start(int ranks, const std::vector<std::string>& args,
-              std::chrono::milliseconds delay = {}) const {
-        const auto kill_at = std::chrono::steady_clock::now() + delay;
-        std::function<bool()> kills;
-        if (delay.count() > 0) kills = [&] { return std::chrono::steady_clock::now() >= kill_at; };
-        return run_ranks("msa-analyze", ranks, args, path("out.txt"), path("err.txt"), kills);
-    }
-    std::string said() const { return file_text(path("err.txt")); }
-};
-
 TEST_F(Mpi, AnyNumberOfRanksGivesTheBytesOfOne) {
     const Outcome whole = kAnalyze(analyze("whole"));
     for (int ranks : {1, 2, 7}) {
@@ -285,8 +217,8 @@ TEST_F(Mpi, AnErrorOfOneRankEndsAll) {
 
 TEST_F(Mpi, AKilledRankLosesItsUnitAlone) {
     const auto args = [&](const std::string& out) {
-        return analyze(out,
-                       {"--backend", "reference", "--resume", "--dump", "outputs,scores,mass"});
+        return analyze(out, {"--backend", "reference", "--resume", "--dump", "outputs,scores,mass",
+                             "--unit-queries", "64"});
     };
     ASSERT_EQ(kAnalyze(args("whole")).code, 0);
     int killed = 0, code = -1;

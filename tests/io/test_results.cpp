@@ -100,6 +100,57 @@ TEST_F(Results, UnitsOfLikeNamesAreApart) {
     for (const std::string& unit : units) EXPECT_TRUE(writer.done(unit)) << unit;
 }
 
+/// Parts in the order that the record says, which is that of neither their names nor their writing.
+TEST_F(Results, PartsAreJoinedIntoAUnit) {
+    const Tensor<float, 3> big = test::normal<3>({700, 3, 17}, 1);
+    record_.joined = {{"layer 3", {"layer 3, b", "layer 3, a"}}};
+    const auto write = [&](ResultsWriter& writer, const char* unit, int64_t first, int64_t rows) {
+        UnitWriter to = writer.begin(unit);
+        to.write<float, 3>("/outputs/3", View<const float, 3>(big.view()).slice(first, rows),
+                           {"a,b,c", "1", "d"});
+        to.attribute("/layers/3", "tokens", int64_t{700});
+        to.attribute("/state", "rows", rows);
+        to.finish();
+    };
+    const auto join = [](const std::vector<std::filesystem::path>& parts, UnitWriter& to) {
+        ASSERT_EQ(parts.size(), 2U);
+        const DatasetReader first(parts[0]), second(parts[1]);
+        const auto rows = static_cast<int64_t>(first.number("/state", "rows"));
+        to.create_like(first, "/outputs/3", rows + 3);
+        EXPECT_NE(
+            refusal([&] { to.copy_rows(second, "/outputs/3", rows + 1); }).find("do not fit into"),
+            std::string::npos);
+        to.copy_rows(first, "/outputs/3", 0);
+        to.copy_rows(second, "/outputs/3", rows);
+        to.copy(first, "/layers/3");
+    };
+    {
+        ResultsWriter writer(path_, record_, IfExists::refuse);
+        write(writer, "layer 3, a", 697, 3);
+        write(writer, "layer 3, b", 0, 697);
+        writer.begin("layer 4").finish();
+        EXPECT_EQ(writer.notes().size(), 3U);
+        const auto fail = [&](const std::vector<std::filesystem::path>& parts, UnitWriter& to) {
+            join(parts, to);
+            throw SystemError("the disk is full");
+        };
+        EXPECT_THROW(writer.finish(fail), SystemError);
+    }
+    {
+        ResultsWriter writer(path_, record_, IfExists::resume);
+        EXPECT_TRUE(writer.done("layer 3, a") && writer.done("layer 3, b"));
+        EXPECT_FALSE(writer.done("layer 3"));
+        writer.finish(join);
+    }
+    EXPECT_FALSE(std::filesystem::exists(path_.string() + ".partial"));
+    const ResultsReader reader(path_);
+    EXPECT_EQ(reader.done(), (std::vector<std::string>{"layer 3", "layer 4"}));
+    EXPECT_TRUE(test::identical(reader.read<float, 3>("/outputs/3"), big));
+    EXPECT_EQ(reader.text("/outputs/3", "axes"), "a,b,c");
+    EXPECT_EQ(reader.number("/layers/3", "tokens"), 700);
+    EXPECT_TRUE(ResultsWriter(path_, record_, IfExists::resume).done("layer 3, a"));
+}
+
 TEST_F(Results, SeveralThreadsWriteUnitsAndTheOrderDoesNotMatter) {
     const Tensor<float, 3> values = test::normal<3>({3000, 2, 8}, 1);
     const auto write = [&](ResultsWriter& writer, int64_t number) {

@@ -165,7 +165,7 @@ void expect_decode(int64_t queries, int64_t keys, SelectionRule rule) {
     EXPECT_TRUE(identical(all[1].floats().out, all[0].floats().out));
     EXPECT_TRUE(identical(all[1].lse, all[0].lse));
     const test::Attention truth = reference().sparse_attention(c.problem, o, want.ids);
-    EXPECT_TRUE(matches(all[0].floats(), truth, bf16_bounds(c.problem, o)));
+    EXPECT_TRUE(matches(all[0].floats(), truth, half_bounds(c.problem, o)));
 }
 
 TEST(TwoGpus, DecodeHasTheIdsOfOne) {

@@ -122,4 +122,14 @@ const std::vector<Case>& own_attention_cases() {
     return all;
 }
 
+std::vector<HalfCase> in_half_types(const std::vector<Case>& cases) {
+    std::vector<HalfCase> all;
+    for (const Case& c : cases) all.push_back({c, Element::bf16});
+    for (Case c : cases) {
+        c.name = "f16_" + c.name;
+        all.push_back({c, Element::f16});
+    }
+    return all;
+}
+
 }  // namespace msa::test

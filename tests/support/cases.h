@@ -28,6 +28,13 @@ struct Case {
 };
 std::ostream& operator<<(std::ostream&, const Case&);
 
+/// A case in one of the types of 16 bits that tuned kernels take.
+struct HalfCase : Case {
+    Element element = Element::bf16;
+};
+/// Every case in bf16 by its own name, and in f16 as f16_name.
+std::vector<HalfCase> in_half_types(const std::vector<Case>&);
+
 /// Small enough for the reference in a sanitizer build; every edge that the contract names.
 const std::vector<Case>& cases();
 /// For the operations of the Main Branch: windows, soft caps and sinks.

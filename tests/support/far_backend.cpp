@@ -10,6 +10,7 @@
 
 #include "core/convert.h"
 #include "core/registry.h"
+#include "tests/support/in_float.h"
 
 namespace msa::test {
 namespace {
@@ -56,16 +57,6 @@ public:
 private:
     const Pages& pages_;
 };
-
-/// The same question of operands in float.
-Request in_float(Request request) {
-    std::visit(
-        [](auto& of) {
-            if constexpr (requires { of.element; }) of.element = Element::f32;
-        },
-        request);
-    return request;
-}
 
 class FarBackend final : public Backend {
 public:
@@ -197,7 +188,19 @@ private:
         const int64_t count = element_count(to.out.shape());
         pages_->check(to.out.data(), count * element_bytes(to.out.element()));
         Tensor<float, 3> out({p.queries(), p.query_heads, p.head_dim});
-        run({q, k, v, near(in.sinks)}, {out, near(to.lse)});
+        if (in.scales) {  // as they are: cpu knows what scales are of
+            const auto here = [](const In<3>& view) {
+                return In<3>{view.data(), view.shape(), view.element(), Space::host};
+            };
+            run({here(in.q),
+                 here(in.k),
+                 here(in.v),
+                 near(in.sinks),
+                 {near(in.scales.q), near(in.scales.k), near(in.scales.v)}},
+                {out, near(to.lse)});
+        } else {
+            run({q, k, v, near(in.sinks)}, {out, near(to.lse)});
+        }
         encode({out.data(), static_cast<size_t>(count)}, to.out.element(), to.out.data());
     }
 

@@ -9,40 +9,15 @@
 #include "core/error.h"
 #include "core/half.h"
 #include "tests/support/random.h"
+#include "tests/support/uploaded.h"
 
 namespace msa::test {
 namespace {
 
 template <int Rank>
 void round_to(Element element, Tensor<float, Rank>& values) {
-    if (element != Element::bf16) return;
-    for (int64_t i = 0; i < values.size(); ++i)
-        values.data()[i] = static_cast<float>(bf16(values.data()[i]));
+    msa::round_to(element, {values.data(), static_cast<size_t>(values.size())});
 }
-
-/// An operand uploaded in the subject's element type.
-template <int Rank>
-class Uploaded {
-public:
-    Uploaded(Backend& backend, Element element, View<const float, Rank> host) {
-        if (element == Element::bf16) {
-            Tensor<bf16, Rank> rounded(host.shape());
-            std::transform(host.data(), host.data() + host.size(), rounded.data(),
-                           [](float value) { return bf16(value); });
-            bf16_ = backend.upload(rounded.view());
-        } else {
-            f32_ = backend.upload(host);
-        }
-    }
-    operator In<Rank>() const {
-        if (bf16_.data() != nullptr) return bf16_.view();
-        return f32_.view();
-    }
-
-private:
-    Tensor<float, Rank> f32_;
-    Tensor<bf16, Rank> bf16_;
-};
 
 template <typename T>
 T poison() {
@@ -167,13 +142,17 @@ Attention Runner::attend(const Problem& p, const Operands& o, Call call) {
         call(AttentionInput{q, k, v, sinks}, AttentionOutput{View<float, 3>(out), lse});
         return {out.take(), lse.take()};
     }
-    Guarded<bf16, 3> out(*backend_, shape);
-    call(AttentionInput{q, k, v, sinks}, AttentionOutput{View<bf16, 3>(out), lse});
-    const Tensor<bf16, 3> narrow = out.take();
-    Attention got{Tensor<float, 3>(shape), lse.take()};
-    std::transform(narrow.data(), narrow.data() + narrow.size(), got.out.data(),
-                   [](bf16 value) { return static_cast<float>(value); });
-    return got;
+    const auto attend_in = [&]<typename T>() {
+        Guarded<T, 3> out(*backend_, shape);
+        call(AttentionInput{q, k, v, sinks}, AttentionOutput{View<T, 3>(out), lse});
+        const Tensor<T, 3> narrow = out.take();
+        Attention got{Tensor<float, 3>(shape), lse.take()};
+        std::transform(narrow.data(), narrow.data() + narrow.size(), got.out.data(),
+                       [](T value) { return static_cast<float>(value); });
+        return got;
+    };
+    return subject_.stored == Element::f16 ? attend_in.template operator()<f16>()
+                                           : attend_in.template operator()<bf16>();
 }
 
 Attention Runner::dense_attention(const Problem& p, const Operands& o) {

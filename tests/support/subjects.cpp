@@ -24,7 +24,9 @@ std::vector<Subject> subjects() {
         // What sets cuda-unordered apart from cuda is tested in test_cuda_grad.cpp.
         if (!info.usable.yes || info.name == "cuda-unordered") continue;
         all.push_back({info.name, Element::f32});
-        if (info.name == "cuda") all.push_back({info.name, Element::bf16});
+        if (info.name != "cuda") continue;
+        all.push_back({info.name, Element::bf16});
+        all.push_back({info.name, Element::f16});
     }
     return all;
 }

@@ -12,8 +12,8 @@
 
 namespace msa::test {
 
-/// A backend and the element types of its operands and of attention's outputs: f32, or bf16 like
-/// the operands.
+/// A backend and the element types of its operands and of attention's outputs: f32, or bf16 or f16
+/// like the operands.
 struct Subject {
     std::string backend;
     Element element = Element::f32;

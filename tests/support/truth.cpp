@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/e4m3_tolerance.h"
 #include "core/gradient_tolerance.h"
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
@@ -62,10 +63,30 @@ Bounds bounds(const Problem& p, const Operands& o, Teacher teacher, bool given_l
     return b;
 }
 
-Bounds bf16_bounds(const Problem& p, const Operands& o) {
+Bounds half_bounds(const Problem& p, const Operands& o) {
     Bounds b = bounds(p, o);
-    b.out += slot_bound(Element::bf16, largest<3>(o.v));
-    if (o.sinks.data() != nullptr) b.out += storage_roundoff(Element::bf16) * largest<3>(o.v);
+    b.out += slot_bound(o.element, largest<3>(o.v));
+    if (o.sinks.data() != nullptr) b.out += stored_bound(o.element, largest<3>(o.v));
+    return b;
+}
+
+Bounds e4m3_bounds(const Problem& p, const Operands& o, const Backend& backend, Element stored) {
+    double keys = 1;
+    for (const KeyRange& seen : visible_keys(p))
+        keys = std::max(keys, static_cast<double>(seen.count));
+    const double q = largest_norm<3>(o.q), k = largest_norm<3>(o.k), v = largest<3>(o.v);
+    const double scale = p.softmax_scale();
+    const bool cores = backend.space() == Space::device;
+    // Rounding of what values times scales are, and of the scales' products.
+    const double scaled = 6 * kRoundoff;
+    const double logit = scaled * scale * q * k + (cores ? e4m3_logit_bound(scale, q, k, p.head_dim)
+                                                         : main_logit_bound(p, q, k));
+    Bounds b{};
+    b.out = scaled * v + (cores ? e4m3_attention_bound(logit, keys, v, v,
+                                                       static_cast<double>(p.block_size), stored) +
+                                      slot_bound(Element::bf16, v)
+                                : attention_bound(logit, keys, v, Element::f32, stored));
+    b.lse = lse_bound(logit, keys, scale * q * k + std::log(keys));
     return b;
 }
 

@@ -19,8 +19,12 @@ struct Bounds {
 };
 /// given_lse: of an index_kl that is given the lse of both branches.
 Bounds bounds(const Problem&, const Operands&, Teacher = Teacher::mean, bool given_lse = false);
-/// Where attention's outputs are bf16, and their slots too.
-Bounds bf16_bounds(const Problem&, const Operands&);
+/// Where attention's outputs are bf16 or f16 like its operands, and their slots too.
+Bounds half_bounds(const Problem&, const Operands&);
+
+/// Of e4m3 operands that stand for the floats of `o`: tensor cores in the device's memory, float
+/// arithmetic on the host.
+Bounds e4m3_bounds(const Problem&, const Operands& o, const Backend&, Element stored);
 
 testing::AssertionResult matches(const Attention& got, const Attention& want, const Bounds&);
 testing::AssertionResult matches(const BlockMass& got, const BlockMass& want, const Bounds&);

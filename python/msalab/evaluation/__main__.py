@@ -3,11 +3,13 @@
 attention and with MSA in place of it, on the same tokens."""
 
 import argparse
+import os
 import signal
 import sys
 
 from ..capture.__main__ import integers, interrupt
 from ..capture.layer import CaptureError
+from .shard import OURS
 
 
 def names(text: str) -> list[str]:
@@ -67,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--shard", metavar="I/N", help="this part of the sequences and exercises only, "
                      "for msalab merge: part I of N, counted from 0, or slurm: that of a task of a "
                      "job array")
+    how.add_argument("--devices", type=integers, default=[], metavar="0,1",
+                     help="GPUs of --device cuda that share the run, a process on each; with --device "
+                          "cpu, as many processes. Those that mpirun or srun starts share it, too")
     how.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     how.add_argument("--overwrite", action="store_true", help="replace results that exist")
     return top
@@ -110,6 +115,8 @@ def print_tables(summary) -> None:
 def main(arguments=None) -> int:
     options = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, interrupt)
+    if options.devices and OURS[0] not in os.environ:
+        return main_on_devices(options, sys.argv[1:] if arguments is None else arguments)
     try:
         import torch
 
@@ -133,6 +140,18 @@ def main(arguments=None) -> int:
     if summary is not None:
         print_tables(summary)
     return 0
+
+
+def main_on_devices(options, arguments) -> int:
+    from .workers import start_on_devices
+
+    try:
+        return start_on_devices(options, arguments)
+    except CaptureError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

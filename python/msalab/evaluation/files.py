@@ -148,6 +148,12 @@ class Units:
         write_h5(path, lambda file: [file.create_dataset(key, data=values)
                                      for key, values in arrays.items()])
 
+    def make_all(self, names, makers, note) -> None:
+        """make() of each, which `makers` has by name."""
+        for done, name in enumerate(names):
+            note(f"{done + 1}/{len(names)}: {name}")
+            self.make(name, makers[name])
+
     def read(self, name: str) -> dict:
         return read_unit(unit_path(self.folder, name))
 

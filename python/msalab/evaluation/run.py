@@ -11,11 +11,12 @@ import numpy as np
 
 from .. import selectors
 from ..capture.layer import CaptureError, require
-from . import exercises, text
+from . import exercises, text, workers
 from .files import Units, sha256
 from .results import complete, unit_names
 from .scoring import Scorer, Setting
-from .shard import parse_shard
+from .shard import launched, parse_shard
+
 
 def settings_of(options) -> list[Setting]:
     """Every selector at every budget. CaptureError naming the option."""
@@ -148,9 +149,11 @@ def _device(model) -> str:
 
 def run(options, note) -> dict | None:
     """Writes results.h5, summary.json and the pictures into options.out and returns the summary; of
-    a shard, its units, and returns nothing."""
+    a shard, and of one of several processes that others outlast, its units, and returns nothing."""
     check_options(options)
-    shard = parse_shard(options.shard) if options.shard else None
+    shard, part = parse_shard(options.shard) if options.shard else None, launched()
+    require(not (shard and part), "--shard is given, and so are several processes of one run: one of "
+            "the two spreads it")
     settings = settings_of(options)
     documents = text.read_documents(options.text)
     vocabulary = text.Bytes() if options.bytes else text.Tokenizer(options.model, options.revision)
@@ -170,12 +173,13 @@ def run(options, note) -> dict | None:
     record = record_of(options, model, settings)
     plan = plan_of(options, model, settings, scorer.layers, sequences)
     names = unit_names(record, plan)
+    makers_of = dict(zip(names, makers))
+    if part:
+        return workers.work(out, part, options, record, plan, makers_of, note)
     with Units(out / "results.h5", record, plan | {"shard": shard and shard.text}, options.resume,
                options.overwrite) as units:
-        mine = range(shard.index, len(names), shard.count) if shard else range(len(names))
-        for done, number in enumerate(mine):
-            note(f"{done + 1}/{len(mine)}: {names[number]}")
-            units.make(names[number], makers[number])
+        mine = names[shard.index::shard.count] if shard else names
+        units.make_all(mine, makers_of, note)
         if shard:
             note(f"shard {shard.text}: its {len(mine)} of the run's {len(names)} units are in "
                  f"{out}; msalab merge joins it with the others")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Parts of a run's units, as --shard names them; the rules of experiments/driver/shard.h."""
+"""Parts of a run's units: as --shard names them, by the rules of experiments/driver/shard.h, and of the
+processes that a launcher starts together."""
 
 from __future__ import annotations
 
@@ -8,6 +9,12 @@ import re
 from dataclasses import dataclass
 
 from ..capture.layer import require
+
+OURS = ("MSALAB_RANK", "MSALAB_RANKS")  # of a process that start_on_devices() has started, which
+                                         # has a --device of its own behind all --devices
+# What launchers tell each process. SLURM_PROCID alone is set in a batch script, too.
+LAUNCHERS = (OURS, ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
+             ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
 
 
 @dataclass(frozen=True)
@@ -48,3 +55,16 @@ def _slurm_shard() -> Shard:
             and (task - first) // step < count, f"--shard is slurm, but SLURM_ARRAY_TASK_ID = {task} "
             f"is none of {count} numbers from {first} in steps of {step}: must be a regular --array")
     return Shard((task - first) // step, count)
+
+
+def launched() -> Shard | None:
+    """This process's part of those that were started together; nothing where it is the only one."""
+    for rank, count in LAUNCHERS:
+        if rank in os.environ and count in os.environ:
+            values = [os.environ[name] for name in (rank, count)]
+            require(all(value.isascii() and value.isdigit() for value in values),
+                    f"{rank} and {count} are {' and '.join(values)}, must be integers")
+            index, of = map(int, values)
+            require(index < of, f"{rank} is {index}, must be less than {count} = {of}")
+            return Shard(index, of) if of > 1 else None
+    return None

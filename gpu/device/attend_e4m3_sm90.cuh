@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+// attend_sm90.cuh for e4m3 operands and their scales.
+//
+// A row's logits are its products times one number, of q's scale and k's. The scale of values goes
+// into the weights: they are 2^(logit + log2 of it - the largest of that so far + 8), so that the
+// largest term of an output always takes the range of e4m3, and outputs of blocks add up without
+// another factor. The softmax's denominator is of the weights over that scale, in float. Weights of
+// a block are multiplied with its values in sums of their own, as tensor cores keep 13 bits of a
+// sum in e4m3; those go to the output in float.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include <type_traits>
+
+#include "gpu/device/attend_sm90.cuh"
+#include "gpu/device/pipeline_sm90.cuh"
+#include "gpu/device/scaled_softmax_sm90.cuh"
+#include "gpu/device/wgmma_e4m3.cuh"
+#include "gpu/e4m3_layout.h"
+
+namespace msa::cuda::sm90 {
+
+template <typename T>
+constexpr bool kIsE4m3 = std::is_same_v<T, __nv_fp8_e4m3>;
+
+/// Type of slots and outputs of operands of type T.
+template <typename T>
+using Stored = std::conditional_t<kIsE4m3<T>, __nv_bfloat16, T>;
+
+/// Bytes of the operands in shared memory, and how many blocks of keys there are at once.
+template <typename T, int Dim, int BlockSize>
+struct OperandShape : AttendShape<Dim, BlockSize> {
+    static constexpr int kValueBytes = AttendShape<Dim, BlockSize>::kKeyBytes;
+    static constexpr int kStages = 2;
+};
+/// Rows of q and k are one box of 128 bytes, half of which is of no use where Dim is 64.
+template <int Dim, int BlockSize>
+struct OperandShape<__nv_fp8_e4m3, Dim, BlockSize> {
+    static constexpr int kBoxes = 1;
+    static constexpr int kQueryBox = kAttendRows * kSwizzle, kKeyBox = BlockSize * kSwizzle;
+    static constexpr int kQueryBytes = kQueryBox, kKeyBytes = kKeyBox;
+    static constexpr int kValueBytes = Dim * BlockSize;  // see gpu/e4m3_layout.h
+    static constexpr int kStages = 4;
+};
+
+/// operand() of transposed values: rows of 64 or 128 bytes.
+template <int RowBytes>
+__device__ uint64_t value_operand(uint32_t low, int bytes) {
+    constexpr uint64_t kSwizzleKind = RowBytes == 128 ? 1 : 2;
+    constexpr uint64_t kHigh = (kSwizzleKind << 62) | (uint64_t{RowBytes * 8 >> 4} << 32);
+    return kHigh | (low + static_cast<uint32_t>(bytes >> 4));
+}
+
+/// Starts sum = 64 rows of Q times the block's keys, both by operand_low().
+template <int Dim, int BlockSize>
+__device__ void start_scores_e4m3(float (&sum)[BlockSize / 2], uint32_t q, uint32_t k) {
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < Dim / 32; ++s)
+        multiply_e4m3(sum, operand(q, 32 * s), operand(k, 32 * s), s > 0);
+    wgmma_commit();
+}
+
+/// Starts part = P times the block's values, of `Channels` channels from `v` on.
+template <int Channels, int BlockSize>
+__device__ void start_values_e4m3(float (&part)[Channels / 2], const uint32_t (&p)[BlockSize / 8],
+                                  uint32_t v) {
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < BlockSize / 32; ++s)
+        multiply_e4m3(part, p + 4 * s, value_operand<BlockSize>(v, 32 * s), s > 0);
+    wgmma_commit();
+}
+
+/// Four values, the first in the lowest byte.
+__device__ inline uint32_t pack_e4m3(float a, float b, float c, float d) {
+    uint32_t word;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n"
+        "}\n"
+        : "=r"(word)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return word;
+}
+/// Weights as they come from a product, as the operand of type T of the next; in e4m3, see
+/// key_at().
+template <typename T, int Words, int Weights>
+__device__ void keep_weights(uint32_t (&p)[Words], const float (&weight)[Weights]) {
+    static_assert(Weights == static_cast<int>(4 / sizeof(T)) * Words);
+#pragma unroll
+    for (int n = 0; n < Words; ++n) {
+        if constexpr (kIsE4m3<T>) {
+            const int at = 8 * (n / 2) + 2 * (n % 2);  // of 8 keys, and the row's side
+            p[n] = pack_e4m3(weight[at], weight[at + 1], weight[at + 4], weight[at + 5]);
+        } else {
+            p[n] = pack<T>(weight[2 * n], weight[2 * n + 1]);
+        }
+    }
+}
+
+/// A copy in registers of its own, made where it stands: `to` may be what products read until then.
+template <int N>
+__device__ void move_words(uint32_t (&to)[N], const uint32_t (&from)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(to[i]) : "r"(from[i]));
+}
+
+template <typename T>
+using RunningSoftmax = std::conditional_t<kIsE4m3<T>, ScaledSoftmax, Softmax>;
+
+/// start_scores() of any of the types.
+template <typename T, int Dim, int BlockSize, int Rows>
+__device__ void start_scores_of(float (&sum)[BlockSize / 2], const char* q, const char* k) {
+    if constexpr (kIsE4m3<T>)
+        start_scores_e4m3<Dim, BlockSize>(sum, operand_low(shared_address(q)),
+                                          operand_low(shared_address(k)));
+    else
+        start_scores<T, Dim, BlockSize, Rows>(sum, q, k);
+}
+
+/// out += P times the values of a block. bf16 and f16: on tensor cores, which keep the sum.
+template <typename T, int Dim, int BlockSize>
+struct ValueSums {
+    __device__ void start(float (&out)[Dim / 2], const uint32_t (&p)[BlockSize / 4], const char* v,
+                          bool add) {
+        start_values<T, Dim, BlockSize>(out, p, v, add);
+    }
+    template <typename Work>
+    __device__ void end(float (&)[Dim / 2], const uint32_t (&)[BlockSize / 4], const char*,
+                        Work&& work) {
+        work();
+        wgmma_wait<0>();
+    }
+};
+/// e4m3: the sums of a block start anew, 64 channels at a time, and are added to out. work() goes
+/// on beside the second half.
+template <int Dim, int BlockSize>
+struct ValueSums<__nv_fp8_e4m3, Dim, BlockSize> {
+    static constexpr int kChannels = 64;
+    float part[kChannels / 2];
+
+    __device__ void start_at(const uint32_t (&p)[BlockSize / 8], const char* v, int channel) {
+        start_values_e4m3<kChannels, BlockSize>(
+            part, p, operand_low(shared_address(v) + static_cast<uint32_t>(channel * BlockSize)));
+    }
+    __device__ void add_at(float (&out)[Dim / 2], int channel) {
+        wgmma_wait<0>();
+        settle(part);
+#pragma unroll
+        for (int i = 0; i < kChannels / 2; ++i) out[channel / 2 + i] += part[i];
+    }
+    __device__ void start(float (&)[Dim / 2], const uint32_t (&p)[BlockSize / 8], const char* v,
+                          bool) {
+        start_at(p, v, 0);
+    }
+    template <typename Work>
+    __device__ void end(float (&out)[Dim / 2], const uint32_t (&p)[BlockSize / 8], const char* v,
+                        Work&& work) {
+        add_at(out, 0);
+        if constexpr (Dim > kChannels) start_at(p, v, kChannels);
+        work();
+        if constexpr (Dim > kChannels) add_at(out, kChannels);
+    }
+};
+
+}  // namespace msa::cuda::sm90

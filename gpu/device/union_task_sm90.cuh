@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+// What the producer and the consumers of gpu/kernels/sparse_attention_union_sm90.cu hand to each
+// other, and the slots that a warp adds to its rows.
+#pragma once
+
+#include "gpu/device/attend_e4m3_sm90.cuh"
+#include "gpu/kernels/sparse_attention_sm90.h"
+
+namespace msa::cuda::sm90 {
+
+constexpr int kSlotStages = 4;
+constexpr int kRun = kSlotRun;  // neighbouring rows, one of each thread's two in a warp
+constexpr int kRuns = kSparseTileRows / kRun;  // of a tile
+static_assert(kSparseTileRows == kAttendRows);
+
+/// How the tiles' queries fill slots: not at all; the rows of a run are one query's (G a multiple
+/// of 8) and have as many slots; or each row of a run has a number of its own.
+enum class Slots { none, alike, mixed };
+
+/// Slots of a run of rows: row of the first in slot 0, and how many, at most.
+struct Run {
+    int first, count;
+};
+
+/// A (tile, group) pair as the producer hands it over. Group major, so that tiles that run together
+/// share keys.
+struct Task {
+    int64_t query;
+    int queries, group;
+    int blocks;                                                  // of the union
+    int visible[kSparseTileQueries], slots[kSparseTileQueries];  // of the queries
+    Run runs[kRuns];
+};
+
+/// What a warp needs of its task at the end: out of the way of its registers.
+struct Kept {
+    int64_t query;
+    int queries, group;
+};
+
+/// Scales of e4m3 operands: of the task's rows, and of the blocks at hand. Other types have
+/// none.
+template <typename T, int Stages>
+struct TaskScales {
+    struct Rows {};
+    __device__ static Rows read_rows(const SparseUnionArgs&, const QueryTile&, int) { return {}; }
+    __device__ void put_rows(const Rows&) {}
+    __device__ static BlockScales read_block(const SparseUnionArgs&, int64_t) { return {}; }
+    __device__ void put_block(const BlockScales&, int) {}
+    __device__ BlockScales at(int) const { return {}; }
+};
+template <int Stages>
+struct TaskScales<__nv_fp8_e4m3, Stages> {
+    float row[kSparseTileRows];
+    BlockScales block[Stages];
+
+    struct Rows {
+        float scale[kSparseTileRows / kWarp];  // row lane + n kWarp
+    };
+    /// By a warp. Rows that are not there get the last one's.
+    __device__ static Rows read_rows(const SparseUnionArgs& args, const QueryTile& tile,
+                                     int group) {
+        const int heads = args.group_size();
+        Rows rows;
+#pragma unroll
+        for (int n = 0; n < kSparseTileRows / kWarp; ++n) {
+            const int r =
+                min(static_cast<int>(threadIdx.x) % kWarp + n * kWarp, tile.queries * heads - 1);
+            rows.scale[n] = args.scales.q.at((tile.query + r / heads) * args.query_heads +
+                                             group * heads + r % heads);
+        }
+        return rows;
+    }
+    __device__ void put_rows(const Rows& rows) {
+#pragma unroll
+        for (int n = 0; n < kSparseTileRows / kWarp; ++n)
+            row[threadIdx.x % kWarp + n * kWarp] = rows.scale[n];
+    }
+    __device__ static BlockScales read_block(const SparseUnionArgs& args, int64_t number) {
+        return block_scales(args.scales.k.at(number), args.scales.v.at(number));
+    }
+    __device__ void put_block(const BlockScales& scales, int stage) { block[stage] = scales; }
+    __device__ BlockScales at(int stage) const { return block[stage]; }
+};
+
+/// A warp's stream of slots of type T, for its two runs of rows.
+template <typename T, int Dim>
+struct WarpSlots {
+    struct __align__(16) Stage {
+        char row[kRun][Dim * 2];
+        float lse[kRun];
+    };
+    Stage stages[kSlotStages];
+    Barrier full[kSlotStages];
+    Run runs[2];
+    int counts[2 * kRun];  // of the rows, where they are mixed
+    int added;             // of all tiles
+
+    /// By one thread, before a barrier of the block.
+    __device__ void init() {
+        for (Barrier& barrier : full) barrier.init(1);
+        added = 0;
+    }
+
+    /// By one lane: starts with the n-th slot of both runs, if there is one; `stage` is free.
+    __device__ void fetch(const SparseUnionArgs& args, Run run, Run next, int n, int stage) {
+        if (n >= run.count) n -= run.count, run = next;
+        if (n >= run.count) return;
+        const int row = run.first + n * args.slot_rows();
+        Stage& to = stages[stage];
+        full[stage].expect(sizeof to.row + sizeof to.lse);
+        const auto* const rows = static_cast<const char(*)[Dim * 2]>(args.workspace.partial_out);
+        copy_bytes(to.row, rows + row, sizeof to.row, &full[stage], Keep::shortest);
+        copy_bytes(to.lse, args.workspace.partial_lse + row, sizeof to.lse, &full[stage],
+                   Keep::shortest);
+    }
+
+    /// By one lane: the first slots of a tile.
+    __device__ void start(const SparseUnionArgs& args, Run run, Run next) {
+        runs[0] = run, runs[1] = next;
+        if (run.count + next.count == 0) return;
+        for (int n = 0; n < kSlotStages; ++n) fetch(args, run, next, n, (added + n) % kSlotStages);
+    }
+
+    /// By the warp: adds the slots of a run to a row of the softmax state (best, total), base 2.
+    /// What a run holds behind the slots of a row is not its own and may be anything.
+    template <bool Mixed>
+    __device__ void add(const SparseUnionArgs& args, int side, float (&sums)[Dim / 2], float& best,
+                        float& total) {
+        const Run run = runs[0], next = runs[1];
+        const int count = side == 0 ? run.count : next.count, begin = added;
+        if (count == 0) return;
+        const int lane = threadIdx.x % kWarp;
+        const int ahead = kSlotStages + (side == 0 ? 0 : run.count);
+        const int mine = Mixed ? counts[kRun * side + lane / 4] : count;
+#pragma unroll 1
+        for (int n = 0; n < count; ++n) {
+            const int at = (begin + n) % kSlotStages;
+            full[at].wait((begin + n) / kSlotStages % 2);
+            const bool there = !Mixed || n < mine;
+            float factor = 1, weight = 0;
+            if (there) {
+                const float theirs = stages[at].lse[lane / 4], most = fmaxf(best, theirs);
+                factor = exp2_fast(best - most), weight = exp2_fast(theirs - most);
+                best = most;
+                total = fmaf(total, factor, weight);
+            }
+            if (__any_sync(kAllLanes, factor != 1)) {
+#pragma unroll
+                for (int j = 0; j < Dim / 8; ++j)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) sums[4 * j + 2 * side + i] *= factor;
+            }
+            const auto* const chunks = reinterpret_cast<const uint4*>(stages[at].row);
+            if (there) {
+#pragma unroll
+                for (int i = 0; i < Dim / 32; ++i)
+                    add_chunk<T>(sums, side, i, chunks[slot_chunk<Dim>(lane / 4, i)], weight);
+            }
+            __syncwarp();  // all lanes have read it
+            if (lane == 0) fetch(args, run, next, n + ahead, at);
+        }
+        if (lane == 0) added = begin + count;
+        __syncwarp();
+    }
+};
+
+}  // namespace msa::cuda::sm90

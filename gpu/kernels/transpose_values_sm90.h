@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+// Values of e4m3, transposed by block of keys: gpu/e4m3_layout.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "gpu/query_tile.h"
+
+namespace msa::cuda {
+
+constexpr int64_t transposed_tile_bytes(int head_dim, int block_size) {
+    return int64_t{head_dim} * block_size;
+}
+
+struct TransposeValuesArgs {
+    const SequenceBlock* blocks;  // of all sequences
+    int64_t block_count;          // at least 1
+    const void* values;           // [Nk, Hkv, dh] e4m3
+    char* to;                     // [blocks, Hkv, transposed_tile_bytes()], 1024-byte aligned
+};
+
+/// Head dims and blocks of 64 and 128.
+cudaError_t launch_transpose_values_sm90(const TransposeValuesArgs&, int head_dim, int block_size,
+                                         int groups, cudaStream_t);
+
+}  // namespace msa::cuda

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// Scales of e4m3 operands as kernels see them: core/operand_scales.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/operand_scales.h"
+#include "gpu/query_tile.h"
+
+namespace msa::cuda {
+
+/// Of one operand; element i of its scales is that of place i, or the one of all places.
+struct DeviceScales {
+    const float* data = nullptr;  // null: 1
+    int64_t step = 0;             // 0 or 1
+
+    DeviceScales() = default;
+    explicit DeviceScales(View<const float, 2> scales)
+        : data(scales.data()), step(scales.size() == 1 ? 0 : 1) {}
+    __device__ float at(int64_t i) const { return data == nullptr ? 1.0F : data[i * step]; }
+};
+
+/// Of the operands of attention. `blocks` are those of all sequences, numbered through.
+struct AttentionScales {
+    DeviceScales q, k, v;
+    const SequenceBlock* blocks = nullptr;
+    int64_t block_count = 0;
+
+    /// The number of the block that has the packed key `token`.
+    __device__ int64_t block_of(int64_t token) const {
+        int64_t first = 0, last = block_count - 1;
+        while (first < last) {
+            const int64_t middle = (first + last + 1) / 2;
+            if (blocks[middle].key <= token)
+                first = middle;
+            else
+                last = middle - 1;
+        }
+        return first;
+    }
+};
+
+}  // namespace msa::cuda

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT
+// What e4m3 operands cost on a captured layer: the error of sparse_attention's output, with one
+// scale for each operand and with one for each row and block, beside bf16, and with weights in e4m3
+// as tensor cores take them. docs/kernels.md has the figures.
+#include <algorithm>
+#include <cmath>
+
+#include "core/convert.h"
+#include "core/io/activations.h"
+#include "tests/support/scaled.h"
+
+namespace msa::test {
+namespace {
+
+/// Every 45th query of the sample, and the blocks that its first heads select as an index.
+struct CapturedLayer {
+    Problem p;
+    Operands o;
+    Tensor<int32_t, 3> ids;
+
+    CapturedLayer() {
+        const io::ActivationsReader file(std::string(MSA_SOURCE_DIR) + "/data/sample.h5");
+        const io::LayerInfo& layer = file.info().layers.front();
+        const Problem all = io::layer_problem(file.info(), layer, 64);
+        std::vector<int64_t> tokens;
+        for (int64_t i = 0; i < all.queries(); i += 45) tokens.push_back(i);
+        p = all.with_query_rows(tokens);
+        const QueryRange keys{0, all.keys()};
+        const Tensor<float, 3> q = file.read(layer.layer, io::Field::q, keys);
+        o.q = Tensor<float, 3>({p.queries(), p.query_heads, p.head_dim});
+        for (size_t i = 0; i < tokens.size(); ++i)
+            std::copy_n(q.view()[tokens[i]].data(), p.query_heads * p.head_dim,
+                        &o.q(static_cast<int64_t>(i), 0, 0));
+        o.k = file.read(layer.layer, io::Field::k, keys);
+        o.v = file.read(layer.layer, io::Field::v, keys);
+        p.index_dim = p.head_dim;
+        o.index_q = Tensor<float, 3>({p.queries(), p.kv_heads, p.head_dim});
+        for (int64_t i = 0; i < p.queries(); ++i)
+            for (int64_t r = 0; r < p.kv_heads; ++r)
+                std::copy_n(&o.q(i, r * p.group_size(), 0), p.head_dim, &o.index_q(i, r, 0));
+        o.index_k = Tensor<float, 2>({p.keys(), p.head_dim});
+        for (int64_t j = 0; j < p.keys(); ++j)
+            std::copy_n(&o.k(j, 0, 0), p.head_dim, &o.index_k(j, 0));
+        ids = Runner({"cpu", Element::f32}).index_select(p, {.top_k = 8}, o);
+    }
+};
+
+double whole_error(const Tensor<float, 3>& got, const Tensor<float, 3>& want) {
+    double difference = 0, norm = 0;
+    for (int64_t i = 0; i < want.size(); ++i) {
+        difference += std::pow(double{got.data()[i]} - double{want.data()[i]}, 2);
+        norm += std::pow(double{want.data()[i]}, 2);
+    }
+    return std::sqrt(difference / norm);
+}
+
+/// The outputs with weights rounded to e4m3 as the kernels do: 2^8 for the largest product of a
+/// weight and its value's scale in the row. Sums are exact.
+Tensor<float, 3> with_narrow_weights(const CapturedLayer& of, const ScaledOperands& stored) {
+    const Problem& p = of.p;
+    const Operands o = stored.floats(p);
+    const std::vector<int64_t> blocks = key_blocks(p);
+    Tensor<float, 3> out({p.queries(), p.query_heads, p.head_dim});
+    for (int64_t i = 0; i < p.queries(); ++i)
+        for (int64_t h = 0; h < p.query_heads; ++h) {
+            const int64_t r = h / p.group_size();
+            const KeyRange seen = visible_keys(p)[static_cast<size_t>(i)];
+            std::vector<std::pair<int64_t, double>> logits;  // base 2, of each key
+            double most = -HUGE_VAL;
+            const auto scale_of = [&](int64_t j) {
+                return double{scale_at(stored.v.scales, blocks[static_cast<size_t>(j)], r)};
+            };
+            for (int64_t b : selected(of.ids, i, r))
+                for (int64_t n = b * p.block_size; n < std::min((b + 1) * p.block_size, seen.count);
+                     ++n) {
+                    double product = 0;
+                    const int64_t j = seen.first + n;
+                    for (int64_t d = 0; d < p.head_dim; ++d)
+                        product += double{o.q(i, h, d)} * double{o.k(j, r, d)};
+                    logits.emplace_back(j, p.softmax_scale() * product / std::log(2.0));
+                    most = std::max(most, logits.back().second + std::log2(scale_of(j)));
+                }
+            std::vector<double> sums(static_cast<size_t>(p.head_dim));
+            double total = 0;
+            for (const auto& [j, logit] : logits) {
+                const double weight = std::exp2(logit + std::log2(scale_of(j)) - most + 8);
+                total += weight / scale_of(j);
+                const double narrow{static_cast<float>(e4m3(static_cast<float>(weight)))};
+                for (int64_t d = 0; d < p.head_dim; ++d)
+                    sums[static_cast<size_t>(d)] += narrow * double{o.v(j, r, d)} / scale_of(j);
+            }
+            for (int64_t d = 0; d < p.head_dim; ++d)
+                out(i, h, d) = static_cast<float>(sums[static_cast<size_t>(d)] / total);
+        }
+    return out;
+}
+
+TEST(E4m3Capture, OutputErrorOfScalesBesideBf16) {
+    const CapturedLayer layer;
+    Runner cpu({"cpu", Element::f32});
+    const Tensor<float, 3> want = cpu.sparse_attention(layer.p, layer.o, layer.ids).out;
+    const auto error_of = [&](const Operands& o) {
+        return whole_error(cpu.sparse_attention(layer.p, o, layer.ids).out, want);
+    };
+    const ScaledOperands one = store_scaled(layer.p, layer.o, true),
+                         each = store_scaled(layer.p, layer.o, false);
+    Operands rounded = each.floats(layer.p);  // of the same shapes
+    for (const auto& [from, to] :
+         {std::pair{&layer.o.q, &rounded.q}, {&layer.o.k, &rounded.k}, {&layer.o.v, &rounded.v}}) {
+        std::copy_n(from->data(), from->size(), to->data());
+        round_to(Element::bf16, {to->data(), static_cast<size_t>(to->size())});
+    }
+    const double bf16 = error_of(rounded), tensor = error_of(one.floats(layer.p)),
+                 block = error_of(each.floats(layer.p)),
+                 narrow = whole_error(with_narrow_weights(layer, each), want),
+                 narrow_tensor = whole_error(with_narrow_weights(layer, one), want);
+    for (const auto& [name, error] : {std::pair{"bf16", bf16},
+                                      {"tensor", tensor},
+                                      {"block", block},
+                                      {"tensor_narrow_weights", narrow_tensor},
+                                      {"block_narrow_weights", narrow}})
+        RecordProperty(name, std::to_string(error));
+    EXPECT_LT(bf16, tensor / 8);  // 4 more bits of fraction
+    EXPECT_LT(block, tensor);
+    EXPECT_GT(narrow, block);
+    // Roundings of weights, at most 2^-4 each, do not add up: they are independent.
+    EXPECT_LT(narrow, block + 0x1p-4);
+}
+
+}  // namespace
+}  // namespace msa::test
