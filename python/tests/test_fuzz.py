@@ -300,7 +300,7 @@ PROGRAMS = {  # program, its commands, its options
         "--text", "--indexer", "--selector", "--budgets", "--top-k", "--block-size",
         "--forced-first", "--forced-local", "--dense-layers", "--context", "--sequences",
         "--tasks", "--lengths", "--exercises", "--depths", "--pairs", "--bytes", "--seed", "--device",
-        "--dtype", "--revision", "--shard", "--resume", "--overwrite")),
+        "--dtype", "--revision", "--shard", "--devices", "--resume", "--overwrite")),
     "msalab.pilot": (run_pilot, ([],), ("--page", "--arms"))}
 
 
