@@ -14,8 +14,9 @@ namespace msa {
 inline double e4m3_attention_bound(double logit, double keys, double mean, double v_max,
                                    double block_size, Element stored) {
     const double sums = std::ceil(block_size / 32) * 33 * 0x1p-13;
-    return attention_bound(logit, keys, mean, Element::e4m3, stored) + sums * mean +
-           keys * 0x1p-18 * v_max;
+    // Weights as floats, then rounded once where they are not below 2^-6.
+    return attention_bound(logit, keys, mean, Element::f32, stored) +
+           (storage_roundoff(Element::e4m3) + sums) * mean + keys * 0x1p-18 * v_max;
 }
 
 }  // namespace msa

@@ -25,11 +25,12 @@ Support HostBackend::takes_elements(const Request& request) {
     return {};
 }
 
-FloatOperands::FloatOperands(const Problem& p, const AttentionInput& in) : floats_(in) {
+FloatOperands::FloatOperands(const Problem& p, const AttentionInput& in, int threads)
+    : floats_(in) {
     if (in.q.element() != Element::e4m3) return;
-    q_ = read_scaled(p, in.q.as<const e4m3>(), in.scales.q, false);
-    k_ = read_scaled(p, in.k.as<const e4m3>(), in.scales.k, true);
-    v_ = read_scaled(p, in.v.as<const e4m3>(), in.scales.v, true);
+    q_ = read_scaled(p, in.q.as<const e4m3>(), in.scales.q, false, threads);
+    k_ = read_scaled(p, in.k.as<const e4m3>(), in.scales.k, true, threads);
+    v_ = read_scaled(p, in.v.as<const e4m3>(), in.scales.v, true, threads);
     floats_ = {q_, k_, v_, in.sinks};
 }
 

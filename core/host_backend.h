@@ -22,7 +22,7 @@ protected:
 /// stand for.
 class FloatOperands {
 public:
-    FloatOperands(const Problem&, const AttentionInput&);
+    FloatOperands(const Problem&, const AttentionInput&, int threads);
     /// Lives no longer than this object and the input.
     const AttentionInput& view() const { return floats_; }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/threads.h"
 
 namespace msa {
 namespace {
@@ -83,12 +84,12 @@ ScaledOperand store_scaled(const Problem& p, View<const float, 3> operand, Opera
 }
 
 Tensor<float, 3> read_scaled(const Problem& p, View<const e4m3, 3> values,
-                             View<const float, 2> scales, bool keys) {
+                             View<const float, 2> scales, bool keys, int threads) {
     const int64_t heads = values.extent(1), width = values.extent(2);
     std::vector<int64_t> blocks;
     if (keys) blocks = key_blocks(p);
     Tensor<float, 3> read(values.shape(), Fill::nothing);
-#pragma omp parallel for
+#pragma omp parallel for num_threads(threads_or_all(threads))
     for (int64_t t = 0; t < values.extent(0); ++t)
         for (int64_t h = 0; h < heads; ++h) {
             const float scale = scale_at(scales, scale_row(blocks, t), h);

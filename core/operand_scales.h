@@ -53,8 +53,9 @@ enum class OperandScale : uint8_t { tensor, row, block };
 /// tokens are the problem's keys where blocks share scales. NaN stays NaN.
 ScaledOperand store_scaled(const Problem&, View<const float, 3> operand, OperandScale);
 
-/// The floats nearest to values times scales, of q (`keys` false) or of k or v.
+/// The floats nearest to values times scales, of q (`keys` false) or of k or v. `threads`: see
+/// core/threads.h.
 Tensor<float, 3> read_scaled(const Problem&, View<const e4m3, 3> values,
-                             View<const float, 2> scales, bool keys);
+                             View<const float, 2> scales, bool keys, int threads = 0);
 
 }  // namespace msa

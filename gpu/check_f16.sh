@@ -7,6 +7,7 @@
 # that fails does not stop the others; the script fails last.
 set -uo pipefail
 bin=${1:?which folder holds test_backends and msa-bench} out=${2:?which folder gets the records}
+LIMIT=${LIMIT:-175}
 # shellcheck source=SCRIPTDIR/steps.sh
 . "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 

@@ -6,7 +6,7 @@
 # OUT (default: results/grad) gets the logs and the records of msa-bench. SANITIZE=1 in the environment
 # adds memcheck and initcheck, which take minutes (racecheck calls tables races that are handed over
 # through mbarriers, and does not end within four minutes). A step that fails does not
-# stop the others; the script fails last.
+# stop the others; the script fails last. LIMIT and STEPS (steps.sh) leave the tests themselves alone.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${1:-results/grad}

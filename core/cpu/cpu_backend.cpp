@@ -80,7 +80,7 @@ protected:
             }
             return cpu::sparse_attention_union;
         }();
-        const FloatOperands floats(p, in);
+        const FloatOperands floats(p, in, threads_);
         const AttentionInput& here = floats.view();
         run(p, here.q.as<const float>(), here.k.as<const float>(), here.v.as<const float>(), ids,
             to.out.as<float>(), to.lse, threads_);

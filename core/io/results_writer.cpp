@@ -7,8 +7,10 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/io/h5.h"
@@ -238,9 +240,11 @@ void ResultsWriter::add(const std::filesystem::path& unit_file) {
 
 std::vector<ResultsWriter::Notes> ResultsWriter::notes() const {
     std::vector<std::string> names = impl_->in_order();
-    const std::vector<std::string>& run = impl_->record.units;
+    std::map<std::string_view, size_t> place;  // in the run; those of no run are last
+    for (const std::string& unit : impl_->record.units) place.emplace(unit, place.size());
     std::ranges::stable_sort(names, {}, [&](const std::string& unit) {
-        return std::find(run.begin(), run.end(), unit) - run.begin();
+        const auto at = place.find(unit);
+        return at == place.end() ? place.size() : at->second;
     });
     std::vector<Notes> all;
     for (const std::string& unit : names)

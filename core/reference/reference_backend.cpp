@@ -111,7 +111,7 @@ protected:
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder) override {
-        const FloatOperands floats(p, in);
+        const FloatOperands floats(p, in, 0);
         reference::sparse_attention(p, main_branch(floats.view()), ids, to.out.as<float>(), to.lse);
     }
     void do_dense_attention_grad(const Problem& p, const AttentionInput& in,

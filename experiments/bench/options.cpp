@@ -250,7 +250,7 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     read_captured(args, w, o);
     read_sizes(w, o);
     require(o.devices.empty() || o.sizes.element != Element::e4m3,
-            "--element is 'e4m3', must be bf16 or f32 with --devices");
+            "--element is 'e4m3', must be bf16, f16 or f32 with --devices");
     // Two blocks, so that there is something to choose from.
     for (int64_t tokens : o.tokens) check_at_least("tokens", tokens, 2 * o.sizes.block_size);
     for (const std::string& input : {w.input, w.indexer})

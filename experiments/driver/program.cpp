@@ -23,7 +23,7 @@ bool stop_requested() { return stop_signal != 0; }
 
 void stop_if_asked() {
     if (stop_requested())
-        throw Interrupted("stopped; the finished layers are kept, --resume continues");
+        throw Interrupted("stopped; what is finished is kept, --resume continues");
 }
 
 int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,

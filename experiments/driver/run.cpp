@@ -8,6 +8,7 @@
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <set>
 #include <sstream>
 
 #include "experiments/driver/program.h"
@@ -134,9 +135,9 @@ void UnitRun::describe(const OptionTable& options, const std::string& definition
 
 void UnitRun::begin(std::vector<Unit> units) {
     units_ = std::move(units);
+    std::set<std::string> names(record.units.begin(), record.units.end());
     for (const Unit& unit : units_) {
-        MSA_CHECK(std::find(record.units.begin(), record.units.end(), unit.name) ==
-                  record.units.end());
+        MSA_CHECK(names.insert(unit.name).second);
         record.units.push_back(unit.name);
         if (!unit.whole.empty()) record.joined[unit.whole].push_back(unit.name);
     }

@@ -54,10 +54,10 @@ void check_existing(const RunOptions& o) {
 void add_workers(OptionTable& table, RunOptions& o) {
     table
         .count("jobs", "N", o.jobs,
-               "layers at once in this process, each in memory and with its share of the threads")
+               "units at once in this process, each in memory and with its share of the threads")
         .between(1, 4096)
         .unrecorded();
-    add_shard(table, o, "this part of the layers only, for msa-merge");
+    add_shard(table, o, "this part of the units only, for msa-merge");
 }
 
 void add_shard(OptionTable& table, RunOptions& o, const std::string& help) {

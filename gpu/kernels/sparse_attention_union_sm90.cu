@@ -2,15 +2,12 @@
 // A tile of 128 rows walks the union of its blocks, adds what KV-outer left for its rows, and
 // writes the result.
 //
-//   producer    one warp streams the tile's queries, then keys and values of the union's blocks
-//   (TMA) consumers   two warpgroups of 64 rows each. The product Q K^T of the next block runs
-//   beside P V
-//               of the last one (wgmma), with the online softmax between them. Rows of queries that
-//               did not select a block are masked.
-//   slots       meanwhile each warp has the first slots of its rows on their way. At the end it
-//   adds
-//               them, each weighted by its share of the softmax denominator: the second phase of
-//               KV-outer.
+// Producer: one warp streams the tile's queries, then keys and values of the union's blocks (TMA).
+// Consumers: two warpgroups of 64 rows each. The product Q K^T of the next block runs beside P V of
+// the last one (wgmma), with the online softmax between them. Rows of queries that did not select a
+// block are masked.
+// Slots: meanwhile each warp has the first slots of its rows on their way. At the end it adds them,
+// each weighted by its share of the softmax denominator: the second phase of KV-outer.
 //
 // Thread blocks are persistent, one per SM: the producer runs ahead into the next tile.
 #include <algorithm>

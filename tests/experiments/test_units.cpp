@@ -49,6 +49,21 @@ TEST_F(Units, AnyNumberOfWorkersGivesTheBytesOfOne) {
     }
 }
 
+TEST_F(Units, OfSeveralLayersStayApart) {
+    file_ = make("two.h5", {.layers = {2, 10}});
+    ASSERT_EQ(kAnalyze(cut("whole")).code, 0);
+    EXPECT_EQ(io::ResultsReader(path("whole/results.h5")).done(),
+              (std::vector<std::string>{"layer 2", "layer 10"}));
+    std::vector<std::string> folders;
+    for (int64_t n = 0; n < 3; ++n) {
+        ASSERT_EQ(kAnalyze(cut(text("part", n), {"--shard", part(n, 3)})).code, 0);
+        folders.push_back(path(text("part", n)));
+    }
+    const Outcome merged = merge(folders, "merged");
+    ASSERT_EQ(merged.code, 0) << merged.err;
+    expect_same("merged", "whole", files_);
+}
+
 /// What is of one query, and every count, is the same to the bit; a mean of at most 150 rows of 16
 /// channels, of which none is negative, is off by two orders of its additions.
 TEST_F(Units, AreTheLayerButForTheOrderOfSums) {

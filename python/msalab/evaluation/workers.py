@@ -24,13 +24,15 @@ from .shard import OURS, Shard, launched
 
 @contextmanager
 def one_at_a_time(out: Path):
-    """Waits until no other process of the run is in here."""
-    folder = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    """Waits until no other process of the run is in here. The lock is on a file: not every file
+    system has it for folders."""
+    with open(lock_of(out), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(folder)
+
+
+def lock_of(out: Path) -> Path:
+    return out / "shards.lock"
 
 
 def folder_of(out: Path, shard: Shard) -> Path:
@@ -56,11 +58,14 @@ def is_complete(out: Path, record: dict, options) -> bool:
 
 
 def check_folder(out: Path, shard: Shard, options):
-    """CaptureError where OUT/shards is of a run of other workers, or of one to go on with."""
+    """CaptureError where OUT/shards is of a run of other workers, or of one to go on with. What this
+    process left there is removed with --overwrite."""
     for other in sorted((out / "shards").glob("*-of-*")):
         require(other.name.endswith(f"-of-{shard.count}"), f"{other}: the run was begun by other than "
                 f"{shard.count} workers; --resume goes on with as many, or remove {out / 'shards'}")
     mine = folder_of(out, shard)
+    if options.overwrite and mine.exists():
+        shutil.rmtree(mine)
     require(options.resume or not mine.exists(), f"{mine}: a run was under way; --resume goes on with "
             f"it, or remove {out / 'shards'}")
 
@@ -86,6 +91,7 @@ def merge_where_all_are_done(out: Path, count: int, names, overwrite: bool, note
                 return None
         summary = merge(folders, out, overwrite, note)
         shutil.rmtree(out / "shards")
+        lock_of(out).unlink()
         return summary
 
 
