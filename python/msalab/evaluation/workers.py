@@ -26,13 +26,14 @@ from .shard import OURS, Shard, launched
 def one_at_a_time(out: Path):
     """Waits until no other process of the run is in here. The lock is on a file: not every file
     system has it for folders."""
-    with open(lock_of(out), "w") as file:
+    lock = out / "shards.lock"
+    with open(lock, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def lock_of(out: Path) -> Path:
-    return out / "shards.lock"
+        try:
+            yield
+        finally:
+            if not (out / "shards").exists():  # merged, or never begun
+                lock.unlink(missing_ok=True)
 
 
 def folder_of(out: Path, shard: Shard) -> Path:
@@ -91,7 +92,6 @@ def merge_where_all_are_done(out: Path, count: int, names, overwrite: bool, note
                 return None
         summary = merge(folders, out, overwrite, note)
         shutil.rmtree(out / "shards")
-        lock_of(out).unlink()
         return summary
 
 
