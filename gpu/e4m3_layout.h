@@ -14,6 +14,10 @@
 
 namespace msa::cuda {
 
+MSA_HOST_DEVICE constexpr int transposed_tile_bytes(int head_dim, int block_size) {
+    return head_dim * block_size;
+}
+
 /// Key of a block that stands at a place of a row. Weights come as sums of the product before: a
 /// thread of a quad has keys 2 quad, 2 quad + 1 of every 8. As an operand it holds places 4 quad to
 /// 4 quad + 3 of every 16. So the keys of every 16 are put in the order that makes the weights an

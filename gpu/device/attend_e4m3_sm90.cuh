@@ -40,7 +40,7 @@ struct OperandShape<__nv_fp8_e4m3, Dim, BlockSize> {
     static constexpr int kBoxes = 1;
     static constexpr int kQueryBox = kAttendRows * kSwizzle, kKeyBox = BlockSize * kSwizzle;
     static constexpr int kQueryBytes = kQueryBox, kKeyBytes = kKeyBox;
-    static constexpr int kValueBytes = Dim * BlockSize;  // see gpu/e4m3_layout.h
+    static constexpr int kValueBytes = transposed_tile_bytes(Dim, BlockSize);
     static constexpr int kStages = 4;
 };
 

@@ -6,13 +6,10 @@
 
 #include <cstdint>
 
+#include "gpu/e4m3_layout.h"
 #include "gpu/query_tile.h"
 
 namespace msa::cuda {
-
-constexpr int64_t transposed_tile_bytes(int head_dim, int block_size) {
-    return int64_t{head_dim} * block_size;
-}
 
 struct TransposeValuesArgs {
     const SequenceBlock* blocks;  // of all sequences
