@@ -25,6 +25,7 @@ struct Cutter {
     /// Are there sums of doubles in a dataset? Everything else is of one query, or counted.
     bool (*is_summed)(const std::string& dataset);
     double additions;  // of the longest of these sums, each of values that are not negative
+    std::string unit_queries = "16";
 };
 
 /// 150 queries, of which an output error adds each of 16 channels by itself.
@@ -76,7 +77,7 @@ void expect_summary_near(const json& left, const json& right, double bound, cons
     }
 }
 
-/// One layer, whose 150 queries are units of 16.
+/// One layer, whose 150 queries are cut into units.
 class Cut : public Shards {
 protected:
     std::vector<std::string> args(const Cutter& of, const std::string& out,
@@ -88,7 +89,7 @@ protected:
     }
     std::vector<std::string> cut(const Cutter& of, const std::string& out,
                                  std::vector<std::string> more = {}) const {
-        more.insert(more.end(), {"--unit-queries", "16"});
+        more.insert(more.end(), {"--unit-queries", of.unit_queries});
         return args(of, out, more);
     }
     /// What is of one query, and every count, is the same to the bit; a sum is off by two orders of
@@ -245,6 +246,7 @@ protected:
         more.insert(more.end(), {"--layers", "3", "--overwrite"});
         Cutter of = kCompares;
         of.options = {"--block-size", "8", "--budgets", "16,32"};
+        of.unit_queries = "30";
         expect_order_of_sums_alone(of, more);
     }
 };
