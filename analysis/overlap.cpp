@@ -58,6 +58,11 @@ void Distances::add(const Problem& p, std::span<const RowKind> kinds, View<const
     }
 }
 
+void Distances::join(const State& state) {
+    require_state("distances", state, 0, counts_.size());
+    for (size_t n = 0; n < counts_.size(); ++n) counts_[n] += state.counts[n];
+}
+
 SelectionPattern::SelectionPattern(int64_t groups)
     : groups_(static_cast<size_t>(groups)), means_(2 * groups_ + groups_ * (groups_ - 1) / 2) {}
 

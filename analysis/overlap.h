@@ -21,6 +21,8 @@ public:
     explicit GroupOverlap(int64_t groups);
     /// A chunk of queries: ids [Nq, Hkv, k], kinds [Nq].
     void add(std::span<const RowKind> kinds, View<const int32_t, 3> ids);
+    State state() const { return state_of(means_); }
+    void join(const State& state) { join_means(means_, state); }
     /// [Hkv, Hkv], symmetric, 1 on the diagonal; NaN where no row was counted.
     Tensor<double, 2> matrix() const;
 
@@ -37,6 +39,8 @@ class Distances {
 public:
     explicit Distances(int64_t blocks) : counts_(static_cast<size_t>(blocks), 0) {}
     void add(const Problem&, std::span<const RowKind> kinds, View<const int32_t, 3> ids);
+    State state() const { return {{}, counts_}; }
+    void join(const State&);
     const std::vector<int64_t>& counts() const { return counts_; }  // [B]
 
 private:

@@ -54,4 +54,18 @@ void BlockSums::add(std::span<const int64_t> of_query, View<const double, 2> mas
     }
 }
 
+State BlockSums::state() const {
+    State state;
+    for (const Tensor<double, 2>* of : {&mass, &difference, &norm})
+        state.sums.insert(state.sums.end(), of->data(), of->data() + of->size());
+    return state;
+}
+
+void BlockSums::join(const State& state) {
+    require_state("sums of blocks", state, static_cast<size_t>(3 * mass.size()), 0);
+    const double* sum = state.sums.data();
+    for (Tensor<double, 2>* of : {&mass, &difference, &norm})
+        for (int64_t n = 0; n < of->size(); ++n) of->data()[n] += *sum++;
+}
+
 }  // namespace msa::analysis

@@ -54,6 +54,8 @@ public:
     /// keeps, |o_sparse - o_dense|^2 and |o_dense|^2.
     void add(std::span<const int64_t> of_query, View<const double, 2> mass_kept,
              View<const double, 2> differences, View<const double, 2> norms);
+    State state() const;
+    void join(const State&);
 
     Tensor<double, 2> mass;        // sum of the mass kept
     Tensor<double, 2> difference;  // sum of |o_sparse - o_dense|^2

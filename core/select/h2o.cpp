@@ -26,7 +26,9 @@ public:
                    ? "whole blocks are evicted, the source's unit is a token"
                    : "evicts during prefill, where the source is dense; whole blocks";
     }
-    Needs needs() const override { return {.queries = true, .rule = true, .phases = phase_}; }
+    Needs needs() const override {
+        return {.queries = true, .in_order = true, .rule = true, .phases = phase_};
+    }
     SelectionRule adjust(SelectionRule asked, int64_t) const override {
         return force(asked, 0, asked.top_k / 2);
     }

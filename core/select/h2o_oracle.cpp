@@ -17,7 +17,7 @@ public:
                "2306.14048)";
     }
     Family family() const override { return Family::queries; }
-    Needs needs() const override { return {.queries = true}; }
+    Needs needs() const override { return {.queries = true, .in_order = true}; }
     PolicyCost cost(const Problem& phase, int64_t) const override { return oracle_cost(phase); }
     void prepare(const SelectorLayer&) override { sequence_ = -1; }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {

@@ -26,6 +26,7 @@ struct PolicyNeeds {
     bool gate = false;            // read_learned of gate, for blocks of the problem's size
     bool max_logit = false;       // SelectorChunk::max_logit
     bool queries = false;         // other tokens' queries: read_q, or the chunks before
+    bool in_order = false;        // all chunks of a sequence, the first one first
     bool values = false;          // SelectorLayer::v
     bool rope = false;            // SelectorLayer::rope
     bool previous_layer = false;  // SelectorChunk::previous_mass

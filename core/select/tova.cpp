@@ -20,7 +20,7 @@ public:
                "all heads of the layer, as it is here where all groups share one choice";
     }
     Needs needs() const override {
-        return {.queries = true, .rule = true, .phases = Phases::decode};
+        return {.queries = true, .in_order = true, .rule = true, .phases = Phases::decode};
     }
 
 protected:

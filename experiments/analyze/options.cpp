@@ -51,11 +51,7 @@ OptionTable option_table(AnalyzeOptions& o) {
     add_index_element(table, o);
     table.names("dump", "WHAT,...", o.dump, known_dump,
                 "also store outputs, mass, scores; ids always are");
-    table
-        .count("unit-queries", "N", o.unit_queries,
-               "N analysed queries of a layer are a unit, which workers share and --resume starts "
-               "at; 0: the whole layer")
-        .at_least(0);
+    add_unit_queries(table, o);
     add_workers(table, o);
     add_devices(table, o);
     add_existing(table, o);

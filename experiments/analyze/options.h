@@ -12,10 +12,14 @@
 
 namespace msa::experiments::analyze {
 
-struct AnalyzeOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions, QueryOptions {
+struct AnalyzeOptions : RunOptions,
+                        ComputeOptions,
+                        SizeOptions,
+                        OracleOptions,
+                        QueryOptions,
+                        UnitOptions {
     std::vector<std::string> selectors;  // empty: decided by what the file holds
     int64_t sink_tokens = 4;
-    int64_t unit_queries = 0;       // analysed queries of a unit; 0: a unit is a layer
     std::vector<std::string> dump;  // outputs, mass, scores
 
     bool dumps(const std::string& what) const;

@@ -7,6 +7,7 @@
 #include "analysis/metrics.h"
 #include "experiments/driver/block_intervals.h"
 #include "experiments/driver/metrics.h"
+#include "experiments/driver/parts.h"
 
 namespace msa::experiments::analyze {
 namespace {
@@ -42,24 +43,6 @@ void visit_all(Sums& of, const Visit& visit) {
     visit_dense(of.dense, visit);
     for (size_t n = 0; n < of.selectors.size(); ++n)
         visit_selector(of.selectors[n], selector_group(n), visit);
-}
-
-void store_list(io::UnitWriter& to, const std::string& name, const std::vector<int64_t>& values) {
-    to.write<int64_t, 1>(name, {values.data(), {std::ssize(values)}}, {"number", "", ""});
-}
-
-std::vector<int64_t> stored_list(const io::DatasetReader& from, const std::string& name) {
-    const Tensor<int64_t, 1> values = from.read<int64_t, 1>(name);
-    return {values.data(), values.data() + values.size()};
-}
-
-State stored_state(const io::DatasetReader& from, const std::string& group) {
-    const Tensor<double, 1> sums = from.read<double, 1>(group + "/sums");
-    return {{sums.data(), sums.data() + sums.size()}, stored_list(from, group + "/counts")};
-}
-
-int64_t integer(const io::DatasetReader& from, const std::string& object, const std::string& name) {
-    return static_cast<int64_t>(from.number(object, name));
 }
 
 void write_popularity(io::UnitWriter& to, const std::string& dataset, const LayerSizes& sizes,
@@ -175,16 +158,12 @@ void LayerSums::store(io::UnitWriter& to) const {
         to.attribute(group, "top_k", about.top_k);
         store_list(to, group + "/ks", about.ks);
     }
-    visit_all(*this, [&](const std::string& name, const auto& of) {
-        const State state = of.state();
-        to.write<double, 1>(name + "/sums", {state.sums.data(), {std::ssize(state.sums)}},
-                            {"number", "", ""});
-        store_list(to, name + "/counts", state.counts);
-    });
+    visit_all(*this,
+              [&](const std::string& name, const auto& of) { store_state(to, name, of.state()); });
 }
 
 LayerSums LayerSums::stored(const io::DatasetReader& from) {
-    const auto size = [&](const char* name) { return integer(from, "/state", name); };
+    const auto size = [&](const char* name) { return stored_integer(from, "/state", name); };
     LayerSums sums({size("query_heads"), size("kv_heads"), size("block_size"),
                     stored_list(from, "/state/first_block_of"), size("query_blocks"),
                     size("sink_tokens"), size("oracle_without_local") != 0},
@@ -193,8 +172,8 @@ LayerSums LayerSums::stored(const io::DatasetReader& from) {
         const std::string group = "/state/selectors/" + number;
         sums.selectors.emplace_back(
             sums.sizes,
-            SelectorAbout{from.text(group, "label"), integer(from, group, "is_oracle") != 0,
-                          integer(from, group, "top_k"), stored_list(from, group + "/ks")});
+            SelectorAbout{from.text(group, "label"), stored_integer(from, group, "is_oracle") != 0,
+                          stored_integer(from, group, "top_k"), stored_list(from, group + "/ks")});
     }
     sums.join(from);
     return sums;

@@ -8,6 +8,8 @@
 #include <ostream>
 #include <stdexcept>
 
+#include "analysis/recall.h"
+
 namespace msa::experiments::compare {
 namespace {
 
@@ -43,9 +45,9 @@ void SelfChecks::look_for_undefined(const MeasuredChunk& chunk, std::span<const 
         }
 }
 
-void SelfChecks::warn(const std::string& layer, std::ostream& err) const {
+void SelfChecks::warn(const std::string& unit, std::ostream& err) const {
     if (undefined_ == 0) return;
-    err << "warning: layer " << layer << ": attention is undefined, NaN or an overflow in its "
+    err << "warning: " << unit << ": attention is undefined, NaN or an overflow in its "
         << "logits, in " << undefined_ << " rows; the first is token " << first_token_ << ", group "
         << first_group_ << ". Averages over them are undefined too\n";
 }
@@ -78,6 +80,19 @@ void SelfChecks::check(const std::string& config, const MeasuredChunk& chunk,
                 throw std::logic_error(text(config, " keeps all blocks of query ", i, ", group ", r,
                                             ", but its output differs from dense by ", difference));
         }
+}
+
+analysis::State SelfChecks::state() const {
+    return {{largest_bound_, difference_}, {rows_, full_rows_, undefined_}};
+}
+
+void SelfChecks::join(const analysis::State& state) {
+    analysis::require_state("checks", state, 2, 3);
+    largest_bound_ = std::max(largest_bound_, state.sums[0]);
+    difference_ = std::max(difference_, state.sums[1]);
+    rows_ += state.counts[0];
+    full_rows_ += state.counts[1];
+    undefined_ += state.counts[2];
 }
 
 void SelfChecks::write(io::UnitWriter& to, const std::string& layer) const {

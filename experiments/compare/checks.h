@@ -7,7 +7,8 @@
 #include <string>
 
 #include "core/io/results.h"
-#include "experiments/compare/accumulator.h"
+#include "core/selection.h"
+#include "experiments/compare/measured_chunk.h"
 
 namespace msa::experiments::compare {
 
@@ -17,8 +18,9 @@ public:
     void begin(const MeasuredChunk&);
     /// Looks for rows whose dense attention is undefined: NaN, or an overflow in their logits.
     void look_for_undefined(const MeasuredChunk&, std::span<const int64_t> tokens);
-    /// One line on `err` that names the first of them; nothing where there is none.
-    void warn(const std::string& layer, std::ostream& err) const;
+    /// One line on `err` that names the first of them; nothing where there is none. `unit`: where
+    /// they are, "layer 3".
+    void warn(const std::string& unit, std::ostream& err) const;
 
     /// Every row of a choice keeps at most that, and at most 1. Rows that keep every visible block
     /// give dense attention. Throws std::logic_error naming config and row. A sum of probabilities
@@ -29,6 +31,10 @@ public:
     /// The first of these alone, for one row whose choice touches `blocks` blocks.
     void check_mass(const std::string& config, int64_t query, int64_t group, int64_t blocks,
                     double mass);
+
+    /// What was counted, and the largest values, but not which row was the first undefined one.
+    analysis::State state() const;
+    void join(const analysis::State&);
 
     /// Group /checks/<layer>: how many rows were checked and how many undefined, the largest
     /// difference from dense, and the largest bound on a mass.

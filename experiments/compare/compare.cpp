@@ -6,6 +6,7 @@
 
 #include "core/cu_seqlens.h"
 #include "core/select/token_selector.h"
+#include "experiments/compare/join.h"
 #include "experiments/compare/layer.h"
 #include "experiments/compare/plan.h"
 #include "experiments/compare/summary.h"
@@ -122,13 +123,16 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     UnitRun job("msa-compare", args, o, inputs_of(o, o),
                 {"summary.json", "metrics.csv", "tables.txt", "timing.json"}, err);
     job.describe(option_table(o), compare_definitions(), *backend, file, o.element);
-    job.begin(layer_units(
-        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
-            compare_layer(o, file, layer, layer_before(file, layer), selectors_for(o, file, layer),
-                          choose_queries(o, file.info(), layer.layer), worker, to);
+    job.begin(query_units(
+        file, o.layers, o.unit_queries,
+        [&](int64_t layer) { return std::ssize(choose_queries(o, file.info(), layer)); },
+        [&](const LayerPart& part, const Worker& worker, io::UnitWriter& to) {
+            const io::LayerInfo& layer = part.layer;
+            compare_part(o, file, part, layer_before(file, layer), selectors_for(o, file, layer),
+                         choose_queries(o, file.info(), layer.layer), worker, to);
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
-    complete({job.finish(), o.out, o.files, o.json, 0, out});
+    complete({job.finish(join_layer), o.out, o.files, o.json, 0, out});
     return 0;
 }
 

@@ -15,18 +15,6 @@ namespace {
 
 constexpr int64_t kFullRows = 64;  // queries that are given all their blocks, as a check
 
-/// Tokens that k blocks hold, on average over the queries that see more than `beyond` keys: their
-/// own block as far as they see it. Rounded down.
-int64_t mean_tokens(const Problem& queries, int64_t top_k, int64_t beyond) {
-    int64_t tokens = 0, rows = 0;
-    for (const KeyRange& seen : visible_keys(queries)) {
-        if (seen.count <= beyond) continue;
-        tokens += readable_tokens(top_k, queries.block_size, seen.count);
-        ++rows;
-    }
-    return rows > 0 ? std::max<int64_t>(1, tokens / rows) : top_k * queries.block_size;
-}
-
 /// Every group gets the mean of their scores: one choice for all.
 Mirror<3> share_scores(Backend& backend, View<const float, 3> scores) {
     Tensor<float, 3> shared(scores.shape());
@@ -40,6 +28,12 @@ Mirror<3> share_scores(Backend& backend, View<const float, 3> scores) {
     return {backend, std::move(shared)};
 }
 
+Tensor<int32_t, 3> copy_of(const Tensor<int32_t, 3>& ids) {
+    Tensor<int32_t, 3> copy(ids.shape(), Fill::nothing);
+    std::copy_n(ids.data(), ids.size(), copy.data());
+    return copy;
+}
+
 }  // namespace
 
 /// A selector at work, and the configs of its name. Where the scores depend on the budget, each of
@@ -49,6 +43,7 @@ struct LayerComparison::Scorer {
     std::vector<size_t> configs;
     std::vector<SelectionRule> rules;  // asked for, distinct
     bool by_rule;                      // the scores depend on the rule
+    bool in_order;                     // and on the queries before
 };
 
 LayerComparison::LayerComparison(LayerTask& task, Plan plan)
@@ -58,26 +53,21 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
       all_(sizes_.with_query_rows(task.tokens)),
       phase_(phase_queries(sizes_, task.options.prompt)),
       k_norm_(largest_norm<3>(task.data.k)) {
-    const auto views = static_cast<size_t>(task.data.views);
-    const std::vector<analysis::RowKind> kinds = analysis::rows_beyond(all_, plan_.largest_budget);
-    for (size_t i = 0; i < kinds.size(); ++i)
-        if (kinds[i] == analysis::RowKind::counted) counted_.push_back(task.tokens[i]);
-    blocks_ = analysis::query_blocks(all_, kinds, kBlockTokens);
     std::erase_if(plan_.configs, [&](const Config& config) {
         const bool of_tokens = find_token_selector(config.selector) != nullptr;
         if (of_tokens)
             token_configs_.emplace_back(
-                config, mean_tokens(phase_, config.rule.top_k, plan_.largest_budget), sizes_,
-                blocks_, views);
+                config, mean_tokens(phase_, config.rule.top_k, plan_.largest_budget),
+                task.sums.keeping_tokens(config.key()));
         return of_tokens;
     });
     for (const Config& config : plan_.configs) {
-        accumulators_.emplace_back(config, sizes_, blocks_, views);
+        accumulators_.emplace_back(config, task.sums.keeping_blocks(config.key(), sizes_.blocks()));
         needs_logits_ |= make_selector(config.selector)->needs().max_logit;
         if (std::find(rules_.begin(), rules_.end(), config.rule) == rules_.end())
             rules_.push_back(config.rule);
+        if (task.stored) task.stored->create(config, sizes_.kv_heads);
     }
-    create_ids();
 }
 
 int64_t LayerComparison::chunk_queries() const {
@@ -92,29 +82,6 @@ int64_t LayerComparison::chunk_queries() const {
 const Tensor<int32_t, 3>& LayerComparison::oracle(const SelectionRule& rule) const {
     const auto at = std::find(rules_.begin(), rules_.end(), rule);
     return oracles_[static_cast<size_t>(at - rules_.begin())];
-}
-
-void LayerComparison::create_ids() {
-    if (task_.options.sharing == Sharing::head) return;  // several choices for a row
-    for (const Config& config : plan_.configs)
-        task_.to.create<int32_t, 3>("/select/" + config.key() + "/" + task_.name() + "/ids",
-                                    {std::ssize(task_.stored), sizes_.kv_heads, config.used.top_k},
-                                    {"query,group,slot", "block of the sequence",
-                                     make_selector(config.selector)->rule_in_full()});
-}
-
-void LayerComparison::store_ids(const Config& config, QueryRange range,
-                                View<const int32_t, 3> ids) {
-    if (task_.options.sharing == Sharing::head) return;
-    const auto begin = std::lower_bound(task_.stored.begin(), task_.stored.end(), range.begin);
-    const auto end = std::lower_bound(begin, task_.stored.end(), range.end);
-    if (begin == end) return;
-    Tensor<int32_t, 3> rows({end - begin, ids.extent(1), ids.extent(2)});
-    for (auto row = begin; row != end; ++row)
-        std::copy_n(ids[*row - range.begin].data(), ids.extent(1) * ids.extent(2),
-                    rows.view()[row - begin].data());
-    task_.to.write_rows<int32_t, 3>("/select/" + config.key() + "/" + task_.name() + "/ids",
-                                    begin - task_.stored.begin(), rows);
 }
 
 SelectorLayer LayerComparison::selector_layer(const LayerView& view,
@@ -134,7 +101,7 @@ SelectorLayer LayerComparison::selector_layer(const LayerView& view,
                 },
             .read_learned = task_.data.learned(),
             .prompt = task_.options.prompt,
-            .counted = counted_,
+            .counted = task_.counted.tokens,
             .rope = io::stored_rope(task_.data.info).value_or(RopePairs{}),
             .sinks = view.sinks};
 }
@@ -149,9 +116,10 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
         if (same == scorers.end()) {
             std::unique_ptr<Selector> made = make_selector(config.selector);
             const bool by_rule = made->needs().uses_rule(task_.options.prompt);
-            same = scorers.insert(same, {std::move(made), {}, {}, by_rule});
+            const bool in_order = made->needs().in_order;
+            same = scorers.insert(same, {std::move(made), {}, {}, by_rule, in_order});
         }
-        accumulators_[n].reading().add_index_cost(*same->selector, phase_, task_.options.prompt);
+        accumulators_[n].about().add_index_cost(*same->selector, phase_, task_.options.prompt);
         same->configs.push_back(n);
         if (std::find(same->rules.begin(), same->rules.end(), config.rule) == same->rules.end())
             same->rules.push_back(config.rule);
@@ -162,7 +130,7 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
     }
     for (TokenAccumulator& tokens : token_configs_) {
         const Stopwatch watch(task_.timing[tokens.config().selector].select);
-        tokens.reading().add_index_cost(tokens.selector(), phase_, task_.options.prompt);
+        tokens.about().add_index_cost(tokens.selector(), phase_, task_.options.prompt);
         if (is_first_of_its_name(tokens))
             tokens.selector().prepare(selector_layer(view, {&tokens.config().rule, 1}));
     }
@@ -172,15 +140,58 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
 void LayerComparison::run(Progress& progress) {
     for (size_t index = 0; index < static_cast<size_t>(task_.data.views); ++index) {
         const LayerView view(task_.backend, task_.data, sizes_, index);
-        std::vector<Scorer> scorers = make_scorers(view);
-        const int64_t step = chunk_queries();
-        for (int64_t begin = 0; begin < all_.queries(); begin += step) {
+        const std::vector<Scorer> scorers = make_scorers(view);
+        for (const QueryRange range : chunks(queries_before(scorers))) {
             stop_if_asked();
-            const QueryRange range{begin, std::min(begin + step, all_.queries())};
+            pass(view, scorers, range);
+        }
+        for (const QueryRange range : chunks(task_.part)) {
+            stop_if_asked();
             add(view, scorers, range);
             progress.advance(range.end - range.begin);
         }
     }
+}
+
+std::vector<QueryRange> LayerComparison::chunks(QueryRange of) const {
+    std::vector<QueryRange> all;
+    const int64_t step = chunk_queries();
+    for (int64_t begin = of.begin; begin < of.end; begin += step)
+        all.push_back({begin, std::min(begin + step, of.end)});
+    return all;
+}
+
+/// Those before the part that some scorer has to see: what it keeps is of one sequence.
+QueryRange LayerComparison::queries_before(const std::vector<Scorer>& scorers) const {
+    const int64_t end = task_.part.begin;
+    if (std::ranges::none_of(scorers, &Scorer::in_order)) return {end, end};
+    const std::vector<int64_t> sequence = query_sequences(all_);
+    return {
+        std::ranges::lower_bound(sequence, sequence[static_cast<size_t>(end)]) - sequence.begin(),
+        end};
+}
+
+ChunkView LayerComparison::look_at(const LayerView& view, QueryRange range) const {
+    const auto tokens = std::span(task_.tokens)
+                            .subspan(static_cast<size_t>(range.begin),
+                                     static_cast<size_t>(range.end - range.begin));
+    return {selector_layer(view, {}),
+            task_.data,
+            view,
+            all_.with_queries(range),
+            tokens,
+            needs_logits_,
+            [this, tokens, &view] {
+                return task_.previous->mass(tokens, plan_.block_size, view.index);
+            }};
+}
+
+void LayerComparison::pass(const LayerView& view, const std::vector<Scorer>& scorers,
+                           QueryRange range) {
+    const ChunkView queries = look_at(view, range);
+    std::vector<Tensor<int32_t, 3>> ids(plan_.configs.size());
+    for (const Scorer& scorer : scorers)
+        if (scorer.in_order) choose(scorer, view, queries.chunk, ids);
 }
 
 double LayerComparison::mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
@@ -194,30 +205,17 @@ double LayerComparison::mass_bound(const LayerView& view, const Problem& p, View
     return token_mass_bound(logit, keys, magnitude);
 }
 
-void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, QueryRange range) {
-    const Problem p = all_.with_queries(range);
-    const std::span<const int64_t> tokens(task_.tokens.data() + range.begin,
-                                          task_.tokens.data() + range.end);
+void LayerComparison::add(const LayerView& view, const std::vector<Scorer>& scorers,
+                          QueryRange range) {
+    const ChunkView queries = look_at(view, range);
+    const Problem& p = queries.problem;
+    const SelectorChunk& chunk = queries.chunk;
     Backend& backend = task_.backend;
-    const Tensor<float, 3> host_q = task_.data.q(tokens, view.index);
-    const Operand<3> q(backend, host_view(host_q), task_.data.elements.main.computed);
-    const Attention dense = attend(backend, p, {q, view.k_there, view.v_there, view.sinks}, {});
-    Mirror<3> index_q;
-    const Tensor<float, 3> host_index_q = task_.data.index_q(tokens);
-    const Operand<3> index_q_there(backend, host_view(host_index_q),
-                                   task_.data.elements.index.computed);
-    if (host_index_q.data() != nullptr)
-        index_q = {backend, index_q_there.view(), host_view(host_index_q)};
-    const auto previous = [&] {
-        return task_.previous->mass(tokens, plan_.block_size, view.index);
-    };
-    const SelectorChunk chunk(selector_layer(view, {}), p, tokens,
-                              {backend, q.view(), host_view(host_q)}, index_q, needs_logits_,
-                              previous);
-
+    const Attention dense =
+        attend(backend, p, {queries.q, view.k_there, view.v_there, view.sinks}, {});
     const std::vector<analysis::RowKind> kinds = analysis::rows_beyond(p, plan_.largest_budget);
-    const auto blocks =
-        std::span(blocks_.of_query).subspan(static_cast<size_t>(range.begin), kinds.size());
+    const auto blocks = std::span(task_.counted.blocks.of_query)
+                            .subspan(static_cast<size_t>(range.begin), kinds.size());
     const Tensor<double, 2> norm = analysis::squared_differences(dense.out, {}, p.kv_heads);
     const MeasuredChunk measured{p,
                                  kinds,
@@ -227,16 +225,16 @@ void LayerComparison::add(const LayerView& view, std::vector<Scorer>& scorers, Q
                                  host_view(dense.out),
                                  norm,
                                  std::as_const(dense.lse).view(),
-                                 mass_bound(view, p, host_q, dense.lse)};
-    task_.checks.begin(measured);
-    task_.checks.look_for_undefined(measured, tokens);
-    if (range.begin == 0) check_full_budget(view, chunk, measured);
+                                 mass_bound(view, p, queries.host_q, dense.lse)};
+    task_.sums.checks.begin(measured);
+    task_.sums.checks.look_for_undefined(measured, queries.tokens);
+    check_full_budget(view, chunk, measured, range);
     oracles_.clear();
     for (const SelectionRule& rule : rules_)
         oracles_.push_back(pick(backend, p, rule, chunk.mass().floats()));
     const Work work{view, chunk, dense, measured, range};
     std::vector<Tensor<int32_t, 3>> ids(plan_.configs.size());
-    for (const Scorer& scorer : scorers) choose(scorer, work, ids);
+    for (const Scorer& scorer : scorers) choose(scorer, view, chunk, ids);
     add_configs(work, ids);
     add_tokens(work);
 }
@@ -279,7 +277,7 @@ void LayerComparison::add_tokens(const Work& work) {
     const std::vector<TokenAttention> attention = attend_kept(work, kept);
     for (size_t n = 0; n < kept.size(); ++n) {
         const Stopwatch watch(task_.timing[token_configs_[n].config().selector].evaluate);
-        token_configs_[n].add(work.measured, kept[n], attention[n], task_.checks);
+        token_configs_[n].add(work.measured, kept[n], attention[n], task_.sums.checks);
     }
 }
 
@@ -307,24 +305,30 @@ std::vector<TokenAttention> LayerComparison::attend_kept(const Work& work,
     return attention;
 }
 
-void LayerComparison::choose(const Scorer& scorer, const Work& work,
-                             std::vector<Tensor<int32_t, 3>>& ids) {
+void LayerComparison::choose(const Scorer& scorer, const LayerView& view,
+                             const SelectorChunk& chunk, std::vector<Tensor<int32_t, 3>>& ids) {
     Backend& backend = task_.backend;
     const Stopwatch watch(task_.timing[scorer.selector->label()].select);
     const bool shared = task_.options.sharing == Sharing::layer;
     // Nobody else wants the scores.
     const bool direct = (scorer.configs.size() == 1 || scorer.by_rule) && !shared;
-    SelectorLayer layer = selector_layer(work.view, scorer.rules);
+    SelectorLayer layer = selector_layer(view, scorer.rules);
     Mirror<3> scores;
     if (!direct) {
-        scores = scorer.selector->score(layer, work.chunk);
+        scores = scorer.selector->score(layer, chunk);
         if (shared) scores = share_scores(backend, scores.host());
     }
     for (size_t n : scorer.configs) {
         const Config& config = plan_.configs[n];
+        const size_t first = *std::ranges::find_if(
+            scorer.configs, [&](size_t other) { return plan_.configs[other].rule == config.rule; });
+        if (first != n) {  // another budget of as many blocks
+            ids[n] = copy_of(ids[first]);
+            continue;
+        }
         layer.rule = config.rule;
-        ids[n] = direct ? fetch(backend, scorer.selector->select(layer, work.chunk, config.used))
-                        : pick(backend, work.chunk.problem, config.used, scores.floats());
+        ids[n] = direct ? fetch(backend, scorer.selector->select(layer, chunk, config.used))
+                        : pick(backend, chunk.problem, config.used, scores.floats());
     }
 }
 
@@ -344,15 +348,19 @@ void LayerComparison::add_configs(Work work, const std::vector<Tensor<int32_t, 3
         const Stopwatch watch(evaluate);
         work.measured.oracle_ids = oracle(config.rule).view();
         accumulators_[n].add(work.measured, ids[n], errors[n]);
-        task_.checks.check(config.key(), work.measured, ids[n], errors[n]);
-        store_ids(config, work.range, ids[n]);
+        task_.sums.checks.check(config.key(), work.measured, ids[n], errors[n]);
+        if (task_.stored) task_.stored->write(config, work.range, ids[n]);
     }
 }
 
 void LayerComparison::check_full_budget(const LayerView& view, const SelectorChunk& chunk,
-                                        const MeasuredChunk& measured) {
-    const int64_t n = measured.problem.queries(), rows = std::min(kFullRows, n), first = n - rows;
-    const Problem p = measured.problem.with_queries({first, n});
+                                        const MeasuredChunk& measured, QueryRange range) {
+    // The last queries of the layer's first chunk, however the layer is cut.
+    const int64_t end = std::min(chunk_queries(), all_.queries());
+    const int64_t first = std::max<int64_t>(0, end - kFullRows - range.begin);
+    const int64_t rows = std::min(end, range.end) - range.begin - first;
+    if (rows <= 0) return;
+    const Problem p = measured.problem.with_queries({first, first + rows});
     const Tensor<int32_t, 3> ids = all_visible_blocks(p);
     const Operand<3> last(task_.backend, chunk.q.host().slice(first, rows),
                           task_.data.elements.main.computed);
@@ -367,29 +375,17 @@ void LayerComparison::check_full_budget(const LayerView& view, const SelectorChu
                        measured.norm.slice(first, rows),
                        measured.lse.slice(first, rows),
                        measured.mass_bound};
-    task_.checks.begin(part);
-    task_.checks.check("the full budget", part, ids,
-                       analysis::squared_differences(sparse, part.dense, p.kv_heads));
-    task_.checks.begin(measured);
+    task_.sums.checks.begin(part);
+    task_.sums.checks.check("the full budget", part, ids,
+                            analysis::squared_differences(sparse, part.dense, p.kv_heads));
+    task_.sums.checks.begin(measured);
 }
 
-void LayerComparison::write() const {
-    for (const Accumulator& accumulator : accumulators_)
-        accumulator.write(task_.to, task_.name(), sizes_);
-    for (const TokenAccumulator& tokens : token_configs_)
-        tokens.write(task_.to, task_.name(), sizes_);
-}
-
-void LayerComparison::write_query_blocks() const {
-    if (blocks_.count() == 0) return;
-    const std::string group = "/query_blocks/" + task_.name();
-    experiments::write_query_blocks(task_.to, group, blocks_);
-    const analysis::BlockSums& sums =
-        accumulators_.empty() ? token_configs_.front().sums() : accumulators_.front().sums();
-    task_.to.write<double, 2>(group + "/norm", sums.norm.view(),
-                              {"block,group", "",
-                               "sum of |o_dense|^2 over the queries of a block and the group's "
-                               "heads"});
+void LayerComparison::write_about() {
+    for (Accumulator& accumulator : accumulators_)
+        accumulator.about().write(task_.to, task_.name(), plan_.block_size);
+    for (TokenAccumulator& tokens : token_configs_)
+        tokens.about().write(task_.to, task_.name(), plan_.block_size);
 }
 
 }  // namespace msa::experiments::compare

@@ -5,13 +5,14 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/select/selector.h"
-#include "experiments/compare/checks.h"
 #include "experiments/compare/layer_view.h"
 #include "experiments/compare/previous_layer.h"
+#include "experiments/compare/stored_ids.h"
 #include "experiments/compare/token_accumulator.h"
 #include "experiments/driver/progress.h"
 
@@ -22,18 +23,20 @@ struct Timing {
     double select = 0, evaluate = 0;
 };
 
-/// A layer at work: what its plans share.
+/// A layer, or a part of its queries, at work: what its plans share.
 struct LayerTask {
     const CompareOptions& options;
     const io::ActivationsInfo& file;
     const LayerData& data;
     PreviousLayer* previous;             // what stands before it in the file, or absent
     const std::vector<int64_t>& tokens;  // packed tokens of the compared queries, ascending
-    std::vector<int64_t> stored;         // those of them, by number, whose ids are stored
+    const Counted& counted;              // of them
+    QueryRange part;                     // the numbers of those that are looked at here
+    std::optional<StoredIds> stored;     // absent where a query has several choices
     Backend& backend;
     io::UnitWriter& to;
-    SelfChecks checks;
-    std::map<std::string, Timing> timing;  // of each selector
+    LayerSums sums;
+    std::map<std::string, Timing> timing = {};  // of each selector
 
     std::string name() const { return std::to_string(data.info.layer); }
 };
@@ -41,13 +44,11 @@ struct LayerTask {
 class LayerComparison {
 public:
     LayerComparison(LayerTask& task, Plan plan);
-    /// Streams all queries. Throws std::logic_error where a self-check fails, Interrupted when a
-    /// stop is requested.
+    /// Streams the queries of the part, and adds them to the task's sums. Throws std::logic_error
+    /// where a self-check fails, Interrupted when a stop is requested.
     void run(Progress& progress);
-    /// Writes what was added up, but for the task's own.
-    void write() const;
-    /// Writes /query_blocks of the layer: the same for all its plans.
-    void write_query_blocks() const;
+    /// Writes what the configs are; to be called after run().
+    void write_about();
 
 private:
     struct Scorer;
@@ -61,8 +62,13 @@ private:
     };
     SelectorLayer selector_layer(const LayerView& view, std::span<const SelectionRule> rules) const;
     std::vector<Scorer> make_scorers(const LayerView& view);
-    void add(const LayerView& view, std::vector<Scorer>& scorers, QueryRange range);
-    void choose(const Scorer& scorer, const Work& work, std::vector<Tensor<int32_t, 3>>& ids);
+    std::vector<QueryRange> chunks(QueryRange of) const;
+    ChunkView look_at(const LayerView& view, QueryRange range) const;
+    QueryRange queries_before(const std::vector<Scorer>& scorers) const;
+    void pass(const LayerView& view, const std::vector<Scorer>& scorers, QueryRange range);
+    void add(const LayerView& view, const std::vector<Scorer>& scorers, QueryRange range);
+    void choose(const Scorer& scorer, const LayerView& view, const SelectorChunk& chunk,
+                std::vector<Tensor<int32_t, 3>>& ids);
     void add_configs(Work work, const std::vector<Tensor<int32_t, 3>>& ids);
     bool is_first_of_its_name(const TokenAccumulator&) const;
     std::vector<KeptTokens> choose_tokens(const Work& work);
@@ -72,10 +78,8 @@ private:
     double mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
                       View<const float, 2> lse) const;
     void check_full_budget(const LayerView& view, const SelectorChunk& chunk,
-                           const MeasuredChunk& measured);
+                           const MeasuredChunk& measured, QueryRange range);
     const Tensor<int32_t, 3>& oracle(const SelectionRule& rule) const;
-    void create_ids();
-    void store_ids(const Config& config, QueryRange range, View<const int32_t, 3> ids);
     int64_t chunk_queries() const;
 
     LayerTask& task_;
@@ -84,8 +88,6 @@ private:
     Problem phase_;        // the phase's queries, whichever are compared
     bool needs_logits_ = false;
     double k_norm_;                                // longest key
-    std::vector<int64_t> counted_;                 // packed tokens that averages count
-    analysis::QueryBlocks blocks_;                 // of the compared queries
     std::vector<Accumulator> accumulators_;        // of the plan's configs
     std::vector<TokenAccumulator> token_configs_;  // those that keep tokens
     std::vector<SelectionRule> rules_;             // of the oracles, distinct

@@ -7,21 +7,11 @@
 
 #include "core/select/token_selector.h"
 #include "experiments/compare/comparison.h"
+#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/layers.h"
-#include "experiments/driver/sample.h"
 
 namespace msa::experiments::compare {
 namespace {
-
-constexpr int64_t kStoredRows = 1024;  // queries whose ids are stored
-
-void write_stored_queries(const LayerTask& task) {
-    std::vector<int64_t> tokens;
-    for (int64_t n : task.stored) tokens.push_back(task.tokens[static_cast<size_t>(n)]);
-    task.to.write<int64_t, 1>("/queries/" + task.name() + "/token",
-                              {tokens.data(), {std::ssize(tokens)}},
-                              {"query", "token", "packed token index of each query in /select"});
-}
 
 void write_sizes(const LayerTask& task, Problem p, int64_t largest_budget) {
     p.query_heads = task.data.info.query_heads;  // of all views
@@ -29,6 +19,14 @@ void write_sizes(const LayerTask& task, Problem p, int64_t largest_budget) {
                 {{"tokens", p.keys()},
                  {"queries", std::ssize(task.tokens)},
                  {"largest_budget", largest_budget}});
+}
+
+void note_timing(io::UnitWriter& to, const std::map<std::string, Timing>& of) {
+    nlohmann::ordered_json timing;
+    for (const auto& [selector, seconds] : of)
+        timing[selector] = {{"select_seconds", seconds.select},
+                            {"measure_seconds", seconds.evaluate}};
+    to.note("timing", timing.dump());
 }
 
 }  // namespace
@@ -55,49 +53,53 @@ std::string why_unusable(const CompareOptions& o, const io::LayerInfo& layer, bo
     return "";
 }
 
-void compare_layer(const CompareOptions& o, const io::ActivationsReader& file,
-                   const io::LayerInfo& layer, const io::LayerInfo* previous,
-                   const std::vector<std::string>& selectors, const std::vector<int64_t>& tokens,
-                   const Worker& worker, io::UnitWriter& to) {
+void compare_part(const CompareOptions& o, const io::ActivationsReader& file, const LayerPart& part,
+                  const io::LayerInfo* previous, const std::vector<std::string>& selectors,
+                  const std::vector<int64_t>& tokens, const Worker& worker, io::UnitWriter& to) {
     Backend& backend = worker.backend;
+    const io::LayerInfo& layer = part.layer;
+    const std::string name = std::to_string(layer.layer);
     const LayerElements elements = layer_elements(backend, layer, o.element);
     const LayerData data(file, layer, elements, o.sharing);
     std::optional<PreviousLayer> before;
     if (previous != nullptr)
         before.emplace(file, *previous, layer_elements(backend, *previous, o.element), o.sharing,
                        backend);
+    const Problem sizes = data.problem(file.info(), o.block_size);
+    const std::vector<Plan> plans = make_plans(o, selectors, sizes);
+    const Counted counted(sizes.with_query_rows(tokens), tokens, plans.front().largest_budget);
     LayerTask task{.options = o,
                    .file = file.info(),
                    .data = data,
                    .previous = before ? &*before : nullptr,
                    .tokens = tokens,
-                   .stored = stratified_sample(std::ssize(tokens), kStoredRows, o.seed),
+                   .counted = counted,
+                   .part = part.queries,
+                   .stored = {},
                    .backend = backend,
                    .to = to,
-                   .checks = {},
-                   .timing = {}};
-    const Problem sizes = data.problem(file.info(), o.block_size);
-    const std::vector<Plan> plans = make_plans(o, selectors, sizes);
-    Progress progress(worker.progress, text("layer ", layer.layer),
-                      std::ssize(tokens) * std::ssize(plans) * data.views, "queries");
+                   .sums = {sizes.kv_heads, data.views, counted.blocks.rows}};
+    if (o.sharing != Sharing::head) task.stored.emplace(to, name, tokens, part.queries, o.seed);
+    Progress progress(worker.progress, part.name(),
+                      (part.queries.end - part.queries.begin) * std::ssize(plans) * data.views,
+                      "queries");
     for (const Plan& plan : plans) {
         LayerComparison comparison(task, plan);
         comparison.run(progress);
-        comparison.write();
-        if (&plan == &plans.front()) comparison.write_query_blocks();
+        comparison.write_about();
     }
     write_sizes(task, sizes, plans.front().largest_budget);
-    if (o.sharing != Sharing::head) write_stored_queries(task);
+    write_query_blocks(to, "/query_blocks/" + name, counted.blocks);
+    if (task.stored) task.stored->write_queries();
     if (previous != nullptr &&
         std::find(selectors.begin(), selectors.end(), "previous-layer") != selectors.end())
-        to.attribute("/layers/" + task.name(), "previous_layer", previous->layer);
-    task.checks.write(to, task.name());
-    task.checks.warn(task.name(), worker.err);
-    nlohmann::ordered_json timing;
-    for (const auto& [selector, seconds] : task.timing)
-        timing[selector] = {{"select_seconds", seconds.select},
-                            {"measure_seconds", seconds.evaluate}};
-    to.note("timing", timing.dump());
+        to.attribute("/layers/" + name, "previous_layer", previous->layer);
+    if (part.is_whole)
+        task.sums.write(to, name);
+    else
+        task.sums.store(to);
+    task.sums.checks.warn(part.name(), worker.err);
+    note_timing(to, task.timing);
 }
 
 }  // namespace msa::experiments::compare

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One layer of msa-compare.
+// One layer of msa-compare, or a part of its queries.
 #pragma once
 
 #include <string>
@@ -18,13 +18,14 @@ bool same_sizes(const io::LayerInfo&, const io::LayerInfo&);
 std::string why_unusable(const CompareOptions&, const io::LayerInfo& layer, bool has_previous,
                          const std::string& policy);
 
-/// Compares the selectors on `layer` at the queries of `tokens` (packed, ascending) and writes its
-/// datasets to the unit, and as its note `timing` the seconds that
-/// each selector took to select and to be measured. `previous`: the layer before it, of the same
-/// sizes, or absent. Throws std::logic_error where a self-check fails, Interrupted when a stop is
-/// requested.
-void compare_layer(const CompareOptions&, const io::ActivationsReader&, const io::LayerInfo& layer,
-                   const io::LayerInfo* previous, const std::vector<std::string>& selectors,
-                   const std::vector<int64_t>& tokens, const Worker&, io::UnitWriter&);
+/// Compares the selectors on a layer at some of the queries of `tokens` (packed, ascending: all
+/// that are compared on the layer), and writes its datasets to the unit, or of a part of the layer
+/// what join_layer (join.h) makes them of; as the unit's note `timing` the seconds that each
+/// selector took to select and to be measured. Selections are those of the whole layer, whatever
+/// the part. `previous`: the layer before it, of the same sizes, or absent. Throws std::logic_error
+/// where a self-check fails, Interrupted when a stop is requested.
+void compare_part(const CompareOptions&, const io::ActivationsReader&, const LayerPart&,
+                  const io::LayerInfo* previous, const std::vector<std::string>& selectors,
+                  const std::vector<int64_t>& tokens, const Worker&, io::UnitWriter&);
 
 }  // namespace msa::experiments::compare

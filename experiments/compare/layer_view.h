@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <functional>
+#include <span>
 #include <utility>
 
 #include "core/mirror.h"
+#include "core/select/policy.h"
 #include "experiments/compare/layer_data.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/own_attention.h"
@@ -38,6 +41,37 @@ private:
     static View<const float, 2> host_index_k(const LayerData& data) {
         return {data.index_k.data(), {data.index_k.extent(0), data.index_k.extent(2)}};
     }
+};
+
+/// Some queries of the layer as a view of it has them, in the backend's space and as selectors see
+/// them.
+struct ChunkView {
+    /// `of`: the whole layer; `packed`: the tokens of `queries`, which the caller keeps. The rest
+    /// is SelectorChunk's.
+    ChunkView(const SelectorLayer& of, const LayerData& data, const LayerView& view,
+              Problem queries, std::span<const int64_t> packed, bool with_logits,
+              std::function<Mirror<3>()> previous)
+        : problem(std::move(queries)),
+          tokens(packed),
+          host_q(data.q(tokens, view.index)),
+          q(of.backend, host_view(host_q), data.elements.main.computed),
+          host_index_q(data.index_q(tokens)),
+          index_q(of.backend, host_view(host_index_q), data.elements.index.computed),
+          chunk(of, problem, tokens, {of.backend, q.view(), host_view(host_q)},
+                host_index_q.data() == nullptr
+                    ? Mirror<3>()
+                    : Mirror<3>(of.backend, index_q.view(), host_view(host_index_q)),
+                with_logits, std::move(previous)) {}
+    ChunkView(const ChunkView&) = delete;
+    ChunkView& operator=(const ChunkView&) = delete;
+
+    Problem problem;
+    std::span<const int64_t> tokens;
+    Tensor<float, 3> host_q;
+    Operand<3> q;
+    Tensor<float, 3> host_index_q;
+    Operand<3> index_q;
+    SelectorChunk chunk;
 };
 
 }  // namespace msa::experiments::compare

@@ -94,6 +94,7 @@ OptionTable option_table(CompareOptions& o) {
     table.seed(o.seed, "of sampling and of random");
     add_compute(table, o);
     add_index_element(table, o);
+    add_unit_queries(table, o);
     add_workers(table, o);
     add_devices(table, o);
     add_existing(table, o);

@@ -27,7 +27,7 @@ struct Budget {
     int64_t tokens(int64_t context) const;
 };
 
-struct CompareOptions : RunOptions, ComputeOptions, QueryOptions {
+struct CompareOptions : RunOptions, ComputeOptions, QueryOptions, UnitOptions {
     std::vector<std::string> selectors;  // empty: all that the file has operands for
     std::vector<std::string> asked;      // the budgets as asked for
     std::vector<Budget> budgets;

@@ -74,6 +74,20 @@ void add_rows(const io::ResultsReader& results, const std::vector<Row>& rows, or
     }
 }
 
+/// Adds what a unit took to its layer, whose units are done by one worker or by many.
+void add_timing(const ordered_json& unit, ordered_json& layer) {
+    const std::string device = unit.value("device", ""), known = layer["device"];
+    if (known.find(device) == std::string::npos)
+        layer["device"] = known + (known.empty() ? "" : "; ") + device;
+    const ordered_json timing = unit.value("timing", ordered_json::object());
+    for (const auto& [selector, seconds] : timing.items())
+        for (const auto& [name, value] : seconds.items()) {
+            ordered_json& sum = layer["selectors"][selector][name];
+            sum = (sum.is_null() ? 0.0 : sum.get<double>()) + value.get<double>();
+            layer["sum_seconds"] = layer["sum_seconds"].get<double>() + value.get<double>();
+        }
+}
+
 }  // namespace
 
 std::string compare_definitions() {
@@ -153,15 +167,14 @@ std::string compare_timing(const std::filesystem::path& run_json) {
     ordered_json layers = ordered_json::array();
     if (run.is_object())
         for (const ordered_json& unit : run.value("units", ordered_json::array())) {
-            const ordered_json selectors = unit.value("timing", ordered_json::object());
-            double total = 0;
-            for (const auto& [selector, seconds] : selectors.items())
-                for (const auto& [name, value] : seconds.items()) total += value.get<double>();
-            const std::string name = unit.value("unit", "");
-            layers.push_back({{"layer", std::stoll(name.substr(name.find_last_of(' ') + 1))},
-                              {"device", unit.value("device", "")},
-                              {"selectors", selectors},
-                              {"sum_seconds", total}});
+            const std::string name = unit.value("unit", "");  // "layer 3, queries 0:512"
+            const int64_t layer = std::stoll(name.substr(name.find(' ') + 1));
+            if (layers.empty() || layers.back()["layer"] != layer)
+                layers.push_back({{"layer", layer},
+                                  {"device", ""},
+                                  {"selectors", ordered_json::object()},
+                                  {"sum_seconds", 0.0}});
+            add_timing(unit, layers.back());
         }
     return ordered_json{{"format", "msa-compare-timing"}, {"layers", layers}}.dump(2) + "\n";
 }

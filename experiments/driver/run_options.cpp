@@ -251,6 +251,14 @@ void add_queries(OptionTable& table, QueryOptions& o) {
         .at_least(0);
 }
 
+void add_unit_queries(OptionTable& table, UnitOptions& o) {
+    table
+        .count("unit-queries", "N", o.unit_queries,
+               "N of a layer's queries are a unit, which workers share and --resume starts at; 0: "
+               "the whole layer")
+        .at_least(0);
+}
+
 std::vector<std::filesystem::path> inputs_of(const RunOptions& o, const QueryOptions& asked) {
     std::vector<std::filesystem::path> inputs = o.files;
     if (!asked.held_out.empty()) inputs.push_back(asked.held_out);

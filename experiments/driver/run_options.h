@@ -114,6 +114,13 @@ struct QueryOptions {
 };
 /// --queries, --positions, --held-out, --sample-queries.
 void add_queries(OptionTable&, QueryOptions&);
+/// How a layer is cut into units (query_units in run.h).
+struct UnitOptions {
+    int64_t unit_queries = 0;  // 0: a unit is a layer
+};
+/// --unit-queries.
+void add_unit_queries(OptionTable&, UnitOptions&);
+
 /// The files that decide the results of a run: activations, and the fit of --held-out.
 std::vector<std::filesystem::path> inputs_of(const RunOptions&, const QueryOptions&);
 

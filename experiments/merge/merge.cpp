@@ -5,6 +5,7 @@
 
 #include "core/io/results.h"
 #include "experiments/analyze/join.h"
+#include "experiments/compare/join.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/option_table.h"
 #include "experiments/driver/run.h"
@@ -57,7 +58,7 @@ constexpr MergedProgram kPrograms[] = {
     {"msa-advise", advise::complete},
     {"msa-analyze", analyze::complete, false, analyze::join_layer},
     {"msa-cache", cache::complete},
-    {"msa-compare", compare::complete},
+    {"msa-compare", compare::complete, false, compare::join_layer},
     {"msa-fit-indexer", fit::complete, true},
     {"msa-precision", precision::complete},
     {"msa-reuse", reuse::complete},

@@ -6,6 +6,7 @@
 
 #include "analysis/entropy.h"
 #include "analysis/output_error.h"
+#include "analysis/overlap.h"
 #include "analysis/popularity.h"
 #include "analysis/query_blocks.h"
 #include "analysis/recall.h"
@@ -71,7 +72,7 @@ std::span<const T> part(const std::vector<T>& of, QueryRange range) {
 template <typename Make>
 void expect_joined_parts_to_be_the_whole(const Make& make) {
     const State whole = make({0, kQueries}).state();
-    EXPECT_GT(whole.counts.size(), 0U);
+    EXPECT_GT(whole.counts.size() + whole.sums.size(), 0U);
     for (const std::vector<int64_t>& ends :
          {std::vector<int64_t>{kQueries}, {50, kQueries}, {1, 7, 7, 60, kQueries}}) {
         auto joined = make({0, 0});
@@ -111,6 +112,35 @@ TEST(State, OfBlockMeans) {
             values[0] = double{r.mass(range.begin + i, 1, 0)};
         });
         return means;
+    });
+}
+
+TEST(State, OfBlockSums) {
+    expect_joined_parts_to_be_the_whole([](QueryRange range) {
+        const Rows& r = rows();
+        const Tensor<double, 2> mass = squared_differences(part(r.o.q, range), {}, kGroups);
+        BlockSums sums(r.blocks.count(), kGroups);
+        sums.add(part(r.blocks.of_query, range), mass,
+                 squared_differences(part(r.sparse.out, range), part(r.dense.out, range), kGroups),
+                 squared_differences(part(r.dense.out, range), {}, kGroups));
+        return sums;
+    });
+}
+
+TEST(State, OfGroupOverlap) {
+    expect_joined_parts_to_be_the_whole([](QueryRange range) {
+        GroupOverlap overlap(kGroups);
+        overlap.add(part(rows().kinds, range), part(rows().ids, range));
+        return overlap;
+    });
+}
+
+TEST(State, OfDistances) {
+    expect_joined_parts_to_be_the_whole([](QueryRange range) {
+        const Rows& r = rows();
+        Distances distances(r.p.blocks());
+        distances.add(r.p.with_queries(range), part(r.kinds, range), part(r.ids, range));
+        return distances;
     });
 }
 
@@ -161,6 +191,12 @@ TEST(State, OfAnotherSizeIsRefused) {
               "a state of means has 4 sums and 1 counts, must have 2 and 2");
     Popularity popularity(2, {0, 3});
     EXPECT_THROW(popularity.join(Popularity(2, {0, 4}).state()), InputError);
+    BlockSums sums(4, 2);
+    EXPECT_EQ(test::refusal([&] { sums.join(BlockSums(3, 2).state()); }),
+              "a state of sums of blocks has 18 sums and 0 counts, must have 24 and 0");
+    Distances distances(4);
+    EXPECT_EQ(test::refusal([&] { distances.join(Distances(5).state()); }),
+              "a state of distances has 0 sums and 5 counts, must have 0 and 4");
 }
 
 /// 1 + 2^-53 + 2^-53 is 1 from left to right; joined, it is 1 + 2^-52 in every run.

@@ -32,6 +32,28 @@ protected:
     std::string file_ = make("a.h5");
 };
 
+/// 25 and 32 tokens are 4 blocks: asked twice of the same queries, a policy that goes on from the
+/// query before would go on from the last of them.
+TEST_F(CompareOptions, BudgetsOfAsManyBlocksAreOneChoice) {
+    const std::string file = make("one.h5", {.cu_seqlens = {0, 150}});
+    const auto with = [&](const std::string& out, const std::string& budgets) {
+        const Outcome outcome = kCompare({file, "--out", path(out), "--layers", "3", "--block-size",
+                                          "8", "--budgets", budgets, "--selectors", "tova,oracle",
+                                          "--phase", "decode", "--prompt", "40"});
+        EXPECT_EQ(outcome.code, 0) << outcome.err;
+        return io::ResultsReader(path(out + "/results.h5"));
+    };
+    const io::ResultsReader both = with("both", "25,32"), alone = with("alone", "32");
+    for (const char* selector : {"tova", "oracle"}) {
+        const auto ids = [&](const io::ResultsReader& of, int budget) {
+            const auto all = of.read<int32_t, 3>(text("/select/", selector, "@", budget, "/3/ids"));
+            return std::vector<int32_t>(all.data(), all.data() + all.size());
+        };
+        EXPECT_EQ(ids(both, 25), ids(alone, 32)) << selector;
+        EXPECT_EQ(ids(both, 32), ids(alone, 32)) << selector;
+    }
+}
+
 TEST_F(CompareOptions, RopeIsAskedForWhereTheFileDoesNotSayIt) {
     const Outcome silent = kCompare(args("out", {"--selectors", "expected-attention"}));
     EXPECT_EQ(silent.code, 2);

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/compare/join.h"
+
+#include <string>
+
+#include "core/io/dataset_reader.h"
+#include "experiments/compare/sums.h"
+#include "experiments/driver/parts.h"
+
+namespace msa::experiments::compare {
+namespace {
+
+/// The groups whose datasets have a row for each stored query.
+constexpr const char* kRows[] = {"/queries", "/select"};
+
+}  // namespace
+
+void join_layer(const std::vector<std::filesystem::path>& parts, io::UnitWriter& to) {
+    join_rows(parts, kRows, to);
+    const io::DatasetReader first(parts.front());
+    const std::string layer = first.list("/layers").at(0);
+    LayerSums sums = LayerSums::stored(first, layer);
+    for (size_t n = 1; n < parts.size(); ++n) sums.join(io::DatasetReader(parts[n]));
+    for (const char* group : {"/layers", "/metrics", "/query_blocks"})
+        if (first.has(group)) to.copy(first, group);
+    sums.write(to, layer);
+}
+
+}  // namespace msa::experiments::compare

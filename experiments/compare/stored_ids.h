@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+// What results show of the choices themselves: the ids of a sample of the compared queries, the
+// same queries for all configs.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/io/results.h"
+#include "experiments/compare/plan.h"
+
+namespace msa::experiments::compare {
+
+class StoredIds {
+public:
+    /// `tokens`: packed, of the layer's compared queries, which the sample is of. Stored is what it
+    /// has of `part`, some of these.
+    StoredIds(io::UnitWriter& to, std::string layer, std::span<const int64_t> tokens,
+              QueryRange part, uint64_t seed);
+
+    /// /queries/<l>/token.
+    void write_queries() const;
+    /// /select/<c>/<l>/ids, to be filled.
+    void create(const Config&, int64_t groups) const;
+    /// The ids [n, Hkv, k] of the compared queries `range`, of which some may be stored.
+    void write(const Config&, QueryRange range, View<const int32_t, 3> ids) const;
+
+private:
+    std::string dataset(const Config& config) const;
+
+    io::UnitWriter& to_;
+    std::string layer_;
+    std::span<const int64_t> tokens_;
+    std::vector<int64_t> numbers_;  // of the compared queries, ascending
+};
+
+}  // namespace msa::experiments::compare

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+// What the parts of a layer (LayerPart in run.h) leave for the one who joins them: rows of their
+// own queries, and sums and counts over these. Nothing is rounded.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "analysis/rows.h"
+#include "core/io/dataset_reader.h"
+#include "core/io/unit_writer.h"
+
+namespace msa::experiments {
+
+/// Every dataset under these groups: the rows of the parts, which are in the order of the queries,
+/// one behind the other. In each part, all of these datasets have as many rows.
+void join_rows(const std::vector<std::filesystem::path>& parts, std::span<const char* const> groups,
+               io::UnitWriter& to);
+
+/// Integers as a dataset, and back.
+void store_list(io::UnitWriter&, const std::string& dataset, const std::vector<int64_t>& values);
+std::vector<int64_t> stored_list(const io::DatasetReader&, const std::string& dataset);
+
+/// A state as the datasets `sums` and `counts` of a group, and back.
+void store_state(io::UnitWriter&, const std::string& group, const analysis::State&);
+analysis::State stored_state(const io::DatasetReader&, const std::string& group);
+
+/// An attribute that was written as an integer.
+int64_t stored_integer(const io::DatasetReader&, const std::string& object,
+                       const std::string& attribute);
+
+}  // namespace msa::experiments
