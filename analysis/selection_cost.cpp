@@ -41,7 +41,7 @@ private:
     std::vector<std::list<int64_t>::iterator> at_;
 };
 
-/// Counts the uses of blocks, one (group, chunk of slots) at a time.
+/// Counts the uses of blocks, one (group, round of slots) at a time.
 class UseCounter {
 public:
     UseCounter(int64_t blocks, int64_t group_size)
@@ -54,7 +54,7 @@ public:
         if (sum == 0) touched_.push_back(block);
         sum += uses;
     }
-    /// The chunk is complete: to work items and passes.
+    /// The round is complete: to work items and passes.
     void flush(BlockWork& work) {
         for (int64_t block : touched_) {
             int64_t& uses = uses_[static_cast<size_t>(block)];
@@ -137,7 +137,8 @@ std::vector<PhaseWork> tiled_phases(const Units& unit, const SplitWork& work, in
     const BlockWork& blocks = work.blocks;
     const double uses = real(blocks.uses),
                  unions = cuda::kUnionBlockBytes * real(work.unions.reads),
-                 handles = cuda::kBlockUseBytes * uses, masks = cuda::kSlotMaskBytes * unit.rows,
+                 handles = cuda::kBlockUseBytes * uses,
+                 masks = blocks.uses > 0 ? cuda::kSlotMaskBytes * unit.rows : 0,
                  partials = (unit.group_row + unit.group_lse) * uses;
     const bool slots = blocks.uses > 0;
     const double listed = (slots ? 2 : 1) * kIdBytes * real(ids) + unions + handles + masks;
@@ -150,7 +151,7 @@ std::vector<PhaseWork> tiled_phases(const Units& unit, const SplitWork& work, in
     }
     const double q = work.unions.reads > 0 ? unit.rows * unit.group_row : 0;
     const double bytes =
-        q + unit.rows * (unit.group_row + unit.group_lse) + unions + (slots ? masks + partials : 0);
+        q + unit.rows * (unit.group_row + unit.group_lse) + unions + masks + partials;
     phases.push_back(reading(unit, real(work.unions.reads) * unit.tile_rows * unit.block_row_flops,
                              bytes, work.unions));
     return phases;
@@ -193,6 +194,50 @@ int64_t count_queries_per_block(const Problem& p, View<const int32_t, 3> ids, Se
     return tiles;
 }
 
+/// What the queries of a tile selected in a group, ascending.
+std::vector<int32_t> blocks_of(const QueryRange& tile, View<const int32_t, 3> ids, int64_t group) {
+    std::vector<int32_t> blocks;
+    for (int64_t i = tile.begin; i < tile.end; ++i)
+        for (int32_t b : selected(ids, i, group)) blocks.push_back(b);
+    std::sort(blocks.begin(), blocks.end());
+    return blocks;
+}
+
+/// Slots that a tile asks for: blocks of its query that leaves most of them to the walk over
+/// blocks.
+int64_t tile_slots(const QueryRange& tile, View<const int32_t, 3> ids, int64_t group,
+                   int64_t least_sharing) {
+    const std::vector<int32_t> blocks = blocks_of(tile, ids, group);
+    int64_t most = 0;
+    for (int64_t i = tile.begin; i < tile.end; ++i) {
+        most = std::max<int64_t>(most, std::ranges::count_if(selected(ids, i, group), [&](auto b) {
+                                     const auto [first, last] =
+                                         std::equal_range(blocks.begin(), blocks.end(), b);
+                                     return last - first < least_sharing;
+                                 }));
+    }
+    return most;
+}
+
+/// Is a tile the last of its round?
+std::vector<bool> round_ends(const std::vector<QueryRange>& tiles, View<const int32_t, 3> ids,
+                             const Split& split) {
+    std::vector<bool> ends(tiles.size(), false);
+    const int64_t groups = ids.extent(1), room = split.chunk_tiles * groups * ids.extent(2);
+    int64_t slots = 0;
+    const auto chunk_tiles = static_cast<size_t>(split.chunk_tiles);
+    for (size_t first = 0; first < tiles.size(); first += chunk_tiles) {
+        int64_t more = 0;
+        if (tiles.size() > chunk_tiles && split.least_sharing > 1)
+            for (size_t t = first; t < std::min(first + chunk_tiles, tiles.size()); ++t)
+                for (int64_t r = 0; r < groups; ++r)
+                    more += tile_slots(tiles[t], ids, r, split.least_sharing);
+        if (slots + more > room) ends[first - 1] = true, slots = 0;
+        slots += more;
+    }
+    return ends;
+}
+
 }  // namespace
 
 SplitWork split_work(const Problem& p, View<const int32_t, 3> ids, const Split& split,
@@ -200,15 +245,12 @@ SplitWork split_work(const Problem& p, View<const int32_t, 3> ids, const Split& 
     const std::vector<int64_t> first_block = block_starts(p), sequence = query_sequences(p);
     const std::vector<QueryRange> tiles = query_tiles(p, split.tile_queries);
     SplitWork work;
+    const std::vector<bool> ends = round_ends(tiles, ids, split);
     UseCounter uses(first_block.back(), p.group_size());
-    std::vector<int32_t> blocks;
     for (int64_t r = 0; r < p.kv_heads; ++r) {
         LruCache cache(first_block.back(), cache_blocks);
         for (size_t t = 0; t < tiles.size(); ++t) {
-            blocks.clear();
-            for (int64_t i = tiles[t].begin; i < tiles[t].end; ++i)
-                for (int32_t b : selected(ids, i, r)) blocks.push_back(b);
-            std::sort(blocks.begin(), blocks.end());
+            const std::vector<int32_t> blocks = blocks_of(tiles[t], ids, r);
             const int64_t s = sequence[static_cast<size_t>(tiles[t].begin)];
             const int64_t first = first_block[static_cast<size_t>(s)];
             for (auto at = blocks.begin(); at != blocks.end();) {
@@ -221,7 +263,7 @@ SplitWork split_work(const Problem& p, View<const int32_t, 3> ids, const Split& 
                 }
                 at = end;
             }
-            if ((static_cast<int64_t>(t) + 1) % split.chunk_tiles == 0) uses.flush(work.blocks);
+            if (ends[t]) uses.flush(work.blocks);
         }
         uses.flush(work.blocks);
         work.unions.tiles += std::ssize(tiles);
@@ -246,13 +288,15 @@ SelectionCost selection_cost(const Problem& p, View<const int32_t, 3> ids, Eleme
     const int64_t full = cuda::sparse_tile_queries(p.group_size());
     for (int64_t queries = 1; queries < full; queries *= 2)
         cost.unions.emplace_back(queries, tile_reads(p, ids, queries, cache_blocks));
+    const int64_t bytes = element_bytes(element);
     const auto sharing = [&](int64_t least) {
-        const int64_t chunk_tiles = cuda::sparse_chunk_tiles(
-            p.query_heads, p.group_size(), p.head_dim, ids.extent(2), element_bytes(element));
+        const int64_t chunk_tiles = cuda::sparse_chunk_tiles(p.query_heads, p.group_size(),
+                                                             p.head_dim, ids.extent(2), bytes);
         return split_work(p, ids, {full, least, chunk_tiles}, cache_blocks);
     };
     const SplitWork tiled = sharing(1), by_block = sharing(full + 1),
-                    mixed = sharing(cuda::sparse_least_sharing(p.group_size()));
+                    mixed = sharing(cuda::sparse_least_sharing(p.group_size(), bytes, p.blocks(),
+                                                               ids.extent(2)));
     cost.unions.emplace_back(full, tiled.unions);
     cost.work_items = by_block.blocks.items;
     cost.pass_fill =

@@ -5,7 +5,7 @@
 //   union      a tile of neighbouring queries, 128 rows, walks the union of their blocks, masked;
 //              outputs stay on chip
 //   kv_outer   each block gathers its queries, in passes of 64 rows; partial outputs go to slots,
-//              which the tiles combine; a chunk of queries at a time, as its slots must fit
+//              which the tiles combine; a round of queries at a time, as its slots must fit
 //   automatic  in each tile, blocks that enough of its queries share go by union, the rest by
 //              kv_outer
 // Work runs group by group, queries in order, one tile at a time: what a machine with many tiles in
@@ -45,14 +45,15 @@ struct BlockWork {
     int64_t uses = 0;    // (query, group, block) triples: handles, and partial outputs of G heads
     int64_t items = 0;   // work items; each loads its block
     int64_t passes = 0;  // of 64 rows
-    int64_t blocks = 0;  // (chunk of slots, group, block) with any use
+    int64_t blocks = 0;  // (round of slots, group, block) with any use
 };
 
 /// How a call's ids are split between the walk over unions and the walk over blocks.
 struct Split {
     int64_t tile_queries = 1;
     int64_t least_sharing = 1;  // of a tile's queries select a block of its union; 1: all blocks
-    int64_t chunk_tiles = 1;    // tiles whose slots are held at once
+    int64_t chunk_tiles = 1;    // tiles whose slots are held at once in any case; chunks whose
+                                // slots fit together are a round
 };
 struct SplitWork {
     TileReads unions;

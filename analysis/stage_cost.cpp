@@ -102,31 +102,35 @@ Stage one_query_at_a_time(const Phase& x) {
         x.nq * x.k);
 }
 
+double mask_bytes(const Phase& x, double slots) {
+    return slots > 0 ? cuda::kSlotMaskBytes * x.hkv * x.nq : 0;
+}
+
 /// ids to unions of `blocks` blocks and to handles of `slots` blocks per query.
 Stage schedule(const Phase& x, double blocks, double slots) {
     const double ids = kIdBytes * x.hkv * x.nq * x.k;
-    return {
-        "schedule",
-        {0, (slots > 0 ? 2 : 1) * ids + cuda::kUnionBlockBytes * x.hkv * x.tiles * blocks +
-                cuda::kBlockUseBytes * x.hkv * x.nq * slots + cuda::kSlotMaskBytes * x.hkv * x.nq},
-        x.sizes.element,
-        "0",
-        text(slots > 0 ? "8" : "4",
-             " Hkv Nq k (ids) + 8 Hkv Nq / T U (unions) + 16 Hkv Nq s (handles) + 4 Hkv Nq "
-             "(masks)")};
+    return {"schedule",
+            {0, (slots > 0 ? 2 : 1) * ids + cuda::kUnionBlockBytes * x.hkv * x.tiles * blocks +
+                    cuda::kBlockUseBytes * x.hkv * x.nq * slots + mask_bytes(x, slots)},
+            x.sizes.element,
+            "0",
+            text(slots > 0 ? "8" : "4", " Hkv Nq k (ids) + 8 Hkv Nq / T U (unions)",
+                 slots > 0 ? " + 16 Hkv Nq s (handles) + 4 Hkv Nq (masks)" : "")};
 }
 
 double slot_bytes(const Phase& x, double slots) {
     return (x.e * x.dh + kScoreBytes) * x.hq * x.nq * slots;
 }
 
-/// The first phase: every chunk of slots reads the blocks that its queries see once, half of all on
-/// average.
+/// The first phase: every round of slots reads the blocks that its queries see once, half of all on
+/// average. There are as many rounds as whole slots fill; those of a tile, as many as its query of
+/// the most asks for, are taken to be the mean.
 Stage block_by_block(const Phase& x, double slots) {
     const auto in_pass =
         std::min(cuda::sparse_pass_queries(x.sizes.group_size()), static_cast<int64_t>(x.nq));
     const double rows = x.rows(in_pass, cuda::kSparsePassRows) / real(in_pass);
-    const double block_reads = std::min(x.nq * slots, x.n / x.bk * (x.chunks + 1) / 2);
+    const double rounds = std::ceil(x.chunks * slots / x.k);
+    const double block_reads = std::min(x.nq * slots, x.n / x.bk * (rounds + 1) / 2);
     return {"sparse attention, block by block",
             {4 * x.hkv * x.nq * slots * rows * x.dh * x.bk,
              cuda::kBlockUseBytes * x.hkv * x.nq * slots + x.e * x.hq * x.nq * slots * x.dh +
@@ -143,12 +147,12 @@ Stage tile_by_tile(const Phase& x, double blocks, double slots) {
                              : blocks == 0 ? "combine"
                                            : "sparse attention, tile by tile, and combine";
     const double q = blocks > 0 ? x.e * x.hq * x.nq * x.dh : 0;
-    const double masks = slots > 0 ? cuda::kSlotMaskBytes * x.hkv * x.nq : 0;
     return x.reads_blocks(
         {name,
          {4 * x.hkv * x.tiles * x.rows(x.in_tile, cuda::kSparseTileRows) * x.dh * blocks * x.bk,
           q + (x.e * x.dh + kScoreBytes) * x.hq * x.nq +
-              cuda::kUnionBlockBytes * x.hkv * x.tiles * blocks + masks + slot_bytes(x, slots)},
+              cuda::kUnionBlockBytes * x.hkv * x.tiles * blocks + mask_bytes(x, slots) +
+              slot_bytes(x, slots)},
          x.sizes.element,
          blocks > 0 ? "4 Hkv Nq / T R dh U Bk" : "0",
          text(
@@ -271,47 +275,6 @@ Stage decode_sparse(const LayerSizes& s) {
 }
 
 }  // namespace
-
-int64_t LayerSizes::tile_queries() const { return cuda::sparse_tile_queries(group_size()); }
-
-namespace {
-
-/// P(first <= X <= last) of X binomial in `trials` and `chance`.
-double probability(int64_t first, int64_t last, int64_t trials, double chance) {
-    double sum = 0, ways = 1;  // trials over n
-    for (int64_t n = 0; n <= last; ++n) {
-        if (n >= first)
-            sum += ways * std::pow(chance, real(n)) * std::pow(1 - chance, real(trials - n));
-        ways *= real(trials - n) / real(n + 1);
-    }
-    return sum;
-}
-
-/// The chance p of a block to be chosen by a query where `queries` of them together choose `ratio`
-/// times as many distinct blocks as one: (1 - (1 - p)^T) / p, which falls from T to 1.
-double chance_of(double ratio, int64_t queries) {
-    double low = 0, high = 1;
-    for (int step = 0; step < 60; ++step) {
-        const double p = (low + high) / 2;
-        ((1 - std::pow(1 - p, real(queries))) / p > ratio ? low : high) = p;
-    }
-    return high;
-}
-
-}  // namespace
-
-double LayerSizes::union_blocks() const {
-    if (tile_union) return *tile_union;
-    const double blocks = real(tokens) / real(block_size);
-    return blocks * (1 - std::pow(1 - real(top_k) / blocks, real(tile_queries())));
-}
-
-LayerSizes::Sharing LayerSizes::sharing() const {
-    const int64_t queries = tile_queries(), least = cuda::sparse_least_sharing(group_size());
-    const double k = real(top_k), chance = chance_of(union_blocks() / k, queries);
-    return {k / chance * probability(least, queries, queries, chance),
-            k * probability(0, least - 2, queries - 1, chance)};
-}
 
 void LayerSizes::validate() const {
     for (const auto& [name, value] : {std::pair{"context", tokens},

@@ -12,7 +12,7 @@
 // the Main and the Index Branch. Scores and log-sum-exps are 4-byte floats, ids 4-byte integers. Of
 // the kernels (core/kernel_sizes.h): T queries of a tile and R rows of it, U blocks of its union, s
 // blocks of a query that go to slots, R1 and Rs rows that a query takes in q_outer and in a pass of
-// kv_outer, C chunks of slots.
+// kv_outer, C rounds of slots.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,8 @@
 //   tile       neighbouring queries of one key-value head that walk the union of their blocks
 //   pass       queries of one block that a warpgroup multiplies at once, KV-outer
 //   work item  queries of one block that a thread block takes, KV-outer
-//   chunk      consecutive tiles whose partial outputs fit into the slots together
+//   chunk      consecutive tiles whose partial outputs fit into the slots together in any case
+//   round      consecutive chunks whose partial outputs do so as it turned out
 //   step       queries of one block whose rows the gradient multiplies at once
 #pragma once
 
@@ -40,16 +41,24 @@ constexpr int64_t sparse_item_queries(int64_t heads) {
 }
 /// With LoopOrder::automatic a tile walks the blocks that this many of its queries share as a
 /// union: about where a masked step of 128 rows costs as much as the slots of 48 rows that it
-/// saves. Measured for G = 16: 32 to 64 rows alike.
-constexpr int64_t sparse_least_sharing(int64_t heads) {
-    return std::clamp<int64_t>(3 * kSparseTileRows / 8 / heads, 2, sparse_tile_queries(heads) + 1);
+/// saves, and of operands of one byte, whose steps are cheaper, those of 36. Measured for G = 16:
+/// in bf16, 32 to 64 rows alike. All blocks, where the longest sequence has few: a query then
+/// selects half of what it sees, on the mean, and slots save too few steps to pay for the pass by
+/// blocks.
+constexpr int64_t sparse_least_sharing(int64_t heads, int64_t element_bytes, int64_t blocks,
+                                       int64_t top_k) {
+    if (blocks <= 4 * top_k) return 1;
+    const int64_t rows = element_bytes == 1 ? 36 : 48;
+    return std::clamp<int64_t>(rows / heads, 2, sparse_tile_queries(heads) + 1);
 }
-/// Tiles of a chunk, where a query's partial outputs take k Hq dh elements of `element_bytes`.
+/// Tiles of a chunk, where a query's partial outputs take k Hq dh elements: of the operands' type,
+/// of two bytes at least.
 constexpr int64_t sparse_chunk_tiles(int64_t query_heads, int64_t heads, int64_t head_dim,
                                      int64_t top_k, int64_t element_bytes) {
     const int64_t tile = sparse_tile_queries(heads);
     const int64_t queries =
-        std::max(tile, kSparseSlotBytes / (query_heads * head_dim * top_k * element_bytes));
+        std::max(tile, kSparseSlotBytes /
+                           (query_heads * head_dim * top_k * std::max<int64_t>(element_bytes, 2)));
     return (queries + tile - 1) / tile;
 }
 

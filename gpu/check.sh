@@ -4,7 +4,9 @@
 #   gpu/check.sh [--sanitizers] [DIR]
 # DIR holds test_backends, test_goldens and test_experiments made before; without it, they are built
 # for the GPU that is present. --sanitizers: compute-sanitizer's memcheck, racecheck and initcheck
-# over every operation as well, which takes several minutes more.
+# over every operation as well, which takes several minutes more; and over gpu/sanitizer_findings.cu,
+# which says what racecheck and initcheck report of code that is right. STAGES in the environment: a
+# regular expression of the stages to run; SANITIZER_SECONDS: of a tool's process, at most.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -32,6 +34,7 @@ failed=0
 # matches the pattern.
 stage() {
     local name=$1 pattern=$2 began=$SECONDS outcome=ok log
+    [[ $name =~ ${STAGES:-.} ]] || return 0
     log=$logs/${name// /-}
     shift 2
     "$@" >"$log" 2>&1 || outcome=FAILED
@@ -61,14 +64,15 @@ shards() {
 # tests PROGRAM FILTER
 # shellcheck disable=SC2317
 tests() {
-    shards $((cores < 4 ? 1 : cores / 2)) "$bin/$1" --gtest_brief=1 --gtest_filter="$2"
+    shards "$cores" "$bin/$1" --gtest_brief=1 --gtest_filter="$2"
 }
 
 # sanitizer TOOL FILTER [OPTIONS]
 # shellcheck disable=SC2317
 sanitizer() {
-    shards $((cores < 8 ? cores : 8)) compute-sanitizer --tool "$1" --error-exitcode 9 "${@:3}" \
-        "$bin/test_backends" --gtest_brief=1 --gtest_filter="$2"
+    shards $((cores < 16 ? cores : 16)) timeout -k 5 "${SANITIZER_SECONDS:-900}" compute-sanitizer \
+        --tool "$1" --error-exitcode 9 "${@:3}" "$bin/test_backends" --gtest_brief=1 \
+        --gtest_filter="$2"
 }
 
 # A libcudnn without the functions that are called.
@@ -76,6 +80,14 @@ sanitizer() {
 stub_cudnn() {
     LD_LIBRARY_PATH=$bin/stub_cudnn MSA_STUB_CUDNN=1 MSA_REQUIRE=cuda "$bin/test_backends" \
         --gtest_brief=1 --gtest_filter='Cuda.DenseAttentionSaysWhyCudnnDoesNotAnswer'
+}
+
+# What a tool reports of a few lines outside this project; passes if their results are right.
+# shellcheck disable=SC2317
+findings() {
+    [[ -e $logs/findings ]] ||
+        nvcc -arch=sm_90a -lineinfo gpu/sanitizer_findings.cu -o "$logs/findings" || return 1
+    compute-sanitizer --tool "$@" "$logs/findings"
 }
 
 # Without a device the tests must skip, and fail where the device is required.
@@ -109,6 +121,11 @@ for case in g1_ragged g4_square g5_packed g40_packed g4_blocks_of_32; do
 done
 
 every+="All/CudaGradCases.*:CudaGrad.*:"  # the tuned gradient
+every+="All/CudaKlCases.TensorCores*:All/CudaKlCases.WhatIsNotSeen*:All/E4m3Tuned.*/cuda_*:"
+for case in pilot paper_packed g5_narrow_index f16_pilot_blocks_of_32; do
+    small+="All/CudaKlCases.TensorCores*/$case:"
+done
+for case in decode mixed packed g3; do small+="All/E4m3Tuned.MatchesTheReference/cuda_$case:"; done
 for case in tail_block packed pilot_packed g5 blocks_of_32_packed; do
     small+="All/CudaGradCases.TunedIsPlainButForRoundings/$case:"
     small+="All/CudaGradCases.WhatIsNotSeenHasNoInfluence/$case:"
@@ -122,8 +139,10 @@ stage "programs" "$counted" tests test_experiments '*FitBackend*:*Cuda*:*cuda*:*
 stage "no device" 'there is no NVIDIA .*' no_device
 if ((sanitizers)); then
     stage "memcheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer memcheck "$every" --leak-check full
-    stage "racecheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer racecheck "$small"
+    stage "racecheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer racecheck "$small-*Dense*" # cuDNN's
     stage "initcheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer initcheck "$every"
+    stage "racecheck, alone" 'both.*|SUMMARY.*' findings racecheck
+    stage "initcheck, alone" 'both.*|SUMMARY.*' findings initcheck
 fi
 echo
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || true

@@ -14,7 +14,7 @@ LIMIT=${LIMIT:-290}
 
 # What is exact first, one test and shape after the other: equal logits show where values lie, single
 # keys where keys do. Then roundings, scales far apart and NaN.
-cases=(decode decode_narrow paper blocks_of_64 narrow narrow_wide_blocks packed g3 g64)
+cases=(decode decode_narrow paper mixed blocks_of_64 narrow narrow_wide_blocks packed g3 g64)
 for test in EqualLogitsGiveTheMean OneKeyOfEachRowIsFound MatchesTheReference \
     BlocksWhoseScalesAreFarApart UnseenAndForeignNanChangeNothing NanQueriesGiveNan; do
     for name in "${cases[@]}"; do echo "$test-$name All/E4m3Tuned.$test/cuda_$name"; done

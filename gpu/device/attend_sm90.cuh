@@ -5,6 +5,7 @@
 
 #include "gpu/device/exp2.cuh"
 #include "gpu/device/half_pair.cuh"
+#include "gpu/device/pipeline_sm90.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
 #include "gpu/device/warp.cuh"
 
@@ -26,11 +27,12 @@ struct AttendShape {
 template <typename T, int Dim, int BlockSize, int Rows>
 __device__ void start_scores(float (&sum)[BlockSize / 2], const char* q, const char* k) {
     using S = AttendShape<Dim, BlockSize>;
+    const uint32_t rows = operand_low(shared_address(q)), keys = operand_low(shared_address(k));
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Dim / 16; ++s)
-        multiply_in<T>(sum, swizzled_operand(q + s / 4 * Rows * kSwizzle + s % 4 * 32),
-                       swizzled_operand(k + s / 4 * S::kKeyBox + s % 4 * 32), s > 0);
+        multiply_in<T>(sum, operand(rows, s / 4 * Rows * kSwizzle + s % 4 * 32),
+                       operand(keys, s / 4 * S::kKeyBox + s % 4 * 32), s > 0);
     wgmma_commit();
 }
 
@@ -39,11 +41,11 @@ template <typename T, int Dim, int BlockSize>
 __device__ void start_values(float (&out)[Dim / 2], const uint32_t (&p)[BlockSize / 4],
                              const char* v, bool add) {
     using S = AttendShape<Dim, BlockSize>;
+    const uint32_t values = operand_low(shared_address(v), S::kKeyBox);
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < BlockSize / 16; ++s)
-        multiply_in<T, true>(out, p + 4 * s, swizzled_operand(v + s * 16 * kSwizzle, S::kKeyBox),
-                             add || s > 0);
+        multiply_in<T, true>(out, p + 4 * s, operand(values, s * 16 * kSwizzle), add || s > 0);
     wgmma_commit();
 }
 
@@ -54,16 +56,15 @@ struct Softmax {
 
     /// Scores become 2^(scale (score - running_max)), 0 where masked; `factor` is what results made
     /// before must be multiplied with. `seen` keys of the block are visible to the row; with none,
-    /// the row stays as it is.
+    /// the row stays as it is. False where no row of the warp sees any: all is left as it is, as
+    /// zeros written here would cost every step their registers.
     template <int Sums>
-    __device__ void step(float (&score)[Sums], const int (&seen)[2], float scale,
+    __device__ bool step(float (&score)[Sums], const int (&seen)[2], float scale,
                          float (&factor)[2]) {
         constexpr int kColumns = 2 * Sums;
         if (__all_sync(kAllLanes, seen[0] <= 0 && seen[1] <= 0)) {
             factor[0] = factor[1] = 1;
-#pragma unroll
-            for (float& x : score) x = 0;
-            return;
+            return false;
         }
         const int first_column = 2 * (threadIdx.x % 4);
 #pragma unroll
@@ -99,6 +100,7 @@ struct Softmax {
                 }
             sum[side] = fmaf(sum[side], factor[side], t[0] + t[1]);
         }
+        return true;
     }
 };
 

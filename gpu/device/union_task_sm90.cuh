@@ -22,12 +22,13 @@ struct Run {
     int first, count;
 };
 
-/// A (tile, group) pair as the producer hands it over. Group major, so that tiles that run together
-/// share keys.
+constexpr int kNoTask = -1;
+
+/// A (tile, group) pair as the producer hands it over.
 struct Task {
     int64_t query;
     int queries, group;
-    int blocks;                                                  // of the union
+    int blocks;                                                  // of the union, or kNoTask
     int visible[kSparseTileQueries], slots[kSparseTileQueries];  // of the queries
     Run runs[kRuns];
 };
@@ -164,5 +165,11 @@ struct WarpSlots {
         __syncwarp();
     }
 };
+
+struct NoSlots {
+    __device__ void init() {}
+};
+template <Slots Kind, typename T, int Dim>
+using SlotsOf = std::conditional_t<Kind == Slots::none, NoSlots, WarpSlots<T, Dim>>;
 
 }  // namespace msa::cuda::sm90

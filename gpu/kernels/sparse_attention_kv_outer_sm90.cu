@@ -64,6 +64,18 @@ struct Shared {
     PassScales<T> scales;
 };
 
+/// Those of the round.
+struct Items {
+    const KeyBlockItem* first;
+    int count;
+
+    __device__ explicit Items(const SparseKvOuterArgs& args) {
+        const SparseRound& round = args.workspace.rounds[args.round];
+        first = args.workspace.items + round.first_chunk * args.most_items();
+        count = round.items;
+    }
+};
+
 /// The uses of an item that one consumer takes: `queries` at a time, every other time. Rows of a
 /// pass that they leave over are empty.
 struct Passes {
@@ -86,11 +98,11 @@ __device__ void gather(const SparseKvOuterArgs& args, Shared<T, Dim, BlockSize>&
     using S = OperandShape<T, Dim, BlockSize>;
     constexpr int kRowBytes = S::kBoxes * kSwizzle, kRowsPerLane = kPassRows / kWarp;
     const int lane = threadIdx.x % kWarp, heads = args.group_size();
-    const int items = *args.workspace.item_count;
+    const Items items(args);
     const Passes passes(args, consumer);
     Cursor<kQueryStages> at;
-    for (int i = blockIdx.x; i < items; i += gridDim.x) {
-        const KeyBlockItem item = args.workspace.items[i];
+    for (int i = blockIdx.x; i < items.count; i += gridDim.x) {
+        const KeyBlockItem item = items.first[i];
         const BlockUse* const uses = args.workspace.uses + item.begin;
         auto use_of = [&](int first) {
             return lane < passes.queries && first + lane < item.count ? uses[first + lane]
@@ -134,9 +146,9 @@ __device__ void stream_blocks(const SparseKvOuterArgs& args, Shared<T, Dim, Bloc
     using S = OperandShape<T, Dim, BlockSize>;
     Cursor<kKeyStages> k_at;
     Cursor<kValueStages> v_at;
-    const int items = *args.workspace.item_count;
-    for (int i = blockIdx.x; i < items; i += gridDim.x, k_at.advance(), v_at.advance()) {
-        const KeyBlockItem item = args.workspace.items[i];
+    const Items items(args);
+    for (int i = blockIdx.x; i < items.count; i += gridDim.x, k_at.advance(), v_at.advance()) {
+        const KeyBlockItem item = items.first[i];
         const int key = args.workspace.uses[item.begin].key;
         const auto copy = [&](char* to, const CUtensorMap* from, Barrier& full) {
             full.expect(S::kKeyBytes);
@@ -175,6 +187,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         shared.v_ring.init(kConsumers);
     }
     __syncthreads();
+    wait_for_previous_kernel();
     const int consumer = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
     if (consumer == kConsumers) {
         setmaxnreg_dec<Registers<T>::kProducer>();
@@ -199,12 +212,12 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     Cursor<kQueryStages> q_at;
     Cursor<kKeyStages> k_at;
     Cursor<kValueStages> v_at;
-    const int items = *args.workspace.item_count;
+    const Items items(args);
     auto item_at = [&](int i) {
-        return i < items ? args.workspace.items[i] : KeyBlockItem{0, 0, 0, 0};
+        return i < items.count ? items.first[i] : KeyBlockItem{0, 0, 0, 0};
     };
     KeyBlockItem next = item_at(blockIdx.x);
-    for (int i = blockIdx.x; i < items; i += gridDim.x, k_at.advance(), v_at.advance()) {
+    for (int i = blockIdx.x; i < items.count; i += gridDim.x, k_at.advance(), v_at.advance()) {
         const int count = passes.of(next);
         next = item_at(i + gridDim.x);
         const char *const k = shared.k[k_at.stage], *const v = shared.v[v_at.stage];
@@ -318,8 +331,8 @@ cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs& args, int sms,
         auto* const kernel = kv_outer<T, Dim, BlockSize>;
         const cudaError_t error = allow_shared<S>(kernel);
         if (error != cudaSuccess) return error;
-        kernel<<<static_cast<unsigned>(sms), AttendRows::kThreads, sizeof(S), stream>>>(args);
-        return cudaGetLastError();
+        return launch_early(kernel, dim3(static_cast<unsigned>(sms)), AttendRows::kThreads,
+                            sizeof(S), stream, args);
     });
 }
 template cudaError_t launch_sparse_kv_outer_sm90<MSA_KERNEL_ELEMENT>(const SparseKvOuterArgs&, int,

@@ -9,6 +9,10 @@
 // registers. The other (query, block) pairs go KV-outer (sec:kernel:sparse_attn) before it: each
 // block gathers its queries, and partial outputs go to slots, which the tiles add to what their
 // unions give. All is in the order `union` with least_sharing 1, KV-outer with tile_queries + 1.
+//
+// A chunk is as many tiles as slots are there for, should all their pairs go KV-outer. How many do
+// is known on the device alone: a round is as many neighbouring chunks as the slots they ask for
+// fit. KV-outer and tiles take rounds one after the other; there may be as many as chunks, or one.
 #pragma once
 
 #include <cuda.h>
@@ -18,6 +22,7 @@
 
 #include "core/kernel_sizes.h"
 #include "core/problem.h"
+#include "gpu/kernels/sparse_attention_workspace.h"
 #include "gpu/operand_scales.h"
 #include "gpu/query_tile.h"
 
@@ -25,27 +30,6 @@ namespace msa::cuda {
 
 constexpr int kSparseMostHeads = 64;  // G, but for decode
 constexpr int kSlotRun = 8;           // rows of a slot that are read at once
-
-/// A block of a tile's union, and which queries of the tile selected it (bit i: query i).
-struct __align__(8) UnionBlock {
-    int32_t block;
-    uint32_t queries;
-};
-
-/// A (query, block) pair that goes KV-outer.
-struct __align__(16) BlockUse {
-    int32_t query;
-    int32_t place;  // row of partial_out where its first head goes
-    int32_t seen;   // tokens of the block that the query sees
-    int32_t key;    // first key row of the block
-};
-
-static_assert(sizeof(UnionBlock) == kUnionBlockBytes && sizeof(BlockUse) == kBlockUseBytes);
-
-/// Uses [begin, begin + count) of one block.
-struct __align__(16) KeyBlockItem {
-    int32_t group, begin, count, block;  // the blocks of all sequences are numbered through
-};
 
 /// What every kernel here needs to know of a call.
 struct SparseCall {
@@ -59,23 +43,6 @@ struct SparseCall {
     __host__ __device__ int group_size() const { return query_heads / groups; }
 };
 
-/// Device memory that the kernels of tiles share, for one chunk of tiles; R rows of it, see
-/// SparseSchedule::row. That of more chunks lies behind, but for the slots, which they share.
-struct SparseWorkspace {
-    UnionBlock* blocks;     // [Hkv, chunk_tiles, k * tile_queries]
-    int32_t* block_counts;  // [Hkv, chunk_tiles]
-    int32_t* use_counts;    // [Hkv, blocks of all sequences]
-    int32_t* use_ends;      // like it
-    BlockUse* uses;         // [R * k]
-    KeyBlockItem* items;    // [most_items()]
-    int32_t* item_count;    // [1]
-    uint32_t* in_slots;     // [R], mask over positions of ids; the n-th has slot n
-    void* partial_out;   // [chunk_tiles, Hkv, k, slot_rows(), dh] as out, dh as slot_chunk() has it
-    float* partial_lse;  // [chunk_tiles, Hkv, k, slot_rows()], base 2
-};
-
-static_assert(sizeof(*SparseWorkspace::in_slots) == kSlotMaskBytes);
-
 /// How the tiles of a call are cut, and what goes where.
 struct SparseSchedule : SparseCall {
     const QueryTile* tiles;       // at most tile_queries queries each
@@ -88,17 +55,22 @@ struct SparseSchedule : SparseCall {
     static int tile_queries_of(int heads) { return static_cast<int>(sparse_tile_queries(heads)); }
     __host__ __device__ int tile_rows() const { return tile_queries * group_size(); }
     __host__ __device__ bool any_slots() const { return least_sharing > 1; }
-    /// Of a query of a tile of the chunk.
+    /// Of a query of a tile.
     __host__ __device__ int row(int tile, int query, int group) const {
         return (tile * tile_queries + query) * groups + group;
     }
-    /// The n-th slots of a tile's queries lie together, in the order of its rows, whole runs.
+    /// A slot has the n-th partial outputs of a tile's queries, in the order of its rows, whole
+    /// runs.
     __host__ __device__ int slot_rows() const {
         return (tile_rows() + kSlotRun - 1) / kSlotRun * kSlotRun;
     }
-    __host__ __device__ int slot_row(int tile, int group, int n) const {
-        return ((tile * groups + group) * top_k + n) * slot_rows();
+    /// First row of the n-th slot of a tile and group.
+    __device__ int slot_row(int tile, int group, int n) const {
+        return (workspace.places[tile / chunk_tiles].slot + workspace.slots[tile * groups + group] +
+                n) *
+               slot_rows();
     }
+    __host__ __device__ int64_t chunk_slots() const { return tile_groups() * top_k; }
     __host__ __device__ int chunks() const { return (tile_count + chunk_tiles - 1) / chunk_tiles; }
     __host__ __device__ int64_t tile_groups() const { return int64_t{chunk_tiles} * groups; }
     __host__ __device__ int64_t chunk_rows() const { return tile_groups() * tile_queries; }
@@ -106,34 +78,22 @@ struct SparseSchedule : SparseCall {
     __host__ __device__ int64_t most_items() const {
         return lists() + chunk_rows() * top_k / (int64_t{kSparseItemTiles} * tile_queries);
     }
-    /// One chunk alone.
-    __host__ __device__ SparseSchedule chunk(int index) const {
-        SparseSchedule one = *this;
-        one.tiles += int64_t{index} * chunk_tiles;
-        one.tile_count = index + 1 < chunks() ? chunk_tiles : tile_count - index * chunk_tiles;
-        SparseWorkspace& work = one.workspace;
-        work.blocks += index * tile_groups() * top_k * tile_queries;
-        work.block_counts += index * tile_groups();
-        work.use_counts += index * lists();
-        work.use_ends += index * lists();
-        work.uses += index * chunk_rows() * top_k;
-        work.items += index * most_items();
-        work.item_count += index;
-        work.in_slots += index * chunk_rows();
-        return one;
-    }
+    /// Most rounds that there may be. With no slots, all chunks are one.
+    __host__ __device__ int most_rounds() const { return any_slots() ? chunks() : 1; }
 };
 
 struct SparseKvOuterArgs : SparseSchedule {
     CUtensorMap q;     // [Nq, Hq, dh] of T, boxes of one query x G heads x 128 bytes
     CUtensorMap k, v;  // [Nk, Hkv * dh] of T, boxes of Bk keys x 128 bytes; v but for e4m3
     float scale;       // on q . k, above 0
+    int round;
 };
 
 struct SparseUnionArgs : SparseSchedule {
     CUtensorMap q;     // [Nq, Hq, dh] of T, boxes of a tile's queries x G heads x 128 bytes
     CUtensorMap k, v;  // as above
     float scale;
+    int round;
     void* out;        // [Nq, Hq, dh] of T, of bf16 where T is e4m3
     float* lse;       // [Nq, Hq]
     int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
@@ -141,7 +101,7 @@ struct SparseUnionArgs : SparseSchedule {
 
 /// The workspace of all chunks.
 cudaError_t launch_sparse_schedule_sm90(const SparseSchedule&, cudaStream_t);
-// One chunk, in this order; the first where any_slots(). T: __nv_bfloat16, __half, __nv_fp8_e4m3.
+// One round, in this order; the first where any_slots(). T: __nv_bfloat16, __half, __nv_fp8_e4m3.
 template <typename T>
 cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs&, int sms, cudaStream_t);
 template <typename T>

@@ -9,7 +9,8 @@
 // Slots: meanwhile each warp has the first slots of its rows on their way. At the end it adds them,
 // each weighted by its share of the softmax denominator: the second phase of KV-outer.
 //
-// Thread blocks are persistent, one per SM: the producer runs ahead into the next tile.
+// Thread blocks are persistent, one per SM: the producer takes tiles from a counter, as their
+// unions differ, and runs ahead into the next one.
 #include <algorithm>
 
 #include "gpu/device/launch_sm90.cuh"
@@ -21,14 +22,14 @@ namespace {
 
 using namespace sm90;
 
-template <typename T, int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize, Slots Kind>
 struct Shared {
     using S = OperandShape<T, Dim, BlockSize>;
-    static constexpr int kStages = S::kStages;
+    static constexpr int kStages = Kind == Slots::none ? S::kStages * 3 / 2 : S::kStages;
     char q[S::kQueryBytes];
     char k[kStages][S::kKeyBytes];
     char v[kStages][S::kValueBytes];
-    WarpSlots<Stored<T>, Dim> slots[AttendRows::kConsumers * 4];
+    SlotsOf<Kind, Stored<T>, Dim> slots[AttendRows::kConsumers * 4];  // per warp
     UnionBlock blocks[kStages];
     Task task;
     Kept kept[AttendRows::kConsumers * 4];  // per warp
@@ -53,9 +54,59 @@ __device__ Run read_slots(const SparseUnionArgs& args, int tile_index, int group
     return run;
 }
 
-/// By one lane: the values of a block, whose first key and whose number of scales these are.
-template <typename T, int Dim, int BlockSize>
-__device__ void fetch_values(const SparseUnionArgs& args, Shared<T, Dim, BlockSize>& shared,
+/// The tiles of a round and a thread block, for the producer warp. Group major, so that tiles that
+/// run together share keys.
+struct TileQueue {
+    SparseRound* round;
+    int first_tile, tiles, index, taken = 0;
+
+    __device__ explicit TileQueue(const SparseUnionArgs& args)
+        : round(args.workspace.rounds + args.round),
+          first_tile(round->first_chunk * args.chunk_tiles),
+          tiles(min(round->chunks * args.chunk_tiles, args.tile_count - first_tile)),
+          index(static_cast<int>(blockIdx.x)) {}
+    __device__ bool any(int groups) const { return index < tiles * groups; }
+    __device__ int tile() const { return first_tile + index % tiles; }
+    __device__ int group() const { return index / tiles; }
+    /// By one lane: asks for the next one, which next() moves to. Late, so that no other thread
+    /// block could begin it sooner.
+    __device__ void take() { taken = static_cast<int>(gridDim.x) + atomicAdd(&round->taken, 1); }
+    __device__ void next() { index = __shfl_sync(kAllLanes, taken, 0); }
+};
+
+/// By one lane: the queries of a tile, and the task, but for what all lanes have put there.
+template <typename T, int Dim, int BlockSize, Slots Kind>
+__device__ void fetch_queries(const SparseUnionArgs& args, Shared<T, Dim, BlockSize, Kind>& shared,
+                              const QueryTile& tile, int group, int count) {
+    using S = OperandShape<T, Dim, BlockSize>;
+    shared.task.query = tile.query;
+    shared.task.queries = tile.queries;
+    shared.task.group = group;
+    shared.task.blocks = count;
+    const uint32_t bytes = static_cast<uint32_t>(args.tile_rows() * S::kBoxes * kSwizzle);
+    shared.q_full.expect(count > 0 ? bytes : 0);
+    for (int box = 0; count > 0 && box < S::kBoxes; ++box)
+        copy_box(shared.q + box * S::kQueryBox, &args.q, 64 * box, group * args.group_size(),
+                 static_cast<int>(tile.query), &shared.q_full);
+}
+
+/// By one lane: the keys of a block of the union, whose first key this is.
+template <typename T, int Dim, int BlockSize, Slots Kind>
+__device__ void fetch_keys(const SparseUnionArgs& args, Shared<T, Dim, BlockSize, Kind>& shared,
+                           int stage, int group, int key, const UnionBlock& block,
+                           const BlockScales& scales) {
+    using S = OperandShape<T, Dim, BlockSize>;
+    Barrier& full = shared.k_ring.full[stage];
+    shared.blocks[stage] = block;
+    shared.scales.put_block(scales, stage);
+    full.expect(S::kKeyBytes);
+    for (int box = 0; box < S::kBoxes; ++box)
+        copy_box(shared.k[stage] + box * S::kKeyBox, &args.k, group * Dim + 64 * box, key, &full);
+}
+
+/// The same of its values; `number`: of its scales.
+template <typename T, int Dim, int BlockSize, Slots Kind>
+__device__ void fetch_values(const SparseUnionArgs& args, Shared<T, Dim, BlockSize, Kind>& shared,
                              int stage, int group, int key, int64_t number) {
     using S = OperandShape<T, Dim, BlockSize>;
     Barrier& full = shared.v_ring.full[stage];
@@ -70,22 +121,20 @@ __device__ void fetch_values(const SparseUnionArgs& args, Shared<T, Dim, BlockSi
 }
 
 /// The producer warp; its first lane issues the copies.
-template <typename T, int Dim, int BlockSize>
-__device__ void produce_blocks(const SparseUnionArgs& args, Shared<T, Dim, BlockSize>& shared) {
-    using S = OperandShape<T, Dim, BlockSize>;
-    Cursor<S::kStages> at;
+template <typename T, int Dim, int BlockSize, Slots Kind>
+__device__ void produce_blocks(const SparseUnionArgs& args,
+                               Shared<T, Dim, BlockSize, Kind>& shared) {
+    Cursor<Shared<T, Dim, BlockSize, Kind>::kStages> at;
     uint32_t q_parity = 1;
     const int lane = threadIdx.x % kWarp;
     const bool issues = lane == 0;
-    const uint32_t query_bytes = static_cast<uint32_t>(args.tile_rows() * S::kBoxes * kSwizzle);
-    const int items = args.tile_count * args.groups;
-    for (int index = static_cast<int>(blockIdx.x); index < items;
-         index += static_cast<int>(gridDim.x)) {
-        const int tile_index = index % args.tile_count, group = index / args.tile_count;
+    for (TileQueue queue(args); queue.any(args.groups); queue.next()) {
+        const int tile_index = queue.tile(), group = queue.group();
+        const int item = tile_index * args.groups + group;
         const QueryTile tile = args.tiles[tile_index];
-        const int count = args.workspace.block_counts[index];
+        const int count = args.workspace.block_counts[item];
         const UnionBlock* const blocks =
-            args.workspace.blocks + int64_t{index} * args.top_k * args.tile_queries;
+            args.workspace.blocks + int64_t{item} * args.top_k * args.tile_queries;
         const int visible = lane < tile.queries ? seen_keys(args.visible, tile.query + lane) : 0;
         int slots;
         const Run run = read_slots(args, tile_index, group, slots);
@@ -97,37 +146,30 @@ __device__ void produce_blocks(const SparseUnionArgs& args, Shared<T, Dim, Block
         if (lane < kRuns) shared.task.runs[lane] = run;
         shared.scales.put_rows(row_scales);
         __syncwarp();
-        if (issues) {
-            shared.task.query = tile.query;
-            shared.task.queries = tile.queries;
-            shared.task.group = group;
-            shared.task.blocks = count;
-            shared.q_full.expect(count > 0 ? query_bytes : 0);
-            for (int box = 0; count > 0 && box < S::kBoxes; ++box)
-                copy_box(shared.q + box * S::kQueryBox, &args.q, 64 * box,
-                         group * args.group_size(), static_cast<int>(tile.query), &shared.q_full);
-        }
+        if (issues) fetch_queries(args, shared, tile, group, count);
         for (int n = 0; n < count; ++n, at.advance()) {
             const UnionBlock block = next;
-            if (n + 1 < count) next = blocks[n + 1];
+            if (n + 1 < count)
+                next = blocks[n + 1];
+            else if (issues)
+                queue.take();
             const int key = static_cast<int>(tile.key) + block.block * BlockSize;
             const int64_t number = int64_t{tile.first_block + block.block} * args.groups + group;
             const BlockScales scales = shared.scales.read_block(args, number);
-            Barrier& k_full = shared.k_ring.full[at.stage];
             shared.k_ring.empty[at.stage].wait(at.parity ^ 1);
-            if (issues) {
-                shared.blocks[at.stage] = block;
-                shared.scales.put_block(scales, at.stage);
-                k_full.expect(S::kKeyBytes);
-                for (int box = 0; box < S::kBoxes; ++box)
-                    copy_box(shared.k[at.stage] + box * S::kKeyBox, &args.k, group * Dim + 64 * box,
-                             key, &k_full);
-            }
+            if (issues) fetch_keys(args, shared, at.stage, group, key, block, scales);
             shared.v_ring.empty[at.stage].wait(at.parity ^ 1);
             if (issues) fetch_values(args, shared, at.stage, group, key, number);
             __syncwarp();
         }
+        if (count == 0 && issues) queue.take();
     }
+    shared.q_empty.wait(q_parity);
+    if (issues) {
+        shared.task.blocks = kNoTask;
+        shared.q_full.expect(0);
+    }
+    wait_for_previous_kernel();  // the next kernel waits for this one alone
 }
 
 /// The thread's number, anew: what follows from it need not be kept till then.
@@ -139,7 +181,7 @@ __device__ int opaque_thread() {
 
 /// The two rows of a thread after the union: their slots, and the result.
 template <typename T, int Dim, int BlockSize, Slots Kind>
-__device__ void finish(const SparseUnionArgs& args, Shared<T, Dim, BlockSize>& shared,
+__device__ void finish(const SparseUnionArgs& args, Shared<T, Dim, BlockSize, Kind>& shared,
                        float (&out)[Dim / 2], const RunningSoftmax<T>& softmax, int thread) {
     const int warp = thread / kWarp, lane = thread % kWarp, row = warp * 16 + lane / 4;
     const int heads = args.group_size();
@@ -175,8 +217,8 @@ template <typename T, int Dim, int BlockSize, Slots Kind>
 __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     union_attention(const __grid_constant__ SparseUnionArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    auto& shared = *reinterpret_cast<Shared<T, Dim, BlockSize>*>(memory);
-    using S = OperandShape<T, Dim, BlockSize>;
+    using Memory = Shared<T, Dim, BlockSize, Kind>;
+    auto& shared = *reinterpret_cast<Memory*>(memory);
     constexpr bool kNarrow = kIsE4m3<T>;
     if (threadIdx.x == 0) {
         shared.k_ring.init(AttendRows::kConsumers);
@@ -187,7 +229,9 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         fence_barriers();
     }
     __syncthreads();
-    wait_for_previous_kernel();
+    constexpr bool kAnySlots = Kind != Slots::none;
+    // KV-outer lets this kernel begin when it has the schedule: its slots alone may not be there.
+    if (!kAnySlots) wait_for_previous_kernel();
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == AttendRows::kConsumers) {
         setmaxnreg_dec<AttendRows::kProducerRegisters>();
@@ -204,22 +248,28 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         query[side] = min((row + kRun * side) / args.group_size(), kSparseTileQueries - 1);
     const float scale = args.scale * kLog2E;
     const char* const q = shared.q + warpgroup * 64 * kSwizzle;
-    WarpSlots<Stored<T>, Dim>& slots = shared.slots[threadIdx.x / kWarp];
-    Cursor<S::kStages> k_at, v_at;
+    auto& slots = shared.slots[threadIdx.x / kWarp];
+    Cursor<Memory::kStages> k_at, v_at;
     uint32_t q_parity = 0;
-    const int items = args.tile_count * args.groups;
-    constexpr bool kAnySlots = Kind != Slots::none;
-    for (int index = static_cast<int>(blockIdx.x); index < items;
-         index += static_cast<int>(gridDim.x)) {
+    const auto start_slots = [&] {  // whose kernel may still be at work
+        if constexpr (kAnySlots) {
+            if (!leader) return;
+            wait_for_previous_kernel();
+            slots.start(args, shared.task.runs[row / kRun], shared.task.runs[row / kRun + 1]);
+        }
+    };
+    for (;;) {
         shared.q_full.wait(q_parity);
         q_parity ^= 1;
         const Task& task = shared.task;
         const int count = task.blocks;
+        if (__any_sync(kAllLanes, count == kNoTask)) return;
         __syncwarp();  // all lanes are done with the last task
         if (leader) shared.kept[threadIdx.x / kWarp] = {task.query, task.queries, task.group};
-        if (Kind == Slots::mixed && lane % 4 == 0)
-            for (int side = 0; side < 2; ++side)
-                slots.counts[kRun * side + lane / 4] = task.slots[query[side]];
+        if constexpr (Kind == Slots::mixed)
+            if (lane % 4 == 0)
+                for (int side = 0; side < 2; ++side)
+                    slots.counts[kRun * side + lane / 4] = task.slots[query[side]];
         const int visible[2] = {task.visible[query[0]], task.visible[query[1]]};
         [[maybe_unused]] float row_scale[2];
         if constexpr (kNarrow)
@@ -254,6 +304,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                     seen[side] = (block.queries >> query[side]) & 1
                                      ? visible[side] - block.block * BlockSize
                                      : 0;
+                [[maybe_unused]] bool any = true;
                 [[maybe_unused]] uint32_t next[kNarrow ? BlockSize / 8 : 1] = {};
                 if constexpr (kNarrow) {
                     const auto step = softmax.meet(sum, seen, row_scale, scales, factor);
@@ -267,7 +318,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                     else
                         weigh();
                 } else {
-                    softmax.step(sum, seen, scale, factor);
+                    any = softmax.step(sum, seen, scale, factor);
                     if (values) end_out([] {});
                 }
                 if (values && __any_sync(kAllLanes, factor[0] != 1 || factor[1] != 1)) {
@@ -276,16 +327,18 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 }
                 if constexpr (kNarrow) {
                     move_words(p, next);
-                } else {
+                } else if (any) {
                     keep_weights<T>(p, sum);
+                } else {
+#pragma unroll
+                    for (uint32_t& word : p) word = 0;
                 }
             };
             shared.k_ring.full[k_at.stage].wait(k_at.parity);
             {
                 float sum[BlockSize / 2];
                 start(sum);
-                if (kAnySlots && leader)
-                    slots.start(args, task.runs[row / kRun], task.runs[row / kRun + 1]);
+                start_slots();
                 wgmma_wait<0>();
                 take(sum, false);
             }
@@ -303,8 +356,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             start_out(count > 1);
             end_out([] {});
         } else {
-            if (kAnySlots && leader)
-                slots.start(args, task.runs[row / kRun], task.runs[row / kRun + 1]);
+            start_slots();
             __syncwarp();  // all lanes have read the task
             if (leader) shared.q_empty.arrive();
         }
@@ -317,16 +369,18 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
 template <typename T>
 cudaError_t launch_sparse_union_sm90(const SparseUnionArgs& args, int sms, cudaStream_t stream) {
     return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
-        using S = Shared<T, Dim, BlockSize>;
-        auto* const kernel = !args.any_slots() ? union_attention<T, Dim, BlockSize, Slots::none>
-                             : args.group_size() % kRun == 0
-                                 ? union_attention<T, Dim, BlockSize, Slots::alike>
-                                 : union_attention<T, Dim, BlockSize, Slots::mixed>;
-        const cudaError_t error = allow_shared<S>(kernel);
-        if (error != cudaSuccess) return error;
-        const int64_t items = int64_t{args.tile_count} * args.groups;
-        return launch_early(kernel, dim3(static_cast<unsigned>(std::min<int64_t>(items, sms))),
-                            AttendRows::kThreads, sizeof(S), stream, args);
+        const auto launch = [&]<Slots Kind>() {
+            using S = Shared<T, Dim, BlockSize, Kind>;
+            auto* const kernel = union_attention<T, Dim, BlockSize, Kind>;
+            const cudaError_t error = allow_shared<S>(kernel);
+            if (error != cudaSuccess) return error;
+            const int64_t items = int64_t{args.tile_count} * args.groups;
+            return launch_early(kernel, dim3(static_cast<unsigned>(std::min<int64_t>(items, sms))),
+                                AttendRows::kThreads, sizeof(S), stream, args);
+        };
+        if (!args.any_slots()) return launch.template operator()<Slots::none>();
+        if (args.group_size() % kRun == 0) return launch.template operator()<Slots::alike>();
+        return launch.template operator()<Slots::mixed>();
     });
 }
 template cudaError_t launch_sparse_union_sm90<MSA_KERNEL_ELEMENT>(const SparseUnionArgs&, int,

@@ -23,13 +23,14 @@ bool is_decode(const Problem& p, LoopOrder order, int sms) {
 }
 
 /// Blocks that this many of a tile's queries share are walked as a union.
-int least_sharing(const Problem& p, LoopOrder order, int tile_queries) {
+int least_sharing(const Problem& p, int64_t top_k, Element element, LoopOrder order,
+                  int tile_queries) {
     const int never = tile_queries + 1;
     if (order == LoopOrder::tile_union) return 1;
     if (order == LoopOrder::kv_outer) return never;
     // Where a tile holds all queries of a sequence, no other tile reads its blocks.
     if (p.batch.longest_queries() <= tile_queries) return 1;
-    return narrow(sparse_least_sharing(p.group_size()));
+    return narrow(sparse_least_sharing(p.group_size(), element_bytes(element), p.blocks(), top_k));
 }
 
 SparseCall sizes_of(const Problem& p, int64_t top_k) {
@@ -46,34 +47,42 @@ SparseCall sizes_of(const Problem& p, int64_t top_k) {
 /// Scratch memory of a SparseWorkspace, kept until its kernels are queued.
 struct Workspace {
     Tensor<UnionBlock, 1> blocks;
-    Tensor<int32_t, 1> block_counts, use_counts, use_ends, item_count;
+    Tensor<int32_t, 1> block_counts, counts, use_ends, slots;
     Tensor<BlockUse, 1> uses;
     Tensor<KeyBlockItem, 1> items;
+    Tensor<SparseRound, 1> rounds;
+    Tensor<SparseChunkPlace, 1> places;
     Tensor<uint32_t, 1> in_slots;
     Tensor<char, 1> partial_out;
     Tensor<float, 1> partial_lse;
 
     Workspace(const Call& call, const SparseWorkspaceSize& size, int64_t head_dim)
         : blocks(call.scratch<UnionBlock, 1>({size.blocks})),
-          block_counts(call.scratch<int32_t, 1>({size.block_counts})),
-          use_counts(call.scratch<int32_t, 1>({size.lists})),
-          use_ends(call.scratch<int32_t, 1>({size.lists})),
-          item_count(call.scratch<int32_t, 1>({size.item_counts})),
+          block_counts(call.scratch<int32_t, 1>({size.tile_groups})),
+          counts(call.scratch<int32_t, 1>({size.counts})),
+          use_ends(call.scratch<int32_t, 1>({size.ends})),
+          slots(call.scratch<int32_t, 1>({size.tile_groups})),
           uses(call.scratch<BlockUse, 1>({size.uses})),
           items(call.scratch<KeyBlockItem, 1>({size.items})),
+          rounds(call.scratch<SparseRound, 1>({size.chunks})),
+          places(call.scratch<SparseChunkPlace, 1>({size.chunks})),
           in_slots(call.scratch<uint32_t, 1>({size.rows})),
           partial_out(call.scratch<char, 1>({size.slot_rows * head_dim * kHalfBytes})),
           partial_lse(call.scratch<float, 1>({size.slot_rows})) {}
 
-    SparseWorkspace view() {
+    /// For this schedule, all of whose chunks or fewer it has.
+    SparseWorkspace view(const SparseSchedule& of) {
         return {.blocks = blocks.data(),
                 .block_counts = block_counts.data(),
-                .use_counts = use_counts.data(),
+                .use_counts = counts.data(),
+                .slot_counts = counts.data() + of.chunks() * of.lists(),
                 .use_ends = use_ends.data(),
                 .uses = uses.data(),
                 .items = items.data(),
-                .item_count = item_count.data(),
+                .rounds = rounds.data(),
+                .places = places.data(),
                 .in_slots = in_slots.data(),
+                .slots = slots.data(),
                 .partial_out = partial_out.data(),
                 .partial_lse = partial_lse.data()};
     }
@@ -132,14 +141,15 @@ void run_decode(const Call& call, const SparseCall& sizes, const AttentionInput&
           "sparse_attention_sm90");
 }
 
-/// The chunks that one schedule covers, one after the other.
+/// What one schedule covers, round by round.
 template <typename T>
 void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
                    SparseUnionArgs& tiles, int sms, cudaStream_t stream) {
     check(launch_sparse_schedule_sm90(schedule, stream), "sparse_attention_sm90, schedule");
-    for (int c = 0; c < schedule.chunks(); ++c) {
-        static_cast<SparseSchedule&>(kv_outer) = schedule.chunk(c);
-        static_cast<SparseSchedule&>(tiles) = schedule.chunk(c);
+    static_cast<SparseSchedule&>(kv_outer) = schedule;
+    static_cast<SparseSchedule&>(tiles) = schedule;
+    for (int round = 0; round < schedule.most_rounds(); ++round) {
+        kv_outer.round = tiles.round = round;
         if (schedule.any_slots())
             check(launch_sparse_kv_outer_sm90<T>(kv_outer, sms, stream),
                   "sparse_attention_sm90, KV-outer");
@@ -154,7 +164,6 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
     const Tiles& tiles = call.layout->tiles(schedule.tile_queries, TileOrder::by_query);
     MSA_CHECK(tiles.device.size() == plan.tiles);
     Workspace work(call, SparseWorkspaceSize(schedule, plan.chunks_at_once), p.head_dim);
-    schedule.workspace = work.view();
     schedule.ids = ids.data();
     schedule.visible = call.visible;
     add_scales(call, in, schedule);
@@ -187,6 +196,7 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
     for (int64_t begin = 0; begin < plan.tiles; begin += step) {
         schedule.tiles = tiles.device.data() + begin;
         schedule.tile_count = narrow(std::min(step, plan.tiles - begin));
+        schedule.workspace = work.view(schedule);
         by_half_or_e4m3(in.q.element(), [&]<typename T>() {
             run_scheduled<T>(schedule, kv_outer, by_tile, call.device.sms, call.stream());
         });
@@ -227,43 +237,44 @@ Support takes_sparse_attention_sm90(const Device& device, const Problem& p,
     return {};
 }
 
-SparseWorkspaceSize::SparseWorkspaceSize(const SparseSchedule& s, int64_t chunks)
-    : blocks(chunks * s.chunk_rows() * s.top_k),
-      block_counts(chunks * s.tile_groups()),
-      lists(chunks * s.lists()),
+SparseWorkspaceSize::SparseWorkspaceSize(const SparseSchedule& s, int64_t of_chunks)
+    : chunks(of_chunks),
+      blocks(chunks * s.chunk_rows() * s.top_k),
+      tile_groups(chunks * s.tile_groups()),
+      counts(chunks * (s.lists() + 1)),
+      ends(chunks * s.lists()),
       uses(s.any_slots() ? chunks * s.chunk_rows() * s.top_k : 0),
       items(s.any_slots() ? chunks * s.most_items() : 0),
-      item_counts(chunks),
       rows(chunks * s.chunk_rows()),
-      slot_rows(s.any_slots() ? s.tile_groups() * s.top_k * s.slot_rows() : 0) {}
+      slot_rows(s.any_slots() ? s.chunk_slots() * s.slot_rows() : 0) {}
 
 int64_t SparseWorkspaceSize::list_bytes() const {
     const auto bytes = [](int64_t count, size_t each) {
         return count * static_cast<int64_t>(each);
     };
     return bytes(blocks, sizeof(UnionBlock)) +
-           bytes(block_counts + 2 * lists + item_counts, sizeof(int32_t)) +
-           bytes(uses, sizeof(BlockUse)) + bytes(items, sizeof(KeyBlockItem)) +
-           bytes(rows, sizeof(uint32_t));
+           bytes(2 * tile_groups + counts + ends, sizeof(int32_t)) + bytes(uses, sizeof(BlockUse)) +
+           bytes(items, sizeof(KeyBlockItem)) + bytes(chunks, sizeof(SparseRound)) +
+           bytes(chunks, sizeof(SparseChunkPlace)) + bytes(rows, sizeof(uint32_t));
 }
 
 int64_t SparseWorkspaceSize::slot_bytes(int64_t head_dim) const {
     return slot_rows * (head_dim * kHalfBytes + int64_t{sizeof(float)});
 }
 
-SparsePlan::SparsePlan(const Problem& p, int64_t top_k, LoopOrder order, int sms)
+SparsePlan::SparsePlan(const Problem& p, int64_t top_k, Element element, LoopOrder order, int sms)
     : decode(is_decode(p, order, sms)) {
     static_cast<SparseCall&>(schedule) = sizes_of(p, top_k);
     if (decode) return;
     schedule.tile_queries = SparseSchedule::tile_queries_of(narrow(p.group_size()));
-    schedule.least_sharing = least_sharing(p, order, schedule.tile_queries);
+    schedule.least_sharing = least_sharing(p, top_k, element, order, schedule.tile_queries);
     schedule.all_blocks = narrow(block_starts(p).back());
     tiles = count_tiles(p, schedule.tile_queries);
 
     int64_t chunk_tiles = tiles;
     if (schedule.any_slots())
         chunk_tiles = std::min(tiles, sparse_chunk_tiles(p.query_heads, p.group_size(), p.head_dim,
-                                                         top_k, kHalfBytes));
+                                                         top_k, element_bytes(element)));
     const auto list_bytes = [&](int64_t chunks) {
         schedule.chunk_tiles = narrow(chunk_tiles);
         return SparseWorkspaceSize(schedule, chunks).list_bytes();
@@ -279,7 +290,7 @@ void sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
                            const AttentionOutput& to, LoopOrder order,
                            const RankExchange* exchange) {
     if (ids.size() == 0) return;
-    const SparsePlan plan(call.problem, ids.extent(2), order, call.device.sms);
+    const SparsePlan plan(call.problem, ids.extent(2), in.q.element(), order, call.device.sms);
     MSA_CHECK(exchange == nullptr || (plan.decode && is_half(in.q.element())));
     if (!plan.decode) return run_tiles(call, plan, in, ids, to);
     SparseCall sizes = static_cast<const SparseCall&>(plan.schedule);

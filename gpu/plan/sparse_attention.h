@@ -8,7 +8,7 @@
 namespace msa::cuda {
 
 /// Bound of the lists of one call that say what goes where. A call whose lists, or whose slots
-/// (kSparseSlotBytes), would be larger is taken in chunks of tiles.
+/// (kSparseSlotBytes), could be larger is taken in chunks of tiles.
 inline constexpr int64_t kMostListBytes = int64_t{1} << 30;
 
 /// Tiles of at most `tile_queries` queries, none across sequences.
@@ -16,10 +16,10 @@ int64_t count_tiles(const Problem&, int64_t tile_queries);
 
 /// Entries of each array of a SparseWorkspace.
 struct SparseWorkspaceSize {
-    int64_t blocks, block_counts, lists, uses, items, item_counts, rows, slot_rows;
+    int64_t chunks, blocks, tile_groups, counts, ends, uses, items, rows, slot_rows;
 
     /// Of `chunks` chunks that are scheduled at once.
-    SparseWorkspaceSize(const SparseSchedule&, int64_t chunks);
+    SparseWorkspaceSize(const SparseSchedule&, int64_t of_chunks);
     int64_t list_bytes() const;
     int64_t slot_bytes(int64_t head_dim) const;
 };
@@ -30,8 +30,8 @@ struct SparsePlan {
     int64_t tiles = 0;           // of the call
     int64_t chunks_at_once = 1;  // that one schedule covers: one chunk is too little work for it
 
-    /// Of a call of `order`, which is not q_outer.
-    SparsePlan(const Problem&, int64_t top_k, LoopOrder order, int sms);
+    /// Of a call of `order`, which is not q_outer, on operands of this type.
+    SparsePlan(const Problem&, int64_t top_k, Element, LoopOrder order, int sms);
 };
 
 }  // namespace msa::cuda

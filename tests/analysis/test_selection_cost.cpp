@@ -118,15 +118,15 @@ TEST(SelectionCost, ThePapersOrdersAreItsClosedFormsWhenEveryRowIsFull) {
     EXPECT_LE(cost.useful_flops, paper_q_outer_cost(sizes).flops);
 }
 
-/// 8 queries of one group of 16 heads, a tile, behind 8 blocks of 8 keys; k 2. Block 7 is shared by
+/// 8 queries of one group of 16 heads, a tile, behind 9 blocks of 8 keys; k 2. Block 8 is shared by
 /// all, block 0 by three, block 1 by two, blocks 2, 3 and 4 have a query each.
 struct OneTile {
     Problem p;
     Tensor<int32_t, 3> ids{{8, 1, 2}};
     OneTile() : p(square_problem(0, 16, 1, 16, 16, 8)) {
-        p.batch = PackedBatch({0, 8}, {0, 64});
+        p.batch = PackedBatch({0, 8}, {0, 72});
         const int32_t other[8] = {0, 0, 0, 1, 1, 2, 3, 4};
-        for (int64_t i = 0; i < 8; ++i) ids(i, 0, 0) = other[i], ids(i, 0, 1) = 7;
+        for (int64_t i = 0; i < 8; ++i) ids(i, 0, 0) = other[i], ids(i, 0, 1) = 8;
     }
 };
 
@@ -141,11 +141,11 @@ TEST(SelectionCost, EveryOrderByHand) {
         const char* name;
         double flops, memory, cache;
     };
-    // Six distinct blocks; automatic walks 7 and 0, the five uses of the others go to slots.
+    // Six distinct blocks; automatic walks 8 and 0, the five uses of the others go to slots.
     const Want wanted[] = {
         {"q_outer", 16 * 16 * row, 2 * q + lse + ids + 6 * block, 2 * q + lse + ids + 16 * block},
-        {"union", 6 * 128 * row, ids + 6 * 8 + mask + 2 * q + lse + 6 * 8 + 6 * block,
-         ids + 6 * 8 + mask + 2 * q + lse + 6 * 8 + 6 * block},
+        {"union", 6 * 128 * row, ids + 6 * 8 + 2 * q + lse + 6 * 8 + 6 * block,
+         ids + 6 * 8 + 2 * q + lse + 6 * 8 + 6 * block},
         {"kv_outer", 7 * 64 * row,  // 8 uses are two passes of 4 queries
          2 * ids + 16 * 16 + mask + 16 * 16 + gathered(16) + partial(16) + 6 * block + q + lse +
              mask + partial(16),
@@ -183,6 +183,19 @@ TEST(SelectionCost, BlocksAreCutIntoWorkItemsAndPasses) {
     EXPECT_EQ(chunked.items, 2 + 2 + 1);
     EXPECT_EQ(chunked.passes, 2 * (64 + 36) + 50);
     EXPECT_EQ(chunked.blocks, 3);
+}
+
+TEST(SelectionCost, ChunksWhoseSlotsFitTogetherAreARound) {
+    // Three chunks of 50 tiles. In the first two, one query of each tile leaves a slot to block 1.
+    const Problem p = square_problem(1200, 16, 1, 16, 16, 8);
+    Tensor<int32_t, 3> ids({1200, 1, 2});
+    for (int64_t i = 0; i < 1200; ++i) ids(i, 0, 0) = 0, ids(i, 0, 1) = kNoBlock;
+    const auto rounds = [&] { return split_work(p, ids, {8, 2, 50}, 0).blocks.blocks; };
+    EXPECT_EQ(rounds(), 0);
+    for (int64_t i = 15; i < 800; i += 8) ids(i, 0, 1) = 1;
+    EXPECT_EQ(rounds(), 1);  // 99 of 100 slots
+    for (int64_t i = 807; i < 1200; i += 8) ids(i, 0, 1) = 1;
+    EXPECT_EQ(rounds(), 2);  // 99, and 50 more
 }
 
 TEST(SelectionCost, ASplitLosesNoPair) {
@@ -251,9 +264,12 @@ TEST(SelectionCost, SizesAreThoseOfTheKernels) {
     EXPECT_EQ(cuda::sparse_pass_queries(16), 4);
     EXPECT_EQ(cuda::sparse_pass_queries(1), 32);
     EXPECT_EQ(cuda::sparse_item_queries(16), 256);
-    EXPECT_EQ(cuda::sparse_least_sharing(16), 3);
-    EXPECT_EQ(cuda::sparse_least_sharing(64), 2);
+    EXPECT_EQ(cuda::sparse_least_sharing(16, 2, 65, 16), 3);
+    EXPECT_EQ(cuda::sparse_least_sharing(64, 2, 65, 16), 2);
+    EXPECT_EQ(cuda::sparse_least_sharing(16, 1, 65, 16), 2);
+    EXPECT_EQ(cuda::sparse_least_sharing(16, 2, 64, 16), 1);
     EXPECT_EQ(cuda::sparse_chunk_tiles(64, 16, 128, 16, 2), 1024);  // 8192 queries
+    EXPECT_EQ(cuda::sparse_chunk_tiles(64, 16, 128, 16, 1), 1024);  // partial outputs are bf16
     EXPECT_EQ(cuda::sparse_tile_queries(71), 1);                    // no kernel has it
 }
 

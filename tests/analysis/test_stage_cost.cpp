@@ -117,7 +117,7 @@ TEST(StageCost, ThePrefillKernelsByHand) {
     // Two tiles for each of 2 groups, with unions of 10 blocks.
     EXPECT_EQ(all[2].name, "union");
     EXPECT_EQ(stages(2), (Costs{select,
-                                {0, ids + 40 * 8 + mask},
+                                {0, ids + 40 * 8},
                                 {4 * 40 * 128 * 8 * 4, 2 * q + lse + 40 * 8 + 40 * block}}));
     // 256 (query, group, block) triples with 16-byte handles, 2 heads each; 16 blocks, once.
     EXPECT_EQ(all[3].name, "kv_outer");
@@ -158,11 +158,14 @@ TEST(StageCost, AutomaticSplitsATileByHowManyShareABlock) {
     s.tile_union = 32 * 255.0 / 256;
     EXPECT_NEAR(s.sharing().union_blocks, 32 * 219.0 / 256, 1e-9);
     EXPECT_NEAR(s.sharing().slot_blocks, 16 * 8.0 / 128, 1e-9);
-    // By chance among all 64 blocks: p is 1 / 4.
-    const LayerSizes chance = paper(8192);
-    EXPECT_NEAR(chance.union_blocks(), 64 * (1 - std::pow(0.75, 8)), 1e-9);
+    // By chance among all 128 blocks: p is 1 / 8.
+    const LayerSizes chance = paper(16384);
+    EXPECT_NEAR(chance.union_blocks(), 128 * (1 - std::pow(0.875, 8)), 1e-9);
     EXPECT_NEAR(chance.sharing().slot_blocks,
-                16 * (std::pow(0.75, 7) + 7 * 0.25 * std::pow(0.75, 6)), 1e-9);
+                16 * (std::pow(0.875, 7) + 7 * 0.125 * std::pow(0.875, 6)), 1e-9);
+    // Among 64, all are walked.
+    EXPECT_EQ(paper(8192).sharing().slot_blocks, 0);
+    EXPECT_NEAR(paper(8192).sharing().union_blocks, 64 * (1 - std::pow(0.75, 8)), 1e-9);
 }
 
 TEST(StageCost, TheDecodeKernelsByHand) {
@@ -174,9 +177,9 @@ TEST(StageCost, TheDecodeKernelsByHand) {
     const Costs one{select, {4 * 2 * 16 * 8 * 2 * 4, 2 * q + lse + ids + 4 * block}};
     EXPECT_EQ(stages(1), one);
     // The tile of one query has 128 rows all the same, a pass of one 64.
-    EXPECT_EQ(stages(2), (Costs{select,
-                                {0, ids + 4 * 8 + mask},
-                                {4 * 4 * 128 * 8 * 4, 2 * q + lse + 4 * 8 + 4 * block}}));
+    EXPECT_EQ(
+        stages(2),
+        (Costs{select, {0, ids + 4 * 8}, {4 * 4 * 128 * 8 * 4, 2 * q + lse + 4 * 8 + 4 * block}}));
     const double partial = 4 * 2 * (2 * 8 + 4);
     EXPECT_EQ(stages(3), (Costs{select,
                                 {0, 2 * ids + 16 * 4 + mask},

@@ -34,7 +34,8 @@ TEST(CudaPlan, WorkspacesStayWithinTheirBounds) {
         for (int64_t top_k : {16, 32})
             for (LoopOrder order :
                  {LoopOrder::automatic, LoopOrder::tile_union, LoopOrder::kv_outer}) {
-                const SparsePlan plan(layer(1 << 20, query_heads, kv_heads), top_k, order, kSms);
+                const SparsePlan plan(layer(1 << 20, query_heads, kv_heads), top_k, Element::bf16,
+                                      order, kSms);
                 ASSERT_FALSE(plan.decode);
                 EXPECT_LE(size_of(plan).list_bytes(), cuda::kMostListBytes)
                     << query_heads << '/' << kv_heads << ", k " << top_k << ' ' << to_string(order);
@@ -46,25 +47,35 @@ TEST(CudaPlan, WorkspacesStayWithinTheirBounds) {
 
 TEST(CudaPlan, WhatHasRoomIsNotCut) {
     // The paper's layer at 128K: unions in one chunk; slots of 8192 queries, 16 chunks a schedule.
-    const SparsePlan unions(layer(1 << 17, 64, 4), 16, LoopOrder::tile_union, kSms);
+    const SparsePlan unions(layer(1 << 17, 64, 4), 16, Element::bf16, LoopOrder::tile_union, kSms);
     EXPECT_EQ(unions.schedule.tile_queries, 8);
     EXPECT_EQ(unions.schedule.least_sharing, 1);
     EXPECT_EQ(unions.schedule.chunk_tiles, unions.tiles);
     EXPECT_EQ(size_of(unions).slot_bytes(128), 0);
-    const SparsePlan automatic(layer(1 << 17, 64, 4), 16, LoopOrder::automatic, kSms);
+    const SparsePlan automatic(layer(1 << 17, 64, 4), 16, Element::bf16, LoopOrder::automatic,
+                               kSms);
     EXPECT_EQ(automatic.schedule.least_sharing, 3);
     EXPECT_EQ(automatic.schedule.chunk_tiles, 1024);
     EXPECT_EQ(automatic.chunks_at_once, 16);
-    const SparsePlan kv_outer(layer(1 << 17, 64, 4), 16, LoopOrder::kv_outer, kSms);
+    // Steps of e4m3 are cheaper; and short sequences leave nothing to slots.
+    const auto least = [](int64_t tokens, Element element) {
+        return SparsePlan(layer(tokens, 64, 4), 16, element, LoopOrder::automatic, kSms)
+            .schedule.least_sharing;
+    };
+    EXPECT_EQ(least(1 << 17, Element::e4m3), 2);
+    EXPECT_EQ(least(8192 + 1, Element::bf16), 3);
+    EXPECT_EQ(least(8192, Element::bf16), 1);
+    const SparsePlan kv_outer(layer(1 << 17, 64, 4), 16, Element::bf16, LoopOrder::kv_outer, kSms);
     EXPECT_EQ(kv_outer.schedule.least_sharing, 9);
 }
 
 TEST(CudaPlan, FewQueriesAreDecodedInTheAutomaticOrderAlone) {
     Problem p = layer(0, 64, 4);
     p.batch = PackedBatch({0, 1}, {0, 1 << 20});
-    EXPECT_TRUE(SparsePlan(p, 16, LoopOrder::automatic, kSms).decode);
-    EXPECT_FALSE(SparsePlan(p, 16, LoopOrder::tile_union, kSms).decode);
-    EXPECT_FALSE(SparsePlan(layer(4096, 64, 4), 16, LoopOrder::automatic, kSms).decode);
+    EXPECT_TRUE(SparsePlan(p, 16, Element::bf16, LoopOrder::automatic, kSms).decode);
+    EXPECT_FALSE(SparsePlan(p, 16, Element::bf16, LoopOrder::tile_union, kSms).decode);
+    EXPECT_FALSE(
+        SparsePlan(layer(4096, 64, 4), 16, Element::bf16, LoopOrder::automatic, kSms).decode);
 }
 
 TEST(CudaPlan, PredicatesSayWhy) {

@@ -26,6 +26,7 @@ std::vector<Case> e4m3_cases() {
     };
     return {
         {"paper", sized(32, 2, 128, 128, {0, 90}, {0, 700}), {.top_k = 3}},
+        {"mixed", sized(64, 4, 128, 128, {0, 140}, {0, 1700}), {.top_k = 3}},  // unions and slots
         {"packed",
          sized(16, 2, 128, 128, {0, 39, 74, 74, 75, 130}, {0, 39, 280, 280, 475, 830}),
          {.top_k = 3}},
