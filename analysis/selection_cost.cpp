@@ -203,7 +203,7 @@ std::vector<int32_t> blocks_of(const QueryRange& tile, View<const int32_t, 3> id
     return blocks;
 }
 
-/// Slots that a tile asks for: blocks of its query that leaves most of them to the walk over
+/// Slots that a tile asks for: the most blocks that one of its queries leaves to the walk over
 /// blocks.
 int64_t tile_slots(const QueryRange& tile, View<const int32_t, 3> ids, int64_t group,
                    int64_t least_sharing) {
@@ -232,7 +232,9 @@ std::vector<bool> round_ends(const std::vector<QueryRange>& tiles, View<const in
             for (size_t t = first; t < std::min(first + chunk_tiles, tiles.size()); ++t)
                 for (int64_t r = 0; r < groups; ++r)
                     more += tile_slots(tiles[t], ids, r, split.least_sharing);
-        if (slots + more > room) ends[first - 1] = true, slots = 0;
+        const bool new_schedule =
+            first > 0 && first / chunk_tiles % static_cast<size_t>(split.scheduled_chunks) == 0;
+        if (new_schedule || slots + more > room) ends[first - 1] = true, slots = 0;
         slots += more;
     }
     return ends;
@@ -292,7 +294,9 @@ SelectionCost selection_cost(const Problem& p, View<const int32_t, 3> ids, Eleme
     const auto sharing = [&](int64_t least) {
         const int64_t chunk_tiles = cuda::sparse_chunk_tiles(p.query_heads, p.group_size(),
                                                              p.head_dim, ids.extent(2), bytes);
-        return split_work(p, ids, {full, least, chunk_tiles}, cache_blocks);
+        return split_work(p, ids,
+                          {full, least, chunk_tiles, cuda::sparse_scheduled_chunks(p.group_size())},
+                          cache_blocks);
     };
     const SplitWork tiled = sharing(1), by_block = sharing(full + 1),
                     mixed = sharing(cuda::sparse_least_sharing(p.group_size(), bytes, p.blocks(),

@@ -9,7 +9,9 @@
 //   automatic  in each tile, blocks that enough of its queries share go by union, the rest by
 //              kv_outer
 // Work runs group by group, queries in order, one tile at a time: what a machine with many tiles in
-// flight makes of it is not modelled, nor that `automatic` gives calls with few queries to q_outer.
+// flight makes of it is not modelled, nor that `automatic` gives calls with few queries to q_outer
+// and sequences of one tile to union, nor what e4m3 adds: its outputs and partial outputs are bf16,
+// and its values are transposed once.
 // Beside them the paper's q_outer and kv_outer (sec:kernel:sparse_attn): every block read comes
 // from memory, ceil(128 / G) gathered queries fill a 128-row tile, handles and log-sum-exps are
 // left out.
@@ -52,8 +54,9 @@ struct BlockWork {
 struct Split {
     int64_t tile_queries = 1;
     int64_t least_sharing = 1;  // of a tile's queries select a block of its union; 1: all blocks
-    int64_t chunk_tiles = 1;    // tiles whose slots are held at once in any case; chunks whose
-                                // slots fit together are a round
+    // Tiles whose slots are held at once in any case. Chunks whose slots fit together are a round,
+    // but for those of another schedule, which takes so many.
+    int64_t chunk_tiles = 1, scheduled_chunks = 16;
 };
 struct SplitWork {
     TileReads unions;

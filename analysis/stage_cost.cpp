@@ -123,13 +123,14 @@ double slot_bytes(const Phase& x, double slots) {
 }
 
 /// The first phase: every round of slots reads the blocks that its queries see once, half of all on
-/// average. There are as many rounds as whole slots fill; those of a tile, as many as its query of
-/// the most asks for, are taken to be the mean.
+/// average. A round ends where slots or the schedule do. A tile takes as many slots as its neediest
+/// query; the mean is taken in its place.
 Stage block_by_block(const Phase& x, double slots) {
     const auto in_pass =
         std::min(cuda::sparse_pass_queries(x.sizes.group_size()), static_cast<int64_t>(x.nq));
     const double rows = x.rows(in_pass, cuda::kSparsePassRows) / real(in_pass);
-    const double rounds = std::ceil(x.chunks * slots / x.k);
+    const double scheduled = real(cuda::sparse_scheduled_chunks(x.sizes.group_size()));
+    const double rounds = std::ceil(std::max(x.chunks * slots / x.k, x.chunks / scheduled));
     const double block_reads = std::min(x.nq * slots, x.n / x.bk * (rounds + 1) / 2);
     return {"sparse attention, block by block",
             {4 * x.hkv * x.nq * slots * rows * x.dh * x.bk,

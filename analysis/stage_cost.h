@@ -32,7 +32,9 @@ struct LayerSizes {
     /// Dense attention sees so many keys of each query, as the model's own does; unset, all. MSA,
     /// which takes its place, selects among all.
     std::optional<int64_t> window = {};
-    Element element = Element::bf16;        // of q, k, v, outputs and partial outputs
+    // Of q, k, v, outputs and partial outputs. Of e4m3 the kernels' outputs and partial outputs are
+    // bf16, and values are transposed once, which is not counted.
+    Element element = Element::bf16;
     Element index_element = Element::bf16;  // of index_q and index_k
     /// Distinct blocks that the queries of a tile select, mean, from k (all alike) to T k (none
     /// shared). Each query is taken to choose its k blocks by chance among b: as many as give this
@@ -110,7 +112,7 @@ double paper_flop_ratio(const LayerSizes&);
 Cost paper_q_outer_cost(const LayerSizes&);
 Cost paper_kv_outer_cost(const LayerSizes&);
 /// O_buf and LSE_buf of KV-outer, all queries at once: k N Hq (e dh + 4). The kernels' slots hold
-/// a chunk of queries at a time, kSparseSlotBytes of outputs.
+/// a round of queries at a time, kSparseSlotBytes of outputs.
 double paper_slot_buffer_bytes(const LayerSizes&);
 
 }  // namespace msa::analysis

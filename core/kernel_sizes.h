@@ -20,7 +20,7 @@ constexpr int kSparseTileQueries = 32;  // of a tile, at most: bits of UnionBloc
 constexpr int kSparsePassRows = 64;
 constexpr int kSparsePassQueries = 32;  // of a pass, at most: the producer warp has a lane for each
 constexpr int kSparseItemTiles = 32;    // tiles of queries of one work item, at most
-constexpr int64_t kSparseSlotBytes = int64_t{1} << 31;  // partial outputs of a chunk, at most; four
+constexpr int64_t kSparseSlotBytes = int64_t{1} << 31;  // partial outputs of a round, at most; four
                                                         // times as many are no faster
 
 // Bytes of a UnionBlock, of a BlockUse (the handle of a (query, block) pair), and of the mask that
@@ -41,8 +41,8 @@ constexpr int64_t sparse_item_queries(int64_t heads) {
 }
 /// With LoopOrder::automatic a tile walks the blocks that this many of its queries share as a
 /// union: about where a masked step of 128 rows costs as much as the slots of 48 rows that it
-/// saves, and of operands of one byte, whose steps are cheaper, those of 36. Measured for G = 16:
-/// in bf16, 32 to 64 rows alike. All blocks, where the longest sequence has few: a query then
+/// saves. Operands of one byte have cheaper steps: 36 rows. Measured for G = 16: in bf16, 32 to 64
+/// rows alike. All blocks, where the longest sequence has few: a query of a square sequence then
 /// selects half of what it sees, on the mean, and slots save too few steps to pay for the pass by
 /// blocks.
 constexpr int64_t sparse_least_sharing(int64_t heads, int64_t element_bytes, int64_t blocks,
@@ -60,6 +60,12 @@ constexpr int64_t sparse_chunk_tiles(int64_t query_heads, int64_t heads, int64_t
         std::max(tile, kSparseSlotBytes /
                            (query_heads * head_dim * top_k * std::max<int64_t>(element_bytes, 2)));
     return (queries + tile - 1) / tile;
+}
+
+/// Chunks that one schedule covers, at most; a round is of one schedule. Small groups have many
+/// uses.
+constexpr int64_t sparse_scheduled_chunks(int64_t heads) {
+    return std::min<int64_t>(16, 4 * heads);
 }
 
 // Of the gradient. All its (query, block) pairs go KV-outer, and a slot is a part of d_q in bf16.

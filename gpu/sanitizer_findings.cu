@@ -3,7 +3,7 @@
 // reproduced in a few lines that share nothing with them: a warp writes a table to shared memory
 // and another reads it, each after an arrival at an mbarrier, which has release and acquire
 // semantics. The result is checked. gpu/check.sh --sanitizers builds and runs it:
-//   nvcc -arch=sm_90a gpu/sanitizer_findings.cu -o findings
+//   nvcc -arch=sm_90 gpu/sanitizer_findings.cu -o findings
 //   compute-sanitizer --tool racecheck findings
 #include <cstdint>
 #include <cstdio>

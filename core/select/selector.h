@@ -22,7 +22,8 @@ public:
     /// higher is kept first, -inf is no candidate. Only blocks that a query sees are read. Where
     /// needs().uses_rule they are those of layer.rule, one of the rules that prepare was told; each
     /// rule is asked for once with a chunk. Chunks come in order, where needs().in_order with no
-    /// query of a sequence left out; else they are the same for any chunks before.
+    /// query left out that the caller looks at; else scores are the same whatever chunks came
+    /// before.
     virtual Mirror<3> score(const SelectorLayer&, const SelectorChunk&) = 0;
     /// ids [Nq, Hkv, k] by an adjusted rule, in the backend's space: select_blocks of the scores,
     /// or the same ids in a shorter way, for callers who do not want the scores.

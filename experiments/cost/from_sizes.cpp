@@ -271,7 +271,7 @@ void print_tables(const CostOptions& o, const Model& model, const std::vector<Co
              "the window w, B = N / Bk, e and e_i bytes "
              "of an element, T queries and R rows of a tile, U blocks of its union, s blocks "
              "of a query that kv_outer takes, R1 and Rs rows of a query alone and in a pass, C "
-             "chunks of slots."));
+             "rounds of slots."));
 }
 
 }  // namespace

@@ -68,8 +68,8 @@ struct TileQueue {
     __device__ bool any(int groups) const { return index < tiles * groups; }
     __device__ int tile() const { return first_tile + index % tiles; }
     __device__ int group() const { return index / tiles; }
-    /// By one lane: asks for the next one, which next() moves to. Late, so that no other thread
-    /// block could begin it sooner.
+    /// By one lane: asks for the next one, which next() moves to. Late, so that a tile does not
+    /// wait here while another thread block is free.
     __device__ void take() { taken = static_cast<int>(gridDim.x) + atomicAdd(&round->taken, 1); }
     __device__ void next() { index = __shfl_sync(kAllLanes, taken, 0); }
 };
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     }
     __syncthreads();
     constexpr bool kAnySlots = Kind != Slots::none;
-    // KV-outer lets this kernel begin when it has the schedule: its slots alone may not be there.
+    // It begins at the end of KV-outer, which had the schedule: slots alone may not be there yet.
     if (!kAnySlots) wait_for_previous_kernel();
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == AttendRows::kConsumers) {

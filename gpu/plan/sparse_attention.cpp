@@ -281,8 +281,8 @@ SparsePlan::SparsePlan(const Problem& p, int64_t top_k, Element element, LoopOrd
     };
     while (list_bytes(1) > kMostListBytes && chunk_tiles > 1)
         chunk_tiles = ceil_div(chunk_tiles, 2);
-    // Small groups have many uses.
-    chunks_at_once = std::min({int64_t{16}, 4 * p.group_size(), ceil_div(tiles, chunk_tiles)});
+    chunks_at_once =
+        std::min(sparse_scheduled_chunks(p.group_size()), ceil_div(tiles, chunk_tiles));
     while (list_bytes(chunks_at_once) > kMostListBytes && chunks_at_once > 1) --chunks_at_once;
 }
 

@@ -190,10 +190,13 @@ TEST(SelectionCost, ChunksWhoseSlotsFitTogetherAreARound) {
     const Problem p = square_problem(1200, 16, 1, 16, 16, 8);
     Tensor<int32_t, 3> ids({1200, 1, 2});
     for (int64_t i = 0; i < 1200; ++i) ids(i, 0, 0) = 0, ids(i, 0, 1) = kNoBlock;
-    const auto rounds = [&] { return split_work(p, ids, {8, 2, 50}, 0).blocks.blocks; };
+    const auto rounds = [&](int64_t scheduled = 16) {
+        return split_work(p, ids, {8, 2, 50, scheduled}, 0).blocks.blocks;
+    };
     EXPECT_EQ(rounds(), 0);
     for (int64_t i = 15; i < 800; i += 8) ids(i, 0, 1) = 1;
     EXPECT_EQ(rounds(), 1);  // 99 of 100 slots
+    EXPECT_EQ(rounds(1), 2);
     for (int64_t i = 807; i < 1200; i += 8) ids(i, 0, 1) = 1;
     EXPECT_EQ(rounds(), 2);  // 99, and 50 more
 }
