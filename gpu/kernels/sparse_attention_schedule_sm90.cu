@@ -13,7 +13,6 @@
 // any. That of a union does.
 #include <cub/block/block_scan.cuh>
 
-#include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
@@ -130,7 +129,6 @@ __global__ void __launch_bounds__(kSplitWarps* kWarp)
 __global__ void fill_uses(const __grid_constant__ SparseSchedule args) {
     const SparseWorkspace& work = args.workspace;
     const auto i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    sm90::wait_for_previous_kernel();
     const int at = i % args.top_k, row = i / args.top_k, group = row % args.groups;
     const int tile_index = row / args.groups / args.tile_queries;
     const int in_tile = row / args.groups % args.tile_queries;
@@ -176,8 +174,6 @@ __global__ void __launch_bounds__(kScanThreads)
     using Scan = cub::BlockScan<int2, kScanThreads>;
     __shared__ typename Scan::TempStorage storage;
     const SparseWorkspace& work = args.workspace;
-    sm90::launch_dependents();
-    sm90::wait_for_previous_kernel();
     SparseRound round = chunks_of(args, static_cast<int>(blockIdx.x));
     const int32_t* const counts = work.use_counts + round.first_chunk * args.lists();
     int32_t* const ends = work.use_ends + blockIdx.x * args.lists();
@@ -226,12 +222,9 @@ cudaError_t launch_sparse_schedule_sm90(const SparseSchedule& args, cudaStream_t
     split_ids<<<grid(items, kSplitWarps), kSplitWarps * kWarp, static_cast<size_t>(tables),
                 stream>>>(args);
     if (args.any_slots()) {
-        error = sm90::launch_early(schedule, dim3(static_cast<unsigned>(args.chunks())),
-                                   kScanThreads, 0, stream, args);
-        if (error != cudaSuccess) return error;
-        const dim3 ids(grid(items * args.tile_queries * args.top_k, kThreads));
-        error = sm90::launch_early(fill_uses, ids, kThreads, 0, stream, args);
-        if (error != cudaSuccess) return error;
+        schedule<<<static_cast<unsigned>(args.chunks()), kScanThreads, 0, stream>>>(args);
+        fill_uses<<<grid(items * args.tile_queries * args.top_k, kThreads), kThreads, 0, stream>>>(
+            args);
     }
     return cudaGetLastError();
 }
