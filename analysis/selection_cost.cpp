@@ -299,8 +299,8 @@ SelectionCost selection_cost(const Problem& p, View<const int32_t, 3> ids, Eleme
                           cache_blocks);
     };
     const SplitWork tiled = sharing(1), by_block = sharing(full + 1),
-                    mixed = sharing(cuda::sparse_least_sharing(p.group_size(), bytes, p.blocks(),
-                                                               ids.extent(2)));
+                    mixed = sharing(cuda::sparse_least_sharing(p.group_size(), p.head_dim, bytes,
+                                                               p.blocks(), ids.extent(2)));
     cost.unions.emplace_back(full, tiled.unions);
     cost.work_items = by_block.blocks.items;
     cost.pass_fill =

@@ -45,7 +45,7 @@ double LayerSizes::union_blocks() const {
 
 LayerSizes::Sharing LayerSizes::sharing() const {
     const int64_t queries = tile_queries(),
-                  least = cuda::sparse_least_sharing(group_size(), element_bytes(element),
+                  least = cuda::sparse_least_sharing(group_size(), head_dim, element_bytes(element),
                                                      ceil_div(tokens, block_size), top_k);
     const double k = real(top_k), chance = chance_of(union_blocks() / k, queries);
     return {k / chance * probability(least, queries, queries, chance),

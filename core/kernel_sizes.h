@@ -20,8 +20,7 @@ constexpr int kSparseTileQueries = 32;  // of a tile, at most: bits of UnionBloc
 constexpr int kSparsePassRows = 64;
 constexpr int kSparsePassQueries = 32;  // of a pass, at most: the producer warp has a lane for each
 constexpr int kSparseItemTiles = 32;    // tiles of queries of one work item, at most
-constexpr int64_t kSparseSlotBytes = int64_t{1} << 31;  // partial outputs of a round, at most; four
-                                                        // times as many are no faster
+constexpr int64_t kSparseSlotBytes = int64_t{1} << 31;  // partial outputs of a round, at most
 
 // Bytes of a UnionBlock, of a BlockUse (the handle of a (query, block) pair), and of the mask that
 // says which blocks of a (query, group) went to slots.
@@ -41,14 +40,15 @@ constexpr int64_t sparse_item_queries(int64_t heads) {
 }
 /// With LoopOrder::automatic a tile walks the blocks that this many of its queries share as a
 /// union: about where a masked step of 128 rows costs as much as the slots of 48 rows that it
-/// saves. Operands of one byte have cheaper steps: 36 rows. Measured for G = 16: in bf16, 32 to 64
-/// rows alike. All blocks, where the longest sequence has few: a query of a square sequence then
-/// selects half of what it sees, on the mean, and slots save too few steps to pay for the pass by
-/// blocks.
-constexpr int64_t sparse_least_sharing(int64_t heads, int64_t element_bytes, int64_t blocks,
-                                       int64_t top_k) {
-    if (blocks <= 4 * top_k) return 1;
-    const int64_t rows = element_bytes == 1 ? 36 : 48;
+/// saves. Operands of one byte have cheaper steps: 36 rows; 64 channels, too: half of that.
+/// Measured for G = 16 and 128 channels, in bf16, where 32 to 64 rows are alike, and for G = 4 and
+/// 64. All blocks, where the longest sequence has few: a query of a square sequence then selects
+/// half of what it sees, on the mean, and slots save too few steps to pay for the pass by blocks.
+constexpr int64_t sparse_least_sharing(int64_t heads, int64_t head_dim, int64_t element_bytes,
+                                       int64_t blocks, int64_t top_k) {
+    const int64_t full = head_dim > 64 ? 2 : 1;  // channels of a step: 64 times
+    if (blocks * full <= 8 * top_k) return 1;
+    const int64_t rows = (element_bytes == 1 ? 18 : 24) * full;
     return std::clamp<int64_t>(rows / heads, 2, sparse_tile_queries(heads) + 1);
 }
 /// Tiles of a chunk, where a query's partial outputs take k Hq dh elements: of the operands' type,

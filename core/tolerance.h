@@ -71,8 +71,8 @@ inline double weight_bound(double logit, double keys) {
 }
 
 /// Error of an attention output: weights, n products and additions with values up to v_max, and
-/// the rounding of the stored result. Tensor cores take the weights, the largest of a row as 1, in
-/// the operands' type: one more rounding of each where that is not float.
+/// the rounding of the stored result. Tensor cores take the weights, the largest of a row 1 or
+/// more, in the operands' type: one more rounding of each where that is not float.
 inline double attention_bound(double logit, double keys, double v_max, Element operands,
                               Element stored) {
     const double taken =

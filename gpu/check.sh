@@ -5,7 +5,7 @@
 # DIR holds test_backends, test_goldens and test_experiments made before; without it, they are built
 # for the GPU that is present. --sanitizers: compute-sanitizer's memcheck, racecheck and initcheck
 # over every operation as well, which takes several minutes more; and over gpu/sanitizer_findings.cu,
-# of which racecheck reports what it reports of the kernels. STAGES in the environment: a
+# of which racecheck and initcheck report what they report of the kernels. STAGES in the environment: a
 # regular expression of the stages to run; SANITIZER_SECONDS: of a tool's process, at most.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -82,11 +82,12 @@ stub_cudnn() {
         --gtest_brief=1 --gtest_filter='Cuda.DenseAttentionSaysWhyCudnnDoesNotAnswer'
 }
 
-# What racecheck reports of a few lines that stand by themselves; passes if their result is right.
+# findings TOOL: what it reports of a few lines that stand by themselves; passes if their results
+# are right.
 # shellcheck disable=SC2317
 findings() {
     nvcc -arch=sm_90 -lineinfo gpu/sanitizer_findings.cu -o "$logs/findings" &&
-        compute-sanitizer --tool racecheck "$logs/findings"
+        compute-sanitizer --tool "$1" "$logs/findings"
 }
 
 # Without a device the tests must skip, and fail where the device is required.
@@ -141,7 +142,11 @@ if ((sanitizers)); then
     stage "memcheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer memcheck "$every" --leak-check full
     stage "racecheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer racecheck "$small-*Dense*" # cuDNN's
     stage "initcheck" '[0-9]+ tests?\.|SUMMARY.*' sanitizer initcheck "$every"
-    ! command -v nvcc >/dev/null || stage "racecheck, alone" 'the result.*|SUMMARY.*' findings
+    if command -v nvcc >/dev/null; then
+        for tool in racecheck initcheck; do
+            stage "$tool, alone" 'the result.*|SUMMARY.*' findings "$tool"
+        done
+    fi
 fi
 echo
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || true

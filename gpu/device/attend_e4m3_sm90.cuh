@@ -28,11 +28,12 @@ constexpr bool kIsE4m3 = std::is_same_v<T, __nv_fp8_e4m3>;
 template <typename T>
 using Stored = std::conditional_t<kIsE4m3<T>, __nv_bfloat16, T>;
 
-/// Bytes of the operands in shared memory, and how many blocks of keys there are at once.
+/// Bytes of the operands in shared memory, and how many blocks (of unions: steps) of keys there are
+/// at once.
 template <typename T, int Dim, int BlockSize>
 struct OperandShape : AttendShape<Dim, BlockSize> {
     static constexpr int kValueBytes = AttendShape<Dim, BlockSize>::kKeyBytes;
-    static constexpr int kStages = 2;
+    static constexpr int kStages = Dim == 64 ? 3 : 2;
 };
 /// Rows of q and k are one box of 128 bytes, half of which is of no use where Dim is 64.
 template <int Dim, int BlockSize>
@@ -98,6 +99,25 @@ __device__ void keep_weights(uint32_t (&p)[Words], const float (&weight)[Weights
             p[n] = pack_e4m3(weight[at], weight[at + 1], weight[at + 4], weight[at + 5]);
         } else {
             p[n] = pack<T>(weight[2 * n], weight[2 * n + 1]);
+        }
+    }
+}
+
+/// The same of as many equal parts of bf16 or f16 weights as `any` has, 0 where it says no.
+template <typename T, int Words, int Weights, int Parts>
+__device__ void keep_weights_where(uint32_t (&p)[Words], const float (&weight)[Weights],
+                                   const bool (&any)[Parts]) {
+    static_assert(Weights == 2 * Words);
+    constexpr int kPart = Words / Parts;
+#pragma unroll
+    for (int part = 0; part < Parts; ++part) {
+        if (any[part]) {
+#pragma unroll
+            for (int n = part * kPart; n < (part + 1) * kPart; ++n)
+                p[n] = pack<T>(weight[2 * n], weight[2 * n + 1]);
+        } else {
+#pragma unroll
+            for (int n = part * kPart; n < (part + 1) * kPart; ++n) p[n] = 0;
         }
     }
 }

@@ -3,10 +3,10 @@
 // one key block, two consumer warpgroups of 64 rows each.
 #pragma once
 
-#include "gpu/device/exp2.cuh"
 #include "gpu/device/half_pair.cuh"
 #include "gpu/device/pipeline_sm90.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
+#include "gpu/device/softmax_sm90.cuh"
 #include "gpu/device/warp.cuh"
 
 namespace msa::cuda::sm90 {
@@ -48,61 +48,6 @@ __device__ void start_values(float (&out)[Dim / 2], const uint32_t (&p)[BlockSiz
         multiply_in<T, true>(out, p + 4 * s, operand(values, s * 16 * kSwizzle), add || s > 0);
     wgmma_commit();
 }
-
-/// Running softmax of this thread's two rows.
-struct Softmax {
-    float running_max[2] = {-INFINITY, -INFINITY};  // of the scores so far, not scaled
-    float sum[2] = {0, 0};                          // of this thread's columns
-
-    /// Scores become 2^(scale (score - running_max)), 0 where masked; `factor` is what results made
-    /// before must be multiplied with. `seen` keys of the block are visible to the row; with none,
-    /// the row stays as it is. False where no row of the warp sees any: all is left as it is, as
-    /// zeros written here would cost every step their registers.
-    template <int Sums>
-    __device__ bool step(float (&score)[Sums], const int (&seen)[2], float scale,
-                         float (&factor)[2]) {
-        constexpr int kColumns = 2 * Sums;
-        if (__all_sync(kAllLanes, seen[0] <= 0 && seen[1] <= 0)) {
-            factor[0] = factor[1] = 1;
-            return false;
-        }
-        const int first_column = 2 * (threadIdx.x % 4);
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            if (seen[side] < kColumns) {
-#pragma unroll
-                for (int j = 0; j < Sums / 4; ++j)
-#pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        if (8 * j + first_column + i >= seen[side])
-                            score[4 * j + 2 * side + i] = -INFINITY;
-            }
-            float m[2] = {running_max[side], running_max[side]};
-#pragma unroll
-            for (int j = 0; j < Sums / 4; ++j)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) m[i] = fmaxf(m[i], score[4 * j + 2 * side + i]);
-            float now = fmaxf(m[0], m[1]);
-            now = fmaxf(now, __shfl_xor_sync(kAllLanes, now, 1));
-            now = fmaxf(now, __shfl_xor_sync(kAllLanes, now, 2));
-            const float shift = now == -INFINITY ? 0 : now * scale;
-            factor[side] =
-                now == running_max[side] ? 1 : exp2_fast(fmaf(running_max[side], scale, -shift));
-            running_max[side] = now;
-            float t[2] = {0, 0};
-#pragma unroll
-            for (int j = 0; j < Sums / 4; ++j)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float& x = score[4 * j + 2 * side + i];
-                    x = exp2_fast(fmaf(x, scale, -shift));
-                    t[i] += x;
-                }
-            sum[side] = fmaf(sum[side], factor[side], t[0] + t[1]);
-        }
-        return true;
-    }
-};
 
 /// Rows of slots lie as the products leave them, not in the order of channels: the n-th pair of a
 /// thread's chunk i are channels 8 (4 i + n) + 2 (thread % 4) and the next. Which 16 bytes of the

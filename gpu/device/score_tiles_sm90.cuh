@@ -24,7 +24,7 @@ struct TileRows {
     static constexpr int kRows = Consumers * Halves * kHalfRows;
     static constexpr int kThreads = (Consumers + 1) * kWarpgroup;
     static constexpr int kBlocksPerSm = Consumers == 1 ? 2 : 1;
-    static constexpr int kConsumerRegisters = Consumers == 1 ? 232 : 240;
+    static constexpr int kConsumerRegisters = Consumers == 1 ? 232 : Consumers == 2 ? 240 : 112;
     static constexpr int kProducerRegisters = 24;
     /// Of a thread of each warpgroup together, as the launch gives them: setmaxnreg.inc waits for
     /// ever for more.

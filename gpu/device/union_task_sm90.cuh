@@ -22,13 +22,18 @@ struct Run {
     int first, count;
 };
 
+/// Blocks of a union that a tile takes at one step: a tile of keys, in which each has rows of its
+/// own. One of e4m3, as scales are of a block.
+template <typename T, int BlockSize>
+constexpr int kStepBlocks = kIsE4m3<T> ? 1 : kTileKeys / BlockSize;
+
 constexpr int kNoTask = -1;
 
 /// A (tile, group) pair as the producer hands it over.
 struct Task {
     int64_t query;
     int queries, group;
-    int blocks;                                                  // of the union, or kNoTask
+    int steps;                                                   // of the union, or kNoTask
     int visible[kSparseTileQueries], slots[kSparseTileQueries];  // of the queries
     Run runs[kRuns];
 };
@@ -39,20 +44,20 @@ struct Kept {
     int queries, group;
 };
 
-/// Scales of e4m3 operands: of the task's rows, and of the blocks at hand. Other types have
+/// Scales of e4m3 operands: of the rows of the tasks and of the blocks at hand. Other types have
 /// none.
-template <typename T, int Stages>
+template <typename T, int Tasks, int Stages>
 struct TaskScales {
     struct Rows {};
     __device__ static Rows read_rows(const SparseUnionArgs&, const QueryTile&, int) { return {}; }
-    __device__ void put_rows(const Rows&) {}
+    __device__ void put_rows(const Rows&, int) {}
     __device__ static BlockScales read_block(const SparseUnionArgs&, int64_t) { return {}; }
     __device__ void put_block(const BlockScales&, int) {}
     __device__ BlockScales at(int) const { return {}; }
 };
-template <int Stages>
-struct TaskScales<__nv_fp8_e4m3, Stages> {
-    float row[kSparseTileRows];
+template <int Tasks, int Stages>
+struct TaskScales<__nv_fp8_e4m3, Tasks, Stages> {
+    float row[Tasks][kSparseTileRows];
     BlockScales block[Stages];
 
     struct Rows {
@@ -72,10 +77,10 @@ struct TaskScales<__nv_fp8_e4m3, Stages> {
         }
         return rows;
     }
-    __device__ void put_rows(const Rows& rows) {
+    __device__ void put_rows(const Rows& rows, int task) {
 #pragma unroll
         for (int n = 0; n < kSparseTileRows / kWarp; ++n)
-            row[threadIdx.x % kWarp + n * kWarp] = rows.scale[n];
+            row[task][threadIdx.x % kWarp + n * kWarp] = rows.scale[n];
     }
     __device__ static BlockScales read_block(const SparseUnionArgs& args, int64_t number) {
         return block_scales(args.scales.k.at(number), args.scales.v.at(number));

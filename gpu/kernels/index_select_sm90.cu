@@ -17,9 +17,9 @@
 // (IndexSelectArgs::keys_settled). The queries are always waited for.
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/rank_exchange.cuh"
+#include "gpu/device/row_lists.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
 #include "gpu/device/seen_keys.cuh"
-#include "gpu/device/warp_top_k.cuh"
 #include "gpu/kernels/index_select_sm90.h"
 
 namespace msa::cuda {
@@ -29,15 +29,24 @@ using namespace sm90;
 static_assert(kIndexPrefillRows == PrefillRows::kRows && kIndexDecodeRows == DecodeRows::kRows &&
               kIndexTileKeys == kTileKeys);
 
+/// Rows of many queries. Four warpgroups of operands of 8 bits fit: while one merges, three
+/// multiply.
+template <typename T>
+using SelectRows = std::conditional_t<sizeof(T) == 1, TileRows<4, 1>, PrefillRows>;
+static_assert(SelectRows<__nv_fp8_e4m3>::kRows == kIndexPrefillRows);
+
 template <typename Shape, typename Rows, int Kept>
 struct Shared {
-    static constexpr int kRingBytes = Rows::kConsumers == 2 ? 131072 : 65536;
+    static constexpr bool kManyWarps = Rows::kConsumers == 4;
+    static constexpr int kRingBytes = Rows::kConsumers == 1      ? 65536
+                                      : kManyWarps && Kept == 32 ? 81920
+                                                                 : 131072;
     static constexpr int kStages = kRingBytes / Shape::kTileBytes;
     char tiles[kStages][Shape::kTileBytes];
     RowBuffer<Rows> scores;
-    uint64_t list[Rows::kRows][Kept];  // best first
-    int limit[Rows::kRows];            // candidates are blocks [forced_first, limit)
-    int kept[Rows::kRows];             // places for them
+    std::conditional_t<kManyWarps, WaitingLists<Rows::kRows, Kept>, SortedLists<Rows::kRows, Kept>>
+        lists;
+    int limit[Rows::kRows];  // candidates are blocks [forced_first, limit)
     Ring<kStages> ring;
 };
 
@@ -72,29 +81,20 @@ struct SplitLists {
     __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
 };
 
-/// Merges columns [0, count) of the buffer, blocks from `block` on, into `Places` rows of the warp,
-/// from `place` on: at once, as each is a chain of exchanges.
+/// Offers columns [0, count) of the buffer, blocks from `block` on, to `Places` rows of the warp,
+/// from `place` on: at once, as each waits for its exchanges.
 template <int Places, typename S>
-__device__ void merge_rows(S& shared, const DeviceRule& rule, float scale, int place, int block,
-                           int count) {
-    constexpr int kKept = sizeof(shared.list[0]) / sizeof(uint64_t);
+__device__ void offer_scores(S& shared, const DeviceRule& rule, float scale, int place, int block,
+                             int count) {
     const int lane = threadIdx.x % kWarp, id = block + lane;
-    WarpTopK list[Places];
-    uint64_t key[Places];
-    uint32_t wanted[Places], any = 0;
+    float score[Places];
 #pragma unroll
     for (int n = 0; n < Places; ++n) {
-        const int at = place + n, kept = shared.kept[at];
-        list[n].key = lane < kKept ? shared.list[at][lane] : 0;
-        const bool candidate = lane < count && id >= rule.forced_first && id < shared.limit[at];
-        key[n] = candidate ? candidate_key(scale * shared.scores.at(at, lane), id) : 0;
-        any |= wanted[n] = __ballot_sync(kAllLanes, kept > 0 && key[n] > list[n].threshold(kept));
+        const bool candidate =
+            lane < count && id >= rule.forced_first && id < shared.limit[place + n];
+        score[n] = candidate ? scale * shared.scores.at(place + n, lane) : -INFINITY;
     }
-    if (any == 0) return;
-    WarpTopK::offer_each(list, key, wanted);
-#pragma unroll
-    for (int n = 0; n < Places; ++n)
-        if (lane < kKept) shared.list[place + n][lane] = list[n].key;
+    shared.lists.offer(place, score, id);
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
@@ -125,8 +125,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
                           row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
                           BlockSize);
         shared.limit[place] = own.limit;
-        shared.kept[place] = own.kept;
-        for (int i = 0; i < Kept; ++i) shared.list[place][i] = 0;
+        shared.lists.clear(place, own.kept);
     }
     __syncthreads();
 
@@ -160,9 +159,9 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
         __syncwarp();
         const int first = warp_place + half * kHalfRows;
         for (int place = first; place < first + 16 && row_at<Rows>(place) < rows; place += kAtOnce)
-            merge_rows<kAtOnce>(shared, args.rule, args.scale, place,
-                                (first_tile + t - in_round) * kBlocksPerTile,
-                                (in_round + 1) * kBlocksPerTile);
+            offer_scores<kAtOnce>(shared, args.rule, args.scale, place,
+                                  (first_tile + t - in_round) * kBlocksPerTile,
+                                  (in_round + 1) * kBlocksPerTile);
         __syncwarp();
     };
     consume(operand, count, shared.tiles[0], shared.ring,
@@ -189,7 +188,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
             const int place = warp_place + half * kHalfRows + i, row = row_at<Rows>(place);
             if (row >= rows) break;
             const int64_t out_row = tile.query * args.groups + row;
-            const WarpTopK list{lane < Kept ? shared.list[place][lane] : 0};
+            const WarpTopK list = shared.lists.whole(place);
             if (args.splits > 1) {
                 const SplitLists<Kept> to(args, out_row);
                 if (lane < Kept) to.list(blockIdx.y)[lane] = list.key;
@@ -380,8 +379,9 @@ cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream,
 template <typename Shape>
 cudaError_t launch_shape(const IndexSelectArgs& args, cudaStream_t stream,
                          const CandidateExchange* exchange) {
-    return args.decode ? launch_rows<Shape, DecodeRows>(args, stream, exchange)
-                       : launch_rows<Shape, PrefillRows>(args, stream, exchange);
+    return args.decode
+               ? launch_rows<Shape, DecodeRows>(args, stream, exchange)
+               : launch_rows<Shape, SelectRows<typename Shape::Value>>(args, stream, exchange);
 }
 
 }  // namespace

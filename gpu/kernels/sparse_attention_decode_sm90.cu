@@ -194,7 +194,7 @@ __device__ void put_warp_part(Shared<T, Dim, BlockSize>& shared, const float (&o
         if constexpr (kIsE4m3<T>)
             best = softmax.best(side);
         else
-            best = softmax.running_max[side];
+            best = softmax.reference[side];
         if (lane % 4 == 0) shared.best[warp][head] = best, shared.total[warp][head] = total;
         put_outputs<T>(out, side, shared.out[warp][head]);
     }

@@ -10,6 +10,7 @@
 // A row has one softmax per block, so there is no running maximum over blocks. Its output is
 // normalised and goes to a slot with the log of the denominator; gpu/kernels/
 // sparse_attention_union_sm90.cu adds the slots of a row.
+#include <algorithm>
 #include <climits>
 
 #include "gpu/device/attend_e4m3_sm90.cuh"
@@ -22,7 +23,6 @@ namespace {
 using namespace sm90;
 
 constexpr int kConsumers = AttendRows::kConsumers;
-constexpr int kQueryStages = 4, kKeyStages = 2, kValueStages = 1;
 constexpr int kPassRows = kSparsePassRows, kMostPassQueries = kSparsePassQueries;
 static_assert(kMostPassQueries == kWarp);
 /// Place or head of a row that is not there: negative, also with another number of rows added.
@@ -35,12 +35,12 @@ struct PassUse {
 
 /// Scales of e4m3 operands: of the rows of passes, and of the blocks at hand. Other types have
 /// none.
-template <typename T>
+template <typename T, int QueryStages, int BlockStages>
 struct PassScales {};
-template <>
-struct PassScales<__nv_fp8_e4m3> {
-    float row[kConsumers][kQueryStages][kPassRows];
-    BlockScales block[kKeyStages];
+template <int QueryStages, int BlockStages>
+struct PassScales<__nv_fp8_e4m3, QueryStages, BlockStages> {
+    float row[kConsumers][QueryStages][kPassRows];
+    BlockScales block[BlockStages];
 };
 
 /// Of a thread. Those that gather e4m3 queries read scales too.
@@ -54,14 +54,20 @@ struct Registers {
 template <typename T, int Dim, int BlockSize>
 struct Shared {
     using S = OperandShape<T, Dim, BlockSize>;
+    static constexpr int kBlockBytes = S::kKeyBytes + S::kValueBytes;
+    static constexpr int kQueryBytes = kConsumers * S::kBoxes * kPassRows * kSwizzle;  // of a stage
+    static constexpr int kQueryStages = kBlockBytes <= 32768 ? 4 : 3;
+    /// Keys and values of as many blocks as there is room for beside barriers and uses: the next
+    /// ones are there when a block of few uses is done.
+    static constexpr int kBlockStages =
+        std::min(4, (kMostSharedBytes - 2048 - kQueryStages * kQueryBytes) / kBlockBytes);
     char q[kConsumers][kQueryStages][S::kBoxes][kPassRows * kSwizzle];
-    char k[kKeyStages][S::kKeyBytes];
-    char v[kValueStages][S::kValueBytes];
+    char k[kBlockStages][S::kKeyBytes];
+    char v[kBlockStages][S::kValueBytes];
     PassUse uses[kConsumers][kQueryStages][kMostPassQueries];
     Ring<kQueryStages> q_ring[kConsumers];
-    Ring<kKeyStages> k_ring;
-    Ring<kValueStages> v_ring;
-    PassScales<T> scales;
+    Ring<kBlockStages> k_ring, v_ring;
+    PassScales<T, kQueryStages, kBlockStages> scales;
 };
 
 /// Those of the round.
@@ -74,6 +80,8 @@ struct Items {
         first = args.workspace.items + round.first_chunk * args.most_items();
         count = round.items;
     }
+    /// Read ahead, as what an item says is read after it; empty behind the last one.
+    __device__ KeyBlockItem at(int i) const { return i < count ? first[i] : KeyBlockItem{}; }
 };
 
 /// The uses of an item that one consumer takes: `queries` at a time, every other time. Rows of a
@@ -100,9 +108,11 @@ __device__ void gather(const SparseKvOuterArgs& args, Shared<T, Dim, BlockSize>&
     const int lane = threadIdx.x % kWarp, heads = args.group_size();
     const Items items(args);
     const Passes passes(args, consumer);
-    Cursor<kQueryStages> at;
+    Cursor<Shared<T, Dim, BlockSize>::kQueryStages> at;
+    KeyBlockItem coming = items.at(blockIdx.x);
     for (int i = blockIdx.x; i < items.count; i += gridDim.x) {
-        const KeyBlockItem item = items.first[i];
+        const KeyBlockItem item = coming;
+        coming = items.at(i + gridDim.x);
         const BlockUse* const uses = args.workspace.uses + item.begin;
         auto use_of = [&](int first) {
             return lane < passes.queries && first + lane < item.count ? uses[first + lane]
@@ -144,12 +154,18 @@ __device__ void gather(const SparseKvOuterArgs& args, Shared<T, Dim, BlockSize>&
 template <typename T, int Dim, int BlockSize>
 __device__ void stream_blocks(const SparseKvOuterArgs& args, Shared<T, Dim, BlockSize>& shared) {
     using S = OperandShape<T, Dim, BlockSize>;
-    Cursor<kKeyStages> k_at;
-    Cursor<kValueStages> v_at;
+    Cursor<Shared<T, Dim, BlockSize>::kBlockStages> at;
     const Items items(args);
-    for (int i = blockIdx.x; i < items.count; i += gridDim.x, k_at.advance(), v_at.advance()) {
-        const KeyBlockItem item = items.first[i];
-        const int key = args.workspace.uses[item.begin].key;
+    const auto key_of = [&](const KeyBlockItem& item) {
+        return item.count > 0 ? args.workspace.uses[item.begin].key : 0;
+    };
+    KeyBlockItem coming = items.at(blockIdx.x);
+    int coming_key = key_of(coming);
+    for (int i = blockIdx.x; i < items.count; i += gridDim.x, at.advance()) {
+        const KeyBlockItem item = coming;
+        const int key = coming_key;
+        coming = items.at(i + gridDim.x);
+        coming_key = key_of(coming);
         const auto copy = [&](char* to, const CUtensorMap* from, Barrier& full) {
             full.expect(S::kKeyBytes);
             for (int box = 0; box < S::kBoxes; ++box)
@@ -160,17 +176,17 @@ __device__ void stream_blocks(const SparseKvOuterArgs& args, Shared<T, Dim, Bloc
         [[maybe_unused]] BlockScales scales{};
         if constexpr (kIsE4m3<T>)
             scales = block_scales(args.scales.k.at(number), args.scales.v.at(number));
-        shared.k_ring.empty[k_at.stage].wait(k_at.parity ^ 1);
-        if constexpr (kIsE4m3<T>) shared.scales.block[k_at.stage] = scales;
-        copy(shared.k[k_at.stage], &args.k, shared.k_ring.full[k_at.stage]);
-        shared.v_ring.empty[v_at.stage].wait(v_at.parity ^ 1);
+        shared.k_ring.empty[at.stage].wait(at.parity ^ 1);
+        if constexpr (kIsE4m3<T>) shared.scales.block[at.stage] = scales;
+        copy(shared.k[at.stage], &args.k, shared.k_ring.full[at.stage]);
+        shared.v_ring.empty[at.stage].wait(at.parity ^ 1);
         if constexpr (kIsE4m3<T>) {
-            Barrier& full = shared.v_ring.full[v_at.stage];
+            Barrier& full = shared.v_ring.full[at.stage];
             full.expect(S::kValueBytes);
-            copy_bytes(shared.v[v_at.stage], args.values + number * S::kValueBytes, S::kValueBytes,
+            copy_bytes(shared.v[at.stage], args.values + number * S::kValueBytes, S::kValueBytes,
                        &full, Keep::shortest);
         } else {
-            copy(shared.v[v_at.stage], &args.v, shared.v_ring.full[v_at.stage]);
+            copy(shared.v[at.stage], &args.v, shared.v_ring.full[at.stage]);
         }
     }
 }
@@ -179,7 +195,8 @@ template <typename T, int Dim, int BlockSize>
 __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     kv_outer(const __grid_constant__ SparseKvOuterArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    auto& shared = *reinterpret_cast<Shared<T, Dim, BlockSize>*>(memory);
+    using Memory = Shared<T, Dim, BlockSize>;
+    auto& shared = *reinterpret_cast<Memory*>(memory);
     constexpr bool kNarrow = kIsE4m3<T>;
     if (threadIdx.x == 0) {
         for (auto& ring : shared.q_ring) ring.init(1);
@@ -209,23 +226,19 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         pass_query[side] = min(query, passes.queries - 1);
         head[side] = query < passes.queries ? (row + 8 * side) % heads : kNowhere;
     }
-    Cursor<kQueryStages> q_at;
-    Cursor<kKeyStages> k_at;
-    Cursor<kValueStages> v_at;
+    Cursor<Memory::kQueryStages> q_at;
+    Cursor<Memory::kBlockStages> at;
     const Items items(args);
-    auto item_at = [&](int i) {
-        return i < items.count ? items.first[i] : KeyBlockItem{0, 0, 0, 0};
-    };
-    KeyBlockItem next = item_at(blockIdx.x);
-    for (int i = blockIdx.x; i < items.count; i += gridDim.x, k_at.advance(), v_at.advance()) {
-        const int count = passes.of(next);
-        next = item_at(i + gridDim.x);
-        const char *const k = shared.k[k_at.stage], *const v = shared.v[v_at.stage];
-        shared.k_ring.full[k_at.stage].wait(k_at.parity);
+    KeyBlockItem coming = items.at(blockIdx.x);
+    for (int i = blockIdx.x; i < items.count; i += gridDim.x, at.advance()) {
+        const int count = passes.of(coming);
+        coming = items.at(i + gridDim.x);
+        const char *const k = shared.k[at.stage], *const v = shared.v[at.stage];
+        shared.k_ring.full[at.stage].wait(at.parity);
         if (count == 0) {
-            if (leader) shared.k_ring.empty[k_at.stage].arrive();
-            shared.v_ring.full[v_at.stage].wait(v_at.parity);
-            if (leader) shared.v_ring.empty[v_at.stage].arrive();
+            if (leader) shared.k_ring.empty[at.stage].arrive();
+            shared.v_ring.full[at.stage].wait(at.parity);
+            if (leader) shared.v_ring.empty[at.stage].arrive();
             continue;
         }
         uint32_t p[kNarrow ? BlockSize / 8 : BlockSize / 4];
@@ -233,7 +246,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         int place[2];  // rows of the slots where those in p go; negative: nowhere
         RunningSoftmax<T> softmax;
         [[maybe_unused]] BlockScales scales{};
-        if constexpr (kNarrow) scales = shared.scales.block[k_at.stage];
+        if constexpr (kNarrow) scales = shared.scales.block[at.stage];
         auto start = [&](float(&sum)[BlockSize / 2]) {
             shared.q_ring[consumer].full[q_at.stage].wait(q_at.parity);
             start_scores_of<T, Dim, BlockSize, kPassRows>(sum, shared.q[consumer][q_at.stage][0],
@@ -280,7 +293,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 if constexpr (kNarrow)
                     lse[side] = softmax.best(side) + __log2f(total);
                 else
-                    lse[side] = fmaf(softmax.running_max[side], scale, __log2f(total));
+                    lse[side] = fmaf(softmax.reference[side], scale, __log2f(total));
             }
         };
         auto store = [&] {
@@ -299,7 +312,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             take(sum);
             keep_weights<T>(p, sum);
         }
-        shared.v_ring.full[v_at.stage].wait(v_at.parity);
+        shared.v_ring.full[at.stage].wait(at.parity);
         for (int n = 1; n < count; ++n) {
             float sum[BlockSize / 2];
             start_out();
@@ -311,11 +324,11 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             take(sum);
             keep_weights<T>(p, sum);
         }
-        if (leader) shared.k_ring.empty[k_at.stage].arrive();
+        if (leader) shared.k_ring.empty[at.stage].arrive();
         start_out();
         normalise();
         wgmma_wait<0>();
-        if (leader) shared.v_ring.empty[v_at.stage].arrive();
+        if (leader) shared.v_ring.empty[at.stage].arrive();
         store();
     }
     launch_dependents();

@@ -2,10 +2,12 @@
 // A tile of 128 rows walks the union of its blocks, adds what KV-outer left for its rows, and
 // writes the result.
 //
+// A step takes up to 128 keys: one block, two of 64 keys or four of 32, so that its products are as
+// long beside its barriers and exchanges for all block sizes.
 // Producer: one warp streams the tile's queries, then keys and values of the union's blocks (TMA).
-// Consumers: two warpgroups of 64 rows each. The product Q K^T of the next block runs beside P V of
+// Consumers: two warpgroups of 64 rows each. The product Q K^T of the next step runs beside P V of
 // the last one (wgmma), with the online softmax between them. Rows of queries that did not select a
-// block are masked.
+// block are masked; a warp none of whose rows did takes no exponentials of it.
 // Slots: meanwhile each warp has the first slots of its rows on their way. At the end it adds them,
 // each weighted by its share of the softmax denominator: the second phase of KV-outer.
 //
@@ -15,7 +17,7 @@
 
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/seen_keys.cuh"
-#include "gpu/device/union_task_sm90.cuh"
+#include "gpu/device/union_tiles_sm90.cuh"
 
 namespace msa::cuda {
 namespace {
@@ -24,150 +26,140 @@ using namespace sm90;
 
 template <typename T, int Dim, int BlockSize, Slots Kind>
 struct Shared {
-    using S = OperandShape<T, Dim, BlockSize>;
+    static constexpr int kBlocks = kStepBlocks<T, BlockSize>, kKeys = kBlocks * BlockSize;
+    using S = OperandShape<T, Dim, kKeys>;
+    static constexpr int kTasks = Dim == 64 ? 2 : 1;  // of 128, a second would cost a stage
     static constexpr int kStages = Kind == Slots::none ? S::kStages * 3 / 2 : S::kStages;
-    char q[S::kQueryBytes];
+    char q[kTasks][S::kQueryBytes];
     char k[kStages][S::kKeyBytes];
     char v[kStages][S::kValueBytes];
     SlotsOf<Kind, Stored<T>, Dim> slots[AttendRows::kConsumers * 4];  // per warp
-    UnionBlock blocks[kStages];
-    Task task;
+    UnionBlock blocks[kStages][kBlocks];
+    Task tasks[kTasks];
     Kept kept[AttendRows::kConsumers * 4];  // per warp
+    Ring<kTasks> q_ring;                    // tasks and q
     Ring<kStages> k_ring, v_ring;
-    Barrier q_full, q_empty;  // task and q
-    TaskScales<T, kStages> scales;
+    TaskScales<T, kTasks, kStages> scales;
 };
 
-/// The slots of the queries of a tile and group, a lane each, and of its runs of rows.
-__device__ Run read_slots(const SparseUnionArgs& args, int tile_index, int group, int& slots) {
-    const int lane = threadIdx.x % kWarp, heads = args.group_size();
-    slots = 0;
-    if (!args.any_slots()) return {0, 0};
-    if (lane < args.tile_queries)
-        slots = __popc(args.workspace.in_slots[args.row(tile_index, lane, group)]);
-    Run run{args.slot_row(tile_index, group, 0) + lane * kRun, 0};
-    const int first = lane * kRun / heads, last = (lane * kRun + kRun - 1) / heads;
-    for (int i = 0; i < kRun; ++i) {
-        const int of_query = __shfl_sync(kAllLanes, slots, min(first + i, last));
-        if (first < args.tile_queries) run.count = max(run.count, of_query);
-    }
-    return run;
-}
-
-/// The tiles of a round and a thread block, for the producer warp. Group major, so that tiles that
-/// run together share keys.
-struct TileQueue {
-    SparseRound* round;
-    int first_tile, tiles, index, taken = 0;
-
-    __device__ explicit TileQueue(const SparseUnionArgs& args)
-        : round(args.workspace.rounds + args.round),
-          first_tile(round->first_chunk * args.chunk_tiles),
-          tiles(min(round->chunks * args.chunk_tiles, args.tile_count - first_tile)),
-          index(static_cast<int>(blockIdx.x)) {}
-    __device__ bool any(int groups) const { return index < tiles * groups; }
-    __device__ int tile() const { return first_tile + index % tiles; }
-    __device__ int group() const { return index / tiles; }
-    /// By one lane: asks for the next one, which next() moves to. Late, so that a tile does not
-    /// wait here while another thread block is free.
-    __device__ void take() { taken = static_cast<int>(gridDim.x) + atomicAdd(&round->taken, 1); }
-    __device__ void next() { index = __shfl_sync(kAllLanes, taken, 0); }
-};
-
-/// By one lane: the queries of a tile, and the task, but for what all lanes have put there.
+/// By one lane: the queries of a tile, and the task at this stage, but for what all lanes have put
+/// there.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void fetch_queries(const SparseUnionArgs& args, Shared<T, Dim, BlockSize, Kind>& shared,
-                              const QueryTile& tile, int group, int count) {
-    using S = OperandShape<T, Dim, BlockSize>;
-    shared.task.query = tile.query;
-    shared.task.queries = tile.queries;
-    shared.task.group = group;
-    shared.task.blocks = count;
+                              int stage, const QueryTile& tile, int group, int steps) {
+    using S = typename Shared<T, Dim, BlockSize, Kind>::S;
+    Task& task = shared.tasks[stage];
+    Barrier& full = shared.q_ring.full[stage];
+    task.query = tile.query;
+    task.queries = tile.queries;
+    task.group = group;
+    task.steps = steps;
     const uint32_t bytes = static_cast<uint32_t>(args.tile_rows() * S::kBoxes * kSwizzle);
-    shared.q_full.expect(count > 0 ? bytes : 0);
-    for (int box = 0; count > 0 && box < S::kBoxes; ++box)
-        copy_box(shared.q + box * S::kQueryBox, &args.q, 64 * box, group * args.group_size(),
-                 static_cast<int>(tile.query), &shared.q_full);
+    full.expect(steps > 0 ? bytes : 0);
+    for (int box = 0; steps > 0 && box < S::kBoxes; ++box)
+        copy_box(shared.q[stage] + box * S::kQueryBox, &args.q, 64 * box, group * args.group_size(),
+                 static_cast<int>(tile.query), &full);
 }
 
-/// By one lane: the keys of a block of the union, whose first key this is.
+/// By a lane for each block of a step: its keys, or its values. `key`: its first row.
+template <typename S, int BlockSize>
+__device__ void copy_block(char* to, const CUtensorMap* map, int group, int dim, int key,
+                           Barrier& full) {
+    char* const rows = to + threadIdx.x % kWarp * (BlockSize * kSwizzle);
+    for (int box = 0; box < S::kBoxes; ++box)
+        copy_box(rows + box * S::kKeyBox, map, group * dim + 64 * box, key, &full);
+}
+
+/// By the warp, whose first lanes have the blocks of a step: their keys.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void fetch_keys(const SparseUnionArgs& args, Shared<T, Dim, BlockSize, Kind>& shared,
                            int stage, int group, int key, const UnionBlock& block,
                            const BlockScales& scales) {
-    using S = OperandShape<T, Dim, BlockSize>;
+    using Memory = Shared<T, Dim, BlockSize, Kind>;
+    using S = typename Memory::S;
+    const int lane = threadIdx.x % kWarp;
     Barrier& full = shared.k_ring.full[stage];
-    shared.blocks[stage] = block;
-    shared.scales.put_block(scales, stage);
-    full.expect(S::kKeyBytes);
-    for (int box = 0; box < S::kBoxes; ++box)
-        copy_box(shared.k[stage] + box * S::kKeyBox, &args.k, group * Dim + 64 * box, key, &full);
+    if (lane < Memory::kBlocks) shared.blocks[stage][lane] = block;
+    if (lane == 0) shared.scales.put_block(scales, stage);
+    __syncwarp();
+    if (lane == 0) full.expect(S::kKeyBytes);
+    if (lane < Memory::kBlocks)
+        copy_block<S, BlockSize>(shared.k[stage], &args.k, group, Dim, key, full);
 }
 
-/// The same of its values; `number`: of its scales.
+/// The same of their values; `number`: of the block's scales.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void fetch_values(const SparseUnionArgs& args, Shared<T, Dim, BlockSize, Kind>& shared,
                              int stage, int group, int key, int64_t number) {
-    using S = OperandShape<T, Dim, BlockSize>;
+    using Memory = Shared<T, Dim, BlockSize, Kind>;
+    using S = typename Memory::S;
+    const int lane = threadIdx.x % kWarp;
     Barrier& full = shared.v_ring.full[stage];
-    full.expect(S::kValueBytes);
+    if (lane == 0) full.expect(S::kValueBytes);
+    if (lane >= Memory::kBlocks) return;
     if constexpr (kIsE4m3<T>)
         copy_bytes(shared.v[stage], args.values + number * S::kValueBytes, S::kValueBytes, &full,
                    Keep::normal);
     else
-        for (int box = 0; box < S::kBoxes; ++box)
-            copy_box(shared.v[stage] + box * S::kKeyBox, &args.v, group * Dim + 64 * box, key,
-                     &full);
+        copy_block<S, BlockSize>(shared.v[stage], &args.v, group, Dim, key, full);
 }
 
-/// The producer warp; its first lane issues the copies.
+/// The producer warp.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void produce_blocks(const SparseUnionArgs& args,
                                Shared<T, Dim, BlockSize, Kind>& shared) {
-    Cursor<Shared<T, Dim, BlockSize, Kind>::kStages> at;
-    uint32_t q_parity = 1;
+    using Memory = Shared<T, Dim, BlockSize, Kind>;
+    Cursor<Memory::kStages> at;
+    Cursor<Memory::kTasks> q_at;
     const int lane = threadIdx.x % kWarp;
-    const bool issues = lane == 0;
-    for (TileQueue queue(args); queue.any(args.groups); queue.next()) {
+    for (TileQueue queue(args); queue.any(args.groups); queue.next(), q_at.advance()) {
         const int tile_index = queue.tile(), group = queue.group();
         const int item = tile_index * args.groups + group;
         const QueryTile tile = args.tiles[tile_index];
         const int count = args.workspace.block_counts[item];
         const UnionBlock* const blocks =
             args.workspace.blocks + int64_t{item} * args.top_k * args.tile_queries;
+        const auto block_from = [&](int first) {  // for this lane, of the step that begins there
+            const int n = first + lane % Memory::kBlocks;
+            return n < count ? blocks[n] : UnionBlock{};
+        };
         const int visible = lane < tile.queries ? seen_keys(args.visible, tile.query + lane) : 0;
         int slots;
         const Run run = read_slots(args, tile_index, group, slots);
-        UnionBlock next = count > 0 ? blocks[0] : UnionBlock{};
+        UnionBlock next = block_from(0);
         const auto row_scales = shared.scales.read_rows(args, tile, group);
-        shared.q_empty.wait(q_parity);
-        q_parity ^= 1;
-        shared.task.visible[lane] = visible, shared.task.slots[lane] = slots;
-        if (lane < kRuns) shared.task.runs[lane] = run;
-        shared.scales.put_rows(row_scales);
+        shared.q_ring.empty[q_at.stage].wait(q_at.parity ^ 1);
+        Task& task = shared.tasks[q_at.stage];
+        task.visible[lane] = visible, task.slots[lane] = slots;
+        if (lane < kRuns) task.runs[lane] = run;
+        shared.scales.put_rows(row_scales, q_at.stage);
         __syncwarp();
-        if (issues) fetch_queries(args, shared, tile, group, count);
-        for (int n = 0; n < count; ++n, at.advance()) {
+        if (lane == 0)
+            fetch_queries(args, shared, q_at.stage, tile, group,
+                          (count + Memory::kBlocks - 1) / Memory::kBlocks);
+#pragma unroll 1
+        for (int n = 0; n < count; at.advance()) {
             const UnionBlock block = next;
-            if (n + 1 < count)
-                next = blocks[n + 1];
-            else if (issues)
-                queue.take();
-            const int key = static_cast<int>(tile.key) + block.block * BlockSize;
+            next = block_from(n += Memory::kBlocks);
+            if (n >= count && lane == 0) queue.take();
+            // Behind the union's end come rows before all keys, which are copied as zeros.
+            const int key = block.queries != 0
+                                ? static_cast<int>(tile.key) + block.block * BlockSize
+                                : -BlockSize;
             const int64_t number = int64_t{tile.first_block + block.block} * args.groups + group;
             const BlockScales scales = shared.scales.read_block(args, number);
             shared.k_ring.empty[at.stage].wait(at.parity ^ 1);
-            if (issues) fetch_keys(args, shared, at.stage, group, key, block, scales);
+            fetch_keys(args, shared, at.stage, group, key, block, scales);
             shared.v_ring.empty[at.stage].wait(at.parity ^ 1);
-            if (issues) fetch_values(args, shared, at.stage, group, key, number);
+            fetch_values(args, shared, at.stage, group, key, number);
             __syncwarp();
         }
-        if (count == 0 && issues) queue.take();
+        if (count == 0 && lane == 0) queue.take();
     }
-    shared.q_empty.wait(q_parity);
-    if (issues) {
-        shared.task.blocks = kNoTask;
-        shared.q_full.expect(0);
+    shared.q_ring.empty[q_at.stage].wait(q_at.parity ^ 1);
+    if (lane == 0) {
+        shared.tasks[q_at.stage].steps = kNoTask;
+        shared.q_ring.full[q_at.stage].expect(0);
     }
     wait_for_previous_kernel();  // the next kernel waits for this one alone
 }
@@ -195,7 +187,7 @@ __device__ void finish(const SparseUnionArgs& args, Shared<T, Dim, BlockSize, Ki
         if constexpr (kIsE4m3<T>)
             best = softmax.best(side);
         else
-            best = softmax.running_max[side] * (args.scale * kLog2E);
+            best = softmax.reference[side] * (args.scale * kLog2E);
         if constexpr (Kind != Slots::none)
             shared.slots[warp].template add<Kind == Slots::mixed>(args, side, out, best, total);
         const int query = (row + kRun * side) / heads;
@@ -220,11 +212,11 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     using Memory = Shared<T, Dim, BlockSize, Kind>;
     auto& shared = *reinterpret_cast<Memory*>(memory);
     constexpr bool kNarrow = kIsE4m3<T>;
+    constexpr int kBlocks = Memory::kBlocks, kKeys = Memory::kKeys;
     if (threadIdx.x == 0) {
+        shared.q_ring.init(AttendRows::kConsumers);
         shared.k_ring.init(AttendRows::kConsumers);
         shared.v_ring.init(AttendRows::kConsumers);
-        shared.q_full.init(1);
-        shared.q_empty.init(4 * AttendRows::kConsumers);
         for (auto& slots : shared.slots) slots.init();
         fence_barriers();
     }
@@ -247,43 +239,42 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     for (int side = 0; side < 2; ++side)
         query[side] = min((row + kRun * side) / args.group_size(), kSparseTileQueries - 1);
     const float scale = args.scale * kLog2E;
-    const char* const q = shared.q + warpgroup * 64 * kSwizzle;
     auto& slots = shared.slots[threadIdx.x / kWarp];
+    Cursor<Memory::kTasks> q_at;
     Cursor<Memory::kStages> k_at, v_at;
-    uint32_t q_parity = 0;
-    const auto start_slots = [&] {  // whose kernel may still be at work
-        if constexpr (kAnySlots) {
-            if (!leader) return;
-            wait_for_previous_kernel();
-            slots.start(args, shared.task.runs[row / kRun], shared.task.runs[row / kRun + 1]);
-        }
-    };
-    for (;;) {
-        shared.q_full.wait(q_parity);
-        q_parity ^= 1;
-        const Task& task = shared.task;
-        const int count = task.blocks;
-        if (__any_sync(kAllLanes, count == kNoTask)) return;
+    for (;; q_at.advance()) {
+        shared.q_ring.full[q_at.stage].wait(q_at.parity);
+        const Task& task = shared.tasks[q_at.stage];
+        const int steps = task.steps;
+        if (__any_sync(kAllLanes, steps == kNoTask)) return;
         __syncwarp();  // all lanes are done with the last task
         if (leader) shared.kept[threadIdx.x / kWarp] = {task.query, task.queries, task.group};
         if constexpr (Kind == Slots::mixed)
             if (lane % 4 == 0)
                 for (int side = 0; side < 2; ++side)
                     slots.counts[kRun * side + lane / 4] = task.slots[query[side]];
+        const auto start_slots = [&] {  // whose kernel may still be at work
+            if constexpr (kAnySlots) {
+                if (!leader) return;
+                wait_for_previous_kernel();
+                slots.start(args, task.runs[row / kRun], task.runs[row / kRun + 1]);
+            }
+        };
         const int visible[2] = {task.visible[query[0]], task.visible[query[1]]};
         [[maybe_unused]] float row_scale[2];
         if constexpr (kNarrow)
             for (int side = 0; side < 2; ++side)
-                row_scale[side] = scale * shared.scales.row[row + kRun * side];
+                row_scale[side] = scale * shared.scales.row[q_at.stage][row + kRun * side];
         float out[Dim / 2] = {};
         RunningSoftmax<T> softmax;
-        if (count > 0) {
-            uint32_t p[kNarrow ? BlockSize / 8 : BlockSize / 4];
+        if (steps > 0) {
+            uint32_t p[kNarrow ? kKeys / 8 : kKeys / 4];
             float factor[2];
-            auto start = [&](float(&sum)[BlockSize / 2]) {
-                start_scores_of<T, Dim, BlockSize, kAttendRows>(sum, q, shared.k[k_at.stage]);
+            auto start = [&](float(&sum)[kKeys / 2]) {
+                start_scores_of<T, Dim, kKeys, kAttendRows>(
+                    sum, shared.q[q_at.stage] + warpgroup * 64 * kSwizzle, shared.k[k_at.stage]);
             };
-            ValueSums<T, Dim, BlockSize> sums;
+            ValueSums<T, Dim, kKeys> sums;
             auto start_out = [&](bool add) { sums.start(out, p, shared.v[v_at.stage], add); };
             // Ends what start_out() started; work() goes on while products run.
             auto end_out = [&](auto&& work) {
@@ -291,23 +282,25 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 if (leader) shared.v_ring.empty[v_at.stage].arrive();
                 v_at.advance();
             };
-            // Scores of the block at k_at become weights; `values`: of the last block's weights,
-            // are under way.
-            auto take = [&](float(&sum)[BlockSize / 2], bool values) {
-                const UnionBlock block = shared.blocks[k_at.stage];
+            // Scores of the step at k_at become weights; `values`: of the last step's weights, are
+            // under way.
+            auto take = [&](float(&sum)[kKeys / 2], bool values) {
+                int seen[kBlocks][2];
+                for (int n = 0; n < kBlocks; ++n) {
+                    const UnionBlock block = shared.blocks[k_at.stage][n];
+                    for (int side = 0; side < 2; ++side)
+                        seen[n][side] = (block.queries >> query[side]) & 1
+                                            ? visible[side] - block.block * BlockSize
+                                            : 0;
+                }
                 [[maybe_unused]] const BlockScales scales = shared.scales.at(k_at.stage);
-                __syncwarp();  // all lanes have read it
+                __syncwarp();  // all lanes have read them
                 if (leader) shared.k_ring.empty[k_at.stage].arrive();
                 k_at.advance();
-                int seen[2];
-                for (int side = 0; side < 2; ++side)
-                    seen[side] = (block.queries >> query[side]) & 1
-                                     ? visible[side] - block.block * BlockSize
-                                     : 0;
-                [[maybe_unused]] bool any = true;
-                [[maybe_unused]] uint32_t next[kNarrow ? BlockSize / 8 : 1] = {};
+                [[maybe_unused]] bool any[kBlocks];
+                [[maybe_unused]] uint32_t next[kNarrow ? kKeys / 8 : 1] = {};
                 if constexpr (kNarrow) {
-                    const auto step = softmax.meet(sum, seen, row_scale, scales, factor);
+                    const auto step = softmax.meet(sum, seen[0], row_scale, scales, factor);
                     const auto weigh = [&] {
                         if (!step.any) return;
                         softmax.weigh(sum, step, scales, factor);
@@ -318,32 +311,28 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                     else
                         weigh();
                 } else {
-                    any = softmax.step(sum, seen, scale, factor);
+                    softmax.step(sum, seen, scale, factor, any);
                     if (values) end_out([] {});
                 }
                 if (values && __any_sync(kAllLanes, factor[0] != 1 || factor[1] != 1)) {
 #pragma unroll
                     for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
                 }
-                if constexpr (kNarrow) {
+                if constexpr (kNarrow)
                     move_words(p, next);
-                } else if (any) {
-                    keep_weights<T>(p, sum);
-                } else {
-#pragma unroll
-                    for (uint32_t& word : p) word = 0;
-                }
+                else
+                    keep_weights_where<T>(p, sum, any);
             };
             shared.k_ring.full[k_at.stage].wait(k_at.parity);
             {
-                float sum[BlockSize / 2];
+                float sum[kKeys / 2];
                 start(sum);
                 start_slots();
                 wgmma_wait<0>();
                 take(sum, false);
             }
-            for (int n = 1; n < count; ++n) {
-                float sum[BlockSize / 2];
+            for (int n = 1; n < steps; ++n) {
+                float sum[kKeys / 2];
                 shared.k_ring.full[k_at.stage].wait(k_at.parity);
                 start(sum);
                 shared.v_ring.full[v_at.stage].wait(v_at.parity);
@@ -351,14 +340,14 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 wgmma_wait<1>();
                 take(sum, true);
             }
-            if (leader) shared.q_empty.arrive();
+            if (leader) shared.q_ring.empty[q_at.stage].arrive();
             shared.v_ring.full[v_at.stage].wait(v_at.parity);
-            start_out(count > 1);
+            start_out(steps > 1);
             end_out([] {});
         } else {
             start_slots();
             __syncwarp();  // all lanes have read the task
-            if (leader) shared.q_empty.arrive();
+            if (leader) shared.q_ring.empty[q_at.stage].arrive();
         }
         finish<T, Dim, BlockSize, Kind>(args, shared, out, softmax, opaque_thread());
     }

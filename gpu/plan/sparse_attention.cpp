@@ -30,7 +30,8 @@ int least_sharing(const Problem& p, int64_t top_k, Element element, LoopOrder or
     if (order == LoopOrder::kv_outer) return never;
     // Where a tile holds all queries of a sequence, no other tile reads its blocks.
     if (p.batch.longest_queries() <= tile_queries) return 1;
-    return narrow(sparse_least_sharing(p.group_size(), element_bytes(element), p.blocks(), top_k));
+    return narrow(sparse_least_sharing(p.group_size(), p.head_dim, element_bytes(element),
+                                       p.blocks(), top_k));
 }
 
 SparseCall sizes_of(const Problem& p, int64_t top_k) {

@@ -124,7 +124,7 @@ struct OneTile {
     Problem p;
     Tensor<int32_t, 3> ids{{8, 1, 2}};
     OneTile() : p(square_problem(0, 16, 1, 16, 16, 8)) {
-        p.batch = PackedBatch({0, 8}, {0, 72});
+        p.batch = PackedBatch({0, 8}, {0, 136});  // more than 8 k blocks
         const int32_t other[8] = {0, 0, 0, 1, 1, 2, 3, 4};
         for (int64_t i = 0; i < 8; ++i) ids(i, 0, 0) = other[i], ids(i, 0, 1) = 8;
     }
@@ -141,7 +141,7 @@ TEST(SelectionCost, EveryOrderByHand) {
         const char* name;
         double flops, memory, cache;
     };
-    // Six distinct blocks; automatic walks 8 and 0, the five uses of the others go to slots.
+    // Six distinct blocks; automatic walks 8, 0 and 1, the three uses of the others go to slots.
     const Want wanted[] = {
         {"q_outer", 16 * 16 * row, 2 * q + lse + ids + 6 * block, 2 * q + lse + ids + 16 * block},
         {"union", 6 * 128 * row, ids + 6 * 8 + 2 * q + lse + 6 * 8 + 6 * block,
@@ -151,11 +151,11 @@ TEST(SelectionCost, EveryOrderByHand) {
              mask + partial(16),
          2 * ids + 16 * 16 + mask + 16 * 16 + gathered(16) + partial(16) + 6 * block + q + lse +
              mask + partial(16)},
-        {"automatic", (4 * 64 + 2 * 128) * row,
-         2 * ids + 2 * 8 + 5 * 16 + mask + 5 * 16 + gathered(5) + partial(5) + 4 * block + 2 * q +
-             lse + 2 * 8 + mask + partial(5) + 2 * block,
-         2 * ids + 2 * 8 + 5 * 16 + mask + 5 * 16 + gathered(5) + partial(5) + 4 * block + 2 * q +
-             lse + 2 * 8 + mask + partial(5) + 2 * block}};
+        {"automatic", (3 * 64 + 3 * 128) * row,
+         2 * ids + 3 * 8 + 3 * 16 + mask + 3 * 16 + gathered(3) + partial(3) + 3 * block + 2 * q +
+             lse + 3 * 8 + mask + partial(3) + 3 * block,
+         2 * ids + 3 * 8 + 3 * 16 + mask + 3 * 16 + gathered(3) + partial(3) + 3 * block + 2 * q +
+             lse + 3 * 8 + mask + partial(3) + 3 * block}};
     ASSERT_EQ(cost.orders.size(), 4U);
     for (size_t i = 0; i < 4; ++i) {
         EXPECT_EQ(cost.orders[i].name, wanted[i].name);
@@ -163,7 +163,7 @@ TEST(SelectionCost, EveryOrderByHand) {
         EXPECT_EQ(cost.orders[i].memory_bytes, wanted[i].memory) << wanted[i].name;
         EXPECT_EQ(cost.orders[i].cache_bytes, wanted[i].cache) << wanted[i].name;
     }
-    EXPECT_EQ(cost.union_share, 11.0 / 16);
+    EXPECT_EQ(cost.union_share, 13.0 / 16);
     EXPECT_EQ(cost.pass_fill, 16.0 / 28);
 }
 
@@ -267,10 +267,12 @@ TEST(SelectionCost, SizesAreThoseOfTheKernels) {
     EXPECT_EQ(cuda::sparse_pass_queries(16), 4);
     EXPECT_EQ(cuda::sparse_pass_queries(1), 32);
     EXPECT_EQ(cuda::sparse_item_queries(16), 256);
-    EXPECT_EQ(cuda::sparse_least_sharing(16, 2, 65, 16), 3);
-    EXPECT_EQ(cuda::sparse_least_sharing(64, 2, 65, 16), 2);
-    EXPECT_EQ(cuda::sparse_least_sharing(16, 1, 65, 16), 2);
-    EXPECT_EQ(cuda::sparse_least_sharing(16, 2, 64, 16), 1);
+    EXPECT_EQ(cuda::sparse_least_sharing(16, 128, 2, 65, 16), 3);
+    EXPECT_EQ(cuda::sparse_least_sharing(64, 128, 2, 65, 16), 2);
+    EXPECT_EQ(cuda::sparse_least_sharing(16, 128, 1, 65, 16), 2);
+    EXPECT_EQ(cuda::sparse_least_sharing(16, 128, 2, 64, 16), 1);
+    EXPECT_EQ(cuda::sparse_least_sharing(4, 64, 2, 129, 16), 6);
+    EXPECT_EQ(cuda::sparse_least_sharing(4, 64, 2, 128, 16), 1);
     EXPECT_EQ(cuda::sparse_chunk_tiles(64, 16, 128, 16, 2), 1024);  // 8192 queries
     EXPECT_EQ(cuda::sparse_chunk_tiles(64, 16, 128, 16, 1), 1024);  // partial outputs are bf16
     EXPECT_EQ(cuda::sparse_tile_queries(71), 1);                    // no kernel has it

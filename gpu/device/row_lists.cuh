@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+// The best candidates of many rows, in shared memory, each of which one warp works on. Two kinds of
+// lists, which give the same: which is faster depends on how many warps there are to go on while
+// one waits for its exchanges.
+//
+//   SortedLists    take in candidates as they come: several rows at once, in few exchanges
+//   WaitingLists   let candidates wait until there is no room for more, and sort them together: in
+//                  fewer instructions, a row after the other
+//
+// Both: clear(row, kept), by one thread: of how many candidates the best are wanted.
+//       offer(row, score, block), by the warp: a candidate a lane for each of some rows; scores of
+//       -inf and NaN are none. Blocks rise from lane to lane and from call to call.
+//       whole(row), by the warp: the list.
+#pragma once
+
+#include "gpu/device/warp_top_k.cuh"
+
+namespace msa::cuda {
+
+/// Lists of `Kept` keys, 16 or 32.
+template <int Rows, int Kept>
+struct SortedLists {
+    uint64_t best[Rows][Kept];  // best first; 0: none
+    int kept[Rows];
+
+    __device__ void clear(int row, int wanted) {
+        for (uint64_t& key : best[row]) key = 0;
+        kept[row] = wanted;
+    }
+    __device__ WarpTopK whole(int row) const {
+        const int lane = threadIdx.x % kWarp;
+        return {lane < Kept ? best[row][lane] : 0};
+    }
+    template <int Places>
+    __device__ void offer(int row, const float (&score)[Places], int block) {
+        WarpTopK list[Places];
+        uint64_t key[Places];
+        uint32_t wanted[Places], any = 0;
+#pragma unroll
+        for (int n = 0; n < Places; ++n) {
+            list[n] = whole(row + n);
+            key[n] = candidate_key(score[n], block);
+            const bool better = kept[row + n] > 0 && key[n] > list[n].threshold(kept[row + n]);
+            any |= wanted[n] = __ballot_sync(kAllLanes, better);
+        }
+        if (any == 0) return;
+        WarpTopK::offer_each(list, key, wanted);
+#pragma unroll
+        for (int n = 0; n < Places; ++n)
+            if (static_cast<int>(threadIdx.x % kWarp) < Kept)
+                best[row + n][threadIdx.x % kWarp] = list[n].key;
+    }
+};
+
+/// Candidates wait that are better than the worst of the list when it was last put in order: a row
+/// that has seen n blocks takes in about k of the next n.
+template <int Rows, int Kept>
+struct WaitingLists {
+    static constexpr int kMostWaiting = kWarp / 2;
+    uint64_t best[Rows][Kept];  // best first; 0: none
+    uint64_t waiting[Rows][kMostWaiting];
+    int kept[Rows];
+    uint8_t count[Rows];  // of those that wait
+
+    __device__ void clear(int row, int wanted) {
+        for (uint64_t& key : best[row]) key = 0;
+        kept[row] = wanted;
+        count[row] = 0;
+    }
+    __device__ WarpTopK whole(int row) const {
+        const int lane = threadIdx.x % kWarp, waits = count[row];
+        WarpTopK list{lane < Kept ? best[row][lane] : 0};
+        if (waits == 0) return list;
+        const int at = lane - (kWarp - kMostWaiting);  // in the last lanes
+        const uint64_t key = at >= 0 && at < waits ? waiting[row][at] : 0;
+        if constexpr (Kept < kWarp)
+            list.key = sort_descending(at >= 0 ? key : list.key);
+        else
+            list.merge(key, __ballot_sync(kAllLanes, key != 0));
+        return list;
+    }
+    template <int Places>
+    __device__ void offer(int row, const float (&score)[Places], int block) {
+        const int lane = threadIdx.x % kWarp;
+        uint64_t key[Places];
+        int waits[Places];
+        uint32_t wanted[Places], any = 0;
+#pragma unroll
+        for (int n = 0; n < Places; ++n) {
+            const int places = kept[row + n];
+            key[n] = candidate_key(score[n], block);
+            const uint64_t least = places > 0 ? best[row + n][places - 1] : UINT64_MAX;
+            any |= wanted[n] = __ballot_sync(kAllLanes, key[n] > least);
+            waits[n] = count[row + n];
+        }
+        if (any == 0) return;
+#pragma unroll
+        for (int n = 0; n < Places; ++n)
+            if (waits[n] + __popc(wanted[n]) > kMostWaiting) {
+                sort(row + n, key[n], wanted[n]);
+                waits[n] = 0;
+            }
+        __syncwarp();  // all lanes have read what waited
+#pragma unroll
+        for (int n = 0; n < Places; ++n) {
+            if ((wanted[n] >> lane) & 1)
+                waiting[row + n][waits[n] + __popc(wanted[n] & ((1U << lane) - 1))] = key[n];
+            if (lane == 0) count[row + n] = static_cast<uint8_t>(waits[n] + __popc(wanted[n]));
+        }
+    }
+
+private:
+    /// Puts the row's list in order, with the lanes' candidates if they are too many to wait.
+    /// `wanted`: becomes those that may wait.
+    __device__ void sort(int row, uint64_t key, uint32_t& wanted) {
+        WarpTopK list = whole(row);
+        const uint64_t least = list.threshold(kept[row]);
+        wanted = __ballot_sync(kAllLanes, key > least);
+        if (__popc(wanted) > kMostWaiting) {
+            list.merge(key, wanted);
+            wanted = 0;
+        }
+        const int lane = threadIdx.x % kWarp;
+        if (lane < Kept) best[row][lane] = list.key;
+    }
+};
+
+}  // namespace msa::cuda
