@@ -39,7 +39,9 @@ def test_layers_stand_beside_the_dense_attention_of_their_case(tmp_path):
 
 def test_pages_are_renewed_between_their_marks(tmp_path):
     records = records_of(tmp_path, measurement("top-k 16 of 1K, 128K", "select_blocks", 250,
-                                               kind="top-k"))
+                                               kind="top-k"),
+                         measurement("the same again", "select_blocks", 260, kind="top-k"),
+                         measurement("few rows", "select_blocks", 9, kind="top-k", queries=8192))
     page = "a\n<!-- table top_k from data/bench -->\nold\n<!-- end -->\nb\n"
     assert tables.renewed(page, records) == (
         "a\n<!-- table top_k from data/bench -->\n"
