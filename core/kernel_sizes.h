@@ -42,11 +42,12 @@ constexpr int64_t sparse_item_queries(int64_t heads) {
 /// union: about where a masked step of 128 rows costs as much as the slots of 48 rows that it
 /// saves. Operands of one byte have cheaper steps: 36 rows; 64 channels, too: half of that.
 /// Measured for G = 16 and 128 channels, in bf16, where 32 to 64 rows are alike, and for G = 4 and
-/// 64. All blocks, where the longest sequence has few: a query of a square sequence then selects
-/// half of what it sees, on the mean, and slots save too few steps to pay for the pass by blocks.
+/// 64. All blocks, where the longest sequence has at most 4 k of them (64 channels: 8 k): a query of
+/// a square sequence then selects half of what it sees (a quarter), on the mean, and slots save too
+/// few steps to pay for the pass by blocks.
 constexpr int64_t sparse_least_sharing(int64_t heads, int64_t head_dim, int64_t element_bytes,
                                        int64_t blocks, int64_t top_k) {
-    const int64_t full = head_dim > 64 ? 2 : 1;  // channels of a step: 64 times
+    const int64_t full = head_dim > 64 ? 2 : 1;  // times 64 channels
     if (blocks * full <= 8 * top_k) return 1;
     const int64_t rows = (element_bytes == 1 ? 18 : 24) * full;
     return std::clamp<int64_t>(rows / heads, 2, sparse_tile_queries(heads) + 1);

@@ -16,11 +16,4 @@ __device__ inline uint32_t ordered_key(float score) {
     return static_cast<uint32_t>(bits < 0 ? ~bits : bits | INT32_MIN);
 }
 
-/// The score of a key; -inf of none.
-__device__ inline float score_of(uint32_t key) {
-    const auto bits = static_cast<int32_t>(key);
-    if (key == kNoCandidate) return -INFINITY;
-    return __int_as_float(bits < 0 ? bits & INT32_MAX : ~bits);
-}
-
 }  // namespace msa::cuda

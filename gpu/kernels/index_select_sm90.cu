@@ -38,6 +38,7 @@ static_assert(SelectRows<__nv_fp8_e4m3>::kRows == kIndexPrefillRows);
 template <typename Shape, typename Rows, int Kept>
 struct Shared {
     static constexpr bool kManyWarps = Rows::kConsumers == 4;
+    // What fits beside the lists; of few rows, twice on an SM.
     static constexpr int kRingBytes = Rows::kConsumers == 1      ? 65536
                                       : kManyWarps && Kept == 32 ? 81920
                                                                  : 131072;

@@ -14,6 +14,12 @@ constexpr int kVectors = 8;  // float4 per lane
 constexpr int kChunk = kWarp * kVectors * 4;
 constexpr uint32_t kLowest = 0x00800000;  // ordered value of the lowest finite score
 
+/// The score of an ordered value.
+__device__ float value_of(uint32_t ordered_score) {
+    const auto bits = static_cast<int32_t>(ordered_score);
+    return __int_as_float(bits < 0 ? bits & INT32_MAX : ~bits);
+}
+
 /// A value that at least k of the warp's scores reach: the k-th best maximum of its lanes or, as k
 /// nears their number, of its half lanes.
 __device__ uint32_t lower_bound_of_kth(const float (&score)[4 * kVectors], int k) {
@@ -75,7 +81,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
         load<Vector>(scores_row, block, first, limit, score);
         const uint32_t bound = block == 0 ? lower_bound_of_kth(score, k)
                                           : static_cast<uint32_t>(list.threshold(k) >> 32) + 1;
-        const float least = score_of(max(bound, kLowest));
+        const float least = value_of(max(bound, kLowest));
         uint32_t passed = 0;
 #pragma unroll
         for (int j = 0; j < 4 * kVectors; ++j)
