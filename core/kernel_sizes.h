@@ -42,9 +42,9 @@ constexpr int64_t sparse_item_queries(int64_t heads) {
 /// union: about where a masked step of 128 rows costs as much as the slots of 48 rows that it
 /// saves. Operands of one byte have cheaper steps: 36 rows; 64 channels, too: half of that.
 /// Measured for G = 16 and 128 channels, in bf16, where 32 to 64 rows are alike, and for G = 4 and
-/// 64. All blocks, where the longest sequence has at most 4 k of them (64 channels: 8 k): a query of
-/// a square sequence then selects half of what it sees (a quarter), on the mean, and slots save too
-/// few steps to pay for the pass by blocks.
+/// 64. All blocks, where the longest sequence has at most 4 k of them (64 channels: 8 k): a query
+/// of a square sequence then selects half of what it sees (a quarter), on the mean, and slots save
+/// too few steps to pay for the pass by blocks.
 constexpr int64_t sparse_least_sharing(int64_t heads, int64_t head_dim, int64_t element_bytes,
                                        int64_t blocks, int64_t top_k) {
     const int64_t full = head_dim > 64 ? 2 : 1;  // times 64 channels
@@ -72,9 +72,12 @@ constexpr int64_t sparse_scheduled_chunks(int64_t heads) {
 // Of the gradient. All its (query, block) pairs go KV-outer, and a slot is a part of d_q in bf16.
 constexpr int kGradStepRows = 64;
 constexpr int kGradStepQueries = 16;  // at most: with fewer than 4 heads, rows stay empty
-constexpr int kGradTileQueries = 64;  // of a tile of its schedule, at most
-constexpr int kGradItemUses = 256;    // queries of a work item, about
-constexpr int kGradUseBytes = 16;     // the handle of a (query, block) pair
+// A query's rows of a group arrive as a box by bulk copies from this many heads on. Boxes of fewer
+// rows cost the unit that copies them as much each: then lanes gather the rows, 16 bytes at a time.
+constexpr int kGradBoxHeads = 16;
+constexpr int kGradTileQueries = 64;                  // of a tile of its schedule, at most
+constexpr int kGradItemUses = 256;                    // queries of a work item, about
+constexpr int kGradUseBytes = 16;                     // the handle of a (query, block) pair
 constexpr int64_t kGradSlotBytes = int64_t{1} << 32;  // of a chunk, at most, but for one tile
 
 /// Keys of a tile: a block and, where it has fewer than are multiplied at once, ones behind it,
