@@ -69,10 +69,10 @@ __device__ void gather_by_lanes(const SparseGradArgs& args, Shared<Dim, BlockSiz
 /// The producer warp of items and q; and of d_out, where that comes in boxes.
 template <int Dim, int BlockSize>
 __device__ void gather(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared) {
-    const int lane = lane_id(), found = args.workspace.counts[0];
+    const int lane = lane_id(), found = args.workspace.counts->items;
     const auto take = [&] {
         int taken = 0;
-        if (lane == 0) taken = atomicAdd(args.workspace.counts + 2, 1);
+        if (lane == 0) taken = atomicAdd(&args.workspace.counts->items_taken, 1);
         taken = __shfl_sync(kAllLanes, taken, 0);
         return taken < found ? args.workspace.items[taken] : GradItem{};
     };

@@ -135,7 +135,7 @@ __device__ void add_full_slots(const SparseGradArgs& args) {
     const int pairs = static_cast<int>(full.end - full.first) * args.groups;
     const auto take = [&] {
         int pair = 0;
-        if (lane == 0) pair = atomicAdd(args.workspace.counts + 3, 1);
+        if (lane == 0) pair = atomicAdd(&args.workspace.counts->pairs_taken, 1);
         return __shfl_sync(kAllLanes, pair, 0);
     };
     constexpr int kAhead = Ahead * kWarp;

@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) add_parts(const __grid_constant__ Sp
     // Of d_k, and as many of d_v.
     const int side_chunks = sparse_grad_tile_keys(args.block_size) * Dim / 4;
     const int pieces = 2 * side_chunks / kThreads;
-    const int work = args.workspace.counts[1] * pieces;
+    const int work = args.workspace.counts->splits * pieces;
     for (int i = static_cast<int>(blockIdx.x); i < work; i += static_cast<int>(gridDim.x)) {
         const GradSplit split = args.workspace.splits[i / pieces];
         const int chunk = i % pieces * kThreads + static_cast<int>(threadIdx.x);

@@ -21,7 +21,8 @@ static_assert(kGradTileQueries % kGradStepQueries == 0);
 /// Scratch memory of a GradWorkspace, kept until its kernels are queued.
 struct Workspace {
     Tensor<float, 1> lse, delta, parts, d_k, d_v;
-    Tensor<int32_t, 1> starts, bins, counts;
+    Tensor<int32_t, 1> starts, bins;
+    Tensor<GradCounts, 1> counts;
     Tensor<GradUse, 1> uses;
     Tensor<GradItem, 1> found, items;
     Tensor<GradSplit, 1> splits;
@@ -38,7 +39,7 @@ struct Workspace {
           d_v(call.scratch<float, 1>({a.keys * a.groups * a.head_dim})),
           starts(call.scratch<int32_t, 1>({int64_t{a.batch_chunks} * a.chunk_tiles * a.lists()})),
           bins(call.scratch<int32_t, 1>({int64_t{a.batch_chunks} * a.chunk_tiles * a.groups})),
-          counts(call.scratch<int32_t, 1>({int64_t{a.batch_chunks} * 4})),
+          counts(call.scratch<GradCounts, 1>({a.batch_chunks})),
           uses(call.scratch<GradUse, 1>({a.batch_chunks * a.most_uses()})),
           found(call.scratch<GradItem, 1>({a.batch_chunks * a.most_items()})),
           items(call.scratch<GradItem, 1>({a.batch_chunks * a.most_items()})),
@@ -150,8 +151,8 @@ int64_t SparseGradPlan::list_bytes() const {
     };
     const int64_t tiles = sizes.chunk_tiles;
     return sizes.batch_chunks *
-           (bytes(tiles * (sizes.lists() + sizes.groups) + 4, sizeof(int32_t)) +
-            bytes(sizes.most_uses(), sizeof(GradUse)) +
+           (bytes(tiles * (sizes.lists() + sizes.groups), sizeof(int32_t)) +
+            bytes(1, sizeof(GradCounts)) + bytes(sizes.most_uses(), sizeof(GradUse)) +
             bytes(2 * sizes.most_items(), sizeof(GradItem)) +
             bytes(sizes.most_splits(), sizeof(GradSplit)));
 }
