@@ -75,10 +75,24 @@ constexpr int kGradStepQueries = 16;  // at most: with fewer than 4 heads, rows 
 // A query's rows of a group arrive as a box by bulk copies from this many heads on. Boxes of fewer
 // rows cost the unit that copies them as much each: then lanes gather the rows, 16 bytes at a time.
 constexpr int kGradBoxHeads = 16;
-constexpr int kGradTileQueries = 64;                  // of a tile of its schedule, at most
-constexpr int kGradItemUses = 256;                    // queries of a work item, about
+constexpr int kGradTileQueries = 64;  // of a tile of its schedule, at most
+// Of a work item: queries at least and steps at most, about; and how many items a chunk of queries
+// should make between these. Sums of keys leave the registers after each item, to memory where a
+// block has several; too few items do not share out evenly.
+constexpr int kGradItemUses = 256, kGradItemSteps = 64, kGradChunkItems = 1024;
 constexpr int kGradUseBytes = 16;                     // the handle of a (query, block) pair
 constexpr int64_t kGradSlotBytes = int64_t{1} << 32;  // of a chunk, at most, but for one tile
+
+constexpr int64_t sparse_grad_step_queries(int64_t heads) {
+    return std::clamp<int64_t>(kGradStepRows / heads, 1, kGradStepQueries);
+}
+/// Queries of a work item, about, of groups of `heads` heads and a chunk of `uses` (query, block)
+/// pairs.
+constexpr int64_t sparse_grad_item_uses(int64_t uses, int64_t heads) {
+    const int64_t most = kGradItemSteps * sparse_grad_step_queries(heads);
+    return std::clamp<int64_t>(uses / kGradChunkItems, kGradItemUses,
+                               std::max<int64_t>(most, kGradItemUses));
+}
 
 /// Keys of a tile: a block and, where it has fewer than are multiplied at once, ones behind it,
 /// which no query sees.

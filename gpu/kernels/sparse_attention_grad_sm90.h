@@ -51,8 +51,7 @@ struct SparseGradArgs {
 
     void derive() {
         group_size = query_heads / groups;
-        step_queries = kGradStepRows / group_size;
-        if (step_queries > kGradStepQueries) step_queries = kGradStepQueries;
+        step_queries = static_cast<int>(sparse_grad_step_queries(group_size));
         row_factor = (0xFFFF + group_size) / group_size;
         by_lanes = group_size < kGradBoxHeads;
     }

@@ -131,13 +131,13 @@ SparseGradPlan::SparseGradPlan(const Problem& p, int64_t top_k) {
     sizes.block_size = narrow(p.block_size);
     sizes.top_k = narrow(top_k);
     sizes.scale = static_cast<float>(p.softmax_scale());
-    sizes.item_uses = kGradItemUses;
     sizes.derive();
     sizes.all_blocks = narrow(block_starts(p).back());
     sizes.tile_count = narrow(count_tiles(p, kGradTileQueries));
     const int64_t queries =
         sparse_grad_chunk_queries(p.queries(), p.query_heads, p.head_dim, top_k);
     sizes.chunk_tiles = std::min(sizes.tile_count, narrow(queries / kGradTileQueries));
+    sizes.item_uses = narrow(sparse_grad_item_uses(sizes.most_uses(), p.group_size()));
     sizes.batch_chunks = 1;
     while (list_bytes() > kMostListBytes && sizes.chunk_tiles > 1)
         sizes.chunk_tiles = (sizes.chunk_tiles + 1) / 2;

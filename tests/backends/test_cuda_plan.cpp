@@ -171,6 +171,20 @@ TEST(CudaPlan, ChunksOfTheGradientAreThoseMeasured) {
     EXPECT_EQ(plan.sizes.batch_chunks, 8);
 }
 
+TEST(CudaPlan, WorkItemsOfTheGradientHaveAboutAsManySteps) {
+    const auto item_uses = [](int64_t tokens, int64_t query_heads, int64_t kv_heads) {
+        return cuda::SparseGradPlan(layer(tokens, query_heads, kv_heads), 16).sizes.item_uses;
+    };
+    for (int64_t tokens : {1 << 13, 1 << 15, 1 << 17}) EXPECT_EQ(item_uses(tokens, 64, 4), 256);
+    // Steps of four times as many queries: as many items as before in a larger chunk.
+    EXPECT_EQ(item_uses(1 << 13, 16, 4), 256);
+    EXPECT_EQ(item_uses(1 << 15, 16, 4), 512);
+    EXPECT_EQ(item_uses(1 << 17, 16, 4), 1024);
+    EXPECT_EQ(item_uses(1 << 17, 64, 1), 256);  // of 256 steps
+    EXPECT_EQ(item_uses(1 << 17, 8, 8), 1024);  // steps take 16 queries at most
+    EXPECT_EQ(item_uses(1000, 16, 4), 256);
+}
+
 TEST(CudaPlan, ListsOfTheGradientStayWithinTheirBound) {
     for (const auto& [query_heads, kv_heads] :
          {std::pair{64, 4}, {16, 16}, {32, 16}, {64, 16}, {64, 1}})
