@@ -37,7 +37,7 @@ __device__ void gather_boxes(const SparseGradArgs& args, Shared<Dim, BlockSize>&
     }
 }
 
-/// An item's q, 16 bytes a lane.
+/// An item's q, 16 bytes a lane. Its last step is not handed on.
 template <int Dim, int BlockSize>
 __device__ void gather_by_lanes(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared,
                                 const GradUse* uses, int group, int count, uint32_t& at) {
@@ -63,12 +63,12 @@ __device__ void gather_by_lanes(const SparseGradArgs& args, Shared<Dim, BlockSiz
         copy_rows<Dim>(shared.q[stage][0], args.q, from);
         if (first > 0) hand_on<1>(shared.full[stage_of<S::kStages>(at - 1)]);
     }
-    hand_on<0>(shared.full[stage_of<S::kStages>(at - 1)]);
 }
 
 /// The producer warp of items and q; and of d_out, where that comes in boxes.
 template <int Dim, int BlockSize>
 __device__ void gather(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared) {
+    using S = GradShape<Dim, BlockSize>;
     const int lane = lane_id(), found = args.workspace.counts->items;
     const auto take = [&] {
         int taken = 0;
@@ -88,11 +88,14 @@ __device__ void gather(const SparseGradArgs& args, Shared<Dim, BlockSize>& share
         if (item.count == 0) return;
         const int group = item.group, count = item.count;
         const GradUse* const uses = args.workspace.uses + item.begin;
-        item = take();
         if (args.by_lanes)
             gather_by_lanes(args, shared, uses, group, count, at);
         else
             gather_boxes(args, shared, uses, group, count, at);
+        // Not before: an item that waits here while other thread blocks have none left would be
+        // done late. The products have some steps still.
+        item = take();
+        if (args.by_lanes) hand_on<0>(shared.full[stage_of<S::kStages>(at - 1)]);
     }
 }
 
