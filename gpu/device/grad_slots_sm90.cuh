@@ -125,7 +125,9 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
 }
 
 /// A warp that has nothing else to do: d_q of the chunk before, a (query, group) pair at a time.
-/// Before its loads it fetches `Ahead` times 512 bytes of each slot to L2.
+/// Before its loads it fetches `Ahead` times 512 bytes of each slot to L2, but no more than of the
+/// next pair. The number of the pair after that and the ids of the next arrive beside a pair's
+/// slots.
 template <typename T, int Dim, int Ahead>
 __device__ void add_full_slots(const SparseGradArgs& args) {
     if (args.full_slots == nullptr) return;
@@ -133,27 +135,31 @@ __device__ void add_full_slots(const SparseGradArgs& args) {
     const FullSlots full{(args.tiles - args.chunk_tiles)->query, args.tiles->query,
                          static_cast<const uint4*>(args.full_slots)};
     const int pairs = static_cast<int>(full.end - full.first) * args.groups;
-    const auto take = [&] {
-        int pair = 0;
-        if (lane == 0) pair = atomicAdd(&args.workspace.counts->pairs_taken, 1);
-        return __shfl_sync(kAllLanes, pair, 0);
+    const int32_t* const ids = args.ids + full.first * args.groups * args.top_k;
+    const auto ask = [&] {  // what lane 0 is told
+        return lane == 0 ? atomicAdd(&args.workspace.counts->pairs_taken, 1) : 0;
     };
-    constexpr int kAhead = Ahead * kWarp;
-    const int chunks = args.group_size * (Dim / 8);
-    for (int pair = take(); pair < pairs;) {
-        const int next = take();
-        const int32_t* const ids = args.ids + (full.first * args.groups + pair) * args.top_k;
-        const bool filled = lane < args.top_k && ids[lane] >= 0;
-        const int count = __popc(__ballot_sync(kAllLanes, filled));
+    const auto id_of = [&](int pair) {
+        return pair < pairs && lane < args.top_k ? ids[int64_t{pair} * args.top_k + lane] : -1;
+    };
+    const int chunks = args.group_size * (Dim / 8), ahead = min(Ahead * kWarp, chunks);
+    int pair = __shfl_sync(kAllLanes, ask(), 0), next = __shfl_sync(kAllLanes, ask(), 0);
+    int asked = ask(), id = id_of(pair);
+    while (pair < pairs) {
+        const int count = __popc(__ballot_sync(kAllLanes, id >= 0));
+        id = id_of(next);
 #pragma unroll 1
         for (int first = 0; first < chunks; first += kWarp) {
-            if (Ahead > 0 && first + kAhead < chunks)
-                prefetch_slots<Dim>(args, full, pair, first + kAhead);
-            else if (Ahead > 0 && next < pairs && first + kAhead - chunks < chunks)
-                prefetch_slots<Dim>(args, full, next, first + kAhead - chunks);
+            const int chunk = first + ahead;
+            if (Ahead > 0 && chunk < chunks)
+                prefetch_slots<Dim>(args, full, pair, chunk);
+            else if (Ahead > 0 && next < pairs)
+                prefetch_slots<Dim>(args, full, next, chunk - chunks);
             add_slots<T, Dim>(args, full, pair, count, first + lane, first + lane < chunks);
         }
         pair = next;
+        next = __shfl_sync(kAllLanes, asked, 0);
+        asked = ask();
     }
 }
 
