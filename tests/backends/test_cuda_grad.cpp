@@ -196,6 +196,12 @@ std::vector<Case> grad_cases() {
         grad_case("g1", {0, 600}, {0, 600}, 8, 8, 128, 128, 3),
         grad_case("g5", {0, 600}, {0, 600}, 40, 8, 128, 128, 3),
         grad_case("g64", {0, 600}, {0, 600}, 64, 1, 128, 128, 3),
+        // Steps with rows that no query fills: gathered by lanes, and in boxes.
+        grad_case("g1_packed", q, k, 8, 8, 64, 64, 5),
+        grad_case("g2_blocks_of_32", {0, 710}, {0, 710}, 8, 4, 64, 32, 7),
+        grad_case("g5_blocks_of_32_packed", q, k, 20, 4, 64, 32, 8),
+        grad_case("g7_packed", q, k, 14, 2, 128, 64, 5),
+        grad_case("g20_packed", q, k, 40, 2, 64, 64, 5),
         grad_case("k32", {0, 2500}, {0, 2500}, 16, 2, 64, 64, 32),
         grad_case("blocks_of_32", {0, 710}, {0, 710}, 16, 4, 64, 32, 7),
         grad_case("blocks_of_32_packed", q, k, 16, 4, 64, 32, 8),
@@ -310,9 +316,10 @@ TEST_P(CudaGradCases, AGraphRepeatsIt) {
 }
 
 TEST_F(CudaGrad, ManyChunksAreTheirSum) {
-    // Three chunks of queries, one schedule; some blocks are split over work items.
-    for (const int64_t block : {64, 32}) {
-        const Case c = grad_case("chunks", {0, 9000}, {0, 9000}, 8, 2, 64, block, 16);
+    // Chunks of one schedule; some blocks are split over work items, larger ones in the last case.
+    for (const Case& c : {grad_case("chunks", {0, 9000}, {0, 9000}, 8, 2, 64, 64, 16),
+                          grad_case("blocks_of_32", {0, 9000}, {0, 9000}, 8, 2, 64, 32, 16),
+                          grad_case("large_items", {0, 4200}, {0, 4200}, 16, 8, 64, 64, 32)}) {
         const std::string why_not = no_tuned_kernel(c.problem, c.rule.top_k);
         if (!why_not.empty()) GTEST_SKIP() << why_not;
         for (const Element element : {Element::bf16, Element::f16}) {
