@@ -24,6 +24,7 @@ unsigned blocks_for(int64_t work) {
 }
 
 constexpr int kRangeBlocks = 512;  // of a tensor
+constexpr int kPartBlocks = 6;     // thread blocks of an SM that add parts
 
 /// <a, b> of eight values.
 template <typename T>
@@ -114,23 +115,16 @@ __global__ void __launch_bounds__(kThreads)
 
 /// A thread per 4 floats of a split block, thread blocks in turn.
 template <int Dim>
-__global__ void __launch_bounds__(kThreads) add_parts(const __grid_constant__ SparseGradArgs args) {
+__global__ void __launch_bounds__(kThreads, kPartBlocks)
+    add_parts(const __grid_constant__ SparseGradArgs args) {
     // Of d_k, and as many of d_v.
     const int side_chunks = sparse_grad_tile_keys(args.block_size) * Dim / 4;
     const int pieces = 2 * side_chunks / kThreads;
     const int work = args.workspace.counts->splits * pieces;
     for (int i = static_cast<int>(blockIdx.x); i < work; i += static_cast<int>(gridDim.x)) {
         const GradSplit split = args.workspace.splits[i / pieces];
-        const int chunk = i % pieces * kThreads + static_cast<int>(threadIdx.x);
-        const auto* const from = reinterpret_cast<const float4*>(args.workspace.parts) +
-                                 int64_t{split.part} * 2 * side_chunks + chunk;
-        float4 sum{};
-#pragma unroll 4
-        for (int n = 0; n < split.parts; ++n) {
-            const float4 x = from[int64_t{n} * 2 * side_chunks];
-            sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-        }
         const SequenceBlock block = args.key_blocks[split.block];
+        const int chunk = i % pieces * kThreads + static_cast<int>(threadIdx.x);
         const int in_side = chunk % side_chunks, key = in_side / (Dim / 4);
         if (key >= block.keys) continue;
         float* const side = chunk < side_chunks ? args.workspace.d_k : args.workspace.d_v;
@@ -138,6 +132,14 @@ __global__ void __launch_bounds__(kThreads) add_parts(const __grid_constant__ Sp
                              side + (int64_t{block.key + key} * args.groups + split.group) * Dim) +
                          in_side % (Dim / 4);
         float4 old = *to;
+        const auto* const from = reinterpret_cast<const float4*>(args.workspace.parts) +
+                                 int64_t{split.part} * 2 * side_chunks + chunk;
+        float4 sum{};
+#pragma unroll 4
+        for (int n = 0; n < split.parts; ++n) {
+            const float4 x = __ldcs(from + int64_t{n} * 2 * side_chunks);
+            sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+        }
         old.x += sum.x, old.y += sum.y, old.z += sum.z, old.w += sum.w;
         *to = old;
     }
@@ -216,7 +218,7 @@ template cudaError_t launch_grad_slots<MSA_KERNEL_ELEMENT>(const SparseGradArgs&
 template <typename T>
 cudaError_t launch_grad_parts(const SparseGradArgs& args, int sms, cudaStream_t stream) {
     auto* const kernel = args.head_dim == 128 ? add_parts<128> : add_parts<64>;
-    kernel<<<static_cast<unsigned>(4 * sms), kThreads, 0, stream>>>(args);
+    kernel<<<static_cast<unsigned>(kPartBlocks * sms), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
 template cudaError_t launch_grad_parts<MSA_KERNEL_ELEMENT>(const SparseGradArgs&, int,
