@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Reverse index of ids: the uses of each (group, block), ascending by query, and work items over
 // them. Counting sort: some warps count the ids of a (tile, group); a thread block per 32 lists
-// turns the counts into starts and lists the items; a warp per (tile, group) fills, one query after
-// the other. So the order within a list is fixed; which memory a list takes is not. Items go by the
-// tile of their first query: those that run at the same time read the same queries, which L2 then
-// holds.
+// turns the counts into starts and lists the items; a warp per (tile, group) fills, as many queries
+// at a time as its lanes have ids for, and uses of a block in the order of lanes. So the order
+// within a list is fixed; which memory a list takes is not. Items go by the tile of their first
+// query: those that run at the same time read the same queries, which L2 then holds.
 #include <cub/block/block_scan.cuh>
 
 #include "gpu/device/seen_keys.cuh"
@@ -170,23 +170,29 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t chunk_query = args.tiles[0].query;
     volatile int32_t* const ends = args.workspace.starts + int64_t{at.tile} * args.lists() +
                                    int64_t{at.group} * args.all_blocks + tile.first_block;
-    const int lane = lane_id();
-    const auto id_of = [&](int query) {
-        return lane < args.top_k && query < tile.queries
-                   ? args.ids[((tile.query + query) * args.groups + at.group) * args.top_k + lane]
+    const int lane = lane_id(), top_k = args.top_k;
+    const int together = kWarp / top_k, mine = lane / top_k, n = lane % top_k;  // queries
+    const auto id_of = [&](int first) {
+        const int query = first + mine;
+        return mine < together && query < tile.queries
+                   ? args.ids[((tile.query + query) * args.groups + at.group) * top_k + n]
                    : -1;
     };
     int next = id_of(0);
-    for (int i = 0; i < tile.queries; ++i) {
+    for (int first = 0; first < tile.queries; first += together) {
         const int id = next;
-        next = id_of(i + 1);
-        const int64_t query = tile.query + i;
-        if (id >= 0) {  // ids of a query differ: no two lanes meet
-            const int place = ends[id];
-            ends[id] = place + 1;
+        next = id_of(first + together);
+        // Lanes of one block, ascending by query: ids of a query differ.
+        const uint32_t same = __match_any_sync(kAllLanes, id);
+        const int before = __popc(same & ((1U << lane) - 1));
+        const int place = id >= 0 ? ends[id] + before : 0;
+        __syncwarp();
+        if (id >= 0) {
+            if (same >> lane == 1) ends[id] = place + 1;
+            const int64_t query = tile.query + first + mine;
             args.workspace.uses[place] = {
                 static_cast<int32_t>(query),
-                args.slot(static_cast<int>(query - chunk_query), at.group, lane),
+                args.slot(static_cast<int>(query - chunk_query), at.group, n),
                 min(seen_keys(args.visible, query) - id * args.block_size, args.block_size), 0};
         }
         __syncwarp();
