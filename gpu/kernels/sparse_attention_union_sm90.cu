@@ -24,20 +24,23 @@ namespace {
 
 using namespace sm90;
 
+/// What a team has.
 template <typename T, int Dim, int BlockSize, Slots Kind>
-struct Shared {
-    static constexpr int kBlocks = kStepBlocks<T, BlockSize>, kKeys = kBlocks * BlockSize;
+struct alignas(1024) Shared {
+    static constexpr int kTeamsOf = kTeams<T, Dim, BlockSize>;
+    using Threads = UnionThreads<kTeamsOf>;
+    static constexpr int kBlocks = kStepBlocks<T, Dim, BlockSize>, kKeys = kBlocks * BlockSize;
     using S = OperandShape<T, Dim, kKeys>;
     static constexpr int kTasks = Dim == 64 ? 2 : 1;  // of 128, a second would cost a stage
     static constexpr int kStages = Kind == Slots::none ? S::kStages * 3 / 2 : S::kStages;
     char q[kTasks][S::kQueryBytes];
     char k[kStages][S::kKeyBytes];
     char v[kStages][S::kValueBytes];
-    SlotsOf<Kind, Stored<T>, Dim> slots[AttendRows::kConsumers * 4];  // per warp
+    SlotsOf<Kind, Stored<T>, Dim, Threads::kSlotStages> slots[Threads::kTeamWarps];
     UnionBlock blocks[kStages][kBlocks];
     Task tasks[kTasks];
-    Kept kept[AttendRows::kConsumers * 4];  // per warp
-    Ring<kTasks> q_ring;                    // tasks and q
+    Kept kept[Threads::kTeamWarps];
+    Ring<kTasks> q_ring;  // tasks and q
     Ring<kStages> k_ring, v_ring;
     TaskScales<T, kTasks, kStages> scales;
 };
@@ -104,17 +107,31 @@ __device__ void fetch_values(const SparseUnionArgs& args, Shared<T, Dim, BlockSi
         copy_block<S, BlockSize>(shared.v[stage], &args.v, group, Dim, key, full);
 }
 
-/// The producer warp.
+/// The producer warp. Keys of a step come before the values of the step before it, also from one
+/// tile to the next: what that is, is read while the last values wait for their place, and its first
+/// keys do not wait for the last tile's queries to be done with.
 template <typename T, int Dim, int BlockSize, Slots Kind>
-__device__ void produce_blocks(const SparseUnionArgs& args,
-                               Shared<T, Dim, BlockSize, Kind>& shared) {
+__device__ void produce_blocks(const SparseUnionArgs& args, Shared<T, Dim, BlockSize, Kind>& shared,
+                               int team) {
     using Memory = Shared<T, Dim, BlockSize, Kind>;
+    constexpr bool kAhead = Memory::kTasks > 1;  // the queries of the next tile are
     Cursor<Memory::kStages> at;
     Cursor<Memory::kTasks> q_at;
     const int lane = threadIdx.x % kWarp;
-    for (TileQueue queue(args); queue.any(args.groups); queue.next(), q_at.advance()) {
-        const int tile_index = queue.tile(), group = queue.group();
-        const int item = tile_index * args.groups + group;
+    int group = -1, key = 0;  // of the keys at `at`, whose values are to be asked for; -1: of none
+    int64_t number = 0;
+    const auto fetch_last_values = [&] {
+        if (group < 0) return;
+        shared.v_ring.empty[at.stage].wait(at.parity ^ 1);
+        fetch_values(args, shared, at.stage, group, key, number);
+        __syncwarp();
+        at.advance();
+        group = -1;
+    };
+    TileQueue<Memory::kTeamsOf> queue(args, team);
+    for (; queue.any(args.groups); queue.next(), q_at.advance()) {
+        const int tile_index = queue.tile(), of_tile = queue.group();
+        const int item = tile_index * args.groups + of_tile;
         const QueryTile tile = args.tiles[tile_index];
         const int count = args.workspace.block_counts[item];
         const UnionBlock* const blocks =
@@ -123,39 +140,54 @@ __device__ void produce_blocks(const SparseUnionArgs& args,
             const int n = first + lane % Memory::kBlocks;
             return n < count ? blocks[n] : UnionBlock{};
         };
-        const int visible = lane < tile.queries ? seen_keys(args.visible, tile.query + lane) : 0;
-        int slots;
-        const Run run = read_slots(args, tile_index, group, slots);
         UnionBlock next = block_from(0);
-        const auto row_scales = shared.scales.read_rows(args, tile, group);
-        shared.q_ring.empty[q_at.stage].wait(q_at.parity ^ 1);
-        Task& task = shared.tasks[q_at.stage];
-        task.visible[lane] = visible, task.slots[lane] = slots;
-        if (lane < kRuns) task.runs[lane] = run;
-        shared.scales.put_rows(row_scales, q_at.stage);
-        __syncwarp();
-        if (lane == 0)
-            fetch_queries(args, shared, q_at.stage, tile, group,
-                          (count + Memory::kBlocks - 1) / Memory::kBlocks);
-#pragma unroll 1
-        for (int n = 0; n < count; at.advance()) {
+        const int visible = lane < tile.queries ? seen_keys(args.visible, tile.query + lane) : 0;
+        int slots = 0;
+        Run run{};
+        if constexpr (Kind != Slots::none) run = read_slots(args, tile_index, of_tile, slots);
+        const auto row_scales = shared.scales.read_rows(args, tile, of_tile);
+        const auto fetch_next_keys = [&](int behind) {
             const UnionBlock block = next;
-            next = block_from(n += Memory::kBlocks);
-            if (n >= count && lane == 0) queue.take();
+            next = block_from(behind);
             // Behind the union's end come rows before all keys, which are copied as zeros.
-            const int key = block.queries != 0
-                                ? static_cast<int>(tile.key) + block.block * BlockSize
-                                : -BlockSize;
-            const int64_t number = int64_t{tile.first_block + block.block} * args.groups + group;
+            key = block.queries != 0 ? static_cast<int>(tile.key) + block.block * BlockSize
+                                     : -BlockSize;
+            number = int64_t{tile.first_block + block.block} * args.groups + of_tile;
+            group = of_tile;
             const BlockScales scales = shared.scales.read_block(args, number);
             shared.k_ring.empty[at.stage].wait(at.parity ^ 1);
             fetch_keys(args, shared, at.stage, group, key, block, scales);
-            shared.v_ring.empty[at.stage].wait(at.parity ^ 1);
-            fetch_values(args, shared, at.stage, group, key, number);
+            if (kAhead) fetch_last_values();
             __syncwarp();
+        };
+        const auto hand_over = [&] {
+            shared.q_ring.empty[q_at.stage].wait(q_at.parity ^ 1);
+            Task& task = shared.tasks[q_at.stage];
+            task.visible[lane] = visible;
+            if constexpr (Kind != Slots::none) {
+                task.slots[lane] = slots;
+                if (lane < kRuns) task.runs[lane] = run;
+            }
+            shared.scales.put_rows(row_scales, q_at.stage);
+            __syncwarp();
+            if (lane == 0)
+                fetch_queries(args, shared, q_at.stage, tile, of_tile,
+                              (count + Memory::kBlocks - 1) / Memory::kBlocks);
+        };
+        if (count <= Memory::kBlocks && lane == 0) queue.take(args);
+        if (kAhead) hand_over();
+        if (!kAhead) fetch_last_values();
+        if (count > 0) fetch_next_keys(Memory::kBlocks);
+        if (!kAhead) hand_over();
+#pragma unroll 1
+        for (int n = Memory::kBlocks; n < count;) {
+            n += Memory::kBlocks;
+            if (n >= count && lane == 0) queue.take(args);
+            if (!kAhead) fetch_last_values();
+            fetch_next_keys(n);
         }
-        if (count == 0 && lane == 0) queue.take();
     }
+    if (!kAhead) fetch_last_values();
     shared.q_ring.empty[q_at.stage].wait(q_at.parity ^ 1);
     if (lane == 0) {
         shared.tasks[q_at.stage].steps = kNoTask;
@@ -164,11 +196,12 @@ __device__ void produce_blocks(const SparseUnionArgs& args,
     wait_for_previous_kernel();  // the next kernel waits for this one alone
 }
 
-/// The thread's number, anew: what follows from it need not be kept till then.
+/// The thread's number in its team, anew: what follows from it need not be kept till then.
+template <typename Threads>
 __device__ int opaque_thread() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
+    return thread % Threads::kTeamThreads;
 }
 
 /// The two rows of a thread after the union: their slots, and the result.
@@ -206,17 +239,20 @@ __device__ void finish(const SparseUnionArgs& args, Shared<T, Dim, BlockSize, Ki
 }
 
 template <typename T, int Dim, int BlockSize, Slots Kind>
-__global__ void __launch_bounds__(AttendRows::kThreads, 1)
+__global__ void __launch_bounds__(UnionThreads<kTeams<T, Dim, BlockSize>>::kThreads, 1)
     union_attention(const __grid_constant__ SparseUnionArgs args) {
     extern __shared__ __align__(1024) char memory[];
     using Memory = Shared<T, Dim, BlockSize, Kind>;
-    auto& shared = *reinterpret_cast<Memory*>(memory);
+    using Threads = typename Memory::Threads;
+    static_assert(sizeof(Memory) <= Threads::kSharedBytes);
+    auto* const of_teams = reinterpret_cast<Memory*>(memory);
     constexpr bool kNarrow = kIsE4m3<T>;
     constexpr int kBlocks = Memory::kBlocks, kKeys = Memory::kKeys;
-    if (threadIdx.x == 0) {
-        shared.q_ring.init(AttendRows::kConsumers);
-        shared.k_ring.init(AttendRows::kConsumers);
-        shared.v_ring.init(AttendRows::kConsumers);
+    if (threadIdx.x < Memory::kTeamsOf) {
+        Memory& shared = of_teams[threadIdx.x];
+        shared.q_ring.init(Threads::kConsumers);
+        shared.k_ring.init(Threads::kConsumers);
+        shared.v_ring.init(Threads::kConsumers);
         for (auto& slots : shared.slots) slots.init();
         fence_barriers();
     }
@@ -224,31 +260,37 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     constexpr bool kAnySlots = Kind != Slots::none;
     // It begins at the end of KV-outer, which had the schedule: slots alone may not be there yet.
     if (!kAnySlots) wait_for_previous_kernel();
-    const int warpgroup = threadIdx.x / kWarpgroup;
-    if (warpgroup == AttendRows::kConsumers) {
-        setmaxnreg_dec<AttendRows::kProducerRegisters>();
-        if (threadIdx.x % kWarpgroup < kWarp) produce_blocks(args, shared);
+    if (threadIdx.x >= Memory::kTeamsOf * Threads::kTeamThreads) {
+        setmaxnreg_dec<Threads::kProducer>();
+        const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
+        if (warp >= Memory::kTeamsOf) return;
+        const int team = Memory::kTeamsOf == 1 ? 0 : warp;
+        produce_blocks(args, of_teams[team], team);
         return;
     }
-    setmaxnreg_inc<AttendRows::kConsumerRegisters>();
+    setmaxnreg_inc<Threads::kConsumer>();
 
-    const bool leader = threadIdx.x % kWarp == 0;  // releases for its warp
-    const int lane = threadIdx.x % kWarp;
-    const int row = warpgroup * 64 + threadIdx.x % kWarpgroup / kWarp * 16 + lane / 4;
+    const int team = Memory::kTeamsOf == 1 ? 0 : threadIdx.x / Threads::kTeamThreads;
+    const int thread = threadIdx.x % Threads::kTeamThreads, warpgroup = thread / kWarpgroup;
+    auto& shared = of_teams[team];
+    const bool leader = thread % kWarp == 0;  // releases for its warp
+    const int lane = thread % kWarp;
+    const int row = thread / kWarp * 16 + lane / 4;
     int query[2];  // of an empty row: any, its results go nowhere
     for (int side = 0; side < 2; ++side)
         query[side] = min((row + kRun * side) / args.group_size(), kSparseTileQueries - 1);
     const float scale = args.scale * kLog2E;
-    auto& slots = shared.slots[threadIdx.x / kWarp];
+    auto& slots = shared.slots[thread / kWarp];
     Cursor<Memory::kTasks> q_at;
     Cursor<Memory::kStages> k_at, v_at;
+    const Turns<kTakeTurns<T, Dim>> turns(team, warpgroup);
     for (;; q_at.advance()) {
         shared.q_ring.full[q_at.stage].wait(q_at.parity);
         const Task& task = shared.tasks[q_at.stage];
         const int steps = task.steps;
-        if (__any_sync(kAllLanes, steps == kNoTask)) return;
+        if (__any_sync(kAllLanes, steps == kNoTask)) break;
         __syncwarp();  // all lanes are done with the last task
-        if (leader) shared.kept[threadIdx.x / kWarp] = {task.query, task.queries, task.group};
+        if (leader) shared.kept[thread / kWarp] = {task.query, task.queries, task.group};
         if constexpr (Kind == Slots::mixed)
             if (lane % 4 == 0)
                 for (int side = 0; side < 2; ++side)
@@ -283,8 +325,8 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 v_at.advance();
             };
             // Scores of the step at k_at become weights; `values`: of the last step's weights, are
-            // under way.
-            auto take = [&](float(&sum)[kKeys / 2], bool values) {
+            // under way; `last`: of the tile, whose queries are done with.
+            auto take = [&](float(&sum)[kKeys / 2], bool values, bool last) {
                 int seen[kBlocks][2];
                 for (int n = 0; n < kBlocks; ++n) {
                     const UnionBlock block = shared.blocks[k_at.stage][n];
@@ -296,6 +338,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
                 [[maybe_unused]] const BlockScales scales = shared.scales.at(k_at.stage);
                 __syncwarp();  // all lanes have read them
                 if (leader) shared.k_ring.empty[k_at.stage].arrive();
+                if (leader && last) shared.q_ring.empty[q_at.stage].arrive();
                 k_at.advance();
                 [[maybe_unused]] bool any[kBlocks];
                 [[maybe_unused]] uint32_t next[kNarrow ? kKeys / 8 : 1] = {};
@@ -326,31 +369,37 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             shared.k_ring.full[k_at.stage].wait(k_at.parity);
             {
                 float sum[kKeys / 2];
+                turns.begin();
                 start(sum);
+                turns.end();
                 start_slots();
                 wgmma_wait<0>();
-                take(sum, false);
+                take(sum, false, steps == 1);
             }
             for (int n = 1; n < steps; ++n) {
                 float sum[kKeys / 2];
                 shared.k_ring.full[k_at.stage].wait(k_at.parity);
+                turns.begin();
                 start(sum);
                 shared.v_ring.full[v_at.stage].wait(v_at.parity);
                 start_out(n > 1);
+                turns.end();
                 wgmma_wait<1>();
-                take(sum, true);
+                take(sum, true, n + 1 == steps);
             }
-            if (leader) shared.q_ring.empty[q_at.stage].arrive();
             shared.v_ring.full[v_at.stage].wait(v_at.parity);
+            turns.begin();
             start_out(steps > 1);
+            turns.end();
             end_out([] {});
         } else {
             start_slots();
             __syncwarp();  // all lanes have read the task
             if (leader) shared.q_ring.empty[q_at.stage].arrive();
         }
-        finish<T, Dim, BlockSize, Kind>(args, shared, out, softmax, opaque_thread());
+        finish<T, Dim, BlockSize, Kind>(args, shared, out, softmax, opaque_thread<Threads>());
     }
+    turns.leave();
 }
 
 }  // namespace
@@ -361,11 +410,11 @@ cudaError_t launch_sparse_union_sm90(const SparseUnionArgs& args, int sms, cudaS
         const auto launch = [&]<Slots Kind>() {
             using S = Shared<T, Dim, BlockSize, Kind>;
             auto* const kernel = union_attention<T, Dim, BlockSize, Kind>;
-            const cudaError_t error = allow_shared<S>(kernel);
+            const cudaError_t error = allow_shared<S[S::kTeamsOf]>(kernel);
             if (error != cudaSuccess) return error;
             const int64_t items = int64_t{args.tile_count} * args.groups;
             return launch_early(kernel, dim3(static_cast<unsigned>(std::min<int64_t>(items, sms))),
-                                AttendRows::kThreads, sizeof(S), stream, args);
+                                S::Threads::kThreads, sizeof(S[S::kTeamsOf]), stream, args);
         };
         if (!args.any_slots()) return launch.template operator()<Slots::none>();
         if (args.group_size() % kRun == 0) return launch.template operator()<Slots::alike>();
