@@ -40,6 +40,13 @@ struct UnionThreads {
     static constexpr int kSharedBytes = kMostSharedBytes / Teams;
 };
 
+/// The thread's number, anew: what follows from it is not kept till then.
+__device__ inline int opaque_thread() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 /// Do the consumer warpgroups take turns?
 template <typename T, int Dim>
 constexpr bool kTakeTurns = Dim == 128 && !kIsE4m3<T>;

@@ -10,7 +10,7 @@ namespace msa::cuda::sm90 {
 /// The slots of the queries of a tile and group, a lane each, and of its runs of rows.
 __device__ inline Run read_slots(const SparseUnionArgs& args, int tile_index, int group,
                                  int& slots) {
-    const int lane = threadIdx.x % kWarp, heads = args.group_size();
+    const int lane = opaque_thread() % kWarp, heads = args.group_size();
     slots = 0;
     if (lane < args.tile_queries)
         slots = __popc(args.workspace.in_slots[args.row(tile_index, lane, group)]);

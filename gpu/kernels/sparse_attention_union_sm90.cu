@@ -196,14 +196,6 @@ __device__ void produce_blocks(const SparseUnionArgs& args, Shared<T, Dim, Block
     wait_for_previous_kernel();  // the next kernel waits for this one alone
 }
 
-/// The thread's number in its team, anew: what follows from it need not be kept till then.
-template <typename Threads>
-__device__ int opaque_thread() {
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread % Threads::kTeamThreads;
-}
-
 /// The two rows of a thread after the union: their slots, and the result.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void finish(const SparseUnionArgs& args, Shared<T, Dim, BlockSize, Kind>& shared,
@@ -397,7 +389,7 @@ __global__ void __launch_bounds__(UnionThreads<kTeams<T, Dim, BlockSize>>::kThre
             __syncwarp();  // all lanes have read the task
             if (leader) shared.q_ring.empty[q_at.stage].arrive();
         }
-        finish<T, Dim, BlockSize, Kind>(args, shared, out, softmax, opaque_thread<Threads>());
+        finish<T, Dim, BlockSize, Kind>(args, shared, out, softmax, opaque_thread() % Threads::kTeamThreads);
     }
     turns.leave();
 }
