@@ -83,7 +83,8 @@ struct TaskScales<__nv_fp8_e4m3, Tasks, Stages> {
     __device__ BlockScales at(int stage) const { return block[stage]; }
 };
 
-/// A warp's stream of slots of type T, for its two runs of rows; as many as Stages are on their way.
+/// A warp's stream of slots of type T, for its two runs of rows; as many as Stages are on their
+/// way.
 template <typename T, int Dim, int Stages>
 struct WarpSlots {
     struct __align__(16) Stage {

@@ -10,11 +10,12 @@ namespace msa::cuda::sm90 {
 
 constexpr int kShortStepKeys = 64;
 
-/// A team is a producer warp and two consumer warpgroups, which take a tile at a time through shared
-/// memory of their own. A thread block has two teams where a thread's output, scores and weights
-/// leave room: with 64 channels, in steps of 64 keys, which are whole blocks. Not in e4m3, where a
-/// thread has weights and sums of values twice. Teams need no thread block each: two of those would
-/// leave a consumer's thread 104 registers, or 96 without setmaxnreg, and it needs more.
+/// A team is a producer warp and two consumer warpgroups, which take a tile at a time through
+/// shared memory of their own. A thread block has two teams where a thread's output, scores and
+/// weights leave room: with 64 channels, in steps of 64 keys, which are whole blocks. Not in e4m3,
+/// where a thread has weights and sums of values twice. Teams need no thread block each: two of
+/// those would leave a consumer's thread 104 registers, or 96 without setmaxnreg, and it needs
+/// more.
 template <typename T, int Dim, int BlockSize>
 constexpr int kTeams = Dim == 64 && !kIsE4m3<T> && BlockSize <= kShortStepKeys ? 2 : 1;
 
@@ -22,8 +23,7 @@ constexpr int kTeams = Dim == 64 && !kIsE4m3<T> && BlockSize <= kShortStepKeys ?
 /// own. One of e4m3, as scales are of a block.
 template <typename T, int Dim, int BlockSize>
 constexpr int kStepBlocks =
-    kIsE4m3<T> ? 1
-               : (kTeams<T, Dim, BlockSize> > 1 ? kShortStepKeys : kTileKeys) / BlockSize;
+    kIsE4m3<T> ? 1 : (kTeams<T, Dim, BlockSize> > 1 ? kShortStepKeys : kTileKeys) / BlockSize;
 
 /// The threads of a thread block: the consumers of all teams, then a warpgroup whose first warps
 /// are their producers.

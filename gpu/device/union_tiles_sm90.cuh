@@ -3,6 +3,7 @@
 // warp.
 #pragma once
 
+#include "gpu/device/seen_keys.cuh"
 #include "gpu/device/union_task_sm90.cuh"
 
 namespace msa::cuda::sm90 {
@@ -21,6 +22,25 @@ __device__ inline Run read_slots(const SparseUnionArgs& args, int tile_index, in
         if (first < args.tile_queries) run.count = max(run.count, of_query);
     }
     return run;
+}
+
+/// What the lanes of the producer read of a task's rows.
+template <typename Scales>
+struct TaskRows {
+    int visible, slots;
+    Run run;
+    typename Scales::Rows scales;
+};
+template <Slots Kind, typename Memory>
+__device__ auto read_rows(const SparseUnionArgs& args, const Memory&, int tile_index,
+                          const QueryTile& tile, int group) {
+    using Scales = decltype(Memory::scales);
+    const int lane = threadIdx.x % kWarp;
+    TaskRows<Scales> rows{};
+    rows.visible = lane < tile.queries ? seen_keys(args.visible, tile.query + lane) : 0;
+    if constexpr (Kind != Slots::none) rows.run = read_slots(args, tile_index, group, rows.slots);
+    rows.scales = Scales::read_rows(args, tile, group);
+    return rows;
 }
 
 /// The tiles of a round and a team, for its producer warp. Group major, so that tiles that run
