@@ -11,8 +11,8 @@
 // Work runs group by group, queries in order, one tile at a time: what a machine with many tiles in
 // flight makes of it is not modelled, nor that `automatic` gives calls with few queries to q_outer
 // and sequences of one tile to union, nor that blocks of fewer than 128 keys are walked in steps of
-// 128, the last of which may be in part empty, nor what e4m3 adds: its outputs and partial outputs
-// are bf16, and its values are transposed once.
+// 128 (64 with 64 channels), the last of which may be in part empty, nor what e4m3 adds: its
+// outputs and partial outputs are bf16, and its values are transposed once.
 // Beside them the paper's q_outer and kv_outer (sec:kernel:sparse_attn): every block read comes
 // from memory, ceil(128 / G) gathered queries fill a 128-row tile, handles and log-sum-exps are
 // left out.

@@ -3,12 +3,11 @@
 // other, and the slots that a warp adds to its rows.
 #pragma once
 
-#include "gpu/device/attend_e4m3_sm90.cuh"
+#include "gpu/device/union_threads_sm90.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
 namespace msa::cuda::sm90 {
 
-constexpr int kSlotStages = 4;
 constexpr int kRun = kSlotRun;  // neighbouring rows, one of each thread's two in a warp
 constexpr int kRuns = kSparseTileRows / kRun;  // of a tile
 static_assert(kSparseTileRows == kAttendRows);
@@ -21,11 +20,6 @@ enum class Slots { none, alike, mixed };
 struct Run {
     int first, count;
 };
-
-/// Blocks of a union that a tile takes at one step: a tile of keys, in which each has rows of its
-/// own. One of e4m3, as scales are of a block.
-template <typename T, int BlockSize>
-constexpr int kStepBlocks = kIsE4m3<T> ? 1 : kTileKeys / BlockSize;
 
 constexpr int kNoTask = -1;
 
@@ -89,15 +83,16 @@ struct TaskScales<__nv_fp8_e4m3, Tasks, Stages> {
     __device__ BlockScales at(int stage) const { return block[stage]; }
 };
 
-/// A warp's stream of slots of type T, for its two runs of rows.
-template <typename T, int Dim>
+/// A warp's stream of slots of type T, for its two runs of rows; as many as Stages are on their
+/// way.
+template <typename T, int Dim, int Stages>
 struct WarpSlots {
     struct __align__(16) Stage {
         char row[kRun][Dim * 2];
         float lse[kRun];
     };
-    Stage stages[kSlotStages];
-    Barrier full[kSlotStages];
+    Stage stages[Stages];
+    Barrier full[Stages];
     Run runs[2];
     int counts[2 * kRun];  // of the rows, where they are mixed
     int added;             // of all tiles
@@ -125,7 +120,7 @@ struct WarpSlots {
     __device__ void start(const SparseUnionArgs& args, Run run, Run next) {
         runs[0] = run, runs[1] = next;
         if (run.count + next.count == 0) return;
-        for (int n = 0; n < kSlotStages; ++n) fetch(args, run, next, n, (added + n) % kSlotStages);
+        for (int n = 0; n < Stages; ++n) fetch(args, run, next, n, (added + n) % Stages);
     }
 
     /// By the warp: adds the slots of a run to a row of the softmax state (best, total), base 2.
@@ -137,12 +132,12 @@ struct WarpSlots {
         const int count = side == 0 ? run.count : next.count, begin = added;
         if (count == 0) return;
         const int lane = threadIdx.x % kWarp;
-        const int ahead = kSlotStages + (side == 0 ? 0 : run.count);
+        const int ahead = Stages + (side == 0 ? 0 : run.count);
         const int mine = Mixed ? counts[kRun * side + lane / 4] : count;
 #pragma unroll 1
         for (int n = 0; n < count; ++n) {
-            const int at = (begin + n) % kSlotStages;
-            full[at].wait((begin + n) / kSlotStages % 2);
+            const int at = (begin + n) % Stages;
+            full[at].wait((begin + n) / Stages % 2);
             const bool there = !Mixed || n < mine;
             float factor = 1, weight = 0;
             if (there) {
@@ -174,7 +169,7 @@ struct WarpSlots {
 struct NoSlots {
     __device__ void init() {}
 };
-template <Slots Kind, typename T, int Dim>
-using SlotsOf = std::conditional_t<Kind == Slots::none, NoSlots, WarpSlots<T, Dim>>;
+template <Slots Kind, typename T, int Dim, int Stages>
+using SlotsOf = std::conditional_t<Kind == Slots::none, NoSlots, WarpSlots<T, Dim, Stages>>;
 
 }  // namespace msa::cuda::sm90

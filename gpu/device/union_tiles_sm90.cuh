@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The tiles that a thread block of gpu/kernels/sparse_attention_union_sm90.cu takes, for its
-// producer warp.
+// The tiles that a team of gpu/kernels/sparse_attention_union_sm90.cu takes, for its producer
+// warp.
 #pragma once
 
+#include "gpu/device/seen_keys.cuh"
 #include "gpu/device/union_task_sm90.cuh"
 
 namespace msa::cuda::sm90 {
@@ -10,9 +11,8 @@ namespace msa::cuda::sm90 {
 /// The slots of the queries of a tile and group, a lane each, and of its runs of rows.
 __device__ inline Run read_slots(const SparseUnionArgs& args, int tile_index, int group,
                                  int& slots) {
-    const int lane = threadIdx.x % kWarp, heads = args.group_size();
+    const int lane = opaque_thread() % kWarp, heads = args.group_size();
     slots = 0;
-    if (!args.any_slots()) return {0, 0};
     if (lane < args.tile_queries)
         slots = __popc(args.workspace.in_slots[args.row(tile_index, lane, group)]);
     Run run{args.slot_row(tile_index, group, 0) + lane * kRun, 0};
@@ -24,23 +24,46 @@ __device__ inline Run read_slots(const SparseUnionArgs& args, int tile_index, in
     return run;
 }
 
-/// The tiles of a round and a thread block, for the producer warp. Group major, so that tiles that
-/// run together share keys.
+/// What the lanes of the producer read of a task's rows.
+template <typename Scales>
+struct TaskRows {
+    int visible, slots;
+    Run run;
+    typename Scales::Rows scales;
+};
+template <Slots Kind, typename Memory>
+__device__ auto read_rows(const SparseUnionArgs& args, const Memory&, int tile_index,
+                          const QueryTile& tile, int group) {
+    using Scales = decltype(Memory::scales);
+    const int lane = threadIdx.x % kWarp;
+    TaskRows<Scales> rows{};
+    rows.visible = lane < tile.queries ? seen_keys(args.visible, tile.query + lane) : 0;
+    if constexpr (Kind != Slots::none) rows.run = read_slots(args, tile_index, group, rows.slots);
+    rows.scales = Scales::read_rows(args, tile, group);
+    return rows;
+}
+
+/// The tiles of a round and a team, for its producer warp. Group major, so that tiles that run
+/// together share keys.
+template <int Teams>
 struct TileQueue {
-    SparseRound* round;
     int first_tile, tiles, index, taken = 0;
 
-    __device__ explicit TileQueue(const SparseUnionArgs& args)
-        : round(args.workspace.rounds + args.round),
-          first_tile(round->first_chunk * args.chunk_tiles),
-          tiles(min(round->chunks * args.chunk_tiles, args.tile_count - first_tile)),
-          index(static_cast<int>(blockIdx.x)) {}
+    __device__ TileQueue(const SparseUnionArgs& args, int team)
+        : first_tile(round(args).first_chunk * args.chunk_tiles),
+          tiles(min(round(args).chunks * args.chunk_tiles, args.tile_count - first_tile)),
+          index(static_cast<int>(team * gridDim.x + blockIdx.x)) {}
+    __device__ static SparseRound& round(const SparseUnionArgs& args) {
+        return args.workspace.rounds[args.round];
+    }
     __device__ bool any(int groups) const { return index < tiles * groups; }
     __device__ int tile() const { return first_tile + index % tiles; }
     __device__ int group() const { return index / tiles; }
     /// By one lane: asks for the next one, which next() moves to. Late, so that a tile does not
-    /// wait here while another thread block is free.
-    __device__ void take() { taken = static_cast<int>(gridDim.x) + atomicAdd(&round->taken, 1); }
+    /// wait here while another team is free.
+    __device__ void take(const SparseUnionArgs& args) {
+        taken = static_cast<int>(Teams * gridDim.x) + atomicAdd(&round(args).taken, 1);
+    }
     __device__ void next() { index = __shfl_sync(kAllLanes, taken, 0); }
 };
 

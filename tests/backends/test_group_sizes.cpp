@@ -44,6 +44,9 @@ std::vector<Case> group_cases() {
         {"g4_rising", packed({8, 2, 64, 64}, {0, 100}, {0, 700}), {.top_k = 6}, Values::rising},
         {"g4_wide", packed({8, 2, 128, 128}, {0, 90}, {0, 700}), {.top_k = 3}},
         {"g5_packed", packed({10, 2, 128, 64}, {0, 25, 51, 130}, {0, 25, 300, 900}), {.top_k = 5}},
+        // More tiles than are at work at once: two for each SM with 64 channels, else one.
+        {"g4_many_tiles", packed({64, 16, 64, 64}, {0, 700}, {0, 900}), {.top_k = 3}},
+        {"g16_many_tiles", packed({64, 4, 128, 128}, {0, 400}, {0, 900}), {.top_k = 3}},
         // Unions and slots in one tile.
         {"g5_slots", packed({10, 2, 64, 64}, {0, 60}, {0, 2000}), {.top_k = 3}},
         {"g6_slots", packed({12, 2, 128, 64}, {0, 60}, {0, 1600}), {.top_k = 5}},

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+// What a team of gpu/kernels/sparse_attention_union_sm90.cu has in shared memory.
+#pragma once
+
+#include "gpu/device/union_task_sm90.cuh"
+
+namespace msa::cuda::sm90 {
+
+/// What a team has.
+template <typename T, int Dim, int BlockSize, Slots Kind>
+struct alignas(1024) UnionMemory {
+    static constexpr int kTeamsOf = kTeams<T, Dim, BlockSize>;
+    using Threads = UnionThreads<kTeamsOf>;
+    static constexpr int kBlocks = kStepBlocks<T, Dim, BlockSize>, kKeys = kBlocks * BlockSize;
+    using S = OperandShape<T, Dim, kKeys>;
+    static constexpr int kTasks = Dim == 64 ? 2 : 1;  // of 128, a second would cost a stage
+    static constexpr int kStages = Kind == Slots::none ? S::kStages * 3 / 2 : S::kStages;
+    char q[kTasks][S::kQueryBytes];
+    char k[kStages][S::kKeyBytes];
+    char v[kStages][S::kValueBytes];
+    SlotsOf<Kind, Stored<T>, Dim, Threads::kSlotStages> slots[Threads::kTeamWarps];
+    UnionBlock blocks[kStages][kBlocks];
+    Task tasks[kTasks];
+    Kept kept[Threads::kTeamWarps];
+    Ring<kTasks> q_ring;  // tasks and q
+    Ring<kStages> k_ring, v_ring;
+    TaskScales<T, kTasks, kStages> scales;
+
+    /// By one thread, before a barrier of the block.
+    __device__ void init() {
+        q_ring.init(Threads::kConsumers);
+        k_ring.init(Threads::kConsumers);
+        v_ring.init(Threads::kConsumers);
+        for (auto& of_warp : slots) of_warp.init();
+        fence_barriers();
+    }
+};
+
+}  // namespace msa::cuda::sm90
