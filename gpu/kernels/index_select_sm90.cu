@@ -4,8 +4,8 @@
 //   producer    one thread streams tiles of 128 keys through a ring in shared memory (TMA)
 //   consumers   hold their rows (query, group) as an operand in registers, multiply it with a tile
 //               (wgmma) and reduce the products of each block to their maximum, per row
-//   merge       every 32 blocks, a warp merges the maxima of its rows into their lists of the best
-//               k, which stay in shared memory
+//   merge       every 32 blocks, a warp merges the maxima of a row into its list of the best k,
+//               which stays in shared memory
 //   write_ids   at the end, a list and the forced blocks become ascending ids
 //
 // The local block needs no score, so every scored block is wholly visible and nothing is masked.
@@ -82,21 +82,48 @@ struct SplitLists {
     __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
 };
 
-/// Offers columns [0, count) of the buffer, blocks from `block` on, to `Places` rows of the warp,
-/// from `place` on: at once, as each waits for its exchanges.
+/// Offers the scores of this part's blocks [begin, end), at most 32, to `Places` rows of the warp,
+/// from `place` on: at once, as each waits for its exchanges. `first`: id of the part's block 0.
 template <int Places, typename S>
-__device__ void offer_scores(S& shared, const DeviceRule& rule, float scale, int place, int block,
-                             int count) {
-    const int lane = threadIdx.x % kWarp, id = block + lane;
+__device__ void offer_scores(S& shared, const DeviceRule& rule, float scale, int place, int first,
+                             int begin, int end) {
+    const int block = end - kWarp + static_cast<int>(threadIdx.x % kWarp), id = first + block;
     float score[Places];
 #pragma unroll
     for (int n = 0; n < Places; ++n) {
         const bool candidate =
-            lane < count && id >= rule.forced_first && id < shared.limit[place + n];
-        score[n] = candidate ? scale * shared.scores.at(place + n, lane) : -INFINITY;
+            block >= begin && id >= rule.forced_first && id < shared.limit[place + n];
+        score[n] = candidate ? scale * shared.scores.at(place + n, block & (kWarp - 1)) : -INFINITY;
     }
     shared.lists.offer(place, score, id);
 }
+
+/// When the warps of a warpgroup merge which of their 16 rows of a half: each row every 32 blocks,
+/// `AtOnce` rows at a time. Where `Spread`, the rows of a warp and the warpgroups take turns, at
+/// equal distances, so that merging never keeps many warps from the tensor cores at once; else all
+/// rows are merged after the same tile.
+template <int BlocksPerTile, int AtOnce, bool Spread>
+struct MergeTurns {
+    static constexpr int kTiles = kWarp / BlocksPerTile;  // from merge to merge of a row
+    static constexpr int kTurns = Spread ? 16 / AtOnce : 1;
+    static constexpr int kRows = 16 / kTurns;          // of a turn
+    static constexpr int kDistance = kTiles / kTurns;  // tiles from turn to turn
+    static_assert(kDistance * kTurns == kTiles);
+    unsigned ahead;  // tiles that this warpgroup's turns come early
+
+    __device__ MergeTurns(int warpgroup, int warpgroups)
+        : ahead(Spread ? kDistance * warpgroup / warpgroups : 0) {}
+    /// Whether it is some rows' turn once `end` tiles have passed, and whose.
+    __device__ bool due(int end) const { return (end + ahead) % kDistance == 0; }
+    __device__ int turn(int end) const {
+        return static_cast<int>((end + ahead) / kDistance % kTurns);
+    }
+    /// First of the tiles before `end` > 0 that the rows of a turn have still to merge.
+    __device__ int begin(int turn, int end) const {
+        const unsigned merged_ago = (end + ahead + kTiles - turn * kDistance - 1) % kTiles + 1;
+        return max(0, end - static_cast<int>(merged_ago));
+    }
+};
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
 __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
@@ -105,8 +132,8 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     using S = Shared<Shape, Rows, Kept>;
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
-    constexpr int kTilesPerMerge = 32 / kBlocksPerTile;
     constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // one a warp where there are few
+    using Turns = MergeTurns<kBlocksPerTile, kAtOnce, S::kManyWarps>;
 
     const QueryTile tile = args.tiles[blockIdx.x];
     const int rows = tile.queries * args.groups;
@@ -155,19 +182,23 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 
     const int lane = threadIdx.x % kWarp;
     const int warp_place = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
-    auto merge = [&](int half, int t) {  // the tiles of the current round up to t
-        const int in_round = t % kTilesPerMerge;
+    const Turns turns(warpgroup, Rows::kConsumers);
+    auto merge = [&](int half, int end, bool all) {  // after `end` tiles, those whose turn it is
         __syncwarp();
-        const int first = warp_place + half * kHalfRows;
-        for (int place = first; place < first + 16 && row_at<Rows>(place) < rows; place += kAtOnce)
-            offer_scores<kAtOnce>(shared, args.rule, args.scale, place,
-                                  (first_tile + t - in_round) * kBlocksPerTile,
-                                  (in_round + 1) * kBlocksPerTile);
+        const int begin_turn = all ? 0 : turns.turn(end);
+        const int end_turn = all ? Turns::kTurns : begin_turn + 1;
+        const int first = warp_place + half * kHalfRows,
+                  end_place = first + end_turn * Turns::kRows;
+        for (int place = first + begin_turn * Turns::kRows;
+             place < end_place && row_at<Rows>(place) < rows; place += kAtOnce)
+            offer_scores<kAtOnce>(shared, args.rule, args.scale, place, first_tile * kBlocksPerTile,
+                                  turns.begin((place - first) / Turns::kRows, end) * kBlocksPerTile,
+                                  end * kBlocksPerTile);
         __syncwarp();
     };
     consume(operand, count, shared.tiles[0], shared.ring,
             [&](int half, int t, const float(&sum)[kSums]) {
-                const int column = t % kTilesPerMerge * kBlocksPerTile;
+                const int column = t % Turns::kTiles * kBlocksPerTile;
 #pragma unroll
                 for (int side = 0; side < 2; ++side) {
                     float best[kBlocksPerTile];
@@ -180,7 +211,8 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
                             shared.scores.at(warp_place + half * kHalfRows + lane / 4 + 8 * side,
                                              column + b) = best[b];
                 }
-                if (t % kTilesPerMerge == kTilesPerMerge - 1 || t == count - 1) merge(half, t);
+                const bool last = t == count - 1;
+                if (last || turns.due(t + 1)) merge(half, t + 1, last);
             });
 
     __syncwarp();
