@@ -53,18 +53,21 @@ struct SortedLists {
 };
 
 /// Candidates wait that are better than the worst of the list when it was last put in order: a row
-/// that has seen n blocks takes in about k of the next n.
+/// that has seen n blocks takes in about k of the next n. As blocks rise, one of an equal score is
+/// never better, and scores alone decide who waits.
 template <int Rows, int Kept>
 struct WaitingLists {
     static constexpr int kMostWaiting = kWarp / 2;
     uint64_t best[Rows][Kept];  // best first; 0: none
     uint64_t waiting[Rows][kMostWaiting];
-    int kept[Rows];
+    float least[Rows];    // a candidate's score is above it
+    uint8_t kept[Rows];   // 1 where none is wanted
     uint8_t count[Rows];  // of those that wait
 
     __device__ void clear(int row, int wanted) {
         for (uint64_t& key : best[row]) key = 0;
-        kept[row] = wanted;
+        least[row] = wanted > 0 ? -INFINITY : INFINITY;
+        kept[row] = static_cast<uint8_t>(max(wanted, 1));
         count[row] = 0;
     }
     __device__ WarpTopK whole(int row) const {
@@ -82,18 +85,18 @@ struct WaitingLists {
     template <int Places>
     __device__ void offer(int row, const float (&score)[Places], int block) {
         const int lane = threadIdx.x % kWarp;
-        uint64_t key[Places];
-        int waits[Places];
         uint32_t wanted[Places], any = 0;
 #pragma unroll
+        for (int n = 0; n < Places; ++n)
+            any |= wanted[n] = __ballot_sync(kAllLanes, score[n] > least[row + n]);
+        if (any == 0) return;
+        uint64_t key[Places];
+        int waits[Places];
+#pragma unroll
         for (int n = 0; n < Places; ++n) {
-            const int places = kept[row + n];
             key[n] = candidate_key(score[n], block);
-            const uint64_t least = places > 0 ? best[row + n][places - 1] : UINT64_MAX;
-            any |= wanted[n] = __ballot_sync(kAllLanes, key[n] > least);
             waits[n] = count[row + n];
         }
-        if (any == 0) return;
 #pragma unroll
         for (int n = 0; n < Places; ++n)
             if (waits[n] + __popc(wanted[n]) > kMostWaiting) {
@@ -114,14 +117,15 @@ private:
     /// `wanted`: becomes those that may wait.
     __device__ void sort(int row, uint64_t key, uint32_t& wanted) {
         WarpTopK list = whole(row);
-        const uint64_t least = list.threshold(kept[row]);
-        wanted = __ballot_sync(kAllLanes, key > least);
+        const int worst = kept[row] - 1;
+        wanted = __ballot_sync(kAllLanes, key > list.threshold(worst + 1));
         if (__popc(wanted) > kMostWaiting) {
             list.merge(key, wanted);
             wanted = 0;
         }
         const int lane = threadIdx.x % kWarp;
         if (lane < Kept) best[row][lane] = list.key;
+        if (lane == worst) least[row] = score_of_key(static_cast<uint32_t>(list.key >> 32));
     }
 };
 

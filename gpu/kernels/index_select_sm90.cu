@@ -16,8 +16,10 @@
 // The producer may start before the kernel ahead has ended, where nothing ahead writes the keys
 // (IndexSelectArgs::keys_settled). The queries are always waited for.
 #include "gpu/device/launch_sm90.cuh"
+#include "gpu/device/merge_turns.cuh"
 #include "gpu/device/rank_exchange.cuh"
 #include "gpu/device/row_lists.cuh"
+#include "gpu/device/row_rule.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/kernels/index_select_sm90.h"
@@ -58,18 +60,6 @@ __device__ int row_at(int place) {
     return place % 16 * kWarps + place / 16;
 }
 
-/// Blocks with a visible token, and places that the forced ones leave.
-struct RowRule {
-    int visible, limit, first, local, kept;
-    __device__ RowRule(const DeviceRule& rule, int seen, int block_size) {
-        visible = (seen + block_size - 1) / block_size;
-        limit = visible - rule.forced_local;
-        first = min(rule.forced_first, visible);
-        local = min(rule.forced_local, visible - first);
-        kept = rule.top_k - first - local;
-    }
-};
-
 /// The lists of one row that the splits made, and the score of each one's first key once more, as
 /// the key has it.
 template <int Kept>
@@ -88,42 +78,15 @@ template <int Places, typename S>
 __device__ void offer_scores(S& shared, const DeviceRule& rule, float scale, int place, int first,
                              int begin, int end) {
     const int block = end - kWarp + static_cast<int>(threadIdx.x % kWarp), id = first + block;
+    const bool counts = block >= begin && id >= rule.forced_first;
     float score[Places];
 #pragma unroll
-    for (int n = 0; n < Places; ++n) {
-        const bool candidate =
-            block >= begin && id >= rule.forced_first && id < shared.limit[place + n];
-        score[n] = candidate ? scale * shared.scores.at(place + n, block & (kWarp - 1)) : -INFINITY;
+    for (int n = 0; n < Places; ++n) {  // reads, whether they count or not, wait for nothing
+        const float scaled = scale * shared.scores.at(place + n, block & (kWarp - 1));
+        score[n] = counts & (id < shared.limit[place + n]) ? scaled : -INFINITY;
     }
     shared.lists.offer(place, score, id);
 }
-
-/// When the warps of a warpgroup merge which of their 16 rows of a half: each row every 32 blocks,
-/// `AtOnce` rows at a time. Where `Spread`, the rows of a warp and the warpgroups take turns, at
-/// equal distances, so that merging never keeps many warps from the tensor cores at once; else all
-/// rows are merged after the same tile.
-template <int BlocksPerTile, int AtOnce, bool Spread>
-struct MergeTurns {
-    static constexpr int kTiles = kWarp / BlocksPerTile;  // from merge to merge of a row
-    static constexpr int kTurns = Spread ? 16 / AtOnce : 1;
-    static constexpr int kRows = 16 / kTurns;          // of a turn
-    static constexpr int kDistance = kTiles / kTurns;  // tiles from turn to turn
-    static_assert(kDistance * kTurns == kTiles);
-    unsigned ahead;  // tiles that this warpgroup's turns come early
-
-    __device__ MergeTurns(int warpgroup, int warpgroups)
-        : ahead(Spread ? kDistance * warpgroup / warpgroups : 0) {}
-    /// Whether it is some rows' turn once `end` tiles have passed, and whose.
-    __device__ bool due(int end) const { return (end + ahead) % kDistance == 0; }
-    __device__ int turn(int end) const {
-        return static_cast<int>((end + ahead) / kDistance % kTurns);
-    }
-    /// First of the tiles before `end` > 0 that the rows of a turn have still to merge.
-    __device__ int begin(int turn, int end) const {
-        const unsigned merged_ago = (end + ahead + kTiles - turn * kDistance - 1) % kTiles + 1;
-        return max(0, end - static_cast<int>(merged_ago));
-    }
-};
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
 __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
@@ -133,7 +96,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
     constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // one a warp where there are few
-    using Turns = MergeTurns<kBlocksPerTile, kAtOnce, S::kManyWarps>;
+    using Turns = MergeTurns<kBlocksPerTile, S::kManyWarps ? 4 : 1>;
 
     const QueryTile tile = args.tiles[blockIdx.x];
     const int rows = tile.queries * args.groups;
