@@ -7,7 +7,6 @@
 //   merge       every 32 blocks, a warp merges the maxima of a row into its list of the best k,
 //               which stays in shared memory
 //   write_ids   at the end, a list and the forced blocks become ascending ids
-//
 // The local block needs no score, so every scored block is wholly visible and nothing is masked.
 //
 // Where few queries share their keys (decode), tiles have 64 rows, and the keys are split over the
@@ -100,7 +99,8 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 
     const QueryTile tile = args.tiles[blockIdx.x];
     const int rows = tile.queries * args.groups;
-    const int blocks = (tile.most_visible + BlockSize - 1) / BlockSize - args.rule.forced_local;
+    const DeviceRule& rule = args.rule;
+    const int blocks = (tile.most_visible + BlockSize - 1) / BlockSize - rule.forced_local;
     const int all_tiles = max(0, (blocks + kBlocksPerTile - 1) / kBlocksPerTile);
     const auto split_start = [&](int split) {
         return static_cast<int>(int64_t{all_tiles} * split / args.splits);
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
     for (int place = threadIdx.x; place < Rows::kRows; place += Rows::kThreads) {
         const int row = row_at<Rows>(place);
-        const RowRule own(args.rule,
+        const RowRule own(rule,
                           row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
                           BlockSize);
         shared.limit[place] = own.limit;
@@ -150,11 +150,10 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
         __syncwarp();
         const int begin_turn = all ? 0 : turns.turn(end);
         const int end_turn = all ? Turns::kTurns : begin_turn + 1;
-        const int first = warp_place + half * kHalfRows,
-                  end_place = first + end_turn * Turns::kRows;
+        const int first = warp_place + half * kHalfRows, stop = first + end_turn * Turns::kRows;
         for (int place = first + begin_turn * Turns::kRows;
-             place < end_place && row_at<Rows>(place) < rows; place += kAtOnce)
-            offer_scores<kAtOnce>(shared, args.rule, args.scale, place, first_tile * kBlocksPerTile,
+             place < stop && row_at<Rows>(place) < rows; place += kAtOnce)
+            offer_scores<kAtOnce>(shared, rule, args.scale, place, first_tile * kBlocksPerTile,
                                   turns.begin((place - first) / Turns::kRows, end) * kBlocksPerTile,
                                   end * kBlocksPerTile);
         __syncwarp();
@@ -174,26 +173,32 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
                             shared.scores.at(warp_place + half * kHalfRows + lane / 4 + 8 * side,
                                              column + b) = best[b];
                 }
-                const bool last = t == count - 1;
-                if (last || turns.due(t + 1)) merge(half, t + 1, last);
+                if (t == count - 1 || turns.due(t + 1)) merge(half, t + 1, t == count - 1);
             });
 
     __syncwarp();
     for (int half = 0; half < Rows::kHalves; ++half) {
-        for (int i = 0; i < 16; ++i) {
-            const int place = warp_place + half * kHalfRows + i, row = row_at<Rows>(place);
-            if (row >= rows) break;
-            const int64_t out_row = tile.query * args.groups + row;
-            const WarpTopK list = shared.lists.whole(place);
-            if (args.splits > 1) {
+        for (int i = 0; i < 16; i += kAtOnce) {
+            const int place = warp_place + half * kHalfRows + i;
+            if (row_at<Rows>(place) >= rows) break;
+            WarpTopK list[kAtOnce];
+            shared.lists.whole(place, list);
+            int32_t id[kAtOnce]{}, *ids[kAtOnce]{};
+#pragma unroll
+            for (int n = 0; n < kAtOnce && row_at<Rows>(place + n) < rows; ++n) {
+                const int64_t out_row = tile.query * args.groups + row_at<Rows>(place + n);
+                if (args.splits == 1) {
+                    ids[n] = args.ids + out_row * rule.top_k;
+                    id[n] = unsorted_id(list[n], rule.top_k,
+                                        shared.limit[place + n] + rule.forced_local,
+                                        rule.forced_first, rule.forced_local);
+                    continue;
+                }
                 const SplitLists<Kept> to(args, out_row);
-                if (lane < Kept) to.list(blockIdx.y)[lane] = list.key;
-                if (lane == 0) to.heads[blockIdx.y] = static_cast<uint32_t>(list.key >> 32);
-                continue;
+                if (lane < Kept) to.list(blockIdx.y)[lane] = list[n].key;
+                if (lane == 0) to.heads[blockIdx.y] = static_cast<uint32_t>(list[n].key >> 32);
             }
-            const int visible = shared.limit[place] + args.rule.forced_local;
-            write_ids(list, args.rule.top_k, visible, args.rule.forced_first,
-                      args.rule.forced_local, args.ids + out_row * args.rule.top_k);
+            if (args.splits == 1) write_ids(id, rule.top_k, ids);
         }
     }
 }
