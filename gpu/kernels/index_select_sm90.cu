@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
     constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // one a warp where there are few
-    using Turns = MergeTurns<kBlocksPerTile, S::kManyWarps ? 4 : 1>;
+    using Turns = MergeTurns<kBlocksPerTile, Rows::kConsumers == 1 ? 1 : 4>;
 
     const QueryTile tile = args.tiles[blockIdx.x];
     const int rows = tile.queries * args.groups;
