@@ -10,7 +10,7 @@
 // Both: clear(row, kept), by one thread: of how many candidates the best are wanted.
 //       offer(row, score, block), by the warp: a candidate a lane for each of some rows; scores of
 //       -inf and NaN are none. Blocks rise from lane to lane and from call to call.
-//       whole(row), by the warp: the list.
+//       whole(row, list), by the warp: the lists of some rows.
 #pragma once
 
 #include "gpu/device/warp_top_k.cuh"
@@ -27,18 +27,20 @@ struct SortedLists {
         for (uint64_t& key : best[row]) key = 0;
         kept[row] = wanted;
     }
-    __device__ WarpTopK whole(int row) const {
+    template <int Places>
+    __device__ void whole(int row, WarpTopK (&list)[Places]) const {
         const int lane = threadIdx.x % kWarp;
-        return {lane < Kept ? best[row][lane] : 0};
+#pragma unroll
+        for (int n = 0; n < Places; ++n) list[n].key = lane < Kept ? best[row + n][lane] : 0;
     }
     template <int Places>
     __device__ void offer(int row, const float (&score)[Places], int block) {
         WarpTopK list[Places];
+        whole(row, list);
         uint64_t key[Places];
         uint32_t wanted[Places], any = 0;
 #pragma unroll
         for (int n = 0; n < Places; ++n) {
-            list[n] = whole(row + n);
             key[n] = candidate_key(score[n], block);
             const bool better = kept[row + n] > 0 && key[n] > list[n].threshold(kept[row + n]);
             any |= wanted[n] = __ballot_sync(kAllLanes, better);
@@ -53,47 +55,65 @@ struct SortedLists {
 };
 
 /// Candidates wait that are better than the worst of the list when it was last put in order: a row
-/// that has seen n blocks takes in about k of the next n.
+/// that has seen n blocks takes in about k of the next n. As blocks rise, one of an equal score is
+/// never better, and scores alone decide who waits.
 template <int Rows, int Kept>
 struct WaitingLists {
     static constexpr int kMostWaiting = kWarp / 2;
     uint64_t best[Rows][Kept];  // best first; 0: none
     uint64_t waiting[Rows][kMostWaiting];
-    int kept[Rows];
+    float least[Rows];    // a candidate's score is above it
+    uint8_t kept[Rows];   // 1 where none is wanted
     uint8_t count[Rows];  // of those that wait
 
     __device__ void clear(int row, int wanted) {
         for (uint64_t& key : best[row]) key = 0;
-        kept[row] = wanted;
+        least[row] = wanted > 0 ? -INFINITY : INFINITY;
+        kept[row] = static_cast<uint8_t>(max(wanted, 1));
         count[row] = 0;
     }
-    __device__ WarpTopK whole(int row) const {
-        const int lane = threadIdx.x % kWarp, waits = count[row];
-        WarpTopK list{lane < Kept ? best[row][lane] : 0};
-        if (waits == 0) return list;
-        const int at = lane - (kWarp - kMostWaiting);  // in the last lanes
-        const uint64_t key = at >= 0 && at < waits ? waiting[row][at] : 0;
-        if constexpr (Kept < kWarp)
-            list.key = sort_descending(at >= 0 ? key : list.key);
-        else
-            list.merge(key, __ballot_sync(kAllLanes, key != 0));
-        return list;
+    template <int Places>
+    __device__ void whole(int row, WarpTopK (&list)[Places]) const {
+        const int lane = threadIdx.x % kWarp;
+        const int at = lane - (kWarp - kMostWaiting);  // those that wait are in the last lanes
+        uint64_t key[Places];
+        int any = 0;
+#pragma unroll
+        for (int n = 0; n < Places; ++n) {
+            const int waits = count[row + n];
+            any |= waits;
+            list[n].key = lane < Kept ? best[row + n][lane] : 0;
+            key[n] = at >= 0 && at < waits ? waiting[row + n][at] : 0;
+        }
+        if (any == 0) return;
+        if constexpr (Kept < kWarp) {
+#pragma unroll
+            for (int n = 0; n < Places; ++n)
+                if (at < 0) key[n] = list[n].key;
+            sort_each_descending(key);
+#pragma unroll
+            for (int n = 0; n < Places; ++n) list[n].key = key[n];
+        } else {
+#pragma unroll
+            for (int n = 0; n < Places; ++n)
+                list[n].merge(key[n], __ballot_sync(kAllLanes, key[n] != 0));
+        }
     }
     template <int Places>
     __device__ void offer(int row, const float (&score)[Places], int block) {
         const int lane = threadIdx.x % kWarp;
-        uint64_t key[Places];
-        int waits[Places];
         uint32_t wanted[Places], any = 0;
 #pragma unroll
+        for (int n = 0; n < Places; ++n)
+            any |= wanted[n] = __ballot_sync(kAllLanes, score[n] > least[row + n]);
+        if (any == 0) return;
+        uint64_t key[Places];
+        int waits[Places];
+#pragma unroll
         for (int n = 0; n < Places; ++n) {
-            const int places = kept[row + n];
             key[n] = candidate_key(score[n], block);
-            const uint64_t least = places > 0 ? best[row + n][places - 1] : UINT64_MAX;
-            any |= wanted[n] = __ballot_sync(kAllLanes, key[n] > least);
             waits[n] = count[row + n];
         }
-        if (any == 0) return;
 #pragma unroll
         for (int n = 0; n < Places; ++n)
             if (waits[n] + __popc(wanted[n]) > kMostWaiting) {
@@ -113,15 +133,18 @@ private:
     /// Puts the row's list in order, with the lanes' candidates if they are too many to wait.
     /// `wanted`: becomes those that may wait.
     __device__ void sort(int row, uint64_t key, uint32_t& wanted) {
-        WarpTopK list = whole(row);
-        const uint64_t least = list.threshold(kept[row]);
-        wanted = __ballot_sync(kAllLanes, key > least);
+        WarpTopK one[1];
+        whole(row, one);
+        WarpTopK& list = one[0];
+        const int worst = kept[row] - 1;
+        wanted = __ballot_sync(kAllLanes, key > list.threshold(worst + 1));
         if (__popc(wanted) > kMostWaiting) {
             list.merge(key, wanted);
             wanted = 0;
         }
         const int lane = threadIdx.x % kWarp;
         if (lane < Kept) best[row][lane] = list.key;
+        if (lane == worst) least[row] = score_of_key(static_cast<uint32_t>(list.key >> 32));
     }
 };
 

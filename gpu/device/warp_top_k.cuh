@@ -19,21 +19,31 @@ __device__ inline int32_t block_of(uint64_t key) {
     return static_cast<int32_t>(~static_cast<uint32_t>(key));
 }
 
-/// Puts one value per lane in descending order over the warp (bitonic network). With `Merge`, the
-/// values already rise and then fall, or fall and then rise.
-template <bool Merge = false, typename Key>
-__device__ inline Key sort_descending(Key mine) {
+/// Puts one value per lane in descending order over the warp (bitonic network), and so each of
+/// several, whose exchanges do not wait for each other. With `Merge`, the values already rise and
+/// then fall, or fall and then rise.
+template <bool Merge = false, int Count, typename Key>
+__device__ inline void sort_each_descending(Key (&mine)[Count]) {
     const int lane = threadIdx.x % kWarp;
 #pragma unroll
     for (int run = Merge ? kWarp : 2; run <= kWarp; run *= 2) {
 #pragma unroll
         for (int step = run / 2; step > 0; step /= 2) {
-            const Key other = __shfl_xor_sync(kAllLanes, mine, step);
             const bool keep_larger = ((lane & step) == 0) == ((lane & run) == 0 || run == kWarp);
-            mine = (mine > other) == keep_larger ? mine : other;
+            Key other[Count];
+#pragma unroll
+            for (int n = 0; n < Count; ++n) other[n] = __shfl_xor_sync(kAllLanes, mine[n], step);
+#pragma unroll
+            for (int n = 0; n < Count; ++n)
+                mine[n] = (mine[n] > other[n]) == keep_larger ? mine[n] : other[n];
         }
     }
-    return mine;
+}
+template <bool Merge = false, typename Key>
+__device__ inline Key sort_descending(Key mine) {
+    Key one[1]{mine};
+    sort_each_descending<Merge>(one);
+    return one[0];
 }
 
 /// Lane i holds the i-th best key so far.
@@ -92,10 +102,10 @@ struct WarpTopK {
     }
 };
 
-/// Writes the ids of one row: the best `kept` blocks of the list and the forced ones, ascending,
-/// padded with -1 to k <= 32; nowhere when `ids` is null.
-__device__ inline void write_ids(const WarpTopK& list, int k, int visible, int forced_first,
-                                 int forced_local, int32_t* ids) {
+/// The ids of one row, before they are in order: the best `kept` blocks of the list and the forced
+/// ones, k <= 32 at most; INT32_MAX in the other lanes.
+__device__ inline int32_t unsorted_id(const WarpTopK& list, int k, int visible, int forced_first,
+                                      int forced_local) {
     const int lane = threadIdx.x % kWarp;
     const int first = min(forced_first, visible);
     const int local = min(forced_local, visible - first);
@@ -104,9 +114,26 @@ __device__ inline void write_ids(const WarpTopK& list, int k, int visible, int f
     int32_t id = block_of(list.key);
     if (lane >= kept) id = lane - kept;
     if (lane >= kept + first) id = visible - local + (lane - kept - first);
-    if (lane >= kept + first + local) id = INT32_MAX;
-    id = -sort_descending(-id);
-    if (lane < k && ids != nullptr) ids[lane] = id == INT32_MAX ? -1 : id;
+    return lane >= kept + first + local ? INT32_MAX : id;
+}
+
+/// Writes the ids of some rows, ascending and padded with -1 to k; nowhere where `ids` is null.
+template <int Rows>
+__device__ inline void write_ids(const int32_t (&unsorted)[Rows], int k,
+                                 int32_t* const (&ids)[Rows]) {
+    const int lane = threadIdx.x % kWarp;
+    int32_t id[Rows];
+#pragma unroll
+    for (int n = 0; n < Rows; ++n) id[n] = -unsorted[n];
+    sort_each_descending(id);
+#pragma unroll
+    for (int n = 0; n < Rows; ++n)
+        if (lane < k && ids[n] != nullptr) ids[n][lane] = id[n] == -INT32_MAX ? -1 : -id[n];
+}
+/// The same of one row's list.
+__device__ inline void write_ids(const WarpTopK& list, int k, int visible, int forced_first,
+                                 int forced_local, int32_t* ids) {
+    write_ids<1>({unsorted_id(list, k, visible, forced_first, forced_local)}, k, {ids});
 }
 
 }  // namespace msa::cuda

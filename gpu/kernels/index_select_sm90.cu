@@ -4,10 +4,9 @@
 //   producer    one thread streams tiles of 128 keys through a ring in shared memory (TMA)
 //   consumers   hold their rows (query, group) as an operand in registers, multiply it with a tile
 //               (wgmma) and reduce the products of each block to their maximum, per row
-//   merge       every 32 blocks, a warp merges the maxima of its rows into their lists of the best
-//               k, which stay in shared memory
+//   merge       every 32 blocks, a warp merges the maxima of a row into its list of the best k,
+//               which stays in shared memory
 //   write_ids   at the end, a list and the forced blocks become ascending ids
-//
 // The local block needs no score, so every scored block is wholly visible and nothing is masked.
 //
 // Where few queries share their keys (decode), tiles have 64 rows, and the keys are split over the
@@ -16,8 +15,10 @@
 // The producer may start before the kernel ahead has ended, where nothing ahead writes the keys
 // (IndexSelectArgs::keys_settled). The queries are always waited for.
 #include "gpu/device/launch_sm90.cuh"
+#include "gpu/device/merge_turns.cuh"
 #include "gpu/device/rank_exchange.cuh"
 #include "gpu/device/row_lists.cuh"
+#include "gpu/device/row_rule.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/kernels/index_select_sm90.h"
@@ -58,18 +59,6 @@ __device__ int row_at(int place) {
     return place % 16 * kWarps + place / 16;
 }
 
-/// Blocks with a visible token, and places that the forced ones leave.
-struct RowRule {
-    int visible, limit, first, local, kept;
-    __device__ RowRule(const DeviceRule& rule, int seen, int block_size) {
-        visible = (seen + block_size - 1) / block_size;
-        limit = visible - rule.forced_local;
-        first = min(rule.forced_first, visible);
-        local = min(rule.forced_local, visible - first);
-        kept = rule.top_k - first - local;
-    }
-};
-
 /// The lists of one row that the splits made, and the score of each one's first key once more, as
 /// the key has it.
 template <int Kept>
@@ -82,18 +71,18 @@ struct SplitLists {
     __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
 };
 
-/// Offers columns [0, count) of the buffer, blocks from `block` on, to `Places` rows of the warp,
-/// from `place` on: at once, as each waits for its exchanges.
+/// Offers the scores of this part's blocks [begin, end), at most 32, to `Places` rows of the warp,
+/// from `place` on: at once, as each waits for its exchanges. `first`: id of the part's block 0.
 template <int Places, typename S>
-__device__ void offer_scores(S& shared, const DeviceRule& rule, float scale, int place, int block,
-                             int count) {
-    const int lane = threadIdx.x % kWarp, id = block + lane;
+__device__ void offer_scores(S& shared, const DeviceRule& rule, float scale, int place, int first,
+                             int begin, int end) {
+    const int block = end - kWarp + static_cast<int>(threadIdx.x % kWarp), id = first + block;
+    const bool counts = block >= begin && id >= rule.forced_first;
     float score[Places];
 #pragma unroll
-    for (int n = 0; n < Places; ++n) {
-        const bool candidate =
-            lane < count && id >= rule.forced_first && id < shared.limit[place + n];
-        score[n] = candidate ? scale * shared.scores.at(place + n, lane) : -INFINITY;
+    for (int n = 0; n < Places; ++n) {  // reads, whether they count or not, wait for nothing
+        const float scaled = scale * shared.scores.at(place + n, block & (kWarp - 1));
+        score[n] = counts & (id < shared.limit[place + n]) ? scaled : -INFINITY;
     }
     shared.lists.offer(place, score, id);
 }
@@ -105,12 +94,13 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     using S = Shared<Shape, Rows, Kept>;
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
-    constexpr int kTilesPerMerge = 32 / kBlocksPerTile;
     constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // one a warp where there are few
+    using Turns = MergeTurns<kBlocksPerTile, Rows::kConsumers == 1 ? 1 : 4>;
 
     const QueryTile tile = args.tiles[blockIdx.x];
     const int rows = tile.queries * args.groups;
-    const int blocks = (tile.most_visible + BlockSize - 1) / BlockSize - args.rule.forced_local;
+    const DeviceRule& rule = args.rule;
+    const int blocks = (tile.most_visible + BlockSize - 1) / BlockSize - rule.forced_local;
     const int all_tiles = max(0, (blocks + kBlocksPerTile - 1) / kBlocksPerTile);
     const auto split_start = [&](int split) {
         return static_cast<int>(int64_t{all_tiles} * split / args.splits);
@@ -122,7 +112,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
     for (int place = threadIdx.x; place < Rows::kRows; place += Rows::kThreads) {
         const int row = row_at<Rows>(place);
-        const RowRule own(args.rule,
+        const RowRule own(rule,
                           row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
                           BlockSize);
         shared.limit[place] = own.limit;
@@ -155,19 +145,22 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 
     const int lane = threadIdx.x % kWarp;
     const int warp_place = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
-    auto merge = [&](int half, int t) {  // the tiles of the current round up to t
-        const int in_round = t % kTilesPerMerge;
+    const Turns turns(warpgroup, Rows::kConsumers);
+    auto merge = [&](int half, int end, bool all) {  // after `end` tiles, those whose turn it is
         __syncwarp();
-        const int first = warp_place + half * kHalfRows;
-        for (int place = first; place < first + 16 && row_at<Rows>(place) < rows; place += kAtOnce)
-            offer_scores<kAtOnce>(shared, args.rule, args.scale, place,
-                                  (first_tile + t - in_round) * kBlocksPerTile,
-                                  (in_round + 1) * kBlocksPerTile);
+        const int begin_turn = all ? 0 : turns.turn(end);
+        const int end_turn = all ? Turns::kTurns : begin_turn + 1;
+        const int first = warp_place + half * kHalfRows, stop = first + end_turn * Turns::kRows;
+        for (int place = first + begin_turn * Turns::kRows;
+             place < stop && row_at<Rows>(place) < rows; place += kAtOnce)
+            offer_scores<kAtOnce>(shared, rule, args.scale, place, first_tile * kBlocksPerTile,
+                                  turns.begin((place - first) / Turns::kRows, end) * kBlocksPerTile,
+                                  end * kBlocksPerTile);
         __syncwarp();
     };
     consume(operand, count, shared.tiles[0], shared.ring,
             [&](int half, int t, const float(&sum)[kSums]) {
-                const int column = t % kTilesPerMerge * kBlocksPerTile;
+                const int column = t % Turns::kTiles * kBlocksPerTile;
 #pragma unroll
                 for (int side = 0; side < 2; ++side) {
                     float best[kBlocksPerTile];
@@ -180,25 +173,32 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
                             shared.scores.at(warp_place + half * kHalfRows + lane / 4 + 8 * side,
                                              column + b) = best[b];
                 }
-                if (t % kTilesPerMerge == kTilesPerMerge - 1 || t == count - 1) merge(half, t);
+                if (t == count - 1 || turns.due(t + 1)) merge(half, t + 1, t == count - 1);
             });
 
     __syncwarp();
     for (int half = 0; half < Rows::kHalves; ++half) {
-        for (int i = 0; i < 16; ++i) {
-            const int place = warp_place + half * kHalfRows + i, row = row_at<Rows>(place);
-            if (row >= rows) break;
-            const int64_t out_row = tile.query * args.groups + row;
-            const WarpTopK list = shared.lists.whole(place);
-            if (args.splits > 1) {
+        for (int i = 0; i < 16; i += kAtOnce) {
+            const int place = warp_place + half * kHalfRows + i;
+            if (row_at<Rows>(place) >= rows) break;
+            WarpTopK list[kAtOnce];
+            shared.lists.whole(place, list);
+            int32_t id[kAtOnce]{}, *ids[kAtOnce]{};
+#pragma unroll
+            for (int n = 0; n < kAtOnce && row_at<Rows>(place + n) < rows; ++n) {
+                const int64_t out_row = tile.query * args.groups + row_at<Rows>(place + n);
+                if (args.splits == 1) {
+                    ids[n] = args.ids + out_row * rule.top_k;
+                    id[n] = unsorted_id(list[n], rule.top_k,
+                                        shared.limit[place + n] + rule.forced_local,
+                                        rule.forced_first, rule.forced_local);
+                    continue;
+                }
                 const SplitLists<Kept> to(args, out_row);
-                if (lane < Kept) to.list(blockIdx.y)[lane] = list.key;
-                if (lane == 0) to.heads[blockIdx.y] = static_cast<uint32_t>(list.key >> 32);
-                continue;
+                if (lane < Kept) to.list(blockIdx.y)[lane] = list[n].key;
+                if (lane == 0) to.heads[blockIdx.y] = static_cast<uint32_t>(list[n].key >> 32);
             }
-            const int visible = shared.limit[place] + args.rule.forced_local;
-            write_ids(list, args.rule.top_k, visible, args.rule.forced_first,
-                      args.rule.forced_local, args.ids + out_row * args.rule.top_k);
+            if (args.splits == 1) write_ids(id, rule.top_k, ids);
         }
     }
 }

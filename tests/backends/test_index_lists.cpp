@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // index_select where rows see hundreds of blocks, so that their lists take in many: scores that
-// rise, fall, repeat or come in any order, as whole numbers, which every type has exactly.
+// rise, fall, repeat or come in any order, as whole numbers, which every type has exactly, or of
+// which some or nearly all are NaN.
+#include <limits>
 #include <random>
 
 #include "tests/support/compare.h"
@@ -13,6 +15,8 @@ namespace {
 
 constexpr int kBlocks = 200, kDigits = 3;  // of a score, to base 8
 
+constexpr int kNoScore = -1;  // NaN
+
 /// Scores from 0 to 511, of which later blocks follow in the order that the name says.
 std::vector<int> block_scores(const std::string& order) {
     std::mt19937 random(20);
@@ -23,12 +27,15 @@ std::vector<int> block_scores(const std::string& order) {
                          : order == "falling" ? kBlocks - b
                          : order == "equal"   ? 7
                          : order == "few"     ? any % 3
+                         : order == "gaps"    ? (any % 3 == 0 ? kNoScore : any)
+                         : order == "rare"    ? (b % 20 != 0 ? kNoScore : any)
                                               : any);
     }
     return scores;
 }
 
-/// Even rows score a block so, odd rows 511 less it.
+/// Even rows score a block so, odd rows 511 less it. Blocks of later sequences have the same scores
+/// from the first on.
 Operands with_scores(const Problem& p, const std::vector<int>& scores) {
     Operands o = make_operands({"lists", p, {}}, Element::f32);
     std::fill_n(o.index_q.data(), o.index_q.size(), 0.0F);
@@ -37,11 +44,13 @@ Operands with_scores(const Problem& p, const std::vector<int>& scores) {
         for (int64_t row = 0; row < o.index_q.size() / p.index_dim; ++row)
             o.index_q.data()[row * p.index_dim + row % 2 * kDigits + digit] =
                 static_cast<float>(1 << 3 * digit);
-        for (int64_t b = 0; b < kBlocks; ++b) {
-            const int value = scores[static_cast<size_t>(b)] >> 3 * digit & 7;
+        for (int64_t b = 0; b < o.index_k.extent(0) / p.block_size; ++b) {
+            const int score = scores[static_cast<size_t>(b % kBlocks)];
+            const int value = score >> 3 * digit & 7;
             const int64_t key = b * p.block_size + b % p.block_size;
             o.index_k(key, digit) = static_cast<float>(value);
             o.index_k(key, kDigits + digit) = static_cast<float>(7 - value);
+            if (score == kNoScore) o.index_k(key, 0) = std::numeric_limits<float>::quiet_NaN();
         }
     }
     return o;
@@ -53,6 +62,16 @@ PackedBatch tile_among(int64_t others, int64_t block_size) {
     for (int64_t n = 0; n < others; ++n) {
         queries.push_back(queries.back() + 1);
         keys.push_back(keys.back() + 1);
+    }
+    return {std::move(queries), std::move(keys)};
+}
+
+/// Sequences of 1, 6, 11 and more blocks up to `most`, each with 64 queries at its end.
+PackedBatch ends_anywhere(int64_t most, int64_t block_size) {
+    std::vector<int64_t> queries{0}, keys{0};
+    for (int64_t blocks = 1; blocks <= most; blocks += 5) {
+        queries.push_back(queries.back() + 64);
+        keys.push_back(keys.back() + blocks * block_size);
     }
     return {std::move(queries), std::move(keys)};
 }
@@ -70,28 +89,48 @@ std::string list_name(const testing::TestParamInfo<IndexLists::ParamType>& info)
 INSTANTIATE_TEST_SUITE_P(All, IndexLists,
                          testing::Combine(testing::ValuesIn(compared_subjects()),
                                           testing::Values("rising", "falling", "equal", "few",
-                                                          "random")),
+                                                          "gaps", "rare", "random")),
                          list_name);
+
+/// The selection of a subject, and of its e4m3 kernels, is the reference's.
+void expect_reference_selection(const Subject& subject, Runner& runner, const Problem& p,
+                                const SelectionRule& rule, const Operands& o) {
+    const Tensor<int32_t, 3> want = reference().index_select(p, rule, o);
+    EXPECT_TRUE(identical(runner.index_select(p, rule, o), want));
+    if (subject.backend != "cuda") return;
+    Backend& backend = runner.backend();
+    const Uploaded<3> index_q(backend, Element::e4m3, o.index_q);
+    const Uploaded<2> index_k(backend, Element::e4m3, o.index_k);
+    Tensor<int32_t, 3> ids = backend.make<int32_t, 3>(want.shape());
+    backend.index_select(p, rule, {index_q, index_k}, ids);
+    EXPECT_TRUE(identical(backend.download(ids.view()), want)) << "e4m3";
+}
 
 TEST_P(IndexLists, AreTheReferenceSelection) {
     const auto& [subject, order] = GetParam();
     Runner runner(subject);
     // Alone, a tile's keys are split over the SMs of a GPU, and few of them meet in one list.
-    for (const auto& [top_k, others] : {std::pair{16, 0}, {16, 200}, {32, 0}, {32, 200}}) {
-        SCOPED_TRACE("k " + std::to_string(top_k) + ", others " + std::to_string(others));
-        Problem p = square_problem(0, 4, 2, 64, 64, top_k == 16 ? 64 : 32);
+    for (const auto& [top_k, others, block_size] :
+         {std::tuple{16, 0, 64}, {16, 200, 64}, {16, 200, 128}, {32, 0, 32}, {32, 200, 32}}) {
+        SCOPED_TRACE("k " + std::to_string(top_k) + ", others " + std::to_string(others) +
+                     ", blocks of " + std::to_string(block_size));
+        Problem p = square_problem(0, 4, 2, 64, 64, block_size);
         p.batch = tile_among(others, p.block_size);
-        const SelectionRule rule{.top_k = top_k};
         const Operands o = with_scores(p, block_scores(order));
-        const Tensor<int32_t, 3> want = reference().index_select(p, rule, o);
-        EXPECT_TRUE(identical(runner.index_select(p, rule, o), want));
-        if (subject.backend != "cuda") continue;
-        Backend& backend = runner.backend();
-        const Uploaded<3> index_q(backend, Element::e4m3, o.index_q);
-        const Uploaded<2> index_k(backend, Element::e4m3, o.index_k);
-        Tensor<int32_t, 3> ids = backend.make<int32_t, 3>(want.shape());
-        backend.index_select(p, rule, {index_q, index_k}, ids);
-        EXPECT_TRUE(identical(backend.download(ids.view()), want)) << "e4m3";
+        expect_reference_selection(subject, runner, p, {.top_k = top_k}, o);
+    }
+}
+
+TEST_P(IndexLists, MayEndAnywhereBetweenTheirMerges) {
+    const auto& [subject, order] = GetParam();
+    Runner runner(subject);
+    for (const auto& [top_k, block_size] : {std::pair{4, 64}, {16, 128}}) {
+        SCOPED_TRACE("k " + std::to_string(top_k));
+        Problem p = square_problem(0, 4, 4, 64, 64, block_size);
+        p.batch = ends_anywhere(71, p.block_size);
+        const Operands o = with_scores(p, block_scores(order));
+        const SelectionRule rule{.top_k = top_k, .forced_local = 2, .forced_first = 1};
+        expect_reference_selection(subject, runner, p, rule, o);
     }
 }
 
