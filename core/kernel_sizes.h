@@ -72,14 +72,11 @@ constexpr int64_t sparse_scheduled_chunks(int64_t heads) {
 // Of the gradient. All its (query, block) pairs go KV-outer, and a slot is a part of d_q in bf16.
 constexpr int kGradStepRows = 64;
 constexpr int kGradStepQueries = 16;  // at most: with fewer than 4 heads, rows stay empty
-// A query's rows of a group arrive as a box by bulk copies from this many heads on. Boxes of fewer
-// rows cost the unit that copies them as much each: then lanes gather the rows, 16 bytes at a time.
-constexpr int kGradBoxHeads = 16;
 constexpr int kGradTileQueries = 64;  // of a tile of its schedule, at most
 // Of a work item: queries at least and steps at most, about; and how many items a chunk of queries
 // should make between these. Sums of keys leave the registers after each item, to memory where a
 // block has several; too few items do not share out evenly.
-constexpr int kGradItemUses = 256, kGradItemSteps = 64, kGradChunkItems = 1024;
+constexpr int kGradItemUses = 256, kGradItemSteps = 64, kGradChunkItems = 2048;
 constexpr int kGradUseBytes = 16;                     // the handle of a (query, block) pair
 constexpr int64_t kGradSlotBytes = int64_t{1} << 32;  // of a chunk, at most, but for one tile
 

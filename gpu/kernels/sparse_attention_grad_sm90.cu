@@ -9,11 +9,9 @@
 // the register operand of both sums. dS' goes through shared memory (stmatrix transposes it), where
 // both warpgroups' keys meet: each forms 64 channels of dQ, of the step before, so that neither
 // waits for the other. One producer warp takes work items in turn from a counter and gathers q and
-// d_out through a ring, a second brings keys, values, and lse, delta, slot and visible keys of the
-// rows. Rows come in boxes of bulk copies, a query's G heads each. Of groups below kGradBoxHeads
-// the boxes are small, and lanes copy 16 bytes each: the first warp q, the second d_out. The two
-// warps left over add the slots of the chunk before (d_q), and all warps do once their own work is
-// done: memory is idle beside products.
+// d_out by TMA through a ring, a second brings keys, values, and lse, delta, slot and visible keys
+// of the rows. The two warps left over add the slots of the chunk before (d_q), and all warps do
+// once their own work is done: memory is idle beside products.
 //
 // Bounds at Hq 64, Hkv 4, dh 128, Bk 128, k 16, N 128K: 21.1 useful TFLOP. Shared memory is as busy
 // as the tensor cores: of a step's 2560 cycles of products, S' and dP' read 512 each (64 columns

@@ -22,7 +22,7 @@
 namespace msa::cuda {
 
 struct SparseGradArgs {
-    const void *q, *out, *d_out;   // [Nq, Hq, dh] of T
+    const void *out, *d_out;       // [Nq, Hq, dh] of T
     const void *all_k, *all_v;     // [Nk, Hkv, dh] of T
     const float* lse;              // [Nq, Hq]
     CUtensorMap q_one, d_out_one;  // [Nq, Hq, dh] of T, boxes of one query's G heads x 64 channels
@@ -47,13 +47,11 @@ struct SparseGradArgs {
     int group_size;    // G
     int step_queries;  // queries of a step
     int row_factor;    // ceil(2^16 / G)
-    bool by_lanes;     // are rows of q and d_out gathered by lanes, not in boxes?
 
     void derive() {
         group_size = query_heads / groups;
         step_queries = static_cast<int>(sparse_grad_step_queries(group_size));
         row_factor = (0xFFFF + group_size) / group_size;
-        by_lanes = group_size < kGradBoxHeads;
     }
     /// row / G, of a row of a step.
     __device__ int query_of_row(int row) const { return row * row_factor >> 16; }

@@ -77,7 +77,6 @@ void bind(SparseGradArgs& args, const Problem& p, const AttentionInput& in,
         return tensor_map(data, in.q.element(), p.keys(), p.kv_heads * p.head_dim,
                           sparse_grad_tile_keys(args.block_size));
     };
-    args.q = in.q.data();
     args.out = saved.out.data();
     args.d_out = saved.d_out.data();
     args.all_k = in.k.data();
