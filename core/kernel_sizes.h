@@ -94,13 +94,16 @@ constexpr int64_t sparse_grad_item_uses(int64_t uses, int64_t heads) {
 /// Keys of a tile: a block and, where it has fewer than are multiplied at once, ones behind it,
 /// which no query sees.
 constexpr int sparse_grad_tile_keys(int block_size) { return std::max(block_size, 64); }
-/// Queries of a chunk, whole tiles. A quarter of the call, as the last chunk's slots are added when
-/// no products are left to hide that; measured from 8K to 128K tokens.
+/// Queries of a chunk, whole tiles. With 128 channels a quarter of the call, as the last chunk's
+/// slots are added when no products are left to hide that. Products of 64 channels leave memory
+/// hardly time for the slots of the chunk before, so that the call is one chunk up to 32K queries.
+/// Measured from 8K to 128K tokens.
 constexpr int64_t sparse_grad_chunk_queries(int64_t queries, int64_t query_heads, int64_t head_dim,
                                             int64_t top_k) {
     const int64_t fitting = kGradSlotBytes / (query_heads * head_dim * top_k * 2);
-    const int64_t wanted = std::min(std::clamp<int64_t>(queries / 4, 4096, 16384), fitting);
-    return std::max<int64_t>(wanted / kGradTileQueries, 1) * kGradTileQueries;
+    const int64_t wanted =
+        head_dim > 64 ? std::clamp<int64_t>(queries / 4, 4096, 16384) : int64_t{32768};
+    return std::max<int64_t>(std::min(wanted, fitting) / kGradTileQueries, 1) * kGradTileQueries;
 }
 
 }  // namespace msa::cuda

@@ -125,9 +125,8 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
 }
 
 /// A warp that has nothing else to do: d_q of the chunk before, a (query, group) pair at a time.
-/// Before its loads it fetches `Ahead` times 512 bytes of each slot to L2, but no more than of the
-/// next pair. The number of the pair after that and the ids of the next arrive beside a pair's
-/// slots.
+/// Before its loads it fetches `Ahead` times 512 bytes of each slot to L2, where a pair has more.
+/// The number of the pair after the next and the ids of the next arrive beside a pair's slots.
 template <typename T, int Dim, int Ahead>
 __device__ void add_full_slots(const SparseGradArgs& args) {
     if (args.full_slots == nullptr) return;
@@ -142,7 +141,9 @@ __device__ void add_full_slots(const SparseGradArgs& args) {
     const auto id_of = [&](int pair) {
         return pair < pairs && lane < args.top_k ? ids[int64_t{pair} * args.top_k + lane] : -1;
     };
-    const int chunks = args.group_size * (Dim / 8), ahead = min(Ahead * kWarp, chunks);
+    constexpr int kAhead = Ahead * kWarp;
+    const int chunks = args.group_size * (Dim / 8);
+    const bool fetches = Ahead > 0 && kAhead < chunks;
     int pair = __shfl_sync(kAllLanes, ask(), 0), next = __shfl_sync(kAllLanes, ask(), 0);
     int asked = ask(), id = id_of(pair);
     while (pair < pairs) {
@@ -150,10 +151,10 @@ __device__ void add_full_slots(const SparseGradArgs& args) {
         id = id_of(next);
 #pragma unroll 1
         for (int first = 0; first < chunks; first += kWarp) {
-            const int chunk = first + ahead;
-            if (Ahead > 0 && chunk < chunks)
+            const int chunk = first + kAhead;
+            if (fetches && chunk < chunks)
                 prefetch_slots<Dim>(args, full, pair, chunk);
-            else if (Ahead > 0 && next < pairs)
+            else if (fetches && next < pairs)
                 prefetch_slots<Dim>(args, full, next, chunk - chunks);
             add_slots<T, Dim>(args, full, pair, count, first + lane, first + lane < chunks);
         }

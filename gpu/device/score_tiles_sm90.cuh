@@ -42,7 +42,7 @@ constexpr int kSwizzle = 128;                              // bytes of a row in 
 template <int Dim, typename T>
 struct ScoreShape {
     using Value = T;
-    static constexpr int kBytes = sizeof(T);
+    static constexpr int kDim = Dim, kBytes = sizeof(T);
     static constexpr int kRowBytes = Dim * kBytes;
     static constexpr int kSteps = kRowBytes / 32;  // matrix instructions per half and tile
     static constexpr int kBoxes = (kRowBytes + kSwizzle - 1) / kSwizzle;  // one may be half empty

@@ -10,7 +10,7 @@ namespace msa::cuda::sm90 {
 template <typename T, int Dim, int BlockSize, Slots Kind>
 struct alignas(1024) UnionMemory {
     static constexpr int kTeamsOf = kTeams<T, Dim, BlockSize>;
-    using Threads = UnionThreads<kTeamsOf>;
+    using Threads = UnionThreadsOf<T, Dim, BlockSize>;
     static constexpr int kBlocks = kStepBlocks<T, Dim, BlockSize>, kKeys = kBlocks * BlockSize;
     using S = OperandShape<T, Dim, kKeys>;
     static constexpr int kTasks = Dim == 64 ? 2 : 1;  // of 128, a second would cost a stage

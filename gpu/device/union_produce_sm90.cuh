@@ -123,16 +123,15 @@ struct UnionSteps {
     }
 };
 
-/// The producer warp of a team. Where queries of one tile alone have room, the keys of a step come
-/// before the values of the step before it, also from one tile to the next: what that is, is read
-/// while the last values wait for their place, and its first keys do not wait until the last tile's
-/// queries are done with. Where the next tile's queries are there early, values come with their
-/// keys, which takes fewer registers.
+/// The producer warp of a team. Where kTakeTurns says so, the keys of a step come before the values
+/// of the step before it, also from one tile to the next: what that is, is read while the last
+/// values wait for their place, and its first keys do not wait until the last tile's queries are
+/// done with. Elsewhere values come with their keys, which takes fewer registers.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void produce_blocks(const SparseUnionArgs& args,
                                UnionMemory<T, Dim, BlockSize, Kind>& shared, int team) {
     using Memory = UnionMemory<T, Dim, BlockSize, Kind>;
-    constexpr bool kAhead = Memory::kTasks > 1;
+    constexpr bool kAhead = kTakeTurns<T, Dim>;
     UnionSteps<T, Dim, BlockSize, Kind> steps{args, shared};
     Cursor<Memory::kTasks> q_at;
     const int lane = threadIdx.x % kWarp;
@@ -154,26 +153,26 @@ __device__ void produce_blocks(const SparseUnionArgs& args,
             const UnionBlock block = next;
             next = block_from(behind);
             steps.fetch_next_keys(tile, group, block);
-            if (kAhead) steps.fetch_last_values();
+            if (!kAhead) steps.fetch_last_values();
         };
         const auto hand_over = [&] {
             put_task(args, shared, q_at, tile, group, rows,
                      (count + Memory::kBlocks - 1) / Memory::kBlocks);
         };
         if (count <= Memory::kBlocks && lane == 0) queue.take(args);
-        if (kAhead) hand_over();
-        if (!kAhead) steps.fetch_last_values();
-        if (count > 0) fetch_next_keys(Memory::kBlocks);
         if (!kAhead) hand_over();
+        if (kAhead) steps.fetch_last_values();
+        if (count > 0) fetch_next_keys(Memory::kBlocks);
+        if (kAhead) hand_over();
 #pragma unroll 1
         for (int n = Memory::kBlocks; n < count;) {
             n += Memory::kBlocks;
             if (n >= count && lane == 0) queue.take(args);
-            if (!kAhead) steps.fetch_last_values();
+            if (kAhead) steps.fetch_last_values();
             fetch_next_keys(n);
         }
     }
-    if (!kAhead) steps.fetch_last_values();
+    if (kAhead) steps.fetch_last_values();
     shared.q_ring.empty[q_at.stage].wait(q_at.parity ^ 1);
     if (lane == 0) {
         shared.tasks[q_at.stage].steps = kNoTask;

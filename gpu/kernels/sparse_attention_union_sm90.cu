@@ -73,7 +73,7 @@ __device__ void look_up(const UnionBlock (&blocks)[Blocks], const int (&query)[2
 }
 
 template <typename T, int Dim, int BlockSize, Slots Kind>
-__global__ void __launch_bounds__(UnionThreads<kTeams<T, Dim, BlockSize>>::kThreads, 1)
+__global__ void __launch_bounds__(UnionThreadsOf<T, Dim, BlockSize>::kThreads, 1)
     union_attention(const __grid_constant__ SparseUnionArgs args) {
     extern __shared__ __align__(1024) char memory[];
     using Memory = UnionMemory<T, Dim, BlockSize, Kind>;

@@ -164,6 +164,11 @@ TEST(CudaPlan, ChunksOfTheGradientAreThoseMeasured) {
     EXPECT_EQ(chunk_queries(layer(1000, 64, 4), 16), 1024);             // whole tiles
     EXPECT_EQ(chunk_queries(layer(1 << 17, 64, 4), 32), 8192);          // slots fit
     EXPECT_EQ(chunk_queries(layer(1 << 17, 1 << 14, 1 << 8), 32), 64);  // a tile at least
+    const auto narrow = [](int64_t tokens) { return square_problem(tokens, 16, 4, 64, 64, 64); };
+    EXPECT_EQ(chunk_queries(narrow(1 << 17), 16), 32768);
+    EXPECT_EQ(chunk_queries(narrow(1 << 15), 16), 32768);
+    EXPECT_EQ(chunk_queries(narrow(10'000), 16), 10'048);
+    EXPECT_EQ(cuda::SparseGradPlan(narrow(1 << 15), 16).sizes.slot_buffers(), 1);
     const cuda::SparseGradPlan plan(layer(1 << 17, 64, 4), 16);
     EXPECT_EQ(plan.sizes.step_queries, 4);
     EXPECT_EQ(plan.sizes.slot_bytes(), cuda::kGradSlotBytes);
@@ -177,9 +182,10 @@ TEST(CudaPlan, WorkItemsOfTheGradientHaveAboutAsManySteps) {
     };
     for (int64_t tokens : {1 << 13, 1 << 15, 1 << 17}) EXPECT_EQ(item_uses(tokens, 64, 4), 256);
     // Steps of four times as many queries: as many items as before in a larger chunk.
-    EXPECT_EQ(item_uses(1 << 13, 16, 4), 256);
-    EXPECT_EQ(item_uses(1 << 15, 16, 4), 512);
-    EXPECT_EQ(item_uses(1 << 17, 16, 4), 1024);
+    EXPECT_EQ(item_uses(1 << 15, 16, 4), 256);
+    EXPECT_EQ(item_uses(1 << 17, 16, 4), 512);
+    const Problem narrow = square_problem(1 << 15, 16, 4, 64, 64, 64);
+    EXPECT_EQ(cuda::SparseGradPlan(narrow, 16).sizes.item_uses, 1024);
     EXPECT_EQ(item_uses(1 << 17, 64, 1), 256);  // of 256 steps
     EXPECT_EQ(item_uses(1 << 17, 8, 8), 1024);  // steps take 16 queries at most
     EXPECT_EQ(item_uses(1000, 16, 4), 256);

@@ -3,6 +3,7 @@
 // of several queries side by side. Sizes that the kernels tuned for one GPU generation answer.
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "tests/support/compare.h"
 #include "tests/support/truth.h"
@@ -44,9 +45,6 @@ std::vector<Case> group_cases() {
         {"g4_rising", packed({8, 2, 64, 64}, {0, 100}, {0, 700}), {.top_k = 6}, Values::rising},
         {"g4_wide", packed({8, 2, 128, 128}, {0, 90}, {0, 700}), {.top_k = 3}},
         {"g5_packed", packed({10, 2, 128, 64}, {0, 25, 51, 130}, {0, 25, 300, 900}), {.top_k = 5}},
-        // More tiles than are at work at once: two for each SM with 64 channels, else one.
-        {"g4_many_tiles", packed({64, 16, 64, 64}, {0, 700}, {0, 900}), {.top_k = 3}},
-        {"g16_many_tiles", packed({64, 4, 128, 128}, {0, 400}, {0, 900}), {.top_k = 3}},
         // Unions and slots in one tile.
         {"g5_slots", packed({10, 2, 64, 64}, {0, 60}, {0, 2000}), {.top_k = 3}},
         {"g6_slots", packed({12, 2, 128, 64}, {0, 60}, {0, 1600}), {.top_k = 5}},
@@ -64,6 +62,19 @@ std::vector<Case> group_cases() {
          packed({71, 1, 128, 32}, {0, 1, 2, 5}, {0, 300, 800, 1000}),
          {.top_k = 9}},
     };
+}
+
+/// More tiles than a GPU has at work at once: two for each SM with 64 channels, else one.
+std::vector<Case> cases_of_many_tiles() {
+    return {
+        {"g4_many_tiles", packed({64, 16, 64, 64}, {0, 700}, {0, 900}), {.top_k = 3}},
+        {"g16_many_tiles", packed({64, 4, 128, 128}, {0, 400}, {0, 900}), {.top_k = 3}},
+    };
+}
+std::vector<Subject> gpu_subjects() {
+    std::vector<Subject> all = group_subjects();
+    std::erase_if(all, [](const Subject& s) { return s.backend == "cpu"; });
+    return all;
 }
 
 /// Compares with the reference in every loop order.
@@ -100,6 +111,10 @@ protected:
 INSTANTIATE_TEST_SUITE_P(Tuned, GroupSizes,
                          testing::Combine(testing::ValuesIn(group_subjects()),
                                           testing::ValuesIn(group_cases())),
+                         param_name);
+INSTANTIATE_TEST_SUITE_P(ManyTiles, GroupSizes,
+                         testing::Combine(testing::ValuesIn(gpu_subjects()),
+                                          testing::ValuesIn(cases_of_many_tiles())),
                          param_name);
 
 TEST_P(GroupSizes, MatchReferenceInEveryOrder) {
