@@ -6,6 +6,11 @@
 
 namespace msa::cuda::sm90 {
 
+/// Turns of merges: one of few rows, and of 64 channels, whose products are too short to be worth
+/// several.
+template <typename Shape, typename Rows>
+constexpr int kMergeTurns = Rows::kConsumers == 1 || Shape::kDim == 64 ? 1 : 4;
+
 /// A warp's 16 rows of a half are merged every 32 blocks each, in `Turns` turns at equal distances.
 /// Warpgroups take turns, too, if there are several turns: merging then never keeps many warps from
 /// the tensor cores at once, nor one for longer than the ring lets the others run ahead.

@@ -95,8 +95,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
     constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // one a warp where there are few
-    // Products of 64 channels are too short to be worth several turns.
-    using Turns = MergeTurns<kBlocksPerTile, Rows::kConsumers == 1 || Shape::kDim == 64 ? 1 : 4>;
+    using Turns = MergeTurns<kBlocksPerTile, kMergeTurns<Shape, Rows>>;
 
     const QueryTile tile = args.tiles[blockIdx.x];
     const int rows = tile.queries * args.groups;
