@@ -25,27 +25,24 @@ WithSink with_sink(double lse, double sink) {
 
 void add_block(const BlockRows& rows, Panels keys, Panels values, float* logits) {
     const int64_t stride = padded(keys.columns), width = padded(values.columns);
-    for (int64_t row = 0; row < rows.count; row += kStrip) {
-        const int64_t strip = std::min(kStrip, rows.count - row);
-        std::array<int64_t, kStrip> seen{}, hidden{};
-        std::array<float, kStrip> factor{};
-        for (int64_t r = 0; r < strip; ++r) {
+    for (int64_t row = 0; row < rows.count; row += kBatch) {
+        const int64_t batch = std::min(kBatch, rows.count - row);
+        std::array<int64_t, kBatch> seen, hidden{};
+        std::array<float, kBatch> factor;
+        int64_t most = 0;
+        for (int64_t r = 0; r < batch; ++r) {
             const int64_t query = (row + r) / rows.heads;
             seen[static_cast<size_t>(r)] = rows.seen[query];
             if (rows.hidden != nullptr) hidden[static_cast<size_t>(r)] = rows.hidden[query];
+            most = std::max(most, rows.seen[query]);
         }
-        const int64_t most = *std::max_element(seen.begin(), seen.end());
-        multiply({rows.q + row * keys.depth, keys.depth, strip}, {keys.data, keys.depth, most},
+        multiply({rows.q + row * keys.depth, keys.depth, batch}, {keys.data, keys.depth, most},
                  logits, stride);
-        for (int64_t r = 0; r < strip; ++r) {
-            const auto at = static_cast<size_t>(r);
-            float* mine = logits + r * stride;
-            cap_row(mine, seen[at], rows.cap);
-            factor[at] =
-                softmax_step(mine + hidden[at], seen[at] - hidden[at], rows.softmax[row + r])
-                    .factor;
-        }
-        add_values(logits, stride, strip, values, seen.data(), factor.data(),
+        for (int64_t r = 0; r < batch; ++r)
+            cap_row(logits + r * stride, seen[static_cast<size_t>(r)], rows.cap);
+        softmax_steps(logits, stride, batch, hidden.data(), seen.data(), rows.softmax + row,
+                      factor.data());
+        add_values(logits, stride, batch, values, seen.data(), factor.data(),
                    rows.sums + row * width, width, hidden.data());
     }
 }

@@ -29,7 +29,7 @@ inline int64_t hidden_keys(const Problem& p, int64_t visible, int64_t first, int
     return std::clamp<int64_t>(p.window_start(visible) - first, 0, seen);
 }
 
-/// All rows take in a block. logits: scratch of kStrip * padded(keys.columns) + kLanes floats.
+/// All rows take in a block. logits: scratch of kBatch * padded(keys.columns) + kLanes floats.
 void add_block(const BlockRows& rows, Panels keys, Panels values, float* logits);
 
 /// One row's output and lse; 0 and -inf where nothing was taken in.

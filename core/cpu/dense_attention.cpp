@@ -13,12 +13,9 @@ constexpr int64_t kStep = 128;
 
 /// One strip of `out` [rows, padded(dh)] and `softmax` [rows] takes in the step's values.
 void add_strip(const LogitStrip& strip, Panels values, OnlineSum* softmax, float* out) {
-    std::array<float, kStrip> factor{};
-    for (int64_t r = 0; r < strip.rows; ++r) {
-        const auto at = static_cast<size_t>(r);
-        const int64_t first = strip.hidden[at];
-        factor[at] = softmax_step(strip.row(r) + first, strip.seen[at] - first, softmax[r]).factor;
-    }
+    std::array<float, kBatch> factor;
+    softmax_steps(strip.data, strip.stride, strip.rows, strip.hidden.data(), strip.seen.data(),
+                  softmax, factor.data());
     const int64_t stride = padded(values.columns);
     add_values(strip.data, strip.stride, strip.rows, values, strip.seen.data(), factor.data(), out,
                stride, strip.hidden.data());
@@ -33,6 +30,7 @@ void dense_attention(const Problem& p, View<const float, 3> q, View<const float,
     const TileLoop loop{.heads = heads,
                         .factor = rule.factor,
                         .step = kStep,
+                        .max_rows = 4 * kTileRows,
                         .threads = threads,
                         .cap = rule.cap,
                         .window = p.window.value_or(kNoWindow)};

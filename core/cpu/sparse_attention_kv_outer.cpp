@@ -112,7 +112,7 @@ void sparse_attention_kv_outer(const Problem& whole, View<const float, 3> q, Vie
     Tensor<float, 2> q_rows({threads, rows * dims}), sums({threads, rows * width});
     Tensor<float, 2> key_panels({threads, panel_floats(dims, whole.block_size)});
     Tensor<float, 2> value_panels({threads, panel_floats(whole.block_size, dims)});
-    Tensor<float, 2> logits({threads, kStrip * padded(whole.block_size) + kLanes});
+    Tensor<float, 2> logits({threads, kBatch * padded(whole.block_size) + kLanes});
     Tensor<OnlineSum, 2> states({threads, rows});
     Tensor<int64_t, 2> seen({threads, rows}), hidden({threads, rows});
     BlockSlots slots{Tensor<float, 4>({piece, whole.query_heads, top_k, dims}),

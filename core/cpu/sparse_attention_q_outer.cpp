@@ -23,7 +23,7 @@ void sparse_attention_q_outer(const Problem& p, View<const float, 3> q, View<con
     Tensor<float, 2> q_rows({threads, heads * dims}), sums({threads, heads * width});
     Tensor<float, 2> key_panels({threads, panel_floats(dims, p.block_size)});
     Tensor<float, 2> value_panels({threads, panel_floats(p.block_size, dims)});
-    Tensor<float, 2> logits({threads, kStrip * padded(p.block_size) + kLanes});
+    Tensor<float, 2> logits({threads, kBatch * padded(p.block_size) + kLanes});
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t row = 0; row < p.queries() * p.kv_heads; ++row) {
         const int64_t i = row / p.kv_heads, group = row % p.kv_heads;

@@ -19,7 +19,7 @@ void sparse_attention_union(const Problem& p, View<const float, 3> q, View<const
     Tensor<float, 2> q_rows({threads, tile_rows * dims}), sums({threads, tile_rows * width});
     Tensor<float, 2> key_panels({threads, panel_floats(dims, p.block_size)});
     Tensor<float, 2> value_panels({threads, panel_floats(p.block_size, dims)});
-    Tensor<float, 2> logits({threads, kStrip * padded(p.block_size) + kLanes});
+    Tensor<float, 2> logits({threads, kBatch * padded(p.block_size) + kLanes});
     Tensor<OnlineSum, 2> states({threads, tile_rows});
     for_each_support_tile(p, ids, tile_queries, threads, [&](const SupportTile& tile, int thread) {
         float* rows = q_rows.view()[thread].data();

@@ -2,7 +2,8 @@
 // What the operations of the cpu backend are made of: products of a strip of rows with packed
 // panels, and one step of the online softmax. All fixed sizes, so results do not depend on threads.
 //
-// A product is c[row, column] = sum over t of a[row, t] b[t, column] with at most kStrip rows.
+// A product is c[row, column] = sum over t of a[row, t] b[t, column], kStrip rows and one panel of
+// columns at a time.
 //   q k^T   t runs over dims, columns are keys (pack_keys)
 //   p v     t runs over keys, columns are dims (pack_values)
 // Logits are kept in base 2: pack_queries with the factor of LogitRule.
@@ -23,6 +24,7 @@ inline constexpr int64_t kLanes = 16;
 inline constexpr int64_t kLanes = 8;
 #endif
 inline constexpr int64_t kStrip = 6;           // rows of one product: 6 x 2 vectors fill AVX2
+inline constexpr int64_t kBatch = 4 * kStrip;  // rows that take a panel while it lies in L1
 inline constexpr int64_t kPanel = 2 * kLanes;  // columns of one panel
 inline constexpr double kLog2E = 1.4426950408889634, kLn2 = 0.6931471805599453;
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -41,7 +43,7 @@ struct Panels {
     int64_t columns;
 };
 
-/// Left operand: 1 <= rows <= kStrip rows, `stride` floats apart.
+/// Left operand: rows `stride` floats apart.
 struct Strip {
     const float* data;
     int64_t stride;
@@ -78,15 +80,10 @@ void cap_row(float* values, int64_t count, float cap);
 /// c = a b; writes padded(b.columns) columns.
 void multiply(Strip a, Panels b, float* c, int64_t c_stride);
 
-/// c[row] = factor[row] c[row] + a b over the depths [first, last) alone; padded columns. What
-/// lies outside [first, last) is not read, so NaN there does not matter.
-void multiply_add(Strip a, Panels b, int64_t first, int64_t last, const float* factor, float* c,
-                  int64_t c_stride);
-
-/// The p v of one strip of weights p [rows, p_stride]: row r takes its keys from hidden[r] (absent:
-/// from 0) to visible[r], 0 <= hidden[r] <= visible[r] <= v.depth;
-/// c[r] = factor[r] c[r] + p[r] v. A row's sum does not depend on the rows beside it. Overwrites p
-/// up to the most visible keys of the strip.
+/// The p v of at most kBatch rows of weights p [rows, p_stride]: row r takes its keys from
+/// hidden[r] (absent: from 0) to visible[r], 0 <= hidden[r] <= visible[r] <= v.depth; c[r] =
+/// factor[r] c[r] + p[r] v. A row's sum does not depend on the rows beside it. Overwrites p up to
+/// the most visible keys.
 void add_values(float* p, int64_t p_stride, int64_t rows, Panels v, const int64_t* visible,
                 const float* factor, float* c, int64_t c_stride, const int64_t* hidden = nullptr);
 /// Factors that leave what stands in c.
@@ -121,6 +118,11 @@ void softmax_gradient(float* logits, float* d_p, int64_t count, int64_t end, flo
 /// exp2(logit - reference) in place. exp2 is within 2 ulp; below 2^-125 it is 0. NaN gives NaN. Up
 /// to kLanes - 1 floats behind them are read and kept.
 SoftmaxStep softmax_step(float* logits, int64_t count, OnlineSum& state);
+
+/// The same of at most kBatch rows, `stride` floats apart: row r takes in its logits from hidden[r]
+/// to seen[r], and factor[r] becomes that of its step.
+void softmax_steps(float* logits, int64_t stride, int64_t rows, const int64_t* hidden,
+                   const int64_t* seen, OnlineSum* states, float* factor);
 
 /// Natural log of the sum of exponentials; -inf for no logits.
 float log_sum(const OnlineSum& state);

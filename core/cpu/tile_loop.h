@@ -55,7 +55,7 @@ struct TileLoop {
 struct Scratch {
     float* rows;    // [tile_rows, width]
     float* panels;  // of `step` keys
-    float* logits;  // [kStrip, padded(step)]
+    float* logits;  // [kBatch, padded(step)]
     int thread;     // below TileLoop::threads: the body's key to scratch memory of its own
 };
 
@@ -69,7 +69,7 @@ void for_each_tile(const Problem& p, View<const float, 3> q, const TileLoop& loo
     const auto lines = [](int64_t floats) { return ceil_div(floats, 16) * 16; };
     const int64_t rows = lines(loop.tile_rows() * width);
     const int64_t panels = lines(panel_floats(width, loop.step));
-    const int64_t logits = lines(kStrip * padded(loop.step) + kLanes);
+    const int64_t logits = lines(kBatch * padded(loop.step) + kLanes);
     Tensor<float, 2> memory({loop.threads, rows + panels + logits});
     const auto items = static_cast<int64_t>(tiles.size()) * groups;
 #pragma omp parallel for schedule(dynamic) num_threads(loop.threads)
@@ -88,10 +88,10 @@ void for_each_tile(const Problem& p, View<const float, 3> q, const TileLoop& loo
 /// The logits of one strip and one step of keys, to be overwritten at will.
 struct LogitStrip {
     int64_t first_row;                   // of the tile
-    int64_t rows;                        // 1 .. kStrip
+    int64_t rows;                        // 1 .. kBatch
     int64_t first_key;                   // of the sequence
-    std::array<int64_t, kStrip> seen;    // [rows] keys of this step that the row sees: 0 .. step
-    std::array<int64_t, kStrip> hidden;  // [rows] how many of these lie before its window
+    std::array<int64_t, kBatch> seen;    // [rows] keys of this step that the row sees: 0 .. step
+    std::array<int64_t, kBatch> hidden;  // [rows] how many of these lie before its window
     float* data;  // row r at data + r * stride; those from hidden[r] to seen[r] are valid
     int64_t stride;
 
@@ -110,17 +110,21 @@ void for_each_strip(const RowTile& tile, const float* keys, int64_t stride, int6
         const Panels packed =
             pack_keys(keys + first * stride, stride, count, tile.width, scratch.panels);
         on_keys(first, count);
-        for (int64_t row = 0; row < tile.size(); row += kStrip) {
+        for (int64_t row = 0; row < tile.size(); row += kBatch) {
             LogitStrip strip{
-                row,         std::min(kStrip, tile.size() - row), first, {}, {}, scratch.logits,
+                row,         std::min(kBatch, tile.size() - row), first, {}, {}, scratch.logits,
                 padded(step)};
-            int64_t most = 0;
-            for (int64_t r = 0; r < strip.rows; ++r) {
-                const auto at = static_cast<size_t>(r);
-                most = std::clamp<int64_t>(tile.seen(row + r).count - first, 0, count);
-                strip.seen[at] = most;
-                strip.hidden[at] = std::clamp<int64_t>(tile.first(row + r) - first, 0, most);
-            }
+            int64_t most = count;
+            if (tile.seen(row).count >= first + count && tile.first(row + strip.rows - 1) <= first)
+                strip.seen.fill(
+                    count);  // the first row sees all and the last row's window hides none
+            else
+                for (int64_t r = 0; r < strip.rows; ++r) {
+                    const auto at = static_cast<size_t>(r);
+                    most = std::clamp<int64_t>(tile.seen(row + r).count - first, 0, count);
+                    strip.seen[at] = most;
+                    strip.hidden[at] = std::clamp<int64_t>(tile.first(row + r) - first, 0, most);
+                }
             if (strip.hidden[0] == most) continue;  // all of them: windows begin in order
             multiply({tile.rows + row * tile.width, tile.width, strip.rows},
                      {packed.data, packed.depth, most}, strip.data, strip.stride);
