@@ -73,9 +73,9 @@ constexpr int64_t sparse_scheduled_chunks(int64_t heads) {
 constexpr int kGradStepRows = 64;
 constexpr int kGradStepQueries = 16;  // at most: with fewer than 4 heads, rows stay empty
 constexpr int kGradTileQueries = 64;  // of a tile of its schedule, at most
-// Of a work item: queries at least and steps at most, about; and how many items a chunk of queries
-// should make between these. Sums of keys leave the registers after each item, to memory where a
-// block has several; too few items do not share out evenly.
+// Of a work item: about 256 queries, and where a step takes more than 4 queries more of them, up to
+// 64 steps, as long as a chunk of queries makes 2048 items. Sums of keys leave the registers after
+// each item, to memory where a block has several; too few items do not share out evenly.
 constexpr int kGradItemUses = 256, kGradItemSteps = 64, kGradChunkItems = 2048;
 constexpr int kGradUseBytes = 16;                     // the handle of a (query, block) pair
 constexpr int64_t kGradSlotBytes = int64_t{1} << 32;  // of a chunk, at most, but for one tile

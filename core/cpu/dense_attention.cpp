@@ -11,6 +11,14 @@ namespace {
 
 constexpr int64_t kStep = 128;
 
+/// Rows of a tile: large ones, which pack their keys less often, as long as every thread has some.
+/// A row's result does not depend on the tile it is in.
+int64_t tile_rows(const Problem& p, int threads) {
+    constexpr int64_t kLarge = 4 * kTileRows, kEach = 8;  // tiles of a thread
+    const bool enough = p.queries() * p.query_heads >= kLarge * kEach * threads;
+    return enough ? kLarge : kTileRows;
+}
+
 /// One strip of `out` [rows, padded(dh)] and `softmax` [rows] takes in the step's values.
 void add_strip(const LogitStrip& strip, Panels values, OnlineSum* softmax, float* out) {
     std::array<float, kBatch> factor;
@@ -30,7 +38,7 @@ void dense_attention(const Problem& p, View<const float, 3> q, View<const float,
     const TileLoop loop{.heads = heads,
                         .factor = rule.factor,
                         .step = kStep,
-                        .max_rows = 4 * kTileRows,
+                        .max_rows = tile_rows(p, threads),
                         .threads = threads,
                         .cap = rule.cap,
                         .window = p.window.value_or(kNoWindow)};

@@ -13,8 +13,8 @@ namespace msa::cpu {
 namespace {
 
 /// x = n + f with |f| <= 1/2, and the polynomial of degree 6 whose largest relative distance from
-/// 2^f is least, 1.6e-8 with its coefficients rounded: an eighth of an ulp. n wraps around where x
-/// is far below what counts.
+/// 2^f is least, 1.6e-8 with its coefficients rounded: an eighth of an ulp. x is at most
+/// 127; n wraps around where it is far below what counts.
 ///
 /// Count vectors at a time, one operation after the other: the chain of one alone would fill the
 /// schedulers of a core before its end.

@@ -139,7 +139,7 @@ void keep_larger_exp2(const float* logits, int64_t count, float reference, float
 void exp2_difference(const float* logits, const float* from, int64_t count, int64_t end,
                      float reference, float* difference);
 
-/// 2^x, for a single value; like softmax_step.
+/// 2^x, for a single value of at most 127; like softmax_step.
 float exp2(float x);
 
 /// Maximum of `count` values; NaN if one of them is, -inf for none. Reads like softmax_step.

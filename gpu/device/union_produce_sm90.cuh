@@ -123,10 +123,10 @@ struct UnionSteps {
     }
 };
 
-/// The producer warp of a team. Where kTakeTurns says so, the keys of a step come before the values
-/// of the step before it, also from one tile to the next: what that is, is read while the last
-/// values wait for their place, and its first keys do not wait until the last tile's queries are
-/// done with. Elsewhere values come with their keys, which takes fewer registers.
+/// The producer warp of a team. It asks for a step's values behind its keys. Where kTakeTurns says
+/// so, it does that when the next step begins: a tile's last values are asked for once the next
+/// tile has been read, whose first keys then do not wait until the last tile's queries are done
+/// with. Elsewhere it takes fewer registers.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void produce_blocks(const SparseUnionArgs& args,
                                UnionMemory<T, Dim, BlockSize, Kind>& shared, int team) {

@@ -11,8 +11,8 @@
 // has the first slots of its rows on their way. At the end it adds them, each weighted by its share
 // of the softmax denominator: the second phase of KV-outer.
 //
-// Turns: with 128 channels the warpgroups begin their products one after the other, so that one's
-// softmax runs beside the other's products.
+// Turns: with 128 channels in bf16 and f16 the warpgroups begin their products one after the other,
+// so that one's softmax runs beside the other's products.
 // Teams: thread blocks are persistent, one per SM. With 64 channels and blocks of up to 64 keys a
 // thread block has two teams of such warps, each with a tile of its own, in steps of 64 keys.
 // Producers take tiles from a counter, as their unions differ, and run ahead into the next one.

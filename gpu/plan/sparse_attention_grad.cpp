@@ -136,6 +136,7 @@ SparseGradPlan::SparseGradPlan(const Problem& p, int64_t top_k) {
     const int64_t queries =
         sparse_grad_chunk_queries(p.queries(), p.query_heads, p.head_dim, top_k);
     sizes.chunk_tiles = std::min(sizes.tile_count, narrow(queries / kGradTileQueries));
+    // Of the chunk as wanted, also where the lists' bound leaves less of it.
     sizes.item_uses = narrow(sparse_grad_item_uses(sizes.most_uses(), p.group_size()));
     sizes.batch_chunks = 1;
     while (list_bytes() > kMostListBytes && sizes.chunk_tiles > 1)

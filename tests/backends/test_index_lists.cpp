@@ -110,11 +110,15 @@ TEST_P(IndexLists, AreTheReferenceSelection) {
     const auto& [subject, order] = GetParam();
     Runner runner(subject);
     // Alone, a tile's keys are split over the SMs of a GPU, and few of them meet in one list.
-    for (const auto& [top_k, others, block_size] :
-         {std::tuple{16, 0, 64}, {16, 200, 64}, {16, 200, 128}, {32, 0, 32}, {32, 200, 32}}) {
+    // Warps of a GPU merge in one turn or, with 128 channels, in four.
+    for (const auto& [top_k, others, block_size, dim] : {std::tuple{16, 0, 64, 64},
+                                                         {16, 200, 64, 128},
+                                                         {16, 200, 128, 128},
+                                                         {32, 0, 32, 64},
+                                                         {32, 200, 32, 64}}) {
         SCOPED_TRACE("k " + std::to_string(top_k) + ", others " + std::to_string(others) +
                      ", blocks of " + std::to_string(block_size));
-        Problem p = square_problem(0, 4, 2, 64, 64, block_size);
+        Problem p = square_problem(0, 4, 2, 64, dim, block_size);
         p.batch = tile_among(others, p.block_size);
         const Operands o = with_scores(p, block_scores(order));
         expect_reference_selection(subject, runner, p, {.top_k = top_k}, o);
@@ -124,9 +128,9 @@ TEST_P(IndexLists, AreTheReferenceSelection) {
 TEST_P(IndexLists, MayEndAnywhereBetweenTheirMerges) {
     const auto& [subject, order] = GetParam();
     Runner runner(subject);
-    for (const auto& [top_k, block_size] : {std::pair{4, 64}, {16, 128}}) {
+    for (const auto& [top_k, block_size, dim] : {std::tuple{4, 64, 64}, {16, 128, 128}}) {
         SCOPED_TRACE("k " + std::to_string(top_k));
-        Problem p = square_problem(0, 4, 4, 64, 64, block_size);
+        Problem p = square_problem(0, 4, 4, 64, dim, block_size);
         // Warps of a GPU merge after every 32 blocks; elsewhere there are no merges.
         p.batch = ends_anywhere(subject.backend == "cuda" ? 71 : 16, p.block_size);
         const Operands o = with_scores(p, block_scores(order));
