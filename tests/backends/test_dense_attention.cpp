@@ -110,6 +110,16 @@ TEST_P(DenseAttentionForms, QueriesSeeingNothingGiveZeroAndMinusInfinity) {
     EXPECT_TRUE(std::isfinite(got.lse(2, 0)));
 }
 
+TEST_P(DenseAttentionForms, ThreadsThatShareOutSmallerTilesChangeNoBit) {
+    // The cpu backend has large tiles as long as every thread gets some: one thread does here.
+    const Case c{"tiles", square_problem(700, 12, 3, 32, 16, 16), {}};
+    const Operands o = make_operands(c, GetParam().element);
+    const Attention one = Runner(GetParam(), 1).dense_attention(c.problem, o);
+    const Attention four = Runner(GetParam(), 4).dense_attention(c.problem, o);
+    EXPECT_TRUE(identical(four.out, one.out));
+    EXPECT_TRUE(identical(four.lse, one.lse));
+}
+
 TEST_P(DenseAttentionForms, SlicesOfTheQueriesGiveTheirRows) {
     const Case c{"slice", square_problem(90, 4, 2, 32, 16, 16), {}};
     const Operands o = make_operands(c, GetParam().element);
