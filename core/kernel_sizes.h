@@ -96,8 +96,8 @@ constexpr int64_t sparse_grad_item_uses(int64_t uses, int64_t heads) {
 constexpr int sparse_grad_tile_keys(int block_size) { return std::max(block_size, 64); }
 /// Queries of a chunk, whole tiles. With 128 channels a quarter of the call, as the last chunk's
 /// slots are added when no products are left to hide that. Products of 64 channels leave memory
-/// hardly time for the slots of the chunk before, so that the call is one chunk up to 32K queries.
-/// Measured from 8K to 128K tokens.
+/// hardly any time for the slots of the chunk before, so that the call is one chunk up to 32K
+/// queries. Measured from 8K to 128K tokens.
 constexpr int64_t sparse_grad_chunk_queries(int64_t queries, int64_t query_heads, int64_t head_dim,
                                             int64_t top_k) {
     const int64_t fitting = kGradSlotBytes / (query_heads * head_dim * top_k * 2);

@@ -115,9 +115,9 @@ void for_each_strip(const RowTile& tile, const float* keys, int64_t stride, int6
                 row,         std::min(kBatch, tile.size() - row), first, {}, {}, scratch.logits,
                 padded(step)};
             int64_t most = count;
+            // The first row sees the whole step, and the last row's window hides none of it.
             if (tile.seen(row).count >= first + count && tile.first(row + strip.rows - 1) <= first)
-                strip.seen.fill(
-                    count);  // the first row sees all and the last row's window hides none
+                strip.seen.fill(count);
             else
                 for (int64_t r = 0; r < strip.rows; ++r) {
                     const auto at = static_cast<size_t>(r);
