@@ -3,8 +3,8 @@
 that msa-pretrain finds. Needs PyTorch, transformers, the compiled module and the programs."""
 
 import json
+import random
 import subprocess
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -19,7 +19,6 @@ from test_capture_models import BIN, needs_programs  # noqa: E402
 from msalab.capture.__main__ import main as convert  # noqa: E402
 from msalab.evaluation.__main__ import main as evaluate  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 CONTEXT, BLOCK, TOP_K = 320, 16, 4
 COMPLETE = (64, 128, 256)  # ends of the parts of a sequence that both programs look at as a whole
 pytestmark = needs_programs
@@ -29,12 +28,17 @@ pytestmark = needs_programs
 def trained(tmp_path_factory):
     """Arm -> the folder of its run, and the one held-out sequence of all."""
     folder = tmp_path_factory.mktemp("trained")
+    # Drawn words: an edit of the project's own pages must not train another model.
+    draw = random.Random(20)
+    words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 7))) for _ in range(60)]
+    text = " ".join(draw.choices(words, k=4000))
+    (folder / "text.txt").write_text(text[:-CONTEXT - 1])
     # A document of one byte more than the context is cut in one way alone.
-    (folder / "held_out.txt").write_bytes((ROOT / "docs/terms.md").read_bytes()[:CONTEXT + 1])
+    (folder / "held_out.txt").write_text(text[-CONTEXT - 1:])
 
     def train(arm, *options, steps=40):
         subprocess.run(
-            [BIN / "msa-pretrain", ROOT / "README.md", "--held-out-text", folder / "held_out.txt",
+            [BIN / "msa-pretrain", folder / "text.txt", "--held-out-text", folder / "held_out.txt",
              "--out", folder / arm, "--context", str(CONTEXT), "--block-size", str(BLOCK), "--top-k",
              str(TOP_K), "--steps", str(steps), "--warmup-steps", str(steps // 4), "--sequences", "2",
              "--lr-warmup", str(steps // 2), "--eval-sequences", "1", "--eval-exercises", "0", "--probe",
@@ -74,7 +78,7 @@ def test_a_trained_model_has_the_loss_of_its_training_program(trained, tmp_path,
     # Of losses of a few bits, the roundings of two implementations in single precision.
     np.testing.assert_allclose(found[configs.index(config)], expected, rtol=0, atol=2e-5)
     other = f"mean-key@{TOP_K * BLOCK}"
-    assert np.abs(found[configs.index(other)] - expected)[1:].min() > 1e-3
+    assert np.abs(found[configs.index(other)] - expected).max() > 1e-3  # what the bound must catch
 
 
 def test_what_transformers_has_no_words_for_is_refused(trained, tmp_path, capsys):
