@@ -118,8 +118,17 @@ int run_for(const std::string& program, const std::vector<std::string>& args,
     posix_spawn_file_actions_init(&quiet);
     posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
     posix_spawn_file_actions_adddup2(&quiet, STDOUT_FILENO, STDERR_FILENO);
+    // A shell starts what runs in the background with SIGINT ignored, and so would the tests.
+    posix_spawnattr_t listening;
+    posix_spawnattr_init(&listening);
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, signal);
+    posix_spawnattr_setsigdefault(&listening, &signals);
+    posix_spawnattr_setflags(&listening, POSIX_SPAWN_SETSIGDEF);
     pid_t child = 0;
-    const int refused = posix_spawn(&child, argv[0], &quiet, nullptr, argv.data(), environ);
+    const int refused = posix_spawn(&child, argv[0], &quiet, &listening, argv.data(), environ);
+    posix_spawnattr_destroy(&listening);
     posix_spawn_file_actions_destroy(&quiet);
     if (refused != 0) return 127;
     std::this_thread::sleep_for(delay * kSlowdown);
@@ -149,23 +158,32 @@ int run_ranks(const std::string& program, int ranks, const std::vector<std::stri
     }
     int status = 0;
     bool ended = false;
-    if (kills) {
-        const auto nap = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
-        while (!ended && !kills()) {
+    const auto ends_before = [&](const std::function<bool()>& event) {
+        while (!ended && !event()) {
             ended = waitpid(child, &status, WNOHANG) == child;
-            nap();
+            if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
+        return ended;
+    };
+    bool killed = false;
+    if (kills && !ends_before(kills)) {
+        const std::string pid = std::to_string(child);
         pid_t last = 0;
-        while (last == 0 && !ended) {  // on a busy machine the ranks start late
-            const std::string pid = std::to_string(child);
+        const auto has_ranks = [&] {  // on a busy machine they start late
             std::ifstream children("/proc/" + pid + "/task/" + pid + "/children");
             for (pid_t of_child = 0; children >> of_child;) last = of_child;
-            if (last == 0) nap();
-            ended = last == 0 && waitpid(child, &status, WNOHANG) == child;
-        }
-        if (last > 0) kill(last, SIGKILL);
+            return last > 0;
+        };
+        killed = !ends_before(has_ranks) && kill(last, SIGKILL) == 0;
     }
-    if (!ended) waitpid(child, &status, 0);
+    // Open MPI 4.1's mpirun may wait for a lock of its own, for ever, once a rank has been killed.
+    const auto limit = std::chrono::steady_clock::now() +
+                       (killed ? std::chrono::seconds(30) : std::chrono::minutes(5)) * kSlowdown;
+    if (!ends_before([&] { return std::chrono::steady_clock::now() >= limit; })) {
+        EXPECT_TRUE(killed) << program << " on " << ranks << " ranks does not end";
+        kill(child, SIGKILL);
+        waitpid(child, &status, 0);
+    }
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 #endif

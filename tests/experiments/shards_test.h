@@ -2,7 +2,6 @@
 // Runs that are spread over workers: shards, and ranks of MPI.
 #pragma once
 
-#include <chrono>
 #include <functional>
 
 #include "tests/experiments/fit_test.h"
@@ -67,12 +66,9 @@ protected:
 #ifdef MSA_MPIRUN
 class Mpi : public Shards {
 protected:
-    /// Kills the last rank after `delay` where one is given. The exit code.
-    int start(int ranks, const std::vector<std::string>& args, std::chrono::milliseconds delay = {},
+    int start(int ranks, const std::vector<std::string>& args,
+              const std::function<bool()>& kills = {},
               const std::string& program = "msa-analyze") const {
-        const auto kill_at = std::chrono::steady_clock::now() + delay;
-        std::function<bool()> kills;
-        if (delay.count() > 0) kills = [&] { return std::chrono::steady_clock::now() >= kill_at; };
         return run_ranks(program, ranks, args, path("out.txt"), path("err.txt"), kills);
     }
     std::string said() const { return file_text(path("err.txt")); }

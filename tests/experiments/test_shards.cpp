@@ -216,14 +216,28 @@ TEST_F(Mpi, AnErrorOfOneRankEndsAll) {
 }
 
 TEST_F(Mpi, AKilledRankLosesItsUnitAlone) {
+    file_ = make("long.h5", {.cu_seqlens = {0, 240, 640}, .layers = {0, 1, 2, 5, 10}});
     const auto args = [&](const std::string& out) {
         return analyze(out, {"--backend", "reference", "--resume", "--dump", "outputs,scores,mass",
-                             "--unit-queries", "64"});
+                             "--unit-queries", "220"});
     };
     ASSERT_EQ(kAnalyze(args("whole")).code, 0);
+    const auto units = [&] {
+        int64_t count = 0;
+        std::error_code none;
+        for (const auto& file :
+             std::filesystem::directory_iterator(path("killed/results.h5.partial"), none))
+            count += file.path().filename().string().starts_with("unit-") ? 1 : 0;
+        return count;
+    };
     int killed = 0, code = -1;
-    for (int64_t delay = 150; code != 0; delay += 60) {
-        code = start(3, args("killed"), std::chrono::milliseconds(delay));
+    while (code != 0) {  // a unit further and a little later each time
+        const int64_t before = units();
+        code = start(3, args("killed"), [&] {
+            if (units() <= before) return false;
+            std::this_thread::sleep_for(std::chrono::milliseconds(5 * killed));
+            return true;
+        });
         killed += code != 0 ? 1 : 0;
     }
     EXPECT_GT(killed, 0);
