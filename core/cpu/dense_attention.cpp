@@ -14,7 +14,7 @@ constexpr int64_t kStep = 128;
 /// Rows of a tile: large ones, which pack their keys less often, as long as every thread has some.
 /// A row's result does not depend on the tile it is in.
 int64_t tile_rows(const Problem& p, int threads) {
-    constexpr int64_t kLarge = 4 * kTileRows, kEach = 8;  // tiles of a thread
+    constexpr int64_t kLarge = 8 * kTileRows, kEach = 4;  // tiles of a thread
     const bool enough = p.queries() * p.query_heads >= kLarge * kEach * threads;
     return enough ? kLarge : kTileRows;
 }
