@@ -232,6 +232,7 @@ TEST_F(Mpi, AKilledRankLosesItsUnitAlone) {
     };
     int killed = 0, code = -1;
     while (code != 0) {  // a unit further and a little later each time
+        ASSERT_LE(killed, 15) << "as many as there are units: " << said();
         const int64_t before = units();
         code = start(3, args("killed"), [&] {
             if (units() <= before) return false;
