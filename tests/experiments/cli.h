@@ -78,7 +78,7 @@ int run_for(const std::string& program, const std::vector<std::string>& args,
 /// Starts mpirun with so many ranks of a built program, which write into the files `out` and `err`.
 /// Where `kills` is given, the last rank is killed once it returns true. The exit code, or -1 when
 /// a signal ended mpirun: that of the tests if it has not ended 30 s after the kill or, a failure,
-/// within 5 min, with a sanitizer kSlowdown times as late.
+/// within 5 min. Absent in a build with a sanitizer.
 int run_ranks(const std::string& program, int ranks, const std::vector<std::string>& args,
               const std::string& out, const std::string& err,
               const std::function<bool()>& kills = {});
