@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 
+#include "core/io/file_error.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/queue.h"
 #include "experiments/driver/remedy.h"
@@ -54,7 +55,8 @@ void require_apart(const fs::path& input, const fs::path& output) {
 
 void check_unfinished(const RunOptions& o, const fs::path& what, bool unfinished) {
     if (unfinished && !o.resume && !o.overwrite)
-        throw InputError(what.string() + ": holds an unfinished run", Remedy::resume);
+        throw io::FileError(what.string() + ": holds an unfinished run",
+                            io::FileProblem::unfinished_run);
 }
 
 void check_shard(const RunOptions& o, const Ranks& ranks) {
