@@ -11,7 +11,7 @@ namespace {
 
 /// Has no state.
 const parallel::Group& alone() {
-    static Workers one;
+    static const parallel::Group one;
     return one;
 }
 
