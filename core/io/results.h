@@ -3,7 +3,7 @@
 // layer, say). Each finished unit is a file of its own under `<path>.partial/`, made complete by a
 // rename, so that a kill at any moment loses the units under way and nothing else; finish()
 // assembles the units into `path`, again by a rename, in the order of their names: the bytes do not
-// depend on who wrote which unit when.
+// depend on who wrote which unit when. All these files end with their checksum.
 #pragma once
 
 #include <filesystem>
@@ -20,6 +20,10 @@
 #include "core/tensor.h"
 
 namespace msa::io {
+
+/// InputError when the bytes of a file of results do not match the checksum at its end; a file
+/// without one passes.
+void require_whole(const std::filesystem::path& path);
 
 /// join: another process of the same run has opened `path`, and assembles the results.
 enum class IfExists : uint8_t { refuse, overwrite, resume, join };

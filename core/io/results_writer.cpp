@@ -17,6 +17,7 @@
 #include "core/io/layout.h"
 #include "core/io/partial_file.h"
 #include "core/io/results.h"
+#include "core/io/seal.h"
 #include "core/io/unit_file.h"
 
 namespace msa::io {
@@ -67,6 +68,15 @@ void merge(hid_t from, hid_t to, const std::string& group, const std::filesystem
         }
     }
 }
+
+}  // namespace
+
+void require_whole(const std::filesystem::path& path) {
+    require(check_seal(path) != Seal::broken, path.string(),
+            ": is damaged, its bytes do not match the checksum at its end");
+}
+
+namespace {
 
 /// The lock is inside the folder: what removes one removes the other.
 void lock_folder(std::optional<LockedFile>& lock, const std::filesystem::path& folder,
@@ -172,6 +182,7 @@ void ResultsWriter::Impl::open(IfExists if_exists) {
         units = read_units(directory);
         write_record();
     } else if (resume && complete) {
+        require_whole(path);
         require_same_run(path.string(), ResultsReader(path).run(), record);
         replaces = false;
     } else {
@@ -307,6 +318,7 @@ void ResultsWriter::finish(const JoinParts& join) {
     h5::write_texts(file, {assembled, "/done"}, names);
     h5::close_durably(std::move(file), assembled);
     release_rest(assembled);
+    seal(assembled);
     std::filesystem::rename(assembled, impl_->path);
     impl_->units.clear();
     impl_->replaces = false;

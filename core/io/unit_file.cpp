@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/io/file_error.h"
+#include "core/io/seal.h"
 
 namespace msa::io {
 
@@ -24,15 +25,17 @@ std::string file_name_of_unit(const std::string& unit) {
 }
 
 std::string unit_of_file(const std::filesystem::path& path) {
+    const Seal found = check_seal(path);
+    if (found != Seal::whole)
+        throw FileError(
+            text(path.string(), ": this finished unit ",
+                 found == Seal::none ? "has no checksum at its end"
+                                     : "is damaged, its bytes do not match its checksum"),
+            FileProblem::damaged_unit);
     const h5::Lock lock;
-    try {
-        const h5::Handle file = h5::open_file(path);
-        const h5::Place root{path, "/"};
-        return h5::text_attribute(h5::open_object(file, root), "unit", root);
-    } catch (const InputError& error) {
-        throw FileError(text(error.what(), "; this finished unit is damaged"),
-                        FileProblem::damaged_unit);
-    }
+    const h5::Handle file = h5::open_file(path);
+    const h5::Place root{path, "/"};
+    return h5::text_attribute(h5::open_object(file, root), "unit", root);
 }
 
 std::map<std::string, std::string> notes_of_file(const std::filesystem::path& path) {

@@ -72,6 +72,7 @@ void Checkpoint::save(train::Model& model, const RunState& state) const {
 }
 
 void Checkpoint::load(train::Model& model, RunState& state) const {
+    io::require_whole(path_);
     const io::ResultsReader from(path_);
     io::require_same_run(path_.string(), from.run(), record_);
     Backend& backend = model.ops().backend();
@@ -101,6 +102,7 @@ void Checkpoint::remove() const {
 
 std::vector<float> start_values(const std::filesystem::path& path, const train::ParameterList& list,
                                 uint64_t seed) {
+    io::require_whole(path);
     const io::ResultsReader from(path);
     require(from.has("/weights"), path.string(),
             ": has no /weights, must be a checkpoint of msa-pretrain");

@@ -100,9 +100,15 @@ def test_loss_is_the_models_own_and_that_of_the_sparse_model(folder, text_file, 
 @needs_programs
 def test_msa_inspect_reads_the_results(folder, text_file, tmp_path):
     assert evaluate(folder, text_file, tmp_path / "out", "--selector", "window") == 0
-    said = subprocess.run([BIN / "msa-inspect", tmp_path / "out/results.h5"], capture_output=True,
-                          text=True)
-    assert said.returncode == 0, said.stderr
+    for damaged in (False, True):
+        path = tmp_path / "out/results.h5"
+        if damaged:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        said = subprocess.run([BIN / "msa-inspect", path], capture_output=True, text=True)
+        assert said.returncode == (2 if damaged else 0), said.stderr
+    assert "checksum" in said.stderr
 
 
 def test_answers_are_scored_where_they_stand(folder, text_file, tmp_path, monkeypatch):

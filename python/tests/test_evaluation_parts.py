@@ -5,12 +5,13 @@ import csv
 import json
 import math
 
+import h5py
 import numpy as np
 import pytest
 from make_evaluation import summary
 
 from msalab.capture.layer import CaptureError
-from msalab.evaluation import exercises, text
+from msalab.evaluation import exercises, files, text
 from msalab.evaluation.intervals import ratio_interval
 from msalab.plots import evaluation as pictures
 from msalab.plots.__main__ import main as plot
@@ -114,6 +115,19 @@ def test_intervals_are_those_of_the_bootstrap():
         assert abs((found["high"] - found["low"]) / (2 * 1.96 / math.sqrt(n)) - 1) < 0.5
     # Binomial of 200 at 0.95: five deviations are 15.4; percentile intervals are a little short.
     assert 0.95 * 200 - 16 - 4 <= inside <= 200
+
+
+def test_files_are_sealed(tmp_path):
+    path = tmp_path / "one.h5"
+    files.write_h5(path, lambda file: file.create_dataset("a", data=[1, 2]))
+    files.check_seal(path)
+    with h5py.File(path) as file:
+        assert file["a"][()].tolist() == [1, 2]
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(CaptureError, match="one.h5: does not match its checksum"):
+        files.check_seal(path)
 
 
 def test_pictures_show_the_numbers_of_the_summary(tmp_path):

@@ -207,5 +207,22 @@ TEST_F(Inspect, NamesWrongIds) {
     EXPECT_EQ(after({0, -1, 5, 8}), place + "2] is 5 after -1" + rule);
 }
 
+TEST_F(Inspect, ADamagedFileOfResultsIsRefused) {
+    ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
+                        "--backend", "reference", "--selectors", "oracle"})
+                  .code,
+              0);
+    const std::string file = path("out/results.h5");
+    const std::string whole = file_text(file);
+    for (size_t at = 0; at < whole.size() - 80; at += 1 + whole.size() / 50) {
+        std::string bytes = whole;
+        bytes[at] = static_cast<char>(bytes[at] ^ 1);
+        std::ofstream(file, std::ios::binary) << bytes;
+        const Outcome refused = kInspect({file});
+        ASSERT_EQ(refused.code, 2);
+        ASSERT_NE(refused.err.find("bytes do not match the checksum"), std::string::npos);
+    }
+}
+
 }  // namespace
 }  // namespace msa::test

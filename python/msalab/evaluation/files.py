@@ -1,34 +1,53 @@
 # SPDX-License-Identifier: MIT
-"""Files as the programs write them (data/FORMAT.md): whole or not at all."""
+"""Files as the programs write them (data/FORMAT.md): whole or not at all, HDF5 with a checksum at
+its end."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+from pathlib import Path
 
 import h5py
 
 from ..capture.layer import require
 from ..capture.partial_file import PartialFile
 
+MARK, DIGITS = b"msa-sha256 ", 64
 AT_ONCE = 1 << 20
 
 
-def sha256(path) -> str:
+def sha256(path, count: int | None = None) -> str:
+    """Of a file's first `count` bytes, or of all."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while part := file.read(AT_ONCE):
+        left = os.fstat(file.fileno()).st_size if count is None else count
+        while left > 0 and (part := file.read(min(left, AT_ONCE))):
             digest.update(part)
+            left -= len(part)
     return digest.hexdigest()
 
 
 def write_h5(path, fill) -> None:
-    """fill(file) writes an HDF5 file, which then gets its name."""
+    """fill(file) writes an HDF5 file, which then gets its checksum and its name."""
     with PartialFile(path, overwrite=True) as whole:
         with h5py.File(whole, "w") as file:
             fill(file)
         whole.check()
+        whole.seek(0, os.SEEK_END)
+        whole.write(MARK + sha256(whole.partial).encode() + b"\n")
         whole.finish()
+
+
+def check_seal(path) -> None:
+    """CaptureError unless the file ends with the checksum of its bytes."""
+    size, length = Path(path).stat().st_size, len(MARK) + DIGITS + 1
+    with open(path, "rb") as file:
+        file.seek(max(0, size - length))
+        line = file.read()
+    require(line.startswith(MARK) and line[len(MARK):-1] == sha256(path, size - length).encode(),
+            f"{path}: does not match its checksum; remove it, and --resume makes it anew")
 
 
 def write_json(path, content) -> None:
