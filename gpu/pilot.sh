@@ -34,5 +34,4 @@ python3 data/pilot/run_missing.py "${sweeps[@]}" --seconds "$seconds" --devices 
 for log in results/pilot*/*/*/log.txt; do
     [[ -f $log ]] && printf '%s: %s\n' "$log" "$(tail -n 1 "$log" | tail -c 200)"
 done >"$out/logs.txt"
-grep -hE 'tokens_per_second' results/pilot*/*/*/curves.csv 2>/dev/null | wc -l
 exit "$failed"

@@ -58,6 +58,14 @@ class Run:
         trunk = out / "trunk" / f"seed-{seed}" / "checkpoint.h5"
         self.trunk = trunk if str(trunk) in own else None
 
+    def tokens_per_second(self):
+        """Median over the entries of the run's log; 0 without any."""
+        path = self.folder / "curves.csv"
+        lines = path.read_text().splitlines() if path.exists() else []
+        rates = sorted(float(line.rsplit(",", 1)[1]) for line in lines
+                       if ",tokens_per_second," in line)
+        return round(rates[len(rates) // 2]) if rates else 0
+
     def left(self, folder):
         """The files that the run has left there; none while it is missing."""
         if (folder / "diverged.json").exists():
@@ -106,18 +114,19 @@ class Queue:
                     if run.trunk in self.trunks_to_come:
                         continue
                     self.runs.remove(run)
+                    self.at_work[threading.get_ident()] = None  # not started yet
                     return run
                 if not self.at_work:
                     return None  # their trunk has failed
             time.sleep(0.2)
 
-    def started(self, device, process):
+    def started(self, process):
         with self.lock:
-            self.at_work[device] = process
+            self.at_work[threading.get_ident()] = process
 
-    def ended(self, run, device, began, code, alone):
+    def ended(self, run, device, began, code, at_once):
         with self.lock:
-            del self.at_work[device]
+            del self.at_work[threading.get_ident()]
             seconds = time.time() - began
             if code == 0 and (run.folder / "checkpoint.h5") in self.trunks_to_come:
                 self.trunks_to_come.remove(run.folder / "checkpoint.h5")
@@ -125,8 +134,11 @@ class Queue:
                 self.seconds.append(seconds)
             elif code not in (0, STOPPED) and not run.left(run.folder):
                 self.failed.append(run.name)
-            self.lines.append([run.name, device, round(began), round(seconds, 1), code, alone])
-            print(f"{run.name}: GPU {device}, {seconds:.1f} s, exit status {code}", flush=True)
+            rate = run.tokens_per_second()
+            self.lines.append([run.name, device, round(began), round(seconds, 1), code, at_once,
+                               rate])
+            print(f"{run.name}: GPU {device}, {seconds:.1f} s, exit status {code}, {rate} tokens/s, "
+                  f"{at_once} runs at once", flush=True)
 
     def stop_in_time(self):
         """Asks what is under way to stop when the time is up."""
@@ -137,7 +149,8 @@ class Queue:
             time.sleep(0.2)
         with self.lock:
             for process in self.at_work.values():
-                process.send_signal(signal.SIGINT)
+                if process is not None:
+                    process.send_signal(signal.SIGINT)
 
 
 def work(queue, device, options, texts):
@@ -149,8 +162,8 @@ def work(queue, device, options, texts):
         began, log = time.time(), run.folder / "log.txt"
         with open(log, "ab") as file:
             process = subprocess.Popen(command, stdout=file, stderr=file)
-            queue.started(device, process)
-            alone = len(queue.at_work)
+            queue.started(process)
+            at_once = len(queue.at_work)
             code = process.wait()
         if code not in (0, STOPPED):
             said = log.read_text(errors="replace").strip().splitlines()[-1:]
@@ -159,7 +172,7 @@ def work(queue, device, options, texts):
             if after:
                 (run.folder / "diverged.json").write_text(
                     json.dumps({"diverged_after": int(after.group(1))}) + "\n")
-        queue.ended(run, device, began, code, alone)
+        queue.ended(run, device, began, code, at_once)
 
 
 def pack(runs, options, lines):
@@ -182,7 +195,8 @@ def pack(runs, options, lines):
                 add(f"{run.name}/{name}", data)
         table = io.StringIO()
         csv.writer(table, lineterminator="\n").writerows(
-            [["run", "gpu", "began", "seconds", "exit_status", "runs_at_once"], *lines])
+            [["run", "gpu", "began", "seconds", "exit_status", "runs_at_once",
+              "tokens_per_second"], *lines])
         add(f"runs-{round(time.time())}.csv", table.getvalue().encode())
 
 

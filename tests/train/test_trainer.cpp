@@ -72,14 +72,16 @@ TEST(Trainer, WithAllBlocksMsaTrainsAsFullAttention) {
         Model a = make(nano(Attention::full)), b = make(all);
         Trainer full(a, o), msa(b, o);
         double largest = 0;
+        int clipped = 0;
         for (int64_t step = 0; step < o.steps; ++step) {
             const StepReport one = full.gradient(sample.batch());
             const StepReport other = msa.gradient(sample.batch());
             largest = std::max(largest, std::fabs(one.losses.lm - other.losses.lm));
-            EXPECT_GT(one.norms.all, o.clip.norm);
+            clipped += one.norms.all > o.clip.norm ? 1 : 0;
             full.update(one);
             msa.update(other);
         }
+        EXPECT_GT(clipped, 3);
         return largest;
     };
     EXPECT_LT(distance({}), 3e-7);
