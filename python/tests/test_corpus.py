@@ -184,8 +184,8 @@ def test_takes_text_once_of_every_kind_on_both_sides(archive, tmp_path):
 
 def test_more_documents_move_none_to_the_other_side(archive, tmp_path):
     few, many = tmp_path / "few", tmp_path / "many"
-    archive.make(few, archive.recipe(PACKAGES[:1]))
-    archive.make(many, archive.recipe(PACKAGES[:1], bytes=200000))
+    archive.make(few, archive.recipe(PACKAGES[:1], bytes=50000))
+    archive.make(many, archive.recipe(PACKAGES[:1]))
     for side, other in (("train", "held_out"), ("held_out", "train")):
         assert not set(files_of(few)[f"{side}/english.txt"]) & set(
             files_of(many)[f"{other}/english.txt"])
@@ -250,7 +250,7 @@ def test_goes_on_after_a_kill_to_the_same_files(archive, tmp_path):
 
 
 def test_a_share_takes_files_by_their_bytes(archive, tmp_path):
-    archive.add("many", {f"usr/{i}.txt": lines(f"word{letters(i)}", 40) for i in range(200)})
+    archive.add("many", {f"usr/{i}.txt": lines(f"term{letters(i)}", 40) for i in range(200)})
     kept = {}
     for share in (0.2, 0.5):
         packages = [PACKAGES[0], {"name": "many", "share": share}]
