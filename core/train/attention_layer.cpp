@@ -145,7 +145,7 @@ AttentionInput AttentionLayer::input(const Pass& pass, const AttentionState& s) 
 /// ids of the selected support; absent where it is the full one.
 View<const int32_t, 3> AttentionLayer::support(const Pass& pass, const AttentionState& s) const {
     return pass.sparse && kind_ == Attention::msa ? View<const int32_t, 3>(s.ids.view())
-                                      : View<const int32_t, 3>();
+                                                  : View<const int32_t, 3>();
 }
 
 void AttentionLayer::forward(const Pass& pass, View<const float, 3> rope,
@@ -330,8 +330,7 @@ void AttentionLayer::index_heads_grad(const Pass& pass, View<const float, 3> rop
     heads_grad(pass, rope, s.raw_index_k, t.d_index_k, index_.k_norm, normed);
     for (auto [which, gradient] : {std::pair{index_.q, &t.d_index_q}, {index_.k, &t.d_index_k}}) {
         ops.linear_grad_weight(flat(gradient->in()), s.h, w.matrix_gradient(which));
-        if (!detach)
-            ops.linear_grad_input(flat(gradient->in()), w.matrix(which), t.d_h, Sum::add);
+        if (!detach) ops.linear_grad_input(flat(gradient->in()), w.matrix(which), t.d_h, Sum::add);
     }
 }
 

@@ -110,8 +110,7 @@ void Batches::add_row(Sequences& to, uint64_t seed) const {
     for (int64_t draw = 2; std::ssize(to.tokens) < end; ++draw) {
         const std::string_view cut =
             documents_.cut(end - std::ssize(to.tokens) + 1, mix(seed, draw));
-        if (cut.size() >= 2)
-            to.add(cut, documents_.file_of(documents_.drawn(mix(seed, draw))));
+        if (cut.size() >= 2) to.add(cut, documents_.file_of(documents_.drawn(mix(seed, draw))));
     }
 }
 

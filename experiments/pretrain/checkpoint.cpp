@@ -54,8 +54,7 @@ void copy_values(Backend& backend, std::span<const float> from, View<float, 1> t
 }
 
 /// Weights, moments and curves, and where the run stands.
-void take_over(const io::ResultsReader& from, uint64_t seed, train::Model& model,
-               RunState& state) {
+void take_over(const io::ResultsReader& from, uint64_t seed, train::Model& model, RunState& state) {
     Backend& backend = model.ops().backend();
     train::Weights& weights = model.weights();
     const train::ParameterList& list = model.parameters();
@@ -75,14 +74,15 @@ void take_over(const io::ResultsReader& from, uint64_t seed, train::Model& model
 }
 
 /// What the text of a step hangs on.
-constexpr const char* kOfText[] = {"context",      "sequences",    "short_documents", "held_out",
-                                   "tasks",        "exercises",    "pairs",           "questions",
-                                   "key_length",   "value_length", "hops",            "copy_length"};
+constexpr const char* kOfText[] = {
+    "context", "sequences", "short_documents", "held_out",     "tasks", "exercises",
+    "pairs",   "questions", "key_length",      "value_length", "hops",  "copy_length"};
 
 /// A finished run of fewer than `steps` steps, whose steps read what this run's would.
 void require_trunk(const io::ResultsReader& from, const io::RunRecord& own, int64_t steps) {
     using nlohmann::json;
-    require(from.has(kWeights) && from.has(kFirst), "is no checkpoint of msa-pretrain with moments");
+    require(from.has(kWeights) && from.has(kFirst),
+            "is no checkpoint of msa-pretrain with moments");
     const io::RunRecord trunk = from.run();
     const json there = json::parse(trunk.options), here = json::parse(own.options);
     const int64_t until = there.value("until", int64_t{0});
@@ -100,8 +100,8 @@ void require_trunk(const io::ResultsReader& from, const io::RunRecord& own, int6
     for (const char* option : kOfText)
         same(option, there.value(option, json()).dump(), here.value(option, json()).dump());
     for (const auto& [name, hash] : trunk.inputs)
-        require(own.inputs.contains(name) && own.inputs.at(name) == hash,
-                "read another ", name, " than this run does");
+        require(own.inputs.contains(name) && own.inputs.at(name) == hash, "read another ", name,
+                " than this run does");
 }
 
 }  // namespace

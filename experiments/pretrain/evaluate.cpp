@@ -67,9 +67,9 @@ void evaluate_text(Evaluation& to, const Predict& predict, const Documents& docu
         for (size_t s = 0; s < rows.files.size() && !to.by_file.empty(); ++s) {
             const auto file = static_cast<size_t>(rows.files[s]);
             to.by_file[file].bytes += rows.cu_seqlens[s + 1] - rows.cu_seqlens[s];
-            nats_of_file[file] += std::accumulate(predictions.losses.begin() + rows.cu_seqlens[s],
-                                                  predictions.losses.begin() +
-                                                      rows.cu_seqlens[s + 1], 0.0);
+            nats_of_file[file] +=
+                std::accumulate(predictions.losses.begin() + rows.cu_seqlens[s],
+                                predictions.losses.begin() + rows.cu_seqlens[s + 1], 0.0);
         }
     }
     for (size_t file = 0; file < to.by_file.size(); ++file)

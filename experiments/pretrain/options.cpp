@@ -76,10 +76,9 @@ void add_index_branch(OptionTable& table, PretrainOptions& o) {
                  "loss, through a value head of the Index Branch), kl (the KL loss, without a "
                  "value head), or both (app:prelim-grad-source)");
     table.real("kl-weight", "LAMBDA", o.kl_weight, "weight of the KL loss (eq:msa-kl)").at_least(0);
-    table.choice(
-        "detach", "WHETHER", o.no_detach, {"on", "off"},
-        "cut the gradient of the KL loss from the index projections into the backbone: on "
-        "(eq:msa-detach) or off; the teacher is always detached");
+    table.choice("detach", "WHETHER", o.no_detach, {"on", "off"},
+                 "cut the gradient of the KL loss from the index projections into the backbone: on "
+                 "(eq:msa-detach) or off; the teacher is always detached");
     table.choice("detach-lm", "WHETHER", o.detach_lm, {"off", "on"},
                  "cut that of the language model's loss too, which comes through the value head");
     table.choice("kl-support", "SUPPORT", o.kl_full_support, {"selected", "full"},
@@ -104,7 +103,8 @@ void add_training(OptionTable& table, PretrainOptions& o) {
     table.real("weight-decay", "RATE", t.adamw.weight_decay, "decoupled weight decay, of matrices")
         .at_least(0);
     table.real("beta2", "B", t.adamw.beta2, "of AdamW's second moment").between(0, kMostBeta);
-    table.real("clip", "NORM", t.clip.norm, "largest norm of a step's gradient; 0: any").at_least(0);
+    table.real("clip", "NORM", t.clip.norm, "largest norm of a step's gradient; 0: any")
+        .at_least(0);
     table.choice("clip-index", "HOW", t.clip.apart, {"together", "apart"},
                  "the gradient of the Index Branch is clipped by its own norm (apart), or with all "
                  "others by that of the whole gradient (together)");
@@ -308,7 +308,8 @@ OptionTable option_table(PretrainOptions& o) {
     table
         .path("sweep", "FILE", o.sweep,
               "several runs: JSON with seeds, a list, and arms, each a name and the list of words "
-              "that it adds to this command line, and with words, those that all arms add; runs what is missing in DIR/ARM/seed-S and "
+              "that it adds to this command line, and with words, those that all arms add; runs "
+              "what is missing in DIR/ARM/seed-S and "
               "writes DIR/sweep.json when all runs are there. The ranks of mpirun, or the GPUs of "
               "--devices, take one run after the other, each its own")
         .unrecorded();

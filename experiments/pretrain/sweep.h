@@ -7,8 +7,9 @@
 //
 // An arm is a list of words of a command line, in which {seed} stands for the seed and {out} for
 // DIR. All runs have the other words of the sweep's own command line too, and the file's words,
-// which may be left out, but for options that the arm gives. The run of an arm and a seed is DIR/<arm>/seed-<seed>; an arm may read the files of
-// one before it, as --start-from {out}/<arm>/seed-{seed}/checkpoint.h5.
+// which may be left out, but for options that the arm gives. The run of an arm and a seed is
+// DIR/<arm>/seed-<seed>; an arm may read the files of one before it, as --start-from
+// {out}/<arm>/seed-{seed}/checkpoint.h5.
 #pragma once
 
 #include <filesystem>

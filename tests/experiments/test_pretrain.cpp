@@ -236,8 +236,8 @@ TEST_F(Pretrain, ArmsOfATrunkShareItsStepsAndStartAsIt) {
                               both = losses("both", {"--signals", "both"});
     ASSERT_EQ(msa.size(), 12U);
     EXPECT_TRUE(std::equal(msa.begin(), msa.begin() + 4, window.begin()));
-    EXPECT_EQ(passive, full);     // of which one has no Index Branch
-    EXPECT_EQ(both[4], msa[4]);   // its W_o_idx starts at 0
+    EXPECT_EQ(passive, full);    // of which one has no Index Branch
+    EXPECT_EQ(both[4], msa[4]);  // its W_o_idx starts at 0
     EXPECT_NE(both[11], msa[11]);
     EXPECT_NE(window[4], msa[4]);
     EXPECT_NE(passive[4], msa[4]);
@@ -339,9 +339,9 @@ TEST_F(Pretrain, HeldOutFilesAreToldApart) {
 TEST_F(Pretrain, EverySeedIsAskedAboutTheSameText) {
     text_file("a.txt");
     ASSERT_EQ(run("one", {"--lr", "0"}).code, 0);
-    ASSERT_EQ(run("two", {"--lr", "0", "--start-from", path("one/checkpoint.h5"), "--seed", "2"})
-                  .code,
-              0);
+    ASSERT_EQ(
+        run("two", {"--lr", "0", "--start-from", path("one/checkpoint.h5"), "--seed", "2"}).code,
+        0);
     EXPECT_EQ(summary("one")["evaluation"], summary("two")["evaluation"]);
 }
 

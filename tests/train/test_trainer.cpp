@@ -90,8 +90,8 @@ TEST(Trainer, WithAllBlocksMsaTrainsAsFullAttention) {
 
 TEST(Trainer, EachPartOfAGradientIsClippedByItsOwnNorm) {
     const Sample sample;
-    const TrainingOptions o{.steps = 1, .adamw = {.epsilon = 1, .weight_decay = 0},
-                            .clip = {.norm = 1e-3}};
+    const TrainingOptions o{
+        .steps = 1, .adamw = {.epsilon = 1, .weight_decay = 0}, .clip = {.norm = 1e-3}};
     Model model = make(nano(Attention::msa));
     const std::vector<float> before = values_of(model);
     Trainer trainer(model, o);
