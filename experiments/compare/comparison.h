@@ -10,13 +10,16 @@
 #include <vector>
 
 #include "core/select/selector.h"
-#include "experiments/compare/layer_view.h"
 #include "experiments/compare/previous_layer.h"
 #include "experiments/compare/stored_ids.h"
 #include "experiments/compare/token_accumulator.h"
+#include "experiments/driver/attend.h"
 #include "experiments/driver/progress.h"
+#include "experiments/measure/layer.h"
 
 namespace msa::experiments::compare {
+
+using measure::ChunkView, measure::LayerData, measure::LayerView;
 
 /// Seconds that a selector took to choose, and its choices to be measured.
 struct Timing {
@@ -26,7 +29,6 @@ struct Timing {
 /// A layer, or a part of its queries, at work: what its plans share.
 struct LayerTask {
     const CompareOptions& options;
-    const io::ActivationsInfo& file;
     const LayerData& data;
     PreviousLayer* previous;             // what stands before it in the file, or absent
     const std::vector<int64_t>& tokens;  // packed tokens of the compared queries, ascending
