@@ -181,7 +181,7 @@ void LayerComparison::pass(const LayerView& view, const std::vector<Scorer>& sco
         if (scorer.in_order) choose(scorer, view, queries.chunk, ids);
 }
 
-double LayerComparison::mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
+double LayerComparison::mass_bound(const Problem& p, View<const float, 3> q,
                                    View<const float, 2> lse) const {
     const auto keys = static_cast<double>(sizes_.batch.longest_keys());
     const double logit = main_logit_bound(p, largest_norm<3>(q), k_norm_);
@@ -211,7 +211,7 @@ void LayerComparison::add(const LayerView& view, const std::vector<Scorer>& scor
                                  host_view(dense.out),
                                  norm,
                                  std::as_const(dense.lse).view(),
-                                 mass_bound(view, p, queries.host_q, dense.lse)};
+                                 mass_bound(p, queries.host_q, dense.lse)};
     task_.sums.checks.begin(measured);
     task_.sums.checks.look_for_undefined(measured, queries.tokens);
     check_full_budget(view, chunk, measured, range);

@@ -77,8 +77,7 @@ private:
     void add_tokens(const Work& work);
     std::vector<TokenAttention> attend_kept(const Work& work, const std::vector<KeptTokens>& kept);
     static AttentionInput operands(const Work& work);  // in the backend's space
-    double mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
-                      View<const float, 2> lse) const;
+    double mass_bound(const Problem& p, View<const float, 3> q, View<const float, 2> lse) const;
     void check_full_budget(const LayerView& view, const SelectorChunk& chunk,
                            const MeasuredChunk& measured, QueryRange range);
     const Tensor<int32_t, 3>& oracle(const SelectionRule& rule) const;
