@@ -29,7 +29,7 @@ class TrainingBatches {
 public:
     /// InputError where the text does not fit the options.
     TrainingBatches(const PretrainOptions& options, const Text& text,
-                    const train::Workers& workers);
+                    const parallel::Group& workers);
     Sequences at(int64_t step) const { return all_.at(step, first_, share_); }
 
 private:
@@ -42,11 +42,13 @@ class Training {
 public:
     /// All must outlive this. InputError where the text does not fit the options.
     Training(const PretrainOptions& options, const Text& text, train::Model& model,
-             train::Workers& workers, const Checkpoint& checkpoint,
+             const parallel::Group& workers, const Checkpoint& checkpoint,
              const std::filesystem::path& csv, std::ostream& err);
 
     /// Takes over the checkpoint, where there is one.
     void resume();
+    /// Takes over the trunk of --start-from.
+    void fork();
     /// The steps that are left, with the checkpoints, probes and evaluations of the options; at the
     /// end one of each. Throws Interrupted where a stop is asked for, after a checkpoint, and
     /// Diverged naming the step where a loss or gradient is not finite; the checkpoint is then the
@@ -57,6 +59,7 @@ public:
     void write(io::UnitWriter& to) const;
 
 private:
+    void go_on();
     void step();
     void save();
     void log(const train::StepReport& report);
@@ -66,6 +69,7 @@ private:
     void judge();
     void record(size_t curve, std::vector<double> row);
     bool due(int64_t every) const;
+    bool probe_due() const;
     std::string kept() const;  // which weights
     [[noreturn]] void diverged(int64_t step, const std::string& what) const;
 
@@ -73,7 +77,7 @@ private:
 
     const PretrainOptions& o_;
     train::Model& model_;
-    train::Workers& workers_;
+    const parallel::Group& workers_;
     const Checkpoint& checkpoint_;
     train::Trainer trainer_;
     TrainingBatches batches_;

@@ -99,24 +99,16 @@ def is_fit(path) -> bool:
 
 def export_indexer(options, path):
     """The fitted Index Branches under MiniMax-M3's names in transformers."""
-    from .. import indexer
-    from ..operations import InputError
+    from .fitted import as_safetensors
 
     refuse_unused(options, (*IMPORT, *ROTATION, "interleaved", "rotary_dim", "rope_theta"),
                   f"{path} holds fitted weights")
     require(options.out.endswith(".safetensors"), f"{options.out}: fitted weights become "
             ".safetensors")
-    try:
-        branches = indexer.read(path)
-        wanted = options.layers or list(branches)
-        unknown = sorted(set(wanted) - branches.keys())
-        require(not unknown, f"{path}: has no Index Branch of layers {unknown}; there are: "
-                f"{', '.join(map(str, branches))}")
-        with PartialFile(options.out, options.overwrite) as file:
-            file.write(indexer.as_safetensors({layer: branches[layer] for layer in wanted}))
-            file.finish()
-    except InputError as error:
-        raise CaptureError(str(error)) from error
+    content = as_safetensors(path, options.layers)
+    with PartialFile(options.out, options.overwrite) as file:
+        file.write(content)
+        file.finish()
 
 
 def export_checkpoint(options, path):

@@ -123,7 +123,8 @@ class TransformersModel:
 
         def observe(module, *_):
             number = getattr(module, "layer_idx", None)
-            require(number is not None, f"{type(module).__name__} has no layer_idx: {ADAPTER}")
+            require(number is not None and number >= 0, f"{type(module).__name__} has layer_idx "
+                    f"{number}, which is no number of a layer: {ADAPTER}")
             if getattr(module, "is_causal", True):
                 require(found.setdefault(number, module) is module,
                         f"layer {number} has two attention modules, {type(found[number]).__name__} "

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+// One warp per row, k <= 32. 1024 scores at a time sit in registers, each read once. The k-th
+// largest of the warp's 64 half-lane maxima bounds the k-th best score of the first 1024 from
+// below; later the list itself gives the bound. The few scores above it are merged into the list.
+#include "gpu/device/seen_keys.cuh"
+#include "gpu/device/warp_top_k.cuh"
+#include "gpu/kernels/select_blocks_warp.h"
+
+namespace msa::cuda {
+namespace {
+
+constexpr int kWarpsPerBlock = 8;
+constexpr int kVectors = 8;  // float4 per lane
+constexpr int kChunk = kWarp * kVectors * 4;
+constexpr uint32_t kLowest = 0x00800000;  // ordered value of the lowest finite score
+
+/// The score of an ordered value.
+__device__ float value_of(uint32_t ordered_score) {
+    const auto bits = static_cast<int32_t>(ordered_score);
+    return __int_as_float(bits < 0 ? bits & INT32_MAX : ~bits);
+}
+
+/// A value that at least k of the warp's scores reach: the k-th best maximum of its lanes or, as k
+/// nears their number, of its half lanes.
+__device__ uint32_t lower_bound_of_kth(const float (&score)[4 * kVectors], int k) {
+    float half[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int j = 0; j < 4 * kVectors; ++j) half[j % 2] = fmaxf(half[j % 2], score[j]);
+    if (k <= kWarp / 2) {
+        const uint32_t best = sort_descending(ordered_key(fmaxf(half[0], half[1])));
+        return __shfl_sync(kAllLanes, best, k - 1);
+    }
+    const uint32_t a = sort_descending(ordered_key(half[0]));
+    const uint32_t b = sort_descending(ordered_key(half[1]));
+    const uint32_t b_rising = __shfl_sync(kAllLanes, b, kWarp - 1 - threadIdx.x % kWarp);
+    const uint32_t best = sort_descending<true>(max(a, b_rising));
+    return __shfl_sync(kAllLanes, best, k - 1);
+}
+
+/// Reads kChunk scores from `block` on; -inf outside [first, limit).
+template <bool Vector>
+__device__ void load(const float* row, int block, int first, int limit,
+                     float (&score)[4 * kVectors]) {
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+        const int at = block + 4 * (j * kWarp + lane);
+        if (Vector && at < limit) {  // rows are padded to a multiple of 4
+            const float4 four = __ldg(reinterpret_cast<const float4*>(row + at));
+            score[4 * j] = four.x, score[4 * j + 1] = four.y;
+            score[4 * j + 2] = four.z, score[4 * j + 3] = four.w;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const bool candidate = at + e >= first && at + e < limit;
+            if (!Vector) score[4 * j + e] = candidate ? __ldcs(row + at + e) : -INFINITY;
+            if (!candidate) score[4 * j + e] = -INFINITY;
+        }
+    }
+}
+
+template <bool Vector>
+__global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
+    select_blocks(const float* scores, const KeyRange* visible, int64_t rows, int groups,
+                  int blocks, int block_size, DeviceRule rule, int32_t* ids) {
+    __shared__ uint16_t survivors[kWarpsPerBlock][kChunk];
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + warp;
+    if (row >= rows) return;
+    const int seen = seen_keys(visible, row / groups);
+    const int visible_blocks = (seen + block_size - 1) / block_size;
+    const int first = min(rule.forced_first, visible_blocks);
+    const int limit = visible_blocks - rule.forced_local;
+    const int k = rule.top_k - first - min(rule.forced_local, visible_blocks - first);
+    const float* const scores_row = scores + row * blocks;
+
+    WarpTopK list;
+#pragma unroll 1
+    for (int block = 0; block < limit && k > 0; block += kChunk) {
+        float score[4 * kVectors];
+        load<Vector>(scores_row, block, first, limit, score);
+        const uint32_t bound = block == 0 ? lower_bound_of_kth(score, k)
+                                          : static_cast<uint32_t>(list.threshold(k) >> 32) + 1;
+        const float least = value_of(max(bound, kLowest));
+        uint32_t passed = 0;
+#pragma unroll
+        for (int j = 0; j < 4 * kVectors; ++j)
+            passed |= static_cast<uint32_t>(score[j] >= least) << j;
+
+        int end = __popc(passed);  // inclusive prefix sum over the lanes
+#pragma unroll
+        for (int step = 1; step < kWarp; step *= 2) {
+            const int before = __shfl_up_sync(kAllLanes, end, step);
+            if (lane >= step) end += before;
+        }
+        const int count = __shfl_sync(kAllLanes, end, kWarp - 1);
+        uint16_t* to = survivors[warp] + end - __popc(passed);
+        for (uint32_t rest = passed; rest != 0; rest &= rest - 1) {
+            const int j = __ffs(rest) - 1;
+            *to++ = static_cast<uint16_t>(4 * (j / 4 * kWarp + lane) + j % 4);
+        }
+        __syncwarp();
+        for (int i = lane; i - lane < count; i += kWarp) {
+            const int at = block + (i < count ? survivors[warp][i] : 0);
+            const uint64_t key = i < count ? candidate_key(scores_row[at], at) : 0;
+            list.offer(key, __ballot_sync(kAllLanes, key > list.threshold(k)));
+        }
+        __syncwarp();
+    }
+    write_ids(list, rule.top_k, visible_blocks, rule.forced_first, rule.forced_local,
+              ids + row * rule.top_k);
+}
+
+}  // namespace
+
+void launch_select_blocks_warp(const SelectBlocksArgs& args, cudaStream_t stream) {
+    const auto grid = static_cast<unsigned>((args.rows + kWarpsPerBlock - 1) / kWarpsPerBlock);
+    const bool vector = args.blocks % 4 == 0 && reinterpret_cast<uintptr_t>(args.scores) % 16 == 0;
+    (vector ? select_blocks<true>
+            : select_blocks<false>)<<<grid, kWarp * kWarpsPerBlock, 0, stream>>>(
+        args.scores, args.visible, args.rows, args.groups, args.blocks, args.block_size, args.rule,
+        args.ids);
+}
+
+}  // namespace msa::cuda
