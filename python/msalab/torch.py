@@ -195,7 +195,7 @@ _dense_grad = _Operator(
 
 
 def _save_sparse(ctx, inputs, output):
-    q, k, v, ids, sinks, ctx.scale, window, softcap, *ctx.rest = inputs
+    q, k, v, ids, sinks, ctx.scale, window, softcap, ctx.block_size, _, *ctx.lengths = inputs
     _save_attention(ctx, "msa_sparse_attention", (q, k, v, ids, sinks), window, softcap, output)
 
 
@@ -203,7 +203,7 @@ def _backward_sparse(ctx, d_out, _):
     _refuse(ctx)
     q, k, v, ids, sinks, out, lse = ctx.saved_tensors
     d_q, d_k, d_v, d_sinks = _sparse_grad(q, k, v, ids, sinks, out, lse, d_out, ctx.scale,
-                                          *ctx.rest)
+                                          ctx.block_size, "automatic", *ctx.lengths)
     return (d_q, d_k, d_v, None, None if sinks is None else d_sinks) + (None,) * 7
 
 
@@ -232,12 +232,13 @@ _sparse_grad = _Operator(
 
 
 def _compute_kl(index_q, index_k, q, k, ids, sinks, main_lse, index_lse, scale, index_scale, teacher,
-                block_size, cu_q, cu_k):
+                window, softcap, block_size, cu_q, cu_k):
     kl, d_index_q, d_index_k = operations.msa_index_kl(
         q, k, index_q, index_k, ids, softmax_scale=scale, index_scale=index_scale,
-        teacher=teacher, sinks=sinks, main_lse=main_lse, index_lse=index_lse,
-        block_size=block_size, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-    return kl.mean().to(torch.float32), d_index_q, d_index_k
+        teacher=teacher, sinks=sinks, window=window, softcap=softcap, main_lse=main_lse,
+        index_lse=index_lse, block_size=block_size, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    mean = kl.mean() if kl.numel() else kl.sum()  # without rows 0
+    return mean.to(torch.float32), d_index_q, d_index_k
 
 
 def _fake_kl(index_q, index_k, *_):
@@ -254,14 +255,14 @@ def _save_kl(ctx, inputs, output):
 
 
 def _backward_kl(ctx, d_kl, *_):
-    return tuple((d_kl * gradient).to(ctx.dtype) for gradient in ctx.saved_tensors) + (None,) * 12
+    return tuple((d_kl * gradient).to(ctx.dtype) for gradient in ctx.saved_tensors) + (None,) * 14
 
 
 _kl = _Operator(
     "index_kl",
     "(Tensor index_q, Tensor index_k, Tensor q, Tensor k, Tensor? ids, Tensor? sinks, "
     "Tensor? main_lse, Tensor? index_lse, float? scale, float? index_scale, str teacher, "
-    "SymInt block_size, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor, Tensor)",
+    "SymInt? window, float? softcap, SymInt block_size, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor, Tensor)",
     8, _compute_kl, _fake_kl, _save_kl, _backward_kl)
 
 
@@ -370,7 +371,7 @@ def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softm
                          sinks=None, window=None, softcap=None, block_size=128, order="automatic",
                          cu_seqlens_q=None, cu_seqlens_k=None):
     """msalab.msa_sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
-    a soft cap, without one."""
+    a soft cap, without one. The gradient takes a loop order of its own."""
     out, lse = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
                        cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
@@ -419,14 +420,14 @@ def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_
 
 @_like(operations.msa_index_kl)
 def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
-                 teacher="mean", sinks=None, main_lse=None, index_lse=None, block_size=128,
-                 cu_seqlens_q=None, cu_seqlens_k=None):
+                 teacher="mean", sinks=None, window=None, softcap=None, main_lse=None,
+                 index_lse=None, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None):
     """The mean over rows of msalab.msa_index_kl, a float32 scalar with gradients of index_q and
     index_k. q, k and sinks, the teacher's, get none. Give the main_lse of the forward pass on a GPU:
     without it a slower kernel answers."""
     return _kl(index_q, index_k, _teachers(q), _teachers(k), topk_idxs, _teachers(sinks), main_lse,
-               index_lse, softmax_scale, index_scale, teacher, block_size, cu_seqlens_q,
-               cu_seqlens_k)[0]
+               index_lse, softmax_scale, index_scale, teacher, window, softcap, block_size,
+               cu_seqlens_q, cu_seqlens_k)[0]
 
 
 def _teachers(tensor):
