@@ -62,31 +62,38 @@ class _Operator:
                  direct: Optional[Callable] = None):
         _library.define(name + schema, tags=_TAGS)
         for device in ("CPU", "CUDA"):
-            _library.impl(name, compute, device)
+            _library.impl(name, compute if backward is None else self._kernel, device)
         torch.library.register_fake(f"msalab::{name}", fake, lib=_library)
         self.operator = getattr(torch.ops.msalab, name).default
         nothing = (None,) * len(self.operator._schema.arguments)
         torch.library.register_autograd(f"msalab::{name}", backward or (lambda ctx, *_: nothing),
                                         setup_context=save, lib=_library)
-        self.tensors, self.compute, self.direct = tensors, compute, direct or compute
-        self.function = backward and self._function(name, save, backward)
+        self.name, self.tensors = name, tensors
+        self.compute, self.direct = compute, direct or compute
+        self.function = backward and self._function(save, backward)
 
-    def _function(self, name: str, save: Callable, backward: Callable):
+    def _kernel(self, *arguments):
+        """Of torch.ops.msalab: PyTorch leaves the tangents of an operator's operands out."""
+        if any(map(_has_tangent, arguments[:self.tensors])):
+            self._refuse_forward_mode()
+        return self.compute(*arguments)
+
+    def _refuse_forward_mode(self, *_):
+        raise InputError(f"{self.name} has no derivative in forward mode: jvp, jacfwd, hessian and dual "
+                         "tensors of forward_ad are not supported")
+
+    def _function(self, save: Callable, backward: Callable):
         class Function(torch.autograd.Function):
             generate_vmap_rule = True
             setup_context = staticmethod(save)
+            jvp = staticmethod(self._refuse_forward_mode)
 
             @staticmethod
             def forward(*arguments):
                 return self._run(self.compute, nullcontext, arguments)
 
-            @staticmethod
-            def jvp(ctx, *_):
-                raise InputError(f"{name} has no derivative in forward mode: jvp, jacfwd, hessian and "
-                                 "dual tensors of forward_ad are not supported")
-
         Function.backward = staticmethod(backward)
-        Function.__name__ = name
+        Function.__name__ = self.name
         return Function
 
     def __call__(self, *arguments):
@@ -110,10 +117,13 @@ class _Operator:
 
 
 def _is_differentiated(tensor) -> bool:
-    """By autograd, or with a tangent in forward mode."""
+    """By autograd, or in forward mode."""
     return isinstance(tensor, Tensor) and (
-        tensor.requires_grad and torch.is_grad_enabled()
-        or forward_ad.unpack_dual(tensor).tangent is not None)
+        tensor.requires_grad and torch.is_grad_enabled() or _has_tangent(tensor))
+
+
+def _has_tangent(tensor) -> bool:
+    return tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _with_lists(arguments):
@@ -209,7 +219,7 @@ def _backward_sparse(ctx, d_out, _):
 
 _sparse = _Operator(
     "sparse_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, float? scale, SymInt? window, "
+    "(Tensor q, Tensor k, Tensor v, Tensor topk_idxs, Tensor? sinks, float? scale, SymInt? window, "
     "float? softcap, SymInt block_size, str order, SymInt[]? cu_q, SymInt[]? cu_k) "
     "-> (Tensor, Tensor)",
     5, operations._sparse, _fake_attention, _save_sparse, _backward_sparse)
@@ -224,7 +234,7 @@ def _compute_sparse_grad(q, k, v, ids, sinks, out, lse, d_out, scale, block_size
 
 _sparse_grad = _Operator(
     "sparse_attention_grad",
-    "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, Tensor out, Tensor lse, "
+    "(Tensor q, Tensor k, Tensor v, Tensor topk_idxs, Tensor? sinks, Tensor out, Tensor lse, "
     "Tensor d_out, float? scale, SymInt block_size, str order, SymInt[]? cu_q, SymInt[]? cu_k) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     8, _compute_sparse_grad, lambda q, k, v, ids, sinks, *_: _fake_gradients(q, k, v, sinks),
@@ -260,7 +270,7 @@ def _backward_kl(ctx, d_kl, *_):
 
 _kl = _Operator(
     "index_kl",
-    "(Tensor index_q, Tensor index_k, Tensor q, Tensor k, Tensor? ids, Tensor? sinks, "
+    "(Tensor index_q, Tensor index_k, Tensor q, Tensor k, Tensor? topk_idxs, Tensor? sinks, "
     "Tensor? main_lse, Tensor? index_lse, float? scale, float? index_scale, str teacher, "
     "SymInt? window, float? softcap, SymInt block_size, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor, Tensor)",
     8, _compute_kl, _fake_kl, _save_kl, _backward_kl)
