@@ -13,14 +13,13 @@ shift 2
 bin=build/release/bin
 # shellcheck source=SCRIPTDIR/steps.sh
 . gpu/steps.sh
-find_libraries
 
 if [[ ! -x $bin/msa-pretrain ]]; then
     capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
     [[ $capability == 90 ]] && capability=90a
-    step configure 120 cmake --preset release -DMSA_CUDA=ON \
+    step configure 120 "" cmake --preset release -DMSA_CUDA=ON \
         -DCMAKE_CUDA_ARCHITECTURES="$capability-real"
-    step build 420 cmake --build --preset release --parallel "$(nproc)" --target msa-pretrain
+    step build 420 "" cmake --build --preset release --parallel "$(nproc)" --target msa-pretrain
 fi
 if [[ ! -f results/corpus/manifest.json ]]; then
     mkdir -p results/corpus
