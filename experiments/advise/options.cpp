@@ -23,7 +23,15 @@ const About kAbout{
         "DIR/summary.json\n"
         "and DIR/advice.txt (what is printed). Where no setting reaches the target, the nearest "
         "one is\n"
-        "named, and the exit code is 2.",
+        "named, and the exit code is 2.\n\n"
+        "Mass kept is not what the model loses. Of keys whose values cancel or are small, and of "
+        "heads\n"
+        "that write little, much mass may go at no loss, so that --keep leaves layers dense that "
+        "could be\n"
+        "sparse; and little mass that goes may hold what is asked for. --error weighs keys by what "
+        "they\n"
+        "change in the output of the layer's attention. What the model loses is what `msalab "
+        "evaluate` finds.",
 };
 
 constexpr double kDefaultKeep = 0.95;

@@ -62,6 +62,17 @@ ordered_json json_of(const Advice& advice, const LayerAdvice& layer) {
     return json;
 }
 
+/// What a target of mass leaves out.
+std::string loss_text(const Asked& asked) {
+    if (asked.error)
+        return "The error is that of the attention's output in each layer, not of the model's: "
+               "msalab evaluate finds what the model loses under a setting.";
+    return "Mass kept is not what the model loses: a layer that stays dense here may be sparse at "
+           "little loss, and mass says nothing of values and of heads that write little. --error "
+           "weighs keys by what they change in the output; msalab evaluate finds what the model "
+           "loses.";
+}
+
 /// The number that the target is about has its interval; for both a line would be too long.
 std::vector<std::string> cells(const Asked& asked, const Setting& s, const Kept& kept,
                                const Cost& dense) {
@@ -166,6 +177,9 @@ std::string advise_definitions() {
         "under keep and error, the lowest cost of all layers; a layer is sparse where the far end "
         "of its interval reaches the target and dense attention costs more; under budget, the most "
         "mass within it. Mass and error are means over the sparse layers, costs of all layers";
+    definitions["target"] =
+        "a share of attention mass, or an error of the attention's output; neither is what the "
+        "model loses: mass does not weigh keys by what they change in the output, error does";
     definitions["confidence"] = "share of the draws in which every sparse layer reaches the target";
     definitions["front"] =
         "settings that no other one matches in loss at the same cost or less, all layers sparse";
@@ -245,6 +259,7 @@ void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& 
     print_paragraph(out,
                     "Forced: oldest + newest blocks that every query keeps. The intervals of "
                     "mass and error both are in summary.json.");
+    print_paragraph(out, loss_text(asked));
     print_paragraph(out, sampling_text(advice));
     if (asked.context > advice.layers.front().longest_sequence)
         print_paragraph(out,

@@ -16,6 +16,7 @@
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
+#include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
 
 namespace msa::experiments::analyze {
@@ -110,6 +111,16 @@ void print_intervals(const io::ResultsReader& results, const std::vector<Row>& a
     print_paragraph(out, drawn_text(from, results.run().seed));
 }
 
+ordered_json sinks_that_are_dropped(const io::ResultsReader& results) {
+    ordered_json all = ordered_json::array();
+    for (const Row& row : rows(results)) {
+        all.push_back({{"layer", std::stoll(row.layer)}, {"selector", row.selector}});
+        for (const Column& column : {Column{"sink_mass_dense", "sink_mass"}, {"sink_mass_sparse"}})
+            all.back()[column.key] = json_number(value(results, row, column));
+    }
+    return dropped_sinks(all);
+}
+
 /// The choices that stand behind every number.
 void print_choices(const io::ResultsReader& results, std::ostream& out) {
     const ordered_json o = ordered_json::parse(results.run().options);
@@ -153,6 +164,7 @@ std::string summary_json(const io::ResultsReader& results) {
             entry["intervals"][analysis::Recall::kColumns[n]] = interval_json(sure[n]);
         summary["rows"].push_back(entry);
     }
+    summary["dropped_sinks"] = sinks_that_are_dropped(results);
     return summary.dump(2) + "\n";
 }
 
@@ -200,6 +212,7 @@ void print_table(const io::ResultsReader& results, std::ostream& out) {
     definitions.print(out);
     print_intervals(results, all, out);
     print_choices(results, out);
+    print_dropped_sinks(sinks_that_are_dropped(results), out);
     if (!all.empty()) {
         const int64_t counted = count(results, all.front(), "rows_counted");
         const int64_t trivial = count(results, all.front(), "rows_trivial");

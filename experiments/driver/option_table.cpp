@@ -67,6 +67,17 @@ int64_t read_count(const std::string& flag, const std::string& value) {
     return count->value;
 }
 
+/// Without the slash that a shell puts behind a directory's name when it completes it.
+std::filesystem::path read_path(const std::string& value) {
+    std::filesystem::path path(value);
+    while (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
+    return path;
+}
+
+std::string last_name(const std::filesystem::path& path) {
+    return valid_utf8((path.has_filename() ? path.filename() : path).string());
+}
+
 }  // namespace
 
 OptionRow& OptionRow::unrecorded() { return as(""); }
@@ -192,20 +203,20 @@ OptionRow& OptionTable::text(const std::string& flag, const std::string& form, s
 
 OptionRow& OptionTable::path(const std::string& flag, const std::string& form,
                              std::filesystem::path& to, const std::string& help) {
-    return add({flag, form, help, "", [&to](const std::string& value) { to = value; },
-                [&to] { return Json(valid_utf8(to.filename().string())); }});
+    return add({flag, form, help, "", [&to](const std::string& value) { to = read_path(value); },
+                [&to] { return Json(last_name(to)); }});
 }
 
 OptionRow& OptionTable::paths(const std::string& flag, const std::string& form,
                               std::vector<std::filesystem::path>& to, const std::string& help) {
-    OptionRow& row =
-        add({flag, form, help, "", [&to](const std::string& value) { to.emplace_back(value); },
-             [&to] {
-                 Json names = Json::array();
-                 for (const std::filesystem::path& file : to)
-                     names.push_back(valid_utf8(file.filename().string()));
-                 return names;
-             }});
+    OptionRow& row = add({flag, form, help, "",
+                          [&to](const std::string& value) { to.push_back(read_path(value)); },
+                          [&to] {
+                              Json names = Json::array();
+                              for (const std::filesystem::path& file : to)
+                                  names.push_back(last_name(file));
+                              return names;
+                          }});
     row.repeatable = true;
     return row;
 }

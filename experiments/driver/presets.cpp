@@ -144,6 +144,20 @@ void refuse_other_attention(const Object& config) {
             "but MSA selects blocks, not tokens");
 }
 
+/// The costs of one layer would be told as those of layers with other heads.
+void refuse_own_heads(const Object& config) {
+    const std::string why =
+        "layers that differ in their heads, and msa-cost knows layers of one size; write a file of "
+        "the sizes of those that you mean";
+    for (const char* key :
+         {"block_configs", "num_key_value_heads_per_layer", "num_attention_groups"})
+        require(!config.has(key), config.name(), ": ", key, " is of ", why);
+    for (const auto& [key, all] : {std::pair{"global_head_dim", "head_dim"},
+                                   {"num_global_key_value_heads", "num_key_value_heads"}})
+        require(!config.has(key) || config.size(key) == config.size_if_there(all),
+                config.has(key) ? config.said(key) : "", "and not ", all, ": it is of ", why);
+}
+
 /// As transformers reads Falcon: one head for all queries unless told otherwise.
 int64_t read_kv_heads(const Object& config, int64_t query_heads) {
     if (config.has("num_key_value_heads")) return config.size("num_key_value_heads");
@@ -251,6 +265,7 @@ Model read_model(const std::string& name_or_path) {
     const Object file = read_file("models", name_or_path);
     const Object config = file.has("text_config") ? file.object("text_config") : file;
     refuse_other_attention(config);
+    refuse_own_heads(config);
     Model model;
     model.name = file.string_or("name", name_or_path);
     model.layers = config.size("num_hidden_layers");

@@ -43,7 +43,8 @@ struct Model {
 /// multi_query and new_decoder_architecture. Windows are sliding_window, of the layers that
 /// use_sliding_window, layer_types, sliding_window_pattern and max_window_layers leave it. Throws
 /// InputError for what is no GQA with block selection: latent attention, values of another width
-/// than keys, selection of tokens, another number of index heads than key-value heads.
+/// than keys, selection of tokens, another number of index heads than key-value heads, layers that
+/// differ in their heads (block_configs, global_head_dim).
 Model read_model(const std::string& name_or_path);
 std::vector<std::string> list_models();
 

@@ -75,7 +75,8 @@ Batches::Batches(const Documents& documents, const Mixture& mixture, ShortDocume
         if (mixture_.shares[static_cast<size_t>(task)] == 0) continue;
         const int64_t planted = planted_bytes(static_cast<Task>(task), mixture_.tasks);
         require(planted <= context + 1, "an exercise of ", name_of(static_cast<Task>(task)),
-                " takes ", planted, " bytes without any filler, the context is ", context);
+                " takes ", planted, " bytes without any filler, the context is ", context,
+                "; a longer --context holds it, and --tasks names others");
     }
     if (short_documents == ShortDocuments::leave_out) {
         long_documents_ = documents.longer_than(context);

@@ -165,7 +165,7 @@ void EvaluationOptions::validate() const {
         for (Task one : tasks)
             require(length + 1 >= planted_bytes(one, task), "an exercise of ", name_of(one),
                     " takes ", planted_bytes(one, task), " bytes without any filler, a length is ",
-                    length);
+                    length, "; --context or --eval-lengths must be longer, or --tasks others");
 }
 
 Predict predictions_of(train::Model& model, bool sparse) {

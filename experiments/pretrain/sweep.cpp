@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/io/file_format.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/run.h"
 
@@ -114,8 +115,9 @@ Sweep read_sweep(const fs::path& file) {
     const auto rule = [&](bool holds, const std::string& what) {
         require(holds, file.string(), ": ", what);
     };
+    io::require_file(file);
     std::ifstream stream(file);
-    rule(stream.good(), "there is no such file");
+    rule(stream.good(), "cannot be read");
     const ordered_json json = ordered_json::parse(stream, nullptr, false);
     rule(!json.is_discarded(), "is no JSON");
     rule(json.is_object() && json.contains("seeds") && json["seeds"].is_array() &&

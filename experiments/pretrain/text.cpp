@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "core/error.h"
+#include "core/io/file_format.h"
 #include "core/random.h"
 
 namespace msa::experiments::pretrain {
@@ -74,9 +75,8 @@ Documents Documents::longer_than(int64_t bytes) const {
 }
 
 std::string_view Text::keep(const std::filesystem::path& path) {
+    io::require_file(path);  // a pipe would be waited for
     std::error_code error;
-    require(!std::filesystem::is_directory(path, error), path.string(),
-            ": is a folder, must be a file");
     std::ifstream file(path, std::ios::binary);
     const uintmax_t size = file ? std::filesystem::file_size(path, error) : 0;
     require(file && !error, path.string(), ": cannot be read");

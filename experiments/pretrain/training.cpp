@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/pretrain/training.h"
 
+#include <charconv>
 #include <chrono>
 #include <cmath>
+#include <string_view>
 
 #include "analysis/metrics.h"
 #include "core/error.h"
@@ -107,12 +109,29 @@ void Training::go_on() {
     logged_flops_ = state_.flops;
 }
 
+/// The rates of earlier runs up to the checkpoint: they stand in curves.csv alone.
+std::string Training::earlier_rates() const {
+    std::ifstream before(csv_path_);
+    std::string rates;
+    for (std::string line; std::getline(before, line) && !before.eof();) {  // eof: a torn line
+        int64_t step = 0;
+        const char* const end = line.data() + line.size();
+        const std::string_view rest(std::from_chars(line.data(), end, step).ptr, end);
+        const bool is_rate =
+            rest.starts_with(",train,tokens_per_second,") || rest.starts_with(",train,mfu,");
+        if (is_rate && step <= state_.step) rates += line + '\n';
+    }
+    return rates;
+}
+
 void Training::run() {
     trainer_.follow_first();
+    const std::string rates = earlier_rates();
     csv_.open(csv_path_);
     csv_ << "step,group,name,part,value\n";
     for (const Curve& curve : state_.curves)
         for (int64_t row = 0; row < curve.rows(); ++row) curve.print(row, csv_);
+    csv_ << rates;
     Progress progress(err_, "training", o_.end() - state_.step, "steps");
     while (state_.step < o_.end()) {
         if (probe_due()) look();

@@ -64,6 +64,7 @@ private:
     void save();
     void log(const train::StepReport& report);
     void count_flops(const PackedBatch& layout);
+    std::string earlier_rates() const;
     void print_rate(int64_t step, const char* name, double value);
     void look();
     void judge();

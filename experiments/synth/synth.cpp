@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
@@ -8,6 +9,7 @@
 #include "experiments/driver/pattern.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
+#include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
 #include "experiments/programs.h"
 
@@ -83,6 +85,24 @@ OptionTable option_table(SynthOptions& o) {
     return table;
 }
 
+/// Hours of work would end at a full disk. Compression saves little of noise.
+void check_room(const SynthOptions& o) {
+    const io::LayerInfo& of = o.layer;
+    const auto values =
+        static_cast<double>((of.query_heads + 2 * of.kv_heads) * of.head_dim +
+                            (of.index_dim > 0 ? (of.kv_heads + 1) * of.index_dim : 0));
+    const double bytes = static_cast<double>(o.tokens) * static_cast<double>(o.layers) * values *
+                         static_cast<double>(element_bytes(kElements[o.element]));
+    std::error_code unknown;
+    const std::filesystem::path folder = std::filesystem::absolute(o.out).parent_path();
+    const auto free = static_cast<double>(std::filesystem::space(folder, unknown).available);
+    constexpr double kGibi = 1 << 30;
+    require(unknown || bytes <= free, "--tokens is ", o.tokens, ", which take ",
+            fixed_text(bytes / kGibi, 1), " GiB in ", o.layers,
+            o.layers == 1 ? " layer; " : " layers; ", folder.string(), " has ",
+            fixed_text(free / kGibi, 1), " GiB free");
+}
+
 /// Nothing when help or version was asked for. Throws InputError.
 std::optional<SynthOptions> parse(std::span<const std::string> args, std::ostream& out) {
     SynthOptions o;
@@ -92,6 +112,7 @@ std::optional<SynthOptions> parse(std::span<const std::string> args, std::ostrea
     require(layer.query_heads >= 1 && layer.query_heads % layer.kv_heads == 0, "--query-heads is ",
             layer.query_heads, ", must be a positive multiple of --kv-heads = ", layer.kv_heads);
     if (layer.index_dim != 0) check_option("index-dim", layer.index_dim, kMinHeadDim, kMaxHeadDim);
+    check_room(o);
     return o;
 }
 

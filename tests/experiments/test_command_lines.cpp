@@ -4,6 +4,7 @@
 // MSA_TEST_COMMAND_LINES=N runs so many for each program.
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -333,6 +334,34 @@ TEST_P(CommandLines, AreAnsweredOrRefused) {
     EXPECT_GE(done, count / 40);
     EXPECT_GE(refused, count / 4);
 }
+
+TEST_P(CommandLines, TakeTheSlashThatAShellPutsBehindADirectory) {
+    Words words = sound(GetParam().name);
+    const auto out = std::find(words.begin(), words.end(), "out");
+    if (out == words.end()) GTEST_SKIP() << "writes no directory";
+    std::filesystem::create_directory(path("out"));
+    *out = "out/";
+    words.insert(words.begin(), program_path(GetParam().name));
+    const Answer got = answer(words, path(""));
+    EXPECT_TRUE(got.has(0) || got.told_to_stop) << got.err;
+    EXPECT_FALSE(std::filesystem::is_empty(path("out")));
+}
+
+TEST_P(CommandLines, RefuseAPipeInPlaceOfAFile) {
+    ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);  // nobody writes into it
+    Words words = sound(GetParam().name, "pipe");
+    if (GetParam().name == "msa-advise") words[0] = "pipe";
+    if (std::find(words.begin(), words.end(), "pipe") == words.end())
+        GTEST_SKIP() << "reads no file";
+    words.insert(words.begin(), program_path(GetParam().name));
+    const Answer got = answer(words, path(""));
+    EXPECT_TRUE(got.has(2)) << got.err;
+    EXPECT_NE(got.err.find(GetParam().name == "msa-merge" ? "pipe: is no directory"
+                                                          : "pipe: is not a file"),
+              std::string::npos)
+        << got.err;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, CommandLines, testing::ValuesIn(programs()), [](const auto& program) {
     std::string name = program.param.name.substr(4);
     name.erase(std::remove(name.begin(), name.end(), '-'), name.end());

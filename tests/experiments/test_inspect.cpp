@@ -205,6 +205,34 @@ TEST_F(Inspect, NamesWrongIds) {
     EXPECT_EQ(after({0, 5, 3, 8}), place + "2] is 3 after 5" + rule);
     EXPECT_EQ(after({0, 5, 5, 8}), place + "2] is 5 after 5" + rule);
     EXPECT_EQ(after({0, -1, 5, 8}), place + "2] is 5 after -1" + rule);
+    EXPECT_EQ(after({0, 3, 5, 9}), place +
+                                       "3] is 9; its query, at position 70, does not see a "
+                                       "block of 8 tokens that begins at 72\n");
+}
+
+TEST_F(Inspect, TextsOfTheRunAreJson) {
+    ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
+                        "--backend", "reference", "--selectors", "oracle"})
+                  .code,
+              0);
+    const std::string file = path("out/results.h5");
+    for (const char* name : {"options", "definitions", "captures"}) {
+        std::string whole;
+        {
+            const io::h5::Handle h5(H5Fopen(file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+            const io::h5::Handle run = io::h5::open_object(h5, {file, "/run"});
+            whole = io::h5::text_attribute(run, name, {file, "/run"});
+            io::h5::set_attribute(run, name, std::string("{"));
+        }
+        const Outcome refused = kInspect({file, "--json"});
+        EXPECT_EQ(refused.code, 2) << name;
+        EXPECT_NE(refused.err.find(text("/run attribute ", name, " is not JSON")),
+                  std::string::npos)
+            << refused.err;
+        const io::h5::Handle h5(H5Fopen(file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+        io::h5::set_attribute(io::h5::open_object(h5, {file, "/run"}), name, whole);
+    }
+    EXPECT_EQ(kInspect({file}).code, 0);
 }
 
 TEST_F(Inspect, ADamagedFileOfResultsIsRefused) {

@@ -206,7 +206,8 @@ TEST_F(BatchesTest, RefusalsNameTheValueAndTheRule) {
     EXPECT_EQ(of(ShortDocuments::pack, 3000), "");
     EXPECT_EQ(of(ShortDocuments::pack, 0), "the context is 0, must be at least 1");
     EXPECT_EQ(of(ShortDocuments::pack, 10, mixture_),
-              "an exercise of needle takes 29 bytes without any filler, the context is 10");
+              "an exercise of needle takes 29 bytes without any filler, the context is 10; a "
+              "longer --context holds it, and --tasks names others");
     const MadeDocuments bytes({"a", "b"});
     EXPECT_EQ(refusal([&] { Batches(bytes.all(), {}, ShortDocuments::pack, 5, 1, 1); }),
               "the text: the longest document has 1 bytes, must have at least 2");

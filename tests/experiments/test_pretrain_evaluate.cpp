@@ -221,7 +221,8 @@ TEST_F(EvaluateTest, RefusalsNameTheValueAndTheRule) {
               "a length of exercises is 300, must be at most 200, the positions of the model");
     EXPECT_EQ(of([](auto& o) { o.lengths = {}; }), "no length of exercises is given");
     EXPECT_EQ(of([](auto& o) { o.lengths = {20}; }),
-              "an exercise of needle takes 29 bytes without any filler, a length is 20");
+              "an exercise of needle takes 29 bytes without any filler, a length is 20; --context "
+              "or --eval-lengths must be longer, or --tasks others");
     EXPECT_EQ(of([](auto& o) { o.batch_tokens = 0; }), "batch_tokens is 0, must be at least 1");
     EXPECT_EQ(of([](auto& o) { o.depths = 0; }), "depths is 0, must be at least 1");
     EXPECT_EQ(of([](auto& o) { o.sequences = -1; }), "sequences is -1, must be at least 0");

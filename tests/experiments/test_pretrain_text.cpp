@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Documents, and which of them are held out.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <set>
@@ -99,8 +100,10 @@ TEST_F(TextTest, RefusalsNameTheFileAndTheRule) {
     const auto of = [&](const std::filesystem::path& file, double share = 0.0) {
         return refusal([&] { Text({file}, share); });
     };
-    EXPECT_EQ(of(path("none")), path("none") + ": cannot be read");
-    EXPECT_EQ(of(path("")), path("") + ": is a folder, must be a file");
+    EXPECT_EQ(of(path("none")), path("none") + ": there is no such file");
+    EXPECT_EQ(of(path("")), path("") + ": is not a file");
+    ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);  // nobody writes into it
+    EXPECT_EQ(of(path("pipe")), path("pipe") + ": is not a file");
     EXPECT_EQ(of(write("empty", "")), path("empty") + ": is empty, must hold text");
     EXPECT_EQ(of(write("zeros", std::string(3, kSeparator))),
               path("zeros") + ": is empty, must hold text");

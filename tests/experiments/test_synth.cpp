@@ -296,6 +296,7 @@ TEST_F(Synth, RefusesWithTheReasonAndWritesNothing) {
         {{"--index-noise", "nan"}, "--index-noise is nan, must be from 0 to 100"},
         {{"--element", "f64"}, "--element is 'f64', must be one of: f16, bf16, f32"},
         {{"--seed", "x"}, "--seed"},
+        {{"--tokens", "99999999M"}, "--tokens is 104857598951424, which take 362499996.4 GiB in 1"},
         {{"--colour", "red"}, "--colour"},
         {{"stray"}, "too many positional options"},
     };

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/driver/sink_note.h"
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "core/error.h"
+#include "experiments/driver/table.h"
+
+namespace msa::experiments {
+namespace {
+
+constexpr double kSink = 0.05, kKept = 0.8;
+constexpr const char* kRemedy = "--forced-first 1";
+
+}  // namespace
+
+nlohmann::ordered_json dropped_sinks(const nlohmann::ordered_json& rows) {
+    nlohmann::ordered_json dropped = nlohmann::ordered_json::array();
+    for (const nlohmann::ordered_json& row : rows) {
+        const nlohmann::ordered_json &dense = row["sink_mass_dense"],
+                                     &sparse = row["sink_mass_sparse"];
+        if (dense.is_null() || sparse.is_null()) continue;
+        if (dense.get<double>() <= kSink || sparse.get<double>() >= kKept * dense.get<double>())
+            continue;
+        dropped.push_back({{"layer", row["layer"]},
+                           {"selector", row["selector"]},
+                           {"sink_mass_dense", dense},
+                           {"sink_mass_sparse", sparse},
+                           {"remedy", kRemedy}});
+    }
+    return dropped;
+}
+
+void print_dropped_sinks(const nlohmann::ordered_json& dropped, std::ostream& out) {
+    if (dropped.empty()) return;
+    std::map<std::string, std::string> layers;  // of each selector
+    for (const nlohmann::ordered_json& row : dropped) {
+        std::string& of = layers[row["selector"].get<std::string>()];
+        of += text(of.empty() ? "" : ", ", row["layer"].get<int64_t>(), " (",
+                   fixed_text(row["sink_mass_dense"], 3), " to ",
+                   fixed_text(row["sink_mass_sparse"], 3), ")");
+    }
+    std::string words;
+    for (const auto& [selector, of] : layers)
+        words += text(words.empty() ? "" : "; ", selector, " in layer ", of);
+    print_paragraph(out, text("Sink dropped, probability on token 0 from dense to sparse: ", words,
+                              ". The model puts it there in dense attention, and it goes to other "
+                              "tokens here: ",
+                              kRemedy, " keeps it."));
+}
+
+}  // namespace msa::experiments
