@@ -234,12 +234,6 @@ TEST_F(Cost, ReadsFalconsHeadsAndRefusesLatentAttention) {
     bad(R"(, "kv_lora_rank": 512, "num_key_value_heads": 8)",
         "config.json: kv_lora_rank is 512, but latent attention (MLA) is no GQA");
     bad(R"(, "qk_rope_head_dim": 64)", "qk_rope_head_dim is 64, but latent attention");
-    // Nemotron-NAS has heads for each block, Gemma 4 others in its layers without a window.
-    bad(R"(, "num_key_value_heads": null,
-             "block_configs": [{"attention": {"n_heads_in_group": 8}}])",
-        "config.json: block_configs is of layers that differ in their heads");
-    bad(R"(, "head_dim": 16, "global_head_dim": 32)",
-        "config.json: global_head_dim is 32, and not head_dim: it is of layers that differ");
     bad(R"(, "head_dim": 192, "v_head_dim": 128)", "v_head_dim is 128, must be head_dim = 192");
     bad(R"(, "num_key_value_heads": 3)", "num_attention_heads is 8, must be a multiple of the 3");
 }

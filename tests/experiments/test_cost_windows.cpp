@@ -58,5 +58,25 @@ TEST_F(CostWindows, OfTheModelAreCounted) {
         << bad.err;
 }
 
+TEST_F(CostWindows, LayersThatDifferInTheirHeadsAreRefused) {
+    const auto refused = [&](const std::string& more) {
+        std::ofstream(path("config.json")) << R"({"num_hidden_layers": 6, "head_dim": 64,
+            "num_attention_heads": 8, )" + more + "}";
+        const Outcome outcome = kCost({"--preset", path("config.json")});
+        EXPECT_EQ(outcome.code, 2) << outcome.out;
+        return outcome.err;
+    };
+    const std::string of = " of layers that differ in their heads, and msa-cost knows";
+    // As Nemotron-NAS has them, which was costed with a key-value head for each query head.
+    EXPECT_NE(refused(R"("num_key_value_heads": null,
+                  "block_configs": [{"attention": {"n_heads_in_group": 8}}])")
+                  .find("config.json: block_configs is" + of),
+              std::string::npos);
+    // Gemma 4's layers without a window.
+    EXPECT_NE(refused(R"("global_head_dim": 128)")
+                  .find("config.json: global_head_dim is 128, and not head_dim: it is" + of),
+              std::string::npos);
+}
+
 }  // namespace
 }  // namespace msa::test
