@@ -285,6 +285,7 @@ void define_backend(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_msalab, m) {
+    nb::set_leak_warnings(false);  // a daemon thread may be in a call when Python ends
     register_cuda_backend();
     nb::exception<UnsupportedError>(m, "UnsupportedError", PyExc_NotImplementedError);
     nb::exception<InputError>(m, "InputError", PyExc_ValueError);
