@@ -33,8 +33,8 @@ struct CudaOptions {
     std::function<void*(int64_t bytes, void* stream)> allocate = {};
     std::function<void(void* memory, int64_t bytes, void* stream)> free = {};
 
-    /// What is kept beyond a call (layouts, a block of scratch memory) comes from CUDA's own pool
-    /// all the same, for an allocator that must not be left with it: that of a graph's memory. Then
+    /// Buffers that are kept beyond a call (layouts, a block of scratch memory) never use
+    /// `allocate` but CUDA's own pool, because a graph's pool must not keep foreign memory. Then
     /// the first call on a layout may be captured, too.
     bool keeps_apart = false;
 };
