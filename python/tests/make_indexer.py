@@ -10,7 +10,7 @@ def make_indexer(path, layers, *, groups, dim, model_dim, norm=True, rotary=None
     rng = np.random.default_rng(seed)
     rotary = dim if rotary is None else rotary
     with h5py.File(path, "w") as file:
-        file.attrs["format"], file.attrs["format_version"] = "msa-results", 2
+        file.attrs["format"], file.attrs["format_version"] = "msa-results", 3
         for layer in layers:
             group = file.create_group(f"fit/{layer}/weights")
             group.attrs.update({"groups": groups, "index_dim": dim, "model_dim": model_dim,

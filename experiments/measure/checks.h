@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What must hold in every comparison, whatever the data: a failure is a bug, not a finding.
+// What must hold of every choice of keys, whatever the data: a failure is a bug, not a finding.
 #pragma once
 
 #include <iosfwd>
@@ -8,28 +8,30 @@
 
 #include "core/io/results.h"
 #include "core/selection.h"
-#include "experiments/compare/measured_chunk.h"
+#include "experiments/measure/measured_chunk.h"
 
-namespace msa::experiments::compare {
+namespace msa::experiments::measure {
 
 class SelfChecks {
 public:
-    /// A new chunk: the most mass that any choice of n blocks can keep, for every row and n.
+    /// A new chunk: the most mass that any choice of n blocks can keep, for every row and n. Looks
+    /// for rows whose dense attention is undefined: NaN, or an overflow in their logits.
     void begin(const MeasuredChunk&);
-    /// Looks for rows whose dense attention is undefined: NaN, or an overflow in their logits.
-    void look_for_undefined(const MeasuredChunk&, std::span<const int64_t> tokens);
     /// One line on `err` that names the first of them; nothing where there is none. `unit`: where
     /// they are, "layer 3".
     void warn(const std::string& unit, std::ostream& err) const;
 
     /// Every row of a choice keeps at most that, and at most 1. Rows that keep every visible block
-    /// give dense attention. Throws std::logic_error naming config and row. A sum of probabilities
-    /// is judged within what rounding explains (MeasuredChunk::mass_bound).
-    void check(const std::string& config, const MeasuredChunk&, View<const int32_t, 3> ids,
+    /// give dense attention. Throws std::logic_error naming choice and row. A sum of probabilities
+    /// is judged within what rounding explains (mass_bound). ids [Nq, Hkv, any];
+    /// |o_sparse - o_dense|^2 [Nq, Hkv] over the group's heads.
+    void check(const std::string& choice, View<const int32_t, 3> ids,
                View<const double, 2> differences);
+    /// Gives the chunk's queries [first, first + count) all their blocks, and checks that.
+    void check_all_blocks(const MeasuredChunk&, int64_t first, int64_t count);
 
     /// The first of these alone, for one row whose choice touches `blocks` blocks.
-    void check_mass(const std::string& config, int64_t query, int64_t group, int64_t blocks,
+    void check_mass(const std::string& choice, int64_t query, int64_t group, int64_t blocks,
                     double mass);
 
     /// What was counted, and the largest values, but not which row was the first undefined one.
@@ -41,11 +43,15 @@ public:
     void write(io::UnitWriter& to, const std::string& layer) const;
 
 private:
+    void check_rows(const std::string& choice, const CheckedRows&, int64_t first,
+                    View<const int32_t, 3> ids, View<const double, 2> differences);
+
+    const MeasuredChunk* chunk_ = nullptr;
     Tensor<double, 3> best_;  // [Nq, Hkv, B + 1]
-    double bound_ = 0, largest_bound_ = 0;
+    double largest_bound_ = 0;
     int64_t rows_ = 0, full_rows_ = 0;
     double difference_ = 0;
     int64_t undefined_ = 0, first_token_ = 0, first_group_ = 0;  // rows without an answer
 };
 
-}  // namespace msa::experiments::compare
+}  // namespace msa::experiments::measure
