@@ -79,7 +79,7 @@ void WorkQueue::end(const std::string& program) {
     if (!failures_.empty()) error = failures_.front().error;
     for (size_t n = 1; n < failures_.size(); ++n)
         err_ << program << ": " << failures_[n].message << '\n';
-    ranks_.agree(error);
+    ranks_.barrier(error);
 }
 
 }  // namespace msa::experiments

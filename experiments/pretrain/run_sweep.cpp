@@ -60,7 +60,7 @@ void do_run(const SweepRun& run, std::span<const std::string> words, const Train
     std::optional<Claim> claim;
     if (ranks.is_first()) claim.emplace(run.folder);
     const fs::path diverged = run.folder / kDiverged;
-    if (ranks.from_first(int64_t{fs::exists(diverged)}) != 0) return;
+    if (ranks.broadcast_value(fs::exists(diverged))) return;
     try {
         train(words, ranks, progress);
     } catch (const Diverged& error) {
@@ -101,7 +101,7 @@ void spread(const std::vector<SweepRun>& runs, const Chains& chains, const Pretr
     const std::vector<BackendOptions> shares =
         shares_of(o, std::clamp<int64_t>(std::ssize(chains), 1, o.count_devices()), ranks);
     WorkQueue queue(ranks, std::ssize(chains), OnError::stop, err);
-    if (shares.size() == 1 && ranks.count() == 1) {
+    if (shares.size() == 1 && ranks.size() == 1) {
         work_on(runs, chains, shares.front(), train, queue, &err);
     } else {
         int64_t total = 0;

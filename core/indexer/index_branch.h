@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+// The Index Branch's projections (eq:msa-index-proj), forward and backward: hidden states x to
+// index_q (one head per group) and index_k (one head), each head with an optional RMS norm and an
+// optional rotation of its first channels, as the Main Branch has them (core/indexer/projection.h).
+// DSA's lightning indexer (core/indexer/lightning_kl.h) has the same two, of any number of heads,
+// and a third that makes a weight of every head. SeerAttention's gate (core/indexer/gate_kl.h) has
+// key heads, too, and every head reads inputs of its own: what is called x then holds the inputs of
+// all heads, one after the other. There is no gradient into x (eq:msa-detach). Float; results do
+// not depend on `threads` (threads_or_all).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace msa {
+
+/// The sizes of an Index Branch and what it does beside multiplying.
+struct IndexForm {
+    int64_t groups = 0;                         // heads of index_q: Hkv; of DSA's indexer its own
+    int64_t index_dim = 0;                      // didx
+    int64_t model_dim = 0;                      // d_model
+    bool rms_norm = false;                      // per head, with a learned weight per channel
+    int64_t rotary_dim = 0;                     // channels that RoPE rotates; 0: none
+    double rope_theta = 1e4;                    // of plain RoPE
+    std::vector<double> rope_frequencies = {};  // of scaled RoPE [rotary_dim / 2]; empty: plain
+    bool head_weights = false;                  // DSA's indexer: w_h, a weight of each head
+    /// Channels that a key head of a gate reads; its query heads read model_dim each. 0: no gate.
+    int64_t key_dim = 0;
+    /// Of a gate: frequencies of the model's RoPE, which its inputs are before; empty: none.
+    std::vector<double> undone_rope = {};
+
+    static constexpr double kNormEpsilon = 1e-6;
+
+    bool is_gate() const { return key_dim > 0; }
+    int64_t key_heads() const { return is_gate() ? groups : 1; }
+    /// Columns of x for index_queries and for index_keys.
+    int64_t query_inputs() const { return is_gate() ? groups * model_dim : model_dim; }
+    int64_t key_inputs() const { return is_gate() ? groups * key_dim : model_dim; }
+    /// Throws InputError naming the value and the rule it breaks.
+    void validate() const;
+};
+
+/// The learned numbers of an Index Branch, or anything of the same shape: its gradient, the moments
+/// of an optimizer. One list of values, w_q, w_k, w_h, norm_q, norm_k in order.
+class IndexWeights {
+public:
+    IndexWeights() = default;
+    /// Zero; norm weights one.
+    explicit IndexWeights(const IndexForm& form);
+
+    const IndexForm& form() const { return form_; }
+    std::span<float> values() { return values_; }
+    std::span<const float> values() const { return values_; }
+
+    View<float, 2> w_q() { return {values_.data(), shape_q()}; }  // [Hkv * didx, d_model]
+    /// [didx, d_model]; of a gate [Hkv * didx, key_dim].
+    View<float, 2> w_k() { return {values_.data() + k_, shape_k()}; }
+    View<float, 2> w_h() { return weights(values_.data()); }     // [heads, d_model]; DSA's alone
+    View<float, 1> norm_q() { return norm(values_.data(), 0); }  // [didx]; absent without norm
+    View<float, 1> norm_k() { return norm(values_.data(), 1); }  // [didx]; absent without norm
+    View<const float, 2> w_q() const { return {values_.data(), shape_q()}; }
+    View<const float, 2> w_k() const { return {values_.data() + k_, shape_k()}; }
+    View<const float, 2> w_h() const { return weights(values_.data()); }
+    View<const float, 1> norm_q() const { return norm(values_.data(), 0); }
+    View<const float, 1> norm_k() const { return norm(values_.data(), 1); }
+
+private:
+    Shape<2> shape_q() const { return {form_.groups * form_.index_dim, form_.model_dim}; }
+    Shape<2> shape_k() const {
+        return {form_.key_heads() * form_.index_dim,
+                form_.is_gate() ? form_.key_dim : form_.model_dim};
+    }
+    Shape<2> shape_h() const { return {form_.head_weights ? form_.groups : 0, form_.model_dim}; }
+    template <typename T>
+    View<T, 2> weights(T* values) const {
+        if (!form_.head_weights) return {};
+        return {values + h_, shape_h()};
+    }
+    template <typename T>
+    View<T, 1> norm(T* values, int64_t which) const {
+        if (!form_.rms_norm) return {};
+        return {values + norm_ + which * form_.index_dim, {form_.index_dim}};
+    }
+
+    IndexForm form_;
+    int64_t k_ = 0, h_ = 0, norm_ = 0;  // where w_k, w_h and the norms begin
+    std::vector<float> values_;
+};
+
+/// index_q [n, Hkv, didx] of the hidden states x [n, d_model], of a gate [n, Hkv * model_dim], of
+/// tokens at `positions` [n].
+Tensor<float, 3> index_queries(const IndexWeights&, View<const float, 2> x,
+                               std::span<const int64_t> positions, int threads = 0);
+/// index_k [n, 1, didx], likewise; of a gate [n, Hkv, didx] of x [n, Hkv * key_dim].
+Tensor<float, 3> index_keys(const IndexWeights&, View<const float, 2> x,
+                            std::span<const int64_t> positions, int threads = 0);
+/// DSA's head weights w [n, 1, heads]: w_h x, without norm or rotation.
+Tensor<float, 3> index_head_weights(const IndexWeights&, View<const float, 2> x, int threads = 0);
+
+/// Gradient of the weights (w_q, norm_q) from that of index_q [n, Hkv, didx]; overwrites these
+/// parts of `gradient`, which has the same form.
+void index_queries_grad(const IndexWeights&, View<const float, 2> x,
+                        std::span<const int64_t> positions, View<const float, 3> d_index_q,
+                        IndexWeights& gradient, int threads = 0);
+/// The same for w_k, norm_k from that of index_k [n, 1, didx], of a gate [n, Hkv, didx].
+void index_keys_grad(const IndexWeights&, View<const float, 2> x,
+                     std::span<const int64_t> positions, View<const float, 3> d_index_k,
+                     IndexWeights& gradient, int threads = 0);
+/// The same for w_h from that of w [n, 1, heads].
+void index_head_weights_grad(View<const float, 2> x, View<const float, 3> d_weights,
+                             IndexWeights& gradient, int threads = 0);
+
+}  // namespace msa

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+// Attention to e4m3 operands, with the layouts that the PTX ISA gives to wgmma's registers and
+// swizzled operands, run on the host: which byte is which value needs no GPU to be known.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <vector>
+
+#include "core/number/e4m3.h"
+#include "gpu/e4m3_layout.h"
+#include "tests/support/random.h"
+
+namespace msa::test {
+namespace {
+
+constexpr int kThreads = 128, kRows = 64;
+
+/// Row and column of a thread's sum d[n] of wgmma's [64, N] (PTX ISA, wgmma, "D fragment").
+std::pair<int, int> place_of_sum(int thread, int n) {
+    const int lane = thread % 32, side = n / 2 % 2;
+    return {thread / 32 * 16 + lane / 4 + 8 * side, n / 4 * 8 + lane % 4 * 2 + n % 2};
+}
+/// Row and column of byte `b` of a thread's word a[n] of an 8-bit [64, 32] ("A fragment").
+std::pair<int, int> place_of_operand(int thread, int n, int b) {
+    const int lane = thread % 32;
+    return {thread / 32 * 16 + lane / 4 + n % 2 * 8, lane % 4 * 4 + n / 2 * 16 + b};
+}
+/// Address of a byte of an operand whose rows run along N, before the swizzle: rows of `row_bytes`,
+/// groups of 8 rows 8 row_bytes apart; then the swizzle of 128 or 64 bytes exchanges the address
+/// bits from 4 on with those from 7 on ("Swizzling Modes").
+int swizzled(int row, int byte, int row_bytes) {
+    const int plain = row / 8 * (8 * row_bytes) + row % 8 * row_bytes + byte;
+    const int mask = row_bytes == 128 ? 7 : 3;
+    return plain ^ ((plain >> 7 & mask) << 4);
+}
+
+struct Sizes {
+    int channels, keys;
+};
+class E4m3Layout : public testing::TestWithParam<Sizes> {};
+INSTANTIATE_TEST_SUITE_P(All, E4m3Layout,
+                         testing::Values(Sizes{128, 128}, Sizes{64, 128}, Sizes{128, 64},
+                                         Sizes{64, 64}),
+                         [](const auto& of) {
+                             return "channels_" + std::to_string(of.param.channels) + "_keys_" +
+                                    std::to_string(of.param.keys);
+                         });
+
+/// What the kernel that transposes values writes: a tile of a block.
+std::vector<uint8_t> transposed(const std::vector<uint8_t>& values, Sizes of) {
+    std::vector<uint8_t> tile(values.size());
+    for (int channel = 0; channel < of.channels; ++channel)
+        for (int chunk = 0; chunk < of.keys / 16; ++chunk)
+            for (int place = 0; place < 16; ++place)
+                tile[static_cast<size_t>(cuda::swizzled_chunk(channel, chunk, of.keys) + place)] =
+                    values[static_cast<size_t>((16 * chunk + cuda::key_at(place)) * of.channels +
+                                               channel)];
+    return tile;
+}
+
+TEST_P(E4m3Layout, WeightsTimesTransposedValuesIsTheProduct) {
+    const auto [channels, keys] = GetParam();
+    // Small integers: sums are exact.
+    std::vector<float> weights(static_cast<size_t>(kRows * keys));
+    std::vector<uint8_t> values(static_cast<size_t>(keys * channels));
+    const Tensor<float, 2> noise = normal<2>({kRows + channels, keys}, 31, 3);
+    for (size_t i = 0; i < weights.size(); ++i)
+        weights[i] = std::clamp(std::nearbyint(noise.data()[i]), -8.0F, 8.0F);
+    for (size_t i = 0; i < values.size(); ++i)
+        values[i] =
+            e4m3(std::clamp(std::nearbyint(noise.data()[i + weights.size()]), -8.0F, 8.0F)).bits;
+    const std::vector<uint8_t> tile = transposed(values, GetParam());
+    const auto value_of = [](uint8_t bits) {
+        e4m3 x;
+        x.bits = bits;
+        return static_cast<float>(x);
+    };
+
+    // Words as keep_weights() packs them, from sums that lie as the product before leaves them.
+    std::vector<float> operand(static_cast<size_t>(kRows * keys));  // A, as wgmma reads the words
+    for (int thread = 0; thread < kThreads; ++thread)
+        for (int n = 0; n < keys / 8; ++n)
+            for (int b = 0; b < 4; ++b) {
+                const int sum = 8 * (n / 2) + 2 * (n % 2) + (b < 2 ? b : b + 2);
+                const auto [row, key] = place_of_sum(thread, sum);
+                const auto [operand_row, place] = place_of_operand(thread, n % 4, b);
+                ASSERT_EQ(row, operand_row);
+                operand[static_cast<size_t>(row * keys + n / 4 * 32 + place)] =
+                    weights[static_cast<size_t>(row * keys + key)];
+            }
+    for (int row = 0; row < kRows; ++row)
+        for (int channel = 0; channel < channels; ++channel) {
+            float want = 0, got = 0;
+            for (int key = 0; key < keys; ++key) {
+                want += weights[static_cast<size_t>(row * keys + key)] *
+                        value_of(values[static_cast<size_t>(key * channels + channel)]);
+                got += operand[static_cast<size_t>(row * keys + key)] *
+                       value_of(tile[static_cast<size_t>(swizzled(channel, key, keys))]);
+            }
+            ASSERT_EQ(got, want) << "row " << row << ", channel " << channel;
+        }
+}
+
+TEST(E4m3Layout, AStepAlongKeysIsAStepOf32Bytes) {
+    // The hardware swizzles addresses, so a descriptor may begin 32 bytes on, or 64 rows on, in a
+    // tile that is aligned to 1024 bytes.
+    for (int row_bytes : {64, 128})
+        for (int row = 0; row < 64; ++row)
+            for (int byte = 0; byte < 32; ++byte) {
+                EXPECT_EQ(swizzled(row, byte + 32, row_bytes), swizzled(row, byte, row_bytes) ^ 32);
+                EXPECT_EQ(swizzled(row + 64, byte, row_bytes),
+                          swizzled(row, byte, row_bytes) + 64 * row_bytes);
+            }
+}
+
+TEST(E4m3Layout, EveryKeyHasOnePlace) {
+    std::set<int> keys;
+    for (int place = 0; place < 128; ++place) {
+        keys.insert(cuda::key_at(place));
+        EXPECT_EQ(cuda::key_at(place) / 16, place / 16);
+    }
+    EXPECT_EQ(keys.size(), 128U);
+}
+
+// Decode. mma.m16n8k16 (PTX ISA): B of [16, 8] in thread t holds rows 2 (t % 4) + i and 8 more of
+// column t / 4; its sum is column 2 (t % 4) + i. ldmatrix.trans gives a thread the 2-byte elements
+// [2 (t % 4) + i][t / 4] of an 8 x 8 matrix whose rows are 16 bytes of a key each.
+TEST(E4m3Layout, DecodesValuesInOrder) {
+    constexpr int kKeys = 16, kChannels = 16;
+    for (int lane = 0; lane < 32; ++lane)
+        for (int odd = 0; odd < 2; ++odd) {
+            // Which (key, channel) each f16 of the operand is, by add_values_e4m3().
+            for (int half = 0; half < 2; ++half) {
+                std::array<std::pair<int, int>, 4> word;  // bytes of ldmatrix's word
+                for (int i = 0; i < 2; ++i)
+                    for (int c = 0; c < 2; ++c)
+                        word[static_cast<size_t>(2 * i + c)] = {8 * half + 2 * (lane % 4) + i,
+                                                                2 * (lane / 4) + c};
+                const std::array<int, 4> permuted{0, 2, 1, 3};  // __byte_perm, 0x3120
+                for (int i = 0; i < 2; ++i) {
+                    const auto [key, channel] =
+                        word[static_cast<size_t>(permuted[static_cast<size_t>(2 * odd + i)])];
+                    EXPECT_EQ(key, 2 * (lane % 4) + i + 8 * half);  // B's row
+                    EXPECT_EQ(channel, 2 * (lane / 4) + odd);       // of column lane / 4
+                    EXPECT_LT(key, kKeys);
+                    EXPECT_LT(channel, kChannels);
+                }
+            }
+            // Column 2 quad + i of the sum is channel 2 (2 quad + i) + odd = 4 quad + 2 i + odd.
+            for (int i = 0; i < 2; ++i)
+                EXPECT_EQ(2 * (2 * (lane % 4) + i) + odd, 4 * (lane % 4) + 2 * i + odd);
+        }
+}
+
+}  // namespace
+}  // namespace msa::test
