@@ -135,7 +135,7 @@ private:
             masses[block_size] = mass;
             const measure::MeasuredChunk chunk(queries, queries_, range, k_norm_, *dense,
                                                mass.host());
-            checks_.begin(chunk);
+            checks_.begin(chunk.rows(), queries.tokens);
             add_size(size, block_size, layer, chunk, mass);
         }
     }

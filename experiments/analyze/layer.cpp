@@ -125,7 +125,7 @@ void LayerAnalysis::add(QueryRange range) {
     const Attention dense = queries.dense();
     const measure::MeasuredChunk chunk(queries, queries_, range, k_norm_, dense);
     q_norm_ = std::max(q_norm_, largest_norm(host_view(queries.host_q)));
-    sums_.checks.begin(chunk);
+    sums_.checks.begin(chunk.rows(), queries.tokens);
     add_dense(chunk);
     if (o_.dumps("outputs")) {
         const std::string at = "/outputs/dense/" + name_;

@@ -173,7 +173,7 @@ void LayerComparison::add(const LayerView& view, const std::vector<Scorer>& scor
     const ChunkView queries = look_at(view, range);
     const Attention dense = queries.dense();
     const MeasuredChunk measured(queries, task_.queries, range, k_norm_, dense);
-    task_.sums.checks.begin(measured);
+    task_.sums.checks.begin(measured.rows(), queries.tokens);
     check_full_budget(measured, range);
     oracles_.clear();
     for (const SelectionRule& rule : rules_)

@@ -18,9 +18,9 @@ constexpr double kOutputRounding = 1e-3;  // relative; outputs may be rounded to
 
 }  // namespace
 
-void SelfChecks::begin(const MeasuredChunk& chunk) {
+void SelfChecks::begin(const CheckedRows& chunk, std::span<const int64_t> tokens) {
     const Problem& p = chunk.problem;
-    chunk_ = &chunk;
+    chunk_.emplace(chunk);
     largest_bound_ = std::max(largest_bound_, chunk.mass_bound);
     best_ = Tensor<double, 3>({p.queries(), p.kv_heads, p.blocks() + 1});
 #pragma omp parallel for
@@ -37,7 +37,7 @@ void SelfChecks::begin(const MeasuredChunk& chunk) {
             if (std::isfinite(std::accumulate(mass.data(), mass.data() + mass.size(), 0.0)))
                 continue;
             if (undefined_++ > 0) continue;
-            first_token_ = chunk.queries.tokens[static_cast<size_t>(i)];
+            first_token_ = tokens[static_cast<size_t>(i)];
             first_group_ = r;
         }
 }
@@ -83,7 +83,7 @@ void SelfChecks::check_rows(const std::string& choice, const CheckedRows& rows, 
 
 void SelfChecks::check(const std::string& choice, View<const int32_t, 3> ids,
                        View<const double, 2> differences) {
-    check_rows(choice, chunk_->rows(), 0, ids, differences);
+    check_rows(choice, *chunk_, 0, ids, differences);
 }
 
 void SelfChecks::check_all_blocks(const MeasuredChunk& chunk, int64_t first, int64_t count) {

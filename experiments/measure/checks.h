@@ -3,6 +3,7 @@
 #pragma once
 
 #include <iosfwd>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -16,7 +17,8 @@ class SelfChecks {
 public:
     /// A new chunk: the most mass that any choice of n blocks can keep, for every row and n. Looks
     /// for rows whose dense attention is undefined: NaN, or an overflow in their logits.
-    void begin(const MeasuredChunk&);
+    /// `rows`, and what they look at, must stay until the next chunk. tokens [Nq]: packed.
+    void begin(const CheckedRows& rows, std::span<const int64_t> tokens);
     /// One line on `err` that names the first of them; nothing where there is none. `unit`: where
     /// they are, "layer 3".
     void warn(const std::string& unit, std::ostream& err) const;
@@ -46,7 +48,7 @@ private:
     void check_rows(const std::string& choice, const CheckedRows&, int64_t first,
                     View<const int32_t, 3> ids, View<const double, 2> differences);
 
-    const MeasuredChunk* chunk_ = nullptr;
+    std::optional<CheckedRows> chunk_;
     Tensor<double, 3> best_;  // [Nq, Hkv, B + 1]
     double largest_bound_ = 0;
     int64_t rows_ = 0, full_rows_ = 0;

@@ -8,19 +8,17 @@
 #include "core/tolerance.h"
 
 namespace msa::experiments::measure {
-namespace {
 
-double bound_of(const ChunkView& of, double k_norm, View<const float, 2> lse) {
-    const auto keys = static_cast<double>(of.problem.batch.longest_keys());
-    const double logit = main_logit_bound(of.problem, largest_norm(host_view(of.host_q)), k_norm);
+double chunk_mass_bound(const Problem& p, View<const float, 3> q, double k_norm,
+                        View<const float, 2> lse) {
+    const auto keys = static_cast<double>(p.batch.longest_keys());
+    const double logit = main_logit_bound(p, largest_norm(q), k_norm);
     double magnitude = 0;
     for (int64_t at = 0; at < lse.size(); ++at)
         if (std::isfinite(lse.data()[at]))
             magnitude = std::max(magnitude, std::abs(double{lse.data()[at]}));
     return token_mass_bound(logit, keys, magnitude);
 }
-
-}  // namespace
 
 std::vector<BlockRows> block_rows(const Problem& chunk, const analysis::QueryBlocks& all,
                                   QueryRange range) {
@@ -42,6 +40,7 @@ MeasuredChunk::MeasuredChunk(const ChunkView& of, const LayerQueries& all, Query
       dense(dense_of),
       mass(mass_of ? mass_of : of.chunk.mass().host()),
       norm(analysis::squared_differences(dense.out, {}, of.problem.kv_heads)),
-      mass_bound(bound_of(of, k_norm, host_view(dense.lse))) {}
+      mass_bound(chunk_mass_bound(of.problem, host_view(of.host_q), k_norm, host_view(dense.lse))) {
+}
 
 }  // namespace msa::experiments::measure

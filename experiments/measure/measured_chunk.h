@@ -16,8 +16,13 @@ struct CheckedRows {
     const Problem& problem;
     View<const float, 3> mass;   // [Nq, Hkv, B] P_b
     View<const double, 2> norm;  // [Nq, Hkv] |o_dense|^2 over the group's heads
-    double mass_bound;           // how far a sum of probabilities may be off, by rounding alone
+    double mass_bound;           // chunk_mass_bound
 };
+
+/// How far a sum of probabilities of queries q [Nq, Hq, dh] may be off, by rounding alone, where
+/// dense attention has lse [Nq, Hq] and the longest key is k_norm.
+double chunk_mass_bound(const Problem&, View<const float, 3> q, double k_norm,
+                        View<const float, 2> lse);
 
 /// A block of queries, by its number in the layer, as rows of a chunk.
 struct BlockRows {

@@ -6,10 +6,12 @@
 
 #include "analysis/output_error.h"
 #include "analysis/recall.h"
+#include "core/tolerance.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
+#include "experiments/measure/checks.h"
 #include "experiments/measure/sums.h"
 
 namespace msa::experiments::precision {
@@ -31,6 +33,7 @@ struct Attended {
     Tensor<float, 3> dense, sparse;  // [Nq, Hq, dh]; sparse is absent without ids
     Tensor<int32_t, 3> oracle_ids;   // [Nq, Hkv, k]
     Tensor<float, 3> mass;           // [Nq, Hkv, B]
+    Tensor<float, 2> lse;            // [Nq, Hq] of dense attention
 };
 
 class LayerMeasurement {
@@ -48,6 +51,7 @@ public:
           index_q_(data_.index_q(queries.tokens)),
           host_sinks_(data_.sinks()),
           sinks_(backend, host_sinks_.view()),
+          k_norm_(largest_norm(host_view(data_.k))),
           sums_(queries.blocks, {0, all_.queries()}) {}
 
     void run(Progress& progress) {
@@ -62,6 +66,7 @@ public:
     void write(const std::string& layer, io::UnitWriter& to) const {
         const std::string group = "/precision/" + layer;
         sums_.write(to, layer);
+        checks_.write(to, layer);
         if (has_index()) {
             write_bits(group + "/index", 1, 1, whole_.index_dim, to);
             to.attribute(group + "/index", "computed_in", names_of([&](const Precision& of) {
@@ -108,6 +113,10 @@ private:
         if (has_index()) own = ids_of(0);
         const View<const int32_t, 3> own_ids = std::as_const(own).view();
         const Attended full = attend_as({}, p, q, own_ids);
+        const Tensor<double, 2> norm = analysis::squared_differences(full.dense, {}, p.kv_heads);
+        checks_.begin(
+            {p, full.mass, norm, measure::chunk_mass_bound(p, q, k_norm_, host_view(full.lse))},
+            queries_.tokens_of(range));
         for (int64_t s = 0; s < rows(); ++s) {
             stop_if_asked();
             if (has_index()) {
@@ -123,6 +132,7 @@ private:
     void add_index(const std::string& name, QueryRange range, const Problem& p,
                    const Attended& full, View<const int32_t, 3> ids, View<const int32_t, 3> own_ids,
                    View<const float, 3> sparse) {
+        checks_.check(name, ids, analysis::squared_differences(sparse, full.dense, p.kv_heads));
         sums_.add(measure::block_rows(p, queries_.blocks, range), [&](const BlockRows& of) {
             const auto picked = of.of(ids);
             return measure::States{
@@ -175,7 +185,8 @@ private:
         const Operand<3> q(backend_, host_view(host_q), element),
             k(backend_, host_view(host_k), element), v(backend_, host_view(host_v), element);
         const AttentionInput input{q.view(), k.view(), v.view(), sinks_};
-        Attended of{attend(backend_, p, input, {}).out, {}, {}, {}};
+        Attention dense = attend(backend_, p, input, {});
+        Attended of{std::move(dense.out), {}, {}, {}, std::move(dense.lse)};
         if (ids) of.sparse = attend_selected(backend_, p, input, ids).out;
         if (precision.rotated)
             for (Tensor<float, 3>* out : {&of.dense, &of.sparse})
@@ -211,7 +222,9 @@ private:
     Tensor<float, 3> index_q_;  // of the measured queries
     Tensor<float, 1> host_sinks_;
     Sinks sinks_;
+    double k_norm_;  // longest key
     measure::Sums sums_;
+    measure::SelfChecks checks_;
 };
 
 }  // namespace

@@ -76,7 +76,7 @@ private:
                                          o_.oracle_by_logit);
         const Attention dense = queries.dense();
         const measure::MeasuredChunk chunk(queries, queries_, range, k_norm_, dense);
-        checks_.begin(chunk);
+        checks_.begin(chunk.rows(), queries.tokens);
         const Problem& p = chunk.problem;
         const int64_t count = p.queries();
         const SelectorChunk& of = queries.chunk;
