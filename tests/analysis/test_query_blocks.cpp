@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "analysis/query_blocks.h"
 #include "core/error.h"
 
@@ -49,7 +51,7 @@ TEST(BlockSums, OfPartsOneBehindTheOtherAreThoseOfTheWhole) {
     }
     first.append(second);
     const BlockSums stored(whole.sums().view(), whole.counts().view());
-    for (const BlockSums* of : {&first, &stored}) {
+    for (const BlockSums* of : {&std::as_const(first), &stored}) {
         EXPECT_EQ(of->blocks(), 3);
         EXPECT_EQ(of->total().sums, whole.total().sums);
         EXPECT_EQ(of->total().counts, whole.total().counts);
