@@ -137,8 +137,8 @@ class Queue:
             rate = run.tokens_per_second()
             self.lines.append([run.name, device, round(began), round(seconds, 1), code, at_once,
                                rate])
-            print(f"{run.name}: GPU {device}, {seconds:.1f} s, exit status {code}, {rate} tokens/s, "
-                  f"{at_once} runs at once", flush=True)
+            print(f"{run.name}: GPU {device}, {seconds:.1f} s, exit status {code}, "
+                  f"{rate} tokens/s, {at_once} runs at once", flush=True)
 
     def stop_in_time(self):
         """Asks what is under way to stop when the time is up."""
