@@ -15,7 +15,7 @@
 
 #include "gpu/device/attend_sm90.cuh"
 #include "gpu/device/pipeline_sm90.cuh"
-#include "gpu/device/scaled_softmax.cuh"
+#include "gpu/device/scaled_softmax_sm90.cuh"
 #include "gpu/device/wgmma_e4m3.cuh"
 #include "gpu/e4m3_layout.h"
 

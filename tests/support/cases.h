@@ -17,6 +17,7 @@ enum class Values : uint8_t {
     equal,    // all queries and keys alike: every score ties
     extreme,  // normal, queries times 1e4: softmax is one-hot, exponents would overflow
     rising,   // every logit is 3 nats above that of the key before it
+    ternary,  // -1, 0 and 1: products are exact, and many of them tie
 };
 
 struct Case {

@@ -52,8 +52,11 @@ def run_capture(options):
     def tokenize(text):
         from transformers import AutoTokenizer
 
+        from .gguf import place_of
+
+        place, how = place_of(options.model)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(options.model, revision=options.revision)
+            tokenizer = AutoTokenizer.from_pretrained(place, revision=options.revision, **how)
         except Exception as error:  # the library raises errors of many types
             raise CaptureError(f"{options.model}: has no tokenizer that can be loaded: {error}; "
                                "--tokens takes token ids") from error
@@ -161,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("capture", help="run a transformers model and record its layers")
     command.set_defaults(run=run_capture)
-    command.add_argument("model", help="id on the hub, or folder")
+    command.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     command.add_argument("--text", action="append", default=[], metavar="FILE",
                          help="UTF-8 text, one sequence; repeatable; - is standard input")
     command.add_argument("--tokens", action="append", default=[], metavar="FILE",
