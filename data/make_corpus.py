@@ -51,8 +51,8 @@ CODE = (".py", ".pl", ".pm", ".rb", ".go", ".rs", ".erl", ".hrl", ".el", ".sh", 
         ".l", ".exp", ".dts", ".dtsi", ".mk", ".cmake", ".in", ".ac", ".am")
 KINDS = ("c", "code", "english", "languages", "tables")
 ENGLISH = set("the of and to in is for that be or with this are as by not it an on from if".split())
-OTHERS = set("de la el los que les des et le un une der die das und ist den di il che per non del w "
-             "na nie jest se ve bir bu o os para em do da het van een och att det som".split())
+OTHERS = set("de la el los que les des et le un une der die das und ist den di il che per non del "
+             "w na nie jest se ve bir bu o os para em do da het van een och att det som".split())
 WORDS_READ = 20000  # characters of a document whose words are counted
 DIGITS, LANGUAGE = 0.15, 0.08  # least shares: of a table's marks, of a language's words
 SHINGLE_LINES = 3

@@ -41,9 +41,9 @@ _is_profiled = torch.autograd._profiler_enabled
 
 
 def _is_watched() -> bool:
-    """Does a compiler, a transform, a mode or a profiler look at operators?"""
-    return (torch.compiler.is_compiling() or _dispatch_modes() > 0 or _transform() is not None
-            or forward_ad._current_level >= 0 or _is_profiled())
+    """Does a transform, a mode or a profiler look at operators?"""
+    return (_dispatch_modes() > 0 or _transform() is not None or forward_ad._current_level >= 0
+            or _is_profiled())
 
 
 class _Operator:
@@ -101,8 +101,11 @@ class _Operator:
             return self.operator(*_with_lists(arguments))
         if self.function is None:
             return self._run(self.direct, torch.no_grad, arguments)
-        if any(map(_is_differentiated, arguments[:self.tensors])):
-            return self.function.apply(*_with_lists(arguments))
+        by_autograd, by_tangents = torch.is_grad_enabled(), forward_ad._current_level >= 0
+        for tensor in arguments[:self.tensors]:
+            if (by_autograd and getattr(tensor, "requires_grad", False)
+                    or by_tangents and _has_tangent(tensor)):
+                return self.function.apply(*_with_lists(arguments))
         return self._run(self.direct, nullcontext, arguments)
 
     def _run(self, compute: Callable, mode: Callable, arguments):
@@ -116,14 +119,8 @@ class _Operator:
             return self.operator(*_with_lists(arguments))
 
 
-def _is_differentiated(tensor) -> bool:
-    """By autograd, or in forward mode."""
-    return isinstance(tensor, Tensor) and (
-        tensor.requires_grad and torch.is_grad_enabled() or _has_tangent(tensor))
-
-
 def _has_tangent(tensor) -> bool:
-    return tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
+    return isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _with_lists(arguments):

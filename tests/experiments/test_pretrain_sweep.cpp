@@ -123,6 +123,35 @@ TEST_F(PretrainSweep, ABadFileIsRefusedWithItsRule) {
                   std::string::npos);
 }
 
+/// Those of the file replace the command line's, and an arm's those of the file.
+TEST_F(PretrainSweep, WordsOfTheFileAreThoseOfAllArms) {
+    arms(R"({"words": ["--steps", "7", "--lr", "0.5"], "seeds": [3], "arms": {
+        "a": [], "b": ["--steps", "9"]}})");
+    const std::vector<SweepRun> runs = planned({"--lr", "0.1"});
+    EXPECT_EQ(runs[0].options.training.steps, 7);
+    EXPECT_EQ(runs[1].options.training.steps, 9);
+    EXPECT_EQ(runs[1].options.training.rate, 0.5);
+    EXPECT_EQ(runs[1].options.context, 64);
+    refuses(R"({"words": 7, "seeds": [1], "arms": {"a": []}})", "words must be a list of words");
+}
+
+/// Every run of Pilot II has a command line, and those of a trunk are one chain with it.
+TEST_F(PretrainSweep, BlocksOfThePilotAreSweeps) {
+    const std::vector<std::tuple<const char*, size_t, size_t>> blocks{
+        {"block_a", 60, 6}, {"block_c", 48, 48}, {"block_d", 36, 36}};
+    for (const auto& [name, count, chains] : blocks) {
+        arms(file_text(text(MSA_SOURCE_DIR, "/data/pilot/", name, ".json")));
+        const std::vector<SweepRun> runs = planned();
+        EXPECT_EQ(runs.size(), count);
+        EXPECT_EQ(chains_of(runs).size(), chains);
+        for (const SweepRun& run : runs) {
+            EXPECT_EQ(run.options.sizes.model_dim, 16) << "of this command line";
+            EXPECT_TRUE(run.options.training.clip.apart);
+            EXPECT_EQ(run.options.fork, run.reads.size() == 1) << run.name();
+        }
+    }
+}
+
 TEST_F(PretrainSweep, RunsThatReadEachOtherAreOneChain) {
     using Chains = std::vector<std::vector<size_t>>;
     EXPECT_EQ(chains_of(planned()), (Chains{{0}, {1, 3}, {2}, {4}, {5, 7}, {6}}));

@@ -208,7 +208,8 @@ def noise_markdown(records: Records) -> str:
     lines = ["| measure | pooled SD over seeds | degrees of freedom |", "|---|---|---|"]
     for measure in ("bits_per_byte", "exact_match recall", "training_loss of the last tenth"):
         spread, freedom = pooled(records, "A", Check("window", "msa", measure, "near"))
-        lines.append(f"| {measure} | {'–' if math.isnan(spread) else f'{spread:.4f}'} | {freedom} |")
+        shown = "–" if math.isnan(spread) else f"{spread:.4f}"
+        lines.append(f"| {measure} | {shown} | {freedom} |")
     return "\n".join(lines) + "\n"
 
 
