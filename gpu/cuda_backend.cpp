@@ -27,25 +27,16 @@ bool is_read_later(const void* host) {
     return attributes.type != cudaMemoryTypeUnregistered;
 }
 
-/// The names that the backend has, and what they change.
-struct Variant {
-    const char* name;
-    bool unordered = false, as_ampere = false;
-};
-constexpr const char* kUnorderedName = "cuda-unordered";
-constexpr Variant kVariants[] = {{"cuda"}, {kUnorderedName, true}, {"cuda-sm80", false, true}};
-
 class CudaBackend final : public Backend {
 public:
     CudaBackend(const CudaOptions& options, const Variant& variant)
         : variant_(variant),
           threads_(threads_or_all(options.threads)),
-          device_(require_device(options.device)),
+          device_(require_device(options.device, variant)),
           stream_(std::make_shared<Stream>(options)),
           scratch_(std::make_shared<Scratch>(stream_)),
           layouts_(stream_),
           cudnn_(std::make_shared<DenseAttentionCudnn>(variant.unordered)) {
-        device_.as_ampere = variant.as_ampere;
         // Somebody else's kernels may be ahead on a borrowed stream.
         foreign_.add_everything();
     }

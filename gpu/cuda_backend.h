@@ -43,9 +43,9 @@ struct CudaOptions {
 /// where the backend cannot start.
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&);
 
-/// Announces "cuda", "cuda-unordered" and "cuda-sm80" (gpu/README.md) to make_backend and
-/// list_backends, usable or with the reason why not: no CUDA, driver or device, or too old a one.
-/// Repeating is harmless.
+/// Announces "cuda", "cuda-unordered", "cuda-sm80" and "cuda-sm86" (gpu/README.md) to make_backend
+/// and list_backends, usable or with the reason why not: no CUDA, driver or device, or too old a
+/// one. Repeating is harmless.
 void register_cuda_backend();
 
 /// Seconds that `work`, calls of a cuda backend, takes on the device's own clock, whose caches are

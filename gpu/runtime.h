@@ -19,7 +19,7 @@ struct Device {
     int capability = 0;      // compute capability, 10 major + minor
     int sms = 0;             // streaming multiprocessors
     int shared_bytes = 0;    // of a thread block, at most
-    bool as_ampere = false;  // backend cuda-sm80
+    bool as_ampere = false;  // backends cuda-sm80 and cuda-sm86
 
     /// Does it take the kernels in Hopper's own instructions? Else those in the ones of 8.0.
     bool is_hopper() const { return capability == 90 && !as_ampere; }

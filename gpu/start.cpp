@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "gpu/start.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "gpu/kernels/kernels_run_here.h"
 
@@ -27,7 +29,7 @@ Support usable() {
     return {};
 }
 
-Device require_device(int ordinal) {
+Device require_device(int ordinal, const Variant& variant) {
     int devices = 0, major = 0, minor = 0, sms = 0, shared = 0;
     const auto ask = [&](int& value, cudaDeviceAttr what) {
         check(cudaDeviceGetAttribute(&value, what, ordinal), "asking for the device's attributes");
@@ -46,7 +48,11 @@ Device require_device(int ordinal) {
     if (10 * major + minor < kOldestDevice) refuse("must be 8.0 or later");
     check(cudaSetDevice(ordinal), "choosing the device");
     if (!kernels_run_here()) refuse("this build has no kernels for it (CMAKE_CUDA_ARCHITECTURES)");
-    return {ordinal, 10 * major + minor, sms, shared};
+    return {.ordinal = ordinal,
+            .capability = 10 * major + minor,
+            .sms = sms,
+            .shared_bytes = std::min(shared, variant.most_shared),
+            .as_ampere = variant.as_ampere};
 }
 
 }  // namespace msa::cuda

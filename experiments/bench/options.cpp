@@ -98,7 +98,8 @@ OptionTable option_table(BenchOptions& o, Words& w) {
                           const char* help) { table.count(flag, form, to, help).at_least(1); };
     table.text("out", "FILE", o.out, "record to write, after every measurement anew");
     table.text("backend", "NAME", o.backend,
-               "cuda, cuda-unordered, cuda-sm80, cpu, cpu-avx2 or reference; default: cuda where "
+               "cuda, cuda-unordered, cuda-sm80, cuda-sm86, cpu, cpu-avx2 or reference; default: "
+               "cuda where "
                "it can start, "
                "else cpu");
     table.text("input", "FILE", w.input, "activations whose layers are the cases");

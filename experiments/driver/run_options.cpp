@@ -73,7 +73,7 @@ void add_shard(OptionTable& table, RunOptions& o, const std::string& help) {
 
 void add_backend(OptionTable& table, ComputeOptions& o) {
     table.text("backend", "NAME", o.backend,
-               "reference, cpu, cpu-avx2, cuda, cuda-unordered, cuda-sm80");
+               "reference, cpu, cpu-avx2, cuda, cuda-unordered, cuda-sm80, cuda-sm86");
     table.count("device", "N", o.backend_options.device, "number of the GPU that cuda uses")
         .between(0, 1023)
         .unrecorded();

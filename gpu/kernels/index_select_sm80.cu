@@ -204,7 +204,6 @@ template <int Kept>
 using SmallCut = std::conditional_t<Kept == 16, Cut<8, 2, 2, 1>, Cut<4, 2, 3, 1>>;
 using DecodeCut = Cut<4, 1, 3, 2>;
 static_assert(DecodeCut::kRows == kIndexDecodeRows);
-constexpr int kLeastShared = 99 << 10;
 static_assert(sizeof(Shared<SmallCut<16>, 128, 16>) <= kLeastShared &&
               sizeof(Shared<SmallCut<32>, 128, 32>) <= kLeastShared &&
               sizeof(Shared<DecodeCut, 128, 32>) <= kLeastShared &&

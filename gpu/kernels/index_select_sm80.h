@@ -6,8 +6,9 @@
 
 namespace msa::cuda {
 
-/// Shared memory of a thread block that the tiles for much of it need: 8.0, 8.7, 9.0 and 10.0.
-constexpr int kLargeShared = 163 << 10;
+// Shared memory of a thread block: of 8.6, 8.9 and 12.0, and what tiles for much of it need,
+// which 8.0, 8.7, 9.0 and 10.0 have.
+constexpr int kLeastShared = 99 << 10, kLargeShared = 163 << 10;
 /// Rows of a tile where there are many queries: as many as shared memory has lists for.
 constexpr int index_rows_sm80(bool large, int64_t top_k) {
     return large || top_k <= 16 ? 256 : 128;

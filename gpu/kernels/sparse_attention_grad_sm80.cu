@@ -3,11 +3,11 @@
 // sparse_attention_grad_sm90.cu does, for any device of compute capability 8.0 or later.
 //
 // A warp for each 16 keys of a block holds its rows of dK and dV in registers. 64 rows (queries x G
-// heads) of q and d_out pass a step; transposed scores are the register operand of both sums. dS'
-// goes through shared memory, where all warps' keys meet: each warp then forms a part of dQ, which
-// goes to the use's slot.
+// heads) of q and d_out pass a step, or 32 where shared memory is small; transposed scores are the
+// register operand of both sums. dS' goes through shared memory, where all warps' keys meet: each
+// warp then forms a part of dQ, which goes to the use's slot.
 //
-// All threads copy: rows two steps ahead, and which rows those are two steps before that.
+// All threads copy: rows of two steps, or one, and which rows those are two steps before.
 #include <cstddef>
 
 #include "gpu/device/grad_slots_sm90.cuh"
@@ -17,14 +17,14 @@
 namespace msa::cuda {
 namespace {
 
-constexpr int kRows = kGradStepRows, kStages = 2;
-constexpr int kUsesAhead = 4;  // steps
-
-/// Keys: sparse_grad_tile_keys() of the block size.
-template <int Dim, int Keys>
+/// Keys: sparse_grad_tile_keys() of the block size. Rows of a step, of which Stages are there.
+template <int Dim, int Keys, int Rows, int Stages>
 struct Shared {
+    static constexpr int kDim = Dim, kKeys = Keys, kRows = Rows, kStages = Stages;
+    static constexpr int kUsesAhead = Stages + 2;  // steps
     static constexpr int kWarps = Keys / 16, kThreads = kWarps * kWarp;
-    static constexpr int kChannels = Dim * 4 / kWarps;  // of dQ of a warp
+    static constexpr int kRowTiles = Rows / 16;
+    static constexpr int kChannels = Dim * kRowTiles / kWarps;  // of dQ of a warp
     uint16_t q[kStages][kRows * Dim], d_out[kStages][kRows * Dim];
     uint16_t k[Keys * Dim], v[Keys * Dim];
     uint16_t d_scores[Keys * kRows];  // dS', in T
@@ -33,6 +33,11 @@ struct Shared {
     int least_seen[kStages][kRows / kWarp];
     int taken;
 
+    /// Of dS': 16 bytes of a key, rows from 8 chunk on. Permuted as MmaTile.
+    __device__ uint32_t soft(int key, int chunk) {
+        const int swizzle = Rows == 32 ? key >> 1 & 3 : (key & 1) << 2 | (key >> 1 & 3);
+        return address_in_shared(d_scores) + key * Rows * 2 + ((chunk ^ swizzle) << 4);
+    }
     __device__ const GradUse& use(int step, int row) const {
         return uses[step % (kUsesAhead + 1)][row];
     }
@@ -47,9 +52,11 @@ __device__ inline void store_word(uint32_t address, uint32_t word) {
 }
 
 /// Brings the steps of an item.
-template <int Dim, int Keys>
+template <typename SharedHere>
 struct Steps {
-    using SharedHere = Shared<Dim, Keys>;
+    static constexpr int Dim = SharedHere::kDim, kKeys = SharedHere::kKeys,
+                         kRows = SharedHere::kRows, kStages = SharedHere::kStages,
+                         kUsesAhead = SharedHere::kUsesAhead;
     const SparseGradArgs& args;
     SharedHere& shared;
     const GradUse* uses;
@@ -93,28 +100,31 @@ struct Steps {
         const int64_t at = there ? from(row) : args.queries * args.query_heads;
         copy_float(shared.lse[stage] + row, args.workspace.lse + at);
         copy_float(shared.delta[stage] + row, args.workspace.delta + at);
-        const int least = __reduce_min_sync(kAllLanes, there ? shared.use(step, row).seen : Keys);
+        const int least = __reduce_min_sync(kAllLanes, there ? shared.use(step, row).seen : kKeys);
         if (lane_id() == 0) shared.least_seen[stage][warp_id()] = least;
     }
 };
 
-/// sum [16, kRows] = 16 keys times the rows of a stage, which begin at these bytes.
-template <typename T, int Dim>
-__device__ void form_scores(float (&sum)[kRows / 2], const LaneWords<Dim>& words, uint32_t keys,
+/// sum [16, Rows] = 16 keys times the rows of a stage, which begin at these bytes.
+template <typename T, int Dim, int Rows>
+__device__ void form_scores(float (&sum)[Rows / 2], const LaneWords<Dim>& words, uint32_t keys,
                             uint32_t rows) {
     for (float& x : sum) x = 0;
 #pragma unroll
     for (int step = 0; step < Dim / 32; ++step) {
         const uint4 low = words.at(0, step, keys), high = words.at(8, step, keys);
 #pragma unroll
-        for (int j = 0; j < kRows / 8; ++j)
+        for (int j = 0; j < Rows / 8; ++j)
             multiply_words<T>(sum + 4 * j, low, high, words.at(8 * j, step, rows));
     }
 }
 
-template <typename T, int Dim, int Keys>
+template <typename T, typename SharedHere>
 class Worker {
-    using SharedHere = Shared<Dim, Keys>;
+    static constexpr int Dim = SharedHere::kDim, Keys = SharedHere::kKeys,
+                         kRows = SharedHere::kRows, kStages = SharedHere::kStages,
+                         kUsesAhead = SharedHere::kUsesAhead;
+    using StepsHere = Steps<SharedHere>;
     static constexpr uint32_t kStageBytes = kRows * Dim * 2, kQ = 0, kDOut = kStages * kStageBytes,
                               kK = 2 * kDOut, kV = kK + Keys * Dim * 2;
     static_assert(kV == offsetof(SharedHere, v) && kK == offsetof(SharedHere, k) &&
@@ -131,8 +141,8 @@ public:
         const SequenceBlock block = args_.key_blocks[item.block];
         const int64_t stride = int64_t{args_.groups} * Dim;
         const int64_t from = block.key * stride + item.group * Dim;
-        const Steps<Dim, Keys> all{args_, shared_, args_.workspace.uses + item.begin, item.group,
-                                   item.count};
+        const StepsHere all{args_, shared_, args_.workspace.uses + item.begin, item.group,
+                            item.count};
         const int steps = (item.count + args_.step_queries - 1) / args_.step_queries;
         constexpr int kThreads = SharedHere::kThreads;
         copy_rows<Dim, Keys, kThreads>(shared_.k, static_cast<const uint16_t*>(args_.all_k) + from,
@@ -164,14 +174,14 @@ public:
 
 private:
     /// Adds a step's rows to the sums of the keys, and leaves dS'.
-    __device__ void add(const Steps<Dim, Keys>& all, int step, float (&d_k)[1][Dim / 2],
+    __device__ void add(const StepsHere& all, int step, float (&d_k)[1][Dim / 2],
                         float (&d_v)[1][Dim / 2]) {
         const int stage = step % kStages, first = warp_id() * 16, quad = lane_id() % 4;
         const auto offset = static_cast<uint32_t>(stage) * kStageBytes;
         const float scale = args_.scale * kLog2E;
         float p[kRows / 2], ds[kRows / 2];
         const auto keys = static_cast<uint32_t>(first) * Dim * 2;
-        form_scores<T, Dim>(p, words_, kK + keys, kQ + offset);
+        form_scores<T, Dim, kRows>(p, words_, kK + keys, kQ + offset);
 #pragma unroll
         for (int j = 0; j < kRows / 8; ++j) {
             const float2 lse =
@@ -183,8 +193,8 @@ private:
                 x[1] = exp2_fast(fmaf(x[1], scale, -lse.y));
             }
         }
-        form_scores<T, Dim>(ds, words_, kV + keys, kDOut + offset);
-        if (min(shared_.least_seen[stage][0], shared_.least_seen[stage][1]) < Keys)
+        form_scores<T, Dim, kRows>(ds, words_, kV + keys, kDOut + offset);
+        if (min(shared_.least_seen[stage][0], shared_.least_seen[stage][kRows / kWarp - 1]) < Keys)
             hide_keys(all, step, first, p, ds);
         uint32_t p_word[1][kRows / 4], ds_word[1][kRows / 4];
 #pragma unroll
@@ -200,20 +210,18 @@ private:
                     pack<T>(x[0] * (y[0] - delta.x), x[1] * (y[1] - delta.y));
             }
         }
-        const MmaTile<kRows> soft{shared_.d_scores};
 #pragma unroll
         for (int j = 0; j < kRows / 8; ++j)
 #pragma unroll
             for (int side = 0; side < 2; ++side)
-                store_word(
-                    address_in_shared(soft.chunk(first + lane_id() / 4 + 8 * side, j)) + 4 * quad,
-                    ds_word[0][2 * j + side]);
+                store_word(shared_.soft(first + lane_id() / 4 + 8 * side, j) + 4 * quad,
+                           ds_word[0][2 * j + side]);
         multiply_values<T, Dim, 1, kRows>(d_v, p_word, columns_, kDOut + offset);
         multiply_values<T, Dim, 1, kRows>(d_k, ds_word, columns_, kQ + offset);
     }
 
-    __device__ void hide_keys(const Steps<Dim, Keys>& all, int step, int first,
-                              float (&p)[kRows / 2], float (&ds)[kRows / 2]) const {
+    __device__ void hide_keys(const StepsHere& all, int step, int first, float (&p)[kRows / 2],
+                              float (&ds)[kRows / 2]) const {
         const int key = first + lane_id() / 4;
 #pragma unroll
         for (int j = 0; j < kRows / 8; ++j)
@@ -229,13 +237,14 @@ private:
     }
 
     /// dQ of 16 rows and kChannels channels, to the slots.
-    __device__ void form_queries(const Steps<Dim, Keys>& all, int step) {
+    __device__ void form_queries(const StepsHere& all, int step) {
         constexpr int kChannels = SharedHere::kChannels;
-        const int lane = lane_id(), row = warp_id() % 4 * 16, channel = warp_id() / 4 * kChannels;
-        const MmaTile<kRows> soft{shared_.d_scores};
+        constexpr int kRowTiles = SharedHere::kRowTiles;
+        const int lane = lane_id(), row = warp_id() % kRowTiles * 16;
+        const int channel = warp_id() / kRowTiles * kChannels;
         // dS' is stored by keys: loads transpose it.
         const int own_key = lane % 8 + lane / 16 * 8, own_chunk = row / 8 + lane / 8 % 2;
-        const uint32_t from = address_in_shared(soft.chunk(own_key, own_chunk));
+        const uint32_t from = shared_.soft(own_key, own_chunk);
         LaneColumns<Dim> columns = columns_;
         columns.first = (columns.first ^ (channel % 64 << 1)) + channel / 64 * 128 + kK;
         float sum[kChannels / 2] = {};
@@ -310,12 +319,12 @@ private:
     const LaneColumns<Dim> columns_;
 };
 
-template <typename T, int Dim, int Keys>
-__global__ void __launch_bounds__(Shared<Dim, Keys>::kThreads, 256 / Shared<Dim, Keys>::kThreads)
+template <typename T, typename SharedHere>
+__global__ void __launch_bounds__(SharedHere::kThreads, 256 / SharedHere::kThreads)
     grad_products(const __grid_constant__ SparseGradArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    auto& shared = *reinterpret_cast<Shared<Dim, Keys>*>(memory);
-    Worker<T, Dim, Keys> worker(args, shared);
+    auto& shared = *reinterpret_cast<SharedHere*>(memory);
+    Worker<T, SharedHere> worker(args, shared);
     for (;;) {
         __syncthreads();  // all warps are done with the last item
         if (threadIdx.x == 0) shared.taken = atomicAdd(&args.workspace.counts->items_taken, 1);
@@ -325,49 +334,60 @@ __global__ void __launch_bounds__(Shared<Dim, Keys>::kThreads, 256 / Shared<Dim,
     }
 }
 
-template <typename T, int Dim, int Keys>
+template <typename T, typename SharedHere>
 cudaError_t launch(const SparseGradArgs& args, int sms, cudaStream_t stream) {
-    using S = Shared<Dim, Keys>;
-    constexpr int kBytes = sizeof(S);
-    static_assert(kBytes <= grad_shared_sm80(Dim, Keys));
-    auto* const kernel = grad_products<T, Dim, Keys>;
+    constexpr int kBytes = sizeof(SharedHere);
+    auto* const kernel = grad_products<T, SharedHere>;
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     int blocks = 0;  // on an SM
-    const cudaError_t asked =
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, S::kThreads, kBytes);
+    const cudaError_t asked = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &blocks, kernel, SharedHere::kThreads, kBytes);
     if (asked != cudaSuccess) return asked;
-    kernel<<<static_cast<unsigned>(blocks * sms), S::kThreads, kBytes, stream>>>(args);
+    kernel<<<static_cast<unsigned>(blocks * sms), SharedHere::kThreads, kBytes, stream>>>(args);
     return cudaGetLastError();
 }
 
+template <typename T, int Dim, int Keys>
+cudaError_t launch_tile(const SparseGradArgs& args, bool large, int sms, cudaStream_t stream) {
+    using Large = Shared<Dim, Keys, kGradStepRows, 2>;
+    static_assert(sizeof(Large) <= grad_shared_sm80(Dim, Keys));
+    if constexpr (grad_shared_sm80(Dim, Keys) > kLeastShared) {
+        using Small = Shared<Dim, Keys, kGradSmallRows, Keys == 128 ? 1 : 2>;
+        static_assert(sizeof(Small) <= kLeastShared);
+        if (!large) return launch<T, Small>(args, sms, stream);
+    }
+    return launch<T, Large>(args, sms, stream);
+}
+
 template <typename T>
-cudaError_t launch_products(const SparseGradArgs& args, int sms, cudaStream_t stream) {
+cudaError_t launch_products(const SparseGradArgs& args, bool large, int sms, cudaStream_t stream) {
     const bool wide = sparse_grad_tile_keys(args.block_size) == 128;
     if (args.head_dim == 128)
-        return wide ? launch<T, 128, 128>(args, sms, stream)
-                    : launch<T, 128, 64>(args, sms, stream);
-    return wide ? launch<T, 64, 128>(args, sms, stream) : launch<T, 64, 64>(args, sms, stream);
+        return wide ? launch_tile<T, 128, 128>(args, large, sms, stream)
+                    : launch_tile<T, 128, 64>(args, large, sms, stream);
+    return wide ? launch_tile<T, 64, 128>(args, large, sms, stream)
+                : launch_tile<T, 64, 64>(args, large, sms, stream);
 }
 
 }  // namespace
 
 template <typename T>
-cudaError_t launch_sparse_attention_grad_sm80(const SparseGradArgs& args, int sms,
+cudaError_t launch_sparse_attention_grad_sm80(const SparseGradArgs& args, bool large, int sms,
                                               cudaStream_t stream) {
     cudaError_t error = launch_grad_prepare<T>(args, stream);
     for (int c = 0; c < args.chunks() && error == cudaSuccess; ++c) {
         const int scheduled = c % args.batch_chunks;
         if (scheduled == 0) error = launch_grad_schedule(args, c, stream);
         const SparseGradArgs chunk = args.chunk(c, scheduled);
-        if (error == cudaSuccess) error = launch_products<T>(chunk, sms, stream);
+        if (error == cudaSuccess) error = launch_products<T>(chunk, large, sms, stream);
         if (error == cudaSuccess) error = launch_grad_parts<T>(chunk, sms, stream);
         if (error == cudaSuccess) error = launch_grad_slots<T>(chunk, stream);
     }
     return error == cudaSuccess ? launch_grad_finish<T>(args, stream) : error;
 }
 template cudaError_t launch_sparse_attention_grad_sm80<MSA_KERNEL_ELEMENT>(const SparseGradArgs&,
-                                                                           int, cudaStream_t);
+                                                                           bool, int, cudaStream_t);
 
 }  // namespace msa::cuda

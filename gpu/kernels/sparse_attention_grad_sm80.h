@@ -3,9 +3,12 @@
 // the schedule, slots and sums of sparse_attention_grad_sm90.h.
 #pragma once
 
+#include "gpu/kernels/index_select_sm80.h"
 #include "gpu/kernels/sparse_attention_grad_stages.h"
 
 namespace msa::cuda {
+
+constexpr int kGradSmallRows = kGradStepRows / 2;
 
 /// Shared memory of a thread block, with some for lists: two steps of q and d_out, keys and values
 /// of a tile, and dS.
@@ -15,7 +18,10 @@ constexpr int grad_shared_sm80(int head_dim, int tile_keys) {
            8192;
 }
 
+/// `large`: is there as much? Else, where it is more than 99 KB, a step has half as many rows,
+/// which args.step_queries must say.
 template <typename T>
-cudaError_t launch_sparse_attention_grad_sm80(const SparseGradArgs&, int sms, cudaStream_t);
+cudaError_t launch_sparse_attention_grad_sm80(const SparseGradArgs&, bool large, int sms,
+                                              cudaStream_t);
 
 }  // namespace msa::cuda

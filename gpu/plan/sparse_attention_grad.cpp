@@ -102,6 +102,12 @@ void bind(SparseGradArgs& args, const AttentionInput& in, View<const int32_t, 3>
     args.d_v_is_float = to.d_v.element() == Element::f32;
 }
 
+/// Do the kernels of compute capability 8.0 find too little shared memory for whole steps?
+bool takes_small_steps(const Device& device, const Problem& p) {
+    const int keys = sparse_grad_tile_keys(narrow(p.block_size));
+    return !device.is_hopper() && device.shared_bytes < grad_shared_sm80(narrow(p.head_dim), keys);
+}
+
 }  // namespace
 
 Support takes_sparse_attention_grad_tuned(const Device& device, const Problem& p,
@@ -119,10 +125,10 @@ Support takes_sparse_attention_grad_tuned(const Device& device, const Problem& p
     if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
     if (p.group_size() > kGradStepRows) return above("G", p.group_size(), kGradStepRows);
     if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
-    const int shared =
-        grad_shared_sm80(narrow(p.head_dim), sparse_grad_tile_keys(narrow(p.block_size)));
-    if (!device.is_hopper() && device.shared_bytes < shared)
-        return little_shared(device.shared_bytes, shared);
+    if (takes_small_steps(device, p) && p.group_size() > kGradSmallRows)
+        return above("G", p.group_size(), kGradSmallRows);
+    if (!device.is_hopper() && device.shared_bytes < kLeastShared)
+        return little_shared(device.shared_bytes, kLeastShared);
     if (p.queries() == 0 || p.keys() == 0) return Support::no("there are no queries or no keys");
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     if (p.queries() * p.query_heads >= kMost)
@@ -181,8 +187,9 @@ void sparse_attention_grad_tuned(const Call& call, const AttentionInput& in,
     args.key_blocks = blocks.data();
     args.visible = call.visible;
     bind(args, in, ids, saved, to);
-    const bool hopper = call.device.is_hopper();
+    const bool hopper = call.device.is_hopper(), small = takes_small_steps(call.device, p);
     if (hopper) bind_maps(args, p, in, saved);
+    if (small) args.step_queries = std::min(kGradSmallRows / args.group_size, kGradStepQueries);
     const int64_t rows = p.queries() * p.kv_heads, lists = args.lists();
     auto marked = call.scratch<int32_t, 1>({rows + lists});
     check(cudaMemsetAsync(marked.data(), 0, sizeof(int32_t) * static_cast<size_t>(marked.size()),
@@ -192,9 +199,10 @@ void sparse_attention_grad_tuned(const Call& call, const AttentionInput& in,
     args.marked_blocks = marked.data() + rows;
     check(by_half(in.q.element(),
                   [&]<typename T>() {
-                      return (hopper ? launch_sparse_attention_grad_sm90<T>
-                                     : launch_sparse_attention_grad_sm80<T>)(args, call.device.sms,
-                                                                             call.stream());
+                      return hopper ? launch_sparse_attention_grad_sm90<T>(args, call.device.sms,
+                                                                           call.stream())
+                                    : launch_sparse_attention_grad_sm80<T>(
+                                          args, !small, call.device.sms, call.stream());
                   }),
           hopper ? "sparse_attention_grad_sm90" : "sparse_attention_grad_sm80");
     sink_gradient(call, in.sinks, saved.lse.data(), work.delta.data(), to.d_sinks);

@@ -228,7 +228,7 @@ protected:
     std::string name() const override { return GetParam().backend; }
     Element element() const { return GetParam().element; }
 };
-INSTANTIATE_TEST_SUITE_P(All, CudaGradCases, testing::ValuesIn(of_both_families(grad_cases())),
+INSTANTIATE_TEST_SUITE_P(All, CudaGradCases, testing::ValuesIn(of_all_families(grad_cases())),
                          [](const auto& instance) { return instance.param.name; });
 
 TEST_P(CudaGradCases, TunedIsPlainButForRoundings) {

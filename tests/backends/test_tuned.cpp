@@ -125,7 +125,7 @@ protected:
     Operands operands_;
     Tensor<int32_t, 3> ids_;
 };
-INSTANTIATE_TEST_SUITE_P(All, Tuned, testing::ValuesIn(of_both_families(tuned_cases())),
+INSTANTIATE_TEST_SUITE_P(All, Tuned, testing::ValuesIn(of_all_families(tuned_cases())),
                          [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST_P(Tuned, SparseAttentionMatchesReferenceInEveryOrder) {

@@ -36,8 +36,8 @@ struct HalfCase : Case {
 };
 /// Every case in bf16 by its own name, and in f16 as f16_name.
 std::vector<HalfCase> in_half_types(const std::vector<Case>&);
-/// These on cuda, and as sm80_... on cuda-sm80: both families of tuned kernels.
-std::vector<HalfCase> of_both_families(const std::vector<Case>&);
+/// These on cuda, and as sm80_... and sm86_... on the backends of these names.
+std::vector<HalfCase> of_all_families(const std::vector<Case>&);
 
 /// Small enough for the reference in a sanitizer build; every edge that the contract names.
 const std::vector<Case>& cases();
