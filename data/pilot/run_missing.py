@@ -140,12 +140,11 @@ class Queue:
             print(f"{run.name}: GPU {device}, {seconds:.1f} s, exit status {code}, "
                   f"{rate} tokens/s, {at_once} runs at once", flush=True)
 
-    def stop_in_time(self):
-        """Asks what is under way to stop when the time is up."""
+    def stop_in_time(self, workers):
+        """Asks what is under way to stop when the time is up; returns when no worker is left."""
         while time.time() < self.end - STOPPING_SECONDS:
-            with self.lock:
-                if not self.at_work and not self.runs:
-                    return
+            if not any(worker.is_alive() for worker in workers):
+                return
             time.sleep(0.2)
         with self.lock:
             for process in self.at_work.values():
@@ -234,7 +233,7 @@ def main():
                for device in options.devices.split(",")]
     for worker in workers:
         worker.start()
-    queue.stop_in_time()
+    queue.stop_in_time(workers)
     for worker in workers:
         worker.join()
     pack(runs, options, queue.lines)
