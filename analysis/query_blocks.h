@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Blocks of neighbouring queries, which the bootstrap draws (bootstrap.h), and what a choice of
-// keys keeps on each of them.
+// Blocks of neighbouring queries: what the bootstrap draws (bootstrap.h), and what sums over
+// queries are kept of, so that parts of a layer are some of its blocks.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -13,53 +12,49 @@
 
 namespace msa::analysis {
 
-/// Counted queries whose positions in their sequence lie in the same `tokens` are one block.
+/// Positions of a sequence whose queries are one block.
+inline constexpr int64_t kBlockPositions = 128;
+
+/// The queries of a problem in blocks, in order.
 struct QueryBlocks {
-    std::vector<int64_t> of_query;   // [Nq]; -1 where the query is not counted
-    std::vector<int64_t> sequences;  // [M] the sequence of each block
-    std::vector<int64_t> rows;       // [M] its counted queries
+    std::vector<int64_t> begins{0};  // [M + 1] first query of each block, and the number of queries
+    std::vector<int64_t> sequences;  // [M] the sequence of each
+    std::vector<int64_t> rows;       // [M] its counted queries, which may be none
 
     int64_t count() const { return std::ssize(rows); }
+    QueryRange range(int64_t block) const {
+        const auto b = static_cast<size_t>(block);
+        return {begins[b], begins[b + 1]};
+    }
+    /// The block that the query, or the end, lies at.
+    int64_t at(int64_t query) const;
 };
 
-/// kinds [Nq] of the problem's queries, which are in order.
-QueryBlocks query_blocks(const Problem&, std::span<const RowKind> kinds, int64_t tokens);
+/// kinds [Nq] of the problem's queries.
+QueryBlocks query_blocks(const Problem&, std::span<const RowKind> kinds);
 
-/// Means of some columns over the rows of each block. Rows are measured as add_rows (rows.h) asks.
-class BlockMeans {
-public:
-    BlockMeans(int64_t blocks, int64_t columns)
-        : columns_(columns), means_(static_cast<size_t>(blocks * columns)) {}
-
-    /// A chunk: the block of each query [Nq], and what measures query i.
-    void add(std::span<const int64_t> of_query,
-             const std::function<void(int64_t i, RowValues values)>& measure);
-    State state() const { return state_of(means_); }
-    void join(const State& state) { join_means(means_, state); }
-    /// [M * columns], row-major; NaN where a block has no value.
-    std::vector<double> values() const { return analysis::values(means_); }
-
-private:
-    int64_t columns_;
-    std::vector<Mean> means_;
-};
-
-/// [M, Hkv] each. Sums go in the order of the rows, so that the cut into chunks does not matter.
+/// What an accumulator (State of rows.h) has of each block. Sums are additive: those of several
+/// parts of a layer are those of their blocks, one part behind the other.
 class BlockSums {
 public:
-    BlockSums(int64_t blocks, int64_t groups)
-        : mass({blocks, groups}), difference({blocks, groups}), norm({blocks, groups}) {}
+    BlockSums() = default;
+    explicit BlockSums(int64_t blocks) : of_(static_cast<size_t>(blocks)) {}
+    /// sums [M, n] and counts [M, m] as tensors give them back.
+    BlockSums(View<const double, 2> sums, View<const int64_t, 2> counts);
 
-    /// A chunk: the block of each query [Nq]; of each query and group [Nq, Hkv] the mass that it
-    /// keeps, |o_sparse - o_dense|^2 and |o_dense|^2.
-    void add(std::span<const int64_t> of_query, View<const double, 2> mass_kept,
-             View<const double, 2> differences, View<const double, 2> norms);
-    State state() const;
-    void join(const State&);
+    /// On top of what the block has. States of all blocks have the same sizes.
+    void add(int64_t block, const State& state);
+    /// The blocks of another one behind these.
+    void append(const BlockSums& next);
+    /// Over all blocks, in their order.
+    State total() const;
 
-    Tensor<double, 2> mass;        // sum of the mass kept
-    Tensor<double, 2> difference;  // sum of |o_sparse - o_dense|^2
-    Tensor<double, 2> norm;        // sum of |o_dense|^2
+    int64_t blocks() const { return std::ssize(of_); }
+    Tensor<double, 2> sums() const;     // [M, n]
+    Tensor<int64_t, 2> counts() const;  // [M, m]
+
+private:
+    std::vector<State> of_;
 };
 
 }  // namespace msa::analysis

@@ -8,10 +8,12 @@
 // Averages: rows, then groups, then layers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <iterator>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "analysis/rows.h"
@@ -38,6 +40,11 @@ public:
     /// The columns of measure, each of all groups.
     static constexpr const char* kColumns[] = {"block_recall", "score_recall", "mass_kept",
                                                "oracle_mass"};
+    /// The first of a column's `groups` numbers in state().
+    static int64_t first_of(std::string_view column, int64_t groups) {
+        return groups *
+               (std::find(std::begin(kColumns), std::end(kColumns), column) - std::begin(kColumns));
+    }
     /// What add() counts of query i, [kColumns * Hkv] values, for other means of the same numbers.
     /// The arguments must outlive the function.
     std::function<void(int64_t i, RowValues values)> measure(const Problem&,

@@ -9,8 +9,8 @@
 
 namespace msa::io {
 
-/// What is wrong with a file, where whoever reads the message can do something about it. What that
-/// is a program says (experiments/driver/remedy.h).
+/// What is wrong with a file, where whoever reads the message can do something about it. A program
+/// says what that is.
 enum class FileProblem : uint8_t {
     exists,          // the output is there already
     unfinished_run,  // the output is that of a run that has not ended

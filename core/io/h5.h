@@ -120,8 +120,8 @@ void write(hid_t dataset, hid_t memory, const Slab& slab, const void* from, cons
 Handle create_dataset(hid_t file, const Place& place, hid_t type, const std::vector<hsize_t>& shape,
                       const std::vector<hsize_t>& chunk);
 
-/// Fixed list of texts, as `/done`. Written with variable length, which readers of version 0.1 ask
-/// for; read with either.
+/// A list of texts, as `/done`: a dataset of one axis. Texts are written with variable length, and
+/// read with either.
 void write_texts(hid_t file, const Place& place, const std::vector<std::string>& values);
 std::vector<std::string> read_texts(hid_t file, const Place& place);
 

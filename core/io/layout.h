@@ -14,20 +14,19 @@ namespace msa::io {
 
 inline constexpr const char* kActivationsFormat = "msa-activations";
 inline constexpr const char* kResultsFormat = "msa-results";
-inline constexpr int64_t kActivationsVersion = 1, kResultsVersion = 2;
+inline constexpr int64_t kActivationsVersion = 1, kResultsVersion = 3;
 inline constexpr int64_t kChunkTokens = 1024;
 
-/// The root group of a file, whose attributes must name `format` and a version from 1 to `newest`.
+/// The root group of a file, whose attributes must name `format` and `version`.
 inline h5::Handle open_root(hid_t file, const h5::Place& root, std::string_view format,
-                            int64_t newest) {
+                            int64_t version) {
     h5::Handle group = h5::open_object(file, root);
     const std::string named = h5::text_attribute(group, "format", root);
     require(named == format, root.text(), " attribute format is '", named, "', must be '", format,
             "'");
-    const double version = h5::number_attribute(group, "format_version", root);
-    const bool known = version == 1 || version == static_cast<double>(newest);
-    require(known, root.text(), " attribute format_version is ", version, ", this program reads 1",
-            newest > 1 ? text(" to ", newest) : "");
+    const double found = h5::number_attribute(group, "format_version", root);
+    require(found == static_cast<double>(version), root.text(), " attribute format_version is ",
+            found, ", this program reads ", version);
     return group;
 }
 

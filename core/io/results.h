@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Reader and writer of `msa-results` version 2 (data/FORMAT.md). A run is a list of units (one
+// Reader and writer of `msa-results` version 3 (data/FORMAT.md). A run is a list of units (one
 // layer, say). Each finished unit is a file of its own under `<path>.partial/`, made complete by a
 // rename, so that a kill at any moment loses the units under way and nothing else; finish()
 // assembles the units into `path`, again by a rename, in the order of their names: the bytes do not

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Those who compute together, and what they say to each other: threads of one process, each with a
-// backend of its own, or processes (experiments/driver/ranks.h). Memory is the host's; what GPUs
-// read of each other is in peer_copies.h.
+// backend of its own, or processes. Memory is the host's; what GPUs read of each other is in
+// peer_copies.h.
 #pragma once
 
 #include <algorithm>

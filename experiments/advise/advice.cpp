@@ -6,7 +6,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <set>
+
+#include "experiments/measure/drawn.h"
+#include "experiments/measure/sums.h"
 
 namespace msa::experiments::advise {
 namespace {
@@ -46,46 +48,17 @@ std::vector<Setting> read_settings(const io::ResultsReader& results, const std::
     return settings;
 }
 
-/// Mean mass and output error over blocks that count `times` each.
+/// Mass kept and output error of a setting over some draws.
 struct Measured {
-    double mass = 0, error = 0;
+    std::vector<double> mass, error;
 };
 
-/// One layer's sums as they stand in the file.
-struct StoredSums {
-    StoredSums(const io::ResultsReader& results, const std::string& layer)
-        : mass(results.read<double, 3>("/advise/" + layer + "/mass_kept")),
-          difference(results.read<double, 3>("/advise/" + layer + "/difference")),
-          norm(results.read<double, 2>("/advise/" + layer + "/norm")),
-          once({norm.extent(0)}) {
-        for (int64_t b = 0; b < once.size(); ++b) once(b) = 1;
-    }
-    /// Groups whose dense output is 0 have no error and are left out of its mean.
-    Measured measure(int64_t setting, View<const int32_t, 1> times) const {
-        Measured mean;
-        const int64_t blocks = mass.extent(1), groups = mass.extent(2);
-        double errors = 0;
-        for (int64_t r = 0; r < groups; ++r) {
-            double kept = 0, count = 0, off = 0, all = 0;
-            for (int64_t b = 0; b < blocks; ++b) {
-                if (times(b) == 0) continue;
-                count += times(b);
-                kept += times(b) * mass(setting, b, r);
-                off += times(b) * difference(setting, b, r);
-                all += times(b) * norm(b, r);
-            }
-            mean.mass += kept / count / static_cast<double>(groups);
-            if (all == 0) continue;
-            mean.error += std::sqrt(off / all);
-            ++errors;
-        }
-        mean.error /= errors;
-        return mean;
-    }
-    Tensor<double, 3> mass, difference;
-    Tensor<double, 2> norm;
-    Tensor<int32_t, 1> once;
-};
+Measured measure_setting(const io::ResultsReader& results, const std::string& layer, size_t setting,
+                         const measure::DrawnBlocks& over) {
+    const std::string group = measure::sums_group(layer, std::to_string(setting));
+    return {over.means(results.read<double, 2>(group + "/mass/sums").view()),
+            measure::error_draws(results, over, group + "/group_output_error")};
+}
 
 bool reaches(const Asked& asked, const Setting& setting, double mass, double error) {
     if (asked.keep) return mass >= *asked.keep;
@@ -99,32 +72,26 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
     layer.layer = std::stoll(name);
     const std::string group = "/advise/" + name, sizes = "/layers/" + name;
     layer.dense = read_cost(results, group, "dense");
-    layer.block_queries = static_cast<int64_t>(results.number(sizes, "block_queries"));
     layer.longest_sequence = static_cast<int64_t>(results.number(sizes, "longest_sequence"));
-    const auto of = results.read<int64_t, 1>("/queries/" + name + "/block_sequence");
-    const std::vector<int64_t> sequences(of.data(), of.data() + of.size());
-    layer.blocks = std::ssize(sequences);
-    layer.sequences = std::ssize(std::set<int64_t>(sequences.begin(), sequences.end()));
-    const Tensor<int32_t, 2> draws = analysis::bootstrap_draws(sequences, kDraws, advice.seed);
-    const StoredSums sums(results, name);
+    const measure::DrawnBlocks blocks(results, "/query_blocks/" + name), once = blocks.once();
+    layer.blocks = blocks.blocks();
+    layer.queries = blocks.queries();
+    layer.sequences = blocks.sequences();
     const Tensor<double, 2> costs = results.read<double, 2>(group + "/costs");
     layer.kept.resize(advice.settings.size());
-#pragma omp parallel for
-    for (int64_t s = 0; s < std::ssize(layer.kept); ++s) {
-        Kept& kept = layer.kept[static_cast<size_t>(s)];
-        for (int64_t n = 0; n < kDraws; ++n) {
-            const Measured drawn = sums.measure(s, std::as_const(draws).view()[n]);
-            kept.mass_draws.push_back(drawn.mass);
-            kept.error_draws.push_back(drawn.error);
-        }
-        const Measured found = sums.measure(s, sums.once);
-        kept.mass = analysis::with_interval(found.mass, kept.mass_draws);
-        kept.error = analysis::with_interval(found.error, kept.error_draws);
+    for (size_t n = 0; n < layer.kept.size(); ++n) {
+        const auto s = static_cast<int64_t>(n);
+        Kept& kept = layer.kept[n];
+        Measured drawn = measure_setting(results, name, n, blocks);
+        const Measured found = measure_setting(results, name, n, once);
+        kept.mass_draws = std::move(drawn.mass);
+        kept.error_draws = std::move(drawn.error);
+        kept.mass = analysis::with_interval(found.mass.front(), kept.mass_draws);
+        kept.error = analysis::with_interval(found.error.front(), kept.error_draws);
         kept.cost = {costs(s, 0), costs(s, 1), costs(s, 2)};
         kept.order = kOrders[static_cast<size_t>(costs(s, 3))];
         kept.tile_union = costs(s, 4);
-        kept.enough = reaches(advice.asked, advice.settings[static_cast<size_t>(s)], kept.mass.low,
-                              kept.error.high);
+        kept.enough = reaches(advice.asked, advice.settings[n], kept.mass.low, kept.error.high);
     }
     return layer;
 }
@@ -256,7 +223,7 @@ void find_bound(Advice& advice) {
 
 std::string Asked::text() const {
     if (keep) return msa::text("mass kept of at least ", *keep);
-    if (error) return msa::text("output error of at most ", *error);
+    if (error) return msa::text("group output error of at most ", *error);
     return msa::text("budget of at most ", *budget, " tokens");
 }
 

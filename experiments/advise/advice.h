@@ -41,7 +41,7 @@ struct LayerAdvice {
     std::optional<size_t> recommended;  // its own cheapest setting that is enough and cheaper than
                                         // dense attention; nothing: it should stay dense
     bool sparse = false;                // under the setting recommended for all
-    int64_t blocks = 0, block_queries = 0, longest_sequence = 0, sequences = 0;
+    int64_t blocks = 0, queries = 0, longest_sequence = 0, sequences = 0;
 };
 
 /// One setting for all layers, those where it is not enough staying dense.

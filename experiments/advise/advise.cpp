@@ -91,7 +91,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     resolve(o, file, err);
     const Grid grid = grid_for(o, file, err);
     for (int64_t number : o.layers)  // throws where there are too few
-        choose_blocks(o, file.info(), file.layer(number), grid.largest());
+        choose_tiles(o, file.info(), file.layer(number), grid.largest());
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 

@@ -10,18 +10,20 @@
 #include "analysis/output_error.h"
 #include "analysis/recall.h"
 #include "core/kernel_sizes.h"
-#include "experiments/driver/attend.h"
-#include "experiments/driver/choice_errors.h"
+#include "core/tolerance.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/sample.h"
-#include "experiments/measure/layer.h"
+#include "experiments/measure/checks.h"
+#include "experiments/measure/choice_errors.h"
+#include "experiments/measure/sums.h"
 
 namespace msa::experiments::advise {
 namespace {
 
 constexpr int64_t kLeastBlocks = 2;
+
 const char* const kOracle = "oracle";
 
 /// P_b of blocks `factor` times as large.
@@ -39,44 +41,57 @@ Mirror<3> sum_blocks(Backend& backend, View<const float, 3> fine, int64_t factor
     return {backend, std::move(coarse)};
 }
 
-/// What is added up for all settings of a layer.
+/// Of one setting, over the queries of a block.
 struct SettingSums {
-    SettingSums(int64_t settings, int64_t blocks, int64_t groups)
-        : mass({settings, blocks, groups}),
-          difference({settings, blocks, groups}),
-          norm({blocks, groups}),
-          tile_union({settings, blocks}) {}
-    Tensor<double, 3> mass, difference;  // [settings, blocks, Hkv]
-    Tensor<double, 2> norm;              // [blocks, Hkv]
-    Tensor<double, 2> tile_union;        // [settings, blocks], mean over groups
+    explicit SettingSums(int64_t groups) : mass(groups), error(groups) {}
+    measure::KeptMass mass;
+    analysis::OutputError error;  // over the heads of each group together
 };
 
 class LayerMeasurement {
 public:
     LayerMeasurement(const AdviseOptions& o, const io::ActivationsReader& file,
                      const io::LayerInfo& layer, const std::vector<Setting>& settings,
-                     const QueryBlocks& queries, Backend& backend)
+                     const Tiles& tiles, Backend& backend)
         : o_(o),
           layer_(layer),
           settings_(settings),
-          queries_(queries),
+          tiles_(tiles),
+          queries_(tiles.queries),
           backend_(backend),
           data_(file, layer, layer_elements(backend, layer, o.element)),
           view_(backend, data_),
-          sums_(std::ssize(settings), std::ssize(queries.sequences), layer.kv_heads) {
+          k_norm_(largest_norm(host_view(data_.k))),
+          sums_(queries_.blocks, {0, std::ssize(queries_.tokens)}),
+          tile_blocks_(settings.size()) {
         for (const Setting& setting : settings) add_size(setting);
     }
 
     void run(Progress& progress) {
-        const int64_t step = chunk_queries(), all = std::ssize(queries_.tokens);
-        for (int64_t begin = 0; begin < all; begin += step) {
+        const Problem& finest = sizes_.begin()->second.whole;
+        for (const QueryRange range :
+             measure::chunks(queries_.blocks, {0, std::ssize(queries_.tokens)},
+                             measure::chunk_queries(backend_, finest, 8, 8))) {
             stop_if_asked();
-            const QueryRange range{begin, std::min(begin + step, all)};
             add(range);
             progress.advance(range.end - range.begin);
         }
     }
-    const SettingSums& sums() const { return sums_; }
+    /// Blocks that the queries of a tile select together, as the cost model takes it: the mean over
+    /// the sampled tiles and the groups. Nothing where their queries do not follow each other.
+    std::optional<double> mean_union(size_t setting) const {
+        if (!tiles_.adjacent) return std::nullopt;
+        const int64_t top_k = settings_[setting].rule.top_k;
+        const auto tiles = static_cast<double>(std::ssize(queries_.tokens) / tiles_.size);
+        const double mean = static_cast<double>(tile_blocks_[setting]) /
+                            static_cast<double>(layer_.kv_heads) / tiles;
+        return std::clamp(mean, static_cast<double>(top_k),
+                          static_cast<double>(top_k * tiles_.size));
+    }
+    void write(const std::string& layer, io::UnitWriter& to) const {
+        sums_.write(to, layer);
+        checks_.write(to, layer);
+    }
 
 private:
     /// One block size, with the selectors that have settings of it.
@@ -101,110 +116,102 @@ private:
         return view_.selector_layer(size.whole, o_.seed);
     }
 
-    int64_t chunk_queries() const {
-        const int64_t finest = sizes_.begin()->second.whole.blocks();
-        const int64_t bytes =
-            8 * layer_.kv_heads * finest * 4 + 8 * layer_.query_heads * layer_.head_dim * 4;
-        const int64_t blocks = kChunkBytes / bytes / queries_.size;
-        return std::clamp<int64_t>(blocks, 1, 64) * queries_.size;
-    }
-
     void add(QueryRange range) {
-        const std::span<const int64_t> tokens =
-            std::span(queries_.tokens)
-                .subspan(static_cast<size_t>(range.begin),
-                         static_cast<size_t>(range.end - range.begin));
         std::optional<Attention> dense;
         std::map<int64_t, Mirror<3>> masses;  // P_b by block size
-        for (auto& [block_size, size] : sizes_) {
+        for (const auto& [block_size, size] : sizes_) {
             const SelectorLayer layer = selector_layer(size);
             const measure::ChunkView queries(layer, view_, size.queries.with_queries(range),
-                                             tokens);
-            const Problem& p = queries.problem;
-            const SelectorChunk& chunk = queries.chunk;
-            if (!dense) {
-                dense = attend(backend_, p, queries.input(), {});
-                add_norm(dense->out, range.begin);
-            }
+                                             queries_.tokens_of(range));
+            if (!dense) dense = queries.dense();
             const auto finer = std::find_if(
                 masses.rbegin(), masses.rend(),
                 [of = block_size](const auto& known) { return of % known.first == 0; });
-            const Mirror<3> mass = finer == masses.rend()
-                                       ? chunk.mass()
-                                       : sum_blocks(backend_, finer->second.host(),
-                                                    block_size / finer->first, p.blocks());
+            const Mirror<3> mass =
+                finer == masses.rend()
+                    ? queries.chunk.mass()
+                    : sum_blocks(backend_, finer->second.host(), block_size / finer->first,
+                                 queries.problem.blocks());
             masses[block_size] = mass;
-            std::vector<int64_t> numbers;
-            std::vector<Tensor<int32_t, 3>> ids;
-            for (const auto& [name, selector] : size.selectors) {
-                // The oracle's scores are P_b, which is there already.
-                const Mirror<3> scores = name == kOracle ? mass : selector->score(layer, chunk);
-                for (size_t s = 0; s < settings_.size(); ++s) {
-                    const Setting& setting = settings_[s];
-                    if (setting.block_size != block_size || setting.selector != name) continue;
-                    numbers.push_back(static_cast<int64_t>(s));
-                    ids.push_back(pick(backend_, p, setting.rule, scores.floats()));
-                }
-            }
-            const std::vector<Tensor<double, 2>> errors =
-                squared_errors(backend_, p, queries.input(), *dense,
-                               std::vector<View<const int32_t, 3>>(ids.begin(), ids.end()));
-            for (size_t n = 0; n < numbers.size(); ++n)
-                add_setting(numbers[n], range.begin, mass.host(), ids[n], errors[n]);
+            const measure::MeasuredChunk chunk(queries, queries_, range, k_norm_, *dense,
+                                               mass.host());
+            checks_.begin(chunk.rows(), queries.tokens);
+            add_size(size, block_size, layer, chunk, mass);
         }
     }
 
-    int64_t block_of(int64_t first, int64_t row) const { return (first + row) / queries_.size; }
-
-    void add_norm(const Tensor<float, 3>& dense, int64_t first) {
-        const Tensor<double, 2> norms = analysis::squared_differences(dense, {}, layer_.kv_heads);
-        for (int64_t i = 0; i < norms.extent(0); ++i)
-            for (int64_t r = 0; r < norms.extent(1); ++r)
-                sums_.norm(block_of(first, i), r) += norms(i, r);
+    void add_size(const Size& size, int64_t block_size, const SelectorLayer& layer,
+                  const measure::MeasuredChunk& chunk, const Mirror<3>& mass) {
+        const Problem& p = chunk.problem;
+        std::vector<size_t> numbers;
+        std::vector<Tensor<int32_t, 3>> ids;
+        for (const auto& [name, selector] : size.selectors) {
+            // The oracle's scores are P_b, which is there already.
+            const Mirror<3> scores =
+                name == kOracle ? mass : selector->score(layer, chunk.queries.chunk);
+            for (size_t s = 0; s < settings_.size(); ++s) {
+                const Setting& setting = settings_[s];
+                if (setting.block_size != block_size || setting.selector != name) continue;
+                numbers.push_back(s);
+                ids.push_back(pick(backend_, p, setting.rule, scores.floats()));
+            }
+        }
+        const std::vector<Tensor<double, 2>> errors =
+            measure::squared_errors(backend_, p, chunk.queries.input(), chunk.dense,
+                                    std::vector<View<const int32_t, 3>>(ids.begin(), ids.end()));
+        for (size_t n = 0; n < numbers.size(); ++n)
+            add_setting(numbers[n], chunk, ids[n], errors[n]);
     }
 
-    void add_setting(int64_t s, int64_t first, View<const float, 3> mass,
-                     View<const int32_t, 3> ids, const Tensor<double, 2>& errors) {
-        const int64_t rows = queries_.size;
-        const auto shares = static_cast<double>(rows);
-#pragma omp parallel for
-        for (int64_t begin = 0; begin < ids.extent(0); begin += rows) {
-            const int64_t block = block_of(first, begin);
-            double distinct = 0;
-            for (int64_t r = 0; r < layer_.kv_heads; ++r) {
+    void add_setting(size_t s, const measure::MeasuredChunk& chunk, View<const int32_t, 3> ids,
+                     View<const double, 2> errors) {
+        const std::string name = std::to_string(s);
+        checks_.check(settings_[s].selector, ids, errors);
+        tile_blocks_[s] += blocks_of_tiles(ids);
+        sums_.add(chunk.blocks, [&](const measure::BlockRows& rows) {
+            SettingSums sums(layer_.kv_heads);
+            const View<const int32_t, 3> picked = rows.of(ids);
+            const View<const float, 3> mass = rows.of(chunk.mass);
+            for (int64_t i = 0; i < picked.extent(0); ++i)
+                for (int64_t r = 0; r < picked.extent(1); ++r)
+                    sums.mass.means[static_cast<size_t>(r)].add(
+                        analysis::mass_of(mass[i][r], selected(picked, i, r)));
+            sums.error.add(rows.of(chunk.kinds), rows.of(errors), rows.of(chunk.norm));
+            return measure::States{{name + "/mass", sums.mass.state()},
+                                   {name + "/group_output_error", sums.error.state()}};
+        });
+    }
+
+    /// Distinct blocks of each tile and group, summed.
+    int64_t blocks_of_tiles(View<const int32_t, 3> ids) const {
+        int64_t distinct = 0;
+#pragma omp parallel for reduction(+ : distinct)
+        for (int64_t begin = 0; begin < ids.extent(0); begin += tiles_.size)
+            for (int64_t r = 0; r < ids.extent(1); ++r) {
                 std::set<int32_t> all;
-                for (int64_t i = begin; i < begin + rows; ++i) {
+                for (int64_t i = begin; i < begin + tiles_.size; ++i) {
                     const std::span<const int32_t> kept = selected(ids, i, r);
                     all.insert(kept.begin(), kept.end());
-                    sums_.mass(s, block, r) += analysis::mass_of(mass[i][r], kept) / shares;
-                    sums_.difference(s, block, r) += errors(i, r);
                 }
-                distinct += static_cast<double>(all.size());
+                distinct += std::ssize(all);
             }
-            sums_.tile_union(s, block) = distinct / static_cast<double>(layer_.kv_heads);
-        }
+        return distinct;
     }
 
     const AdviseOptions& o_;
     const io::LayerInfo& layer_;
     const std::vector<Setting>& settings_;
-    const QueryBlocks& queries_;
+    const Tiles& tiles_;
+    const measure::LayerQueries& queries_;
     Backend& backend_;
     measure::LayerData data_;
     measure::LayerView view_;
     std::map<int64_t, Size> sizes_;  // by block size, ascending
-    SettingSums sums_;
+    double k_norm_;
+    measure::Sums sums_;
+    measure::SelfChecks checks_;
+    std::vector<int64_t> tile_blocks_;  // [settings]
 };
-
-/// Blocks of the kernels' tiles: the mean over the sampled ones, as the cost model takes it.
-std::optional<double> mean_union(const SettingSums& sums, const QueryBlocks& queries,
-                                 int64_t setting, int64_t top_k) {
-    if (!queries.adjacent) return std::nullopt;
-    const View<const double, 1> of = sums.tile_union.view()[setting];
-    const double mean =
-        std::accumulate(of.data(), of.data() + of.size(), 0.0) / static_cast<double>(of.size());
-    return std::clamp(mean, static_cast<double>(top_k), static_cast<double>(top_k * queries.size));
-}
 
 void write_settings(const std::vector<Setting>& settings, const std::string& group,
                     io::UnitWriter& to) {
@@ -228,20 +235,19 @@ void write_settings(const std::vector<Setting>& settings, const std::string& gro
 }
 
 void write_prices(const AdviseOptions& o, const io::LayerInfo& layer,
-                  const std::vector<Setting>& settings, const QueryBlocks& queries,
-                  const SettingSums& sums, const analysis::Hardware& on, const std::string& group,
-                  io::UnitWriter& to) {
+                  const std::vector<Setting>& settings, const LayerMeasurement& of,
+                  const analysis::Hardware& on, const std::string& group, io::UnitWriter& to) {
     const Pricer price(layer, o.context, o.decode, on);
     write_price(to, group, "dense", price.dense());
     Tensor<double, 2> costs({std::ssize(settings), 5});
     for (int64_t s = 0; s < costs.extent(0); ++s) {
         const Setting& setting = settings[static_cast<size_t>(s)];
-        const auto tile_union = mean_union(sums, queries, s, setting.rule.top_k);
-        const Price of = price(setting, tile_union);
-        costs(s, 0) = of.seconds;
-        costs(s, 1) = of.work.flops;
-        costs(s, 2) = of.work.bytes;
-        costs(s, 3) = static_cast<double>(of.order);
+        const auto tile_union = of.mean_union(static_cast<size_t>(s));
+        const Price priced = price(setting, tile_union);
+        costs(s, 0) = priced.seconds;
+        costs(s, 1) = priced.work.flops;
+        costs(s, 2) = priced.work.bytes;
+        costs(s, 3) = static_cast<double>(priced.order);
         costs(s, 4) = tile_union.value_or(0);
     }
     to.write<double, 2>(group + "/costs", costs.view(),
@@ -253,35 +259,41 @@ void write_prices(const AdviseOptions& o, const io::LayerInfo& layer,
 
 }  // namespace
 
-QueryBlocks choose_blocks(const AdviseOptions& o, const io::ActivationsInfo& info,
-                          const io::LayerInfo& layer, int64_t largest) {
-    QueryBlocks all{cuda::sparse_tile_queries(layer.query_heads / layer.kv_heads), {}, {}, true};
-    const std::vector<int64_t>& cu = info.cu_seqlens;
-    std::vector<std::vector<int64_t>> of_sequence(cu.size() - 1);
-    size_t s = 0;
-    for (int64_t token : chosen_queries(o, cu, layer.layer)) {
-        while (token >= cu[s + 1]) ++s;
-        if (token - cu[s] >= largest) of_sequence[s].push_back(token);
-    }
-    std::vector<std::pair<size_t, size_t>> blocks;  // sequence, first query
-    for (s = 0; s < of_sequence.size(); ++s)
-        for (size_t first = 0; first + static_cast<size_t>(all.size) <= of_sequence[s].size();
-             first += static_cast<size_t>(all.size))
-            blocks.emplace_back(s, first);
-    require(std::ssize(blocks) >= kLeastBlocks, "layer ", layer.layer, ": the chosen queries have ",
-            blocks.size(), " blocks of ", all.size, " queries that see more than ", largest,
-            " keys, the largest budget; at least ", kLeastBlocks,
-            " are needed: choose smaller --top-ks or --block-sizes, or more queries");
+Tiles choose_tiles(const AdviseOptions& o, const io::ActivationsInfo& info,
+                   const io::LayerInfo& layer, int64_t largest) {
+    Tiles tiles{.size = cuda::sparse_tile_queries(layer.query_heads / layer.kv_heads)};
+    std::vector<int64_t> seeing = chosen_queries(o, info.cu_seqlens, layer.layer);
+    const Problem whole = io::layer_problem(info, layer, largest);
+    const std::vector<KeyRange>& visible = visible_keys(whole);
+    std::erase_if(seeing, [&](int64_t token) {
+        return visible[static_cast<size_t>(token)].count <= largest;
+    });
+    const auto counted = [&](std::vector<int64_t> tokens) {
+        const Problem p = whole.with_query_rows(tokens);
+        std::vector<analysis::RowKind> kinds(tokens.size(), analysis::RowKind::counted);
+        return measure::LayerQueries(p, std::move(tokens), std::move(kinds));
+    };
+    const analysis::QueryBlocks blocks = counted(seeing).blocks;
+    std::vector<int64_t> firsts;
+    for (int64_t b = 0; b < blocks.count(); ++b)
+        for (int64_t first = blocks.range(b).begin; first + tiles.size <= blocks.range(b).end;
+             first += tiles.size)
+            firsts.push_back(first);
     const int64_t wanted =
-        o.sample_queries == 0 ? 0 : std::max(kLeastBlocks, o.sample_queries / all.size);
-    for (int64_t n : stratified_sample(std::ssize(blocks), wanted, o.seed)) {
-        const auto [sequence, first] = blocks[static_cast<size_t>(n)];
-        const auto begin = of_sequence[sequence].begin() + static_cast<int64_t>(first);
-        all.adjacent &= *(begin + (all.size - 1)) - *begin == all.size - 1;
-        all.tokens.insert(all.tokens.end(), begin, begin + all.size);
-        all.sequences.push_back(static_cast<int64_t>(sequence));
+        o.sample_queries == 0 ? 0 : std::max(kLeastBlocks, o.sample_queries / tiles.size);
+    std::vector<int64_t> tokens;
+    for (int64_t n : stratified_sample(std::ssize(firsts), wanted, o.seed)) {
+        const auto begin = seeing.begin() + firsts[static_cast<size_t>(n)];
+        tiles.adjacent &= *(begin + (tiles.size - 1)) - *begin == tiles.size - 1;
+        tokens.insert(tokens.end(), begin, begin + tiles.size);
     }
-    return all;
+    tiles.queries = counted(std::move(tokens));
+    require(tiles.queries.blocks.count() >= kLeastBlocks, "layer ", layer.layer,
+            ": of the chosen queries, ", firsts.size(), " tiles of ", tiles.size, " see more than ",
+            largest, " keys, the largest budget, in ", tiles.queries.blocks.count(),
+            " stretches of ", analysis::kBlockPositions, " positions; at least ", kLeastBlocks,
+            " are needed: choose smaller --top-ks or --block-sizes, or more queries");
+    return tiles;
 }
 
 void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
@@ -289,10 +301,10 @@ void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
                   const analysis::Hardware& on, const Worker& worker, io::UnitWriter& to) {
     int64_t largest = 0;
     for (const Setting& setting : settings) largest = std::max(largest, setting.tokens());
-    const QueryBlocks queries = choose_blocks(o, file.info(), layer, largest);
-    LayerMeasurement measurement(o, file, layer, settings, queries, worker.backend);
-    Progress progress(worker.progress, text("layer ", layer.layer), std::ssize(queries.tokens),
-                      "queries");
+    const Tiles tiles = choose_tiles(o, file.info(), layer, largest);
+    const std::vector<int64_t>& tokens = tiles.queries.tokens;
+    LayerMeasurement measurement(o, file, layer, settings, tiles, worker.backend);
+    Progress progress(worker.progress, text("layer ", layer.layer), std::ssize(tokens), "queries");
     measurement.run(progress);
 
     const std::string name = std::to_string(layer.layer), group = "/advise/" + name;
@@ -300,27 +312,13 @@ void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
     write_layer(to, layer, p,
                 {{"tokens", p.keys()},
                  {"longest_sequence", p.batch.longest_keys()},
-                 {"queries", std::ssize(queries.tokens)},
-                 {"block_queries", queries.size},
+                 {"queries", std::ssize(tokens)},
+                 {"tile_queries", tiles.size},
                  {"largest_budget", largest}});
-    to.write<int64_t, 1>("/queries/" + name + "/token",
-                         {queries.tokens.data(), {std::ssize(queries.tokens)}},
-                         {"query", "token", "packed token index of each measured query"});
-    to.write<int64_t, 1>("/queries/" + name + "/block_sequence",
-                         {queries.sequences.data(), {std::ssize(queries.sequences)}},
-                         {"block", "", "sequence of each block of queries"});
+    measure::write_tokens(to, "/queries/" + name, tokens);
     write_settings(settings, group, to);
-    const SettingSums& sums = measurement.sums();
-    to.write<double, 3>(
-        group + "/mass_kept", sums.mass.view(),
-        {"setting,block,group", "probability", "mass kept, mean over the queries of a block"});
-    to.write<double, 3>(
-        group + "/difference", sums.difference.view(),
-        {"setting,block,group", "",
-         "sum of |o_sparse - o_dense|^2 over a block's queries and a group's heads"});
-    to.write<double, 2>(group + "/norm", sums.norm.view(),
-                        {"block,group", "", "sum of |o_dense|^2 likewise"});
-    write_prices(o, layer, settings, queries, sums, on, group, to);
+    measurement.write(name, to);
+    write_prices(o, layer, settings, measurement, on, group, to);
 }
 
 }  // namespace msa::experiments::advise

@@ -9,23 +9,22 @@
 #include "core/io/activations.h"
 #include "experiments/advise/setting.h"
 #include "experiments/driver/run.h"
+#include "experiments/measure/queries.h"
 
 namespace msa::experiments::advise {
 
-/// The queries that a layer is judged by: blocks of neighbouring ones, as many as a tile of the
-/// kernels takes, all of which see more keys than the largest budget. A block is what the bootstrap
-/// draws.
-struct QueryBlocks {
-    int64_t size = 0;                // T, queries of a block
-    std::vector<int64_t> tokens;     // packed, ascending, T of each block
-    std::vector<int64_t> sequences;  // [blocks]
-    bool adjacent = true;            // the queries of each block follow each other without gaps
+/// The queries that a layer is judged by: whole tiles of the kernels, of neighbouring queries that
+/// all see more keys than the largest budget. A tile lies in one block of queries.
+struct Tiles {
+    int64_t size = 0;  // T, queries of a tile
+    measure::LayerQueries queries = {};
+    bool adjacent = true;  // the queries of each tile follow each other without gaps
 };
 
-/// Of the queries that the options choose, --sample-queries of them at most. InputError where fewer
-/// than two blocks see more than `largest` keys.
-QueryBlocks choose_blocks(const AdviseOptions&, const io::ActivationsInfo&, const io::LayerInfo&,
-                          int64_t largest);
+/// Of the queries that the options choose, --sample-queries of them at most. InputError where those
+/// that see more than `largest` keys are fewer than two blocks.
+Tiles choose_tiles(const AdviseOptions&, const io::ActivationsInfo&, const io::LayerInfo&,
+                   int64_t largest);
 
 /// Measures all settings on `layer` and writes /layers/<l>, /queries/<l> and /advise/<l>.
 /// Throws Interrupted when a stop is requested.

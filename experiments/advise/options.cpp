@@ -48,7 +48,8 @@ OptionTable option_table(AdviseOptions& o) {
     add_files(table, o);
     table.real("keep", "SHARE", o.keep,
                "target: this share of the attention mass is kept; default, with 0.95");
-    table.real("error", "E", o.error, "target: the relative output error is at most this");
+    table.real("error", "E", o.error,
+               "target: the relative output error of a group of heads is at most this");
     table
         .count("budget", "TOKENS", o.budget,
                "target: the most mass for at most so many tokens that a query attends to")

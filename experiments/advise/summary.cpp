@@ -5,10 +5,10 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
-#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
+#include "experiments/measure/drawn.h"
 
 namespace msa::experiments::advise {
 namespace {
@@ -27,7 +27,7 @@ ordered_json json_of(const Setting& s) {
 ordered_json json_of(const Setting& setting, const Kept& kept, const Cost& dense) {
     ordered_json json = json_of(setting);
     json["mass_kept"] = estimate_json(kept.mass);
-    json["output_error"] = estimate_json(kept.error);
+    json["group_output_error"] = estimate_json(kept.error);
     json["cost"] = cost_json(kept.cost);
     json["cost"]["share_of_dense"] = kept.cost.seconds / dense.seconds;
     json["cost"]["loop_order"] = kept.order.empty() ? ordered_json() : ordered_json(kept.order);
@@ -48,7 +48,7 @@ ordered_json json_of(const Advice& advice, const LayerAdvice& layer) {
                       {"recommended", nullptr},
                       {"dense_cost", cost_json(layer.dense)},
                       {"blocks_of_queries", layer.blocks},
-                      {"queries_of_a_block", layer.block_queries},
+                      {"queries", layer.queries},
                       {"sequences", layer.sequences},
                       {"under_recommended", nullptr}};
     if (layer.recommended) {
@@ -96,7 +96,7 @@ void print_choice(const Advice& advice, const Choice& choice, std::ostream& out)
     const Cost& cost = choice.kept.cost;
     out << "  " << setting_text(setting) << " (" << setting.tokens() << " tokens)\n"
         << "  mass kept     " << text_of(choice.kept.mass) << '\n'
-        << "  output error  " << text_of(choice.kept.error) << '\n'
+        << "  group output error  " << text_of(choice.kept.error) << '\n'
         << "  time          " << time_text(cost.seconds) << ", dense attention "
         << time_text(advice.dense.seconds) << ": "
         << fixed_text(advice.dense.seconds / cost.seconds, 2) << " times as fast\n";
@@ -104,8 +104,8 @@ void print_choice(const Advice& advice, const Choice& choice, std::ostream& out)
 }
 
 void print_front(const Advice& advice, std::ostream& out) {
-    out << "\nPareto front of cost against " << (advice.asked.error ? "output error" : "mass lost")
-        << ", all layers sparse:\n\n";
+    out << "\nPareto front of cost against "
+        << (advice.asked.error ? "group output error" : "mass lost") << ", all layers sparse:\n\n";
     std::vector<std::string> header = kHeader;
     header.emplace_back("");
     Table table(header);
@@ -154,8 +154,8 @@ void print_layers(const Advice& advice, std::ostream& out) {
 
 std::string sampling_text(const Advice& advice) {
     const LayerAdvice& first = advice.layers.front();
-    return text("Mass and error are of ", first.blocks, " blocks of ", first.block_queries,
-                " neighbouring queries of ", first.sequences,
+    return text("Mass and error are of ", first.queries, " queries in ", first.blocks,
+                " blocks of neighbouring ones, of ", first.sequences,
                 first.sequences == 1 ? " sequence" : " sequences", ", at most ",
                 first.longest_sequence, " tokens long. Intervals are 95 % of ", kDraws,
                 " bootstrap draws of these blocks, seed ", advice.seed, ".");
@@ -165,14 +165,13 @@ std::string sampling_text(const Advice& advice) {
 
 std::string advise_definitions() {
     ordered_json definitions;
-    for (const auto& [name, metric] :
-         {std::pair{"mass_kept", "mass_kept"}, {"output_error", "group_output_error"}})
-        definitions[name] = analysis::metric(metric).definition;
+    for (const char* name : {"mass_kept", "group_output_error"})
+        definitions[name] = analysis::metric(name).definition;
     definitions["cost"] =
         "roofline of the captured layers together at the context, bf16: selection and attention in "
         "the fastest loop order; the union of a tile is the measured one where the queries of a "
         "block are neighbours";
-    definitions["low, high"] = kIntervalsWords;
+    definitions["low, high"] = measure::kIntervalsWords;
     definitions["recommended"] =
         "under keep and error, the lowest cost of all layers; a layer is sparse where the far end "
         "of its interval reaches the target and dense attention costs more; under budget, the most "
@@ -231,8 +230,8 @@ std::string nearest_text(const Advice& advice) {
     const Choice& nearest = advice.nearest;
     return text("target: ", advice.asked.text(), ": ", advice.why_none, "; the nearest is ",
                 setting_text(advice.settings[nearest.setting]), ", with mass kept ",
-                text_of(nearest.kept.mass), ", output error ", text_of(nearest.kept.error), ", ",
-                time_text(nearest.kept.cost.seconds), " (dense attention ",
+                text_of(nearest.kept.mass), ", group output error ", text_of(nearest.kept.error),
+                ", ", time_text(nearest.kept.cost.seconds), " (dense attention ",
                 time_text(advice.dense.seconds), ")");
 }
 

@@ -22,7 +22,7 @@ namespace {
 std::string resolve(AnalyzeOptions& o, std::span<const std::string> args,
                     const io::ActivationsReader& file, std::ostream& err) {
     const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
-    for (int64_t number : o.layers) choose_queries(o, file.info().cu_seqlens, number);
+    for (int64_t number : o.layers) sampled_queries(o, file.info().cu_seqlens, number, o.seed);
     std::string note = resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
     const bool chosen = !o.selectors.empty();
     if (!chosen) o.selectors = list_pointwise_selectors();
@@ -52,7 +52,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     job.describe(option_table(o), metric_definitions(note), *backend, file, o.element);
     job.begin(query_units(
         file, o.layers, o.unit_queries,
-        [&](int64_t layer) { return std::ssize(choose_queries(o, file.info().cu_seqlens, layer)); },
+        [&](const io::LayerInfo& layer) { return analyzed_queries(o, file, layer).blocks.begins; },
         [&](const LayerPart& part, const Worker& worker, io::UnitWriter& to) {
             analyze_part(o, file, part, worker, to);
         }));

@@ -10,6 +10,7 @@
 #include "analysis/recall.h"
 #include "core/io/results.h"
 #include "experiments/driver/attend.h"
+#include "experiments/measure/measured_chunk.h"
 
 namespace msa::experiments::analyze {
 
@@ -31,11 +32,24 @@ public:
         return ks;
     }
 
-    void add(Backend& backend, const Problem& p, SelectionRule rule,
-             const std::vector<analysis::RowKind>& kinds, In<3> scores, View<const float, 3> mass) {
+    /// The blocks of each number, [Nq, Hkv, k] on the host.
+    static std::vector<Tensor<int32_t, 3>> pick_all(Backend& backend, const Problem& p,
+                                                    SelectionRule rule,
+                                                    const std::vector<int64_t>& ks, In<3> scores) {
+        std::vector<Tensor<int32_t, 3>> all;
+        for (int64_t k : ks) {
+            rule.top_k = k;
+            all.push_back(pick(backend, p, rule, scores));
+        }
+        return all;
+    }
+
+    /// Those of a block of queries.
+    void add(const measure::BlockRows& of, std::span<const analysis::RowKind> kinds,
+             const std::vector<Tensor<int32_t, 3>>& picked, View<const float, 3> mass) {
+        const Problem& p = of.problem;
         for (size_t n = 0; n < ks_.size(); ++n) {
-            rule.top_k = ks_[n];
-            const Tensor<int32_t, 3> ids = pick(backend, p, rule, scores);
+            const View<const int32_t, 3> ids = of.of(picked[n]);
             analysis::add_rows({&means_[n], 1}, p.queries() * p.kv_heads,
                                [&](int64_t row, analysis::RowValues values) {
                                    const int64_t i = row / p.kv_heads, r = row % p.kv_heads;
@@ -46,7 +60,6 @@ public:
         }
     }
 
-    const std::vector<int64_t>& ks() const { return ks_; }
     analysis::State state() const { return analysis::state_of(means_); }
     void join(const analysis::State& state) { analysis::join_means(means_, state); }
 

@@ -22,17 +22,15 @@ void join_layer(const std::vector<fs::path>& parts, io::UnitWriter& to) {
     join_rows(parts, kRows, to);
     const io::DatasetReader first(parts.front());
     const std::string layer = first.list("/layers").at(0), sizes = "/layers/" + layer;
-    LayerSums sums = LayerSums::stored(first);
-    double mass_bound = first.number(sizes, "mass_bound");
-    for (size_t n = 1; n < parts.size(); ++n) {
-        const io::DatasetReader part(parts[n]);
-        sums.join(part);
+    LayerSums sums = LayerSums::like(first);
+    double mass_bound = 0;
+    for (const fs::path& file : parts) {
+        const io::DatasetReader part(file);
+        sums.append(part, layer);
         mass_bound = std::max(mass_bound, part.number(sizes, "mass_bound"));
     }
     to.copy(first, sizes);
     to.attribute(sizes, "mass_bound", mass_bound);
-    if (const std::string blocks = "/query_blocks/" + layer; first.has(blocks))
-        to.copy(first, blocks);
     sums.write(to, layer);
 }
 

@@ -2,26 +2,18 @@
 #include "experiments/analyze/layer.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 
-#include "analysis/query_blocks.h"
 #include "core/select/selector.h"
 #include "core/tolerance.h"
 #include "experiments/analyze/sums.h"
 #include "experiments/driver/attend.h"
-#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
-#include "experiments/measure/layer.h"
+#include "experiments/measure/measured_chunk.h"
 
 namespace msa::experiments::analyze {
 namespace {
-
-using analysis::RowKind;
-
-constexpr int64_t kDeviceChunkBytes = int64_t{1} << 30;
 
 /// A selector, whose sums have the same number.
 struct Config {
@@ -32,57 +24,48 @@ struct Config {
 class LayerAnalysis {
 public:
     LayerAnalysis(const AnalyzeOptions& options, const io::ActivationsReader& file,
-                  const LayerPart& part, const std::vector<int64_t>& tokens, Backend& backend,
+                  const LayerPart& part, const measure::LayerQueries& queries, Backend& backend,
                   io::UnitWriter& to)
         : o_(options),
-          tokens_(tokens),
+          queries_(queries),
           backend_(backend),
           to_(to),
           info_(part.layer),
           part_(part.queries),
           name_(std::to_string(info_.layer)),
           whole_(io::layer_problem(file.info(), info_, options.block_size)),
-          all_(whole_.with_query_rows(tokens)),
-          blocks_(analysis::query_blocks(
-              all_, analysis::row_kinds(all_, options.rule.top_k, options.all_rows), kBlockTokens)),
+          all_(whole_.with_query_rows(queries.tokens)),
           data_(file, info_, layer_elements(backend, info_, options.element)),
           view_(backend, data_),
           layer_(view_.selector_layer(whole_, options.seed)),
           sums_({whole_.query_heads, whole_.kv_heads, whole_.block_size, block_starts(whole_),
-                 blocks_.count(), options.sink_tokens, options.oracle_without_local},
-                Curve::points(whole_, options.rule)) {
+                 options.sink_tokens, options.oracle_without_local},
+                Curve::points(whole_, options.rule)),
+          k_norm_(largest_norm(host_view(data_.k))) {
+        sums_.sums = measure::Sums(queries.blocks, part.queries);
         for (const std::string& selector : options.selectors) {
             std::unique_ptr<Selector> made = make_selector(selector);
             const SelectionRule rule = made->adjust(options.rule, 0);
             needs_logits_ |= made->needs().max_logit;
             made->prepare(layer_);
-            sums_.selectors.emplace_back(
-                sums_.sizes, SelectorAbout{made->label(), made->name() == "oracle", rule.top_k,
-                                           Curve::points(whole_, rule)});
+            sums_.add_selector(
+                {made->label(), made->name() == "oracle", rule.top_k, Curve::points(whole_, rule)});
             configs_.push_back({std::move(made), rule});
         }
         needs_logits_ |= options.oracle_by_logit;
         create_datasets();
     }
 
-    /// Queries whose buffers fit into the budget.
-    int64_t chunk_queries() const {
-        const int64_t row = std::max(whole_.blocks(), o_.rule.top_k);
-        const int64_t per_block = 4 * whole_.kv_heads * row * 4;
-        const int64_t per_head = 4 * whole_.query_heads * whole_.head_dim * 6;
-        const int64_t bytes = backend_.space() == Space::host ? kChunkBytes : kDeviceChunkBytes;
-        return std::clamp<int64_t>(bytes / (per_block + per_head), 1, 4096);
-    }
-
+    int64_t chunk_queries() const { return measure::chunk_queries(backend_, whole_, 4, 6); }
     /// Of the analysed queries, some of this part.
     void add(QueryRange range);
     /// What is known at the end: the datasets of the layer, or of a part of it its sums.
-    void write(bool is_whole) const;
+    void write(const LayerPart& part, std::ostream& err) const;
 
 private:
     void create_datasets();
-    void add_config(const Config& config, SelectorSums& sums, const measure::ChunkView& queries,
-                    QueryRange range, const std::vector<RowKind>& kinds, const Attention& dense,
+    void add_dense(const measure::MeasuredChunk& chunk);
+    void add_config(size_t number, const measure::MeasuredChunk& chunk, QueryRange range,
                     View<const int32_t, 3> oracle_ids);
     void write_queries() const;
     void write_sizes() const;
@@ -90,20 +73,20 @@ private:
     int64_t row(int64_t query) const { return query - part_.begin; }
 
     const AnalyzeOptions& o_;
-    const std::vector<int64_t>& tokens_;
+    const measure::LayerQueries& queries_;
     Backend& backend_;
     io::UnitWriter& to_;
     const io::LayerInfo& info_;
     QueryRange part_;  // of the analysed queries
     std::string name_;
     Problem whole_, all_;  // all tokens as queries; the analysed queries
-    analysis::QueryBlocks blocks_;
     measure::LayerData data_;
     measure::LayerView view_;
     SelectorLayer layer_;
     LayerSums sums_;
     std::vector<Config> configs_;
     bool needs_logits_ = false;
+    double k_norm_;      // longest key
     double q_norm_ = 0;  // the largest of the analysed queries
 };
 
@@ -137,63 +120,79 @@ void LayerAnalysis::create_datasets() {
 }
 
 void LayerAnalysis::add(QueryRange range) {
-    const std::span<const int64_t> tokens(tokens_.data() + range.begin, tokens_.data() + range.end);
-    const measure::ChunkView queries(layer_, view_, all_.with_queries(range), tokens,
-                                     needs_logits_);
-    const Problem& p = queries.problem;
-    const SelectorChunk& chunk = queries.chunk;
+    const measure::ChunkView queries(layer_, view_, all_.with_queries(range),
+                                     queries_.tokens_of(range), needs_logits_);
+    const Attention dense = queries.dense();
+    const measure::MeasuredChunk chunk(queries, queries_, range, k_norm_, dense);
     q_norm_ = std::max(q_norm_, largest_norm(host_view(queries.host_q)));
-    const std::vector<RowKind> kinds = analysis::row_kinds(p, o_.rule.top_k, o_.all_rows);
-    sums_.dense.rows.add(kinds);
-
-    // The dense pass, shared by all selectors.
-    const Attention dense = attend(backend_, p, queries.input(), {});
-    const Attention mean_key = attend(backend_, p, queries.mean_key_input(), {});
-    sums_.dense.sink.add(p, queries.host_q, data_.k, dense.lse, {});
-    sums_.dense.entropy.add(p, queries.host_q, mean_key.out, dense.lse, view_.host_sinks);
-    const View<const float, 3> mass = chunk.mass().host();
-    sums_.dense.first_block.add(kinds, mass);
+    sums_.checks.begin(chunk.rows(), queries.tokens);
+    add_dense(chunk);
     if (o_.dumps("outputs")) {
-        to_.write_rows<float, 3>("/outputs/dense/" + name_ + "/out", row(range.begin), dense.out);
-        to_.write_rows<float, 2>("/outputs/dense/" + name_ + "/lse", row(range.begin), dense.lse);
+        const std::string at = "/outputs/dense/" + name_;
+        to_.write_rows<float, 3>(at + "/out", row(range.begin), chunk.dense.out);
+        to_.write_rows<float, 2>(at + "/lse", row(range.begin), chunk.dense.lse);
     }
-    if (o_.dumps("mass")) to_.write_rows<float, 3>("/mass/" + name_, row(range.begin), mass);
-
-    const Tensor<int32_t, 3> oracle_ids = pick(
-        backend_, p, o_.rule, (o_.oracle_by_logit ? chunk.max_logit() : chunk.mass()).floats());
-    sums_.dense.oracle_curve.add(backend_, p, o_.rule, kinds, chunk.mass().floats(), mass);
-
-    for (size_t n = 0; n < configs_.size(); ++n)
-        add_config(configs_[n], sums_.selectors[n], queries, range, kinds, dense, oracle_ids);
+    if (o_.dumps("mass")) to_.write_rows<float, 3>("/mass/" + name_, row(range.begin), chunk.mass);
+    const SelectorChunk& of = queries.chunk;
+    const Tensor<int32_t, 3> oracle_ids =
+        pick(backend_, chunk.problem, o_.rule,
+             (o_.oracle_by_logit ? of.max_logit() : of.mass()).floats());
+    for (size_t n = 0; n < configs_.size(); ++n) add_config(n, chunk, range, oracle_ids);
 }
 
-void LayerAnalysis::add_config(const Config& config, SelectorSums& sums,
-                               const measure::ChunkView& queries, QueryRange range,
-                               const std::vector<RowKind>& kinds, const Attention& dense,
+/// The dense pass, shared by all selectors.
+void LayerAnalysis::add_dense(const measure::MeasuredChunk& chunk) {
+    const measure::ChunkView& queries = chunk.queries;
+    const Attention mean_key = attend(backend_, chunk.problem, queries.mean_key_input(), {});
+    const auto picked = Curve::pick_all(backend_, chunk.problem, o_.rule, sums_.oracle_ks,
+                                        queries.chunk.mass().floats());
+    sums_.sums.add(chunk.blocks, [&](const measure::BlockRows& of) {
+        DenseSums sums(sums_.sizes, sums_.oracle_ks);
+        const auto kinds = of.of(chunk.kinds);
+        const View<const float, 3> q = of.of(queries.host_q), mass = of.of(chunk.mass);
+        const View<const float, 2> lse = of.of(chunk.dense.lse);
+        sums.rows.add(kinds);
+        sums.oracle_curve.add(of, kinds, picked, mass);
+        sums.sink.add(of.problem, q, data_.k, lse, {});
+        sums.entropy.add(of.problem, q, of.of(mean_key.out), lse, view_.host_sinks);
+        sums.first_block.add(kinds, mass);
+        return states_of(sums);
+    });
+}
+
+void LayerAnalysis::add_config(size_t number, const measure::MeasuredChunk& chunk, QueryRange range,
                                View<const int32_t, 3> oracle_ids) {
-    const Problem& p = queries.problem;
-    const SelectorChunk& chunk = queries.chunk;
-    const std::string at = "/" + config.selector->label() + "/" + name_;
-    const Mirror<3> scores = config.selector->score(layer_, chunk);
+    const Config& config = configs_[number];
+    const SelectorAbout& about = sums_.selectors[number];
+    const measure::ChunkView& queries = chunk.queries;
+    const Problem& p = chunk.problem;
+    const Mirror<3> scores = config.selector->score(layer_, queries.chunk);
     const Tensor<int32_t, 3> ids = pick(backend_, p, config.rule, scores.floats());
-    const View<const float, 3> mass = chunk.mass().host();
+    const auto picked = Curve::pick_all(backend_, p, config.rule, about.ks, scores.floats());
 
     Tensor<int32_t, 3> copy;
     if (backend_.space() != Space::host) copy = backend_.upload(ids.view());
     const View<const int32_t, 3> backend_ids = copy.data() != nullptr ? copy.view() : ids.view();
     const Attention sparse = attend(backend_, p, queries.input(), backend_ids);
     const Attention mean_key = attend(backend_, p, queries.mean_key_input(), backend_ids);
+    sums_.checks.check(about.label, ids,
+                       analysis::squared_differences(sparse.out, chunk.dense.out, p.kv_heads));
+    sums_.popularity[number].add(p, ids);
+    sums_.sums.add(chunk.blocks, [&](const measure::BlockRows& of) {
+        SelectorSums sums(sums_.sizes, about);
+        const auto kinds = of.of(chunk.kinds);
+        const View<const int32_t, 3> kept = of.of(ids);
+        const View<const float, 3> q = of.of(queries.host_q), mass = of.of(chunk.mass);
+        const View<const float, 2> lse = of.of(sparse.lse);
+        sums.curve.add(of, kinds, picked, mass);
+        sums.recall.add(of.problem, kinds, kept, of.of(oracle_ids), mass);
+        sums.output_error.add(kinds, of.of(sparse.out), of.of(chunk.dense.out));
+        sums.sink.add(of.problem, q, data_.k, lse, kept);
+        sums.entropy.add(of.problem, q, of.of(mean_key.out), lse, view_.host_sinks);
+        return states_of(sums, about.label);
+    });
 
-    sums.recall.add(p, kinds, ids, oracle_ids, mass);
-    sums.block_means.add(
-        std::span(blocks_.of_query).subspan(static_cast<size_t>(range.begin), kinds.size()),
-        sums.recall.measure(p, kinds, ids, oracle_ids, mass));
-    sums.output_error.add(kinds, sparse.out, dense.out);
-    sums.sink.add(p, queries.host_q, data_.k, sparse.lse, ids);
-    sums.entropy.add(p, queries.host_q, mean_key.out, sparse.lse, view_.host_sinks);
-    sums.popularity.add(p, ids);
-    sums.curve.add(backend_, p, config.rule, kinds, scores.floats(), mass);
-
+    const std::string at = "/" + about.label + "/" + name_;
     to_.write_rows<int32_t, 3>("/select" + at + "/ids", row(range.begin), ids);
     if (o_.dumps("scores"))
         to_.write_rows<float, 3>("/scores" + at, row(range.begin), scores.host());
@@ -203,14 +202,14 @@ void LayerAnalysis::add_config(const Config& config, SelectorSums& sums,
     }
 }
 
-void LayerAnalysis::write(bool is_whole) const {
+void LayerAnalysis::write(const LayerPart& part, std::ostream& err) const {
     write_queries();
     write_sizes();
-    write_query_blocks(to_, "/query_blocks/" + name_, blocks_);
-    if (is_whole)
+    sums_.checks.warn(part.name(), err);
+    if (part.is_whole)
         sums_.write(to_, name_);
     else
-        sums_.store(to_);
+        sums_.store(to_, name_);
 }
 
 void LayerAnalysis::write_queries() const {
@@ -220,7 +219,7 @@ void LayerAnalysis::write_queries() const {
     for (const KeyRange& seen : visible_keys(p)) position.push_back(seen.count - 1);
     const std::vector<int64_t> sequence = query_sequences(p);
     const std::string queries = "/queries/" + name_;
-    to_.write<int64_t, 1>(queries + "/token", {tokens_.data() + part_.begin, shape},
+    to_.write<int64_t, 1>(queries + "/token", {queries_.tokens.data() + part_.begin, shape},
                           {"query", "token", "packed token index of each analysed query"});
     to_.write<int64_t, 1>(queries + "/position", {position.data(), shape},
                           {"query", "token", "position in its sequence"});
@@ -233,36 +232,38 @@ void LayerAnalysis::write_sizes() const {
                 {{"block_size", whole_.block_size},
                  {"blocks", whole_.blocks()},
                  {"tokens", whole_.keys()}});
-    const double logit = main_logit_bound(whole_, q_norm_, largest_norm(host_view(data_.k)));
+    const double logit = main_logit_bound(whole_, q_norm_, k_norm_);
     to_.attribute("/layers/" + name_, "mass_bound",
                   mass_bound(logit, static_cast<double>(whole_.batch.longest_keys())));
 }
 
 }  // namespace
 
-std::vector<int64_t> choose_queries(const AnalyzeOptions& o, const std::vector<int64_t>& cu_seqlens,
-                                    int64_t layer) {
-    return sampled_queries(o, cu_seqlens, layer, o.seed);
+measure::LayerQueries analyzed_queries(const AnalyzeOptions& o, const io::ActivationsReader& file,
+                                       const io::LayerInfo& layer) {
+    std::vector<int64_t> tokens = sampled_queries(o, file.info().cu_seqlens, layer.layer, o.seed);
+    const Problem p = io::layer_problem(file.info(), layer, o.block_size).with_query_rows(tokens);
+    return {p, std::move(tokens), analysis::row_kinds(p, o.rule.top_k, o.all_rows)};
 }
 
 void analyze_part(const AnalyzeOptions& o, const io::ActivationsReader& file, const LayerPart& part,
                   const Worker& worker, io::UnitWriter& to, int64_t chunk_queries) {
     const int64_t layer = part.layer.layer;
-    const std::vector<int64_t> tokens = choose_queries(o, file.info().cu_seqlens, layer);
-    LayerAnalysis analysis(o, file, part, tokens, worker.backend, to);
+    const measure::LayerQueries queries = analyzed_queries(o, file, part.layer);
+    LayerAnalysis analysis(o, file, part, queries, worker.backend, to);
     if (part.queries.begin == 0 && part.layer.own_attention.contains("softcap"))
         worker.err << "note: layer " << layer
                    << " caps its logits: its entropies are not computed\n";
-    const int64_t step = chunk_queries > 0 ? chunk_queries : analysis.chunk_queries();
     Progress progress(worker.progress, part.name(), part.queries.end - part.queries.begin,
                       "queries");
-    for (int64_t begin = part.queries.begin; begin < part.queries.end; begin += step) {
+    for (const QueryRange range :
+         measure::chunks(queries.blocks, part.queries,
+                         chunk_queries > 0 ? chunk_queries : analysis.chunk_queries())) {
         stop_if_asked();
-        const QueryRange range{begin, std::min(begin + step, part.queries.end)};
         analysis.add(range);
         progress.advance(range.end - range.begin);
     }
-    analysis.write(part.is_whole);
+    analysis.write(part, worker.err);
 }
 
 }  // namespace msa::experiments::analyze

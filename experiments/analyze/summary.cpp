@@ -11,13 +11,14 @@
 #include "analysis/metrics.h"
 #include "analysis/recall.h"
 #include "core/error.h"
-#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
+#include "experiments/measure/drawn.h"
+#include "experiments/measure/sums.h"
 
 namespace msa::experiments::analyze {
 namespace {
@@ -80,12 +81,19 @@ int64_t count(const io::ResultsReader& results, const Row& row, const char* name
 }
 
 /// The recalls and masses of a row, in the order of analysis::Recall::kColumns.
-std::vector<analysis::Estimate> recalls(const io::ResultsReader& results, const Row& row) {
-    std::vector<double> values;
+std::vector<analysis::Estimate> recalls(const io::ResultsReader& results, const Row& row,
+                                        const measure::DrawnBlocks& blocks) {
+    const std::string group = measure::sums_group(row.layer, row.selector + "/recall");
+    std::vector<analysis::Estimate> estimates;
     for (const char* name : analysis::Recall::kColumns)
-        values.push_back(results.number(metrics_group(row, false), name));
-    return with_intervals(results, read_query_blocks(results, "/query_blocks/" + row.layer),
-                          "/blocks/" + row.selector + "/" + row.layer, values);
+        estimates.push_back(
+            analysis::with_interval(results.number(metrics_group(row, false), name),
+                                    measure::recall_draws(results, blocks, group, name)));
+    return estimates;
+}
+
+measure::DrawnBlocks blocks_of(const io::ResultsReader& results, const Row& row) {
+    return {results, "/query_blocks/" + row.layer};
 }
 
 /// How sure the recalls and masses are; nothing where no layer has two blocks of queries.
@@ -95,20 +103,20 @@ void print_intervals(const io::ResultsReader& results, const std::vector<Row>& a
     for (const char* name : analysis::Recall::kColumns)
         header.push_back(std::string(analysis::metric(name).heading) + "\n95 % interval");
     Table table(header);
-    StoredBlocks from;
+    std::string drawn;
     for (const Row& row : all) {
-        const StoredBlocks blocks = read_query_blocks(results, "/query_blocks/" + row.layer);
-        if (blocks.count() < 2) continue;
-        from = blocks;
+        const measure::DrawnBlocks blocks = blocks_of(results, row);
+        if (!blocks.can_draw()) continue;
+        drawn = blocks.text(results.run().seed);
         std::vector<std::string> cells{row.layer, row.selector};
-        for (const analysis::Estimate& estimate : recalls(results, row))
+        for (const analysis::Estimate& estimate : recalls(results, row, blocks))
             cells.push_back(text_of(estimate));
         table.add(cells);
     }
     if (table.empty()) return;
     out << '\n';
     table.print(out);
-    print_paragraph(out, drawn_text(from, results.run().seed));
+    print_paragraph(out, drawn);
 }
 
 ordered_json sinks_that_are_dropped(const io::ResultsReader& results) {
@@ -146,7 +154,7 @@ std::string metric_definitions(const std::string& note) {
         "over groups or heads";
     definitions["rows_trivial"] =
         "queries left out because all their visible blocks fit into k (unless --all-rows)";
-    definitions["intervals"] = kIntervalsWords;
+    definitions["intervals"] = measure::kIntervalsWords;
     if (!note.empty()) definitions["top_k"] = note;
     return definitions.dump();
 }
@@ -159,9 +167,9 @@ std::string summary_json(const io::ResultsReader& results) {
         for (const Column& column : kColumns)
             entry[column.key] = json_number(value(results, row, column));
         for (const char* name : kCounts) entry[name] = count(results, row, name);
-        const std::vector<analysis::Estimate> sure = recalls(results, row);
+        const std::vector<analysis::Estimate> sure = recalls(results, row, blocks_of(results, row));
         for (size_t n = 0; n < sure.size(); ++n)
-            entry["intervals"][analysis::Recall::kColumns[n]] = interval_json(sure[n]);
+            entry["intervals"][analysis::Recall::kColumns[n]] = measure::interval_json(sure[n]);
         summary["rows"].push_back(entry);
     }
     summary["dropped_sinks"] = sinks_that_are_dropped(results);

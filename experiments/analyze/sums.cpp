@@ -2,10 +2,8 @@
 #include "experiments/analyze/sums.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "analysis/metrics.h"
-#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/metrics.h"
 #include "experiments/driver/parts.h"
 
@@ -15,39 +13,30 @@ namespace {
 using analysis::RowKind;
 using analysis::State;
 
-/// Calls visit(name, sums) of each list of sums there is.
+/// Calls visit(name, sums) of each accumulator.
 template <typename Sums, typename Visit>
 void visit_dense(Sums& of, const Visit& visit) {
-    visit("/state/rows", of.rows);
-    visit("/state/oracle_curve", of.oracle_curve);
-    visit("/state/sink", of.sink);
-    visit("/state/entropy", of.entropy);
-    visit("/state/first_block", of.first_block);
+    visit("dense/rows", of.rows);
+    visit("dense/oracle_curve", of.oracle_curve);
+    visit("dense/sink", of.sink);
+    visit("dense/entropy", of.entropy);
+    visit("dense/first_block", of.first_block);
 }
 
 template <typename Sums, typename Visit>
-void visit_selector(Sums& of, const std::string& group, const Visit& visit) {
-    visit(group + "/curve", of.curve);
-    visit(group + "/recall", of.recall);
-    visit(group + "/output_error", of.output_error);
-    visit(group + "/sink", of.sink);
-    visit(group + "/entropy", of.entropy);
-    visit(group + "/popularity", of.popularity);
-    visit(group + "/block_means", of.block_means);
+void visit_selector(Sums& of, const std::string& label, const Visit& visit) {
+    visit(label + "/curve", of.curve);
+    visit(label + "/recall", of.recall);
+    visit(label + "/output_error", of.output_error);
+    visit(label + "/sink", of.sink);
+    visit(label + "/entropy", of.entropy);
 }
 
 std::string selector_group(size_t number) { return text("/state/selectors/", number); }
 
-template <typename Sums, typename Visit>
-void visit_all(Sums& of, const Visit& visit) {
-    visit_dense(of.dense, visit);
-    for (size_t n = 0; n < of.selectors.size(); ++n)
-        visit_selector(of.selectors[n], selector_group(n), visit);
-}
-
 void write_popularity(io::UnitWriter& to, const std::string& dataset, const LayerSizes& sizes,
-                      const SelectorSums& of) {
-    const View<const int64_t, 2> counts = of.popularity.queries_per_block();
+                      const SelectorAbout& about, const analysis::Popularity& of) {
+    const View<const int64_t, 2> counts = of.queries_per_block();
     const analysis::Metric& metric = analysis::metric("queries_per_block");
     to.write<int64_t, 2>(dataset, counts, {metric.axis, metric.unit, metric.definition});
     double gini = 0, fill = 0;
@@ -56,7 +45,7 @@ void write_popularity(io::UnitWriter& to, const std::string& dataset, const Laye
         gini += analysis::gini(counts[r]) / static_cast<double>(sizes.kv_heads);
         fill +=
             analysis::mma_fill(counts[r], sizes.group_size()) / static_cast<double>(sizes.kv_heads);
-        chunks += analysis::chunks(counts[r], of.about.top_k, sizes.block_size);
+        chunks += analysis::chunks(counts[r], about.top_k, sizes.block_size);
     }
     to.attribute(dataset, "gini", gini);
     to.attribute(dataset, "mma_fill", fill);
@@ -70,7 +59,7 @@ void count_rows(io::UnitWriter& to, const std::string& group, const RowCounts& r
 
 }  // namespace
 
-void RowCounts::add(const std::vector<RowKind>& kinds) {
+void RowCounts::add(std::span<const RowKind> kinds) {
     counted += std::count(kinds.begin(), kinds.end(), RowKind::counted);
     trivial += std::count(kinds.begin(), kinds.end(), RowKind::trivial);
 }
@@ -81,7 +70,7 @@ void RowCounts::join(const State& state) {
     trivial += state.counts[1];
 }
 
-void FirstBlockMass::add(const std::vector<RowKind>& kinds, View<const float, 3> mass) {
+void FirstBlockMass::add(std::span<const RowKind> kinds, View<const float, 3> mass) {
     for (int64_t i = 0; i < mass.extent(0); ++i)
         if (kinds[static_cast<size_t>(i)] != RowKind::blind)
             for (int64_t r = 0; r < mass.extent(1); ++r)
@@ -105,82 +94,102 @@ void DenseSums::write(io::UnitWriter& to, const std::string& layer) const {
     oracle_curve.write(to, "/curves/oracle/" + layer);
 }
 
-SelectorSums::SelectorSums(const LayerSizes& sizes, SelectorAbout of)
-    : about(std::move(of)),
-      curve(about.ks),
+SelectorSums::SelectorSums(const LayerSizes& sizes, const SelectorAbout& of)
+    : curve(of.ks),
       recall(sizes.kv_heads, {sizes.oracle_without_local}),
       output_error(sizes.query_heads),
       sink(sizes.query_heads, sizes.sink_tokens),
-      entropy(sizes.query_heads),
-      popularity(sizes.kv_heads, sizes.first_block),
-      block_means(sizes.query_blocks, std::ssize(analysis::Recall::kColumns) * sizes.kv_heads) {}
+      entropy(sizes.query_heads) {}
 
-void SelectorSums::write(io::UnitWriter& to, const std::string& layer, const LayerSizes& sizes,
-                         const RowCounts& rows) const {
-    const std::string at = "/" + about.label + "/" + layer;
-    Metrics metrics(to, "/metrics" + at);
-    metrics.add("block_recall", recall.block_recall());
-    metrics.add("score_recall", recall.score_recall());
-    metrics.add("mass_kept", recall.mass_kept());
-    metrics.add("oracle_mass", recall.oracle_mass());
-    metrics.add_with_mean("output_error", output_error.relative(), output_error.mean());
-    to.attribute("/metrics" + at, "dead_heads", output_error.dead_heads());
-    metrics.add("sink_mass_sparse", sink.first_token());
-    metrics.add("entropy_sparse", entropy.nats());
-    count_rows(to, "/metrics" + at, rows);
-    if (!about.is_oracle) curve.write(to, "/curves" + at);
+measure::States states_of(const DenseSums& of) {
+    measure::States states;
+    visit_dense(of, [&](const std::string& name, const auto& sums) {
+        states.emplace_back(name, sums.state());
+    });
+    return states;
+}
 
-    const auto& columns = analysis::Recall::kColumns;
-    write_block_means(to, "/blocks" + at, block_means, sizes.query_blocks, sizes.kv_heads,
-                      {std::begin(columns), std::end(columns)});
-    write_popularity(to, "/popularity" + at + "/queries_per_block", sizes, *this);
+measure::States states_of(const SelectorSums& of, const std::string& label) {
+    measure::States states;
+    visit_selector(of, label, [&](const std::string& name, const auto& sums) {
+        states.emplace_back(name, sums.state());
+    });
+    return states;
+}
+
+void LayerSums::add_selector(SelectorAbout about) {
+    popularity.emplace_back(sizes.kv_heads, sizes.first_block);
+    selectors.push_back(std::move(about));
 }
 
 void LayerSums::write(io::UnitWriter& to, const std::string& layer) const {
+    sums.write(to, layer);
+    const auto total = [&](const std::string& name, auto& of) { sums.total(name, of); };
+    DenseSums dense(sizes, oracle_ks);
+    visit_dense(dense, total);
     dense.write(to, layer);
-    for (const SelectorSums& selector : selectors) selector.write(to, layer, sizes, dense.rows);
+    for (size_t n = 0; n < selectors.size(); ++n) {
+        const SelectorAbout& about = selectors[n];
+        SelectorSums of(sizes, about);
+        visit_selector(of, about.label, total);
+        const std::string at = "/" + about.label + "/" + layer;
+        Metrics metrics(to, "/metrics" + at);
+        metrics.add("block_recall", of.recall.block_recall());
+        metrics.add("score_recall", of.recall.score_recall());
+        metrics.add("mass_kept", of.recall.mass_kept());
+        metrics.add("oracle_mass", of.recall.oracle_mass());
+        metrics.add_with_mean("output_error", of.output_error.relative(), of.output_error.mean());
+        to.attribute("/metrics" + at, "dead_heads", of.output_error.dead_heads());
+        metrics.add("sink_mass_sparse", of.sink.first_token());
+        metrics.add("entropy_sparse", of.entropy.nats());
+        count_rows(to, "/metrics" + at, dense.rows);
+        if (!about.is_oracle) of.curve.write(to, "/curves" + at);
+        write_popularity(to, "/popularity" + at + "/queries_per_block", sizes, about,
+                         popularity[n]);
+    }
+    checks.write(to, layer);
 }
 
-void LayerSums::store(io::UnitWriter& to) const {
+void LayerSums::store(io::UnitWriter& to, const std::string& layer) const {
+    sums.write(to, layer);
     for (const auto& [name, value] :
          {std::pair{"query_heads", sizes.query_heads}, std::pair{"kv_heads", sizes.kv_heads},
-          std::pair{"block_size", sizes.block_size}, std::pair{"query_blocks", sizes.query_blocks},
-          std::pair{"sink_tokens", sizes.sink_tokens},
+          std::pair{"block_size", sizes.block_size}, std::pair{"sink_tokens", sizes.sink_tokens},
           std::pair{"oracle_without_local", int64_t{sizes.oracle_without_local}}})
         to.attribute("/state", name, value);
     store_list(to, "/state/first_block_of", sizes.first_block);
-    store_list(to, "/state/ks", dense.oracle_curve.ks());
+    store_list(to, "/state/ks", oracle_ks);
     for (size_t n = 0; n < selectors.size(); ++n) {
         const std::string group = selector_group(n);
-        const SelectorAbout& about = selectors[n].about;
-        to.attribute(group, "label", about.label);
-        to.attribute(group, "is_oracle", int64_t{about.is_oracle});
-        to.attribute(group, "top_k", about.top_k);
-        store_list(to, group + "/ks", about.ks);
+        to.attribute(group, "label", selectors[n].label);
+        to.attribute(group, "is_oracle", int64_t{selectors[n].is_oracle});
+        to.attribute(group, "top_k", selectors[n].top_k);
+        store_list(to, group + "/ks", selectors[n].ks);
+        store_state(to, group + "/popularity", popularity[n].state());
     }
-    visit_all(*this,
-              [&](const std::string& name, const auto& of) { store_state(to, name, of.state()); });
+    store_state(to, "/state/checks", checks.state());
 }
 
-LayerSums LayerSums::stored(const io::DatasetReader& from) {
-    const auto size = [&](const char* name) { return stored_integer(from, "/state", name); };
+LayerSums LayerSums::like(const io::DatasetReader& part) {
+    const auto size = [&](const char* name) { return stored_integer(part, "/state", name); };
     LayerSums sums({size("query_heads"), size("kv_heads"), size("block_size"),
-                    stored_list(from, "/state/first_block_of"), size("query_blocks"),
-                    size("sink_tokens"), size("oracle_without_local") != 0},
-                   stored_list(from, "/state/ks"));
-    for (const std::string& number : from.list("/state/selectors")) {
+                    stored_list(part, "/state/first_block_of"), size("sink_tokens"),
+                    size("oracle_without_local") != 0},
+                   stored_list(part, "/state/ks"));
+    for (const std::string& number : part.list("/state/selectors")) {
         const std::string group = "/state/selectors/" + number;
-        sums.selectors.emplace_back(
-            sums.sizes,
-            SelectorAbout{from.text(group, "label"), stored_integer(from, group, "is_oracle") != 0,
-                          stored_integer(from, group, "top_k"), stored_list(from, group + "/ks")});
+        sums.add_selector(
+            SelectorAbout{part.text(group, "label"), stored_integer(part, group, "is_oracle") != 0,
+                          stored_integer(part, group, "top_k"), stored_list(part, group + "/ks")});
     }
-    sums.join(from);
     return sums;
 }
 
-void LayerSums::join(const io::DatasetReader& from) {
-    visit_all(*this, [&](const std::string& name, auto& of) { of.join(stored_state(from, name)); });
+void LayerSums::append(const io::DatasetReader& part, const std::string& layer) {
+    sums.append(part, layer);
+    for (size_t n = 0; n < selectors.size(); ++n)
+        popularity[n].join(stored_state(part, selector_group(n) + "/popularity"));
+    checks.join(stored_state(part, "/state/checks"));
 }
 
 }  // namespace msa::experiments::analyze

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Everything that msa-analyze keeps of a layer while its queries go by, and the datasets that come
-// of it. Workers that each see a part of the queries store theirs, and these are joined.
+// What msa-analyze adds up while the queries of a layer go by, and the datasets that come of it.
 #pragma once
 
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,11 +10,12 @@
 #include "analysis/entropy.h"
 #include "analysis/output_error.h"
 #include "analysis/popularity.h"
-#include "analysis/query_blocks.h"
 #include "analysis/recall.h"
 #include "analysis/sink.h"
 #include "core/io/results.h"
 #include "experiments/analyze/curve.h"
+#include "experiments/measure/checks.h"
+#include "experiments/measure/sums.h"
 
 namespace msa::experiments::analyze {
 
@@ -22,7 +23,6 @@ namespace msa::experiments::analyze {
 struct LayerSizes {
     int64_t query_heads = 0, kv_heads = 0, block_size = 0;
     std::vector<int64_t> first_block;  // [S+1], block_starts of core/problem.h
-    int64_t query_blocks = 0;          // blocks of counted queries
     int64_t sink_tokens = 0;
     bool oracle_without_local = false;
 
@@ -41,7 +41,7 @@ struct SelectorAbout {
 struct RowCounts {
     int64_t counted = 0, trivial = 0;
 
-    void add(const std::vector<analysis::RowKind>& kinds);
+    void add(std::span<const analysis::RowKind> kinds);
     analysis::State state() const { return {{}, {counted, trivial}}; }
     void join(const analysis::State& state);
 };
@@ -50,12 +50,12 @@ struct RowCounts {
 struct FirstBlockMass {
     std::vector<analysis::Mean> means;
 
-    void add(const std::vector<analysis::RowKind>& kinds, View<const float, 3> mass);
+    void add(std::span<const analysis::RowKind> kinds, View<const float, 3> mass);
     analysis::State state() const { return analysis::state_of(means); }
     void join(const analysis::State& state) { analysis::join_means(means, state); }
 };
 
-/// Of dense attention.
+/// Of dense attention, over the queries of a block or of a layer.
 struct DenseSums {
     DenseSums(const LayerSizes& sizes, std::vector<int64_t> ks);
     void write(io::UnitWriter& to, const std::string& layer) const;
@@ -69,37 +69,40 @@ struct DenseSums {
 
 /// Of one selector.
 struct SelectorSums {
-    SelectorSums(const LayerSizes& sizes, SelectorAbout of);
-    void write(io::UnitWriter& to, const std::string& layer, const LayerSizes& sizes,
-               const RowCounts& rows) const;
+    SelectorSums(const LayerSizes& sizes, const SelectorAbout& of);
 
-    SelectorAbout about;
     Curve curve;
     analysis::Recall recall;
     analysis::OutputError output_error;
     analysis::SinkMass sink;
     analysis::Entropy entropy;
-    analysis::Popularity popularity;
-    analysis::BlockMeans block_means;  // of the recalls
 };
 
+/// Their states, under a name.
+measure::States states_of(const DenseSums&);
+measure::States states_of(const SelectorSums&, const std::string& label);
+
+/// Of a layer, or a part of it.
 struct LayerSums {
-    LayerSums(LayerSizes of, std::vector<int64_t> oracle_ks)
-        : sizes(std::move(of)), dense(sizes, std::move(oracle_ks)) {}
-    /// The datasets of the layer that are not rows of queries.
+    LayerSums(LayerSizes of, std::vector<int64_t> ks)
+        : sizes(std::move(of)), oracle_ks(std::move(ks)) {}
+    void add_selector(SelectorAbout about);
+    /// The sums, and the datasets of the layer that are not rows of queries.
     void write(io::UnitWriter& to, const std::string& layer) const;
 
-    /// Everything as datasets of the group /state, and back. Doubles and integers as they are:
-    /// nothing is rounded.
-    void store(io::UnitWriter& to) const;
-    static LayerSums stored(const io::DatasetReader& from);
-    /// Adds the stored sums of the queries that follow those of this one. InputError unless they
-    /// have the same sizes.
-    void join(const io::DatasetReader& from);
+    /// The sums, and the rest as datasets of the group /state.
+    void store(io::UnitWriter& to, const std::string& layer) const;
+    /// What a part stored, without its sums.
+    static LayerSums like(const io::DatasetReader& part);
+    /// Adds the sums of the part that follows. InputError unless it has the same sizes.
+    void append(const io::DatasetReader& part, const std::string& layer);
 
     LayerSizes sizes;
-    DenseSums dense;
-    std::vector<SelectorSums> selectors;
+    std::vector<int64_t> oracle_ks;
+    measure::Sums sums;
+    std::vector<SelectorAbout> selectors;
+    std::vector<analysis::Popularity> popularity;  // of each
+    measure::SelfChecks checks;
 };
 
 }  // namespace msa::experiments::analyze

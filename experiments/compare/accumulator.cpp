@@ -47,33 +47,35 @@ void ConfigAbout::write(io::UnitWriter& to, const std::string& layer, int64_t bl
 }
 
 void Accumulator::add(const MeasuredChunk& chunk, View<const int32_t, 3> ids,
-                      View<const double, 2> differences) {
-    const Problem& p = chunk.problem;
-    sums_.recall.add(p, chunk.kinds, ids, chunk.oracle_ids, chunk.mass);
-    Tensor<double, 2> kept(differences.shape());
-    for (int64_t i = 0; i < p.queries(); ++i)
-        for (int64_t r = 0; r < p.kv_heads; ++r)
-            kept(i, r) = analysis::mass_of(chunk.mass[i][r], selected(ids, i, r));
-    sums_.output_error.add(chunk.kinds, differences, chunk.norm);
-    sums_.query_blocks.add(chunk.blocks, kept, differences, chunk.norm);
-    sums_.overlap.add(chunk.kinds, ids);
-    sums_.distances.add(p, chunk.kinds, ids);
-    const std::vector<KeyRange>& visible = visible_keys(p);
-    for (int64_t i = 0; i < p.queries(); ++i) {
-        const auto row = static_cast<size_t>(i);
-        const bool counted = chunk.kinds[row] == analysis::RowKind::counted;
-        if (counted) sums_.reading.count_row();
-        double pairs = 0;
-        for (int64_t r = 0; r < p.kv_heads; ++r) {
-            const std::span<const int32_t> row_ids = selected(ids, i, r);
-            const int64_t tokens = tokens_of(row_ids, visible[row].count, p.block_size);
-            pairs += static_cast<double>(tokens);
-            if (counted) sums_.reading.add_counted(r, std::ssize(row_ids), tokens);
+                      View<const int32_t, 3> oracle_ids, View<const double, 2> differences) {
+    const std::string key = about_.config.key();
+    sums_.distances.at(key).add(chunk.problem, chunk.kinds, ids);
+    sums_.sums.add(chunk.blocks, [&](const measure::BlockRows& of) {
+        const Problem& p = of.problem;
+        const std::span<const analysis::RowKind> kinds = of.of(chunk.kinds);
+        const View<const int32_t, 3> kept = of.of(ids);
+        BlockConfigSums sums(p.kv_heads);
+        sums.recall.add(p, kinds, kept, of.of(oracle_ids), of.of(chunk.mass));
+        sums.output_error.add(kinds, of.of(differences), of.of(chunk.norm));
+        sums.overlap.add(kinds, kept);
+        const std::vector<KeyRange>& visible = visible_keys(p);
+        for (int64_t i = 0; i < p.queries(); ++i) {
+            const auto row = static_cast<size_t>(i);
+            const bool counted = kinds[row] == analysis::RowKind::counted;
+            if (counted) sums.reading.count_row();
+            double pairs = 0;
+            for (int64_t r = 0; r < p.kv_heads; ++r) {
+                const std::span<const int32_t> row_ids = selected(kept, i, r);
+                const int64_t tokens = tokens_of(row_ids, visible[row].count, p.block_size);
+                pairs += static_cast<double>(tokens);
+                if (counted) sums.reading.add_counted(r, std::ssize(row_ids), tokens);
+            }
+            const double products = pairs * static_cast<double>(p.head_dim);
+            sums.reading.add_query({4 * static_cast<double>(p.group_size()) * products,
+                                    2 * kCostElementBytes * products});
         }
-        const double products = pairs * static_cast<double>(p.head_dim);
-        sums_.reading.add_query(
-            {4 * static_cast<double>(p.group_size()) * products, 2 * kCostElementBytes * products});
-    }
+        return states_of(sums, key);
+    });
 }
 
 }  // namespace msa::experiments::compare

@@ -24,18 +24,23 @@ struct ConfigAbout {
     void write(io::UnitWriter& to, const std::string& layer, int64_t block_size) const;
 };
 
-/// Adds up what a config that keeps blocks does with the chunks of a layer.
+/// A config that keeps blocks, and what it adds up.
 class Accumulator {
 public:
-    Accumulator(Config config, BlockConfigSums& sums) : about_{std::move(config)}, sums_(sums) {}
+    Accumulator(Config config, LayerSums& sums, int64_t blocks)
+        : about_{std::move(config)}, sums_(sums) {
+        sums_.keep_blocks(about_.config.key(), blocks);
+    }
 
-    /// A chunk's choice, ids [Nq, Hkv, any], and |o_sparse - o_dense|^2 [Nq, Hkv] over it.
-    void add(const MeasuredChunk&, View<const int32_t, 3> ids, View<const double, 2> differences);
+    /// A chunk's choice, ids [Nq, Hkv, any], the oracle's [Nq, Hkv, k], and |o_sparse - o_dense|^2
+    /// [Nq, Hkv] over the choice.
+    void add(const MeasuredChunk&, View<const int32_t, 3> ids, View<const int32_t, 3> oracle_ids,
+             View<const double, 2> differences);
     ConfigAbout& about() { return about_; }
 
 private:
     ConfigAbout about_;
-    BlockConfigSums& sums_;
+    LayerSums& sums_;
 };
 
 }  // namespace msa::experiments::compare

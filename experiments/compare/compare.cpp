@@ -15,7 +15,6 @@
 #include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/sample.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
@@ -63,22 +62,6 @@ void note_left_out(const CompareOptions& o, const io::ActivationsReader& file,
             << reason.first << '\n';
 }
 
-/// A layer's compared queries: in the decode phase, those behind the prompt of their sequence.
-std::vector<int64_t> choose_queries(const CompareOptions& o, const io::ActivationsInfo& info,
-                                    int64_t layer) {
-    const std::vector<int64_t> asked = chosen_queries(o, info.cu_seqlens, layer);
-    std::vector<int64_t> tokens, chosen;
-    size_t s = 0;
-    for (int64_t token : asked) {
-        while (token >= info.cu_seqlens[s + 1]) ++s;
-        if (token - info.cu_seqlens[s] >= o.prompt) tokens.push_back(token);
-    }
-    require(!tokens.empty(), "--prompt is ", o.prompt, ", no sequence is longer");
-    for (int64_t n : stratified_sample(std::ssize(tokens), o.sample_queries, o.seed))
-        chosen.push_back(tokens[static_cast<size_t>(n)]);
-    return chosen;
-}
-
 /// One line where budgets are more than the longest sequence.
 void note_large_budgets(const CompareOptions& o, const io::ActivationsInfo& info,
                         std::ostream& err) {
@@ -113,7 +96,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
     for (const io::LayerInfo& layer : layers) selectors_for(o, file, layer);  // can throw
     if (o.ablation != Ablation::block_size) take_own_block_size(o.block_size, args, layers, err);
-    for (int64_t number : o.layers) choose_queries(o, file.info(), number);
+    for (int64_t number : o.layers)
+        sampled_queries(o, file.info().cu_seqlens, number, o.seed, o.prompt);  // can throw
     note_left_out(o, file, layers, err);
     note_large_budgets(o, file.info(), err);
     note_forced_budgets(o, io::layer_problem(file.info(), layers.front(), o.block_size), err);
@@ -123,13 +107,16 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     UnitRun job("msa-compare", args, o, inputs_of(o, o),
                 {"summary.json", "metrics.csv", "tables.txt", "timing.json"}, err);
     job.describe(option_table(o), compare_definitions(), *backend, file, o.element);
+    const auto queries = [&](const io::LayerInfo& layer) {
+        return compared_queries(o, file, layer, selectors_for(o, file, layer));
+    };
     job.begin(query_units(
         file, o.layers, o.unit_queries,
-        [&](int64_t layer) { return std::ssize(choose_queries(o, file.info(), layer)); },
+        [&](const io::LayerInfo& layer) { return queries(layer).blocks.begins; },
         [&](const LayerPart& part, const Worker& worker, io::UnitWriter& to) {
             const io::LayerInfo& layer = part.layer;
             compare_part(o, file, part, layer_before(file, layer), selectors_for(o, file, layer),
-                         choose_queries(o, file.info(), layer.layer), worker, to);
+                         queries(layer), worker, to);
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
     complete({job.finish(join_layer), o.out, o.files, o.json, 0, out});

@@ -2,13 +2,11 @@
 #include "experiments/compare/comparison.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/tolerance.h"
 #include "experiments/compare/stopwatch.h"
-#include "experiments/driver/block_intervals.h"
-#include "experiments/driver/choice_errors.h"
 #include "experiments/driver/program.h"
+#include "experiments/measure/choice_errors.h"
 
 namespace msa::experiments::compare {
 namespace {
@@ -50,19 +48,18 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
     : task_(task),
       plan_(std::move(plan)),
       sizes_(task.data.problem(plan_.block_size)),
-      all_(sizes_.with_query_rows(task.tokens)),
+      all_(sizes_.with_query_rows(task.queries.tokens)),
       phase_(phase_queries(sizes_, task.options.prompt)),
       k_norm_(largest_norm<3>(task.data.k)) {
     std::erase_if(plan_.configs, [&](const Config& config) {
         const bool of_tokens = find_token_selector(config.selector) != nullptr;
         if (of_tokens)
             token_configs_.emplace_back(
-                config, mean_tokens(phase_, config.rule.top_k, plan_.largest_budget),
-                task.sums.keeping_tokens(config.key()));
+                config, mean_tokens(phase_, config.rule.top_k, plan_.largest_budget), task.sums);
         return of_tokens;
     });
     for (const Config& config : plan_.configs) {
-        accumulators_.emplace_back(config, task.sums.keeping_blocks(config.key(), sizes_.blocks()));
+        accumulators_.emplace_back(config, task.sums, sizes_.blocks());
         needs_logits_ |= make_selector(config.selector)->needs().max_logit;
         if (std::find(rules_.begin(), rules_.end(), config.rule) == rules_.end())
             rules_.push_back(config.rule);
@@ -73,10 +70,8 @@ LayerComparison::LayerComparison(LayerTask& task, Plan plan)
 int64_t LayerComparison::chunk_queries() const {
     const int64_t uneven = std::count_if(plan_.configs.begin(), plan_.configs.end(),
                                          [](const Config& config) { return config.uneven; });
-    const int64_t per_block = 4 * sizes_.kv_heads * sizes_.blocks() * (8 + uneven);
-    const int64_t per_head =
-        4 * sizes_.query_heads * sizes_.head_dim * (6 + std::ssize(token_configs_));
-    return std::clamp<int64_t>(kChunkBytes / (per_block + per_head), 1, 2048);
+    return measure::chunk_queries(task_.backend, sizes_, 8 + uneven,
+                                  6 + std::ssize(token_configs_));
 }
 
 const Tensor<int32_t, 3>& LayerComparison::oracle(const SelectionRule& rule) const {
@@ -90,7 +85,7 @@ SelectorLayer LayerComparison::selector_layer(const LayerView& view,
     if (!rules.empty()) layer.rule = rules.front();
     layer.rules = rules;
     layer.prompt = task_.options.prompt;
-    layer.counted = task_.counted.tokens;
+    layer.counted = task_.counted;
     return layer;
 }
 
@@ -126,27 +121,21 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
 }
 
 void LayerComparison::run(Progress& progress) {
+    const analysis::QueryBlocks& blocks = task_.queries.blocks;
+    const int64_t most = chunk_queries();
     for (size_t index = 0; index < static_cast<size_t>(task_.data.views); ++index) {
         const LayerView view(task_.backend, task_.data, index);
         const std::vector<Scorer> scorers = make_scorers(view);
-        for (const QueryRange range : chunks(queries_before(scorers))) {
+        for (const QueryRange range : measure::chunks(blocks, queries_before(scorers), most)) {
             stop_if_asked();
             pass(view, scorers, range);
         }
-        for (const QueryRange range : chunks(task_.part)) {
+        for (const QueryRange range : measure::chunks(blocks, task_.part, most)) {
             stop_if_asked();
             add(view, scorers, range);
             progress.advance(range.end - range.begin);
         }
     }
-}
-
-std::vector<QueryRange> LayerComparison::chunks(QueryRange of) const {
-    std::vector<QueryRange> all;
-    const int64_t step = chunk_queries();
-    for (int64_t begin = of.begin; begin < of.end; begin += step)
-        all.push_back({begin, std::min(begin + step, of.end)});
-    return all;
 }
 
 /// Those before the part that some scorer has to see: what it keeps is of one sequence.
@@ -160,9 +149,7 @@ QueryRange LayerComparison::queries_before(const std::vector<Scorer>& scorers) c
 }
 
 ChunkView LayerComparison::look_at(const LayerView& view, QueryRange range) const {
-    const auto tokens = std::span(task_.tokens)
-                            .subspan(static_cast<size_t>(range.begin),
-                                     static_cast<size_t>(range.end - range.begin));
+    const std::span<const int64_t> tokens = task_.queries.tokens_of(range);
     return {selector_layer(view, {}),
             view,
             all_.with_queries(range),
@@ -181,52 +168,22 @@ void LayerComparison::pass(const LayerView& view, const std::vector<Scorer>& sco
         if (scorer.in_order) choose(scorer, view, queries.chunk, ids);
 }
 
-double LayerComparison::mass_bound(const Problem& p, View<const float, 3> q,
-                                   View<const float, 2> lse) const {
-    const auto keys = static_cast<double>(sizes_.batch.longest_keys());
-    const double logit = main_logit_bound(p, largest_norm<3>(q), k_norm_);
-    double magnitude = 0;
-    for (int64_t at = 0; at < lse.size(); ++at)
-        if (std::isfinite(lse.data()[at]))
-            magnitude = std::max(magnitude, std::abs(double{lse.data()[at]}));
-    return token_mass_bound(logit, keys, magnitude);
-}
-
 void LayerComparison::add(const LayerView& view, const std::vector<Scorer>& scorers,
                           QueryRange range) {
     const ChunkView queries = look_at(view, range);
-    const Problem& p = queries.problem;
-    const SelectorChunk& chunk = queries.chunk;
-    Backend& backend = task_.backend;
-    const Attention dense = attend(backend, p, queries.input(), {});
-    const std::vector<analysis::RowKind> kinds = analysis::rows_beyond(p, plan_.largest_budget);
-    const auto blocks = std::span(task_.counted.blocks.of_query)
-                            .subspan(static_cast<size_t>(range.begin), kinds.size());
-    const Tensor<double, 2> norm = analysis::squared_differences(dense.out, {}, p.kv_heads);
-    const MeasuredChunk measured{p,
-                                 kinds,
-                                 blocks,
-                                 chunk.mass().host(),
-                                 {},
-                                 host_view(dense.out),
-                                 norm,
-                                 std::as_const(dense.lse).view(),
-                                 mass_bound(p, queries.host_q, dense.lse)};
-    task_.sums.checks.begin(measured);
-    task_.sums.checks.look_for_undefined(measured, queries.tokens);
-    check_full_budget(view, chunk, measured, range);
+    const Attention dense = queries.dense();
+    const MeasuredChunk measured(queries, task_.queries, range, k_norm_, dense);
+    task_.sums.checks.begin(measured.rows(), queries.tokens);
+    check_full_budget(measured, range);
     oracles_.clear();
     for (const SelectionRule& rule : rules_)
-        oracles_.push_back(pick(backend, p, rule, chunk.mass().floats()));
-    const Work work{view, chunk, dense, measured, range};
+        oracles_.push_back(
+            pick(task_.backend, measured.problem, rule, queries.chunk.mass().floats()));
+    const Work work{view, measured, range};
     std::vector<Tensor<int32_t, 3>> ids(plan_.configs.size());
-    for (const Scorer& scorer : scorers) choose(scorer, view, chunk, ids);
+    for (const Scorer& scorer : scorers) choose(scorer, view, queries.chunk, ids);
     add_configs(work, ids);
     add_tokens(work);
-}
-
-AttentionInput LayerComparison::operands(const Work& work) {
-    return {work.chunk.q.operand(), work.view.k_there, work.view.v_there, work.view.sinks};
 }
 
 bool LayerComparison::is_first_of_its_name(const TokenAccumulator& tokens) const {
@@ -251,7 +208,7 @@ std::vector<KeptTokens> LayerComparison::choose_tokens(const Work& work) {
             }
         const Stopwatch watch(task_.timing[config.selector].select);
         std::vector<KeptTokens> chosen = tokens.selector().select(
-            selector_layer(work.view, {&config.rule, 1}), work.chunk, budgets);
+            selector_layer(work.view, {&config.rule, 1}), work.chunk(), budgets);
         for (size_t n = 0; n < alike.size(); ++n) kept[alike[n]] = std::move(chosen[n]);
     }
     return kept;
@@ -263,7 +220,7 @@ void LayerComparison::add_tokens(const Work& work) {
     const std::vector<TokenAttention> attention = attend_kept(work, kept);
     for (size_t n = 0; n < kept.size(); ++n) {
         const Stopwatch watch(task_.timing[token_configs_[n].config().selector].evaluate);
-        token_configs_[n].add(work.measured, kept[n], attention[n], task_.sums.checks);
+        token_configs_[n].add(work.measured, kept[n], attention[n]);
     }
 }
 
@@ -273,16 +230,16 @@ std::vector<TokenAttention> LayerComparison::attend_kept(const Work& work,
     std::vector<TokenAttention> attention;
     {
         const Stopwatch watch(seconds);
-        const SelectorChunk& chunk = work.chunk;
+        const MeasuredChunk& of = work.measured;
         if (task_.backend.space() == Space::host)
-            attention = attend_tokens(chunk.problem,
-                                      {chunk.q.host(), work.view.k.host(), task_.data.v,
-                                       work.measured.lse, work.view.host_sinks},
+            attention = attend_tokens(of.problem,
+                                      {of.queries.host_q, work.view.k.host(), task_.data.v,
+                                       of.dense.lse, work.view.host_sinks},
                                       kept, task_.backend.host_threads());
         else
             for (const KeptTokens& tokens : kept)
-                attention.push_back(attend_tokens_there(task_.backend, chunk.problem,
-                                                        operands(work), work.measured.lse,
+                attention.push_back(attend_tokens_there(task_.backend, of.problem,
+                                                        of.queries.input(), of.dense.lse,
                                                         work.view.host_sinks, tokens));
     }
     for (const TokenAccumulator& tokens : token_configs_)
@@ -318,53 +275,34 @@ void LayerComparison::choose(const Scorer& scorer, const LayerView& view,
     }
 }
 
-void LayerComparison::add_configs(Work work, const std::vector<Tensor<int32_t, 3>>& ids) {
+void LayerComparison::add_configs(const Work& work, const std::vector<Tensor<int32_t, 3>>& ids) {
     const std::vector<View<const int32_t, 3>> choices(ids.begin(), ids.end());
     double seconds = 0;  // all of them together, where they share their work
     std::vector<Tensor<double, 2>> errors;
     {
         const Stopwatch watch(seconds);
         errors =
-            squared_errors(task_.backend, work.chunk.problem, operands(work), work.dense, choices);
+            measure::squared_errors(task_.backend, work.measured.problem,
+                                    work.measured.queries.input(), work.measured.dense, choices);
     }
     for (size_t n = 0; n < plan_.configs.size(); ++n) {
         const Config& config = plan_.configs[n];
         double& evaluate = task_.timing[config.selector].evaluate;
         evaluate += seconds / static_cast<double>(ids.size());
         const Stopwatch watch(evaluate);
-        work.measured.oracle_ids = oracle(config.rule).view();
-        accumulators_[n].add(work.measured, ids[n], errors[n]);
-        task_.sums.checks.check(config.key(), work.measured, ids[n], errors[n]);
+        accumulators_[n].add(work.measured, ids[n], oracle(config.rule), errors[n]);
+        task_.sums.checks.check(config.key(), ids[n], errors[n]);
         if (task_.stored) task_.stored->write(config, work.range, ids[n]);
     }
 }
 
-void LayerComparison::check_full_budget(const LayerView& view, const SelectorChunk& chunk,
-                                        const MeasuredChunk& measured, QueryRange range) {
+void LayerComparison::check_full_budget(const MeasuredChunk& measured, QueryRange range) {
     // The last queries of the layer's first chunk, however the layer is cut.
-    const int64_t end = std::min(chunk_queries(), all_.queries());
+    const int64_t end =
+        measure::chunks(task_.queries.blocks, {0, all_.queries()}, chunk_queries()).front().end;
     const int64_t first = std::max<int64_t>(0, end - kFullRows - range.begin);
     const int64_t rows = std::min(end, range.end) - range.begin - first;
-    if (rows <= 0) return;
-    const Problem p = measured.problem.with_queries({first, first + rows});
-    const Tensor<int32_t, 3> ids = all_visible_blocks(p);
-    const Operand<3> last(task_.backend, chunk.q.host().slice(first, rows),
-                          task_.data.elements.main.computed);
-    const Tensor<float, 3> sparse =
-        attend_selected(task_.backend, p, {last, view.k_there, view.v_there, view.sinks}, ids).out;
-    MeasuredChunk part{p,
-                       measured.kinds,
-                       measured.blocks,
-                       measured.mass.slice(first, rows),
-                       {},
-                       measured.dense.slice(first, rows),
-                       measured.norm.slice(first, rows),
-                       measured.lse.slice(first, rows),
-                       measured.mass_bound};
-    task_.sums.checks.begin(part);
-    task_.sums.checks.check("the full budget", part, ids,
-                            analysis::squared_differences(sparse, part.dense, p.kv_heads));
-    task_.sums.checks.begin(measured);
+    if (rows > 0) task_.sums.checks.check_all_blocks(measured, first, rows);
 }
 
 void LayerComparison::write_about() {

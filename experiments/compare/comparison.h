@@ -30,11 +30,11 @@ struct Timing {
 struct LayerTask {
     const CompareOptions& options;
     const LayerData& data;
-    PreviousLayer* previous;             // what stands before it in the file, or absent
-    const std::vector<int64_t>& tokens;  // packed tokens of the compared queries, ascending
-    const Counted& counted;              // of them
-    QueryRange part;                     // the numbers of those that are looked at here
-    std::optional<StoredIds> stored;     // absent where a query has several choices
+    PreviousLayer* previous;               // what stands before it in the file, or absent
+    const measure::LayerQueries& queries;  // the compared ones
+    const std::vector<int64_t>& counted;   // packed tokens of those that averages count
+    QueryRange part;                       // the numbers of those that are looked at here
+    std::optional<StoredIds> stored;       // absent where a query has several choices
     Backend& backend;
     io::UnitWriter& to;
     LayerSums sums;
@@ -57,29 +57,24 @@ private:
     /// One chunk at work.
     struct Work {
         const LayerView& view;
-        const SelectorChunk& chunk;
-        const Attention& dense;
-        MeasuredChunk measured;
+        const MeasuredChunk& measured;
         QueryRange range;
+        const SelectorChunk& chunk() const { return measured.queries.chunk; }
     };
     SelectorLayer selector_layer(const LayerView& view, std::span<const SelectionRule> rules) const;
     std::vector<Scorer> make_scorers(const LayerView& view);
-    std::vector<QueryRange> chunks(QueryRange of) const;
     ChunkView look_at(const LayerView& view, QueryRange range) const;
     QueryRange queries_before(const std::vector<Scorer>& scorers) const;
     void pass(const LayerView& view, const std::vector<Scorer>& scorers, QueryRange range);
     void add(const LayerView& view, const std::vector<Scorer>& scorers, QueryRange range);
     void choose(const Scorer& scorer, const LayerView& view, const SelectorChunk& chunk,
                 std::vector<Tensor<int32_t, 3>>& ids);
-    void add_configs(Work work, const std::vector<Tensor<int32_t, 3>>& ids);
+    void add_configs(const Work& work, const std::vector<Tensor<int32_t, 3>>& ids);
     bool is_first_of_its_name(const TokenAccumulator&) const;
     std::vector<KeptTokens> choose_tokens(const Work& work);
     void add_tokens(const Work& work);
     std::vector<TokenAttention> attend_kept(const Work& work, const std::vector<KeptTokens>& kept);
-    static AttentionInput operands(const Work& work);  // in the backend's space
-    double mass_bound(const Problem& p, View<const float, 3> q, View<const float, 2> lse) const;
-    void check_full_budget(const LayerView& view, const SelectorChunk& chunk,
-                           const MeasuredChunk& measured, QueryRange range);
+    void check_full_budget(const MeasuredChunk& measured, QueryRange range);
     const Tensor<int32_t, 3>& oracle(const SelectionRule& rule) const;
     int64_t chunk_queries() const;
 

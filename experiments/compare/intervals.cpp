@@ -6,61 +6,36 @@
 #include <limits>
 #include <map>
 
-#include "experiments/driver/estimate.h"
+#include "experiments/measure/sums.h"
 
 namespace msa::experiments::compare {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-/// What a layer's blocks of queries are.
-struct Blocks : StoredBlocks {
-    Blocks(const io::ResultsReader& results, const std::string& layer)
-        : StoredBlocks(drawn_from(results, layer)) {
-        if (count() > 0) norm = results.read<double, 2>("/query_blocks/" + layer + "/norm");
-    }
-    Tensor<double, 2> norm;  // [M, Hkv]
-};
-
 /// Mass kept and output error over the draws.
 struct Draws {
     std::vector<double> mass, error;
 };
 
-/// One draw; groups whose dense output is 0 have no error.
-void add_draw(const Blocks& blocks, View<const double, 3> kept, View<const int32_t, 1> times,
-              Draws& draws) {
-    double errors = 0;
-    int64_t living = 0;
-    for (int64_t r = 0; r < kept.extent(1); ++r) {
-        double off = 0, all = 0;
-        for (int64_t m = 0; m < kept.extent(0); ++m) {
-            if (times(m) == 0) continue;
-            off += times(m) * kept(m, r, 1);
-            all += times(m) * blocks.norm(m, r);
-        }
-        if (all == 0) continue;
-        errors += std::sqrt(off / all);
-        ++living;
+Draws draw(const measure::DrawnBlocks& blocks, const io::ResultsReader& results, const Row& row) {
+    const std::string group = measure::sums_group(row.layer, row.key);
+    Draws of{{}, measure::error_draws(results, blocks, group + "/group_output_error")};
+    if (results.text(row.group(), "kind") == "tokens") {
+        const auto sums = results.read<double, 2>(group + "/mass/sums");
+        const auto counts = results.read<int64_t, 2>(group + "/mass/counts");
+        of.mass = blocks.means(sums.view(), counts.view(), 0, sums.extent(1));
+    } else {
+        of.mass = measure::recall_draws(results, blocks, group + "/recall", "mass_kept");
     }
-    draws.mass.push_back(average_of_draw(blocks, kept, times).front());
-    draws.error.push_back(living == 0 ? kNone : errors / static_cast<double>(living));
+    return of;
 }
 
 std::vector<Draws> draw_all(const io::ResultsReader& results, const std::vector<Row>& rows) {
     std::vector<Draws> all(rows.size());
-    const Blocks blocks(results, rows.front().layer);
-    if (blocks.count() < 2) return all;
-    const Tensor<int32_t, 2> times =
-        analysis::bootstrap_draws(blocks.sequences, kDraws, results.run().seed);
-    std::vector<Tensor<double, 3>> kept;
-    for (const Row& row : rows)
-        kept.push_back(results.read<double, 3>("/blocks/" + row.key + "/" + row.layer));
-#pragma omp parallel for
-    for (size_t n = 0; n < all.size(); ++n)
-        for (int64_t draw = 0; draw < kDraws; ++draw)
-            add_draw(blocks, std::as_const(kept[n]).view(), std::as_const(times).view()[draw],
-                     all[n]);
+    const measure::DrawnBlocks blocks(results, "/query_blocks/" + rows.front().layer);
+    if (blocks.can_draw())
+        for (size_t n = 0; n < all.size(); ++n) all[n] = draw(blocks, results, rows[n]);
     return all;
 }
 
@@ -78,12 +53,6 @@ std::map<std::string, size_t> best_rows(const io::ResultsReader& results,
     return best;
 }
 
-std::vector<double> differences(const std::vector<double>& of, const std::vector<double>& from) {
-    std::vector<double> paired;
-    for (size_t n = 0; n < of.size(); ++n) paired.push_back(of[n] - from[n]);
-    return paired;
-}
-
 }  // namespace
 
 std::vector<Sure> measure_sureness(const io::ResultsReader& results, const std::vector<Row>& rows) {
@@ -94,23 +63,20 @@ std::vector<Sure> measure_sureness(const io::ResultsReader& results, const std::
     for (size_t n = 0; n < rows.size(); ++n) {
         const double mass = rows[n].value(results, "mass_kept");
         Sure of{.mass = analysis::with_interval(mass, draws[n].mass),
-                .error =
-                    analysis::with_interval(rows[n].value(results, "output_error"), draws[n].error),
+                .error = analysis::with_interval(rows[n].value(results, "group_output_error"),
+                                                 draws[n].error),
                 .best = "",
                 .behind = {kNone, kNone, kNone},
                 .competes = rows[n].competes(results)};
         if (const auto at = best.find(rows[n].race()); at != best.end()) {
             of.best = rows[at->second].selector;
-            of.behind = analysis::with_interval(rows[at->second].value(results, "mass_kept") - mass,
-                                                differences(draws[at->second].mass, draws[n].mass));
+            of.behind = analysis::with_interval(
+                rows[at->second].value(results, "mass_kept") - mass,
+                measure::differences(draws[at->second].mass, draws[n].mass));
         }
         sure.push_back(of);
     }
     return sure;
-}
-
-StoredBlocks drawn_from(const io::ResultsReader& results, const std::string& layer) {
-    return read_query_blocks(results, "/query_blocks/" + layer);
 }
 
 }  // namespace msa::experiments::compare

@@ -8,7 +8,7 @@
 
 #include "analysis/bootstrap.h"
 #include "experiments/compare/rows.h"
-#include "experiments/driver/block_intervals.h"
+#include "experiments/measure/drawn.h"
 
 namespace msa::experiments::compare {
 
@@ -25,10 +25,7 @@ struct Sure {
 };
 
 /// Of each of `rows`, which are all of one layer. Intervals are NaN where less than two blocks of
-/// queries are counted, or the mass is NaN; an older file has none.
+/// queries are counted, or the mass is NaN.
 std::vector<Sure> measure_sureness(const io::ResultsReader&, const std::vector<Row>& rows);
-
-/// The blocks of queries that a layer's draws are made of.
-StoredBlocks drawn_from(const io::ResultsReader&, const std::string& layer);
 
 }  // namespace msa::experiments::compare

@@ -19,9 +19,9 @@ void join_layer(const std::vector<std::filesystem::path>& parts, io::UnitWriter&
     join_rows(parts, kRows, to);
     const io::DatasetReader first(parts.front());
     const std::string layer = first.list("/layers").at(0);
-    LayerSums sums = LayerSums::stored(first, layer);
-    for (size_t n = 1; n < parts.size(); ++n) sums.join(io::DatasetReader(parts[n]));
-    for (const char* group : {"/layers", "/metrics", "/query_blocks"})
+    LayerSums sums;
+    for (const std::filesystem::path& part : parts) sums.append(io::DatasetReader(part), layer);
+    for (const char* group : {"/layers", "/metrics"})
         if (first.has(group)) to.copy(first, group);
     sums.write(to, layer);
 }

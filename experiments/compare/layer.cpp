@@ -7,7 +7,6 @@
 
 #include "core/select/token_selector.h"
 #include "experiments/compare/comparison.h"
-#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/layers.h"
 
 namespace msa::experiments::compare {
@@ -17,7 +16,7 @@ void write_sizes(const LayerTask& task, Problem p, int64_t largest_budget) {
     p.query_heads = task.data.info.query_heads;  // of all views
     write_layer(task.to, task.data.info, p,
                 {{"tokens", p.keys()},
-                 {"queries", std::ssize(task.tokens)},
+                 {"queries", std::ssize(task.queries.tokens)},
                  {"largest_budget", largest_budget}});
 }
 
@@ -53,9 +52,21 @@ std::string why_unusable(const CompareOptions& o, const io::LayerInfo& layer, bo
     return "";
 }
 
+measure::LayerQueries compared_queries(const CompareOptions& o, const io::ActivationsReader& file,
+                                       const io::LayerInfo& layer,
+                                       const std::vector<std::string>& selectors) {
+    std::vector<int64_t> tokens =
+        sampled_queries(o, file.info().cu_seqlens, layer.layer, o.seed, o.prompt);
+    require(!tokens.empty(), "--prompt is ", o.prompt, ", no sequence is longer");
+    const Problem whole = io::layer_problem(file.info(), layer, o.block_size);
+    const int64_t beyond = make_plans(o, selectors, whole).front().largest_budget;
+    const Problem p = whole.with_query_rows(tokens);
+    return {p, std::move(tokens), analysis::rows_beyond(p, beyond)};
+}
+
 void compare_part(const CompareOptions& o, const io::ActivationsReader& file, const LayerPart& part,
                   const io::LayerInfo* previous, const std::vector<std::string>& selectors,
-                  const std::vector<int64_t>& tokens, const Worker& worker, io::UnitWriter& to) {
+                  const measure::LayerQueries& queries, const Worker& worker, io::UnitWriter& to) {
     Backend& backend = worker.backend;
     const io::LayerInfo& layer = part.layer;
     const std::string name = std::to_string(layer.layer);
@@ -68,18 +79,20 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
                        backend);
     const Problem sizes = data.problem(o.block_size);
     const std::vector<Plan> plans = make_plans(o, selectors, sizes);
-    const Counted counted(sizes.with_query_rows(tokens), tokens, plans.front().largest_budget);
-    LayerTask task{.options = o,
-                   .data = data,
-                   .previous = before ? &*before : nullptr,
-                   .tokens = tokens,
-                   .counted = counted,
-                   .part = part.queries,
-                   .stored = {},
-                   .backend = backend,
-                   .to = to,
-                   .sums = {sizes.kv_heads, data.views, counted.blocks.rows}};
-    if (o.sharing != Sharing::head) task.stored.emplace(to, name, tokens, part.queries, o.seed);
+    const std::vector<int64_t> counted = queries.counted();
+    LayerTask task{
+        .options = o,
+        .data = data,
+        .previous = before ? &*before : nullptr,
+        .queries = queries,
+        .counted = counted,
+        .part = part.queries,
+        .stored = {},
+        .backend = backend,
+        .to = to,
+        .sums = {sizes.kv_heads, data.views, measure::Sums(queries.blocks, part.queries)}};
+    if (o.sharing != Sharing::head)
+        task.stored.emplace(to, name, queries.tokens, part.queries, o.seed);
     Progress progress(worker.progress, part.name(),
                       (part.queries.end - part.queries.begin) * std::ssize(plans) * data.views,
                       "queries");
@@ -89,7 +102,6 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
         comparison.write_about();
     }
     write_sizes(task, sizes, plans.front().largest_budget);
-    write_query_blocks(to, "/query_blocks/" + name, counted.blocks);
     if (task.stored) task.stored->write_queries();
     if (previous != nullptr &&
         std::find(selectors.begin(), selectors.end(), "previous-layer") != selectors.end())
@@ -97,7 +109,7 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
     if (part.is_whole)
         task.sums.write(to, name);
     else
-        task.sums.store(to);
+        task.sums.store(to, name);
     task.sums.checks.warn(part.name(), worker.err);
     note_timing(to, task.timing);
 }

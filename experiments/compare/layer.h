@@ -8,6 +8,7 @@
 #include "core/io/activations.h"
 #include "experiments/compare/options.h"
 #include "experiments/driver/run.h"
+#include "experiments/measure/queries.h"
 
 namespace msa::experiments::compare {
 
@@ -18,14 +19,20 @@ bool same_sizes(const io::LayerInfo&, const io::LayerInfo&);
 std::string why_unusable(const CompareOptions&, const io::LayerInfo& layer, bool has_previous,
                          const std::string& policy);
 
-/// Compares the selectors on a layer at some of the queries of `tokens` (packed, ascending: all
-/// that are compared on the layer), and writes its datasets to the unit, or of a part of the layer
-/// what join_layer (join.h) makes them of; as the unit's note `timing` the seconds that each
-/// selector took to select and to be measured. Selections are those of the whole layer, whatever
-/// the part. `previous`: the layer before it, of the same sizes, or absent. Throws std::logic_error
-/// where a self-check fails, Interrupted when a stop is requested.
+/// The queries that are compared on a layer, and which of them averages count: those that see more
+/// than the largest budget.
+measure::LayerQueries compared_queries(const CompareOptions&, const io::ActivationsReader&,
+                                       const io::LayerInfo&,
+                                       const std::vector<std::string>& selectors);
+
+/// Compares the selectors on a layer at some of its compared queries, and writes its datasets to
+/// the unit. A whole layer writes final datasets; a part writes sums that join_layer (join.h)
+/// combines. The unit's note `timing` has the seconds that each selector took to select and to be
+/// measured. Selections are those of the whole layer, whatever the part. `previous`: the layer
+/// before it, of the same sizes, or absent. Throws std::logic_error where a self-check fails,
+/// Interrupted when a stop is requested.
 void compare_part(const CompareOptions&, const io::ActivationsReader&, const LayerPart&,
                   const io::LayerInfo* previous, const std::vector<std::string>& selectors,
-                  const std::vector<int64_t>& tokens, const Worker&, io::UnitWriter&);
+                  const measure::LayerQueries&, const Worker&, io::UnitWriter&);
 
 }  // namespace msa::experiments::compare

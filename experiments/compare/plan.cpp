@@ -6,7 +6,6 @@
 
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
-#include "experiments/driver/block_intervals.h"
 
 namespace msa::experiments::compare {
 namespace {
@@ -140,13 +139,6 @@ int64_t mean_tokens(const Problem& queries, int64_t top_k, int64_t beyond) {
         ++rows;
     }
     return rows > 0 ? std::max<int64_t>(1, tokens / rows) : top_k * queries.block_size;
-}
-
-Counted::Counted(const Problem& queries, const std::vector<int64_t>& of, int64_t beyond) {
-    const std::vector<analysis::RowKind> kinds = analysis::rows_beyond(queries, beyond);
-    for (size_t i = 0; i < kinds.size(); ++i)
-        if (kinds[i] == analysis::RowKind::counted) tokens.push_back(of[i]);
-    blocks = analysis::query_blocks(queries, kinds, kBlockTokens);
 }
 
 std::vector<Plan> make_plans(const CompareOptions& o, const std::vector<std::string>& selectors,

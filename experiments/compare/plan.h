@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "analysis/query_blocks.h"
 #include "core/problem.h"
 #include "core/selection.h"
 #include "experiments/compare/options.h"
@@ -42,15 +41,6 @@ Problem phase_queries(const Problem& whole, int64_t prompt);
 /// Tokens that k blocks hold, on average over the queries that see more than `beyond` keys: their
 /// own block as far as they see it. Rounded down.
 int64_t mean_tokens(const Problem& queries, int64_t top_k, int64_t beyond);
-
-/// The queries that averages count, those that see more than `beyond` keys.
-struct Counted {
-    /// `queries`: of the packed tokens `of`.
-    Counted(const Problem& queries, const std::vector<int64_t>& of, int64_t beyond);
-
-    std::vector<int64_t> tokens;   // packed
-    analysis::QueryBlocks blocks;  // of all the queries
-};
 
 /// The plans of a layer; `whole` has all tokens as queries. A window of equal FLOPs that holds more
 /// than half the longest sequence is left out: too few rows would see more keys than it. InputError

@@ -12,26 +12,17 @@
 
 namespace msa::experiments::compare {
 
-/// A number of the summary: an attribute of the config's metrics, and which metric of
-/// analysis/metrics.h it is, where that has another name.
+/// A number of the summary: an attribute of the config's metrics, and a metric of
+/// analysis/metrics.h.
 struct Measure {
     const char* name;
-    const char* of = nullptr;
-    const char* definition() const { return analysis::metric(of ? of : name).definition; }
+    const char* definition() const { return analysis::metric(name).definition; }
 };
 
 inline constexpr Measure kMeasures[] = {
-    {"mass_kept"},
-    {"oracle_mass"},
-    {"score_recall"},
-    {"block_recall"},
-    {"output_error", "group_output_error"},
-    {"blocks_kept"},
-    {"tokens_read"},
-    {"index_flops"},
-    {"index_bytes"},
-    {"attention_flops"},
-    {"attention_bytes"},
+    {"mass_kept"},          {"oracle_mass"},     {"score_recall"},    {"block_recall"},
+    {"group_output_error"}, {"blocks_kept"},     {"tokens_read"},     {"index_flops"},
+    {"index_bytes"},        {"attention_flops"}, {"attention_bytes"},
 };
 
 inline constexpr const char* kRowSizes[] = {"budget",       "block_size",   "top_k",

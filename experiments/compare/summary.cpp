@@ -64,8 +64,8 @@ void add_rows(const io::ResultsReader& results, const std::vector<Row>& rows, or
         for (const char* name : kRowSizes) entry[name] = row.size(results, name);
         for (const Measure& measure : kMeasures)
             entry[measure.name] = number(row.value(results, measure.name));
-        entry["intervals"] = {{"mass_kept", interval_json(sure[n].mass)},
-                              {"output_error", interval_json(sure[n].error)}};
+        entry["intervals"] = {{"mass_kept", measure::interval_json(sure[n].mass)},
+                              {"group_output_error", measure::interval_json(sure[n].error)}};
         entry["behind"] = {{"selector", sure[n].best},
                            {"value", number(sure[n].behind.value)},
                            {"low", number(sure[n].behind.low)},
@@ -101,7 +101,8 @@ std::string compare_definitions() {
     definitions["rows_counted"] =
         "queries in the averages: those that see more keys than the largest budget, the same for "
         "every selector and budget; averages go over queries, then over groups";
-    definitions["intervals"] = std::string(kIntervalsWords) + "; every config sees the same draws";
+    definitions["intervals"] =
+        std::string(measure::kIntervalsWords) + "; every config sees the same draws";
     definitions["behind"] =
         "mass_kept of the selector that keeps most at this setting, oracles and selectors that "
         "read "

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/compare/sums.h"
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 #include <type_traits>
@@ -14,53 +15,37 @@ namespace {
 
 using analysis::State;
 
-constexpr const char* kOfBlocks = "/state/of_blocks";
-constexpr const char* kOfTokens = "/state/of_tokens";
+const std::string kDistances = "/state/distances/";
 
-/// Calls visit(group, sums) of each list of sums that a config has.
+/// Calls visit(name, sums) of each accumulator that a config has.
 template <typename Sums, typename Visit>
-void visit_config(Sums& of, const std::string& group, const Visit& visit) {
-    visit(group + "/reading", of.reading);
-    visit(group + "/output_error", of.output_error);
-    visit(group + "/query_blocks", of.query_blocks);
+void visit_config(Sums& of, const std::string& key, const Visit& visit) {
+    visit(key + "/reading", of.reading);
+    visit(key + "/group_output_error", of.output_error);
     if constexpr (std::is_same_v<std::remove_const_t<Sums>, BlockConfigSums>) {
-        visit(group + "/recall", of.recall);
-        visit(group + "/overlap", of.overlap);
-        visit(group + "/distances", of.distances);
+        visit(key + "/recall", of.recall);
+        visit(key + "/overlap", of.overlap);
     } else {
-        visit(group + "/mass", of.mass);
+        visit(key + "/mass", of.mass);
     }
 }
 
-std::string group_of(const char* kind, const std::string& key) { return text(kind, "/", key); }
-
-template <typename Sums, typename Visit>
-void visit_all(Sums& of, const Visit& visit) {
-    for (auto& [key, sums] : of.of_blocks) visit_config(sums, group_of(kOfBlocks, key), visit);
-    for (auto& [key, sums] : of.of_tokens) visit_config(sums, group_of(kOfTokens, key), visit);
-    visit("/state/checks", of.checks);
+template <typename Sums>
+measure::States all_states(const Sums& of, const std::string& key) {
+    measure::States states;
+    visit_config(of, key, [&](const std::string& name, const auto& sums) {
+        states.emplace_back(name, sums.state());
+    });
+    return states;
 }
 
-std::vector<std::string> list(const io::DatasetReader& from, const char* group) {
-    return from.has(group) ? from.list(group) : std::vector<std::string>();
-}
-
-/// What intervals are made of: /blocks of a config, [M, Hkv, 2].
-void write_blocks(io::UnitWriter& to, const std::string& at, const analysis::BlockSums& sums,
-                  const LayerSums& layer) {
-    if (layer.rows.empty()) return;
-    Tensor<double, 3> columns({std::ssize(layer.rows), layer.groups, 2});
-    for (int64_t m = 0; m < columns.extent(0); ++m)
-        for (int64_t r = 0; r < columns.extent(1); ++r) {
-            columns(m, r, 0) =
-                sums.mass(m, r) /
-                static_cast<double>(layer.views * layer.rows[static_cast<size_t>(m)]);
-            columns(m, r, 1) = sums.difference(m, r);
-        }
-    to.write<double, 3>("/blocks" + at, std::as_const(columns).view(),
-                        {"block,group,column", "",
-                         "columns: mass kept, mean over the queries of a block; sum of |o_sparse - "
-                         "o_dense|^2 over them and the group's heads"});
+/// Of all blocks of the layer.
+template <typename Sums>
+Sums total(const LayerSums& layer, const std::string& key) {
+    Sums of(layer.groups);
+    visit_config(of, key,
+                 [&](const std::string& name, auto& sums) { layer.sums.total(name, sums); });
+    return of;
 }
 
 /// What all configs have, at "/<c>/<l>".
@@ -68,13 +53,13 @@ void write_config(io::UnitWriter& to, const std::string& at, const ConfigSums& s
                   const LayerSums& layer) {
     const std::string group = "/metrics" + at;
     Metrics(to, group).add_with_mean("group_output_error", sums.output_error.relative(),
-                                     sums.output_error.mean(), "output_error");
+                                     sums.output_error.mean());
     to.attribute(group, "dead_groups", sums.output_error.dead_heads());
     sums.reading.write(to, group, layer.views);
-    write_blocks(to, at, sums.query_blocks, layer);
 }
 
-void write_sums(io::UnitWriter& to, const std::string& at, const BlockConfigSums& sums) {
+void write_sums(io::UnitWriter& to, const std::string& at, const BlockConfigSums& sums,
+                const analysis::Distances& distances) {
     Metrics metrics(to, "/metrics" + at);
     metrics.add("mass_kept", sums.recall.mass_kept());
     metrics.add("oracle_mass", sums.recall.oracle_mass());
@@ -83,7 +68,7 @@ void write_sums(io::UnitWriter& to, const std::string& at, const BlockConfigSums
     const Tensor<double, 2> overlap = sums.overlap.matrix();
     const analysis::Metric& of = analysis::metric("group_overlap");
     to.write<double, 2>("/overlap" + at, overlap.view(), {of.axis, of.unit, of.definition});
-    const std::vector<int64_t>& counts = sums.distances.counts();
+    const std::vector<int64_t>& counts = distances.counts();
     to.write<int64_t, 1>("/distance" + at, {counts.data(), {std::ssize(counts)}},
                          {"distance", "blocks",
                           "selected blocks by distance from the query's own, over counted rows and "
@@ -141,72 +126,58 @@ void Reading::write(io::UnitWriter& to, const std::string& group, int64_t views)
     to.attribute(group, "attention_bytes", attention_.bytes / queries);
 }
 
-ConfigSums::ConfigSums(int64_t groups, int64_t blocks_of_queries)
-    : reading(groups), output_error(groups), query_blocks(blocks_of_queries, groups) {}
-
-BlockConfigSums::BlockConfigSums(int64_t groups, int64_t blocks_of_queries, int64_t blocks)
-    : ConfigSums(groups, blocks_of_queries),
-      recall(groups, {}),
-      overlap(groups),
-      distances(blocks) {}
-
-TokenConfigSums::TokenConfigSums(int64_t groups, int64_t blocks_of_queries)
-    : ConfigSums(groups, blocks_of_queries),
-      mass{std::vector<analysis::Mean>(static_cast<size_t>(groups))} {}
-
-BlockConfigSums& LayerSums::keeping_blocks(const std::string& key, int64_t blocks) {
-    return of_blocks.try_emplace(key, groups, std::ssize(rows), blocks).first->second;
+measure::States states_of(const BlockConfigSums& of, const std::string& key) {
+    return all_states(of, key);
 }
 
-TokenConfigSums& LayerSums::keeping_tokens(const std::string& key) {
-    return of_tokens.try_emplace(key, groups, std::ssize(rows)).first->second;
+measure::States states_of(const TokenConfigSums& of, const std::string& key) {
+    return all_states(of, key);
+}
+
+void LayerSums::keep_tokens(const std::string& key) {
+    if (std::find(of_tokens.begin(), of_tokens.end(), key) == of_tokens.end())
+        of_tokens.push_back(key);
 }
 
 void LayerSums::write(io::UnitWriter& to, const std::string& layer) const {
-    const auto write_all = [&](const auto& of) {
-        for (const auto& [key, sums] : of) {
-            const std::string at = text("/", key, "/", layer);
-            write_config(to, at, sums, *this);
-            write_sums(to, at, sums);
-        }
-    };
-    write_all(of_blocks);
-    write_all(of_tokens);
+    sums.write(to, layer);
+    for (const auto& [key, counts] : distances) {
+        const std::string at = text("/", key, "/", layer);
+        const auto of = total<BlockConfigSums>(*this, key);
+        write_config(to, at, of, *this);
+        write_sums(to, at, of, counts);
+    }
+    for (const std::string& key : of_tokens) {
+        const std::string at = text("/", key, "/", layer);
+        const auto of = total<TokenConfigSums>(*this, key);
+        write_config(to, at, of, *this);
+        write_sums(to, at, of);
+    }
     checks.write(to, layer);
-    if (rows.empty()) return;
-    const ConfigSums& any = of_blocks.empty()
-                                ? static_cast<const ConfigSums&>(of_tokens.begin()->second)
-                                : of_blocks.begin()->second;
-    to.write<double, 2>("/query_blocks/" + layer + "/norm", any.query_blocks.norm.view(),
-                        {"block,group", "",
-                         "sum of |o_dense|^2 over the queries of a block and the group's heads"});
 }
 
-void LayerSums::store(io::UnitWriter& to) const {
+void LayerSums::store(io::UnitWriter& to, const std::string& layer) const {
+    sums.write(to, layer);
     to.attribute("/state", "groups", groups);
     to.attribute("/state", "views", views);
-    for (const auto& [key, sums] : of_blocks)
-        to.attribute(group_of(kOfBlocks, key), "blocks",
-                     int64_t{std::ssize(sums.distances.counts())});
-    visit_all(*this,
-              [&](const std::string& name, const auto& of) { store_state(to, name, of.state()); });
+    for (const auto& [key, of] : distances) store_list(to, kDistances + key, of.counts());
+    store_state(to, "/state/checks", checks.state());
 }
 
-LayerSums LayerSums::stored(const io::DatasetReader& from, const std::string& layer) {
-    const std::string query_blocks = "/query_blocks/" + layer + "/rows";
-    LayerSums sums{
-        .groups = stored_integer(from, "/state", "groups"),
-        .views = stored_integer(from, "/state", "views"),
-        .rows = from.has(query_blocks) ? stored_list(from, query_blocks) : std::vector<int64_t>()};
-    for (const std::string& key : list(from, kOfBlocks))
-        sums.keeping_blocks(key, stored_integer(from, group_of(kOfBlocks, key), "blocks"));
-    for (const std::string& key : list(from, kOfTokens)) sums.keeping_tokens(key);
-    sums.join(from);
-    return sums;
-}
-
-void LayerSums::join(const io::DatasetReader& from) {
-    visit_all(*this, [&](const std::string& name, auto& of) { of.join(stored_state(from, name)); });
+void LayerSums::append(const io::DatasetReader& part, const std::string& layer) {
+    sums.append(part, layer);
+    groups = stored_integer(part, "/state", "groups");
+    views = stored_integer(part, "/state", "views");
+    for (const std::string& key : part.list("/metrics")) {
+        if (part.text("/metrics/" + key + "/" + layer, "kind") == "tokens") {
+            keep_tokens(key);
+            continue;
+        }
+        const std::vector<int64_t> counts = stored_list(part, kDistances + key);
+        keep_blocks(key, std::ssize(counts));
+        distances.at(key).join({{}, counts});
+    }
+    checks.join(stored_state(part, "/state/checks"));
 }
 
 }  // namespace msa::experiments::compare

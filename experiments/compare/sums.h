@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Everything that msa-compare adds up while the queries of a layer go by, and the datasets that
-// come of it. Workers that each see a part of the queries store theirs, and these are joined.
+// What msa-compare adds up while the queries of a layer go by, and the datasets that come of it.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +10,14 @@
 #include "analysis/hardware.h"
 #include "analysis/output_error.h"
 #include "analysis/overlap.h"
-#include "analysis/query_blocks.h"
 #include "analysis/recall.h"
 #include "core/io/results.h"
-#include "experiments/compare/checks.h"
+#include "experiments/measure/checks.h"
+#include "experiments/measure/sums.h"
 
 namespace msa::experiments::compare {
+
+using measure::MeasuredChunk;
 
 /// What a config read. A layer may be looked at as several views (--share head); counts are of the
 /// layer's queries, costs of all its views.
@@ -41,63 +42,53 @@ private:
     analysis::Cost attention_;
 };
 
-/// What a config keeps of dense attention, [Hkv].
-struct KeptMass {
-    std::vector<analysis::Mean> means;
-
-    analysis::State state() const { return analysis::state_of(means); }
-    void join(const analysis::State& state) { analysis::join_means(means, state); }
-};
-
-/// Of every config, over the counted queries of a layer.
+/// Of every config, over the counted queries of a block or of a layer.
 struct ConfigSums {
-    ConfigSums(int64_t groups, int64_t query_blocks);
+    explicit ConfigSums(int64_t groups) : reading(groups), output_error(groups) {}
 
     Reading reading;
     analysis::OutputError output_error;  // over the heads of each group together
-    analysis::BlockSums query_blocks;
 };
 
 /// Of a config that keeps blocks.
 struct BlockConfigSums : ConfigSums {
-    /// `blocks`: B by the block size of the config.
-    BlockConfigSums(int64_t groups, int64_t query_blocks, int64_t blocks);
+    explicit BlockConfigSums(int64_t groups)
+        : ConfigSums(groups), recall(groups, {}), overlap(groups) {}
 
     analysis::Recall recall;
     analysis::GroupOverlap overlap;
-    analysis::Distances distances;
 };
 
 /// Of a config that keeps tokens.
 struct TokenConfigSums : ConfigSums {
-    TokenConfigSums(int64_t groups, int64_t query_blocks);
+    explicit TokenConfigSums(int64_t groups) : ConfigSums(groups), mass(groups) {}
 
-    KeptMass mass;
+    measure::KeptMass mass;
 };
 
-/// Of a layer, for all its plans.
+/// Their states, under the config's name.
+measure::States states_of(const BlockConfigSums&, const std::string& key);
+measure::States states_of(const TokenConfigSums&, const std::string& key);
+
+/// Of a layer, or a part of it, for all its plans.
 struct LayerSums {
     int64_t groups = 0;
     int64_t views = 1;
-    std::vector<int64_t> rows;  // [M] counted queries of each block of queries
-    std::map<std::string, BlockConfigSums> of_blocks = {};  // by Config::key()
-    std::map<std::string, TokenConfigSums> of_tokens = {};
-    SelfChecks checks = {};
+    measure::Sums sums = {};
+    std::map<std::string, analysis::Distances> distances = {};  // of each config that keeps blocks
+    std::vector<std::string> of_tokens = {};                    // the configs that keep tokens
+    measure::SelfChecks checks = {};
 
-    /// The sums of a config, which are made.
-    BlockConfigSums& keeping_blocks(const std::string& key, int64_t blocks);
-    TokenConfigSums& keeping_tokens(const std::string& key);
+    void keep_blocks(const std::string& key, int64_t blocks) { distances.try_emplace(key, blocks); }
+    void keep_tokens(const std::string& key);
 
-    /// What is measured: /metrics, /blocks, /overlap and /distance of the configs, `norm` of
-    /// /query_blocks, and /checks.
+    /// The sums, and what is measured: /metrics, /overlap and /distance of the configs, /checks.
     void write(io::UnitWriter& to, const std::string& layer) const;
 
-    /// Everything as datasets of the group /state, and back; rows are those of /query_blocks.
-    void store(io::UnitWriter& to) const;
-    static LayerSums stored(const io::DatasetReader& from, const std::string& layer);
-    /// Adds the stored sums of the queries that follow those of this one. InputError unless they
-    /// have the same sizes.
-    void join(const io::DatasetReader& from);
+    /// The sums, and the rest as datasets of the group /state.
+    void store(io::UnitWriter& to, const std::string& layer) const;
+    /// Adds those of the part that follows.
+    void append(const io::DatasetReader& part, const std::string& layer);
 };
 
 }  // namespace msa::experiments::compare

@@ -48,7 +48,7 @@ void print_configs(const io::ResultsReader& results, const std::vector<Row>& row
                      {number("blocks_kept", 1, 2),
                       number("tokens_read", 1, 1) + (row.over_budget(results) ? "*" : ""),
                       number("mass_kept", 1, kDecimals), interval_text(sure[n].mass),
-                      beside_the_best(row, sure[n]), number("output_error", 1, kDecimals),
+                      beside_the_best(row, sure[n]), number("group_output_error", 1, kDecimals),
                       number("index_flops", 1000, 1), number("index_bytes", 1024, 1)});
         table.add(cells);
     }
@@ -83,8 +83,9 @@ void print_windows(const io::ResultsReader& results, const std::vector<Row>& row
         };
         table.add({row.selector, std::to_string(row.budget), own("mass_kept"),
                    window("mass_kept", "equal=budget"), std::to_string(matched),
-                   window("mass_kept", "equal=FLOPs"), own("output_error"),
-                   window("output_error", "equal=budget"), window("output_error", "equal=FLOPs")});
+                   window("mass_kept", "equal=FLOPs"), own("group_output_error"),
+                   window("group_output_error", "equal=budget"),
+                   window("group_output_error", "equal=FLOPs")});
     }
     table.print(out);
     out << "A window of equal FLOPs that holds more than half of the longest sequence is left "
@@ -104,9 +105,9 @@ void print_layer(const io::ResultsReader& results, const std::string& layer,
     if (rows.front().size(results, "rows_counted") == 0)
         out << "No query sees more keys than the largest budget: choose smaller --budgets.\n\n";
     print_configs(results, rows, ablation, out);
-    if (const StoredBlocks from = drawn_from(results, layer); from.count() > 1) {
+    if (const measure::DrawnBlocks from(results, "/query_blocks/" + layer); from.can_draw()) {
         out << '\n';
-        print_paragraph(out, drawn_text(from, results.run().seed) +
+        print_paragraph(out, from.text(results.run().seed) +
                                  " Every config sees the same draws. Best: keeps most mass of its "
                                  "budget; =: not distinguishable from it, as the interval of the "
                                  "difference holds 0. Oracles, and selectors that read more than "

@@ -9,7 +9,6 @@
 
 #include "core/select/token_selector.h"
 #include "experiments/compare/accumulator.h"
-#include "experiments/compare/checks.h"
 #include "experiments/compare/token_attention.h"
 
 namespace msa::experiments::compare {
@@ -17,10 +16,10 @@ namespace msa::experiments::compare {
 class TokenAccumulator {
 public:
     /// `tokens`: how many a query keeps.
-    TokenAccumulator(Config config, int64_t tokens, TokenConfigSums& sums);
+    TokenAccumulator(Config config, int64_t tokens, LayerSums& sums);
 
     /// The choice for a chunk of queries, and what attention over it gave.
-    void add(const MeasuredChunk&, const KeptTokens&, const TokenAttention&, SelfChecks& checks);
+    void add(const MeasuredChunk&, const KeptTokens&, const TokenAttention&);
     ConfigAbout& about() { return about_; }
     const Config& config() const { return about_.config; }
     int64_t tokens() const { return tokens_; }
@@ -30,7 +29,7 @@ private:
     ConfigAbout about_;
     int64_t tokens_;
     std::unique_ptr<TokenSelector> selector_;
-    TokenConfigSums& sums_;
+    LayerSums& sums_;
 };
 
 }  // namespace msa::experiments::compare

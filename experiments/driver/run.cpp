@@ -87,17 +87,21 @@ std::string LayerPart::name() const {
 
 std::vector<Unit> query_units(
     const io::ActivationsReader& file, std::span<const int64_t> layers, int64_t unit_queries,
-    const std::function<int64_t(int64_t layer)>& count,
+    const std::function<std::vector<int64_t>(const io::LayerInfo&)>& begins,
     const std::function<void(const LayerPart&, const Worker&, io::UnitWriter&)>& work) {
     std::vector<Unit> units;
     for (int64_t number : layers) {
-        const int64_t queries = count(number), step = unit_queries > 0 ? unit_queries : queries;
+        const io::LayerInfo& layer = file.layer(number);
         const std::string whole = text("layer ", number);
-        const int64_t pieces = queries > 0 ? ceil_div(queries, step) : 1;
-        for (int64_t n = 0; n < pieces; ++n) {
-            const LayerPart part{file.layer(number),
-                                 {n * step, std::min((n + 1) * step, queries)},
-                                 unit_queries == 0};
+        std::vector<QueryRange> pieces{{0, 0}};
+        for (int64_t end : begins(layer)) {
+            const int64_t queries = pieces.back().end - pieces.back().begin;
+            if (unit_queries > 0 && queries >= unit_queries && end > pieces.back().end)
+                pieces.push_back({pieces.back().end, end});
+            pieces.back().end = end;
+        }
+        for (const QueryRange piece : pieces) {
+            const LayerPart part{layer, piece, unit_queries == 0};
             units.push_back({part.name(), [part, work](const Worker& worker, io::UnitWriter& to) {
                                  work(part, worker, to);
                              }});

@@ -54,12 +54,12 @@ struct LayerPart {
     /// "layer L, queries A:B", or "layer L" where it is whole.
     std::string name() const;
 };
-/// A layer's analysed queries, of which there are count(layer), cut at the multiples of
-/// `unit_queries`: a unit for each piece, which are the parts of "layer L". 0: one unit for each
-/// layer, which is whole.
+/// A layer's analysed queries, which are in blocks that begins(layer) has the first queries and the
+/// end of, cut into pieces of whole blocks: of as few as have `unit_queries`. A unit for each
+/// piece, which are the parts of "layer L". 0: one unit for each layer, which is whole.
 std::vector<Unit> query_units(
     const io::ActivationsReader&, std::span<const int64_t> layers, int64_t unit_queries,
-    const std::function<int64_t(int64_t layer)>& count,
+    const std::function<std::vector<int64_t>(const io::LayerInfo&)>& begins,
     const std::function<void(const LayerPart&, const Worker&, io::UnitWriter&)>& work);
 
 class UnitRun {

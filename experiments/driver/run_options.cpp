@@ -324,9 +324,12 @@ std::vector<int64_t> chosen_queries(const QueryOptions& o, const std::vector<int
 }
 
 std::vector<int64_t> sampled_queries(const QueryOptions& o, const std::vector<int64_t>& cu_seqlens,
-                                     int64_t layer, uint64_t seed) {
-    const std::vector<int64_t> all = chosen_queries(o, cu_seqlens, layer);
-    std::vector<int64_t> chosen;
+                                     int64_t layer, uint64_t seed, int64_t prompt) {
+    std::vector<int64_t> all = chosen_queries(o, cu_seqlens, layer), chosen;
+    std::erase_if(all, [&](int64_t token) {
+        return token - *(std::upper_bound(cu_seqlens.begin(), cu_seqlens.end(), token) - 1) <
+               prompt;
+    });
     for (int64_t n : stratified_sample(std::ssize(all), o.sample_queries, seed))
         chosen.push_back(all[static_cast<size_t>(n)]);
     return chosen;

@@ -135,8 +135,9 @@ bool within(const std::vector<QueryRange>& ranges, int64_t value);
 std::vector<int64_t> chosen_queries(const QueryOptions&, const std::vector<int64_t>& cu_seqlens,
                                     int64_t layer);
 
-/// A stratified sample of --sample-queries of them.
+/// A stratified sample of --sample-queries of those behind the first `prompt` tokens of their
+/// sequence: one draw in each of as many equal parts.
 std::vector<int64_t> sampled_queries(const QueryOptions&, const std::vector<int64_t>& cu_seqlens,
-                                     int64_t layer, uint64_t seed);
+                                     int64_t layer, uint64_t seed, int64_t prompt = 0);
 
 }  // namespace msa::experiments

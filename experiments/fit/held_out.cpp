@@ -6,7 +6,7 @@
 #include "analysis/output_error.h"
 #include "analysis/query_blocks.h"
 #include "analysis/recall.h"
-#include "experiments/driver/block_intervals.h"
+#include "experiments/measure/sums.h"
 
 namespace msa::experiments::fit {
 HeldOut::HeldOut(const FitOptions& options, const TrainingLayer& data, const LayerOperands& layer,
@@ -83,29 +83,34 @@ void HeldOut::write_blocks(io::UnitWriter& to, const IndexWeights& start,
     const Problem& p = queries_.problem;
     const OfQueries at_start = measure(start), at_end = measure(last);
     const std::string group = text("/fit/", data_.info.layer, "/blocks");
+    using measure::BlockRows;
     const auto write = [&](const std::string& at, std::span<const analysis::RowKind> kinds,
-                           const std::vector<std::string>& columns, const auto& measured) {
-        const analysis::QueryBlocks blocks = analysis::query_blocks(p, kinds, kBlockTokens);
-        write_query_blocks(to, group + at, blocks);
-        for (const auto& [name, of] : {std::pair{"/start", &at_start}, {"/means", &at_end}}) {
-            analysis::BlockMeans means(blocks.count(), std::ssize(columns) * p.kv_heads);
-            means.add(blocks.of_query, measured(*of));
-            write_block_means(to, group + at + name, means, blocks.count(), p.kv_heads, columns);
+                           const auto& measured) {
+        const analysis::QueryBlocks blocks = analysis::query_blocks(p, kinds);
+        measure::write_query_blocks(to, group + at, blocks);
+        for (const auto& [name, of] : {std::pair{"/start", &at_start}, {"/last", &at_end}}) {
+            analysis::BlockSums sums(blocks.count());
+            for (const BlockRows& rows : measure::block_rows(p, blocks, {0, p.queries()}))
+                sums.add(rows.block, measured(rows, rows.of(kinds), *of));
+            measure::write_block_sums(to, group + at + name, sums);
         }
     };
-    const analysis::Recall recall(p.kv_heads, {o_.oracle_without_local});
-    const auto& names = analysis::Recall::kColumns;
-    write("/recall", kinds_, {std::begin(names), std::end(names)}, [&](const OfQueries& of) {
-        return recall.measure(p, kinds_, of.ids, oracle_ids_, mass_);
-    });
+    write(
+        "/recall", kinds_,
+        [&](const BlockRows& rows, std::span<const analysis::RowKind> kinds, const OfQueries& of) {
+            analysis::Recall recall(p.kv_heads, {o_.oracle_without_local});
+            recall.add(rows.problem, kinds, rows.of(of.ids), rows.of(oracle_ids_), rows.of(mass_));
+            return recall.state();
+        });
     const std::vector<analysis::RowKind> all(kinds_.size(), analysis::RowKind::counted);
-    write("/kl", all, {"kl", "kl_selected"}, [&](const OfQueries& of) {
-        return [&](int64_t i, analysis::RowValues values) {
+    write("/kl", all, [&](const BlockRows& rows, auto, const OfQueries& of) {
+        std::vector<analysis::Mean> means(static_cast<size_t>(2 * p.kv_heads));
+        for (int64_t i = rows.rows.begin; i < rows.rows.end; ++i)
             for (int64_t r = 0; r < p.kv_heads; ++r) {
-                values[static_cast<size_t>(r)] = of.kl(i, r);
-                values[static_cast<size_t>(p.kv_heads + r)] = of.kl_selected(i, r);
+                means[static_cast<size_t>(r)].add(of.kl(i, r));
+                means[static_cast<size_t>(p.kv_heads + r)].add(of.kl_selected(i, r));
             }
-        };
+        return analysis::state_of(means);
     });
 }
 

@@ -6,13 +6,13 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
-#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/fit/state.h"
+#include "experiments/measure/drawn.h"
 
 namespace msa::experiments::fit {
 namespace {
@@ -55,7 +55,7 @@ std::vector<Sure> sure_measures(const io::ResultsReader& results, const std::str
     const std::vector<Evaluation> evaluations = read_evaluations(results, std::stoll(layer));
     std::vector<Sure> all;
     for (const OfBlocks& of : kOfBlocks) {
-        const std::string group = blocks_group(layer, of), start = group + "/start";
+        const std::string group = blocks_group(layer, of);
         std::vector<double> first, last, more;
         for (const char* name : of.measures)
             for (const Measure& measure : kMeasures)
@@ -64,13 +64,22 @@ std::vector<Sure> sure_measures(const io::ResultsReader& results, const std::str
                     last.push_back(evaluations.back().*measure.value);
                     more.push_back(last.back() - first.back());
                 }
-        const StoredBlocks blocks = read_query_blocks(results, group);
-        const auto at_end = with_intervals(results, blocks, group + "/means", last);
-        const bool has_start = results.has(start);  // not in older files
-        const auto gain = with_intervals(results, has_start ? blocks : StoredBlocks{},
-                                         group + "/means", more, start);
+        const measure::DrawnBlocks blocks(results, group);
+        const auto drawn = [&](const char* at) {
+            const auto sums = results.read<double, 2>(group + at + "/sums");
+            const auto counts = results.read<int64_t, 2>(group + at + "/counts");
+            const int64_t groups = sums.extent(1) / std::ssize(first);
+            std::vector<std::vector<double>> columns;
+            for (int64_t c = 0; c < std::ssize(first); ++c)
+                columns.push_back(blocks.means(sums.view(), counts.view(), c * groups, groups));
+            return columns;
+        };
+        const auto at_start = drawn("/start"), at_end = drawn("/last");
         for (size_t n = 0; n < first.size(); ++n)
-            all.push_back({&analysis::metric(of.measures[n]), first[n], at_end[n], gain[n]});
+            all.push_back(
+                {&analysis::metric(of.measures[n]), first[n],
+                 analysis::with_interval(last[n], at_end[n]),
+                 analysis::with_interval(more[n], measure::differences(at_end[n], at_start[n]))});
     }
     return all;
 }
@@ -85,13 +94,12 @@ std::string gain_text(const analysis::Estimate& gain) {
 void print_intervals(const io::ResultsReader& results, std::ostream& out) {
     Table table({"layer", "measure", "start", "after the last step\n95 % interval",
                  "gain over the start\n95 % interval", ""});
-    StoredBlocks from;
+    std::string from;
     bool marked = false;
     for (const std::string& layer : results.list("/fit")) {
-        const StoredBlocks blocks =
-            read_query_blocks(results, blocks_group(layer, kOfBlocks.front()));
-        if (blocks.count() < 2) continue;
-        from = blocks;
+        const measure::DrawnBlocks blocks(results, blocks_group(layer, kOfBlocks.front()));
+        if (!blocks.can_draw()) continue;
+        from = blocks.text(results.run().seed);
         for (const Sure& of : sure_measures(results, layer)) {
             const bool none = of.is_of_fit() && !of.is_distinguishable();
             marked |= none;
@@ -104,8 +112,7 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
     out << "\nOn the held-out queries:\n";
     table.print(out);
     print_paragraph(out,
-                    drawn_text(from, results.run().seed) +
-                        " The gain is of the same draws at the start and at the end" +
+                    from + " The gain is of the same draws at the start and at the end" +
                         (marked ? "; =: its interval holds 0, on these queries the two are not "
                                   "distinguishable."
                                 : "."));
@@ -150,7 +157,7 @@ std::string fit_definitions(const std::string& note) {
     for (const char* name : {"dead_heads", kCosts[0], kCosts[1]})
         definitions[name] = analysis::metric(name).definition;
     definitions["intervals"] =
-        std::string(kIntervalsWords) + "; of the last evaluation, on its held-out queries";
+        std::string(measure::kIntervalsWords) + "; of the last evaluation, on its held-out queries";
     definitions["gain"] =
         "the last evaluation minus the one before the first step, with the interval of the "
         "difference, both on the same draws; a KL gets better by falling";
@@ -171,7 +178,7 @@ std::string fit_summary_json(const io::ResultsReader& results) {
             if (results.has(group_of(layer), name))
                 row[name] = results.number(group_of(layer), name);
         for (const Sure& of : sure_measures(results, layer)) {
-            row["intervals"][of.metric->name] = interval_json(of.last);
+            row["intervals"][of.metric->name] = measure::interval_json(of.last);
             if (of.is_of_fit()) row["gain"][of.metric->name] = estimate_json(of.gain);
         }
         summary["rows"].push_back(row);

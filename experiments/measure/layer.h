@@ -11,7 +11,7 @@
 #include "core/io/activations.h"
 #include "core/mirror.h"
 #include "core/select/policy.h"
-#include "experiments/driver/operands.h"
+#include "experiments/driver/attend.h"
 #include "experiments/driver/own_attention.h"
 
 namespace msa::experiments::measure {
@@ -92,9 +92,13 @@ struct ChunkView {
     ChunkView(const ChunkView&) = delete;
     ChunkView& operator=(const ChunkView&) = delete;
 
+    Backend& backend() const { return of_.backend; }
+    Element element() const { return of_.data.elements.main.computed; }
     /// Of attention to the layer's keys.
     AttentionInput input() const { return {q.view(), of_.k_there, of_.v_there, of_.sinks}; }
-    /// Likewise with the keys in place of the values: what an entropy is made of.
+    /// Over all of them.
+    Attention dense() const { return attend(of_.backend, problem, input(), {}); }
+    /// The operands with the keys in place of the values: what an entropy is made of.
     AttentionInput mean_key_input() const {
         return {q.view(), of_.k_there, of_.k_there, of_.sinks};
     }

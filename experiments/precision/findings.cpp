@@ -5,7 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "experiments/driver/estimate.h"
-#include "experiments/driver/measured_queries.h"
+#include "experiments/measure/drawn.h"
+#include "experiments/measure/sums.h"
 #include "experiments/precision/options.h"
 
 namespace msa::experiments::precision {
@@ -16,46 +17,46 @@ using nlohmann::ordered_json;
 /// Reads one layer's measures of a part.
 class LayerRows {
 public:
-    LayerRows(const io::ResultsReader& results, const std::string& layer, const std::string& part,
-              uint64_t seed)
+    LayerRows(const io::ResultsReader& results, const std::string& layer, const std::string& part)
         : results_(results),
-          group_("/precision/" + layer + "/" + part),
-          drawn_(results, "/queries/" + layer, seed),
+          layer_(layer),
+          part_(part),
+          drawn_(results, "/query_blocks/" + layer),
           once_(drawn_.once()) {}
 
-    /// Of each precision, the mean of a dataset [precision, block].
-    void means(const std::string& dataset, std::vector<Kept>& to) const {
-        const auto values = results_.read<double, 2>(group_ + "/" + dataset);
+    /// Of each precision, the mean of a column of its recalls.
+    void means(const char* sums, const char* column, std::vector<Kept>& to) const {
         add(to,
-            [&](const DrawnQueries& of, int64_t s) { return drawn_means(of, values.view()[s]); });
+            [&](const measure::DrawnBlocks& of, size_t s) { return mean(of, s, sums, column); });
     }
     /// The same over that of the first precision.
-    void shares(const std::string& dataset, std::vector<Kept>& to) const {
-        const auto values = results_.read<double, 2>(group_ + "/" + dataset);
-        add(to, [&](const DrawnQueries& of, int64_t s) {
-            std::vector<double> shares = drawn_means(of, values.view()[s]);
-            const std::vector<double> full = drawn_means(of, values.view()[0]);
+    void shares(const char* sums, const char* column, std::vector<Kept>& to) const {
+        add(to, [&](const measure::DrawnBlocks& of, size_t s) {
+            std::vector<double> shares = mean(of, s, sums, column);
+            const std::vector<double> full = mean(of, 0, sums, column);
             for (size_t n = 0; n < shares.size(); ++n) shares[n] /= full[n];
             return shares;
         });
     }
-    /// Relative errors; `group` lies in the part's, empty for that itself.
-    void errors(const std::string& group, std::vector<Kept>& to) const {
-        const std::string at = group.empty() ? group_ : group_ + "/" + group;
-        const auto difference = results_.read<double, 3>(at + "/difference");
-        const auto norm = results_.read<double, 2>(at + "/norm");
-        add(to, [&](const DrawnQueries& of, int64_t s) {
-            return drawn_errors(of, difference.view()[s], norm.view());
+    /// Relative errors.
+    void errors(const char* sums, std::vector<Kept>& to) const {
+        add(to, [&](const measure::DrawnBlocks& of, size_t s) {
+            return measure::error_draws(results_, of, group(s, sums));
         });
     }
 
 private:
+    std::string group(size_t precision, const char* sums) const {
+        return measure::sums_group(layer_, text(part_, "/", precision, "/", sums));
+    }
+    std::vector<double> mean(const measure::DrawnBlocks& over, size_t s, const char* sums,
+                             const char* column) const {
+        return measure::recall_draws(results_, over, group(s, sums), column);
+    }
     template <typename Values>
     void add(std::vector<Kept>& to, const Values& values) const {
-        const auto rows = std::ssize(to);
-#pragma omp parallel for
-        for (int64_t s = 0; s < rows; ++s) {
-            Kept& kept = to[static_cast<size_t>(s)];
+        for (size_t s = 0; s < to.size(); ++s) {
+            Kept& kept = to[s];
             kept.draws.push_back(values(drawn_, s));
             kept.measures.push_back(
                 analysis::with_interval(values(once_, s).front(), kept.draws.back()));
@@ -63,8 +64,8 @@ private:
     }
 
     const io::ResultsReader& results_;
-    std::string group_;
-    DrawnQueries drawn_, once_;
+    std::string layer_, part_;
+    measure::DrawnBlocks drawn_, once_;
 };
 
 /// The same draw in all layers.
@@ -117,27 +118,26 @@ void read_layer(const io::ResultsReader& results, const std::string& layer, Part
     part.layers.push_back(std::stoll(layer));
 }
 
-void add_index(const io::ResultsReader& results, const std::string& layer, uint64_t seed,
-               Part& part) {
-    const LayerRows of(results, layer, part.name, seed);
+void add_index(const io::ResultsReader& results, const std::string& layer, Part& part) {
+    const LayerRows of(results, layer, part.name);
     std::vector<Kept> kept(part.rows.size());
-    of.means("own_recall", kept);
-    of.means("block_recall", kept);
-    of.means("mass_kept", kept);
-    of.shares("mass_kept", kept);
-    of.shares("block_recall", kept);
-    of.errors("", kept);
+    of.means("precision_recall", "block_recall", kept);
+    of.means("recall", "block_recall", kept);
+    of.means("recall", "mass_kept", kept);
+    of.shares("recall", "mass_kept", kept);
+    of.shares("recall", "block_recall", kept);
+    of.errors("output_error", kept);
     read_layer(results, layer, part, std::move(kept));
 }
 
-void add_cache(const io::ResultsReader& results, const std::string& layer, uint64_t seed,
-               bool sparse, Part& part) {
-    const LayerRows of(results, layer, part.name, seed);
+void add_cache(const io::ResultsReader& results, const std::string& layer, bool sparse,
+               Part& part) {
+    const LayerRows of(results, layer, part.name);
     std::vector<Kept> kept(part.rows.size());
-    of.errors("dense", kept);
-    of.means("mass_kept", kept);
-    of.shares("mass_kept", kept);
-    if (sparse) of.errors("sparse", kept);
+    of.errors("dense_error", kept);
+    of.means("recall", "mass_kept", kept);
+    of.shares("recall", "mass_kept", kept);
+    if (sparse) of.errors("sparse_error", kept);
     read_layer(results, layer, part, std::move(kept));
 }
 
@@ -205,8 +205,8 @@ Findings make_findings(const io::ResultsReader& results) {
     findings.error = o["error"];
     Part index{.name = "index",
                .words = "index operands",
-               .measures = {"own_recall", "block_recall", "mass_kept", "mass_share", "recall_share",
-                            "output_error"},
+               .measures = {"precision_recall", "block_recall", "mass_kept", "mass_share",
+                            "recall_share", "output_error"},
                .layers = {},
                .rows = rows_asked(o),
                .bound = findings.keep,
@@ -225,20 +225,19 @@ Findings make_findings(const io::ResultsReader& results) {
     const std::vector<std::string> layers = results.list("/precision");
     // Sparse attention has an error where every layer has ids.
     const bool sparse = std::all_of(layers.begin(), layers.end(), [&](const std::string& layer) {
-        return results.has("/precision/" + layer + "/cache/sparse");
+        return results.has("/precision/" + layer + "/index");
     });
     if (sparse) {
         findings.cache.measures.emplace_back("sparse_error");
         findings.cache.targeted.push_back(3);
     }
     for (const std::string& layer : layers) {
-        add_cache(results, layer, findings.seed, sparse, findings.cache);
-        if (results.has("/precision/" + layer + "/index"))
-            add_index(results, layer, findings.seed, index);
-        const DrawnQueries drawn(results, "/queries/" + layer, findings.seed);
+        add_cache(results, layer, sparse, findings.cache);
+        if (results.has("/precision/" + layer + "/index")) add_index(results, layer, index);
+        const measure::DrawnBlocks drawn(results, "/query_blocks/" + layer);
         findings.queries = std::max(findings.queries, drawn.queries());
         findings.blocks = std::max(findings.blocks, drawn.blocks());
-        findings.sequences = std::max(findings.sequences, drawn.sequence_count());
+        findings.sequences = std::max(findings.sequences, drawn.sequences());
     }
     recommend(findings.cache);
     if (!index.layers.empty()) {

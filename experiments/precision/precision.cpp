@@ -7,9 +7,9 @@
 #include "experiments/driver/completed.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/layers.h"
-#include "experiments/driver/measured_queries.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
+#include "experiments/measure/queries.h"
 #include "experiments/precision/layer.h"
 #include "experiments/precision/summary.h"
 #include "experiments/programs.h"
@@ -55,7 +55,7 @@ void resolve(PrecisionOptions& o, std::span<const std::string> args,
     resolve_rotations(o, given(args, "rotations"), file, layers, err);
     resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
     for (const io::LayerInfo& layer : layers)  // throws where there are too few
-        choose_queries(o, o, o.all_rows, o.seed, file.info(), layer);
+        measure::counted_queries(o, o, o.all_rows, o.seed, file.info(), layer);
 }
 
 Findings write_findings(const Completed& run) {

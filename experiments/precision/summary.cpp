@@ -7,11 +7,11 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
-#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
+#include "experiments/measure/drawn.h"
 
 namespace msa::experiments::precision {
 namespace {
@@ -162,7 +162,7 @@ void print_simulated(const Findings& findings, const std::string& backend, std::
 
 std::string precision_definitions() {
     ordered_json definitions{
-        {"own_recall", analysis::metric("precision_recall").definition},
+        {"precision_recall", analysis::metric("precision_recall").definition},
         {"block_recall", analysis::metric("block_recall").definition},
         {"mass_kept", text(analysis::metric("mass_kept").definition,
                            "; of the cache: of the ids that an oracle selects that sees the stored "
@@ -170,7 +170,7 @@ std::string precision_definitions() {
     for (const char* name : {"mass_share", "recall_share", "output_error", "dense_error",
                              "sparse_error", "bits_per_token", "bits_per_value"})
         definitions[name] = analysis::metric(name).definition;
-    definitions["low, high"] = std::string(kIntervalsWords) + ", the same in all layers";
+    definitions["low, high"] = std::string(measure::kIntervalsWords) + ", the same in all layers";
     definitions["worst_layer"] =
         "the targeted measure that is worst in the mean, in the layer where it is worst";
     definitions["reaches"] =
@@ -221,7 +221,7 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
             out << "; " << layers_text(findings.index->layers);
         out << "\n\n";
         print_part(*findings.index,
-                   {{"own_recall", "recall\nof f32\nids", End::none},
+                   {{"precision_recall", "recall\nof f32\nids", End::none},
                     {"recall_share", "recall of\noracle / f32\n(at least)", End::low},
                     {"mass_share", "mass kept / f32\n(at least)", End::low},
                     {"output_error", "output\nerror", End::none}},

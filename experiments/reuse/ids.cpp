@@ -5,9 +5,9 @@
 
 #include "core/select/selector.h"
 #include "experiments/driver/attend.h"
-#include "experiments/driver/measured_queries.h"
 #include "experiments/driver/program.h"
 #include "experiments/measure/layer.h"
+#include "experiments/measure/queries.h"
 
 namespace msa::experiments::reuse {
 
@@ -21,7 +21,7 @@ Tensor<int32_t, 3> select_ids(const ReuseOptions& o, const io::ActivationsReader
     const std::unique_ptr<Selector> selector = make_selector(name);
     const SelectionRule rule = selector->adjust(o.rule, 0);
     selector->prepare(of);
-    const int64_t step = chunk_queries(whole);
+    const int64_t step = measure::chunk_queries(backend, whole, 4, 3);
     Tensor<int32_t, 3> ids({all.queries(), whole.kv_heads, rule.top_k});
     for (int64_t begin = 0; begin < all.queries(); begin += step) {
         stop_if_asked();

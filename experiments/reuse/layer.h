@@ -7,17 +7,20 @@
 
 #include "analysis/hardware.h"
 #include "core/io/activations.h"
-#include "experiments/driver/measured_queries.h"
 #include "experiments/driver/run.h"
+#include "experiments/measure/queries.h"
 #include "experiments/reuse/ids.h"
 #include "experiments/reuse/options.h"
 
 namespace msa::experiments::reuse {
 
+/// The choice that every other must be better than.
+inline constexpr const char* kFloor = "random";
+
 /// Measures `layer` with the ids of each of o.layers up to it, and writes /layers/<l>, /queries/<l>
 /// and /reuse/<l>. Throws Interrupted when a stop is requested.
 void reuse_layer(const ReuseOptions& o, const io::ActivationsReader&, const io::LayerInfo& layer,
-                 const MeasuredQueries&, OwnIds&, const analysis::Hardware&, const Worker&,
+                 const measure::LayerQueries&, OwnIds&, const analysis::Hardware&, const Worker&,
                  io::UnitWriter&);
 
 }  // namespace msa::experiments::reuse

@@ -59,13 +59,13 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
 }
 
 /// The queries, the same in all layers.
-MeasuredQueries common_queries(const ReuseOptions& o, const io::ActivationsReader& file) {
+measure::LayerQueries common_queries(const ReuseOptions& o, const io::ActivationsReader& file) {
     const int64_t first = o.layers.front();
-    MeasuredQueries queries =
-        choose_queries(o, o, o.all_rows, o.seed, file.info(), file.layer(first));
+    measure::LayerQueries queries =
+        measure::counted_queries(o, o, o.all_rows, o.seed, file.info(), file.layer(first));
     for (int64_t number : o.layers) {
-        const MeasuredQueries others =
-            choose_queries(o, o, o.all_rows, o.seed, file.info(), file.layer(number));
+        const measure::LayerQueries others =
+            measure::counted_queries(o, o, o.all_rows, o.seed, file.info(), file.layer(number));
         require(others == queries, "--held-out has other queries for layer ", number, " (",
                 others.tokens.size(), ") than for layer ", first, " (", queries.tokens.size(),
                 "): ids can be shared only between the same queries");
@@ -91,7 +91,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const analysis::Hardware on = read_hardware(o);
     const io::ActivationsReader file(o.files);
     resolve(o, args, file, err);
-    const MeasuredQueries queries = common_queries(o, file);
+    const measure::LayerQueries queries = common_queries(o, file);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 

@@ -5,9 +5,12 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "core/select/selector.h"
-#include "experiments/driver/measured_queries.h"
+#include "experiments/measure/drawn.h"
+#include "experiments/measure/sums.h"
+#include "experiments/reuse/layer.h"
 
 namespace msa::experiments::reuse {
 namespace {
@@ -38,37 +41,47 @@ void take_intervals(const std::array<double, kMeasures>& values, Kept& kept) {
         kept.measures[m] = analysis::with_interval(values[m], kept.draws[m]);
 }
 
+/// What the sums of a choice give over some draws, but for mass_lost.
+std::array<std::vector<double>, kMeasures> measure_choice(const io::ResultsReader& results,
+                                                          const std::string& layer,
+                                                          const std::string& choice,
+                                                          const measure::DrawnBlocks& over) {
+    const auto group = [&](const char* sums) {
+        return measure::sums_group(layer, choice + "/" + sums);
+    };
+    std::array<std::vector<double>, kMeasures> of;
+    for (const auto& [to, sums, column] :
+         {std::tuple{Measure::mass_kept, "recall", "mass_kept"},
+          std::tuple{Measure::block_recall, "recall", "block_recall"},
+          std::tuple{Measure::own_recall, "own_recall", "block_recall"}})
+        of[at(to)] = measure::recall_draws(results, over, group(sums), column);
+    of[at(Measure::output_error)] = measure::error_draws(results, over, group("output_error"));
+    return of;
+}
+
 std::vector<Pair> read_pairs(const io::ResultsReader& results, const std::string& name,
-                             const DrawnQueries& blocks) {
-    const std::string group = "/reuse/" + name;
-    const auto sources = results.read<int64_t, 1>(group + "/sources");
-    const auto means = results.read<double, 2>(group + "/means");
-    const auto norm = results.read<double, 2>(group + "/norm");
-    const auto difference = results.read<double, 3>(group + "/difference");
-    std::map<Measure, Tensor<double, 2>> of_blocks;
-    for (Measure m : {Measure::mass_kept, Measure::block_recall, Measure::own_recall})
-        of_blocks[m] = results.read<double, 2>(group + "/" + kMeasureNames[at(m)]);
+                             const measure::DrawnBlocks& blocks) {
+    const auto sources = results.read<int64_t, 1>("/reuse/" + name + "/sources");
+    const measure::DrawnBlocks once = blocks.once();
     std::vector<Pair> pairs(static_cast<size_t>(sources.size()));
-#pragma omp parallel for
-    for (int64_t s = 0; s < sources.size(); ++s) {
-        Pair& pair = pairs[static_cast<size_t>(s)];
-        pair.source = sources(s);
+    std::vector<std::array<double, kMeasures>> values(pairs.size());
+    for (size_t s = 0; s < pairs.size(); ++s) {
+        Pair& pair = pairs[s];
+        pair.source = sources(static_cast<int64_t>(s));
         pair.target = std::stoll(name);
-        for (const auto& [m, values] : of_blocks)
-            pair.kept.draws[at(m)] = drawn_means(blocks, values.view()[s]);
-        pair.kept.draws[at(Measure::output_error)] =
-            drawn_errors(blocks, difference.view()[s], norm.view());
+        const std::string choice = std::to_string(pair.source);
+        pair.kept.draws = measure_choice(results, name, choice, blocks);
+        const auto found = measure_choice(results, name, choice, once);
+        for (size_t m = 0; m < kMeasures; ++m)
+            if (!found[m].empty()) values[s][m] = found[m].front();
     }
-    const int64_t own = sources.size() - 1;
-    const std::vector<double>& own_mass = pairs.back().kept.draws[at(Measure::mass_kept)];
-    for (int64_t s = 0; s <= own; ++s) {
-        Kept& kept = pairs[static_cast<size_t>(s)].kept;
-        for (size_t n = 0; n < own_mass.size(); ++n)
-            kept.draws[at(Measure::mass_lost)].push_back(own_mass[n] -
-                                                         kept.draws[at(Measure::mass_kept)][n]);
-        take_intervals(
-            {means(s, 0), means(own, 0) - means(s, 0), means(s, 1), means(s, 2), means(s, 3)},
-            kept);
+    constexpr size_t kKept = at(Measure::mass_kept), kLost = at(Measure::mass_lost);
+    const std::vector<double> own = pairs.back().kept.draws[kKept];
+    for (size_t s = 0; s < pairs.size(); ++s) {
+        Kept& kept = pairs[s].kept;
+        kept.draws[kLost] = measure::differences(own, kept.draws[kKept]);
+        values[s][kLost] = values.back()[kKept] - values[s][kKept];
+        take_intervals(values[s], kept);
     }
     return pairs;
 }
@@ -202,9 +215,9 @@ Findings make_findings(const io::ResultsReader& results) {
     findings.is_bound = make_selector(findings.asked.selector)->family() == Family::oracle;
     std::vector<LayerCosts> costs;
     const std::vector<std::string> names = results.list("/reuse");
-    const DrawnQueries blocks(results, "/queries/" + names.front(), findings.seed);
+    const measure::DrawnBlocks blocks(results, "/query_blocks/" + names.front());
     findings.blocks = blocks.blocks();
-    findings.sequences = blocks.sequence_count();
+    findings.sequences = blocks.sequences();
     const auto count = static_cast<double>(names.size());
     for (const std::string& name : names) {
         const std::string group = "/reuse/" + name;
@@ -214,10 +227,14 @@ Findings make_findings(const io::ResultsReader& results) {
         costs.push_back({read_cost(results, group, "dense"), read_cost(results, group, "own"),
                          read_cost(results, group, "reused")});
         findings.dense = findings.dense + costs.back().dense;
-        const auto floor = results.read<double, 1>(group + "/floor");
-        findings.floor_mass += floor(0) / count;
-        findings.floor_error += floor(3) / count;
-        findings.oracle_mass += results.number(group, "oracle_mass") / count;
+        const auto floor = measure_choice(results, name, kFloor, blocks.once());
+        findings.floor_mass += floor[at(Measure::mass_kept)].front() / count;
+        findings.floor_error += floor[at(Measure::output_error)].front() / count;
+        findings.oracle_mass +=
+            measure::recall_draws(results, blocks.once(),
+                                  measure::sums_group(name, text(kFloor, "/recall")), "oracle_mass")
+                .front() /
+            count;
         findings.queries = static_cast<int64_t>(results.number("/layers/" + name, "queries"));
         findings.longest_sequence =
             static_cast<int64_t>(results.number("/layers/" + name, "longest_sequence"));

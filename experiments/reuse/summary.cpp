@@ -6,13 +6,13 @@
 #include <ostream>
 
 #include "analysis/metrics.h"
-#include "experiments/driver/block_intervals.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/units.h"
+#include "experiments/measure/drawn.h"
 
 namespace msa::experiments::reuse {
 namespace {
@@ -127,7 +127,7 @@ std::string reuse_definitions() {
     ordered_json definitions;
     for (const char* name : kMeasureNames) definitions[name] = analysis::metric(name).definition;
     definitions["distance"] = "number of the target layer less that of the source layer";
-    definitions["low, high"] = std::string(kIntervalsWords) + ", the same in all layers";
+    definitions["low, high"] = std::string(measure::kIntervalsWords) + ", the same in all layers";
     definitions["most_lost"] = "mass_lost of the layer that loses most";
     definitions["each_reaches"] =
         "every layer reaches the target, with the far end of its interval";

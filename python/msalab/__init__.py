@@ -13,6 +13,18 @@ not take a type says which it takes. Results are of the kind of the inputs, nump
 Sequences are packed (THD layout): cu_seqlens_q and cu_seqlens_k say where each begins, and the
 last query of a sequence sits on its last key. Without them all tokens are one sequence.
 
+Operations have the names of core/backend.h. The names of the paper's authors are other names of the
+same functions:
+
+  index_scores              msa_proxy_score
+  select_blocks             msa_topk_select
+  index_select              msa_index_select
+  sparse_attention          msa_sparse_attention
+  sparse_attention_grad     msa_sparse_attention_grad
+  sparse_decode_attention   msa_sparse_decode_attention
+  block_mass                msa_block_mass
+  index_kl                  msa_index_kl
+
 msalab.analysis     what a selection keeps and loses: the measures of msa-analyze
 msalab.torch        the same operations as operators of PyTorch, with gradients
 msalab.nn           MSAttention, Algorithm 1 as a module for training scripts
@@ -34,7 +46,9 @@ if TYPE_CHECKING:  # what __getattr__ loads, for editors and type checkers
 
 _MODULES = {
     "operations": ("InputError", "Layout", "OutOfMemoryError", "SystemError", "UnsupportedError",
-                   "backends", "dense_attention", "dense_attention_grad", "layout",
+                   "backends", "block_mass", "dense_attention", "dense_attention_grad",
+                   "index_kl", "index_scores", "index_select", "layout", "select_blocks",
+                   "sparse_attention", "sparse_attention_grad", "sparse_decode_attention",
                    "msa_block_mass", "msa_index_kl", "msa_index_select", "msa_proxy_score",
                    "msa_sparse_attention", "msa_sparse_attention_grad",
                    "msa_sparse_decode_attention", "msa_topk_select"),

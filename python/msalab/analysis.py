@@ -4,12 +4,12 @@ msa-analyze reports, on arrays. They are computed by the same code, so that the 
 probabilities give the same numbers; their names, units and definitions are those of `metrics()`,
 from which the help of each function takes them.
 
-    mass = msalab.msa_block_mass(q, k, block_size=64)
-    ids = msalab.msa_index_select(index_q, index_k, 16, block_size=64)
+    mass = msalab.block_mass(q, k, block_size=64)
+    ids = msalab.index_select(index_q, index_k, 16, block_size=64)
     kept = msalab.analysis.recall(ids, mass, block_size=64)
     kept["mass_kept"].mean()      # of the layer: the mean over groups
 
-Letters in shapes are those of `help(msalab)`. ids are what msalab.msa_index_select returns: other
+Letters in shapes are those of `help(msalab)`. ids are what msalab.index_select returns: other
 rows raise InputError naming query, group and rule. Tensors on a GPU are copied to the CPU, where
 the measures are computed in double precision. Values are float64 arrays, or tensors on the CPU
 where the inputs are tensors; no gradient goes through them.
@@ -79,15 +79,15 @@ def recall(topk_idxs, mass, oracle_idxs=None, *, exclude_local=False, all_rows=F
            block_size=128, cu_seqlens_q=None, cu_seqlens_k=None, layout=None):
     """What a selection keeps of dense attention: a dictionary of the values [Hkv] of each group.
 
-    topk_idxs [Nq, Hkv, k] int32; mass [Nq, Hkv, B] float32, what msalab.msa_block_mass returns.
+    topk_idxs [Nq, Hkv, k] int32; mass [Nq, Hkv, B] float32, what msalab.block_mass returns.
     oracle_idxs [Nq, Hkv, any] int32: the blocks that should have been chosen; where absent, those
-    that msalab.msa_topk_select chooses by mass, k of them. exclude_local leaves the query's own
+    that msalab.select_blocks chooses by mass, k of them. exclude_local leaves the query's own
     block, which is always chosen, out of the oracle's in the two recalls. Where the oracle's blocks
     hold no mass, nothing was lost: recall 1.
     """
     p = _ids_problem(topk_idxs, block_size, cu_seqlens_q, cu_seqlens_k, layout)
     if oracle_idxs is None:
-        oracle_idxs = operations.msa_topk_select(
+        oracle_idxs = operations.select_blocks(
             mass, topk_idxs.shape[2], block_size=block_size, cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k, layout=layout)
     found = _msalab.recall(p, _host(topk_idxs), _host(oracle_idxs), _host(mass),
@@ -118,7 +118,7 @@ def _attend(q, k, topk_idxs, options):
     if topk_idxs is None:
         options = {name: value for name, value in options.items() if name != "block_size"}
         return operations.dense_attention(q, k, k, return_softmax_lse=True, **options)
-    return operations.msa_sparse_attention(q, k, k, topk_idxs, return_softmax_lse=True, **options)
+    return operations.sparse_attention(q, k, k, topk_idxs, return_softmax_lse=True, **options)
 
 
 @_measures("sink_mass_dense", "sink_mass_sparse")
@@ -130,7 +130,7 @@ def sink_mass(q, k, topk_idxs=None, *, tokens=1, softmax_scale=None, sinks=None,
     attention over these blocks, where other tokens have probability 0.
 
     q, k, softmax_scale, sinks, window, softcap, block_size and backend: as in
-    msalab.msa_sparse_attention, which is called for the sums of exponentials. NaN where logits are
+    msalab.sparse_attention, which is called for the sums of exponentials. NaN where logits are
     so large that the rounding of these sums alone moves a probability by more than 1 %.
     """
     options = dict(softmax_scale=softmax_scale, sinks=sinks, window=window, softcap=softcap,

@@ -122,10 +122,10 @@ class MSAttention(nn.Module):
         index_q, index_k = (turned(heads, self.index_rotary) for heads in (index_q, index_k))
         ids = index_lse = None
         if sparse:
-            ids, index_lse = m.msa_index_select(index_q, index_k[:, 0], self.top_k, **packed,
-                                                force_begin_blocks=self.force_begin_blocks,
-                                                force_end_blocks=self.force_end_blocks,
-                                                return_index_lse=True)
+            ids, index_lse = m.index_select(index_q, index_k[:, 0], self.top_k, **packed,
+                                            force_begin_blocks=self.force_begin_blocks,
+                                            force_end_blocks=self.force_end_blocks,
+                                            return_index_lse=True)
         sinks = None if self.sinks is None else self.sinks.float()
         heads, main_lse = self._attend(q, k, v, ids, packed, sinks)
         y = self.o_proj(heads.flatten(1))
@@ -139,14 +139,14 @@ class MSAttention(nn.Module):
             return y, x.new_zeros(())
         if self.kl_full_support and sparse:  # of which the forward pass knows nothing
             ids = main_lse = index_lse = None
-        return y, m.msa_index_kl(q, k, index_q, index_k[:, 0].contiguous(), ids, sinks=sinks,
-                                 main_lse=main_lse, index_lse=index_lse, **packed)
+        return y, m.index_kl(q, k, index_q, index_k[:, 0].contiguous(), ids, sinks=sinks,
+                             main_lse=main_lse, index_lse=index_lse, **packed)
 
     @staticmethod
     def _attend(q, k, v, ids, packed, sinks=None):
         """(out, lse) over the blocks ids, over all visible keys without."""
         if ids is not None:
-            return m.msa_sparse_attention(q, k, v, ids, sinks=sinks, return_softmax_lse=True,
-                                          **packed)
+            return m.sparse_attention(q, k, v, ids, sinks=sinks, return_softmax_lse=True,
+                                      **packed)
         lengths = {name: packed[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
         return m.dense_attention(q, k, v, sinks=sinks, return_softmax_lse=True, **lengths)

@@ -348,8 +348,8 @@ def _empty_gradients(kind, q, k, v, sinks):
             None if sinks is None else kind.empty_like(sinks))
 
 
-def msa_proxy_score(index_q, index_k, *, block_size=128, index_scale=None, cu_seqlens_q=None,
-                    cu_seqlens_k=None, layout=None, backend="auto"):
+def index_scores(index_q, index_k, *, block_size=128, index_scale=None, cu_seqlens_q=None,
+                 cu_seqlens_k=None, layout=None, backend="auto"):
     """Scores of the Index Branch by block (eq:msa-index-score), [Nq, Hkv, B] float32.
 
     index_q [Nq, Hkv, didx], one head per group; index_k [Nk, didx], one head for all groups. A
@@ -364,8 +364,8 @@ def msa_proxy_score(index_q, index_k, *, block_size=128, index_scale=None, cu_se
     return scores
 
 
-def msa_topk_select(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, block_size=128,
-                    cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+def select_blocks(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, block_size=128,
+                  cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
     """The blocks that each query and group keeps (eq:msa-topk), [Nq, Hkv, topk] int32.
 
     scores [Nq, Hkv, B] float32. Of the topk slots the newest force_end_blocks visible blocks (at
@@ -401,12 +401,12 @@ def _positive(name: str, value) -> int:
     return operator.index(value)
 
 
-def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
-                     block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
-                     cu_seqlens_k=None, layout=None, backend="auto"):
-    """msa_proxy_score and msa_topk_select in one: the same ids, without scores in memory.
+def index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
+                 block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
+                 cu_seqlens_k=None, layout=None, backend="auto"):
+    """index_scores and select_blocks in one: the same ids, without scores in memory.
 
-    With return_index_lse also lse [Nq, Hkv] float32, which msa_index_kl takes: the natural log of
+    With return_index_lse also lse [Nq, Hkv] float32, which index_kl takes: the natural log of
     the sum of exp(index_scale * index_q . index_k) over the visible tokens of the row's blocks;
     without a block -inf.
     """
@@ -427,9 +427,9 @@ def _select(index_q, index_k, topk, first, local, block_size, scale, with_lse, c
     return ids, lse
 
 
-def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
-                         sinks=None, window=None, softcap=None, block_size=128, order="automatic",
-                         cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+def sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
+                     sinks=None, window=None, softcap=None, block_size=128, order="automatic",
+                     cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
     """Softmax attention over the visible tokens of the selected blocks (eq:msa-sparse-attn).
 
     q, k, v, sinks, window, softcap and what is returned: as in dense_attention. topk_idxs
@@ -453,9 +453,9 @@ def _sparse(q, k, v, ids, sinks, scale, window, softcap, block_size, order, cu_q
     return out, lse
 
 
-def msa_sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_scale=None,
-                              sinks=None, block_size=128, order="automatic", cu_seqlens_q=None,
-                              cu_seqlens_k=None, layout=None, backend="auto"):
+def sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_scale=None,
+                          sinks=None, block_size=128, order="automatic", cu_seqlens_q=None,
+                          cu_seqlens_k=None, layout=None, backend="auto"):
     """Its gradient, as dense_attention_grad; none through topk_idxs."""
     kind = _kind(q)
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
@@ -466,13 +466,13 @@ def msa_sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_sc
     return gradients if sinks is not None else gradients[:3]
 
 
-def msa_sparse_decode_attention(q, k, v, topk_idxs, **options):
-    """msa_sparse_attention of one decode step: q [S, Hq, dh] holds the newest token of each of S
+def sparse_decode_attention(q, k, v, topk_idxs, **options):
+    """sparse_attention of one decode step: q [S, Hq, dh] holds the newest token of each of S
     sequences, whose keys cu_seqlens_k [S+1] delimits; without it S must be 1."""
     keys = options.pop("cu_seqlens_k", None)
     if options.get("layout") is None:
         options["layout"] = layout(*_decode_lengths(q, k, keys))
-    return msa_sparse_attention(q, k, v, topk_idxs, **options)
+    return sparse_attention(q, k, v, topk_idxs, **options)
 
 
 def _decode_lengths(q, k, cu_seqlens_k):
@@ -485,9 +485,9 @@ def _decode_lengths(q, k, cu_seqlens_k):
     return list(range(queries + 1)), [0, keys] if cu_seqlens_k is None else cu_seqlens_k
 
 
-def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,
-                   block_size=128, return_max_logit=False, cu_seqlens_q=None, cu_seqlens_k=None,
-                   layout=None, backend="auto"):
+def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,
+               block_size=128, return_max_logit=False, cu_seqlens_q=None, cu_seqlens_k=None,
+               layout=None, backend="auto"):
     """Dense attention's probability by block, [Nq, Hkv, B] float32: the sum over the block's
     visible tokens, mean over the heads of the group (P_b). With return_max_logit also the maximum
     of the logit over the same tokens and heads; -inf where there is none."""
@@ -501,10 +501,10 @@ def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap
     return (mass, max_logit) if return_max_logit else mass
 
 
-def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
-                 teacher="mean", sinks=None, window=None, softcap=None, main_lse=None, index_lse=None,
-                 block_size=128, return_gradient=True, cu_seqlens_q=None, cu_seqlens_k=None,
-                 layout=None, backend="auto"):
+def index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
+             teacher="mean", sinks=None, window=None, softcap=None, main_lse=None, index_lse=None,
+             block_size=128, return_gradient=True, cu_seqlens_q=None, cu_seqlens_k=None,
+             layout=None, backend="auto"):
     """The KL divergence of the index distribution from the teacher (eq:msa-kl), per row.
 
     The teacher is the mean (or max) over a group's heads of softmax attention on the support, with
@@ -514,8 +514,8 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
 
     What the forward pass knows already need not be computed again (LSE fusion, sec:kernel:sparse_kl),
     and on a GPU the fast kernel asks for main_lse. Each is of the same support: main_lse [Nq, Hq]
-    float32 from msa_sparse_attention with these ids and sinks, or from dense_attention without ids;
-    index_lse [Nq, Hkv] float32 from msa_index_select. Values that cannot be of this input raise
+    float32 from sparse_attention with these ids and sinks, or from dense_attention without ids;
+    index_lse [Nq, Hkv] float32 from index_select. Values that cannot be of this input raise
     InputError on the CPU.
     """
     kind = _kind(index_q)
@@ -530,3 +530,14 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
     call(p, q, k, index_q, index_k, topk_idxs, _word("teacher", teacher), sinks, main_lse,
          index_lse, kl, d_index_q, d_index_k)
     return (kl, d_index_q, d_index_k) if return_gradient else kl
+
+
+# The names of the paper's authors (fmha_sm100), for whoever knows them; help(msalab) has the table.
+msa_proxy_score = index_scores
+msa_topk_select = select_blocks
+msa_index_select = index_select
+msa_sparse_attention = sparse_attention
+msa_sparse_attention_grad = sparse_attention_grad
+msa_sparse_decode_attention = sparse_decode_attention
+msa_block_mass = block_mass
+msa_index_kl = index_kl

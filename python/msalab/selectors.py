@@ -54,8 +54,8 @@ def _by_group(q: Tensor, kv_heads: int) -> Tensor:
 
 def oracle(q, k, block_size: int, **attention) -> Tensor:
     """The probability of each block in dense attention, mean over the group's heads."""
-    return operations.msa_block_mass(q, k, block_size=block_size, cu_seqlens_q=[0, len(q)],
-                                     cu_seqlens_k=[0, len(k)], **attention)
+    return operations.block_mass(q, k, block_size=block_size, cu_seqlens_q=[0, len(q)],
+                                 cu_seqlens_k=[0, len(k)], **attention)
 
 
 def mean_key(q, k, block_size: int, **_) -> Tensor:
@@ -104,7 +104,7 @@ def select(selector, q: Tensor, k: Tensor, rule: Rule, **attention) -> Tensor:
     for at in range(0, len(q), QUERIES_AT_ONCE):
         some = q[at:at + QUERIES_AT_ONCE]
         seen = k[:first + at + len(some)]
-        parts.append(operations.msa_topk_select(
+        parts.append(operations.select_blocks(
             score(some, seen, rule.block_size, **attention).contiguous(), rule.top_k,
             force_begin_blocks=begin, force_end_blocks=rule.force_end_blocks,
             block_size=rule.block_size, cu_seqlens_q=[0, len(some)], cu_seqlens_k=[0, len(seen)]))

@@ -4,15 +4,15 @@ torch.compile, in autograd, and in CUDA graphs. Shapes, rules and errors are tho
 the same names in `msalab`.
 
     import msalab.torch as m
-    ids = m.msa_index_select(index_q, index_k, 16, block_size=64, cu_seqlens_q=cu, cu_seqlens_k=cu)
-    out = m.msa_sparse_attention(q, k, v, ids, block_size=64, cu_seqlens_q=cu, cu_seqlens_k=cu)
-    kl = m.msa_index_kl(q, k, index_q, index_k, ids, block_size=64)   # a scalar: the mean over rows
+    ids = m.index_select(index_q, index_k, 16, block_size=64, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    out = m.sparse_attention(q, k, v, ids, block_size=64, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    kl = m.index_kl(q, k, index_q, index_k, ids, block_size=64)   # a scalar: the mean over rows
 
 On the CPU operands are float32, on CUDA float32, bfloat16 or float16. There is no gradient through
-ids, lse, nor into the teacher of msa_index_kl, which is what the paper trains with.
+ids, lse, nor into the teacher of index_kl, which is what the paper trains with.
 
 On CUDA a call takes its turn in PyTorch's current stream and waits for nothing; its workspace is
-PyTorch's memory. Values are not checked there: ids must keep the rules of msa_sparse_attention. Give
+PyTorch's memory. Values are not checked there: ids must keep the rules of sparse_attention. Give
 cu_seqlens as lists: a tensor on the GPU has to be waited for. In a CUDA graph a call keeps the
 cu_seqlens that it was captured with. Dense attention is called once on the stream before it is
 captured there.
@@ -203,7 +203,7 @@ _dense_grad = _Operator(
 
 def _save_sparse(ctx, inputs, output):
     q, k, v, ids, sinks, ctx.scale, window, softcap, ctx.block_size, _, *ctx.lengths = inputs
-    _save_attention(ctx, "msa_sparse_attention", (q, k, v, ids, sinks), window, softcap, output)
+    _save_attention(ctx, "sparse_attention", (q, k, v, ids, sinks), window, softcap, output)
 
 
 def _backward_sparse(ctx, d_out, _):
@@ -224,7 +224,7 @@ _sparse = _Operator(
 
 def _compute_sparse_grad(q, k, v, ids, sinks, out, lse, d_out, scale, block_size, order, cu_q,
                          cu_k):
-    return _four(operations.msa_sparse_attention_grad(
+    return _four(operations.sparse_attention_grad(
         q, k, v, ids, out, lse, d_out.contiguous(), softmax_scale=scale, sinks=sinks,
         block_size=block_size, order=order, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k), q)
 
@@ -240,7 +240,7 @@ _sparse_grad = _Operator(
 
 def _compute_kl(index_q, index_k, q, k, ids, sinks, main_lse, index_lse, scale, index_scale, teacher,
                 window, softcap, block_size, cu_q, cu_k):
-    kl, d_index_q, d_index_k = operations.msa_index_kl(
+    kl, d_index_q, d_index_k = operations.index_kl(
         q, k, index_q, index_k, ids, softmax_scale=scale, index_scale=index_scale,
         teacher=teacher, sinks=sinks, window=window, softcap=softcap, main_lse=main_lse,
         index_lse=index_lse, block_size=block_size, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
@@ -304,7 +304,7 @@ def _blocks(keys, block_size, cu_q, cu_k):
 
 
 def _compute_scores(index_q, index_k, block_size, scale, cu_q, cu_k):
-    return operations.msa_proxy_score(index_q, index_k, block_size=block_size, index_scale=scale,
+    return operations.index_scores(index_q, index_k, block_size=block_size, index_scale=scale,
                                       cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
 
@@ -319,7 +319,7 @@ _scores = _Operator(
 
 
 def _compute_topk(scores, topk, first, local, block_size, cu_q, cu_k):
-    return operations.msa_topk_select(scores, topk, force_begin_blocks=first,
+    return operations.select_blocks(scores, topk, force_begin_blocks=first,
                                       force_end_blocks=local, block_size=block_size,
                                       cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
@@ -335,7 +335,7 @@ _topk = _Operator(
 
 def _compute_mass(q, k, sinks, scale, window, softcap, block_size, with_max, cu_q, cu_k):
     """An operator has as many results without the largest logits as with them."""
-    found = operations.msa_block_mass(q, k, softmax_scale=scale, sinks=sinks, window=window,
+    found = operations.block_mass(q, k, softmax_scale=scale, sinks=sinks, window=window,
                                       softcap=softcap, block_size=block_size,
                                       return_max_logit=with_max, cu_seqlens_q=cu_q,
                                       cu_seqlens_k=cu_k)
@@ -373,63 +373,63 @@ def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, si
     return (out, lse) if return_softmax_lse else out
 
 
-@_like(operations.msa_sparse_attention)
-def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
-                         sinks=None, window=None, softcap=None, block_size=128, order="automatic",
-                         cu_seqlens_q=None, cu_seqlens_k=None):
-    """msalab.msa_sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
+@_like(operations.sparse_attention)
+def sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
+                     sinks=None, window=None, softcap=None, block_size=128, order="automatic",
+                     cu_seqlens_q=None, cu_seqlens_k=None):
+    """msalab.sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
     a soft cap, without one. The gradient takes a loop order of its own."""
     out, lse = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
                        cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
 
 
-@_like(operations.msa_sparse_decode_attention)
-def msa_sparse_decode_attention(q, k, v, topk_idxs, *, cu_seqlens_k=None, **options):
-    """msalab.msa_sparse_decode_attention on tensors; options as msa_sparse_attention takes here."""
+@_like(operations.sparse_decode_attention)
+def sparse_decode_attention(q, k, v, topk_idxs, *, cu_seqlens_k=None, **options):
+    """msalab.sparse_decode_attention on tensors; options as sparse_attention takes here."""
     cu_q, cu_k = operations._decode_lengths(q, k, cu_seqlens_k)
-    return msa_sparse_attention(q, k, v, topk_idxs, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+    return sparse_attention(q, k, v, topk_idxs, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
 
 
-@_like(operations.msa_proxy_score)
-def msa_proxy_score(index_q, index_k, *, block_size=128, index_scale=None, cu_seqlens_q=None,
-                    cu_seqlens_k=None):
-    """msalab.msa_proxy_score on tensors; scores have no gradient."""
+@_like(operations.index_scores)
+def index_scores(index_q, index_k, *, block_size=128, index_scale=None, cu_seqlens_q=None,
+                 cu_seqlens_k=None):
+    """msalab.index_scores on tensors; scores have no gradient."""
     return _scores(index_q, index_k, block_size, index_scale, cu_seqlens_q, cu_seqlens_k)
 
 
-@_like(operations.msa_topk_select)
-def msa_topk_select(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, block_size=128,
-                    cu_seqlens_q=None, cu_seqlens_k=None):
-    """msalab.msa_topk_select on tensors."""
+@_like(operations.select_blocks)
+def select_blocks(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, block_size=128,
+                  cu_seqlens_q=None, cu_seqlens_k=None):
+    """msalab.select_blocks on tensors."""
     return _topk(scores, topk, force_begin_blocks, force_end_blocks, block_size, cu_seqlens_q,
                  cu_seqlens_k)
 
 
-@_like(operations.msa_block_mass)
-def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,
-                   block_size=128, return_max_logit=False, cu_seqlens_q=None, cu_seqlens_k=None):
-    """msalab.msa_block_mass on tensors; neither result has a gradient."""
+@_like(operations.block_mass)
+def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,
+               block_size=128, return_max_logit=False, cu_seqlens_q=None, cu_seqlens_k=None):
+    """msalab.block_mass on tensors; neither result has a gradient."""
     mass, max_logit = _mass(q, k, sinks, softmax_scale, window, softcap, block_size,
                             return_max_logit, cu_seqlens_q, cu_seqlens_k)
     return (mass, max_logit) if return_max_logit else mass
 
 
-@_like(operations.msa_index_select)
-def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
-                     block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
-                     cu_seqlens_k=None):
-    """msalab.msa_index_select on tensors; neither ids nor their lse have a gradient."""
+@_like(operations.index_select)
+def index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
+                 block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
+                 cu_seqlens_k=None):
+    """msalab.index_select on tensors; neither ids nor their lse have a gradient."""
     found = _select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
                     index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k)
     return found if return_index_lse else found[0]
 
 
-@_like(operations.msa_index_kl)
-def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
-                 teacher="mean", sinks=None, window=None, softcap=None, main_lse=None,
-                 index_lse=None, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None):
-    """The mean over rows of msalab.msa_index_kl, a float32 scalar with gradients of index_q and
+@_like(operations.index_kl)
+def index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
+             teacher="mean", sinks=None, window=None, softcap=None, main_lse=None,
+             index_lse=None, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None):
+    """The mean over rows of msalab.index_kl, a float32 scalar with gradients of index_q and
     index_k. q, k and sinks, the teacher's, get none. Give the main_lse of the forward pass on a GPU:
     without it a slower kernel answers."""
     return _kl(index_q, index_k, _teachers(q), _teachers(k), topk_idxs, _teachers(sinks), main_lse,
@@ -440,3 +440,13 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
 def _teachers(tensor):
     """Without a gradient. What has none, or is no tensor, stays as it is."""
     return tensor.detach() if getattr(tensor, "requires_grad", False) else tensor
+
+
+# The names of the paper's authors, as in operations.py.
+msa_proxy_score = index_scores
+msa_topk_select = select_blocks
+msa_index_select = index_select
+msa_sparse_attention = sparse_attention
+msa_sparse_decode_attention = sparse_decode_attention
+msa_block_mass = block_mass
+msa_index_kl = index_kl

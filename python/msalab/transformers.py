@@ -303,8 +303,8 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
                 selectors.select(layer.selector, q[cu_q[row]:cu_q[row + 1]].detach(),
                                  k[cu_k[row]:cu_k[row + 1]].detach(), layer.rule, **given)
                 for row in range(len(spans))])
-        out = m.msa_sparse_attention(q, k, v, ids, block_size=layer.rule.block_size, **given,
-                                     **lengths)
+        out = m.sparse_attention(q, k, v, ids, block_size=layer.rule.block_size, **given,
+                                 **lengths)
     if layer.observe is not None:
         layer.observe(layer.number, ids)
     return _unpacked(out.to(query.dtype), query, spans, cu_q), None
@@ -359,7 +359,7 @@ def _index_ids(layer: Layer, x, cache, key, spans, lengths) -> Tensor:
                          for row, span in enumerate(spans)])
     index_k = torch.cat([index_k[row, span[0]:span[1]] for row, span in enumerate(spans)])
     rule = layer.rule
-    return operations.msa_index_select(
+    return operations.index_select(
         index_q.contiguous(), index_k.contiguous(), rule.top_k, block_size=rule.block_size,
         force_begin_blocks=rule.force_begin_blocks, force_end_blocks=rule.force_end_blocks,
         **lengths)

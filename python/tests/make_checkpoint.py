@@ -22,7 +22,7 @@ def make_checkpoint(path, **options):
     shapes = {"embed_tokens": (256, 24), "norm": (24,), "lm_head": (256, 24),
               **{f"layers.0.{name}": shape for name, shape in SHAPES.items()}}
     with h5py.File(path, "w") as file:
-        file.attrs["format"], file.attrs["format_version"] = "msa-results", 2
+        file.attrs["format"], file.attrs["format_version"] = "msa-results", 3
         file.create_group("run").attrs.update(program="msa-pretrain",
                                               options=json.dumps(OPTIONS | options))
         for name, shape in shapes.items():

@@ -86,7 +86,7 @@ def comparison(layer: int = 3, over: str = "") -> dict:
     rows = [{"layer": layer, "selector": selector, "setting": str(budget), "budget": budget,
              "tokens_allowed": budget,
              "tokens_read": budget * (4 if selector == over else 0.75),
-             "mass_kept": mass + budget / 2000, "oracle_mass": 0.9, "output_error": 0.1,
+             "mass_kept": mass + budget / 2000, "oracle_mass": 0.9, "group_output_error": 0.1,
              "index_flops": index, "index_bytes": index, "attention_flops": 100.0 * budget,
              "attention_bytes": 10.0 * budget, "rows_counted": 40,
              "intervals": {"mass_kept": {"low": mass + budget / 2000 - 0.01,
@@ -107,7 +107,7 @@ def advice(reached: bool = True, layer: int = 3) -> dict:
 
     settings = [{"selector": selector, "block_size": 32, "top_k": top_k, "forced_first": 0,
                  "forced_local": 1, "tokens": 32 * top_k, "mass_kept": estimate(mass + top_k / 80),
-                 "output_error": estimate(0.3 - top_k / 80),
+                 "group_output_error": estimate(0.3 - top_k / 80),
                  "cost": {"seconds": seconds * top_k, "share_of_dense": seconds * top_k,
                           "flops": 1e9, "bytes": 1e9, "loop_order": "union"},
                  "is_bound": selector == "oracle"}
@@ -210,7 +210,7 @@ def precision(reached: bool = True, index: bool = True) -> dict:
         return {"layers": [3, 4], "measures": list(measures), "rows": rows,
                 "recommended": 1 if reached else None, "nearest": 0}
 
-    kept = {name: lambda loss: 1 - loss for name in ("own_recall", "block_recall", "mass_kept",
+    kept = {name: lambda loss: 1 - loss for name in ("precision_recall", "block_recall", "mass_kept",
                                                      "mass_share")}
     return {"format": "msa-precision-summary", "program": "msa-precision", "options": {},
             "definitions": {"mass_share": "what mass_share means"},

@@ -15,7 +15,7 @@ SPLIT = "trained on positions 0:288, held out 288:384, of 1 sequence"
 def make_fit(path, layers=(3,), warmup=WARMUP, start="from-qk"):
     step = np.array([0, 10, 20])
     with h5py.File(path, "w") as file:
-        file.attrs.update(format="msa-results", format_version=1)
+        file.attrs.update(format="msa-results", format_version=3)
         file.create_group("run").attrs["options"] = json.dumps({"init": start})
         for layer in layers:
             group = file.create_group(f"fit/{layer}")

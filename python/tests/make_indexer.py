@@ -12,7 +12,7 @@ def make_indexer(path, layers, *, groups, dim, model_dim, norm=True, rotary=None
     rng = np.random.default_rng(seed)
     rotary = dim if rotary is None else rotary
     with h5py.File(path, "w") as file:
-        file.attrs["format"], file.attrs["format_version"] = "msa-results", 2
+        file.attrs["format"], file.attrs["format_version"] = "msa-results", 3
         file.create_group("run").attrs["options"] = json.dumps(
             {"block_size": 16, "top_k": 3, "forced_local": 1, "forced_first": first})
         for layer in layers:

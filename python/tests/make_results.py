@@ -193,7 +193,7 @@ def write_selector(file, case: Case, layer: int, selector: str, parts):
 
 def make_results(path, case: Case = Case()):
     with h5py.File(path, "w") as file:
-        file.attrs.update(format="msa-results", format_version=1)
+        file.attrs.update(format="msa-results", format_version=3)
         file.create_group("run").attrs.update(
             program="make_results", argv=json.dumps(["a file.h5", "--top-k", "4"]),
             commit="0" * 40, host="laptop",

@@ -20,7 +20,7 @@ def write_ids(path, ids, position, block_size, sequence=None):
     ids, position = np.array(ids, np.int32), np.array(position)
     sequence = 0 * position if sequence is None else sequence
     with h5py.File(path, "w") as file:
-        file.attrs.update(format="msa-results", format_version=1)
+        file.attrs.update(format="msa-results", format_version=3)
         file.create_group("layers/0").attrs.update(
             query_heads=2, kv_heads=1, head_dim=16, index_dim=0, block_size=block_size, blocks=3,
             tokens=3 * block_size, softmax_scale=0.25)

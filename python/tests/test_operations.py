@@ -329,3 +329,11 @@ def test_backends_say_why_they_cannot_start():
     found = msalab.backends()
     assert found["cpu"] == "" and found["reference"] == ""
     assert "cuda" in found
+
+
+def test_the_authors_names_are_those_of_the_same_functions():
+    table = [line.split() for line in msalab.__doc__.splitlines() if " msa_" in line]
+    assert len(table) == 8
+    for ours, theirs in table:
+        assert getattr(msalab, ours) is getattr(msalab, theirs)
+        assert ours in msalab.__all__ and theirs in msalab.__all__

@@ -67,7 +67,7 @@ def test_without_an_index_branch_the_cache_alone_is_drawn(tmp_path):
     axes, = figure.axes
     assert axes.get_title(loc="left") == "KV cache: int8, scale per token"
     assert set(table["part"]) == {"KV cache"}
-    assert np.isnan(precisions.rows["own_recall"]).all()
+    assert np.isnan(precisions.rows["precision_recall"]).all()
 
 
 def test_plot_of_the_summary_alone(tmp_path, capsys):

@@ -26,7 +26,7 @@ def test_refuses_what_is_no_results_file(tmp_path):
 
 @pytest.mark.parametrize("attribute, value, words", [
     ("format", "msa-activations", ("msa-activations", "msa-results")),
-    ("format_version", 3, ("format_version is 3", "must be 1 or 2")),
+    ("format_version", 2, ("format_version is 2", "must be 3")),
 ])
 def test_refuses_other_formats_and_versions(results_path, tmp_path, attribute, value, words):
     changed = tmp_path / "changed.h5"
@@ -36,7 +36,7 @@ def test_refuses_other_formats_and_versions(results_path, tmp_path, attribute, v
     refused(changed, *words)
 
 
-@pytest.mark.parametrize("version", [1, "1", b"1", 2])
+@pytest.mark.parametrize("version", [3, "3", b"3"])
 def test_takes_the_version_as_number_or_text(results_path, tmp_path, version):
     changed = tmp_path / "changed.h5"
     shutil.copy(results_path, changed)

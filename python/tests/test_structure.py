@@ -103,7 +103,7 @@ def test_long_contexts_stay_small_in_memory(tmp_path):
     position = np.arange(tokens)
     ids = np.stack([position // block_size // 2, position // block_size], 1)[:, None, :]
     with h5py.File(tmp_path / "r.h5", "w") as file:
-        file.attrs.update(format="msa-results", format_version=1)
+        file.attrs.update(format="msa-results", format_version=3)
         file.create_group("layers/0").attrs.update(
             query_heads=1, kv_heads=1, head_dim=16, index_dim=0, block_size=block_size,
             blocks=tokens // block_size, tokens=tokens, softmax_scale=0.25)

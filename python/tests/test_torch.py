@@ -109,7 +109,7 @@ def test_the_gradient_takes_a_loop_order_of_its_own(data, order, monkeypatch):
         return gradient(*arguments, **options)
 
     gradient = msalab.operations.msa_sparse_attention_grad
-    monkeypatch.setattr(m.operations, "msa_sparse_attention_grad", watched)
+    monkeypatch.setattr(m.operations, "sparse_attention_grad", watched)
     found = gradients(m.msa_sparse_attention(*leaves, ids, block_size=BK, order=order).sum(), leaves)
     expected = gradients(m.msa_sparse_attention(*leaves, ids, block_size=BK).sum(), leaves)
     assert asked == ["automatic", "automatic"]

@@ -1,83 +1,73 @@
 // SPDX-License-Identifier: MIT
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <utility>
 
 #include "analysis/query_blocks.h"
-#include "tests/support/values.h"
+#include "core/error.h"
 
 namespace msa::analysis {
 namespace {
 
-using test::tensor;
-
-/// Sequences of 5 and 3 tokens, of which positions 1, 2, 4 and 0, 2 are counted.
+/// Sequences of 300 and 130 tokens, of which every third one is counted but for the first block's.
 QueryBlocks two_sequences() {
     Problem p = square_problem(0, 1, 1, 16, 0, 8);
-    p.batch = PackedBatch({0, 5, 8}, {0, 5, 8});
-    std::vector<RowKind> kinds(8, RowKind::trivial);
-    for (size_t i : std::vector<size_t>{1, 2, 4, 5, 7}) kinds[i] = RowKind::counted;
-    return query_blocks(p, kinds, 2);
+    p.batch = PackedBatch({0, 300, 430}, {0, 300, 430});
+    std::vector<RowKind> kinds(430, RowKind::trivial);
+    for (size_t i = 129; i < kinds.size(); i += 3) kinds[i] = RowKind::counted;
+    return query_blocks(p, kinds);
 }
 
 TEST(QueryBlocks, AreStretchesOfTheirSequence) {
     const QueryBlocks blocks = two_sequences();
-    EXPECT_EQ(blocks.of_query, (std::vector<int64_t>{-1, 0, 1, -1, 2, 3, -1, 4}));
+    EXPECT_EQ(blocks.begins, (std::vector<int64_t>{0, 128, 256, 300, 428, 430}));
     EXPECT_EQ(blocks.sequences, (std::vector<int64_t>{0, 0, 0, 1, 1}));
-    EXPECT_EQ(blocks.rows, (std::vector<int64_t>{1, 1, 1, 1, 1}));
+    EXPECT_EQ(blocks.rows, (std::vector<int64_t>{0, 43, 14, 43, 1}));
     EXPECT_EQ(blocks.count(), 5);
+    EXPECT_EQ(blocks.range(3), (QueryRange{300, 428}));
+    EXPECT_EQ(blocks.at(256), 2);
+    EXPECT_EQ(blocks.at(430), 5);
 }
 
-/// The last stretch of a sequence and the first of the next are two blocks, though both are the
-/// first four positions.
-TEST(QueryBlocks, EndWithTheSequence) {
+/// Queries that are left out leave no block behind.
+TEST(QueryBlocks, AreOfTheQueriesThatThereAre) {
     Problem p = square_problem(0, 1, 1, 16, 0, 8);
-    p.batch = PackedBatch({0, 2, 5}, {0, 2, 5});
-    const QueryBlocks blocks = query_blocks(p, std::vector(5, RowKind::counted), 4);
-    EXPECT_EQ(blocks.rows, (std::vector<int64_t>{2, 3}));
-    EXPECT_EQ(blocks.sequences, (std::vector<int64_t>{0, 1}));
+    p.batch = PackedBatch({0, 600}, {0, 600});
+    const Problem some = p.with_query_rows(std::vector<int64_t>{5, 127, 128, 599});
+    const QueryBlocks blocks = query_blocks(some, std::vector(4, RowKind::counted));
+    EXPECT_EQ(blocks.rows, (std::vector<int64_t>{2, 1, 1}));
 }
 
-/// Two columns of rows 0 to 4; the second has no value in row 3.
-TEST(BlockMeans, AreOfTheRowsOfABlockInAnyChunks) {
-    const std::vector<int64_t> of_query{0, 0, -1, 2, 2};
-    const auto measure = [](int64_t i, RowValues values) {
-        values[0] = 1 / static_cast<double>(i + 3);
-        if (i != 3) values[1] = static_cast<double>(i);
-    };
-    BlockMeans whole(3, 2), cut(3, 2);
-    whole.add(of_query, measure);
-    for (int64_t i = 0; i < 5; ++i)
-        cut.add(std::span(of_query).subspan(static_cast<size_t>(i), 1),
-                [&](int64_t, RowValues values) { measure(i, values); });
-    const std::vector<double> got = whole.values();
-    ASSERT_EQ(got.size(), 6U);
-    EXPECT_EQ(got[0], (1.0 / 3 + 1.0 / 4) / 2);
-    EXPECT_EQ(got[1], 0.5);
-    EXPECT_TRUE(std::isnan(got[2]) && std::isnan(got[3]));
-    EXPECT_EQ(got[4], (1.0 / 6 + 1.0 / 7) / 2);
-    EXPECT_EQ(got[5], 4);
-    for (const size_t n : std::vector<size_t>{0, 1, 4, 5}) EXPECT_EQ(cut.values()[n], got[n]);
+State state(std::vector<double> sums, std::vector<int64_t> counts) {
+    return {std::move(sums), std::move(counts)};
 }
 
-TEST(BlockSums, AddUpRowByRow) {
-    const auto mass = tensor<double, 2>({3, 1}, {0.25, 0.5, 0.75});
-    const auto differences = tensor<double, 2>({3, 1}, {4, 145, 1});
-    const auto norms = tensor<double, 2>({3, 1}, {25, 1, 2});
-    const std::vector<int64_t> of_query{1, -1, 1};
-    BlockSums whole(2, 1), cut(2, 1);
-    whole.add(of_query, mass, differences, norms);
-    EXPECT_EQ(whole.mass(1, 0), 0.25 + 0.75);
-    EXPECT_EQ(whole.difference(1, 0), 4 + 1);
-    EXPECT_EQ(whole.norm(1, 0), 25 + 2);
-    for (const auto* sums : {&whole.mass, &whole.difference, &whole.norm})
-        EXPECT_EQ((*sums)(0, 0), 0);
-    for (int64_t i = 0; i < 3; ++i)
-        cut.add(std::span(of_query).subspan(static_cast<size_t>(i), 1), mass.view().slice(i, 1),
-                differences.view().slice(i, 1), norms.view().slice(i, 1));
-    EXPECT_EQ(cut.mass(1, 0), whole.mass(1, 0));
-    EXPECT_EQ(cut.difference(1, 0), whole.difference(1, 0));
-    EXPECT_EQ(cut.norm(1, 0), whole.norm(1, 0));
+TEST(BlockSums, OfPartsOneBehindTheOtherAreThoseOfTheWhole) {
+    BlockSums whole(3), first(2), second(1);
+    for (int64_t b = 0; b < 3; ++b) {
+        const State of = state({0.1 * static_cast<double>(b + 1), 1e16}, {b});
+        whole.add(b, of);
+        (b < 2 ? first : second).add(b % 2, of);
+    }
+    first.append(second);
+    const BlockSums stored(whole.sums().view(), whole.counts().view());
+    for (const BlockSums* of : {&std::as_const(first), &stored}) {
+        EXPECT_EQ(of->blocks(), 3);
+        EXPECT_EQ(of->total().sums, whole.total().sums);
+        EXPECT_EQ(of->total().counts, whole.total().counts);
+    }
+    EXPECT_EQ(whole.total().sums[0], 0.1 + 0.2 + 0.1 * 3);
+    EXPECT_EQ(whole.total().counts, (std::vector<int64_t>{3}));
+}
+
+TEST(BlockSums, GrowOnTopOfWhatABlockHas) {
+    BlockSums sums(2);
+    sums.add(1, state({1, 2}, {1}));
+    sums.add(1, state({4, 8}, {2}));
+    sums.add(0, state({0, 0}, {0}));
+    EXPECT_EQ(sums.sums()(1, 1), 10);
+    EXPECT_EQ(sums.counts()(1, 0), 3);
+    EXPECT_THROW(sums.add(1, state({1}, {1})), InputError);
 }
 
 }  // namespace

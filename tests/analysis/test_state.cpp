@@ -8,7 +8,6 @@
 #include "analysis/output_error.h"
 #include "analysis/overlap.h"
 #include "analysis/popularity.h"
-#include "analysis/query_blocks.h"
 #include "analysis/recall.h"
 #include "analysis/sink.h"
 #include "core/error.h"
@@ -29,7 +28,6 @@ struct Rows {
     Tensor<float, 3> mass;
     test::Attention dense, sparse, mean_key;
     std::vector<RowKind> kinds;
-    QueryBlocks blocks;
 
     Rows() {
         p.batch = PackedBatch({0, 50, kQueries}, {0, 50, kQueries});
@@ -47,7 +45,6 @@ struct Rows {
         o.v = test::normal<3>({kQueries, kGroups, 16}, 2);  // v := k
         mean_key = reference.dense_attention(p, o);
         kinds = row_kinds(p, rule.top_k, false);
-        blocks = query_blocks(p, kinds, 16);
     }
 };
 
@@ -101,29 +98,6 @@ TEST(State, OfRecall) {
         recall.add(p, part(r.kinds, range), part(r.ids, range), part(r.oracle, range),
                    part(r.mass, range));
         return recall;
-    });
-}
-
-TEST(State, OfBlockMeans) {
-    expect_joined_parts_to_be_the_whole([](QueryRange range) {
-        const Rows& r = rows();
-        BlockMeans means(r.blocks.count(), 1);
-        means.add(part(r.blocks.of_query, range), [&](int64_t i, RowValues values) {
-            values[0] = double{r.mass(range.begin + i, 1, 0)};
-        });
-        return means;
-    });
-}
-
-TEST(State, OfBlockSums) {
-    expect_joined_parts_to_be_the_whole([](QueryRange range) {
-        const Rows& r = rows();
-        const Tensor<double, 2> mass = squared_differences(part(r.o.q, range), {}, kGroups);
-        BlockSums sums(r.blocks.count(), kGroups);
-        sums.add(part(r.blocks.of_query, range), mass,
-                 squared_differences(part(r.sparse.out, range), part(r.dense.out, range), kGroups),
-                 squared_differences(part(r.dense.out, range), {}, kGroups));
-        return sums;
     });
 }
 

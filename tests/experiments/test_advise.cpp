@@ -118,7 +118,7 @@ TEST_F(Advise, FindsTheSmallestSettingThatKeepsWhatIsPlanted) {
         expect_setting(setting, 32, 4);
         for (const char* end : {"value", "low", "high"}) {
             EXPECT_NEAR(setting["mass_kept"][end].get<double>(), 1, kMissing) << end;
-            EXPECT_LT(setting["output_error"][end].get<double>(), 1e-4) << end;
+            EXPECT_LT(setting["group_output_error"][end].get<double>(), 1e-4) << end;
         }
         EXPECT_EQ(setting["confidence"], 1.0);
         EXPECT_LT(setting["cost"]["share_of_dense"].get<double>(), 1.0);
@@ -250,7 +250,8 @@ TEST_F(Advise, AgreesWithCompare) {
         for (const json& setting : all["settings"]) {
             if (row["selector"] != setting["selector"] || row["top_k"] != setting["top_k"])
                 continue;
-            for (const char* measure : {"mass_kept", "output_error"})  // the same sums of doubles
+            for (const char* measure :
+                 {"mass_kept", "group_output_error"})  // the same sums of doubles
                 EXPECT_NEAR(row[measure].get<double>(), setting[measure]["value"].get<double>(),
                             1e-9)
                     << row;
@@ -280,7 +281,7 @@ TEST_F(Advise, IntervalsHoldTheValueAndSpreadWhereQueriesDiffer) {
     const json all = advice(file, {"--top-ks", "4", "--block-sizes", "8", "--budget", "32"});
     EXPECT_EQ(all["layers"][0]["sequences"], 2);
     for (const json& setting : all["settings"])
-        for (const char* measure : {"mass_kept", "output_error"}) {
+        for (const char* measure : {"mass_kept", "group_output_error"}) {
             const json& of = setting[measure];
             EXPECT_LT(of["low"].get<double>(), of["value"].get<double>());
             EXPECT_GT(of["high"].get<double>(), of["value"].get<double>());

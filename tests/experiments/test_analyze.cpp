@@ -224,6 +224,8 @@ TEST_F(Analyze, SampledQueriesAreRowsOfTheFullRun) {
     EXPECT_EQ(range(0), 10);  // token 100 of the packed axis, in the second sequence
 }
 
+constexpr int64_t kTokens = 450;
+
 /// Results of one layer cut into chunks of `chunk` queries.
 std::string in_chunks(const std::string& file, const std::string& to, int64_t chunk, int threads) {
     experiments::analyze::AnalyzeOptions o;
@@ -236,26 +238,27 @@ std::string in_chunks(const std::string& file, const std::string& to, int64_t ch
     io::ResultsWriter writer(to, {}, io::IfExists::refuse);
     std::ostringstream err;
     io::UnitWriter unit = writer.begin("layer 3");
-    experiments::analyze::analyze_part(o, reader, {reader.layer(3), {0, 150}, true},
+    experiments::analyze::analyze_part(o, reader, {reader.layer(3), {0, kTokens}, true},
                                        {*backend, err, err, threads}, unit, chunk);
     unit.finish();
     writer.finish();
     return to;
 }
 
+/// Chunks are whole blocks of queries: 128, 128, 44, 128 and 22.
 TEST_F(Analyze, ChunksDoNotMatter) {
-    const std::string file = make("a.h5");
-    const std::string whole = in_chunks(file, path("whole.h5"), 150, 0);
-    for (int64_t chunk : {1, 7, 64, 0})
+    const std::string file = make("a.h5", {.cu_seqlens = {0, 300, kTokens}});
+    const std::string whole = in_chunks(file, path("whole.h5"), kTokens, 0);
+    for (int64_t chunk : {1, 172, 300, 0})
         EXPECT_TRUE(same_results(in_chunks(file, path(text(chunk, ".h5")), chunk, 0), whole))
             << chunk;
 }
 
 TEST_F(Analyze, ThreadsAndChunksDoNotMatterOnTheCpu) {
-    const std::string file = make("a.h5");
-    const std::string whole = in_chunks(file, path("whole.h5"), 150, 1);
-    EXPECT_TRUE(same_results(in_chunks(file, path("threads.h5"), 150, 3), whole));
-    EXPECT_TRUE(same_results(in_chunks(file, path("chunks.h5"), 37, 2), whole));
+    const std::string file = make("a.h5", {.cu_seqlens = {0, 300, kTokens}});
+    const std::string whole = in_chunks(file, path("whole.h5"), kTokens, 1);
+    EXPECT_TRUE(same_results(in_chunks(file, path("threads.h5"), kTokens, 3), whole));
+    EXPECT_TRUE(same_results(in_chunks(file, path("chunks.h5"), 200, 2), whole));
 }
 
 TEST_F(Analyze, ASelectorBetterThanTheOracleIsABug) {

@@ -8,8 +8,8 @@
 #include "analysis/output_error.h"
 #include "core/registry.h"
 #include "core/tolerance.h"
-#include "experiments/driver/choice_errors.h"
 #include "experiments/driver/own_attention.h"
+#include "experiments/measure/choice_errors.h"
 #include "tests/support/far_backend.h"
 #include "tests/support/random.h"
 
@@ -60,7 +60,8 @@ protected:
     Errors errors(const char* name, const std::vector<Choice>& choices, int threads = 2) const {
         const std::unique_ptr<Backend> backend = make_backend(name, {.threads = threads});
         const There there(*backend, *this);
-        return experiments::squared_errors(*backend, p_, there.input(), dense(*backend), choices);
+        return experiments::measure::squared_errors(*backend, p_, there.input(), dense(*backend),
+                                                    choices);
     }
     Dense dense(Backend& backend) const {
         return experiments::attend(backend, p_, There(backend, *this).input(), {});
@@ -128,8 +129,8 @@ TEST_F(ChoiceErrors, KnowWhatNobodyLooksAt) {
     const Dense whole = dense(*cpu);
     const Tensor<double, 2> want = analysis::squared_differences(
         experiments::attend_selected(*cpu, p_, input(), oldest.view()).out, whole.out, 2);
-    const Errors got =
-        experiments::squared_errors(*cpu, p_, input(), whole, std::vector<Choice>{oldest.view()});
+    const Errors got = experiments::measure::squared_errors(*cpu, p_, input(), whole,
+                                                            std::vector<Choice>{oldest.view()});
     for (int64_t at = 0; at < want.size(); ++at)  // one block alone is that block
         EXPECT_NEAR(got[0].data()[at], want.data()[at], 1e-12 * want.data()[at]);
     EXPECT_GT(want(149, 0), 1);
@@ -140,8 +141,8 @@ TEST_F(ChoiceErrors, UndefinedBlocksSpoilWhoKeepsThemAlone) {
     const Tensor<int32_t, 3> one = choose(1, 1), three = choose(3, 1);
     const std::unique_ptr<Backend> cpu = make_backend("cpu");
     Dense zero{Tensor<float, 3>({225, 6, 20}), dense(*cpu).lse};
-    const Errors got = experiments::squared_errors(*cpu, p_, input(), zero,
-                                                   std::vector<Choice>{one.view(), three.view()});
+    const Errors got = experiments::measure::squared_errors(
+        *cpu, p_, input(), zero, std::vector<Choice>{one.view(), three.view()});
     EXPECT_FALSE(std::isnan(got[0](149, 1)));
     EXPECT_FALSE(std::isnan(got[1](149, 0)));
     for (int64_t at = 0; at < 225; ++at) {
@@ -180,7 +181,7 @@ TEST_F(ChoiceErrors, AreTheSameInAnyCompany) {
         Dense of_row{Tensor<float, 3>({1, 6, 20}), Tensor<float, 2>({1, 6})};
         std::copy_n(whole.out.view()[i].data(), 120, of_row.out.data());
         std::copy_n(whole.lse.view()[i].data(), 6, of_row.lse.data());
-        const Errors got = experiments::squared_errors(
+        const Errors got = experiments::measure::squared_errors(
             *cpu, one, {q_.view().slice(i, 1), k_, v_, {}}, of_row,
             std::vector<Choice>{std::as_const(three).view().slice(i, 1)});
         for (int64_t r = 0; r < 2; ++r) {

@@ -54,7 +54,7 @@ TEST_F(Compare, HasARowForEverySelectorBudgetAndLayer) {
         EXPECT_EQ(row["score_recall"].is_null(), of_tokens);
         EXPECT_EQ(row["oracle_mass"].is_null(), of_tokens);
         EXPECT_GT(row["mass_kept"], 0.0);
-        EXPECT_GT(row["output_error"], 0.0);
+        EXPECT_GT(row["group_output_error"], 0.0);
         EXPECT_GT(row["attention_flops"], 0.0);
     }
     for (int layer : {0, 3})
@@ -204,7 +204,8 @@ TEST_F(Compare, UndefinedAttentionIsNamedAndStaysUndefined) {
     const json all = json::parse(file_text(path("out/summary.json")));
     EXPECT_EQ(all["checks"][0]["rows_undefined"], 2);
     for (const json& row : all["rows"])
-        for (const char* metric : {"mass_kept", "score_recall", "block_recall", "output_error"})
+        for (const char* metric :
+             {"mass_kept", "score_recall", "block_recall", "group_output_error"})
             EXPECT_TRUE(row[metric].is_null()) << row["selector"] << " " << metric;
 }
 
@@ -219,7 +220,7 @@ TEST_F(Compare, DeadGroupsAreLeftOutAndCounted) {
     const json all = json::parse(file_text(path("out/summary.json")));
     for (const json& row : all["rows"]) {
         EXPECT_EQ(row["dead_groups"], 1);
-        EXPECT_GT(row["output_error"], 0.0);
+        EXPECT_GT(row["group_output_error"], 0.0);
     }
 }
 

@@ -58,24 +58,29 @@ TEST_F(CompareIntervals, BlocksAddUpToTheAverages) {
             const std::string layer = std::to_string(row["layer"].get<int>());
             const std::string config =
                 row["selector"].get<std::string>() + "@" + row["setting"].get<std::string>();
-            const auto kept = results.read<double, 3>("/blocks/" + config + "/" + layer);
+            const std::string sums = "/sums/" + layer + "/" + config;
+            const bool of_tokens = row["selector"] == "window-tokens";
+            const auto kept =
+                results.read<double, 2>(sums + (of_tokens ? "/mass/sums" : "/recall/sums"));
+            const auto errors = results.read<double, 2>(sums + "/group_output_error/sums");
             const auto counted = results.read<int64_t, 1>("/query_blocks/" + layer + "/rows");
-            const auto norm = results.read<double, 2>("/query_blocks/" + layer + "/norm");
+            const int64_t groups = errors.extent(1) / 2, first = of_tokens ? 0 : 2 * groups;
+            const double views = share == std::string("head") ? 2 : 1;
             ASSERT_EQ(kept.extent(0), 6 + 3);
             double mass = 0, error = 0, queries = 0;
-            for (int64_t r = 0; r < kept.extent(1); ++r) {
+            for (int64_t r = 0; r < groups; ++r) {
                 double off = 0, all_of_it = 0;
                 for (int64_t m = 0; m < kept.extent(0); ++m) {
-                    mass += static_cast<double>(counted(m)) * kept(m, r, 0);
+                    mass += kept(m, first + r) / views;
                     queries += static_cast<double>(counted(m));
-                    off += kept(m, r, 1);
-                    all_of_it += norm(m, r);
+                    off += errors(m, r);
+                    all_of_it += errors(m, groups + r);
                 }
-                error += std::sqrt(off / all_of_it) / static_cast<double>(kept.extent(1));
+                error += std::sqrt(off / all_of_it) / static_cast<double>(groups);
             }
             EXPECT_EQ(queries, 2 * (700 - 32 + 300 - 32)) << "of two groups";
             EXPECT_NEAR(row["mass_kept"], mass / queries, 1e-12) << config << ' ' << share;
-            EXPECT_NEAR(row["output_error"], error, 1e-12) << config << ' ' << share;
+            EXPECT_NEAR(row["group_output_error"], error, 1e-12) << config << ' ' << share;
         }
     }
 }
@@ -89,15 +94,15 @@ TEST_F(CompareIntervals, ArePointsOfTheDraws) {
     const Tensor<int32_t, 2> times =
         analysis::bootstrap_draws({sequence.data(), 9}, experiments::kDraws, 5);
     for (const json& row : all) {
-        const auto kept =
-            results.read<double, 3>("/blocks/quest@" + row["setting"].get<std::string>() + "/3");
+        const auto kept = results.read<double, 2>(
+            "/sums/3/quest@" + row["setting"].get<std::string>() + "/recall/sums");
         std::vector<double> draws;
         for (int64_t n = 0; n < experiments::kDraws; ++n) {
             double mass = 0, queries = 0;
             for (int64_t m = 0; m < 9; ++m) {
-                const double drawn = static_cast<double>(times(n, m) * counted(m));
-                mass += drawn * (kept(m, 0, 0) + kept(m, 1, 0)) / 2;
-                queries += drawn;
+                const double drawn = static_cast<double>(times(n, m));
+                mass += drawn * (kept(m, 4) + kept(m, 5)) / 2;
+                queries += drawn * static_cast<double>(counted(m));
             }
             draws.push_back(mass / queries);
         }
@@ -105,7 +110,7 @@ TEST_F(CompareIntervals, ArePointsOfTheDraws) {
         const json& got = row["intervals"]["mass_kept"];
         EXPECT_NEAR(got["low"], want.low, 1e-12);
         EXPECT_NEAR(got["high"], want.high, 1e-12);
-        for (const char* name : {"mass_kept", "output_error"}) {
+        for (const char* name : {"mass_kept", "group_output_error"}) {
             EXPECT_LT(row["intervals"][name]["low"], row[name]);
             EXPECT_GT(row["intervals"][name]["high"], row[name]);
         }

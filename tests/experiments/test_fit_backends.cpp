@@ -69,12 +69,14 @@ protected:
         return channel * std::sqrt(static_cast<double>(rows * p.group_size() * p.head_dim));
     }
     /// The same of the output error of a group of a layer.
-    double relative_distance(const io::ResultsReader& results, const std::string& layer,
-                             int64_t group) const {
+    double relative_distance(const io::ResultsReader& results, const std::string& config,
+                             const std::string& layer, int64_t group) const {
         const auto rows = results.read<int64_t, 1>("/query_blocks/" + layer + "/rows");
-        const auto norm = results.read<double, 2>("/query_blocks/" + layer + "/norm");
+        const auto errors =
+            results.read<double, 2>("/sums/" + layer + "/" + config + "/group_output_error/sums");
         double sum = 0;
-        for (int64_t m = 0; m < norm.extent(0); ++m) sum += norm(m, group);
+        for (int64_t m = 0; m < errors.extent(0); ++m)
+            sum += errors(m, errors.extent(1) / 2 + group);
         return distance(layer,
                         std::accumulate(rows.data(), rows.data() + rows.size(), int64_t{0})) /
                std::sqrt(sum);
@@ -92,8 +94,12 @@ TEST_F(FarComparison, OfBlocksIsTheSameButForRoundingsOfOutputs) {
             selectors.push_back(name);
     compare(selectors);
     const std::string here = path("cpu/results.h5"), there = path("far/results.h5");
-    const auto of_blocks = [](const std::string& path) { return path.starts_with("/blocks/"); };
-    const auto of_groups = [](const std::string& path) { return path.ends_with("/output_error"); };
+    const auto of_blocks = [](const std::string& path) {
+        return path.ends_with("/group_output_error/sums");
+    };
+    const auto of_groups = [](const std::string& path) {
+        return path.starts_with("/metrics/") && path.ends_with("/group_output_error");
+    };
     EXPECT_TRUE(same_data(
         there, here, [&](const std::string& path) { return of_blocks(path) || of_groups(path); }));
 
@@ -101,21 +107,25 @@ TEST_F(FarComparison, OfBlocksIsTheSameButForRoundingsOfOutputs) {
     size_t compared = 0;
     for (const io::DatasetInfo& dataset : near.datasets("/")) {
         const std::string& at = dataset.path;
-        const std::string layer = at.ends_with("/0") || at.ends_with("/0/output_error") ? "0" : "3";
-        if (of_blocks(at)) {
-            const Tensor<double, 3> got = far.read<double, 3>(at), want = near.read<double, 3>(at);
+        if (of_blocks(at)) {  // "/sums/<l>/..."
+            const std::string layer = at.substr(6, 1);
+            const Tensor<double, 2> got = far.read<double, 2>(at), want = near.read<double, 2>(at);
             const auto rows = near.read<int64_t, 1>("/query_blocks/" + layer + "/rows");
+            const int64_t groups = want.extent(1) / 2;
             for (int64_t m = 0; m < want.extent(0); ++m)
-                for (int64_t r = 0; r < want.extent(1); ++r) {
-                    EXPECT_EQ(got(m, r, 0), want(m, r, 0)) << at;
-                    EXPECT_NEAR(std::sqrt(got(m, r, 1)), std::sqrt(want(m, r, 1)),
+                for (int64_t r = 0; r < groups; ++r) {
+                    EXPECT_EQ(got(m, groups + r), want(m, groups + r)) << at;
+                    EXPECT_NEAR(std::sqrt(got(m, r)), std::sqrt(want(m, r)),
                                 distance(layer, rows(m)))
                         << at << ", block " << m << ", group " << r;
                 }
-        } else if (of_groups(at)) {
+        } else if (of_groups(at)) {  // "/metrics/<c>/<l>/group_output_error"
+            const std::filesystem::path parts(at);
+            const std::string layer = parts.parent_path().filename().string();
+            const std::string config = parts.parent_path().parent_path().filename().string();
             const Tensor<double, 1> got = far.read<double, 1>(at), want = near.read<double, 1>(at);
             for (int64_t r = 0; r < want.extent(0); ++r)
-                EXPECT_NEAR(got(r), want(r), relative_distance(near, layer, r)) << at;
+                EXPECT_NEAR(got(r), want(r), relative_distance(near, config, layer, r)) << at;
         } else {
             continue;
         }
@@ -138,7 +148,7 @@ TEST_F(FarComparison, OfTokensIsTheSameButForRoundings) {
     for (size_t n = 0; n < near.size(); ++n) {
         EXPECT_EQ(far[n]["selector"], near[n]["selector"]);
         EXPECT_EQ(far[n]["tokens_read"], near[n]["tokens_read"]);
-        for (const char* metric : {"mass_kept", "output_error"})
+        for (const char* metric : {"mass_kept", "group_output_error"})
             EXPECT_NEAR(far[n][metric].get<double>(), near[n][metric].get<double>(), bound)
                 << near[n]["selector"] << " " << metric;
     }

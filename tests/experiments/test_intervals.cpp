@@ -14,16 +14,16 @@ using nlohmann::json;
 
 class Intervals : public Fit {
 protected:
-    /// The averages of `columns` and their intervals, written out from the blocks, are those of the
-    /// row. `at`: the group of the blocks.
+    /// The averages of `columns` and their intervals, written out from the sums of the blocks, are
+    /// those of the row. `at`: the group of the blocks; `of`: that of the sums.
     static void expect_of_blocks(const json& row, const io::ResultsReader& results,
-                                 const std::string& at, const std::string& dataset,
+                                 const std::string& at, const std::string& of,
                                  const std::vector<std::string>& columns, int64_t blocks,
                                  uint64_t seed) {
-        const auto means = results.read<double, 3>(dataset);
+        const auto sums = results.read<double, 2>(of + "/sums");
         const auto rows = results.read<int64_t, 1>(at + "/rows");
         const auto sequence = results.read<int64_t, 1>(at + "/sequence");
-        ASSERT_EQ(means.shape(), (Shape<3>{blocks, 2, std::ssize(columns)}));
+        ASSERT_EQ(sums.shape(), (Shape<2>{blocks, 2 * std::ssize(columns)}));
         const Tensor<int32_t, 2> times = analysis::bootstrap_draws(
             {sequence.data(), static_cast<size_t>(blocks)}, experiments::kDraws, seed);
         for (int64_t c = 0; c < std::ssize(columns); ++c) {
@@ -31,17 +31,16 @@ protected:
                 double sum = 0, all = 0;
                 for (int64_t m = 0; m < blocks; ++m)
                     for (int64_t r = 0; r < 2; ++r) {
-                        sum += weight(m) * means(m, r, c);
-                        all += weight(m);
+                        sum += weight(m) * sums(m, 2 * c + r);
+                        all += weight(m) * double(rows(m));
                     }
                 return sum / all;
             };
             const std::string& name = columns[static_cast<size_t>(c)];
-            EXPECT_NEAR(row[name], average([&](int64_t m) { return double(rows(m)); }), 1e-12)
-                << name;
+            EXPECT_NEAR(row[name], average([](int64_t) { return 1.0; }), 1e-12) << name;
             std::vector<double> draws;
             for (int64_t n = 0; n < experiments::kDraws; ++n)
-                draws.push_back(average([&](int64_t m) { return double(times(n, m) * rows(m)); }));
+                draws.push_back(average([&](int64_t m) { return double(times(n, m)); }));
             const analysis::Estimate want = analysis::with_interval(row[name], draws);
             EXPECT_NEAR(row["intervals"][name]["low"], want.low, 1e-12) << name;
             EXPECT_NEAR(row["intervals"][name]["high"], want.high, 1e-12) << name;
@@ -68,8 +67,8 @@ TEST_F(Intervals, OfAnalyzeAreThoseOfItsBlocks) {
     for (const json& row : rows) {
         const std::string layer = std::to_string(row["layer"].get<int>());
         expect_of_blocks(row, results, "/query_blocks/" + layer,
-                         "/blocks/" + row["selector"].get<std::string>() + "/" + layer, recalls_,
-                         6 + 3, 5);
+                         "/sums/" + layer + "/" + row["selector"].get<std::string>() + "/recall",
+                         recalls_, 6 + 3, 5);
     }
     EXPECT_NE(outcome.out.find("9 blocks of 2 sequences, seed 5."), std::string::npos);
     EXPECT_NE(outcome.out.find("95 % interval"), std::string::npos);
@@ -109,8 +108,8 @@ TEST_F(Intervals, OfAGainAreThoseOfTheDifferences) {
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const io::ResultsReader results(path("out/results.h5"));
     const json row = rows_of(path("out/summary.json"))[0];
-    const auto start = results.read<double, 3>("/fit/3/blocks/kl/start"),
-               end = results.read<double, 3>("/fit/3/blocks/kl/means");
+    const auto start = results.read<double, 2>("/fit/3/blocks/kl/start/sums"),
+               end = results.read<double, 2>("/fit/3/blocks/kl/last/sums");
     const auto rows = results.read<int64_t, 1>("/fit/3/blocks/kl/rows");
     const auto sequence = results.read<int64_t, 1>("/fit/3/blocks/kl/sequence");
     const Tensor<int32_t, 2> times =
@@ -120,9 +119,9 @@ TEST_F(Intervals, OfAGainAreThoseOfTheDifferences) {
     for (int64_t n = 0; n < experiments::kDraws; ++n) {
         double gain = 0, queries = 0;
         for (int64_t m = 0; m < rows.size(); ++m) {
-            const double weight = double(times(n, m) * rows(m));
-            gain += weight * (end(m, 0, 0) + end(m, 1, 0) - start(m, 0, 0) - start(m, 1, 0)) / 2;
-            queries += weight;
+            const auto drawn = double(times(n, m));
+            gain += drawn * (end(m, 0) + end(m, 1) - start(m, 0) - start(m, 1)) / 2;
+            queries += drawn * double(rows(m));
         }
         gains.push_back(gain / queries);
     }
@@ -140,9 +139,9 @@ TEST_F(Intervals, OfAFitAreThoseOfItsLastEvaluation) {
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const io::ResultsReader results(path("out/results.h5"));
     for (const json& row : rows_of(path("out/summary.json"))) {
-        expect_of_blocks(row, results, "/fit/3/blocks/recall", "/fit/3/blocks/recall/means",
+        expect_of_blocks(row, results, "/fit/3/blocks/recall", "/fit/3/blocks/recall/last",
                          recalls_, 2, results.run().seed);
-        expect_of_blocks(row, results, "/fit/3/blocks/kl", "/fit/3/blocks/kl/means",
+        expect_of_blocks(row, results, "/fit/3/blocks/kl", "/fit/3/blocks/kl/last",
                          {"kl", "kl_selected"}, 2, results.run().seed);
     }
     EXPECT_NE(outcome.out.find("2 blocks of 1 sequence, seed"), std::string::npos) << outcome.out;

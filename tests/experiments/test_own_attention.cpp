@@ -217,7 +217,7 @@ TEST_F(OwnAttentionOfModels, IsWhatCompareComputes) {
             if (name == "oracle") oracle[share] = row["mass_kept"];
             if (name != "window-tokens") continue;
             EXPECT_NEAR(row["mass_kept"], left, off) << share;
-            EXPECT_LT(row["output_error"], 1e-5) << share;
+            EXPECT_LT(row["group_output_error"], 1e-5) << share;
         }
         const io::ResultsReader results(path("out/results.h5"));
         EXPECT_EQ(results.number("/layers/3", "window"), kOwnWindow);

@@ -99,7 +99,8 @@ TEST_F(PrecisionTest, FormatsThatMergeKeysTakeTheLowerIds) {
         const json& row = row_of(index, name);
         for (const char* end : {"value", "low", "high"}) {
             // Of four blocks the local one is left.
-            EXPECT_NEAR(row["own_recall"][end].get<double>(), all_ids ? 1 : 0.25, 1e-12) << name;
+            EXPECT_NEAR(row["precision_recall"][end].get<double>(), all_ids ? 1 : 0.25, 1e-12)
+                << name;
             EXPECT_NEAR(row["recall_share"][end].get<double>(), all_ids ? 1 : 0.25, 1e-12) << name;
             EXPECT_NEAR(row["mass_share"][end].get<double>(), all_ids ? 1 : 0, kMissing) << name;
         }
@@ -236,8 +237,8 @@ TEST_F(PrecisionTest, FullPrecisionLosesNothing) {
         EXPECT_EQ(row["name"], "f32");
         for (const char* end : {"value", "low", "high"}) {
             EXPECT_EQ(row["mass_share"][end], 1.0);
-            if (row.contains("own_recall")) {
-                EXPECT_EQ(row["own_recall"][end], 1.0);
+            if (row.contains("precision_recall")) {
+                EXPECT_EQ(row["precision_recall"][end], 1.0);
                 EXPECT_EQ(row["recall_share"][end], 1.0);
             } else {
                 EXPECT_EQ(row["dense_error"][end], 0.0);
@@ -257,7 +258,8 @@ TEST_F(PrecisionTest, MoreBitsLoseLessByFar) {
     for (size_t n = 0; n + 1 < chain.size(); ++n) {
         const json &less = row_of(all["index"], chain[n]),
                    &more = row_of(all["index"], chain[n + 1]);
-        EXPECT_LE(1 - mean_of(more, "own_recall"), 0.5 * (1 - mean_of(less, "own_recall")))
+        EXPECT_LE(1 - mean_of(more, "precision_recall"),
+                  0.5 * (1 - mean_of(less, "precision_recall")))
             << chain[n];
         for (const char* measure : {"dense_error", "sparse_error"})
             EXPECT_LT(mean_of(row_of(all["cache"], chain[n + 1]), measure),
@@ -265,9 +267,9 @@ TEST_F(PrecisionTest, MoreBitsLoseLessByFar) {
                 << chain[n];
     }
     const json& int4 = row_of(all["index"], chain[0]);
-    EXPECT_LT(mean_of(int4, "own_recall"), 0.99);
-    EXPECT_LT(int4["own_recall"]["low"], int4["own_recall"]["value"]);
-    EXPECT_GT(int4["own_recall"]["high"], int4["own_recall"]["value"]);
+    EXPECT_LT(mean_of(int4, "precision_recall"), 0.99);
+    EXPECT_LT(int4["precision_recall"]["low"], int4["precision_recall"]["value"]);
+    EXPECT_GT(int4["precision_recall"]["high"], int4["precision_recall"]["value"]);
 }
 
 TEST_F(PrecisionTest, WithoutAnIndexBranchTheCacheIsMeasured) {

@@ -218,7 +218,7 @@ TEST_F(PrecisionRuns, ABackendsOwnKernelsAgreeWithTheSimulation) {
         const bool has = b["scale"] == "none";
         EXPECT_EQ(a["computed_in"], "f32") << a["name"];
         EXPECT_EQ(b["computed_in"], has ? b["format"] : json("f32")) << a["name"];
-        for (const char* measure : {"own_recall", "block_recall", "mass_kept", "mass_share"})
+        for (const char* measure : {"precision_recall", "block_recall", "mass_kept", "mass_share"})
             EXPECT_EQ(a[measure], b[measure]) << a["name"] << ' ' << measure;
         // The queries of this file are f32, which is all that a cache is attended to in.
         EXPECT_EQ(answered["cache"]["rows"][s]["computed_in"], "f32");

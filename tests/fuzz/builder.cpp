@@ -66,7 +66,7 @@ public:
     void build_results() {
         const Handle root = group("/");
         attribute(root, "format", "msa-results", false);
-        attribute(root, "format_version", "1", true);
+        attribute(root, "format_version", "3", true);
         const Handle run = group("/run");
         for (const char* name : {"program", "options", "definitions", "commit", "host", "device",
                                  "compiler", "started", "finished"})

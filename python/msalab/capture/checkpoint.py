@@ -116,7 +116,7 @@ def _branches(options, weights) -> bytes:
              "k_norm": "index_k_norm"}
     memory = io.BytesIO()
     with h5py.File(memory, "w") as file:
-        file.attrs["format"], file.attrs["format_version"] = "msa-results", 2
+        file.attrs["format"], file.attrs["format_version"] = "msa-results", 3
         for name, values in weights.items():
             if INDEXER not in name:
                 continue

@@ -4,7 +4,7 @@ exercises) are drawn with replacement, since tokens of one are alike."""
 
 import numpy as np
 
-RESAMPLES, SHARE = 2000, 0.95
+RESAMPLES, SHARE = 1000, 0.95
 
 
 def ratio_interval(sums, counts, seed: int) -> dict:

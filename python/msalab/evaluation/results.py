@@ -67,7 +67,7 @@ def _joined(exercises) -> dict:
 
 
 def _fill(file, record, plan, texts, tasks):
-    file.attrs["format"], file.attrs["format_version"] = "msa-results", 2
+    file.attrs["format"], file.attrs["format_version"] = "msa-results", 3
     run_group = file.create_group("run")
     for name, value in record.items():
         run_group.attrs[name] = value if isinstance(value, (str, int)) else json.dumps(value)

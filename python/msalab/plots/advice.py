@@ -15,7 +15,7 @@ from .results import ResultsError
 from .table import Table
 
 SIZES = ("selector", "block_size", "top_k", "forced_first", "forced_local", "tokens")
-ESTIMATES = ("mass_kept", "output_error")
+ESTIMATES = ("mass_kept", "group_output_error")
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from .results import ResultsError
 from .table import Table
 
 COLUMNS = ("layer", "selector", "setting", "budget", "tokens_allowed", "tokens_read", "mass_kept",
-           "oracle_mass", "output_error", "index_flops", "index_bytes", "attention_flops",
+           "oracle_mass", "group_output_error", "index_flops", "index_bytes", "attention_flops",
            "attention_bytes", "rows_counted")
 SHOWN = ("layer", "selector", "budget", "tokens_read", "over_budget", "mass_kept", "oracle_mass",
-         "output_error")
+         "group_output_error")
 INTERVALS = ("mass_kept_low", "mass_kept_high")  # 95 %; NaN where the file has none
 UNITS = {"flops": (1e6, "MFLOP"), "bytes": (1e3, "kB")}
 BASELINE = "random"  # what keeps no more does not set the axis

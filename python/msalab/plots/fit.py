@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Reads the group /fit of `msa-results` version 2: what msa-fit-indexer writes."""
+"""Reads the group /fit of `msa-results` version 3: what msa-fit-indexer writes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .table import Table
 PARTS = {"index": "index operands", "cache": "KV cache"}
 # What the target is of, the larger loss of the two: 1 - a share, or an error.
 _LOSSES = {"index": ("mass_share", "recall_share"), "cache": ("dense_error", "sparse_error")}
-_MEASURES = ("own_recall", "block_recall", "mass_kept", "mass_share", "recall_share",
+_MEASURES = ("precision_recall", "block_recall", "mass_kept", "mass_share", "recall_share",
              "output_error", "dense_error", "sparse_error")
 _ESTIMATES = tuple(f"{name}{end}" for name in _MEASURES for end in ("", "_low", "_high"))
 _FLOOR = 1e-5  # smaller losses are drawn here

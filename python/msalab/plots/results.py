@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Reads `msa-results` version 2 (data/FORMAT.md). Letters and shapes are those of that page.
+"""Reads `msa-results` version 3 (data/FORMAT.md). Letters and shapes are those of that page.
 
 Opening checks format and version; datasets are read when asked for, and selections only in the
 pieces that the caller takes, so that nothing of size N x N is ever in memory.
@@ -17,7 +17,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-FORMAT, VERSIONS = "msa-results", ("1", "2")
+FORMAT, VERSION = "msa-results", "3"
 LARGEST_RATIO = 1032  # bytes that deflate, the filter of the format, makes of one, at most
 OF_GROUPS = ("block_recall", "score_recall", "mass_kept", "oracle_mass", "sink_mass_first_block")
 
@@ -127,9 +127,8 @@ class ResultsFile:
         if found != FORMAT:
             raise ResultsError(f'{self.path}: attribute format is "{found}", must be "{FORMAT}"')
         version = _text(self._file.attrs.get("format_version", "(none)"))
-        if version not in VERSIONS:
-            raise ResultsError(f"{self.path}: format_version is {version}, must be "
-                               f"{' or '.join(VERSIONS)}")
+        if version != VERSION:
+            raise ResultsError(f"{self.path}: format_version is {version}, must be {VERSION}")
         program = _text(self._at("run").attrs.get("program", "")) if "run" in self._file else ""
         if program in self.elsewhere:
             raise ResultsError(f"{self.path}: was written by {program}; {self.elsewhere[program]}")

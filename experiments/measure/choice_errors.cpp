@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/driver/choice_errors.h"
+#include "experiments/measure/choice_errors.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include "core/select/rows_held.h"
 #include "core/selection.h"
 
-namespace msa::experiments {
+namespace msa::experiments::measure {
 namespace {
 
 using Choices = std::span<const View<const int32_t, 3>>;
@@ -232,4 +232,4 @@ std::vector<Tensor<double, 2>> squared_errors(Backend& backend, const Problem& p
     return errors;
 }
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::measure

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/compare/checks.h"
+#include "experiments/measure/checks.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,19 +8,20 @@
 #include <ostream>
 #include <stdexcept>
 
+#include "analysis/output_error.h"
 #include "analysis/recall.h"
 
-namespace msa::experiments::compare {
+namespace msa::experiments::measure {
 namespace {
 
 constexpr double kOutputRounding = 1e-3;  // relative; outputs may be rounded to bfloat16
 
 }  // namespace
 
-void SelfChecks::begin(const MeasuredChunk& chunk) {
+void SelfChecks::begin(const CheckedRows& chunk, std::span<const int64_t> tokens) {
     const Problem& p = chunk.problem;
-    bound_ = chunk.mass_bound;
-    largest_bound_ = std::max(largest_bound_, bound_);
+    chunk_.emplace(chunk);
+    largest_bound_ = std::max(largest_bound_, chunk.mass_bound);
     best_ = Tensor<double, 3>({p.queries(), p.kv_heads, p.blocks() + 1});
 #pragma omp parallel for
     for (int64_t i = 0; i < p.queries(); ++i)
@@ -30,10 +31,6 @@ void SelfChecks::begin(const MeasuredChunk& chunk) {
             std::sort(best + 1, best + 1 + p.blocks(), std::greater<>());
             for (int64_t n = 1; n <= p.blocks(); ++n) best[n] += best[n - 1];
         }
-}
-
-void SelfChecks::look_for_undefined(const MeasuredChunk& chunk, std::span<const int64_t> tokens) {
-    const Problem& p = chunk.problem;
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             const View<const float, 1> mass = chunk.mass[i][r];
@@ -52,34 +49,57 @@ void SelfChecks::warn(const std::string& unit, std::ostream& err) const {
         << first_group_ << ". Averages over them are undefined too\n";
 }
 
-void SelfChecks::check_mass(const std::string& config, int64_t query, int64_t group, int64_t blocks,
+void SelfChecks::check_mass(const std::string& choice, int64_t query, int64_t group, int64_t blocks,
                             double mass) {
-    const double most = best_(query, group, blocks);
-    if (mass > most + bound_ || mass > 1 + bound_)
-        throw std::logic_error(text(config, " keeps ", mass, " of the mass of query ", query,
+    const double most = best_(query, group, blocks), bound = chunk_->mass_bound;
+    if (mass > most + bound || mass > 1 + bound)
+        throw std::logic_error(text(choice, " keeps ", mass, " of the mass of query ", query,
                                     ", group ", group, "; the best ", blocks, " blocks keep ",
                                     most));
     ++rows_;
 }
 
-void SelfChecks::check(const std::string& config, const MeasuredChunk& chunk,
-                       View<const int32_t, 3> ids, View<const double, 2> differences) {
-    const Problem& p = chunk.problem;
-    const std::vector<KeyRange> visible = visible_keys(p);
+void SelfChecks::check_rows(const std::string& choice, const CheckedRows& rows, int64_t first,
+                            View<const int32_t, 3> ids, View<const double, 2> differences) {
+    const Problem& p = rows.problem;
+    const std::vector<KeyRange>& visible = visible_keys(p);
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             const std::span<const int32_t> kept = selected(ids, i, r);
-            check_mass(config, i, r, std::ssize(kept), analysis::mass_of(chunk.mass[i][r], kept));
+            check_mass(choice, first + i, r, std::ssize(kept),
+                       analysis::mass_of(rows.mass[i][r], kept));
             const int64_t count = visible[static_cast<size_t>(i)].count;
             if (std::ssize(kept) != visible_blocks(count, p.block_size)) continue;
             ++full_rows_;
-            const double off = differences(i, r), norm = chunk.norm(i, r);
+            const double off = differences(i, r), norm = rows.norm(i, r);
             const double difference = norm > 0 ? std::sqrt(off / norm) : std::sqrt(off);
             difference_ = std::max(difference_, difference);
             if (difference > kOutputRounding)
-                throw std::logic_error(text(config, " keeps all blocks of query ", i, ", group ", r,
+                throw std::logic_error(text(choice, " keeps all blocks of query ", first + i,
+                                            ", group ", r,
                                             ", but its output differs from dense by ", difference));
         }
+}
+
+void SelfChecks::check(const std::string& choice, View<const int32_t, 3> ids,
+                       View<const double, 2> differences) {
+    check_rows(choice, *chunk_, 0, ids, differences);
+}
+
+void SelfChecks::check_all_blocks(const MeasuredChunk& chunk, int64_t first, int64_t count) {
+    const ChunkView& of = chunk.queries;
+    const Problem p = chunk.problem.with_queries({first, first + count});
+    const Tensor<int32_t, 3> ids = all_visible_blocks(p);
+    const Operand<3> q(of.backend(), host_view(of.host_q).slice(first, count), of.element());
+    AttentionInput input = of.input();
+    input.q = q.view();
+    const Tensor<float, 3> sparse = attend_selected(of.backend(), p, input, ids).out;
+    check_rows("the full budget",
+               {p, chunk.mass.slice(first, count), chunk.norm.view().slice(first, count),
+                chunk.mass_bound},
+               first, ids,
+               analysis::squared_differences(sparse, host_view(chunk.dense.out).slice(first, count),
+                                             p.kv_heads));
 }
 
 analysis::State SelfChecks::state() const {
@@ -104,4 +124,4 @@ void SelfChecks::write(io::UnitWriter& to, const std::string& layer) const {
     to.attribute(group, "largest_difference_from_dense", difference_);
 }
 
-}  // namespace msa::experiments::compare
+}  // namespace msa::experiments::measure

@@ -9,7 +9,7 @@
 
 #include "experiments/driver/attend.h"
 
-namespace msa::experiments {
+namespace msa::experiments::measure {
 
 /// [Nq, Hkv] of each choice, ids [Nq, Hkv, any k] on the host: the sum of |o_choice - o_dense|^2
 /// over the group's heads and channels. A query that keeps no block, or whose window hides all that
@@ -21,4 +21,4 @@ std::vector<Tensor<double, 2>> squared_errors(Backend&, const Problem&, const At
                                               const Attention& dense,
                                               std::span<const View<const int32_t, 3>> choices);
 
-}  // namespace msa::experiments
+}  // namespace msa::experiments::measure

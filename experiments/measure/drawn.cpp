@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/measure/drawn.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+
+#include "analysis/recall.h"
+#include "core/error.h"
+#include "experiments/driver/run.h"
+
+namespace msa::experiments::measure {
+namespace {
+
+std::vector<int64_t> read_list(const io::ResultsReader& results, const std::string& dataset) {
+    const auto values = results.read<int64_t, 1>(dataset);
+    return {values.data(), values.data() + values.size()};
+}
+
+}  // namespace
+
+DrawnBlocks::DrawnBlocks(const io::ResultsReader& results, const std::string& group)
+    : sequences_(read_list(results, group + "/sequence")),
+      rows_(read_list(results, group + "/rows")) {
+    std::vector<int64_t> places, of;
+    for (size_t b = 0; b < rows_.size(); ++b)
+        if (rows_[b] > 0) {
+            places.push_back(static_cast<int64_t>(b));
+            of.push_back(sequences_[b]);
+        }
+    if (places.size() < 2) return;
+    const Tensor<int32_t, 2> drawn = analysis::bootstrap_draws(of, kDraws, results.run().seed);
+    draws_ = Tensor<int32_t, 2>({kDraws, std::ssize(rows_)});
+    for (int64_t n = 0; n < kDraws; ++n)
+        for (int64_t at = 0; at < std::ssize(places); ++at)
+            draws_(n, places[static_cast<size_t>(at)]) = drawn(n, at);
+}
+
+DrawnBlocks DrawnBlocks::once() const {
+    DrawnBlocks once;
+    once.sequences_ = sequences_;
+    once.rows_ = rows_;
+    once.draws_ = Tensor<int32_t, 2>({1, std::ssize(rows_)});
+    std::fill_n(once.draws_.data(), once.draws_.size(), 1);
+    return once;
+}
+
+int64_t DrawnBlocks::blocks() const {
+    return std::count_if(rows_.begin(), rows_.end(), [](int64_t rows) { return rows > 0; });
+}
+
+int64_t DrawnBlocks::sequences() const {
+    std::set<int64_t> distinct;
+    for (size_t b = 0; b < rows_.size(); ++b)
+        if (rows_[b] > 0) distinct.insert(sequences_[b]);
+    return std::ssize(distinct);
+}
+
+int64_t DrawnBlocks::queries() const {
+    return std::accumulate(rows_.begin(), rows_.end(), int64_t{0});
+}
+
+std::vector<double> DrawnBlocks::means(View<const double, 2> sums, View<const int64_t, 2> counts,
+                                       int64_t first, int64_t columns) const {
+    std::vector<double> averages(static_cast<size_t>(draws_.extent(0)), 0.0);
+#pragma omp parallel for
+    for (int64_t n = 0; n < draws_.extent(0); ++n)
+        for (int64_t c = first; c < first + columns; ++c) {
+            double sum = 0;
+            int64_t count = 0;
+            for (int64_t b = 0; b < sums.extent(0); ++b) {
+                if (draws_(n, b) == 0) continue;
+                sum += draws_(n, b) * sums(b, c);
+                count += draws_(n, b) * counts(b, c);
+            }
+            averages[static_cast<size_t>(n)] +=
+                sum / static_cast<double>(count) / static_cast<double>(columns);
+        }
+    return averages;
+}
+
+std::vector<double> DrawnBlocks::means(View<const double, 2> sums) const {
+    Tensor<int64_t, 2> counts(sums.shape());
+    for (int64_t b = 0; b < counts.extent(0); ++b)
+        std::fill_n(counts.view()[b].data(), counts.extent(1), rows_[static_cast<size_t>(b)]);
+    return means(sums, std::as_const(counts).view(), 0, sums.extent(1));
+}
+
+std::vector<double> DrawnBlocks::errors(View<const double, 2> sums) const {
+    const int64_t heads = sums.extent(1) / 2;
+    std::vector<double> errors(static_cast<size_t>(draws_.extent(0)));
+#pragma omp parallel for
+    for (int64_t n = 0; n < draws_.extent(0); ++n) {
+        double sum = 0, living = 0;
+        for (int64_t h = 0; h < heads; ++h) {
+            double off = 0, all = 0;
+            for (int64_t b = 0; b < sums.extent(0); ++b) {
+                if (draws_(n, b) == 0) continue;
+                off += draws_(n, b) * sums(b, h);
+                all += draws_(n, b) * sums(b, heads + h);
+            }
+            if (all == 0) continue;
+            sum += std::sqrt(off / all);
+            ++living;
+        }
+        errors[static_cast<size_t>(n)] = sum / living;
+    }
+    return errors;
+}
+
+std::string DrawnBlocks::text(uint64_t seed) const {
+    return msa::text("Interval: ", kIntervalsWords, "; ", blocks(), " blocks of ", sequences(),
+                     sequences() == 1 ? " sequence" : " sequences", ", seed ", seed, ".");
+}
+
+std::vector<double> recall_draws(const io::ResultsReader& results, const DrawnBlocks& blocks,
+                                 const std::string& group, const char* column) {
+    const auto sums = results.read<double, 2>(group + "/sums");
+    const auto counts = results.read<int64_t, 2>(group + "/counts");
+    const int64_t groups = sums.extent(1) / std::ssize(analysis::Recall::kColumns);
+    return blocks.means(sums.view(), counts.view(), analysis::Recall::first_of(column, groups),
+                        groups);
+}
+
+std::vector<double> error_draws(const io::ResultsReader& results, const DrawnBlocks& blocks,
+                                const std::string& group) {
+    return blocks.errors(results.read<double, 2>(group + "/sums").view());
+}
+
+nlohmann::ordered_json interval_json(const analysis::Estimate& of) {
+    return {{"low", json_number(of.low)}, {"high", json_number(of.high)}};
+}
+
+std::vector<double> differences(const std::vector<double>& of, const std::vector<double>& from) {
+    std::vector<double> paired;
+    for (size_t n = 0; n < of.size(); ++n) paired.push_back(of[n] - from[n]);
+    return paired;
+}
+
+}  // namespace msa::experiments::measure

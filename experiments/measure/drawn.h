@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+// The bootstrap (analysis/bootstrap.h) over the blocks of queries of a layer: one for all programs.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "analysis/bootstrap.h"
+#include "core/io/results.h"
+#include "experiments/driver/estimate.h"
+
+namespace msa::experiments::measure {
+
+/// "95 % interval of the bootstrap: ..."
+inline constexpr const char* kIntervalsWords =
+    "95 % interval of the bootstrap: sequences are drawn, then blocks of neighbouring queries of "
+    "each";
+
+/// Blocks of queries, and how often each of some draws takes each. Blocks without a counted query
+/// are never drawn.
+class DrawnBlocks {
+public:
+    /// kDraws draws of the blocks in a group of results (write_query_blocks); none where fewer than
+    /// two have counted queries.
+    DrawnBlocks(const io::ResultsReader&, const std::string& group);
+
+    /// One draw, of every block once: what there is.
+    DrawnBlocks once() const;
+    /// Blocks with counted queries, of how many sequences, and these queries.
+    int64_t blocks() const;
+    int64_t sequences() const;
+    int64_t queries() const;
+    bool can_draw() const { return blocks() > 1; }
+
+    /// Per draw: the mean over the drawn queries of each of the columns [first, first + columns) of
+    /// sums [M, any] with their counts, averaged over these columns. What is in a block that a draw
+    /// does not take is not looked at.
+    std::vector<double> means(View<const double, 2> sums, View<const int64_t, 2> counts,
+                              int64_t first, int64_t columns) const;
+    /// The same of all columns, which every counted query has.
+    std::vector<double> means(View<const double, 2> sums) const;
+    /// Likewise the relative error, mean over the heads whose norm is not 0, of what OutputError
+    /// has of each block: sums of squares of the differences, then of what they are relative to.
+    std::vector<double> errors(View<const double, 2> sums) const;
+
+    /// "Interval: 95 % interval ...; 14 blocks of 1 sequence, seed 0."
+    std::string text(uint64_t seed) const;
+
+private:
+    DrawnBlocks() = default;
+    std::vector<int64_t> sequences_, rows_;  // [M]
+    Tensor<int32_t, 2> draws_;               // [draws, M]
+};
+
+/// The draws of a column of analysis::Recall and of an OutputError, whose sums are in a group of
+/// results (sums_group).
+std::vector<double> recall_draws(const io::ResultsReader&, const DrawnBlocks&,
+                                 const std::string& group, const char* column);
+std::vector<double> error_draws(const io::ResultsReader&, const DrawnBlocks&,
+                                const std::string& group);
+
+/// {"low", "high"}; null where NaN.
+nlohmann::ordered_json interval_json(const analysis::Estimate&);
+
+/// of - from, draw by draw: of the same draws.
+std::vector<double> differences(const std::vector<double>& of, const std::vector<double>& from);
+
+}  // namespace msa::experiments::measure

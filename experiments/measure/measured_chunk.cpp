@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/measure/measured_chunk.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "analysis/output_error.h"
+#include "core/tolerance.h"
+
+namespace msa::experiments::measure {
+
+double chunk_mass_bound(const Problem& p, View<const float, 3> q, double k_norm,
+                        View<const float, 2> lse) {
+    const auto keys = static_cast<double>(p.batch.longest_keys());
+    const double logit = main_logit_bound(p, largest_norm(q), k_norm);
+    double magnitude = 0;
+    for (int64_t at = 0; at < lse.size(); ++at)
+        if (std::isfinite(lse.data()[at]))
+            magnitude = std::max(magnitude, std::abs(double{lse.data()[at]}));
+    return token_mass_bound(logit, keys, magnitude);
+}
+
+std::vector<BlockRows> block_rows(const Problem& chunk, const analysis::QueryBlocks& all,
+                                  QueryRange range) {
+    std::vector<BlockRows> blocks;
+    for (int64_t b = all.at(range.begin); b < all.at(range.end); ++b) {
+        const QueryRange of = all.range(b);
+        const QueryRange rows{of.begin - range.begin, of.end - range.begin};
+        blocks.push_back({b, rows, chunk.with_queries(rows)});
+    }
+    return blocks;
+}
+
+MeasuredChunk::MeasuredChunk(const ChunkView& of, const LayerQueries& all, QueryRange range,
+                             double k_norm, const Attention& dense_of, View<const float, 3> mass_of)
+    : queries(of),
+      problem(of.problem),
+      kinds(all.kinds_of(range)),
+      blocks(block_rows(of.problem, all.blocks, range)),
+      dense(dense_of),
+      mass(mass_of ? mass_of : of.chunk.mass().host()),
+      norm(analysis::squared_differences(dense.out, {}, of.problem.kv_heads)),
+      mass_bound(chunk_mass_bound(of.problem, host_view(of.host_q), k_norm, host_view(dense.lse))) {
+}
+
+}  // namespace msa::experiments::measure
