@@ -19,6 +19,11 @@ if [[ ! -x $bin/msa-pretrain ]]; then
     [[ $capability == 90 ]] && capability=90a
     step configure 120 "" cmake --preset release -DMSA_CUDA=ON \
         -DCMAKE_CUDA_ARCHITECTURES="$capability-real"
+    if grep -q 'CUDNN.*INCLUDE_DIR:PATH=.*NOTFOUND' build/release/CMakeCache.txt; then
+        echo "$0: no headers of cuDNN and its frontend (.ci/cudnn-requirements.txt; name their folder in" \
+            "CMAKE_INCLUDE_PATH): dense attention would run by the plain kernel" >&2
+        exit 1
+    fi
     step build 420 "" cmake --build --preset release --parallel "$(nproc)" --target msa-pretrain
 fi
 if [[ ! -f results/corpus/manifest.json ]]; then

@@ -99,9 +99,7 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     table.text("out", "FILE", o.out, "record to write, after every measurement anew");
     table.text("backend", "NAME", o.backend,
                "cuda, cuda-unordered, cuda-sm80, cuda-sm86, cpu, cpu-avx2 or reference; default: "
-               "cuda where "
-               "it can start, "
-               "else cpu");
+               "cuda where it can start, else cpu");
     table.text("input", "FILE", w.input, "activations whose layers are the cases");
     table.text("indexer", "FILE", w.indexer,
                "results.h5 of msa-fit-indexer, for index_q and index_k; default: those of --input");
