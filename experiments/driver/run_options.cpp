@@ -255,8 +255,8 @@ void add_queries(OptionTable& table, QueryOptions& o) {
 void add_unit_queries(OptionTable& table, UnitOptions& o) {
     table
         .count("unit-queries", "N", o.unit_queries,
-               "N of a layer's queries are a unit, which workers share and --resume starts at; 0: "
-               "the whole layer")
+               "N or more of a layer's queries, whole blocks of 128 positions, are a unit, which "
+               "workers share and --resume starts at; 0: the whole layer")
         .at_least(0);
 }
 
