@@ -96,8 +96,8 @@ def padded_batch(array):
 
 def test_export_and_import_give_the_same_file(tmp_path):
     def make(tokens, number):
-        return replace(random_layer(tokens, number, bfloat16, index_dim=16), rope_theta=1e4,
-                       rotary_dim=8, sliding_window=9, sinks=np.ones(4, np.float32),
+        return replace(random_layer(tokens, number, bfloat16, index_dim=16), rotary_dim=8,
+                       sliding_window=9, sinks=np.ones(4, np.float32),
                        **SCALED_ROPE, **OWN_SELECTION)
 
     capture(Fake(make), [range(30), range(5)], tmp_path / "a.h5")

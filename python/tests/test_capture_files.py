@@ -71,7 +71,7 @@ def assert_same(got: Layer, expected: Layer):
 def test_what_is_recorded_is_what_is_read(tmp_path, dtype):
     def make(tokens, number):
         return replace(random_layer(tokens, number, dtype, index_dim=16), sliding_window=64,
-                       rotary_dim=8, rope_theta=1e4, sinks=np.arange(4, dtype=np.float32),
+                       rotary_dim=8, sinks=np.arange(4, dtype=np.float32),
                        **SCALED_ROPE, **OWN_SELECTION)
 
     capture(Fake(make), [np.arange(1500), [5, 6, 7]], tmp_path / "a.h5", [3, 1], max_tokens=1300)
