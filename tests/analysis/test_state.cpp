@@ -165,9 +165,6 @@ TEST(State, OfAnotherSizeIsRefused) {
               "a state of means has 4 sums and 1 counts, must have 2 and 2");
     Popularity popularity(2, {0, 3});
     EXPECT_THROW(popularity.join(Popularity(2, {0, 4}).state()), InputError);
-    BlockSums sums(4, 2);
-    EXPECT_EQ(test::refusal([&] { sums.join(BlockSums(3, 2).state()); }),
-              "a state of sums of blocks has 18 sums and 0 counts, must have 24 and 0");
     Distances distances(4);
     EXPECT_EQ(test::refusal([&] { distances.join(Distances(5).state()); }),
               "a state of distances has 0 sums and 5 counts, must have 0 and 4");

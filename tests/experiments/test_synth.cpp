@@ -20,7 +20,7 @@ namespace {
 
 using io::Field;
 
-constexpr int64_t kTokens = 512, kBlock = 16;
+constexpr int64_t kSynthTokens = 512, kBlock = 16;
 
 class Synth : public CliTest {
 protected:
@@ -93,17 +93,17 @@ private:
 
 TEST_F(Synth, SinkIsAGainOnTheFirstTokenOfEverySequence) {
     const IndexScores score(only("sink", "13", {"--index-noise", "0", "--sequences", "2"}));
-    for (int64_t i = 0; i < kTokens; i += 7)
-        for (int64_t j = 0; j < kTokens; ++j)
-            ASSERT_NEAR(score(i, 1, j), j == 0 || j == kTokens / 2 ? 13 : 0, score.bound());
+    for (int64_t i = 0; i < kSynthTokens; i += 7)
+        for (int64_t j = 0; j < kSynthTokens; ++j)
+            ASSERT_NEAR(score(i, 1, j), j == 0 || j == kSynthTokens / 2 ? 13 : 0, score.bound());
 }
 
 TEST_F(Synth, DiagonalPeaksAtTheQueryAndFallsOff) {
     const IndexScores score(only("diagonal", "10", {"--index-noise", "0"}));
-    for (int64_t i = 0; i < kTokens; i += 7) {
+    for (int64_t i = 0; i < kSynthTokens; i += 7) {
         ASSERT_NEAR(score(i, 0, i), 10, score.bound());
         ASSERT_EQ(score.best(i, 0), i);
-        for (int64_t j = 0; j < kTokens; ++j)
+        for (int64_t j = 0; j < kSynthTokens; ++j)
             ASSERT_LE(score(i, 0, j), std::abs(i - j) < 24 ? 10 + score.bound() : 8);
     }
 }
@@ -112,9 +112,10 @@ TEST_F(Synth, AStripePointsAtAFixedShareOfThePosition) {
     const IndexScores score(only("stripe", "9", {"--index-noise", "0"}));
     std::vector<double> shares;
     for (int64_t group : {0, 1}) {
-        const double share = static_cast<double>(score.best(kTokens - 1, group)) / (kTokens - 1);
+        const double share =
+            static_cast<double>(score.best(kSynthTokens - 1, group)) / (kSynthTokens - 1);
         EXPECT_TRUE(0.09 < share && share < 0.9) << share;
-        for (int64_t i = 0; i < kTokens; i += 5) {
+        for (int64_t i = 0; i < kSynthTokens; i += 5) {
             const int64_t target = score.best(i, group);
             ASSERT_LE(std::fabs(static_cast<double>(target) - share * static_cast<double>(i)), 2);
             ASSERT_NEAR(score(i, group, target), 9, score.bound());
@@ -127,8 +128,8 @@ TEST_F(Synth, AStripePointsAtAFixedShareOfThePosition) {
 TEST_F(Synth, ANeedleIsOneEarlyTokenForARunOfLateQueries) {
     const IndexScores score(only("needle", "12", {"--index-noise", "0"}));
     std::vector<int64_t> keys, queries;
-    for (int64_t i = 0; i < kTokens; ++i)
-        for (int64_t j = 0; j < kTokens; ++j) {
+    for (int64_t i = 0; i < kSynthTokens; ++i)
+        for (int64_t j = 0; j < kSynthTokens; ++j) {
             if (std::fabs(score(i, 0, j)) <= score.bound()) continue;
             ASSERT_NEAR(score(i, 0, j), 12, score.bound());
             keys.push_back(j);
@@ -137,8 +138,8 @@ TEST_F(Synth, ANeedleIsOneEarlyTokenForARunOfLateQueries) {
     ASSERT_EQ(queries.size(), 16U);
     EXPECT_EQ(queries.back() - queries.front(), 15);
     EXPECT_EQ(keys.front(), keys.back());
-    EXPECT_LT(keys.front(), kTokens / 2);
-    EXPECT_GE(queries.front(), kTokens / 2);
+    EXPECT_LT(keys.front(), kSynthTokens / 2);
+    EXPECT_GE(queries.front(), kSynthTokens / 2);
 }
 
 TEST_F(Synth, NoiseHasUnitVarianceWhateverTheWidth) {
@@ -146,21 +147,21 @@ TEST_F(Synth, NoiseHasUnitVarianceWhateverTheWidth) {
         const std::string file =
             only(width, "0", {"--head-dim", width, "--index-dim", width, "--index-noise", "3"});
         const io::ActivationsReader reader(file);
-        const auto q = reader.read(0, Field::q, {0, kTokens});
-        const auto k = reader.read(0, Field::k, {0, kTokens});
+        const auto q = reader.read(0, Field::q, {0, kSynthTokens});
+        const auto k = reader.read(0, Field::k, {0, kSynthTokens});
         const IndexScores index(file);
         double main = 0, branch = 0;
-        for (int64_t i = 0; i < kTokens; ++i) {
-            const int64_t j = (i + 1) % kTokens;
+        for (int64_t i = 0; i < kSynthTokens; ++i) {
+            const int64_t j = (i + 1) % kSynthTokens;
             double logit = 0;
             for (int64_t d = 0; d < q.extent(2); ++d)
                 logit += double{q(i, 0, d)} * double{k(j, 0, d)};
-            main += logit * logit / static_cast<double>(q.extent(2)) / kTokens;
-            branch += std::pow(index(i, 0, j) / 3, 2) / kTokens;
+            main += logit * logit / static_cast<double>(q.extent(2)) / kSynthTokens;
+            branch += std::pow(index(i, 0, j) / 3, 2) / kSynthTokens;
         }
         // Of a sum of w >= 4 products of normals: E x^4 = 3 + 6 / w.
-        EXPECT_NEAR(main, 1, sampling_bound(2 + 6.0 / 4, kTokens)) << width;
-        EXPECT_NEAR(branch, 1, sampling_bound(2 + 6.0 / 4, kTokens)) << width;
+        EXPECT_NEAR(main, 1, sampling_bound(2 + 6.0 / 4, kSynthTokens)) << width;
+        EXPECT_NEAR(branch, 1, sampling_bound(2 + 6.0 / 4, kSynthTokens)) << width;
     }
 }
 
@@ -184,9 +185,9 @@ TEST_F(Synth, DenseAttentionSeesTheDiagonal) {
     const auto local = [&](const std::string& nats) {
         const auto mass = analyse(only("diagonal", nats, {}), "oracle").read<float, 3>("/mass/0");
         double sum = 0;
-        for (int64_t i = 64; i < kTokens; ++i)  // its own block and the one before
+        for (int64_t i = 64; i < kSynthTokens; ++i)  // its own block and the one before
             sum += double{mass(i, 1, i / kBlock)} + double{mass(i, 1, i / kBlock - 1)};
-        return sum / (kTokens - 64);
+        return sum / (kSynthTokens - 64);
     };
     EXPECT_GT(local("40"), 0.9);
     EXPECT_LT(local("0"), 0.3);
@@ -232,9 +233,9 @@ TEST_F(Synth, SeedAndCoordinatesDecideEveryValue) {
     pattern.seed = 5;
     const experiments::Synthesizer planted(a.info(), pattern);
     for (Field field : {Field::q, Field::k, Field::v, Field::index_q, Field::index_k}) {
-        const Tensor<float, 3> whole = a.read(0, field, {0, kTokens});
-        EXPECT_TRUE(identical(b.read(0, field, {0, kTokens}), whole));
-        EXPECT_FALSE(identical(other.read(0, field, {0, kTokens}), whole));
+        const Tensor<float, 3> whole = a.read(0, field, {0, kSynthTokens});
+        EXPECT_TRUE(identical(b.read(0, field, {0, kSynthTokens}), whole));
+        EXPECT_FALSE(identical(other.read(0, field, {0, kSynthTokens}), whole));
         const Tensor<float, 3> part = planted.make(a.layer(0), field, {100, 137});
         EXPECT_TRUE(identical(part, a.read(0, field, {100, 137}))) << io::to_string(field);
     }
@@ -259,8 +260,8 @@ TEST_F(Synth, WritesAValidFileOfTheSizesAskedFor) {
         EXPECT_DOUBLE_EQ(layer.softmax_scale, 1 / std::sqrt(32));
     }
     for (Field field : {Field::q, Field::k, Field::v})
-        EXPECT_FALSE(
-            identical(reader.read(0, field, {0, kTokens}), reader.read(1, field, {0, kTokens})));
+        EXPECT_FALSE(identical(reader.read(0, field, {0, kSynthTokens}),
+                               reader.read(1, field, {0, kSynthTokens})));
     for (const std::string element : {"f16", "bf16"})
         EXPECT_EQ(
             to_string(
