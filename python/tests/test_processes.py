@@ -24,7 +24,8 @@ def run(n, code):
     """The outcome of a process of its own, which is ended after a minute."""
     source = textwrap.dedent(ATTEND.replace("N,", f"{n},")) + textwrap.dedent(code)
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60,
-                          env=os.environ | {"OMP_NUM_THREADS": "4"})
+                          env=os.environ | {"OMP_NUM_THREADS": "4",
+                                            "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
