@@ -244,7 +244,7 @@ protected:
         if (program == "msa-synth") return {"--out", "synth.h5", "--tokens", "256"};
         if (program == "msa-advise")
             return {"a.h5",      "--out", "out",    "--block-sizes", "8",           "--top-ks", "2",
-                    "--context", "1K",    "--keep", "0.1",           "--selectors", "window"};
+                    "--context", "1K",    "--keep", "0.05",          "--selectors", "window"};
         if (program == "msa-reuse")
             return {other.value_or("layers.h5"),
                     "--out",

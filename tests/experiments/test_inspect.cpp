@@ -94,7 +94,7 @@ TEST_F(Inspect, ShowsResults) {
               0);
     const Outcome shown = kInspect({path("out/results.h5"), "--stats"});
     EXPECT_EQ(shown.code, 0) << shown.err;
-    EXPECT_NE(shown.out.find("valid msa-results version 2"), std::string::npos);
+    EXPECT_NE(shown.out.find("valid msa-results version 3"), std::string::npos);
     EXPECT_NE(shown.out.find("/select/oracle/3/ids"), std::string::npos);
     EXPECT_NE(kInspect({path("out/results.h5")}).out.find("/select/<selector>/<layer>/ids"),
               std::string::npos);

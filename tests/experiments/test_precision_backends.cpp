@@ -123,7 +123,7 @@ double mean_mass(const Problem& p, const Tensor<float, 3>& mass, const Tensor<in
 TEST_F(PrecisionRuns, TheCacheIsReadAsItIsStored) {
     const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0}});
     const json all = summary(file, as_analyzed({"--all-rows", "--formats", "int4", "--scales",
-                                                "token", "--error", "1"}));
+                                                "token", "--error", "1", "--keep", "0.9"}));
     const io::ActivationsReader reader(file);
     const Problem p = io::layer_problem(reader.info(), reader.layer(0), 8);
     const SelectionRule rule{.top_k = 4, .forced_local = 1, .forced_first = 0};
