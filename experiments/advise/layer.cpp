@@ -82,9 +82,9 @@ public:
     std::optional<double> mean_union(size_t setting) const {
         if (!tiles_.adjacent) return std::nullopt;
         const int64_t top_k = settings_[setting].rule.top_k;
-        const auto tiles = static_cast<double>(std::ssize(queries_.tokens) / tiles_.size);
+        const int64_t tiles = std::ssize(queries_.tokens) / tiles_.size;
         const double mean = static_cast<double>(tile_blocks_[setting]) /
-                            static_cast<double>(layer_.kv_heads) / tiles;
+                            static_cast<double>(layer_.kv_heads) / static_cast<double>(tiles);
         return std::clamp(mean, static_cast<double>(top_k),
                           static_cast<double>(top_k * tiles_.size));
     }

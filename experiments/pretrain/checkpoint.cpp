@@ -83,7 +83,7 @@ void require_trunk(const io::ResultsReader& from, const io::RunRecord& own, int6
     using nlohmann::json;
     require(from.has(kWeights) && from.has(kFirst),
             "is no checkpoint of msa-pretrain with moments");
-    const io::RunRecord trunk = from.run();
+    const io::RunRecord& trunk = from.run();
     const json there = json::parse(trunk.options), here = json::parse(own.options);
     const int64_t until = there.value("until", int64_t{0});
     const int64_t end = until > 0 ? until : there.value("steps", int64_t{0});
