@@ -3,13 +3,13 @@
 attention and with MSA in place of it, on the same tokens."""
 
 import argparse
-import os
 import signal
 import sys
 
 from ..capture.__main__ import integers, interrupt
 from ..capture.layer import CaptureError
-from .shard import OURS
+from .shard import start_on_devices
+from .tables import print_tables
 
 
 def names(text: str) -> list[str]:
@@ -67,9 +67,10 @@ def parser() -> argparse.ArgumentParser:
                      help="that the model runs in; auto (default): that of the weights")
     how.add_argument("--revision", help="of the model on the hub")
     how.add_argument("--shard", metavar="I/N", help="this part of the sequences and exercises only, "
-                     "for msalab merge: part I of N, counted from 0, or slurm: that of a task of a "
-                     "job array")
-    how.add_argument("--devices", type=integers, default=[], metavar="0,1",
+                     "part I of N, counted from 0, or slurm: that of a task of a job array. In one "
+                     "--out, who ends last makes the results; of several, msalab merge does")
+    how.add_argument("--devices", type=lambda text: integers(text) if text else [], default=[],
+                     metavar="0,1",
                      help="GPUs of --device cuda that share the run, a process on each; with --device "
                           "cpu, as many processes. Those that mpirun or srun starts share it, too")
     how.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
@@ -77,46 +78,17 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def table(summary) -> str:
-    """Of the text: a line for each setting."""
-    lines = [f"{'config':<20}{'bits/token':>11}{'bits/byte':>11}{'excess':>9}  interval of 95 %"]
-    for config in summary["configs"]:
-        if "bits_per_token" not in config:
-            continue
-        per_byte, excess = config["bits_per_byte"], config.get("excess", {})
-        line = (f"{config['config']:<20}{config['bits_per_token']:>11.4f}"
-                f"{'-' if per_byte is None else format(per_byte, '.4f'):>11}")
-        if excess:
-            line += f"{excess['mean']:>+9.4f}"
-        if excess.get("low") is not None:
-            line += f"  {excess['low']:+.4f} to {excess['high']:+.4f}"
-        lines.append(line)
-    return "\n".join(lines) if len(lines) > 1 else ""
-
-
-def retrieval_table(summary) -> str:
-    """Share of right answers over all depths, a line for each task, length and setting."""
-    found: dict[tuple, list] = {}
-    for row in summary["retrieval"]:
-        found.setdefault((row["task"], row["length"], row["config"]), []).append(row)
-    lines = [f"{'task':<12}{'length':>7}  {'config':<20}{'exact match':>12}{'log-lik.':>10}"]
-    for (task, length, config), rows in found.items():
-        answers = sum(row["answers"] for row in rows)
-        match, likelihood = (sum(row[name] * row["answers"] for row in rows) / answers
-                             for name in ("exact_match", "log_likelihood"))
-        lines.append(f"{task:<12}{length:>7}  {config:<20}{match:>12.4f}{likelihood:>10.3f}")
-    return "\n".join(lines) if found else ""
-
-
-def print_tables(summary) -> None:
-    print("\n\n".join(part for part in (table(summary), retrieval_table(summary)) if part))
-
-
 def main(arguments=None) -> int:
     options = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, interrupt)
-    if options.devices and OURS[0] not in os.environ:
-        return main_on_devices(options, sys.argv[1:] if arguments is None else arguments)
+    try:
+        if options.devices:
+            return start_on_devices(options, sys.argv[1:] if arguments is None else arguments)
+    except CaptureError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
     try:
         import torch
 
@@ -140,18 +112,6 @@ def main(arguments=None) -> int:
     if summary is not None:
         print_tables(summary)
     return 0
-
-
-def main_on_devices(options, arguments) -> int:
-    from .workers import start_on_devices
-
-    try:
-        return start_on_devices(options, arguments)
-    except CaptureError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 if __name__ == "__main__":

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: MIT
 """Files as the programs write them (data/FORMAT.md): whole or not at all, HDF5 with a checksum at
-its end, and a run's record beside its finished units."""
+its end."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import shutil
 from pathlib import Path
 
 import h5py
 
-from ..capture.layer import CaptureError, require
+from ..capture.layer import require
 from ..capture.partial_file import PartialFile
 
 MARK, DIGITS = b"msa-sha256 ", 64
@@ -69,101 +67,3 @@ def same_or_refused(place: str, before: dict, record: dict, way_out: str) -> Non
                         f"{old.get(name)!r}, is {new.get(name)!r}{way_out}")
         else:
             require(old == new, f"{place}: {part} was {old!r}, is {new!r}{way_out}")
-
-
-def read_json(path):
-    """CaptureError naming the file where it holds none."""
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise CaptureError(f"{path}: {error}; --overwrite begins anew") from error
-
-
-def partial_folder(results: Path) -> Path:
-    return results.with_name(results.name + ".partial")
-
-
-def unit_path(folder: Path, name: str) -> Path:
-    return folder / f"unit-{name.replace(' ', '-')}.h5"
-
-
-def read_unit(path) -> dict:
-    """The arrays of a finished unit. CaptureError where its bytes do not match its checksum."""
-    check_seal(path)
-    with h5py.File(path, "r") as file:
-        return {key: values[()] for key, values in file.items()}
-
-
-def lock_folder(folder: Path):
-    """An open file: nobody else writes into the folder until it is closed."""
-    lock = open(folder / "lock", "w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise CaptureError(f"{folder}: another process is writing it") from None
-    return lock
-
-
-class Units:
-    """The folder results.h5.partial of a run under way: run.json, the record that says which run it
-    is; plan.json, what its results need beside that and the units, and which shard of it the folder
-    is for; and a file for each finished unit. One process at a time."""
-
-    def __init__(self, results: Path, record: dict, plan: dict, resume: bool, overwrite: bool):
-        self.folder = partial_folder(results)
-        self.record = json.loads(json.dumps(record))
-        require(not resume or self.folder.exists() or not results.exists(), f"{results}: is "
-                "complete; --overwrite begins anew")
-        if results.exists() and not resume:
-            require(overwrite, f"{results}: exists; --overwrite replaces it")
-        if self.folder.exists() and not resume:
-            require(overwrite, f"{self.folder}: a run was under way; --resume goes on with it, "
-                    "--overwrite begins anew")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = lock_folder(self.folder)
-        try:
-            self._begin(resume, plan)
-        except BaseException:
-            self._lock.close()
-            raise
-
-    def _begin(self, resume: bool, plan: dict):
-        known = self.folder / "run.json"
-        if resume and known.exists():
-            same_or_refused(str(known), read_json(known), self.record,
-                            "; --resume goes on with the same run alone, --overwrite begins anew")
-        else:
-            for old in self.folder.glob("unit-*"):
-                old.unlink()
-            write_json(known, self.record)
-        write_json(self.folder / "plan.json", plan)
-
-    def make(self, name: str, make) -> None:
-        """The unit's file is there, with the arrays of make() where it was not."""
-        path = unit_path(self.folder, name)
-        if path.exists():
-            return check_seal(path)
-        arrays = make()
-        write_h5(path, lambda file: [file.create_dataset(key, data=values)
-                                     for key, values in arrays.items()])
-
-    def make_all(self, names, makers, note) -> None:
-        """make() of each, which `makers` has by name."""
-        for done, name in enumerate(names):
-            note(f"{done + 1}/{len(names)}: {name}")
-            self.make(name, makers[name])
-
-    def read(self, name: str) -> dict:
-        return read_unit(unit_path(self.folder, name))
-
-    def done(self):
-        """All units are in the results: the folder is not needed any more."""
-        self._lock.close()
-        shutil.rmtree(self.folder)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._lock.close()

@@ -10,11 +10,8 @@ import sys
 from pathlib import Path
 
 from ..capture.layer import CaptureError, require
-from .__main__ import print_tables
-from .files import lock_folder, partial_folder, read_json, read_unit, same_or_refused, unit_path
-from .results import complete, unit_names
-
-NAMED = 3  # missing units of a shard that a message names
+from .tables import print_tables
+from .units import collect, make_results, missing_text, parts_in
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,71 +25,23 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _folder(shard) -> Path:
-    return partial_folder(Path(shard) / "results.h5")
-
-
 def is_evaluation(shard) -> bool:
-    return (_folder(shard) / "plan.json").exists()
-
-
-def _open(shards, out) -> list[tuple[dict, dict]]:
-    """Record and plan of each. CaptureError where one is none, or is of another run."""
-    found, known = [], set()
-    for shard in map(Path, shards):
-        require(shard.is_dir(), f"{shard}: is no directory")
-        require(not (shard / "results.h5").exists(), f"{shard}: holds the results.h5 of a whole run, "
-                "it is no shard")
-        require(shard.resolve() not in known, f"{shard}: is named twice")
-        known.add(shard.resolve())
-        require(Path(out).resolve() != shard.resolve(), f"{shard}: is a shard; choose another --out")
-        folder = _folder(shard)
-        require(is_evaluation(shard), f"{folder}: there is no run of msalab evaluate under way")
-        lock_folder(folder).close()
-        found.append((read_json(folder / "run.json"), read_json(folder / "plan.json")))
-        same_or_refused(f"{shard} (against {shards[0]})", found[0][0], found[-1][0],
-                        "; it is of another run")
-    return found
-
-
-def _find_units(shards, found) -> dict[str, Path]:
-    """The file of each unit. CaptureError naming the units that are in no shard with the shard that
-    owes them, or the first that is in two."""
-    record, plan = found[0]
-    names, at = unit_names(record, plan), {}
-    for shard in shards:
-        for name in names:
-            path = unit_path(_folder(shard), name)
-            if path.exists():
-                require(name not in at, f"{at.get(name, path).parents[1]} and {shard}: both hold "
-                        f"{name}")
-                at[name] = path
-    count = max(int((one["shard"] or "0/1").partition("/")[2]) for _, one in found)
-    missing: dict[int, list[str]] = {}
-    for number, name in enumerate(names):
-        if name not in at:
-            missing.setdefault(number % count, []).append(name)
-    owed = [", ".join(some[:NAMED]) + (f" and {len(some) - NAMED} more" if len(some) > NAMED else "")
-            + f" (of --shard {index}/{count})" for index, some in sorted(missing.items())]
-    require(not owed, f"{shards[0]} and the others: not finished in any of them: {'; '.join(owed)}")
-    return at
+    return bool(parts_in(Path(shard)))
 
 
 def merge(shards, out, overwrite: bool, note) -> dict:
     """The summary; results.h5, summary.json and pictures are in `out`. The shards stay."""
-    found = _open(shards, out)
-    at = _find_units(shards, found)
-    out = Path(out)
-    whole = out / "results.h5"
-    require(overwrite or not whole.exists(), f"{whole}: exists; --overwrite replaces it")
-    require(not partial_folder(whole).is_dir(), f"{partial_folder(whole)}: a run is under way there; "
-            "choose another --out")
-    devices = list(dict.fromkeys(plan["device"] for _, plan in found))
-    if len(devices) > 1:
-        note(f"note: the shards ran on several devices: {'; '.join(devices)}. Where these are of one "
-             "kind, so are the last bits of their numbers")
+    folders, out = list(map(Path, shards)), Path(out)
+    for folder in folders:
+        require(folder.is_dir(), f"{folder}: is no directory")
+        require(is_evaluation(folder), f"{folder}/units: there is no run of msalab evaluate under way")
+    runs, units = collect(folders)
+    missing = missing_text(runs, units)
+    require(not missing, f"{folders[0]} and the others: not finished in any of them: {missing}")
+    require(overwrite or not (out / "results.h5").exists(),
+            f"{out / 'results.h5'}: exists; --overwrite replaces it")
     out.mkdir(parents=True, exist_ok=True)
-    return complete(whole, out, *found[0], lambda name: read_unit(at[name]))
+    return make_results(out, runs, units, note)
 
 
 def main(arguments: list[str], program: Path | None = None) -> int:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What `msalab evaluate` makes of its finished units: results.h5, summary.json and pictures. The
-units may be of one process or of several (merge.py); the model is not needed any more."""
+units may be of one process or of several (units.py); the model is not needed any more."""
 
 from __future__ import annotations
 
@@ -42,16 +42,15 @@ def unit_names(record, plan) -> list[str]:
         for number in range(asked["exercises"])]
 
 
-def complete(whole: Path, out: Path, record, plan, read) -> dict:
-    """Writes `whole`, which becomes out/results.h5, then summary.json and the pictures; returns the
-    summary. record and plan: those of the run (files.Units); read(name): the arrays of a unit."""
+def complete(out: Path, record, plan, read) -> dict:
+    """Writes results.h5, then summary.json and the pictures; returns the summary. record and plan:
+    those of the run (units.py); read(name): the arrays of a unit."""
     texts = [read(f"text {number}") for number in range(plan["texts"])]
     asked = record["options"]
     tasks = [(task, length, _joined([read(f"{task} {length} {number}")
                                      for number in range(asked["exercises"])]))
              for task in asked["tasks"] for length in asked["lengths"]]
-    write_h5(whole, lambda file: _fill(file, record, plan, texts, tasks))
-    whole.replace(out / "results.h5")
+    write_h5(out / "results.h5", lambda file: _fill(file, record, plan, texts, tasks))
     summary = summarise(record, plan, texts, tasks)
     write_json(out / "summary.json", summary)
     draw_all(summary, out)

@@ -11,11 +11,12 @@ import numpy as np
 
 from .. import selectors
 from ..capture.layer import CaptureError, require
-from . import exercises, text, workers
-from .files import Units, sha256
-from .results import complete, unit_names
+from . import exercises, text
+from .files import sha256
+from .results import unit_names
 from .scoring import Scorer, Setting
-from .shard import launched, parse_shard
+from .shard import Shard, launched, parse_shard
+from .units import work
 
 
 def settings_of(options) -> list[Setting]:
@@ -149,7 +150,7 @@ def _device(model) -> str:
 
 def run(options, note) -> dict | None:
     """Writes results.h5, summary.json and the pictures into options.out and returns the summary; of
-    a shard, and of one of several processes that others outlast, its units, and returns nothing."""
+    a part that others outlast its units, and returns nothing."""
     check_options(options)
     shard, part = parse_shard(options.shard) if options.shard else None, launched()
     require(not (shard and part), "--shard is given, and so are several processes of one run: one of "
@@ -169,24 +170,10 @@ def run(options, note) -> dict | None:
         scorer, e) for task in options.tasks for length in options.lengths
         for number in range(options.exercises)]
     out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
     record = record_of(options, model, settings)
     plan = plan_of(options, model, settings, scorer.layers, sequences)
-    names = unit_names(record, plan)
-    makers_of = dict(zip(names, makers))
-    if part:
-        return workers.work(out, part, options, record, plan, makers_of, note)
-    with Units(out / "results.h5", record, plan | {"shard": shard and shard.text}, options.resume,
-               options.overwrite) as units:
-        mine = names[shard.index::shard.count] if shard else names
-        units.make_all(mine, makers_of, note)
-        if shard:
-            note(f"shard {shard.text}: its {len(mine)} of the run's {len(names)} units are in "
-                 f"{out}; msalab merge joins it with the others")
-            return None
-        summary = complete(units.folder / "results.h5", out, units.record, plan, units.read)
-        units.done()
-    return summary
+    return work(out, shard or part or Shard(0, 1), options, record, plan,
+                dict(zip(unit_names(record, plan), makers)), note)
 
 
 def _text(scorer, sequence) -> dict:

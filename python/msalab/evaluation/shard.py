@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: MIT
 """Parts of a run's units: as --shard names them, by the rules of experiments/driver/shard.h, and of the
-processes that a launcher starts together."""
+processes that mpirun, srun or --devices start together."""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..capture.layer import require
 
-OURS = ("MSALAB_RANK", "MSALAB_RANKS")  # of a process that start_on_devices() has started, which
-                                         # has a --device of its own behind all --devices
 # What launchers tell each process. SLURM_PROCID alone is set in a batch script, too.
-LAUNCHERS = (OURS, ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
+LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
              ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
 
 
@@ -68,3 +70,36 @@ def launched() -> Shard | None:
             require(index < of, f"{rank} is {index}, must be less than {count} = {of}")
             return Shard(index, of) if of > 1 else None
     return None
+
+
+def start_on_devices(options, arguments) -> int:
+    """A shard on each of --devices; the first exit code that is not 0, which ends the others, or 0.
+    CaptureError where the options do not allow it."""
+    require(options.shard is None, "--shard is given, and so is --devices: one of the two spreads a run")
+    require(launched() is None, "--devices is given, and so are several processes of one run: one of "
+            "the two spreads it")
+    require(options.device in ("cpu", "cuda"), f"--devices goes with --device cuda or cpu, not "
+            f"{options.device}")
+    require(len(set(options.devices)) == len(options.devices), "--devices names one twice")
+    count = len(options.devices)
+    environment = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // count))} | os.environ
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    processes = []
+    try:
+        for index, number in enumerate(options.devices):
+            device = f"cuda:{number}" if options.device == "cuda" else options.device
+            processes.append(subprocess.Popen(
+                [sys.executable, "-m", "msalab", "evaluate", *arguments, "--devices=",
+                 f"--shard={index}/{count}", f"--device={device}"], env=environment))
+        codes = [None]
+        while None in codes and not any(codes):
+            codes = [process.poll() for process in processes]
+            time.sleep(0.05)
+        failed = [code for code in codes if code]
+        return 0 if not failed else failed[0] if failed[0] > 0 else 1
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""The units of a run of `msalab evaluate`, as lines of JSON. Part I of N has its own in
+OUT/units/I-of-N.jsonl, with the run in the first line. Who ends last makes the results of all lines, so
+nobody waits: parts need no MPI, only a file system that has flock."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import zlib
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from ..capture.layer import require
+from .files import same_or_refused
+from .results import complete, unit_names
+from .shard import Shard
+
+CHECK = ', "crc32": '  # of the line without it
+NAMED = 3  # missing units of a shard that a message names
+
+
+def _line(content: dict) -> bytes:
+    text = json.dumps(content)
+    return f"{text[:-1]}{CHECK}{zlib.crc32(text.encode())}}}\n".encode()
+
+
+def _content(path, number: int, line: bytes) -> dict:
+    text, _, check = line.decode("utf-8", "replace").rpartition(CHECK)
+    text += "}"
+    require(check == f"{zlib.crc32(text.encode())}}}\n", f"{path}: line {number} does not match its "
+            "checksum; remove it, and --resume makes it anew")
+    return json.loads(text)
+
+
+def _arrays(unit: dict) -> dict:
+    return {name: np.array(one["values"], one["dtype"]) for name, one in unit["arrays"].items()}
+
+
+def parts_in(out: Path) -> list[Path]:
+    return sorted((out / "units").glob("*-of-*.jsonl"))
+
+
+def read_part(path: Path) -> tuple[dict, dict]:
+    """The run and the arrays of each unit. A last line without end, of one who was killed, counts for
+    nothing. CaptureError naming a line that has changed."""
+    with open(path, "rb") as file:
+        lines = [_content(path, number, line) for number, line in enumerate(file, 1)
+                 if line.endswith(b"\n")]
+    require(lines, f"{path}: has no line; remove it")
+    return lines[0], {unit["unit"]: _arrays(unit) for unit in lines[1:]}
+
+
+def collect(folders) -> tuple[list[dict], dict]:
+    """The runs of all parts in these folders, which are one, and the units that are done."""
+    paths = [path for folder in folders for path in parts_in(folder)]
+    runs, units = [], {}
+    for path in paths:
+        run, some = read_part(path)
+        runs.append(run)
+        same_or_refused(f"{path} (against {paths[0]})", runs[0]["record"], run["record"],
+                        "; it is of another run")
+        units |= some
+    return runs, units
+
+
+def missing_text(runs, units) -> str:
+    """Units that nobody has done, with the shard that owes them; empty where there are none."""
+    count = max(run["count"] for run in runs)
+    missing: dict[int, list[str]] = {}
+    for number, name in enumerate(unit_names(runs[0]["record"], runs[0]["plan"])):
+        if name not in units:
+            missing.setdefault(number % count, []).append(name)
+    return "; ".join(", ".join(some[:NAMED]) + (f" and {len(some) - NAMED} more" if len(some) > NAMED
+                     else "") + f" (of --shard {index}/{count})"
+                     for index, some in sorted(missing.items()))
+
+
+def make_results(out: Path, runs, units, note) -> dict:
+    """results.h5, summary.json and pictures in `out`; returns the summary."""
+    devices = list(dict.fromkeys(run["plan"]["device"] for run in runs))
+    if len(devices) > 1:
+        note(f"note: the shards ran on several devices: {'; '.join(devices)}. Where these are of one "
+             "kind, so are the last bits of their numbers")
+    return complete(out, runs[0]["record"], runs[0]["plan"], units.__getitem__)
+
+
+@contextmanager
+def _one_at_a_time(out: Path):
+    """Waits until no other part of the run is in here. The lock is on a file: not every file system
+    has it for folders."""
+    (out / "units").mkdir(parents=True, exist_ok=True)
+    with open(out / "units/lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            if not parts_in(out):
+                shutil.rmtree(out / "units", ignore_errors=True)
+
+
+def _is_complete(results: Path, record: dict, options) -> bool:
+    """Are the results of this run there? CaptureError where others are, and nobody replaces them."""
+    if results.exists() and options.resume:
+        with h5py.File(results) as file:
+            found = {name: file["run"].attrs.get(name) for name in record}
+        require(found == {name: value if isinstance(value, (str, int)) else json.dumps(value)
+                          for name, value in record.items()},
+                f"{results}: is of another run; --overwrite replaces it")
+        return True
+    require(options.overwrite or not results.exists(), f"{results}: exists; --overwrite replaces it")
+    return False
+
+
+def _begin(path: Path, run: dict, options):
+    """The file to write a part's units into, and the names of those that are done. CaptureError where
+    it is not ours to write."""
+    file = open(path, "ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        require(options.resume or options.overwrite or not file.tell(), f"{path}: a run was under way; "
+                "--resume goes on with it, --overwrite begins anew")
+        if not options.resume or not file.tell():
+            file.truncate(0)
+            file.write(_line(run))
+        else:
+            file.truncate(path.read_bytes().rfind(b"\n") + 1)  # of one who was killed
+        file.flush()
+        done = set()
+        for other in parts_in(path.parents[1]) if options.resume else []:
+            known, units = read_part(other)
+            same_or_refused(str(other), known["record"], run["record"],
+                            "; --resume goes on with the same run alone, --overwrite begins anew")
+            done |= units.keys()
+        return file, done
+    except BlockingIOError:
+        file.close()
+        require(False, f"{path}: another process is writing it")
+    except BaseException:
+        file.close()
+        raise
+
+
+def work(out: Path, part: Shard, options, record, plan, makers, note) -> dict | None:
+    """Does a part's units, of which `makers` has all of the run by name, but those that are done. The
+    summary, where these were the last ones."""
+    run = json.loads(json.dumps({"record": record, "plan": plan, "count": part.count}))
+    names, path = list(makers), out / "units" / f"{part.index}-of-{part.count}.jsonl"
+    with _one_at_a_time(out):
+        if _is_complete(out / "results.h5", run["record"], options):
+            note(f"{out / 'results.h5'}: is complete")
+            return None
+        file, done = _begin(path, run, options)
+    with file:
+        mine = names[part.index::part.count]
+        for number, name in enumerate(mine, 1):
+            note(f"{f'shard {part.text}: ' if part.count > 1 else ''}{number}/{len(mine)}: {name}")
+            if name in done:
+                continue
+            arrays = {key: np.asarray(values) for key, values in makers[name]().items()}
+            file.write(_line({"unit": name, "arrays": {
+                key: {"dtype": str(one.dtype), "values": one.tolist()} for key, one in arrays.items()}}))
+            file.flush()
+            os.fsync(file.fileno())
+    with _one_at_a_time(out):
+        if not parts_in(out):  # another one was as late, and has made the results
+            return None
+        runs, units = collect([out])
+        if missing_text(runs, units):
+            note(f"shard {part.text}: its {len(mine)} of the run's {len(names)} units are in {out}; "
+                 "who ends last there makes the results, of several folders msalab merge does")
+            return None
+        summary = make_results(out, runs, units, note)
+        shutil.rmtree(out / "units")
+        return summary
