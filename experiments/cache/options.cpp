@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "experiments/programs.h"
+
 namespace msa::experiments::cache {
 namespace {
 
 const About kAbout{
-    .name = "msa-cache",
-    .question = "What would a KV cache off the GPU see?",
+    .program = kProgram,
     .usage = "FILE --out DIR [--link GB/s] [--time-per-token US] [options]",
     .examples = {"msa-cache results/first/results.h5 --out results/cache",
                  "msa-cache results/first/results.h5 --out results/cache-pcie4 --link 32 "

@@ -108,7 +108,7 @@ void lead(Prepared p, std::span<const std::string> args, Backend& backend, train
     const FitRun run{o, p.file, p.split};
     std::vector<std::string> outputs{"summary.json", "indexer.h5"};
     for (int64_t layer : o.layers) outputs.push_back(checkpoint_name(layer));
-    UnitRun job("msa-fit-indexer", args, o, o.files, outputs, err,
+    UnitRun job(kProgram.name, args, o, o.files, outputs, err,
                 o.together ? Ranks::alone() : Ranks::world());
     describe(job, p, workers, backend);
     check_unfinished(o, o.out, exists(job.path("results.h5")) && !exists(job.path("summary.json")));

@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "experiments/programs.h"
+
 namespace msa::experiments::fit {
 namespace {
 
 const About kAbout{
-    .name = "msa-fit-indexer",
-    .question =
-        "How good can an Index Branch get on my model? Trains one per layer with the KL loss, from "
-        "activations alone.",
+    .program = kProgram,
+    .does = "Trains one per layer with the KL loss, from activations alone.",
     .usage = "FILE... --out DIR [options]",
     .examples = {"msa-fit-indexer data/sample.h5 --out results/fit --block-size 32 --top-k 8 "
                  "--steps 200",

@@ -15,8 +15,7 @@ namespace msa::experiments::synth {
 namespace {
 
 const About kAbout{
-    .name = "msa-synth",
-    .question = "How do selectors and kernels behave on attention whose structure I know?",
+    .program = kProgram,
     .usage = "--out FILE [options]",
     .examples = {"msa-synth --out /tmp/synth.h5 --tokens 4K",
                  "msa-synth --out /tmp/long.h5 --tokens 128K --query-heads 8 --kv-heads 2 "
@@ -105,7 +104,7 @@ io::ActivationsInfo info_of(const SynthOptions& o) {
     for (int64_t s = 1; s <= o.sequences; ++s)
         info.cu_seqlens.push_back(o.tokens * s / o.sequences);
     for (layer.layer = 0; layer.layer < o.layers; ++layer.layer) info.layers.push_back(layer);
-    info.model_id = "msa-synth";
+    info.model_id = kProgram.name;
     info.producer = text("msa-synth ", kVersion, " (", kCommit, ")");
     info.model_config = nlohmann::ordered_json{
         {"num_query_heads", layer.query_heads},
@@ -133,7 +132,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const io::ActivationsInfo info = info_of(o);
     const Synthesizer synthesizer(info, o.pattern);
     io::ActivationsWriter writer(o.out, info, o.overwrite);
-    Progress progress(err, "msa-synth", info.tokens() * static_cast<int64_t>(info.layers.size()),
+    Progress progress(err, kProgram.name, info.tokens() * static_cast<int64_t>(info.layers.size()),
                       "tokens");
     for (const io::LayerInfo& layer : info.layers)
         for (int64_t begin = 0; begin < info.tokens(); begin += kTokensPerStep) {

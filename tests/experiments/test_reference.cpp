@@ -3,6 +3,7 @@
 // beside it as CLI.md.new, to be looked at and moved over it.
 #include <fstream>
 
+#include "experiments/programs.h"
 #include "tests/experiments/cli.h"
 
 namespace msa::test {
@@ -18,6 +19,16 @@ TEST(CliReference, IsWhatTheProgramsSay) {
     if (file_text(file) == wanted) return;
     std::ofstream(file + ".new") << wanted;
     FAIL() << file << " is out of date; see " << file << ".new";
+}
+
+TEST(CliReference, ReadmesAskWhatTheProgramsAsk) {
+    for (const char* name : {"/README.md", "/experiments/README.md"}) {
+        const std::string readme = file_text(std::string(MSA_SOURCE_DIR) + name);
+        for (const experiments::Program& one : experiments::programs()) {
+            const std::string row = std::string("| `") + one.name + "` | " + one.question + " |";
+            EXPECT_NE(readme.find(row), readme.npos) << name << " has no row " << row;
+        }
+    }
 }
 
 }  // namespace

@@ -6,10 +6,10 @@
 #include <numeric>
 
 #include "core/io/results.h"
-#include "experiments/compare/join.h"
 #include "experiments/compare/layer.h"
 #include "experiments/driver/options.h"
 #include "experiments/driver/sample.h"
+#include "experiments/programs.h"
 #include "tests/experiments/shards_test.h"
 
 namespace msa::test {
