@@ -6,8 +6,8 @@
 #include <limits>
 #include <vector>
 
-#include "core/convert.h"
 #include "core/error.h"
+#include "core/number/convert.h"
 #include "core/reference/reference_backend.h"
 #include "core/selection.h"
 #include "core/tolerance.h"

@@ -18,7 +18,7 @@
 #include <string_view>
 
 #include "core/index_operands.h"
-#include "core/operand_scales.h"
+#include "core/number/operand_scales.h"
 #include "core/problem.h"
 #include "core/request.h"
 #include "core/selection.h"

@@ -18,7 +18,7 @@ const char* to_string(Element);
 /// Bytes of one element.
 int64_t element_bytes(Element);
 
-/// Element of a C++ type; specialised for f16 and bf16 in core/half.h.
+/// Element of a C++ type; specialised for f16 and bf16 in core/number/half.h.
 template <typename T>
 struct ElementOf;
 template <>

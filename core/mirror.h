@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/backend.h"
-#include "core/convert.h"
+#include "core/number/convert.h"
 
 namespace msa {
 

@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include "core/backend.h"
-#include "core/convert.h"
+#include "core/number/convert.h"
 #include "core/problem.h"
 #include "core/tensor.h"
 

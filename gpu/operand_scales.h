@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Scales of e4m3 operands as kernels see them: core/operand_scales.h.
+// Scales of e4m3 operands as kernels see them: core/number/operand_scales.h.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "core/operand_scales.h"
+#include "core/number/operand_scales.h"
 #include "gpu/query_tile.h"
 
 namespace msa::cuda {

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/half.h"
 #include "core/io/layer_attributes.h"
 #include "core/io/layout.h"
+#include "core/number/half.h"
 
 namespace msa::io {
 namespace {

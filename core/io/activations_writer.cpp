@@ -3,11 +3,11 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/half.h"
 #include "core/io/activations.h"
 #include "core/io/h5.h"
 #include "core/io/layout.h"
 #include "core/io/partial_file.h"
+#include "core/number/half.h"
 
 namespace msa::io {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The equations of core/gate_kl.h. With g = dL / d(logit of b),
+// The equations of core/indexer/gate_kl.h. With g = dL / d(logit of b),
 //   dL/d gate_q_ir = scale sum_b g_b gate_k_br      dL/d gate_k_br = scale sum_i g_b gate_q_ir.
-#include "core/gate_kl.h"
+#include "core/indexer/gate_kl.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The equations of core/lightning_kl.h. With s_ihj = index_q_ih . index_k_j and g_ij = dL/dI_ij,
+// The equations of core/indexer/lightning_kl.h. With s_ihj = index_q_ih . index_k_j and g_ij =
+// dL/dI_ij,
 //   dL/dw_ih = scale sum_j g_ij max(0, s_ihj)     dL/ds_ihj = scale g_ij w_ih where s_ihj > 0, else
 //   0.
-#include "core/lightning_kl.h"
+#include "core/indexer/lightning_kl.h"
 
 #include <algorithm>
 #include <cmath>

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/gate_kl.h"
+#include "core/indexer/gate_kl.h"
 #include "core/select/policy.h"
 
 namespace msa {

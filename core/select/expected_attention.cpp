@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "core/projection.h"
+#include "core/indexer/projection.h"
 #include "core/select/attention_rows.h"
 #include "core/select/cost.h"
 #include "core/select/selector.h"

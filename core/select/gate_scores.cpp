@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "core/gate_kl.h"
+#include "core/indexer/gate_kl.h"
 
 namespace msa {
 namespace {

@@ -7,7 +7,7 @@
 
 namespace msa {
 
-/// What SeerAttention's gate says of blocks: t of core/gate_kl.h.
+/// What SeerAttention's gate says of blocks: t of core/indexer/gate_kl.h.
 class GateScores {
 public:
     GateScores() = default;

@@ -10,7 +10,7 @@
 namespace msa {
 
 /// What the lightning indexer scores with: I = sum over heads of w max(0, index_q . index_k). The
-/// positive factor of core/lightning_kl.h changes no order and is left out.
+/// positive factor of core/indexer/lightning_kl.h changes no order and is left out.
 struct LightningOperands {
     Mirror<3> index_q;         // [Nq, H, didx]
     Mirror<2> index_k;         // [Nk, didx]

@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "core/adamw.h"
 #include "core/backend.h"
+#include "core/indexer/adamw.h"
 #include "core/train/workers.h"
 
 namespace msa::train {

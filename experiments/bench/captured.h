@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "analysis/stage_cost.h"
-#include "core/index_branch.h"
+#include "core/indexer/index_branch.h"
 #include "core/io/activations.h"
 
 namespace msa::experiments::bench {

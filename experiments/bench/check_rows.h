@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/convert.h"
+#include "core/number/convert.h"
 #include "experiments/bench/operands.h"
 
 namespace msa::experiments::bench {

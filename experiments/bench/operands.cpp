@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/convert.h"
+#include "core/number/convert.h"
 #include "core/random.h"
 #include "experiments/driver/pattern.h"
 

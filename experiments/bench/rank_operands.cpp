@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/convert.h"
+#include "core/number/convert.h"
 #include "core/random.h"
 #include "core/registry.h"
 #include "gpu/cuda_parallel.h"

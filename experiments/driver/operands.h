@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "core/backend.h"
-#include "core/convert.h"
 #include "core/io/activations.h"
 #include "core/io/results.h"
+#include "core/number/convert.h"
 #include "core/select/policy.h"
 
 namespace msa::experiments {

@@ -5,8 +5,8 @@
 
 #include "core/cu_seqlens.h"
 #include "core/error.h"
-#include "core/gate_kl.h"
-#include "core/projection.h"
+#include "core/indexer/gate_kl.h"
+#include "core/indexer/projection.h"
 #include "experiments/driver/operands.h"
 #include "experiments/fit/rope.h"
 

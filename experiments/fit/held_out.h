@@ -7,7 +7,7 @@
 
 #include "analysis/rows.h"
 #include "core/backend.h"
-#include "core/index_branch.h"
+#include "core/indexer/index_branch.h"
 #include "core/io/results.h"
 #include "core/selection.h"
 #include "experiments/fit/evaluation.h"

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/gate_kl.h"
-#include "core/lightning_kl.h"
+#include "core/indexer/gate_kl.h"
+#include "core/indexer/lightning_kl.h"
 #include "core/select/gate_scores.h"
 #include "core/select/lightning.h"
 #include "core/select/selector.h"

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // What the architectures of a fitted indexer differ in: how operands (operands.h) become a
 // selection, a loss and its gradient. Weights and their way to operands and back are
-// core/index_branch.h for all of them.
+// core/indexer/index_branch.h for all of them.
 //
 // msa  the Index Branch: one head and one choice per group, the KL of Backend::index_kl.
 // dsa  DeepSeek's lightning indexer: any number of heads with learned weights, one choice for all
-//      groups, the KL of core/lightning_kl.h. Loss and gradient are computed on the host.
+//      groups, the KL of core/indexer/lightning_kl.h. Loss and gradient are computed on the host.
 // seerattention  the gate of SeerAttention-R: one key per group and block, the KL over blocks of
-//      core/gate_kl.h. Loss and gradient are computed on the host.
+//      core/indexer/gate_kl.h. Loss and gradient are computed on the host.
 #pragma once
 
 #include <memory>

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "core/gate_kl.h"
-#include "core/projection.h"
+#include "core/indexer/gate_kl.h"
+#include "core/indexer/projection.h"
 #include "experiments/fit/data.h"
 #include "experiments/fit/state.h"
 

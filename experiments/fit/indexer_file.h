@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <span>
 
-#include "core/index_branch.h"
+#include "core/indexer/index_branch.h"
 #include "core/io/activations.h"
 #include "core/io/results.h"
 

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "core/gate_kl.h"
+#include "core/indexer/gate_kl.h"
 
 namespace msa::experiments::fit {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/index_branch.h"
+#include "core/indexer/index_branch.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/own_attention.h"
 #include "experiments/fit/data.h"

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/cu_seqlens.h"
-#include "core/gate_kl.h"
+#include "core/indexer/gate_kl.h"
 #include "experiments/fit/data.h"
 
 namespace msa::experiments::fit {

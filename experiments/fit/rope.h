@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/index_branch.h"
+#include "core/indexer/index_branch.h"
 #include "core/io/activations.h"
 #include "core/rope.h"
 #include "experiments/fit/options.h"

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/gate_kl.h"
-#include "core/projection.h"
+#include "core/indexer/gate_kl.h"
+#include "core/indexer/projection.h"
 #include "core/random.h"
 #include "core/rope.h"
 #include "experiments/driver/sample.h"

@@ -26,7 +26,7 @@
 
 #include <span>
 
-#include "core/index_branch.h"
+#include "core/indexer/index_branch.h"
 #include "experiments/fit/data.h"
 
 namespace msa::experiments::fit {

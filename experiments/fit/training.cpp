@@ -5,8 +5,8 @@
 #include <cmath>
 #include <utility>
 
-#include "core/adamw.h"
 #include "core/error.h"
+#include "core/indexer/adamw.h"
 #include "core/random.h"
 #include "experiments/driver/sample.h"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "core/index_branch.h"
+#include "core/indexer/index_branch.h"
 #include "core/train/workers.h"
 #include "experiments/fit/data.h"
 #include "experiments/fit/held_out.h"

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/index_branch.h"
+#include "core/indexer/index_branch.h"
 #include "core/tensor.h"
 
 namespace msa::experiments::fit {

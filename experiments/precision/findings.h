@@ -8,7 +8,7 @@
 
 #include "analysis/bootstrap.h"
 #include "core/io/results.h"
-#include "core/quantize.h"
+#include "core/number/quantize.h"
 
 namespace msa::experiments::precision {
 

@@ -6,7 +6,7 @@
 
 #include "core/backend.h"
 #include "core/io/activations.h"
-#include "core/quantize.h"
+#include "core/number/quantize.h"
 #include "experiments/driver/run.h"
 #include "experiments/precision/options.h"
 

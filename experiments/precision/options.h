@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/quantize.h"
+#include "core/number/quantize.h"
 #include "experiments/driver/run_options.h"
 
 namespace msa::experiments::precision {

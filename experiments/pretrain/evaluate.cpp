@@ -8,8 +8,8 @@
 #include <numeric>
 #include <utility>
 
-#include "core/convert.h"
 #include "core/error.h"
+#include "core/number/convert.h"
 #include "core/random.h"
 #include "experiments/driver/run.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What is done with the list of all parameters: norms of its parts, and AdamW in double, as
-// core/adamw.cpp has it.
+// core/indexer/adamw.cpp has it.
 #include <cmath>
 
 #include "gpu/device/warp.cuh"

@@ -14,7 +14,7 @@ from torch import Tensor
 from .nn import turn
 from .operations import InputError
 
-EPSILON = 1e-6  # of the RMS norms (core/index_branch.h)
+EPSILON = 1e-6  # of the RMS norms (core/indexer/index_branch.h)
 
 
 @dataclass

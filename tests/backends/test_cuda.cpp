@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "core/error.h"
-#include "core/half.h"
+#include "core/number/half.h"
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/truth.h"

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/half.h"
+#include "core/number/half.h"
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/truth.h"

@@ -10,9 +10,9 @@
 #include <limits>
 #include <optional>
 
-#include "core/convert.h"
 #include "core/error.h"
 #include "core/kernel_sizes.h"
+#include "core/number/convert.h"
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/runner.h"

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "core/error.h"
-#include "core/half.h"
+#include "core/number/half.h"
 #include "gpu/cuda_backend.h"
 #include "gpu/layout.h"
 #include "gpu/plan/sparse_attention.h"

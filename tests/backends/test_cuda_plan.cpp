@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/half.h"
+#include "core/number/half.h"
 #include "gpu/plan/sparse_attention.h"
 #include "gpu/plan/sparse_attention_grad.h"
 #include "gpu/plan/tuned.h"

@@ -6,7 +6,7 @@
 
 #include "core/e4m3_tolerance.h"
 #include "core/error.h"
-#include "core/half.h"
+#include "core/number/half.h"
 #include "tests/support/compare.h"
 #include "tests/support/refusal.h"
 #include "tests/support/scaled.h"

@@ -7,8 +7,8 @@
 #include <limits>
 #include <random>
 
-#include "core/convert.h"
 #include "core/e4m3_tolerance.h"
+#include "core/number/convert.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
 #include "tests/support/scaled.h"

@@ -3,7 +3,7 @@
 // attention and the KL loss with their gradients by PyTorch autograd.
 #include <numeric>
 
-#include "core/projection.h"
+#include "core/indexer/projection.h"
 #include "tests/support/compare.h"
 #include "tests/support/golden.h"
 #include "tests/support/truth.h"

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "core/error.h"
-#include "core/half.h"
+#include "core/number/half.h"
 #include "tests/support/runner.h"
 
 namespace msa::test {

@@ -6,9 +6,9 @@
 #include <limits>
 #include <tuple>
 
-#include "core/convert.h"
-#include "core/e4m3.h"
 #include "core/error.h"
+#include "core/number/convert.h"
+#include "core/number/e4m3.h"
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/truth.h"

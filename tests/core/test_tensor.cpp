@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <gtest/gtest.h>
 
-#include "core/half.h"
+#include "core/number/half.h"
 #include "core/tensor.h"
 
 namespace msa {

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "core/convert.h"
 #include "core/host_backend.h"
+#include "core/number/convert.h"
 #include "core/registry.h"
 #include "tests/support/in_float.h"
 

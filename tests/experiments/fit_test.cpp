@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/indexer/projection.h"
 #include "core/io/results.h"
-#include "core/projection.h"
 #include "tests/support/random.h"
 
 namespace msa::test {

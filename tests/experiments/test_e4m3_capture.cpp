@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/convert.h"
 #include "core/io/activations.h"
+#include "core/number/convert.h"
 #include "tests/support/scaled.h"
 
 namespace msa::test {

@@ -5,8 +5,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "core/convert.h"
 #include "core/io/results.h"
+#include "core/number/convert.h"
 #include "core/select/selector.h"
 #include "core/tolerance.h"
 #include "experiments/driver/operands.h"

@@ -7,9 +7,9 @@
 #include <numeric>
 
 #include "core/error.h"
-#include "core/half.h"
 #include "core/io/activations.h"
 #include "core/io/h5.h"
+#include "core/number/half.h"
 #include "tests/io/activations_test.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/convert.h"
+#include "core/number/convert.h"
 #include "core/parallel/plan.h"
 #include "tests/support/runner.h"
 

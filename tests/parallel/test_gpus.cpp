@@ -3,7 +3,7 @@
 // another order.
 #include <array>
 
-#include "core/half.h"
+#include "core/number/half.h"
 #include "core/parallel/prefill.h"
 #include "gpu/cuda_parallel.h"
 #include "tests/parallel/parallel_test.h"

@@ -8,7 +8,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "core/convert.h"
+#include "core/number/convert.h"
 #include "core/registry.h"
 #include "tests/support/in_float.h"
 

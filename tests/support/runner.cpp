@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "core/error.h"
-#include "core/half.h"
+#include "core/number/half.h"
 #include "tests/support/random.h"
 #include "tests/support/uploaded.h"
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/convert.h"
-#include "core/half.h"
+#include "core/number/convert.h"
+#include "core/number/half.h"
 
 namespace msa::test {
 namespace {

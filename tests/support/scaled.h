@@ -2,7 +2,7 @@
 // sparse_attention of e4m3 operands with scales, on any backend that takes them.
 #pragma once
 
-#include "core/operand_scales.h"
+#include "core/number/operand_scales.h"
 #include "tests/support/runner.h"
 
 namespace msa::test {

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "core/backend.h"
-#include "core/convert.h"
+#include "core/number/convert.h"
 
 namespace msa::test {
 

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <vector>
 
-#include "core/half.h"
+#include "core/number/half.h"
 #include "core/random.h"
 #include "core/train/buffer.h"
 #include "core/train/ops.h"

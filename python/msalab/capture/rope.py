@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rotary position embedding, as core/projection.h has it."""
+"""Rotary position embedding, as core/indexer/projection.h has it."""
 
 from __future__ import annotations
 

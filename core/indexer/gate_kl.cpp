@@ -2,7 +2,7 @@
 // The teacher goes tile of queries by strip of keys: products of matrices, of which each block
 // leaves its largest logit and the sum of its exponentials, and nothing else is kept. The gate's
 // own logits are few, one per block: a product of matrices for each sequence and group.
-#include "core/gate_kl.h"
+#include "core/indexer/gate_kl.h"
 
 #include <Eigen/Core>
 #include <algorithm>

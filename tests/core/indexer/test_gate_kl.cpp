@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/gate_kl.h"
 #include "core/gradient_tolerance.h"
+#include "core/indexer/gate_kl.h"
 #include "core/reference/reference_backend.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/gradient_tolerance.h"
-#include "core/lightning_kl.h"
+#include "core/indexer/lightning_kl.h"
 #include "core/reference/reference_backend.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "core/projection.h"
+#include "core/indexer/projection.h"
 
 #include <Eigen/Core>
 #include <algorithm>

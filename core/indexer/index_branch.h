@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The Index Branch's projections (eq:msa-index-proj), forward and backward: hidden states x to
 // index_q (one head per group) and index_k (one head), each head with an optional RMS norm and an
-// optional rotation of its first channels, as the Main Branch has them (core/projection.h). DSA's
-// lightning indexer (core/lightning_kl.h) has the same two, of any number of heads, and a third
-// that makes a weight of every head. SeerAttention's gate (core/gate_kl.h) has key heads, too, and
-// every head reads inputs of its own: what is called x then holds the inputs of all heads, one
-// after the other. There is no gradient into x (eq:msa-detach). Float; results do not depend on
-// `threads` (threads_or_all).
+// optional rotation of its first channels, as the Main Branch has them (core/indexer/projection.h).
+// DSA's lightning indexer (core/indexer/lightning_kl.h) has the same two, of any number of heads,
+// and a third that makes a weight of every head. SeerAttention's gate (core/indexer/gate_kl.h) has
+// key heads, too, and every head reads inputs of its own: what is called x then holds the inputs of
+// all heads, one after the other. There is no gradient into x (eq:msa-detach). Float; results do
+// not depend on `threads` (threads_or_all).
 #pragma once
 
 #include <cstdint>

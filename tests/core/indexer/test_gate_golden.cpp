@@ -2,9 +2,9 @@
 // The gate of SeerAttention-R against PyTorch (tests/goldens/make_gate.py).
 #include <numeric>
 
-#include "core/gate_kl.h"
-#include "core/index_branch.h"
-#include "core/projection.h"
+#include "core/indexer/gate_kl.h"
+#include "core/indexer/index_branch.h"
+#include "core/indexer/projection.h"
 #include "tests/support/compare.h"
 #include "tests/support/golden.h"
 

@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "core/e4m3.h"
+#include "core/number/e4m3.h"
 #include "gpu/e4m3_layout.h"
 #include "tests/support/random.h"
 

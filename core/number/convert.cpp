@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "core/convert.h"
+#include "core/number/convert.h"
 
 #include <limits>
 #include <type_traits>
 
-#include "core/e4m3.h"
-#include "core/half.h"
+#include "core/number/e4m3.h"
+#include "core/number/half.h"
 
 namespace msa {
 namespace {

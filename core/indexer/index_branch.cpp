@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-#include "core/index_branch.h"
+#include "core/indexer/index_branch.h"
 
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
+#include "core/indexer/projection.h"
 #include "core/problem.h"
-#include "core/projection.h"
 #include "core/threads.h"
 
 namespace msa {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Scales of e4m3 operands of sparse_attention, and how operands get them. Shape letters:
-// core/problem.h; the formats that a study compares: core/quantize.h.
+// core/problem.h; the formats that a study compares: core/number/quantize.h.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "core/e4m3.h"
+#include "core/number/e4m3.h"
 #include "core/problem.h"
 #include "core/tensor.h"
 

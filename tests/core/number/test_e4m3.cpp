@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/e4m3.h"
+#include "core/number/e4m3.h"
 
 namespace msa {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What core/lightning_kl.cpp works on: some queries and a block of keys, and running sums of
-// exponentials.
+// What core/indexer/lightning_kl.cpp works on: some queries and a block of keys, and running sums
+// of exponentials.
 #pragma once
 
 #include <Eigen/Core>

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "core/projection.h"
+#include "core/indexer/projection.h"
 
 namespace msa {
 namespace {

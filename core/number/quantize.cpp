@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-#include "core/quantize.h"
+#include "core/number/quantize.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
 
-#include "core/convert.h"
-#include "core/e4m3.h"
-#include "core/half.h"
-#include "core/small_float.h"
+#include "core/number/convert.h"
+#include "core/number/e4m3.h"
+#include "core/number/half.h"
+#include "core/number/small_float.h"
 
 namespace msa {
 namespace {

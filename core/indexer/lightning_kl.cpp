@@ -4,7 +4,7 @@
 // any of its rows has in its support, with these rows gathered, so that all products are of
 // matrices. Tiles work side by side; what they add to d_index_k goes strip of keys by strip to a
 // place of each tile and is added up in order.
-#include "core/lightning_kl.h"
+#include "core/indexer/lightning_kl.h"
 
 #include <Eigen/Core>
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "core/lightning_part.h"
+#include "core/indexer/lightning_part.h"
 #include "core/selection.h"
 #include "core/threads.h"
 

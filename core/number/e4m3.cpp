@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "core/e4m3.h"
+#include "core/number/e4m3.h"
 
 #include <cmath>
 #include <limits>
 
-#include "core/small_float.h"
+#include "core/number/small_float.h"
 
 namespace msa {
 namespace {

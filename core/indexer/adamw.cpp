@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "core/adamw.h"
+#include "core/indexer/adamw.h"
 
 #include <cmath>
 #include <numbers>

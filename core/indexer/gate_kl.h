@@ -5,8 +5,8 @@
 //   gate_q_ir = RoPE(W_q,r [q_h of the group's heads h], position of i),
 //   gate_k_br = RoPE(W_k,r [max, min, mean of k_r over block b], position of the block's first
 //   token),
-// of q and k before RoPE (core/index_branch.h projects). Only whole blocks are judged: with o_i the
-// block of query i,
+// of q and k before RoPE (core/indexer/index_branch.h projects). Only whole blocks are judged: with
+// o_i the block of query i,
 //   t_ir = softmax over b < o_i of gate_q_ir . gate_k_br / sqrt(dg).
 // What it learns is the Main Branch's own probability P_ihj, pooled over the block's tokens and the
 // group's heads, a_irb, scaled to sum to 1 over the blocks b < o_i of the support: p_ir. Then

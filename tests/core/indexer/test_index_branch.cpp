@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/adamw.h"
-#include "core/index_branch.h"
+#include "core/indexer/adamw.h"
+#include "core/indexer/index_branch.h"
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/golden.h"

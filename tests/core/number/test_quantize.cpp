@@ -7,9 +7,9 @@
 #include <cmath>
 #include <limits>
 
-#include "core/e4m3.h"
-#include "core/half.h"
-#include "core/quantize.h"
+#include "core/number/e4m3.h"
+#include "core/number/half.h"
+#include "core/number/quantize.h"
 #include "tests/support/random.h"
 
 namespace msa {

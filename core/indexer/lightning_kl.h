@@ -18,7 +18,7 @@
 
 namespace msa {
 
-/// What the indexer makes of the hidden states (core/index_branch.h), on the host.
+/// What the indexer makes of the hidden states (core/indexer/index_branch.h), on the host.
 struct LightningInput {
     View<const float, 3> index_q;  // [Nq, H, didx]
     View<const float, 2> index_k;  // [Nk, didx]

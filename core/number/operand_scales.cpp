@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "core/operand_scales.h"
+#include "core/number/operand_scales.h"
 
 #include <algorithm>
 #include <cmath>

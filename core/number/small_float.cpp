@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "core/small_float.h"
+#include "core/number/small_float.h"
 
 #include <algorithm>
 #include <cmath>
