@@ -130,44 +130,6 @@ def test_files_are_sealed(tmp_path):
         files.check_seal(path)
 
 
-def units(tmp_path, resume=False, overwrite=False, **options):
-    return files.Units(tmp_path / "results.h5", {"program": "p", "options": {"a": 1} | options},
-                       {"texts": 1}, resume, overwrite)
-
-
-def test_units_go_on_with_the_same_run_alone(tmp_path):
-    made = []
-
-    def make():
-        made.append(1)
-        return {"x": np.arange(3)}
-
-    first = units(tmp_path)
-    first.make("text 0", make)
-    assert first.read("text 0")["x"].tolist() == [0, 1, 2]
-    with pytest.raises(CaptureError, match="another process is writing it"):
-        units(tmp_path, resume=True)
-    with first:
-        pass
-    with pytest.raises(CaptureError, match="a run was under way; --resume goes on"):
-        units(tmp_path)
-    with pytest.raises(CaptureError, match="options a was 1, is 2"):
-        units(tmp_path, resume=True, a=2)
-    with units(tmp_path, resume=True) as again:
-        again.make("text 0", make)
-    assert len(made) == 1
-    anew = units(tmp_path, overwrite=True)
-    anew.make("text 0", make)
-    assert len(made) == 2
-    (tmp_path / "results.h5").write_bytes(b"")
-    anew.done()
-    assert not anew.folder.exists()
-    with pytest.raises(CaptureError, match="is complete"):
-        units(tmp_path, resume=True)
-    with pytest.raises(CaptureError, match="exists; --overwrite replaces it"):
-        units(tmp_path)
-
-
 def test_pictures_show_the_numbers_of_the_summary(tmp_path):
     pictures.draw_all(summary(), tmp_path)
     assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg", ".csv"}
