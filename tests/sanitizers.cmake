@@ -24,6 +24,11 @@ msa_filter(threads_of_test_backends "-" *reference_* *AttentionGradTest.*Referen
 msa_filter(memory_of_test_backends "-" */reference_f32_* *GroupSizes.QueriesThatAreNotFinite*
     *GroupSizes.ForeignBlocks* *GroupSizes.RerunsChangeNoBit*)
 
+# Many runs that have to give the same bytes, under kills or with other workers: each does what the
+# run of another test does, whose memory the address sanitizer sees.
+msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOfOne*
+    *AfterKillsAtManyMoments Resume.AfterInterrupts)
+
 # Side by side run the fit's jobs, the threads of selectors and measures, and the progress line.
 msa_filter(threads_of_test_experiments "" Analyze.Threads* AnalyzeMetrics.* Compare.HasARow*
     Compare.Decode* Far* Fit.JobsChangeNoBit Fit.ThreadsChangeNoBit FitTrainers.OfEvery*

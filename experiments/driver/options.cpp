@@ -178,7 +178,7 @@ bool parse_command_line(const About& about, const po::options_description& optio
     try {
         po::store(parser().run(), values);
         if (values.contains("help")) print_help(about, visible, out);
-        if (values.contains("help-markdown")) print_markdown(about, visible, out);
+        if (values.contains("help-markdown")) print_markdown(about, options, out);
         if (values.contains("version"))
             out << about.program.name << ' ' << kVersion << " (" << kCommit << ")\n";
         if (values.contains("help") || values.contains("help-markdown") ||

@@ -21,7 +21,8 @@ const About kAbout{
         "DIR/results.h5 (group /fit: curves and weights), DIR/indexer.h5 (activations with the\n"
         "operands of the fitted indexer, stored as the input is, for msa-analyze --selectors\n"
         "index, dsa or seerattention) and\n"
-        "DIR/summary.json; while it runs, DIR/checkpoint-L.h5 for --resume. See data/FORMAT.md.",
+        "DIR/summary.json, DIR/rows.csv; while it runs, DIR/checkpoint-L.h5 for --resume. See "
+        "data/FORMAT.md.",
 };
 
 const std::vector<std::string> kTeachers{"mean", "max"};

@@ -89,7 +89,7 @@ struct Flag {
 
 /// Every option of a program, from its own help.
 std::vector<Flag> flags_of(const Program& program) {
-    std::vector<Flag> flags;
+    std::vector<Flag> flags{{"--help", false}, {"--help-markdown", false}, {"--version", false}};
     std::istringstream help(program({"--help-markdown"}).out);
     const std::regex row("\\| `(--[a-z-]+)( [^(`]+)?[^`]*` \\|.*");
     std::smatch found;

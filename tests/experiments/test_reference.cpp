@@ -12,8 +12,9 @@ namespace {
 TEST(CliReference, IsWhatTheProgramsSay) {
     std::string wanted =
         "# Command lines\n\nThe output of every program's `--help-markdown`, in one page; a test "
-        "keeps it so.\nExit codes: 0 done; 2 bad input, or the system refused; 130 interrupted; 1 "
-        "a bug.\n";
+        "keeps it so.\nEvery program has `--help`, `--help-markdown` and `--version`, too.\nExit "
+        "codes: "
+        "0 done; 2 bad input, or the system refused; 130 interrupted; 1 a bug.\n";
     for (const Program& program : programs()) wanted += "\n" + program({"--help-markdown"}).out;
     const std::string file = std::string(MSA_SOURCE_DIR) + "/experiments/CLI.md";
     if (file_text(file) == wanted) return;
