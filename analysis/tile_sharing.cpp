@@ -3,6 +3,7 @@
 // stage_cost.h.
 #include <cmath>
 
+#include "analysis/bytes.h"
 #include "analysis/stage_cost.h"
 #include "core/kernel_sizes.h"
 #include "core/problem.h"

@@ -2,38 +2,16 @@
 // Errors of the library. It never exits, aborts or prints; it throws one of these.
 #pragma once
 
-#include <cstdint>
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 namespace msa {
-
-/// What a caller can do about an InputError, where it takes one request more. A library does not
-/// know how a program is asked for it: the program says so (experiments/driver/remedy.h).
-enum class Remedy : uint8_t {
-    none,
-    replace,  // let the output be replaced
-    resume,   // go on with the unfinished run, or drop it
-    restart,  // drop the unfinished run, which cannot go on
-    redo,     // remove the damaged part and go on with its run
-    convert,  // make an activations file of file(), which holds arrays
-    rotate,   // apply RoPE to the activations file()
-};
 
 /// The caller's data or request breaks a rule. The message names what, its value and the rule.
 class InputError : public std::invalid_argument {
 public:
     using std::invalid_argument::invalid_argument;
-    InputError(const std::string& message, Remedy remedy, std::string file = {})
-        : std::invalid_argument(message), remedy_(remedy), file_(std::move(file)) {}
-    Remedy remedy() const { return remedy_; }
-    const std::string& file() const { return file_; }
-
-private:
-    Remedy remedy_ = Remedy::none;
-    std::string file_;  // of convert and rotate
 };
 
 /// The request is valid, but this backend cannot answer it; the text is Support::why_not.

@@ -6,8 +6,8 @@
 #include <memory>
 #include <span>
 
-#include "core/parallel/communicator.h"
 #include "core/parallel/decode.h"
+#include "core/parallel/peer_copies.h"
 
 namespace msa::parallel {
 
@@ -17,7 +17,7 @@ Support cuda_ranks(std::span<const int64_t> devices);
 /// Collective. Copies are peer copies on a stream of their own, so that kernels overlap with them;
 /// ranks wait for each other on the GPU. `backend` is a cuda backend that lives longer.
 /// UnsupportedError where a rank's GPU cannot reach another's memory.
-std::unique_ptr<Communicator> make_cuda_communicator(train::Workers&, Backend& backend);
+std::unique_ptr<PeerCopies> make_cuda_peer_copies(const Group&, Backend& backend);
 
 /// decode() on GPUs, in three kernels, none of which returns to the host: the keys of a rank are
 /// scored, its best blocks are exchanged and the best of all picked, and partial outputs are
@@ -41,6 +41,6 @@ public:
 /// Collective. UnsupportedError, with the reason, for what the tuned kernels of decoding do not
 /// take: bf16 or f16, compute capability 9.0, few queries, no sinks; and where the blocks that are
 /// forced as the newest are not all with the last rank, or a rank has too few keys.
-std::unique_ptr<CudaDecode> make_cuda_decode(Communicator&, const SplitKeys&, const SelectionRule&);
+std::unique_ptr<CudaDecode> make_cuda_decode(PeerCopies&, const SplitKeys&, const SelectionRule&);
 
 }  // namespace msa::parallel

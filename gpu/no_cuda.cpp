@@ -32,12 +32,12 @@ Support train::cuda_workers() { return Support::no(kReason); }
 
 Support parallel::cuda_ranks(std::span<const int64_t>) { return Support::no(kReason); }
 
-std::unique_ptr<parallel::Communicator> parallel::make_cuda_communicator(train::Workers&,
-                                                                         Backend&) {
+std::unique_ptr<parallel::PeerCopies> parallel::make_cuda_peer_copies(const parallel::Group&,
+                                                                      Backend&) {
     throw UnsupportedError(text("ranks on cuda cannot start: ", kReason));
 }
 
-std::unique_ptr<parallel::CudaDecode> parallel::make_cuda_decode(Communicator&, const SplitKeys&,
+std::unique_ptr<parallel::CudaDecode> parallel::make_cuda_decode(PeerCopies&, const SplitKeys&,
                                                                  const SelectionRule&) {
     throw UnsupportedError(text("ranks on cuda cannot start: ", kReason));
 }

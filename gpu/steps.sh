@@ -1,94 +1,84 @@
 # shellcheck shell=bash disable=SC2034
 # SPDX-License-Identifier: MIT
-# What the scripts that check and time on a machine with a GPU share. Each of them sets `out`, the
-# folder of its logs and records, and `bin`, the folder of its programs, and sources this file; it ends
-# with `exit "$failed"`. LIMIT in the environment: seconds of all steps together. STEPS: names of those
-# to run. Defaults: no limit, all.
+# What check.sh and bench.sh share. Each sets `bin`, the folder of the programs, and `out`, the folder
+# of logs and records, and sources this file from the repository's root; it ends with `summary`.
+# In the environment:
+#   STAGES  a regular expression of the names of the steps to run; default: all
+#   LIMIT   seconds of all steps together; default: no limit
+#   TEXT    files of text for runs of msa-pretrain; default: the sources of this project
 mkdir -p "${out:?}"
 : "${bin:?}"
 failed=0
+rows=()
 PATH=$PATH:/usr/local/cuda/bin
-export MSA_REQUIRE=cuda OMP_WAIT_POLICY=passive
+# No kernel is loaded while another waits for its peer.
+export MSA_REQUIRE=cuda OMP_WAIT_POLICY=passive CUDA_MODULE_LOADING=EAGER MSA_DATA_DIR=$PWD/data
 
-# find_libraries: those that programs of `bin` open, beside them, of the CUDA toolkit or of Python.
-find_libraries() {
-    local folder
-    for folder in "$bin" "$bin/../experiments" /usr/local/cuda/lib64 /usr/local/cuda/lib \
-        $(python3 -c 'import glob, site
+# Libraries that programs of `bin` open: beside them, of the CUDA toolkit or of Python.
+for folder in "$bin" "$bin/../experiments" /usr/local/cuda/lib64 /usr/local/cuda/lib \
+    $(python3 -c 'import glob, site
 print(*(p for s in site.getsitepackages() for p in glob.glob(s + "/nvidia/*/lib")))' 2>/dev/null); do
-        LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
-    done
-    export LD_LIBRARY_PATH
-}
+    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
+done
+export LD_LIBRARY_PATH
 
-# step NAME SECONDS COMMAND...: prints how it went and how long it took; its output is in NAME.log. A
-# step that fails does not stop the others; the script fails last. Where it fails, the lines of the
-# log that say why are shown.
+has_torch() { python3 -c 'import torch' 2>/dev/null; }
+gpus() { nvidia-smi -L 2>/dev/null | wc -l; }
+wanted() { [[ $1 =~ ${STAGES:-.} ]]; }
+
+# step NAME SECONDS PATTERN COMMAND...: its output is in NAME.log; the summary shows how it went, how
+# long it took, and what in the output matches the pattern. Where it fails, the lines of the log that
+# say why are shown. A step that fails does not stop the others; the script fails last.
 step() {
-    local name=$1 most=$2 began=$SECONDS outcome=ok left=$2
-    shift 2
-    rm -f "$out/$name.log"
-    [[ -z ${STEPS-} || " $STEPS " == *" $name "* ]] || return 0
+    local name=$1 most=$2 pattern=$3 began=$SECONDS outcome=ok left=$2 log=$out/$1.log
+    shift 3
+    wanted "$name" || return 0
     [[ -z ${LIMIT-} ]] || left=$((LIMIT - SECONDS))
+    rm -f "$log"
     if ((left < 5)); then
         outcome="no time left"
+    elif [[ $(type -t "$1") == function ]]; then
+        "$@" >"$log" 2>&1 || outcome="FAILED ($?)"
     else
-        timeout -k 5 $((most < left ? most : left)) "$@" >"$out/$name.log" 2>&1 ||
+        timeout -k 5 $((most < left ? most : left)) "$@" >"$log" 2>&1 ||
             outcome="FAILED ($?)" # 124: it took too long
     fi
-    printf '%-28s %-12s %4d s\n' "$name" "$outcome" $((SECONDS - began))
+    rows+=("$(printf '%-28s %-12s %4d s  %s' "$name" "$outcome" $((SECONDS - began)) \
+        "$(grep -oshE "$pattern" "$log" | sort -u | paste -sd ';')")")
+    echo "${rows[-1]}"
     [[ $outcome == ok ]] && return
     failed=1
-    [[ ! -e $out/$name.log ]] ||
-        grep -E -m 6 -A 8 'Failure|FAILED|=========|what\(\)|rror|msa-|NCCL' "$out/$name.log" ||
-        tail -n 5 "$out/$name.log"
+    [[ ! -e $log ]] ||
+        grep -E -m 6 -A 8 'Failure|FAILED|=========|what\(\)|rror|msa-|NCCL' "$log" || tail -n 5 "$log"
     return 1
 }
 
-# tests NAME FILTER [TOOL...]: tests of test_backends, of which there must be one, in a process of
-# their own, so that a kernel that hangs or is wrong at one shape names the shape. The tool runs it.
-tests() {
-    local name=$1 filter=$2
-    shift 2
-    step "$name" "${TEST_SECONDS:-90}" "$@" "$bin/test_backends" --gtest_brief=1 \
-        --gtest_filter="$filter" || return
-    [[ -e $out/$name.log ]] || return 0 # not one of STEPS
-    grep -qE '^\[  PASSED  \] [1-9]' "$out/$name.log" && return
-    echo "$name: no test passed"
-    failed=1
-    return 1
+# summary: the GPUs and all steps once more; the script's exit status.
+summary() {
+    echo
+    nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader || true
+    printf '%s\n' "${rows[@]}"
+    exit "$failed"
 }
 
-# abreast COUNT COMMAND...: the command with each line of the input as its words, COUNT at once.
-abreast() {
-    local count=$1 running=() line process
-    shift
-    while read -ra line; do
-        "$@" "${line[@]}" &
-        running+=($!)
-        ((${#running[@]} < count)) && continue
-        for process in "${running[@]}"; do wait "$process" || failed=1; done
-        running=()
-    done
-    for process in "${running[@]}"; do wait "$process" || failed=1; done
+# pretrain NAME SECONDS PRESET STEPS OPTIONS...: a run of msa-pretrain in the folder NAME, without
+# evaluations; its last rates.
+pretrain() {
+    local name=$1 most=$2 preset=$3 count=$4
+    shift 4
+    wanted "$name" || return 0
+    [[ -e $out/text.bin ]] || text
+    step "$name" "$most" '' "$bin/msa-pretrain" "$out/text.bin" --held-out 0.2 \
+        --preset "$preset" --steps "$count" --lr-warmup 5 --probe 0 --evaluate 0 --checkpoint 0 \
+        --eval-sequences 1 --eval-exercises 0 --out "$out/$name" --overwrite "$@"
+    grep -hE ',(tokens_per_second|mfu),' "$out/$name/curves.csv" 2>/dev/null | tail -n 2
 }
 
-# bench NAME SECONDS OPTIONS...: a record of msa-bench, written after every measurement, so that a step
-# that is cut off leaves what it had.
-bench() {
-    local name=$1 most=$2 outcome=0
-    shift 2
-    step "$name" "$most" "$bin/msa-bench" --samples 5 --out "$out/$name.json" --overwrite "$@" ||
-        outcome=1
-    [[ ! -e $out/$name.log ]] || grep -E '^(square|prefix|decode) .*: ' "$out/$name.log"
-    return "$outcome"
-}
-
-# text_of KIB: text.bin, documents of this size from the files in TEXT, by default this project's.
-text_of() {
+# text.bin: documents of 160 KiB, which is more than the longest context.
+text() {
     local files
     read -ra files <<<"${TEXT:-$(find analysis core experiments gpu tests python docs -name '*.cpp' -o \
         -name '*.h' -o -name '*.cu' -o -name '*.py' -o -name '*.md' | sort | tr '\n' ' ')}"
     cat "${files[@]}" | head -c 20000000 |
-        split -b $(($1 * 1024)) --filter='cat; printf "\0"' - >"$out/text.bin"
+        split -b 160K --filter='cat; printf "\0"' - >"$out/text.bin"
 }

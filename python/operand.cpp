@@ -64,6 +64,7 @@ struct Torch {
     nb::object tensor, parameter;  // types
     std::vector<std::pair<nb::object, Element>> elements;
     nb::object data_ptr, shape, is_contiguous, dtype, is_cpu, is_cuda, get_device;  // names
+    nb::object resolve_neg;
 
     explicit Torch(nb::handle torch)
         : exchange(exchange_of(torch.attr("Tensor"))),
@@ -84,6 +85,7 @@ struct Torch {
         is_cpu = name("is_cpu");
         is_cuda = name("is_cuda");
         get_device = name("get_device");
+        resolve_neg = name("resolve_neg");
     }
     bool reads(nb::handle source) const {
         const nb::handle type = source.type();
@@ -104,6 +106,19 @@ int device_of(const Torch& torch, nb::handle tensor) {
     if (nb::cast<bool>(tensor.attr(torch.is_cuda)))
         return nb::cast<int>(tensor.attr(torch.get_device)());
     return kElsewhere;
+}
+
+constexpr const char* kNoMemory = "a tensor without memory of its own";
+
+/// Tensors that a transform has wrapped, fake ones, and zeros that PyTorch has not made yet: their
+/// memory begins at address 0.
+void refuse_without_memory(nb::handle tensor, Operand& to) {
+    if (to.device == kElsewhere || !nb::hasattr(tensor, "storage_offset")) return;
+    const auto bytes = nb::cast<uintptr_t>(tensor.attr("storage_offset")()) *
+                       nb::cast<uintptr_t>(tensor.attr("element_size")());
+    if (to.data != pointer_to(bytes) || nb::cast<int64_t>(tensor.attr("numel")()) == 0) return;
+    to.readable = false;
+    to.type = kNoMemory;
 }
 
 void read_tensor(const Torch& torch, nb::handle tensor, Operand& to) {
@@ -144,17 +159,23 @@ void describe_dense(const nb::dlpack::dltensor& array, Operand& to) {
     if (!to.element) to.type = type_name(array.dtype);
 }
 
-/// "NoneType", "ndarray, dtype object", "Tensor, dtype torch.float32, layout torch.sparse_coo".
+/// "NoneType", "ndarray, dtype object", "Tensor, dtype torch.float32, layout torch.sparse_coo",
+/// "a nested tensor", "a tensor without memory of its own".
 void describe(nb::handle source, Operand& to) noexcept try {
     PyErr_Clear();
     to = Operand();
     to.readable = false;
     to.type = "no array";
     to.type = nb::cast<std::string>(source.type().attr("__name__"));
+    if (nb::getattr(source, "is_nested", nb::none()).is(Py_True)) {
+        to.type = "a nested tensor";
+        return;
+    }
     for (const char* name : {"dtype", "layout"}) {
         if (!nb::hasattr(source, name)) continue;
         const nb::object value = source.attr(name);
-        to.type += text(", ", name, " ", nb::cast<std::string>(nb::str(value)));
+        const auto word = nb::cast<std::string>(nb::str(value));
+        to.type = word == "torch.strided" ? kNoMemory : text(to.type, ", ", name, " ", word);
     }
 } catch (...) {
     PyErr_Clear();
@@ -168,19 +189,22 @@ void use_torch(nb::handle torch) {
 
 void read_operand(nb::handle source, Operand& to) try {
     if (torch_in_use != nullptr && torch_in_use->reads(source)) {
+        to.copy = source.attr(torch_in_use->resolve_neg)();
         nb::dlpack::dltensor found{};
         const Exchange* exchange = torch_in_use->exchange;
-        if (exchange != nullptr && exchange->read(source.ptr(), &found) == 0) {
+        if (exchange != nullptr && exchange->read(to.copy.ptr(), &found) == 0) {
             describe_dense(found, to);
             if (!to.element) to.type = type_name(*torch_in_use, source);
         } else {  // of an older version, or of a kind that DLPack does not know
             PyErr_Clear();
-            read_tensor(*torch_in_use, source, to);
+            read_tensor(*torch_in_use, to.copy, to);
         }
+        refuse_without_memory(to.copy, to);
         return;
     }
     nb::object plain = nb::borrow(source);
-    if (nb::hasattr(source, "detach")) plain = source.attr("detach")();  // without its history
+    for (const char* method : {"detach", "resolve_neg"})  // of a tensor: without its history
+        if (nb::hasattr(plain, method)) plain = plain.attr(method)();
     nb::ndarray<nb::ro> array;
     if (nb::try_cast(plain, array)) {
         describe_dense({.data = const_cast<void*>(array.data()),
@@ -190,6 +214,7 @@ void read_operand(nb::handle source, Operand& to) try {
                         .shape = const_cast<int64_t*>(array.shape_ptr()),
                         .strides = const_cast<int64_t*>(array.stride_ptr())},
                        to);
+        refuse_without_memory(plain, to);
         to.owner = std::move(array);
     } else {
         describe(source, to);

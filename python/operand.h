@@ -29,6 +29,7 @@ struct Operand {
     std::string type;                // then its name, "int64", or what it is that is no array
     bool readable = true;            // a dense array of plain numbers
     int device = kOnHost;            // ordinal of CUDA's
+    nanobind::object copy;  // of a tensor whose memory holds its values negated; else it itself
     nanobind::ndarray<nanobind::ro> owner;
 };
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "core/error.h"
+#include "core/io/file_error.h"
 
 namespace msa::io {
 
@@ -129,10 +129,10 @@ void require_post_rope(const ActivationsReader& file, int64_t number) {
     for (const auto& [name, state] :
          {std::pair{"q_state", layer.q_state}, std::pair{"k_state", layer.k_state}})
         if (state == RopeState::pre_rope)
-            throw InputError(text(file.name(), ": /layers/", number, " ", name,
-                                  " is pre_rope; attention needs what the model multiplies, after "
-                                  "RoPE (post_rope, or none for a layer without RoPE)"),
-                             Remedy::rotate, file.captures().front().path.string());
+            throw FileError(text(file.name(), ": /layers/", number, " ", name,
+                                 " is pre_rope; attention needs what the model multiplies, after "
+                                 "RoPE (post_rope, or none for a layer without RoPE)"),
+                            FileProblem::before_rope, file.captures().front().path.string());
 }
 
 }  // namespace msa::io

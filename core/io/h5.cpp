@@ -11,7 +11,7 @@
 #include <limits>
 #include <tuple>
 
-#include "core/error.h"
+#include "core/io/file_error.h"
 #include "core/io/file_format.h"
 #include "core/io/global_heap.h"
 
@@ -137,7 +137,8 @@ bool is_empty(const Slab& slab) {
 [[noreturn]] void refuse_content(const std::filesystem::path& path) {
     const std::string message = path.string() + ": is not an HDF5 file";
     for (const char* arrays : {".safetensors", ".npz", ".npy"})
-        if (path.extension() == arrays) throw InputError(message, Remedy::convert, path.string());
+        if (path.extension() == arrays)
+            throw FileError(message, FileProblem::arrays, path.string());
     throw InputError(message + ", or cannot be read by this user");
 }
 

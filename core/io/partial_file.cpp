@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/error.h"
+#include "core/io/file_error.h"
 
 namespace msa::io {
 namespace {
@@ -32,7 +32,7 @@ bool is_named(int descriptor, const std::filesystem::path& name) {
 void check_output(const std::filesystem::path& path, bool replaced) {
     if (!std::filesystem::exists(path)) return;
     require(std::filesystem::is_regular_file(path), path.string(), ": is not a regular file");
-    if (!replaced) throw InputError(path.string() + ": exists", Remedy::replace);
+    if (!replaced) throw FileError(path.string() + ": exists", FileProblem::exists);
 }
 
 LockedFile::LockedFile(std::filesystem::path lock, const std::filesystem::path& path)

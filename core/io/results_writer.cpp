@@ -12,7 +12,7 @@
 #include <optional>
 #include <string_view>
 
-#include "core/error.h"
+#include "core/io/file_error.h"
 #include "core/io/h5.h"
 #include "core/io/layout.h"
 #include "core/io/partial_file.h"
@@ -173,7 +173,8 @@ void ResultsWriter::Impl::open(IfExists if_exists) {
     const bool unfinished = std::filesystem::exists(directory / "run.json") &&
                             (complete || !unit_files(directory).empty());
     if (unfinished && if_exists == IfExists::refuse)
-        throw InputError(directory.string() + ": holds an unfinished run", Remedy::resume);
+        throw FileError(directory.string() + ": holds an unfinished run",
+                        FileProblem::unfinished_run);
     replaces = complete;
     const bool resume = if_exists == IfExists::resume;
     if (resume && unfinished) {

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/error.h"
+#include "core/io/file_error.h"
 
 namespace msa::io {
 namespace {
@@ -24,27 +24,29 @@ json identity(const RunRecord& r) {
         {"compiler", r.compiler}, {"inputs", r.inputs}};
 }
 
-/// Throws InputError naming the first difference between what `place` records and this run, which
-/// is `there`.
-void require_same(const std::string& place, const json& known, const json& wanted,
-                  const char* refusal, const char* there, Remedy remedy,
-                  const std::string& group = "") {
+/// The first difference between what is known and wanted, which is `there`; empty where there is
+/// none.
+std::string difference(const json& known, const json& wanted, const char* there,
+                       const std::string& group = "") {
     for (const auto& [key, value] : wanted.items()) {
         const json before = known.value(key, json());
-        if (before.is_object() && value.is_object())
-            require_same(place, before, value, refusal, there, remedy, group + key + ".");
-        else if (dumped(before) != dumped(value))
-            throw InputError(text(place, ": ", refusal, group, key, " was ", dumped(before),
-                                  ", is ", dumped(value), there),
-                             remedy);
+        if (before.is_object() && value.is_object()) {
+            if (std::string inner = difference(before, value, there, group + key + ".");
+                !inner.empty())
+                return inner;
+        } else if (dumped(before) != dumped(value)) {
+            return text(group, key, " was ", dumped(before), ", is ", dumped(value), there);
+        }
     }
+    return "";
 }
 
 }  // namespace
 
 void require_same_run(const std::string& place, const RunRecord& known, const RunRecord& wanted) {
-    require_same(place, identity(known), identity(wanted), "cannot resume, ", " now",
-                 Remedy::restart);
+    if (const std::string other = difference(identity(known), identity(wanted), " now");
+        !other.empty())
+        throw FileError(place + ": cannot resume, " + other, FileProblem::other_run);
 }
 
 void require_same_shards(const std::string& place, const RunRecord& known,
@@ -56,8 +58,8 @@ void require_same_shards(const std::string& place, const RunRecord& known,
         all["computed_in"] = r.computed_in;
         return all;
     };
-    require_same(place, of_shard(wanted), of_shard(known), "is of another run, ", " here",
-                 Remedy::none);
+    const std::string other = difference(of_shard(wanted), of_shard(known), " here");
+    require(other.empty(), place, ": is of another run, ", other);
 }
 
 std::string to_json(const RunRecord& r) {
@@ -97,8 +99,8 @@ RunRecord parse_record(const std::string& place, const std::string& text) {
         r.joined = all.value("joined", r.joined);  // of shards of an earlier version: none
         all.at("input_paths").get_to(r.input_paths);
     } catch (const json::exception&) {
-        throw InputError(place + ": cannot resume, its record of the run is unreadable",
-                         Remedy::restart);
+        throw FileError(place + ": cannot resume, its record of the run is unreadable",
+                        FileProblem::other_run);
     }
     return r;
 }

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <nlohmann/json.hpp>
 
-#include "core/error.h"
+#include "core/io/file_error.h"
 #include "core/io/seal.h"
 
 namespace msa::io {
@@ -27,11 +27,11 @@ std::string file_name_of_unit(const std::string& unit) {
 std::string unit_of_file(const std::filesystem::path& path) {
     const Seal found = check_seal(path);
     if (found != Seal::whole)
-        throw InputError(
+        throw FileError(
             text(path.string(), ": this finished unit ",
                  found == Seal::none ? "has no checksum at its end"
                                      : "is damaged, its bytes do not match its checksum"),
-            Remedy::redo);
+            FileProblem::damaged_unit);
     const h5::Lock lock;
     const h5::Handle file = h5::open_file(path);
     const h5::Place root{path, "/"};

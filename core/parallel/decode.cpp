@@ -24,9 +24,9 @@ int64_t blocks_seen(const SplitKeys& split, int64_t i) {
 }
 
 template <typename T>
-std::vector<T> of_all_ranks(train::Workers& workers, std::span<const T> mine) {
-    std::vector<T> all(mine.size() * static_cast<size_t>(workers.count()));
-    workers.from_all(std::as_bytes(mine), std::as_writable_bytes(std::span(all)));
+std::vector<T> of_all_ranks(const Group& group, std::span<const T> mine) {
+    std::vector<T> all(mine.size() * static_cast<size_t>(group.size()));
+    group.all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(all)));
     return all;
 }
 
@@ -153,21 +153,21 @@ void merge_parts(int ranks, std::span<const float> outs, std::span<const float> 
     }
 }
 
-DecodeOutput decode(train::Workers& workers, Backend& backend, const SplitKeys& split,
+DecodeOutput decode(const Group& group, Backend& backend, const SplitKeys& split,
                     const SelectionRule& rule, const DecodeInput& in) {
     rule.validate();
-    MSA_CHECK(split.ranks() == workers.count());
+    MSA_CHECK(split.ranks() == group.size());
     const Problem& p = split.problem();
-    const int rank = workers.index();
+    const int rank = group.rank();
     const KeyPart& part = split.of(rank);
     const Tensor<float, 3> scores = part_scores(backend, part, in);
     const std::vector<Candidate> mine = best_candidates(split, rank, rule, scores);
     DecodeOutput to;
-    to.ids = pick_blocks(split, rule, of_all_ranks(workers, std::span<const Candidate>(mine)));
+    to.ids = pick_blocks(split, rule, of_all_ranks(group, std::span<const Candidate>(mine)));
     const Attention own = part_attention(backend, part, in, own_blocks(split, rank, to.ids),
                                          rank == 0 ? in.sinks : View<const float, 1>());
     const auto gathered = [&](const float* values, int64_t count) {
-        return of_all_ranks(workers, std::span(values, static_cast<size_t>(count)));
+        return of_all_ranks(group, std::span(values, static_cast<size_t>(count)));
     };
     const std::vector<float> outs = gathered(own.out.data(), own.out.size());
     const std::vector<float> lses = gathered(own.lse.data(), own.lse.size());

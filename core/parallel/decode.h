@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/parallel/group.h"
 #include "core/parallel/plan.h"
-#include "core/train/workers.h"
 
 namespace msa::parallel {
 
@@ -60,7 +60,7 @@ struct DecodeOutput {
 /// index_select gives one rank, where the backend gives a block the same score in a part as in the
 /// whole; out and lse differ from one rank's by the roundings of another order of sums. Scores,
 /// candidates and partial outputs pass through the host.
-DecodeOutput decode(train::Workers&, Backend&, const SplitKeys&, const SelectionRule&,
+DecodeOutput decode(const Group&, Backend&, const SplitKeys&, const SelectionRule&,
                     const DecodeInput&);
 
 }  // namespace msa::parallel

@@ -23,19 +23,19 @@ AnyView<Void, Rank> rows_of(const AnyView<Void, Rank>& all, int64_t first, int64
 /// Brings the keys of others' chunks, in the order of the sequence.
 class Fetching {
 public:
-    Fetching(Communicator& communicator, const ZigZag& plan, const SharedKeys& keys)
-        : communicator_(communicator), plan_(plan), keys_(keys) {}
+    Fetching(PeerCopies& peers, const ZigZag& plan, const SharedKeys& keys)
+        : peers_(peers), plan_(plan), keys_(keys) {}
 
     /// The chunks ahead of `end`.
     void up_to(size_t end) {
         for (; next_ < end; ++next_) {
             const Chunk& chunk = plan_.chunks()[next_];
-            if (chunk.rank == communicator_.rank()) continue;
+            if (chunk.rank == peers_.rank()) continue;
             fetch(keys_.index_k, chunk);
             fetch(keys_.k, chunk);
             fetch(keys_.v, chunk);
         }
-        communicator_.await();
+        peers_.await();
     }
 
 private:
@@ -43,11 +43,11 @@ private:
     void fetch(const SharedRows<Rank>& rows, const Chunk& chunk) {
         const int64_t each = rows.row_bytes();
         if (chunk.own_keys.count > 0)
-            communicator_.fetch(rows.memory(), chunk.rank, chunk.own_keys.first * each,
-                                chunk.own_keys.count * each);
+            peers_.fetch(rows.memory(), chunk.rank, chunk.own_keys.first * each,
+                         chunk.own_keys.count * each);
     }
 
-    Communicator& communicator_;
+    PeerCopies& peers_;
     const ZigZag& plan_;
     const SharedKeys& keys_;
     size_t next_ = 0;
@@ -60,20 +60,20 @@ void check_rows(const char* name, int64_t rows, int64_t expected) {
 
 }  // namespace
 
-void prefill(Communicator& communicator, const ZigZag& plan, const SelectionRule& rule,
+void prefill(PeerCopies& peers, const ZigZag& plan, const SelectionRule& rule,
              const SharedKeys& keys, const PrefillInput& in, const PrefillOutput& to) {
-    MSA_CHECK(plan.ranks() == communicator.ranks());
-    const int64_t rows = plan.queries_of(communicator.rank());
+    MSA_CHECK(plan.ranks() == peers.ranks());
+    const int64_t rows = plan.queries_of(peers.rank());
     check_rows("index_q", in.index_q.shape()[0], rows);
     check_rows("q", in.q.shape()[0], rows);
     check_rows("ids", to.ids.extent(0), rows);
     check_rows("out", to.out.shape()[0], rows);
     check_rows("lse", to.lse.extent(0), rows);
-    Backend& backend = communicator.backend();
-    communicator.open();
-    Fetching fetching(communicator, plan, keys);
+    Backend& backend = peers.backend();
+    peers.open();
+    Fetching fetching(peers, plan, keys);
     int64_t row = 0;
-    for (const Chunk* chunk : plan.of(communicator.rank())) {
+    for (const Chunk* chunk : plan.of(peers.rank())) {
         fetching.up_to(static_cast<size_t>(chunk - plan.chunks().data()));
         const Problem& p = chunk->problem;
         const int64_t queries = p.queries(), seen = p.keys();
@@ -89,13 +89,13 @@ void prefill(Communicator& communicator, const ZigZag& plan, const SelectionRule
         row += queries;
     }
     fetching.up_to(plan.chunks().size());  // so that all ranks have all keys
-    communicator.close();
+    peers.close();
 }
 
-void gather(Communicator& communicator, const ZigZag& plan, const SharedKeys& keys) {
-    communicator.open();
-    Fetching(communicator, plan, keys).up_to(plan.chunks().size());
-    communicator.close();
+void gather(PeerCopies& peers, const ZigZag& plan, const SharedKeys& keys) {
+    peers.open();
+    Fetching(peers, plan, keys).up_to(plan.chunks().size());
+    peers.close();
 }
 
 int64_t gathered_bytes(const ZigZag& plan, const SharedKeys& keys, int rank) {

@@ -2,7 +2,7 @@
 // One layer's prefill over several ranks: queries in zig-zag chunks, keys gathered.
 #pragma once
 
-#include "core/parallel/communicator.h"
+#include "core/parallel/peer_copies.h"
 #include "core/parallel/plan.h"
 
 namespace msa::parallel {
@@ -12,9 +12,9 @@ template <int Rank>
 class SharedRows {
 public:
     /// Collective: zeros.
-    SharedRows(Communicator& communicator, Shape<Rank> shape, Element element)
-        : memory_(communicator.share(element_count(shape) * element_bytes(element))),
-          rows_(memory_.own.get(), shape, element, communicator.backend().space()) {}
+    SharedRows(PeerCopies& peers, Shape<Rank> shape, Element element)
+        : memory_(peers.share(element_count(shape) * element_bytes(element))),
+          rows_(memory_.own.get(), shape, element, peers.backend().space()) {}
 
     const SharedMemory& memory() const { return memory_; }
     Out<Rank> rows() const { return rows_; }
@@ -57,11 +57,11 @@ struct PrefillOutput {
 /// ids, and out and lse too, are to the bit those of one rank, as far as the backend's answer to a
 /// query does not hang on which other queries its call has: cpu and reference do not, nor do
 /// cuda's kernels while the chunks are long enough for the same kernel.
-void prefill(Communicator&, const ZigZag&, const SelectionRule&, const SharedKeys& keys,
+void prefill(PeerCopies&, const ZigZag&, const SelectionRule&, const SharedKeys& keys,
              const PrefillInput&, const PrefillOutput&);
 
 /// Collective: the copies of prefill() alone, of all keys to all ranks.
-void gather(Communicator&, const ZigZag&, const SharedKeys& keys);
+void gather(PeerCopies&, const ZigZag&, const SharedKeys& keys);
 
 /// Bytes that prefill() brings to a rank.
 int64_t gathered_bytes(const ZigZag&, const SharedKeys& keys, int rank);

@@ -313,8 +313,8 @@ public:
             rule.update(step, rate, part(weights), scaled, part(first), part(second));
         });
     }
-    void sum_over(Workers& workers, View<float, 1> values) override {
-        workers.sum(std::span(values.data(), static_cast<size_t>(values.size())));
+    void sum_over(const parallel::Group& workers, View<float, 1> values) override {
+        workers.all_reduce(std::span(values.data(), static_cast<size_t>(values.size())));
     }
 
 private:

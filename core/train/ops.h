@@ -21,7 +21,7 @@
 
 #include "core/backend.h"
 #include "core/indexer/adamw.h"
-#include "core/train/workers.h"
+#include "core/parallel/group.h"
 
 namespace msa::train {
 
@@ -107,7 +107,7 @@ public:
     /// Collective among `workers`, always the same ones: the values become their sums over the
     /// workers, the same bits for all; waits for it. The host adds in the workers' order, a GPU in
     /// one that depends on their number and on how they are connected.
-    virtual void sum_over(Workers& workers, View<float, 1> values) = 0;
+    virtual void sum_over(const parallel::Group& workers, View<float, 1> values) = 0;
 
     static constexpr double kNormEpsilon = 1e-6;
     static constexpr int32_t kNoTarget = -1;

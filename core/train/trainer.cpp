@@ -10,8 +10,8 @@ namespace msa::train {
 namespace {
 
 /// Has no state.
-Workers& alone() {
-    static Workers one;
+const parallel::Group& alone() {
+    static const parallel::Group one;
     return one;
 }
 
@@ -49,26 +49,26 @@ bool StepReport::finite() const {
 Trainer::Trainer(Model& model, const TrainingOptions& options) : Trainer(model, options, alone()) {}
 
 void Trainer::follow_first() {
-    if (workers_.count() == 1) return;
+    if (workers_.size() == 1) return;
     Backend& backend = model_.ops().backend();
     Weights& weights = model_.weights();
     for (const View<float, 1> list : {weights.values(), weights.first(), weights.second()}) {
         Tensor<float, 1> host = backend.download(list);
         const std::span values(host.data(), static_cast<size_t>(host.size()));
-        workers_.from_first(std::as_writable_bytes(values));
+        workers_.broadcast(std::as_writable_bytes(values));
         backend.copy(list.data(), list.space(), host.data(), Space::host,
                      list.size() * int64_t{sizeof(float)});
     }
     weights.renew();
-    workers_.from_first(std::as_writable_bytes(std::span(&step_, 1)));
+    workers_.broadcast(std::as_writable_bytes(std::span(&step_, 1)));
 }
 
 Batch Trainer::share_of_step(const Batch& batch) {
     Batch share = batch;
-    if (workers_.count() == 1) return share;
+    if (workers_.size() == 1) return share;
     double counts[] = {static_cast<double>(model_.count_targets(batch)),
                        static_cast<double>(batch.tokens.size())};
-    workers_.sum(counts);
+    workers_.all_reduce(counts);
     share.step_targets = static_cast<int64_t>(counts[0]);
     share.step_tokens = static_cast<int64_t>(counts[1]);
     return share;
@@ -77,7 +77,7 @@ Batch Trainer::share_of_step(const Batch& batch) {
 void Trainer::sum(Losses& losses) {
     std::vector<double> parts{losses.lm};
     parts.insert(parts.end(), losses.kl.begin(), losses.kl.end());
-    workers_.sum(parts);
+    workers_.all_reduce(parts);
     losses = {.lm = parts.front(), .kl = {parts.begin() + 1, parts.end()}};
 }
 

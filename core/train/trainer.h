@@ -44,7 +44,7 @@ class Trainer {
 public:
     Trainer(Model& model, const TrainingOptions& options);
     /// `workers` must outlive this.
-    Trainer(Model& model, const TrainingOptions& options, Workers& workers)
+    Trainer(Model& model, const TrainingOptions& options, const parallel::Group& workers)
         : model_(model), o_(options), workers_(workers) {}
 
     int64_t step() const { return step_; }  // steps done
@@ -65,7 +65,7 @@ private:
 
     Model& model_;
     const TrainingOptions& o_;
-    Workers& workers_;
+    const parallel::Group& workers_;
     int64_t step_ = 0;
 };
 

@@ -8,9 +8,9 @@
 
 #include "analysis/recall.h"
 #include "core/io/activations.h"
-#include "core/parallel/communicator.h"
+#include "core/parallel/group.h"
+#include "core/parallel/peer_copies.h"
 #include "core/registry.h"
-#include "core/train/workers.h"
 #include "gpu/cuda_backend.h"
 
 namespace {
@@ -41,26 +41,27 @@ bool io_answers() {
 /// Two workers add up what they have, in order.
 bool train_answers() {
     float sums[2] = {1, 2};
-    msa::train::work_together(
-        2, [&](msa::train::Workers& worker) { worker.sum(std::span(&sums[worker.index()], 1)); });
+    msa::parallel::run_group(2, [&](const msa::parallel::Group& worker) {
+        worker.all_reduce(std::span(&sums[worker.rank()], 1));
+    });
     return sums[0] == 3 && sums[1] == 3;
 }
 
 /// A rank reads what the other one has written: its own number.
 bool parallel_answers() {
     float seen[2] = {};
-    msa::train::work_together(2, [&](msa::train::Workers& worker) {
+    msa::parallel::run_group(2, [&](const msa::parallel::Group& worker) {
         const std::unique_ptr<msa::Backend> backend = msa::make_backend("cpu");
-        const auto ranks = msa::parallel::make_communicator(worker, *backend);
+        const auto ranks = msa::parallel::make_peer_copies(worker, *backend);
         const auto memory = ranks->share(2 * sizeof(float));
         auto* const own = static_cast<float*>(memory.own.get());
-        own[worker.index()] = static_cast<float>(worker.index() + 1);
-        const int other = 1 - worker.index();
+        own[worker.rank()] = static_cast<float>(worker.rank() + 1);
+        const int other = 1 - worker.rank();
         const auto at = static_cast<int64_t>(sizeof(float)) * other;
         ranks->open();
         ranks->fetch(memory, other, at, sizeof(float));
         ranks->close();
-        seen[worker.index()] = own[other];
+        seen[worker.rank()] = own[other];
     });
     return seen[0] == 2 && seen[1] == 1;
 }

@@ -23,8 +23,8 @@ namespace msa::experiments::bench {
 namespace {
 
 using nlohmann::ordered_json;
-using parallel::Communicator, parallel::SharedKeys, parallel::SplitKeys, parallel::ZigZag,
-    train::Workers;
+using parallel::PeerCopies, parallel::SharedKeys, parallel::SplitKeys, parallel::ZigZag,
+    parallel::Group;
 
 constexpr int64_t kStepsOfLayers = 6, kGraphs = 20;  // of a decode sample on a GPU
 
@@ -154,18 +154,18 @@ Answer prefill_alone(const RankOperands& c, int64_t tokens) {
     return answer;
 }
 
-void prefill_of_rank(const RankOperands& c, const ZigZag& plan, Workers& workers, const Answer& one,
-                     Measured& to, Difference& difference) {
-    const int rank = workers.index();
+void prefill_of_rank(const RankOperands& c, const ZigZag& plan, const Group& workers,
+                     const Answer& one, Measured& to, Difference& difference) {
+    const int rank = workers.rank();
     const auto at = static_cast<size_t>(rank);
     const std::unique_ptr<Backend> backend = c.backend(rank);
-    const std::unique_ptr<Communicator> communicator = c.communicator(workers, *backend);
+    const std::unique_ptr<PeerCopies> peers = c.peers(workers, *backend);
     const analysis::LayerSizes& s = c.o.sizes;
     const int64_t tokens = plan.problem().keys();
     const Shape<3> shape{tokens, s.kv_heads, s.head_dim};
-    const SharedKeys keys{{*communicator, {tokens, s.index_dim}, c.index_element()},
-                          {*communicator, shape, s.element},
-                          {*communicator, shape, s.element}};
+    const SharedKeys keys{{*peers, {tokens, s.index_dim}, c.index_element()},
+                          {*peers, shape, s.element},
+                          {*peers, shape, s.element}};
     const auto [early, late] = plan.of(rank);
     Queries own(*backend, c, {early->queries, late->queries});
     const auto row = [](const auto& rows, int64_t first) {
@@ -176,20 +176,20 @@ void prefill_of_rank(const RankOperands& c, const ZigZag& plan, Workers& workers
                    row(keys.k, chunk->queries.begin), row(keys.v, chunk->queries.begin));
     const auto timed = [&](const std::function<void()>& work) {
         backend->finish();
-        workers.any(false);
+        workers.barrier();
         return seconds_of([&] {
             work();
             backend->finish();
         });
     };
     const auto layer = [&] {
-        parallel::prefill(*communicator, plan, c.rule(), keys, {own.index_q, own.q},
+        parallel::prefill(*peers, plan, c.rule(), keys, {own.index_q, own.q},
                           {own.ids, own.out, own.lse});
     };
     timed(layer);
     for (int64_t n = 0; n < c.o.samples; ++n) to.ranks[at].push_back(timed(layer));
     for (int64_t n = 0; n < c.o.samples; ++n)
-        to.gather[at].push_back(timed([&] { gather(*communicator, plan, keys); }));
+        to.gather[at].push_back(timed([&] { gather(*peers, plan, keys); }));
     if (rank == 0)
         to.gather_bytes = static_cast<double>(parallel::gathered_bytes(plan, keys, rank));
     std::vector<int64_t> rows;
@@ -201,7 +201,7 @@ void prefill_of_rank(const RankOperands& c, const ZigZag& plan, Workers& workers
     const Answer mine = fetch_answer(*backend, own, rows);
     difference.compare(one, mine, early->queries, 0);
     difference.compare(one, mine, late->queries, early_rows);
-    workers.any(false);  // others may still read this rank's keys
+    workers.barrier();  // others may still read this rank's keys
 }
 
 /// Layers of a decode step behind the keys `range`, and the query at the end of `tokens`.
@@ -255,16 +255,16 @@ Answer decode_alone(const RankOperands& c, int64_t tokens) {
     return answer;
 }
 
-void decode_of_rank(const RankOperands& c, const SplitKeys& split, Workers& workers,
+void decode_of_rank(const RankOperands& c, const SplitKeys& split, const Group& workers,
                     const Answer& one, Measured& to, Difference& difference) {
-    const int rank = workers.index();
+    const int rank = workers.rank();
     const std::unique_ptr<Backend> backend = c.backend(rank);
-    const std::unique_ptr<Communicator> communicator = c.communicator(workers, *backend);
+    const std::unique_ptr<PeerCopies> peers = c.peers(workers, *backend);
     const KeyRange part = split.of(rank).keys;
     Step step(*backend, c, split.problem().keys(), {part.first, part.first + part.count});
     Queries& own = step.query;
     std::unique_ptr<parallel::CudaDecode> on_gpu;
-    if (c.o.on_gpu()) on_gpu = parallel::make_cuda_decode(*communicator, split, c.rule());
+    if (c.o.on_gpu()) on_gpu = parallel::make_cuda_decode(*peers, split, c.rule());
     Answer mine;
     mine.rows = {0};
     const auto call = [&](const Keys& keys) {
@@ -274,19 +274,19 @@ void decode_of_rank(const RankOperands& c, const SplitKeys& split, Workers& work
         mine.ids = std::move(got.ids);
         mine.out = std::move(got.out);
     };
-    to.ranks[static_cast<size_t>(rank)] = step.time(*backend, c, call, [&] { workers.any(false); });
+    to.ranks[static_cast<size_t>(rank)] = step.time(*backend, c, call, [&] { workers.barrier(); });
     if (on_gpu) mine = fetch_answer(*backend, own, {0});
     difference.compare(one, mine, {0, 1}, 0);
-    workers.any(false);
+    workers.barrier();
 }
 
-using OfRank = std::function<void(Workers&, Measured&, Difference&)>;
+using OfRank = std::function<void(const Group&, Measured&, Difference&)>;
 
 Measured measure_ranks(const RankOperands& c, const OfRank& of_rank) {
     Measured all(c.ranks());
     std::vector<Difference> differences(static_cast<size_t>(c.ranks()));
-    train::work_together(c.ranks(), [&](Workers& workers) {
-        of_rank(workers, all, differences[static_cast<size_t>(workers.index())]);
+    parallel::run_group(c.ranks(), [&](const Group& workers) {
+        of_rank(workers, all, differences[static_cast<size_t>(workers.rank())]);
     });
     for (const Difference& difference : differences) all.difference += difference;
     return all;

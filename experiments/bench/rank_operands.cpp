@@ -59,10 +59,10 @@ std::unique_ptr<Backend> RankOperands::backend(int rank) const {
     return make_backend(o.backend, own);
 }
 
-std::unique_ptr<parallel::Communicator> RankOperands::communicator(train::Workers& workers,
-                                                                   Backend& backend) const {
-    return o.on_gpu() ? parallel::make_cuda_communicator(workers, backend)
-                      : parallel::make_communicator(workers, backend);
+std::unique_ptr<parallel::PeerCopies> RankOperands::peers(const parallel::Group& workers,
+                                                          Backend& backend) const {
+    return o.on_gpu() ? parallel::make_cuda_peer_copies(workers, backend)
+                      : parallel::make_peer_copies(workers, backend);
 }
 
 void RankOperands::put_index_q(Backend& backend, void* to, QueryRange range) const {

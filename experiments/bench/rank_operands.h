@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/parallel/communicator.h"
+#include "core/parallel/peer_copies.h"
 #include "experiments/bench/operands.h"
 
 namespace msa::experiments::bench {
@@ -25,7 +25,7 @@ public:
     SelectionRule rule() const { return {.top_k = o.sizes.top_k}; }
     int ranks() const { return static_cast<int>(o.devices.size()); }
     std::unique_ptr<Backend> backend(int rank) const;
-    std::unique_ptr<parallel::Communicator> communicator(train::Workers&, Backend&) const;
+    std::unique_ptr<parallel::PeerCopies> peers(const parallel::Group&, Backend&) const;
     Element index_element() const { return index_.front().q.element(); }
 
     // The rows `range` of the whole operand, to memory of the backend.

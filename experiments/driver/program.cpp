@@ -48,7 +48,7 @@ int guarded(const std::string& name, Run run, std::span<const std::string> args,
         return fail(text(error.path1().string(), ": ", error.code().message()), kRefused);
     } catch (const std::system_error& error) {
         return fail(error.what(), kRefused);
-    } catch (const StoppedElsewhere&) {
+    } catch (const parallel::GroupStopped&) {
         return kRefused;
     } catch (const Interrupted& error) {
         return fail(error.what(), kInterrupted);

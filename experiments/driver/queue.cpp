@@ -74,7 +74,7 @@ void WorkQueue::end(const std::string& program) {
     for (size_t n = 1; n < failures_.size(); ++n)
         err_ << program << ": " << failures_[n].message << '\n';
     if (error && on_error_ == OnError::stop) std::rethrow_exception(error);
-    ranks_.agree(error);
+    ranks_.barrier(error);
 }
 
 }  // namespace msa::experiments

@@ -30,24 +30,20 @@ bool launched() {
 }  // namespace
 
 const Ranks& Ranks::world() {
-    static const Ranks ranks = [] {
-        Ranks launched;
-        launched.join_launched();
-        return launched;
-    }();
+    static const Ranks ranks(join_launched());
     return ranks;
 }
 
 const Ranks& Ranks::alone() {
-    static const Ranks one;
+    static const Ranks one{Launched{}};
     return one;
 }
 
 int Ranks::threads() const {
     const int all = threads_or_all(0);
     // Who sets OMP_NUM_THREADS means every rank.
-    if (of_host_ == 1 || std::getenv("OMP_NUM_THREADS") != nullptr) return all;
-    return std::clamp(processors_of_host_ / of_host_, 1, all);
+    if (launched_.of_host == 1 || std::getenv("OMP_NUM_THREADS") != nullptr) return all;
+    return std::clamp(launched_.processors_of_host / launched_.of_host, 1, all);
 }
 
 #ifdef MSA_MPI
@@ -94,55 +90,49 @@ void sum_in_order(std::span<T> values, int rank, int count, MPI_Datatype type) {
 
 }  // namespace
 
-void Ranks::join_launched() {
-    if (!launched()) return;
+Ranks::Launched Ranks::join_launched() {
+    Launched self;
+    if (!launched()) return self;
     int level = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
-    MPI_Comm_size(MPI_COMM_WORLD, &count_);
+    MPI_Comm_rank(MPI_COMM_WORLD, &self.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &self.count);
     MPI_Comm host = MPI_COMM_NULL;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host);
-    MPI_Comm_size(host, &of_host_);
-    processors_of_host_ = processors(host);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, self.rank, MPI_INFO_NULL, &host);
+    MPI_Comm_size(host, &self.of_host);
+    self.processors_of_host = processors(host);
     MPI_Comm_free(&host);
-    require(level >= MPI_THREAD_SERIALIZED || count_ == 1,
+    require(level >= MPI_THREAD_SERIALIZED || self.count == 1,
             "this MPI lets one thread of a process call it: --shard spreads a run without MPI");
+    return self;
 }
 
-void Ranks::agree(const std::exception_ptr& error) const {
-    int mine = error ? 1 : 0, any = mine;
-    if (count_ > 1) MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    if (error) std::rethrow_exception(error);
-    if (any != 0) throw StoppedElsewhere();
-}
-
-int64_t Ranks::from_first(int64_t value) const {
-    if (count_ > 1) MPI_Bcast(&value, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
-    return value;
-}
-
-void Ranks::from_first(std::span<std::byte> bytes) const {
+void Ranks::broadcast(std::span<std::byte> bytes) const {
     MSA_CHECK(bytes.size() < size_t{std::numeric_limits<int>::max()});
-    if (count_ > 1)
+    if (size() > 1)
         MPI_Bcast(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, 0, MPI_COMM_WORLD);
 }
 
-void Ranks::from_all(std::span<const std::byte> mine, std::span<std::byte> all) const {
-    MSA_CHECK(all.size() == mine.size() * static_cast<size_t>(count_));
+void Ranks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) const {
+    MSA_CHECK(all.size() == mine.size() * static_cast<size_t>(size()));
     MSA_CHECK(all.size() < size_t{std::numeric_limits<int>::max()});
     const int bytes = static_cast<int>(mine.size());
-    if (count_ > 1)
+    if (size() > 1)
         MPI_Allgather(mine.data(), bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, MPI_COMM_WORLD);
     else
-        std::copy(mine.begin(), mine.end(), all.begin());
+        Group::all_gather(mine, all);
 }
 
-void Ranks::sum(std::span<float> values) const { sum_in_order(values, rank_, count_, MPI_FLOAT); }
-void Ranks::sum(std::span<double> values) const { sum_in_order(values, rank_, count_, MPI_DOUBLE); }
+void Ranks::all_reduce(std::span<float> values) const {
+    sum_in_order(values, rank(), size(), MPI_FLOAT);
+}
+void Ranks::all_reduce(std::span<double> values) const {
+    sum_in_order(values, rank(), size(), MPI_DOUBLE);
+}
 
 void Ranks::end(int exit_code) const {
     if (!launched()) return;
-    if (exit_code != 0 && count_ > 1) {
+    if (exit_code != 0 && size() > 1) {
         // mpirun forwards the message of this rank in its own time, and drops it once all are
         // ended.
         std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -153,23 +143,19 @@ void Ranks::end(int exit_code) const {
 
 #else
 
-void Ranks::join_launched() {
+Ranks::Launched Ranks::join_launched() {
     const char* const size = std::getenv("OMPI_COMM_WORLD_SIZE");
     require(!launched() || (size != nullptr && size == std::string("1")),
             "this program was built without MPI: --shard spreads a run over processes");
+    return {};
 }
 
-void Ranks::agree(const std::exception_ptr& error) const {
-    if (error) std::rethrow_exception(error);
+void Ranks::all_reduce(std::span<float>) const {}
+void Ranks::all_reduce(std::span<double>) const {}
+void Ranks::broadcast(std::span<std::byte>) const {}
+void Ranks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) const {
+    Group::all_gather(mine, all);
 }
-
-int64_t Ranks::from_first(int64_t value) const { return value; }
-void Ranks::from_first(std::span<std::byte>) const {}
-void Ranks::from_all(std::span<const std::byte> mine, std::span<std::byte> all) const {
-    std::copy(mine.begin(), mine.end(), all.begin());
-}
-void Ranks::sum(std::span<float>) const {}
-void Ranks::sum(std::span<double>) const {}
 void Ranks::end(int) const {}
 
 #endif

@@ -3,23 +3,24 @@
 
 #include <filesystem>
 
-#include "core/error.h"
+#include "core/io/file_error.h"
 
 namespace msa::experiments {
 namespace {
 
-std::string advice(const InputError& error) {
-    switch (error.remedy()) {
-        case Remedy::none: return "";
-        case Remedy::replace: return "; --overwrite replaces it";
-        case Remedy::resume: return "; --resume continues it, --overwrite starts afresh";
-        case Remedy::restart: return "; --overwrite starts afresh";
-        case Remedy::redo: return "; where it is removed, --resume of its run does it again";
-        case Remedy::convert:
+std::string advice(const io::FileError& error) {
+    switch (error.problem()) {
+        case io::FileProblem::exists: return "; --overwrite replaces it";
+        case io::FileProblem::unfinished_run:
+            return "; --resume continues it, --overwrite starts afresh";
+        case io::FileProblem::other_run: return "; --overwrite starts afresh";
+        case io::FileProblem::damaged_unit:
+            return "; where it is removed, --resume of its run does it again";
+        case io::FileProblem::arrays:
             return text("; msalab convert ", error.file(), " --state post_rope --out ",
                         std::filesystem::path(error.file()).replace_extension(".h5").string(),
                         " makes one (layouts, names of arrays: python/README.md)");
-        case Remedy::rotate:
+        case io::FileProblem::before_rope:
             return text("; msalab convert ", error.file(), " --apply-rope --out FILE rotates it");
     }
     return "";
@@ -28,8 +29,8 @@ std::string advice(const InputError& error) {
 }  // namespace
 
 std::string message_of(const std::exception& error) {
-    const auto* const refused = dynamic_cast<const InputError*>(&error);
-    return refused == nullptr ? error.what() : error.what() + advice(*refused);
+    const auto* const file = dynamic_cast<const io::FileError*>(&error);
+    return file == nullptr ? error.what() : error.what() + advice(*file);
 }
 
 }  // namespace msa::experiments

@@ -6,8 +6,8 @@
 
 namespace msa::experiments {
 
-/// What a program says of an error: its message, and behind it how the program is asked for the
-/// remedy of an InputError ("; --overwrite replaces it", say).
+/// What a program says of an error: its message, and the option that helps, where there is one
+/// ("; --overwrite replaces it", say).
 std::string message_of(const std::exception&);
 
 }  // namespace msa::experiments

@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 
+#include "core/io/file_error.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/queue.h"
 #include "experiments/driver/remedy.h"
@@ -54,11 +55,12 @@ void require_apart(const fs::path& input, const fs::path& output) {
 
 void check_unfinished(const RunOptions& o, const fs::path& what, bool unfinished) {
     if (unfinished && !o.resume && !o.overwrite)
-        throw InputError(what.string() + ": holds an unfinished run", Remedy::resume);
+        throw io::FileError(what.string() + ": holds an unfinished run",
+                            io::FileProblem::unfinished_run);
 }
 
 void check_shard(const RunOptions& o, const Ranks& ranks) {
-    require(!o.shard || ranks.count() == 1,
+    require(!o.shard || ranks.size() == 1,
             "--shard is given, and so are several ranks: one of the two spreads a run");
 }
 
@@ -160,9 +162,9 @@ void UnitRun::begin(std::vector<Unit> units) {
         error = open(o_.overwrite ? io::IfExists::overwrite
                      : o_.resume  ? io::IfExists::resume
                                   : io::IfExists::refuse);
-    ranks_.agree(error);
+    ranks_.barrier(error);
     if (!ranks_.is_first()) error = open(io::IfExists::join);
-    ranks_.agree(error);
+    ranks_.barrier(error);
 }
 
 bool UnitRun::is_done() const {
@@ -183,10 +185,10 @@ std::vector<const Unit*> UnitRun::waiting() const {
             if (ranks_.is_first()) unit.done();
         }
     }
-    ranks_.agree({});  // all have the same list: nothing in it has been done since by another rank
+    ranks_.barrier();  // all have the same list: nothing in it has been done since by another rank
     std::vector<const Unit*> mine;
     for (size_t n = static_cast<size_t>(ranks_.rank()); n < units.size();
-         n += static_cast<size_t>(ranks_.count()))
+         n += static_cast<size_t>(ranks_.size()))
         mine.push_back(units[n]);
     return mine;
 }
@@ -232,7 +234,7 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
     const std::vector<BackendOptions> shares = shares_of(
         compute, std::clamp<int64_t>(std::ssize(units), 1, o_.jobs * compute.count_devices()),
         ranks_);
-    const bool alone = shares.size() == 1 && ranks_.count() == 1;
+    const bool alone = shares.size() == 1 && ranks_.size() == 1;
     WorkQueue queue(ranks_, std::ssize(units), on_error, err_);
     const bool counted = !alone || !record.joined.empty();
     if (counted && ranks_.is_first()) queue.show_bar(std::ssize(units), "units");

@@ -82,9 +82,9 @@ Prepared prepare(FitOptions asked, const io::ActivationsReader& file,
     return p;
 }
 
-void describe(UnitRun& job, Prepared& p, const train::Workers& workers, const Backend& backend) {
+void describe(UnitRun& job, Prepared& p, const parallel::Group& workers, const Backend& backend) {
     std::string device = backend.device();
-    if (workers.count() > 1) device += text(", one of ", workers.count());
+    if (workers.size() > 1) device += text(", one of ", workers.size());
     job.describe(option_table(p.o), fit_definitions(p.note), device);
     std::vector<LayerElements> elements;
     for (const io::LayerInfo& layer : p.layers)
@@ -97,14 +97,13 @@ void describe(UnitRun& job, Prepared& p, const train::Workers& workers, const Ba
 constexpr int64_t kNoLayer = -1;
 
 /// Tells the other workers which layer comes, or that there is none; what the first one says.
-int64_t announce(train::Workers& workers, int64_t layer) {
-    workers.from_first(std::as_writable_bytes(std::span(&layer, 1)));
-    return layer;
+int64_t announce(const parallel::Group& workers, int64_t layer) {
+    return workers.broadcast_value(layer);
 }
 
 /// What the first worker does: everything but the others' shares of the steps.
-void lead(Prepared p, std::span<const std::string> args, Backend& backend, train::Workers& workers,
-          std::ostream& out, std::ostream& err) {
+void lead(Prepared p, std::span<const std::string> args, Backend& backend,
+          const parallel::Group& workers, std::ostream& out, std::ostream& err) {
     const FitOptions& o = p.o;
     const FitRun run{o, p.file, p.split};
     std::vector<std::string> outputs{"summary.json", "rows.csv", "indexer.h5"};
@@ -138,7 +137,7 @@ void lead(Prepared p, std::span<const std::string> args, Backend& backend, train
     if (completes) complete({job.finish(), o.out, o.files, o.json, o.backend_options.threads, out});
 }
 
-void follow(const Prepared& p, Backend& backend, int threads, train::Workers& workers) {
+void follow(const Prepared& p, Backend& backend, int threads, const parallel::Group& workers) {
     const FitRun run{p.o, p.file, p.split};
     for (int64_t layer = announce(workers, kNoLayer); layer != kNoLayer;
          layer = announce(workers, kNoLayer))
@@ -157,15 +156,15 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     if (!o.together) {
         const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
         check_teacher(o, file, *backend);
-        train::Workers alone;
+        parallel::Group alone;
         lead(prepared, args, *backend, alone, out, err);
         return 0;
     }
-    work_together(o, Ranks::world(), [&](train::Workers& workers) {
+    run_group(o, Ranks::world(), [&](const parallel::Group& workers) {
         const BackendOptions own = backend_of(o, workers);
         const std::unique_ptr<Backend> backend = make_backend(o.backend, own);
         check_teacher(o, file, *backend);
-        workers.any(false);  // all have started, before a file is touched
+        workers.barrier();  // all have started, before a file is touched
         if (workers.is_first()) {
             Prepared first = prepared;
             first.o.backend_options = own;

@@ -50,7 +50,8 @@ std::string diverged(const io::ActivationsReader& file, int64_t layer, int64_t s
 
 /// What every worker has of a layer.
 struct Work {
-    Work(const FitRun& run, int64_t layer, Backend& backend, int threads, train::Workers& workers)
+    Work(const FitRun& run, int64_t layer, Backend& backend, int threads,
+         const parallel::Group& workers)
         : data(read_layer(run.file, layer, run.options)),
           form(index_form(run.options, run.file, layer)),
           operands(backend, data),
@@ -76,7 +77,7 @@ struct Work {
 
 /// The steps that are left, with their evaluations and checkpoints.
 void take_steps(const FitRun& run, const Work& work, const HeldOut& held_out,
-                const Checkpoint& checkpoint, train::Workers& workers, Progress& progress,
+                const Checkpoint& checkpoint, const parallel::Group& workers, Progress& progress,
                 FitState& state) {
     const FitOptions& o = run.options;
     const int64_t layer = work.data.info.layer;
@@ -113,7 +114,7 @@ void take_steps(const FitRun& run, const Work& work, const HeldOut& held_out,
 std::string unit_of(int64_t layer) { return text("layer ", layer); }
 
 void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, const Worker& worker,
-               train::Workers& workers, io::UnitWriter& to) {
+               const parallel::Group& workers, io::UnitWriter& to) {
     const FitOptions& o = run.options;
     const Work work(run, layer, worker.backend, worker.threads, workers);
     const std::vector<int64_t> evaluated = sample(run.split.held_out, o.eval_queries, o.seed);
@@ -138,7 +139,7 @@ void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, c
 }
 
 void follow_layer(const FitRun& run, int64_t layer, Backend& backend, int threads,
-                  train::Workers& workers) {
+                  const parallel::Group& workers) {
     const Work work(run, layer, backend, threads, workers);
     FitState state = start_state(IndexWeights(work.form));
     work.trainer.follow_first(state);

@@ -25,11 +25,11 @@ struct FitRun {
 /// Fits `layer`, from its checkpoint where there is one, and writes it: what the first of `workers`
 /// does, or the only one. Throws Interrupted when a stop is requested, InputError when the loss is
 /// not finite; both after the last good state is in the checkpoint.
-void fit_layer(const FitRun&, int64_t layer, const Checkpoint&, const Worker&, train::Workers&,
-               io::UnitWriter&);
+void fit_layer(const FitRun&, int64_t layer, const Checkpoint&, const Worker&,
+               const parallel::Group&, io::UnitWriter&);
 
 /// What the others do meanwhile: their shares of the steps. Returns early where the first one
 /// throws what fit_layer says.
-void follow_layer(const FitRun&, int64_t layer, Backend&, int threads, train::Workers&);
+void follow_layer(const FitRun&, int64_t layer, Backend&, int threads, const parallel::Group&);
 
 }  // namespace msa::experiments::fit

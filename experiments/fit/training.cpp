@@ -44,7 +44,7 @@ void check_workers(const FitOptions& o, int workers, int64_t train) {
 
 Trainer::Trainer(const FitOptions& options, const TrainingLayer& data, const LayerOperands& layer,
                  const Indexer& indexer, std::span<const int64_t> tokens, int threads,
-                 train::Workers& workers)
+                 const parallel::Group& workers)
     : o_(options),
       data_(data),
       layer_(layer),
@@ -56,21 +56,21 @@ Trainer::Trainer(const FitOptions& options, const TrainingLayer& data, const Lay
 void Trainer::follow_first(FitState& state) const {
     for (const std::span<float> values :
          {state.weights.values(), state.first.values(), state.second.values()})
-        workers_.from_first(std::as_writable_bytes(values));
-    workers_.from_first(std::as_writable_bytes(std::span(&state.step, 1)));
+        workers_.broadcast(std::as_writable_bytes(values));
+    workers_.broadcast(std::as_writable_bytes(std::span(&state.step, 1)));
 }
 
 std::vector<int64_t> Trainer::share(const std::vector<int64_t>& rows) const {
     std::vector<int64_t> own;
-    const auto workers = static_cast<size_t>(workers_.count());
-    for (auto n = static_cast<size_t>(workers_.index()); n < rows.size(); n += workers)
+    const auto workers = static_cast<size_t>(workers_.size());
+    for (auto n = static_cast<size_t>(workers_.rank()); n < rows.size(); n += workers)
         own.push_back(rows[n]);
     return own;
 }
 
 QueryRange Trainer::keys_of(int worker) const {
     const int64_t all = data_.key_input().extent(0);
-    return {all * worker / workers_.count(), all * (worker + 1) / workers_.count()};
+    return {all * worker / workers_.size(), all * (worker + 1) / workers_.size()};
 }
 
 std::span<const int64_t> Trainer::positions(QueryRange keys) const {
@@ -80,18 +80,18 @@ std::span<const int64_t> Trainer::positions(QueryRange keys) const {
 
 Tensor<float, 3> Trainer::keys(const IndexWeights& weights) const {
     const View<const float, 2> input = data_.key_input();
-    const QueryRange own = keys_of(workers_.index());
+    const QueryRange own = keys_of(workers_.rank());
     Tensor<float, 3> part =
         index_keys(weights, input.slice(own.begin, own.end - own.begin), positions(own), threads_);
-    if (workers_.count() == 1) return part;
+    if (workers_.size() == 1) return part;
     const int64_t heads = part.extent(1), width = heads * part.extent(2);
-    const int64_t most = ceil_div(input.extent(0), workers_.count());
+    const int64_t most = ceil_div(input.extent(0), workers_.size());
     Tensor<float, 2> mine({most, width});
     std::copy_n(part.data(), part.size(), mine.data());
-    Tensor<float, 3> parts({workers_.count(), most, width});
-    workers_.from_all(std::as_bytes(values_of(mine)), std::as_writable_bytes(values_of(parts)));
+    Tensor<float, 3> parts({workers_.size(), most, width});
+    workers_.all_gather(std::as_bytes(values_of(mine)), std::as_writable_bytes(values_of(parts)));
     Tensor<float, 3> all({input.extent(0), heads, part.extent(2)});
-    for (int worker = 0; worker < workers_.count(); ++worker) {
+    for (int worker = 0; worker < workers_.size(); ++worker) {
         const auto [begin, end] = keys_of(worker);
         std::copy_n(parts.view()[worker].data(), (end - begin) * width, all.view()[begin].data());
     }
@@ -101,19 +101,19 @@ Tensor<float, 3> Trainer::keys(const IndexWeights& weights) const {
 IndexWeights Trainer::gradient(const IndexWeights& weights, const QueryOperands& queries,
                                IndexGradient d, double part) const {
     IndexWeights gradient(weights.form());
-    if (workers_.count() > 1) {
+    if (workers_.size() > 1) {
         for (Tensor<float, 3>* values : {&d.q, &d.k, &d.weights})
             for (float& value : values_of(*values)) value = static_cast<float>(part * value);
-        workers_.sum(values_of(d.k));
+        workers_.all_reduce(values_of(d.k));
     }
     index_queries_grad(weights, rows_of(queries.x), queries.positions, d.q, gradient, threads_);
-    const QueryRange own = keys_of(workers_.index());
+    const QueryRange own = keys_of(workers_.rank());
     const int64_t count = own.end - own.begin;
     index_keys_grad(weights, data_.key_input().slice(own.begin, count), positions(own),
                     d.k.view().slice(own.begin, count), gradient, threads_);
     if (d.weights.data() != nullptr)
         index_head_weights_grad(rows_of(queries.x), d.weights, gradient, threads_);
-    workers_.sum(gradient.values());
+    workers_.all_reduce(gradient.values());
     return gradient;
 }
 
@@ -133,7 +133,7 @@ bool Trainer::advance(FitState& state) const {
     IndexGradient d;
     double loss =
         part * mean_of(indexer_.kl(queries, index, std::as_const(ids).view(), *o_.teacher, &d));
-    workers_.sum(std::span(&loss, 1));
+    workers_.all_reduce(std::span(&loss, 1));
     if (!std::isfinite(loss)) return false;
 
     const IndexWeights gradient = this->gradient(state.weights, queries, std::move(d), part);

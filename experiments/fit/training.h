@@ -13,7 +13,7 @@
 
 #include "core/backend.h"
 #include "core/indexer/index_branch.h"
-#include "core/train/workers.h"
+#include "core/parallel/group.h"
 #include "experiments/fit/data.h"
 #include "experiments/fit/held_out.h"
 #include "experiments/fit/indexer.h"
@@ -40,7 +40,7 @@ void check_workers(const FitOptions&, int workers, int64_t train);
 class Trainer {
 public:
     Trainer(const FitOptions&, const TrainingLayer&, const LayerOperands&, const Indexer&,
-            std::span<const int64_t> tokens, int threads, train::Workers& workers);
+            std::span<const int64_t> tokens, int threads, const parallel::Group& workers);
 
     /// Collective: all go on with the first one's steps, weights and moments.
     void follow_first(FitState&) const;
@@ -66,7 +66,7 @@ private:
     const Indexer& indexer_;
     std::span<const int64_t> tokens_;  // the training queries
     int threads_;
-    train::Workers& workers_;
+    const parallel::Group& workers_;
 };
 
 }  // namespace msa::experiments::fit

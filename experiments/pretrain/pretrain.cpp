@@ -44,21 +44,20 @@ train::Model make_model(const PretrainOptions& o, std::unique_ptr<train::Ops> op
 }
 
 /// Tells the others whether there is anything to train.
-bool agree_to_train(train::Workers& workers, bool wanted) {
-    workers.from_first(std::as_writable_bytes(std::span(&wanted, 1)));
-    return wanted;
+bool agree_to_train(const parallel::Group& workers, bool wanted) {
+    return workers.broadcast_value(wanted);
 }
 
 /// What the first worker does: everything but the others' shares of the steps.
 void lead(PretrainOptions o, std::span<const std::string> args, const Text& text,
-          std::unique_ptr<train::Ops> ops, train::Workers& workers, std::ostream& out,
+          std::unique_ptr<train::Ops> ops, const parallel::Group& workers, std::ostream& out,
           std::ostream& err) {
     train::Model model = make_model(o, std::move(ops));
     UnitRun job(kProgram.name, args, o, o.inputs(),
                 {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err,
                 Ranks::alone());
     job.describe(option_table(o), pretrain_definitions(), model.ops().device());
-    if (workers.count() > 1) job.record.device += msa::text(", one of ", workers.count());
+    if (workers.size() > 1) job.record.device += msa::text(", one of ", workers.size());
     job.record.element = job.record.index_element = job.record.computed_in =
         to_string(model.ops().element());
     const Checkpoint checkpoint(job.path("checkpoint.h5"), job.record);
@@ -89,11 +88,11 @@ void train_one(const PretrainOptions& o, std::span<const std::string> args, cons
     check_workers(o, ranks);
     const Text text =
         o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
-    work_together(o, ranks, [&](train::Workers& workers) {
+    run_group(o, ranks, [&](const parallel::Group& workers) {
         PretrainOptions own = o;
         own.backend_options = backend_of(o, workers);
         std::unique_ptr<train::Ops> ops = make_ops(make_backend(own.backend, own.backend_options));
-        workers.any(false);  // all have started, before a file is touched
+        workers.barrier();  // all have started, before a file is touched
         if (workers.is_first()) {
             lead(std::move(own), args, text, std::move(ops), workers, out, err);
         } else if (agree_to_train(workers, false)) {

@@ -61,7 +61,7 @@ void do_run(const SweepRun& run, std::span<const std::string> words, const Train
     std::optional<Claim> claim;
     if (ranks.is_first()) claim.emplace(run.folder);
     const fs::path diverged = run.folder / kDiverged;
-    if (ranks.from_first(int64_t{fs::exists(diverged)}) != 0) return;
+    if (ranks.broadcast_value(fs::exists(diverged))) return;
     try {
         train(words, ranks, progress);
     } catch (const Diverged& error) {
@@ -102,7 +102,7 @@ void spread(const std::vector<SweepRun>& runs, const Chains& chains, const Pretr
     const std::vector<BackendOptions> shares =
         shares_of(o, std::clamp<int64_t>(std::ssize(chains), 1, o.count_devices()), ranks);
     WorkQueue queue(ranks, std::ssize(chains), OnError::stop, err);
-    if (shares.size() == 1 && ranks.count() == 1) {
+    if (shares.size() == 1 && ranks.size() == 1) {
         work_on(runs, chains, shares.front(), train, queue, &err);
     } else {
         int64_t total = 0;
@@ -117,7 +117,7 @@ void spread(const std::vector<SweepRun>& runs, const Chains& chains, const Pretr
 
 /// Those of this process's part; all, where the ranks train each model together.
 Chains part_of(const Chains& chains, const PretrainOptions& o, const Ranks& ranks) {
-    const Shard part = o.shard.value_or(o.together ? Shard{} : Shard{ranks.rank(), ranks.count()});
+    const Shard part = o.shard.value_or(o.together ? Shard{} : Shard{ranks.rank(), ranks.size()});
     Chains mine;
     for (auto n = static_cast<size_t>(part.index); n < chains.size();
          n += static_cast<size_t>(part.count))

@@ -64,13 +64,13 @@ Batches make_batches(const char* side, const Documents& documents, const Mixture
 }  // namespace
 
 TrainingBatches::TrainingBatches(const PretrainOptions& o, const Text& text,
-                                 const train::Workers& workers)
-    : share_(o.sequences / workers.count()),
-      first_(share_ * workers.index()),
+                                 const parallel::Group& workers)
+    : share_(o.sequences / workers.size()),
+      first_(share_ * workers.rank()),
       all_(make_batches("training", text.train(), o.mixture(), o, o.sequences, o.seed, share_)) {}
 
 Training::Training(const PretrainOptions& options, const Text& text, train::Model& model,
-                   train::Workers& workers, const Checkpoint& checkpoint,
+                   const parallel::Group& workers, const Checkpoint& checkpoint,
                    const std::filesystem::path& csv, std::ostream& err)
     : o_(options),
       model_(model),
@@ -84,7 +84,7 @@ Training::Training(const PretrainOptions& options, const Text& text, train::Mode
       peak_(peak_of(model.ops().backend().space(), model.ops().device(), model.ops().element())),
       csv_path_(csv),
       err_(err) {
-    peak_.flops_per_second *= workers.count();
+    peak_.flops_per_second *= workers.size();
     state_.curves = make_curves(options);
 }
 
@@ -152,7 +152,7 @@ void Training::count_flops(const PackedBatch& layout) {
     if (counted_.flops == 0 || counted_.sparse != sparse || !(counted_.layout == layout))
         counted_ = {layout, sparse,
                     step_flops(model_.config(), model_.parameters(), layout, sparse)};
-    state_.flops += counted_.flops * workers_.count();
+    state_.flops += counted_.flops * workers_.size();
 }
 
 void Training::save() {

@@ -29,7 +29,7 @@ class TrainingBatches {
 public:
     /// InputError where the text does not fit the options.
     TrainingBatches(const PretrainOptions& options, const Text& text,
-                    const train::Workers& workers);
+                    const parallel::Group& workers);
     Sequences at(int64_t step) const { return all_.at(step, first_, share_); }
 
 private:
@@ -42,7 +42,7 @@ class Training {
 public:
     /// All must outlive this. InputError where the text does not fit the options.
     Training(const PretrainOptions& options, const Text& text, train::Model& model,
-             train::Workers& workers, const Checkpoint& checkpoint,
+             const parallel::Group& workers, const Checkpoint& checkpoint,
              const std::filesystem::path& csv, std::ostream& err);
 
     /// Takes over the checkpoint, where there is one.
@@ -73,7 +73,7 @@ private:
 
     const PretrainOptions& o_;
     train::Model& model_;
-    train::Workers& workers_;
+    const parallel::Group& workers_;
     const Checkpoint& checkpoint_;
     train::Trainer trainer_;
     TrainingBatches batches_;

@@ -19,7 +19,7 @@ void check_workers(const PretrainOptions& o, const Ranks& ranks) {
 }
 
 void follow(const PretrainOptions& o, const Text& text, train::Model& model,
-            train::Workers& workers) {
+            const parallel::Group& workers) {
     const TrainingBatches batches(o, text, workers);
     train::Trainer trainer(model, o.training, workers);
     trainer.follow_first();

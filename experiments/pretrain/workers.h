@@ -17,6 +17,6 @@ void check_workers(const PretrainOptions& options, const Ranks& ranks);
 /// with the first one's weights. Returns early where the first one throws for a reason that all
 /// see: a stop that was asked for, or a step that is not finite.
 void follow(const PretrainOptions& options, const Text& text, train::Model& model,
-            train::Workers& workers);
+            const parallel::Group& workers);
 
 }  // namespace msa::experiments::pretrain

@@ -62,9 +62,9 @@ struct Post {
     SharedMemory inbox;
     Tensor<uint32_t, 1> rounds;
 
-    Post(Communicator& communicator, int messages, int words)
-        : inbox(communicator.share(RankExchange::bytes(communicator.ranks(), messages, words))),
-          rounds({messages}, communicator.backend().allocate(messages * int64_t{sizeof(uint32_t)}),
+    Post(PeerCopies& peers, int messages, int words)
+        : inbox(peers.share(RankExchange::bytes(peers.ranks(), messages, words))),
+          rounds({messages}, peers.backend().allocate(messages * int64_t{sizeof(uint32_t)}),
                  Space::device) {}
 
     void describe(RankExchange& x, int rank, int words) {
@@ -90,20 +90,20 @@ Exchange alone(Exchange x) {
 
 class Decode final : public CudaDecode {
 public:
-    Decode(Communicator& communicator, const SplitKeys& split, const SelectionRule& rule)
-        : communicator_(communicator),
-          place_(share_workplace(communicator.backend())),
-          problem_(split.of(communicator.rank()).problem),
-          rule_(rule_of_part(split, communicator.rank(), rule)),
+    Decode(PeerCopies& peers, const SplitKeys& split, const SelectionRule& rule)
+        : peers_(peers),
+          place_(share_workplace(peers.backend())),
+          problem_(split.of(peers.rank()).problem),
+          rule_(rule_of_part(split, peers.rank(), rule)),
           whole_(split.problem(), place_.stream),
           part_(problem_, place_.stream),
           scratch_(place_.stream),
-          candidates_(communicator, narrow(problem_.queries() * problem_.kv_heads),
+          candidates_(peers, narrow(problem_.queries() * problem_.kv_heads),
                       narrow(kept_keys(rule.top_k))),
-          parts_(communicator, narrow(2 * problem_.queries() * problem_.query_heads), kPartWords),
-          own_ids_(communicator.backend().make<int32_t, 3>(
+          parts_(peers, narrow(2 * problem_.queries() * problem_.query_heads), kPartWords),
+          own_ids_(peers.backend().make<int32_t, 3>(
               {problem_.queries(), problem_.kv_heads, rule.top_k})) {
-        const int rank = communicator.rank();
+        const int rank = peers.rank();
         candidates_.describe(candidate_exchange_, rank, narrow(kept_keys(rule.top_k)));
         candidate_exchange_.first_block = narrow(split.of(rank).first_block);
         candidate_exchange_.blocks = narrow(split.of(rank).blocks);
@@ -111,8 +111,8 @@ public:
         candidate_exchange_.visible = whole_.visible();
         candidate_exchange_.own_ids = own_ids_.data();
         parts_.describe(part_exchange_, rank, kPartWords);
-        communicator.backend().finish();
-        communicator.workers().any(false);  // all inboxes are empty
+        peers.backend().finish();
+        peers.group().barrier();  // all inboxes are empty
     }
 
     void run(const DecodeInput& in, View<int32_t, 3> ids, Out<3> out, View<float, 2> lse,
@@ -121,8 +121,8 @@ public:
         check_operands(in, ids, out, lse);
         if (!loaded_) {
             queue(in, ids, out, lse, false, alone(candidate_exchange_), alone(part_exchange_));
-            communicator_.backend().finish();
-            communicator_.workers().any(false);
+            peers_.backend().finish();
+            peers_.group().barrier();
             loaded_ = true;
         }
         queue(in, ids, out, lse, settled, candidate_exchange_, part_exchange_);
@@ -163,7 +163,7 @@ private:
                               &parts);
     }
 
-    Communicator& communicator_;
+    PeerCopies& peers_;
     Workplace place_;
     Problem problem_;     // the rank's part
     SelectionRule rule_;  // of its blocks
@@ -178,11 +178,11 @@ private:
 
 }  // namespace
 
-std::unique_ptr<CudaDecode> make_cuda_decode(Communicator& communicator, const SplitKeys& split,
+std::unique_ptr<CudaDecode> make_cuda_decode(PeerCopies& peers, const SplitKeys& split,
                                              const SelectionRule& rule) {
     rule.validate();
     const Problem& p = split.problem();
-    MSA_CHECK(split.ranks() == communicator.ranks());
+    MSA_CHECK(split.ranks() == peers.ranks());
     const auto at_most = [](const char* what, int64_t value, int64_t most) {
         if (value > most)
             require_support(Support::no(text(what, " are ", value, ", must be at most ", most)));
@@ -193,7 +193,7 @@ std::unique_ptr<CudaDecode> make_cuda_decode(Communicator& communicator, const S
             sparse_decode_blocks(p.queries(), p.kv_heads, p.group_size()), kMostExchanging);
     at_most("rows of queries", p.queries() * p.kv_heads, kIndexDecodeRows);
     require_support(newest_are_with_the_last(split, rule));
-    return std::make_unique<Decode>(communicator, split, rule);
+    return std::make_unique<Decode>(peers, split, rule);
 }
 
 }  // namespace msa::parallel

@@ -44,10 +44,10 @@ void reach(int device, int other) {
         check(status, "reaching a peer's memory");
 }
 
-class Peers final : public Communicator {
+class Peers final : public PeerCopies {
 public:
-    Peers(train::Workers& workers, Backend& backend)
-        : Communicator(workers, backend), place_(cuda::share_workplace(backend)) {
+    Peers(const Group& group, Backend& backend)
+        : PeerCopies(group, backend), place_(cuda::share_workplace(backend)) {
         use_device();
         devices_ = of_all(place_.device.ordinal);
         for (int other = 0; other < ranks(); ++other) {
@@ -94,7 +94,7 @@ public:
     void open() override {
         use_device();
         written_.set(place_.stream->get());
-        workers().any(false);
+        group().barrier();
         for (cudaEvent_t written : written_of_) wait_for(copies_, written);
     }
     void fetch(const SharedMemory& memory, int from, int64_t offset, int64_t bytes) override {
@@ -113,7 +113,7 @@ public:
     void close() override {
         use_device();
         copied_.set(copies_);
-        workers().any(false);
+        group().barrier();
         for (cudaEvent_t copied : copied_of_) wait_for(place_.stream->get(), copied);
     }
 
@@ -123,7 +123,7 @@ private:
     template <typename T>
     std::vector<T> of_all(const T& mine) const {
         std::vector<T> all(static_cast<size_t>(ranks()));
-        workers().from_all(std::as_bytes(std::span(&mine, 1)),
+        group().all_gather(std::as_bytes(std::span(&mine, 1)),
                            std::as_writable_bytes(std::span(all)));
         return all;
     }
@@ -158,8 +158,8 @@ Support cuda_ranks(std::span<const int64_t> devices) {
     return {};
 }
 
-std::unique_ptr<Communicator> make_cuda_communicator(train::Workers& workers, Backend& backend) {
-    return std::make_unique<Peers>(workers, backend);
+std::unique_ptr<PeerCopies> make_cuda_peer_copies(const Group& group, Backend& backend) {
+    return std::make_unique<Peers>(group, backend);
 }
 
 }  // namespace msa::parallel

@@ -169,8 +169,8 @@ public:
         cuda::adamw(begin(), rule, step, rate, factor, weights, gradient.data(), first.data(),
                     second.data());
     }
-    void sum_over(Workers& workers, View<float, 1> values) override {
-        if (workers.count() == 1) return;
+    void sum_over(const parallel::Group& workers, View<float, 1> values) override {
+        if (workers.size() == 1) return;
         begin();
         if (!nccl_) nccl_ = std::make_unique<cuda::Nccl>(workers, place_.stream);
         nccl_->sum(workers, values);

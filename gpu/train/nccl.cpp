@@ -93,20 +93,20 @@ struct Nccl::Connection {
 
 std::string nccl_failure() { return opened().failure; }
 
-Nccl::Nccl(train::Workers& workers, std::shared_ptr<Stream> stream)
+Nccl::Nccl(const parallel::Group& workers, std::shared_ptr<Stream> stream)
     : connection_(std::make_unique<Connection>(std::move(stream))) {
     MSA_CHECK(nccl_failure().empty());
     const Functions& f = opened().f;
     ncclUniqueId id{};
     if (workers.is_first()) check_nccl(f.unique_id(&id), "starting");
-    workers.from_first(std::as_writable_bytes(std::span(&id, 1)));
-    check_nccl(f.join(&connection_->comm, workers.count(), id, workers.index()),
+    id = workers.broadcast_value(id);
+    check_nccl(f.join(&connection_->comm, workers.size(), id, workers.rank()),
                "connecting the GPUs, each of another worker");
 }
 
 Nccl::~Nccl() = default;
 
-void Nccl::sum(train::Workers& workers, View<float, 1> values) {
+void Nccl::sum(const parallel::Group& workers, View<float, 1> values) {
     const Functions& f = opened().f;
     Connection& c = *connection_;
     MSA_CHECK(c.comm != nullptr && values.space() == Space::device);

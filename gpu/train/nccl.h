@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "core/train/workers.h"
+#include "core/parallel/group.h"
 #include "gpu/runtime.h"
 
 namespace msa::cuda {
@@ -18,7 +18,7 @@ class Nccl {
 public:
     /// Collective. Each worker has a GPU of its own, which is the current device; its sums take
     /// their turn on `stream`. SystemError with what the library says.
-    Nccl(train::Workers& workers, std::shared_ptr<Stream> stream);
+    Nccl(const parallel::Group& workers, std::shared_ptr<Stream> stream);
     ~Nccl();
     Nccl(const Nccl&) = delete;
     Nccl& operator=(const Nccl&) = delete;
@@ -26,7 +26,7 @@ public:
     /// Collective: each value becomes its sum over the workers, the same bits for all; waits for
     /// it. Where another worker ends, or the connection does, the sum under way is given up:
     /// throws, and the object cannot be used again.
-    void sum(train::Workers& workers, View<float, 1> values);
+    void sum(const parallel::Group& workers, View<float, 1> values);
 
 private:
     struct Connection;

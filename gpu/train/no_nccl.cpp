@@ -9,8 +9,10 @@ struct Nccl::Connection {};
 
 std::string nccl_failure() { return "this build had no header of NCCL"; }
 
-Nccl::Nccl(train::Workers&, std::shared_ptr<Stream>) { throw UnsupportedError(nccl_failure()); }
+Nccl::Nccl(const parallel::Group&, std::shared_ptr<Stream>) {
+    throw UnsupportedError(nccl_failure());
+}
 Nccl::~Nccl() = default;
-void Nccl::sum(train::Workers&, View<float, 1>) {}
+void Nccl::sum(const parallel::Group&, View<float, 1>) {}
 
 }  // namespace msa::cuda

@@ -26,6 +26,7 @@ UnsupportedError.__doc__ = "The arguments are valid, but the backend has no answ
 SystemError.__doc__ = "The operating system or a device refuses."
 OutOfMemoryError.__doc__ = "There is not enough memory, on the host or on a device."
 
+MUST_BE_DENSE = "must be a dense array or tensor"
 _MOST = 2 ** 63 - 1
 _KEPT = 32  # layouts that are kept for the next call
 
@@ -171,11 +172,11 @@ def backend_of(array):
 
 
 def _shape(name: str, array, *letters: str):
-    try:
-        shape = array.shape
-    except (AttributeError, RuntimeError):  # nested tensors have none
-        raise InputError(f"{name} is {type(array).__name__}, must be a dense array or tensor"
-                         ) from None
+    if getattr(array, "is_nested", False):
+        raise InputError(f"{name} is a nested tensor, {MUST_BE_DENSE}")
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        raise InputError(f"{name} is {type(array).__name__}, {MUST_BE_DENSE}")
     if len(shape) != len(letters):
         raise InputError(f"{name} has shape {list(shape)}, must be [{', '.join(letters)}]")
     return shape
@@ -477,10 +478,11 @@ def msa_sparse_decode_attention(q, k, v, topk_idxs, **options):
 def _decode_lengths(q, k, cu_seqlens_k):
     """cu_seqlens_q and cu_seqlens_k of one decode step."""
     queries, _, _ = _shape("q", q, "S", "Hq", "dh")
+    keys, _, _ = _shape("k", k, "Nk", "Hkv", "dh")
     if cu_seqlens_k is None and queries != 1:
         raise InputError(f"q holds {queries} queries: cu_seqlens_k must delimit the keys of as "
                          "many sequences")
-    return list(range(queries + 1)), [0, len(k)] if cu_seqlens_k is None else cu_seqlens_k
+    return list(range(queries + 1)), [0, keys] if cu_seqlens_k is None else cu_seqlens_k
 
 
 def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,
@@ -517,6 +519,7 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
     InputError on the CPU.
     """
     kind = _kind(index_q)
+    _shape("index_k", index_k, "Nk", "didx")
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, index_q, block_size=block_size,
                  softmax_scale=softmax_scale, index_scale=index_scale)
     kl = kind.empty(index_q, index_q.shape[:2], "float64")

@@ -19,6 +19,7 @@ captured there.
 """
 
 import inspect
+from contextlib import nullcontext
 from typing import Callable, Optional
 
 import torch
@@ -52,41 +53,67 @@ class _Operator:
     all else that the host does for it.
 
     compute(*arguments) gives the output, fake(*arguments) an empty one like it; save(ctx, inputs,
-    output) and backward(ctx, *gradients) are autograd's. direct is compute where nothing but the
-    caller takes its output.
+    output) and backward(ctx, *gradients) are autograd's; without a backward the output is a constant.
+    direct is compute where nothing but the caller takes its output.
     """
 
     def __init__(self, name: str, schema: str, tensors: int, compute: Callable, fake: Callable,
-                 save: Callable, backward: Callable, direct: Optional[Callable] = None):
+                 save: Callable, backward: Optional[Callable] = None,
+                 direct: Optional[Callable] = None):
         _library.define(name + schema, tags=_TAGS)
         for device in ("CPU", "CUDA"):
             _library.impl(name, compute, device)
         torch.library.register_fake(f"msalab::{name}", fake, lib=_library)
-        torch.library.register_autograd(f"msalab::{name}", backward, setup_context=save,
-                                        lib=_library)
         self.operator = getattr(torch.ops.msalab, name).default
-        self.tensors, self.direct = tensors, direct or compute
+        nothing = (None,) * len(self.operator._schema.arguments)
+        torch.library.register_autograd(f"msalab::{name}", backward or (lambda ctx, *_: nothing),
+                                        setup_context=save, lib=_library)
+        self.tensors, self.compute, self.direct = tensors, compute, direct or compute
+        self.function = backward and self._function(name, save, backward)
 
+    def _function(self, name: str, save: Callable, backward: Callable):
         class Function(torch.autograd.Function):
+            generate_vmap_rule = True
+            setup_context = staticmethod(save)
+
             @staticmethod
-            def forward(ctx, *arguments):
-                output = compute(*arguments)
-                save(ctx, arguments, output)
-                return output
+            def forward(*arguments):
+                return self._run(self.compute, nullcontext, arguments)
+
+            @staticmethod
+            def jvp(ctx, *_):
+                raise InputError(f"{name} has no derivative in forward mode: jvp, jacfwd, hessian and "
+                                 "dual tensors of forward_ad are not supported")
 
         Function.backward = staticmethod(backward)
         Function.__name__ = name
-        self.function = Function
+        return Function
 
     def __call__(self, *arguments):
-        tensors = arguments[:self.tensors]
-        if _is_watched() or not _PLAIN.issuperset(map(type, tensors)):
+        if torch.compiler.is_compiling():
             return self.operator(*_with_lists(arguments))
-        if torch.is_grad_enabled():
-            for tensor in tensors:
-                if tensor is not None and tensor.requires_grad:
-                    return self.function.apply(*_with_lists(arguments))
-        return self.direct(*arguments)
+        if self.function is None:
+            return self._run(self.direct, torch.no_grad, arguments)
+        if any(map(_is_differentiated, arguments[:self.tensors])):
+            return self.function.apply(*_with_lists(arguments))
+        return self._run(self.direct, nullcontext, arguments)
+
+    def _run(self, compute: Callable, mode: Callable, arguments):
+        tensors = arguments[:self.tensors]
+        if not _is_watched() and _PLAIN.issuperset(map(type, tensors)):
+            return compute(*arguments)
+        for tensor, argument in zip(tensors, self.operator._schema.arguments):
+            if getattr(tensor, "is_nested", False):
+                raise InputError(f"{argument.name} is a nested tensor, {operations.MUST_BE_DENSE}")
+        with mode():
+            return self.operator(*_with_lists(arguments))
+
+
+def _is_differentiated(tensor) -> bool:
+    """By autograd, or with a tangent in forward mode."""
+    return isinstance(tensor, Tensor) and (
+        tensor.requires_grad and torch.is_grad_enabled()
+        or forward_ad.unpack_dual(tensor).tangent is not None)
 
 
 def _with_lists(arguments):
@@ -249,7 +276,7 @@ def _fake_select(index_q, index_k, topk, first, local, block_size, scale, with_l
             index_q.new_empty(index_q.shape[:2] if with_lse else 0, dtype=torch.float32))
 
 
-def _save_select(ctx, inputs, output):
+def _save_constant(ctx, inputs, output):
     ctx.mark_non_differentiable(*(output if isinstance(output, tuple) else (output,)))
 
 
@@ -258,8 +285,7 @@ _select = _Operator(
     "(Tensor index_q, Tensor index_k, SymInt topk, SymInt force_begin_blocks, "
     "SymInt force_end_blocks, SymInt block_size, float? index_scale, bool with_lse, "
     "SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
-    2, _compute_select, _fake_select, _save_select, lambda ctx, *_: (None,) * 10,
-    operations._select)
+    2, _compute_select, _fake_select, _save_constant, direct=operations._select)
 
 
 def _blocks(keys, block_size, cu_q, cu_k):
@@ -281,7 +307,7 @@ _scores = _Operator(
     2, _compute_scores,
     lambda index_q, index_k, block_size, scale, cu_q, cu_k: index_q.new_empty(
         (*index_q.shape[:2], _blocks(len(index_k), block_size, cu_q, cu_k)), dtype=torch.float32),
-    _save_select, lambda ctx, *_: (None,) * 6)
+    _save_constant)
 
 
 def _compute_topk(scores, topk, first, local, block_size, cu_q, cu_k):
@@ -296,7 +322,7 @@ _topk = _Operator(
     "SymInt block_size, SymInt[]? cu_q, SymInt[]? cu_k) -> Tensor",
     1, _compute_topk,
     lambda scores, topk, *_: scores.new_empty((*scores.shape[:2], topk), dtype=torch.int32),
-    _save_select, lambda ctx, *_: (None,) * 7)
+    _save_constant)
 
 
 def _compute_mass(q, k, sinks, scale, window, softcap, block_size, with_max, cu_q, cu_k):
@@ -318,7 +344,7 @@ _mass = _Operator(
     "block_mass",
     "(Tensor q, Tensor k, Tensor? sinks, float? scale, SymInt? window, float? softcap, "
     "SymInt block_size, bool with_max_logit, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
-    3, _compute_mass, _fake_mass, _save_select, lambda ctx, *_: (None,) * 10)
+    3, _compute_mass, _fake_mass, _save_constant)
 
 
 def _like(function: Callable):

@@ -8,8 +8,9 @@ import pytest
 from make_pilot import write_run
 
 from msalab.__main__ import main
+from msalab.plots.pilot_records import read_points
 from msalab.plots.results import ResultsError
-from msalab.plots.tensorboard import Curves, Events, convert, find_runs
+from msalab.plots.tensorboard import find_runs, write_events
 
 HEADER = "step,group,name,part,value\n"
 
@@ -37,30 +38,16 @@ def test_tensorboard_reads_what_the_curves_have(tmp_path, capsys):
     assert scalars(tmp_path / "out/full/seed-1").keys() == found.keys()
 
 
-def test_a_run_that_goes_on_is_read_once(tmp_path):
-    path = tmp_path / "curves.csv"
-    curves = Curves(path)
-    path.write_text(HEADER + "0,train,loss,,5.5\n10,train,lo")
-    assert curves.new_points() == [("train/loss", 0, 5.5)]
-    path.write_text(HEADER + "0,train,loss,,5.5\n10,train,loss,,5\n")
-    assert curves.new_points() == [("train/loss", 10, 5.0)]
-    assert curves.new_points() == []
-    path.write_text(HEADER + "0,train,loss,,5.5\n")  # resumed: written anew
-    assert curves.new_points() == []
-    path.write_text(HEADER + "0,train,loss,,5.5\n10,train,loss,,5\n20,probe,kl,3,0.5\n")
-    assert curves.new_points() == [("probe/kl/3", 20, 0.5)]
-
-
 @pytest.mark.parametrize("line, message", [
     ("0,train,loss,,much\n", "line 2 must be step,group,name,part,value, not '0,train,loss,,much'"),
     ("0,train\n", "line 2 must be step,group,name,part,value")])
 def test_lines_that_are_no_points_are_refused(tmp_path, line, message):
     (tmp_path / "curves.csv").write_text(HEADER + line)
     with pytest.raises(ResultsError, match=message):
-        Curves(tmp_path / "curves.csv").new_points()
+        list(read_points(tmp_path / "curves.csv"))
     (tmp_path / "curves.csv").write_text("something,else\n")
     with pytest.raises(ResultsError, match="curves.csv: line 1 must be step,group"):
-        Curves(tmp_path / "curves.csv").new_points()
+        list(read_points(tmp_path / "curves.csv"))
 
 
 def test_runs_are_found_by_their_folders(tmp_path):
@@ -78,19 +65,20 @@ def test_runs_are_found_by_their_folders(tmp_path):
 
 def test_packed_curves_are_read(tmp_path):
     path = write_run(tmp_path, "msa", 1) / "curves.csv"
-    points = Curves(path).new_points()
+    points = list(read_points(path))
     (path.parent / "curves.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
     runs = find_runs([tmp_path])
     assert list(runs) == ["msa/seed-1"]
-    assert Curves(runs["msa/seed-1"]).new_points() == points
+    assert list(read_points(runs["msa/seed-1"])) == points
     assert list(find_runs([path.parent])) == ["seed-1"]
 
 
 def test_event_files_are_not_mixed(tmp_path):
+    pytest.importorskip("tensorboard")
     (tmp_path / "events.out.tfevents.1").write_text("")
     with pytest.raises(ResultsError, match="has event files already"):
-        Events(tmp_path, None)
+        write_events([], tmp_path, None)
 
 
 def test_without_tensorboard_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):
@@ -99,18 +87,3 @@ def test_without_tensorboard_the_command_says_what_to_install(tmp_path, capsys, 
     assert main(["tensorboard", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "pip install 'msalab[tensorboard]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_following_ends_with_an_interrupt(tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard")
-    path = write_run(tmp_path, "msa", 1) / "curves.csv"
-
-    def sleep(_):
-        if "500,train" in path.read_text():
-            raise KeyboardInterrupt
-        with open(path, "a") as file:
-            file.write("500,train,loss,,0.25\n")
-
-    monkeypatch.setattr("msalab.plots.tensorboard.time.sleep", sleep)
-    convert(find_runs([tmp_path]), tmp_path / "out", every=1)
-    assert scalars(tmp_path / "out/msa/seed-1")["train/loss"][-1] == (500, 0.25)

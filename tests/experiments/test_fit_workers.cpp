@@ -11,7 +11,7 @@
 #include "experiments/fit/start.h"
 #include "experiments/fit/training.h"
 #include "tests/experiments/fit_test.h"
-#include "tests/support/wrong_workers.h"
+#include "tests/support/wrong_group.h"
 
 namespace msa::test {
 namespace {
@@ -42,14 +42,14 @@ protected:
 
     /// Of every one of `count` workers.
     std::vector<Fitted> advance(int count, const Words& more = {},
-                                WrongWorkers::Error error = WrongWorkers::kNone) const {
+                                WrongGroup::Error error = WrongGroup::kNone) const {
         std::ostringstream ignored;
         const auto o = fit::parse_fit_options(args({file_}, "out", more), ignored);
         const io::ActivationsReader file(o->files);
         const fit::Split split = fit::split_queries(*o, file.info().cu_seqlens);
         std::vector<Fitted> all(static_cast<size_t>(count));
-        train::work_together(count, [&](train::Workers& right) {
-            WrongWorkers workers(right, error);
+        parallel::run_group(count, [&](const parallel::Group& right) {
+            WrongGroup workers(right, error);
             const std::unique_ptr<Backend> backend = make_backend("cpu", {.threads = 1});
             const fit::TrainingLayer data = fit::read_layer(file, 3, *o);
             const fit::LayerOperands operands(*backend, data);
@@ -60,7 +60,7 @@ protected:
                 right.is_first() ? fit::start_weights(o->start, form, data, split.train, o->seed)
                                  : IndexWeights(form));
             trainer.follow_first(state);
-            Fitted& mine = all[static_cast<size_t>(right.index())];
+            Fitted& mine = all[static_cast<size_t>(right.rank())];
             while (state.step < o->steps && trainer.advance(state))
                 if (state.step == 1) mine.first_moments = list(state.first);
             mine.kl = state.kl;
@@ -122,7 +122,7 @@ TEST_F(FitTrainers, WithAWrongSumAreFarFromOne) {
     ASSERT_EQ(run({file_}, "whole", odd_).code, 0);
     const double bound = bounds_of("whole", spec_).gradient;
     const Fitted one = advance(1, odd_).front();
-    for (WrongWorkers::Error error : {WrongWorkers::kDropped, WrongWorkers::kHalved}) {
+    for (WrongGroup::Error error : {WrongGroup::kDropped, WrongGroup::kHalved}) {
         const Fitted wrong = advance(2, odd_, error).front();
         double most = 0;
         for (size_t n = 0; n < one.first_moments.size(); ++n)
@@ -134,7 +134,7 @@ TEST_F(FitTrainers, WithAWrongSumAreFarFromOne) {
             << int{error};
     }
     try {
-        advance(2, odd_, WrongWorkers::kOwnKept);
+        advance(2, odd_, WrongGroup::kOwnKept);
         FAIL();
     } catch (const SystemError& error) {
         EXPECT_NE(std::string(error.what()).find("different weights after step 1: their norm is"),

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "core/error.h"
+#include "core/io/file_error.h"
 #include "core/io/results.h"
 #include "experiments/driver/remedy.h"
 #include "experiments/fit/rope.h"
@@ -39,18 +39,22 @@ TEST_F(Driver, OpenmpsVariableSaysHowManyThreads) {
 
 /// The library names no option; the program adds its own to what the library says.
 TEST(DriverErrors, NameTheOptionThatHelps) {
-    const auto said = [](Remedy remedy, const char* file = "") {
-        return experiments::message_of(InputError("wrong", remedy, file));
+    using io::FileProblem;
+    const auto said = [](FileProblem problem, const char* file = "") {
+        return experiments::message_of(io::FileError("wrong", problem, file));
     };
-    EXPECT_EQ(said(Remedy::none), "wrong");
-    EXPECT_EQ(said(Remedy::replace), "wrong; --overwrite replaces it");
-    EXPECT_EQ(said(Remedy::resume), "wrong; --resume continues it, --overwrite starts afresh");
-    EXPECT_EQ(said(Remedy::restart), "wrong; --overwrite starts afresh");
-    EXPECT_EQ(said(Remedy::convert, "d/a.npz"),
+    EXPECT_EQ(said(FileProblem::exists), "wrong; --overwrite replaces it");
+    EXPECT_EQ(said(FileProblem::unfinished_run),
+              "wrong; --resume continues it, --overwrite starts afresh");
+    EXPECT_EQ(said(FileProblem::other_run), "wrong; --overwrite starts afresh");
+    EXPECT_EQ(said(FileProblem::damaged_unit),
+              "wrong; where it is removed, --resume of its run does it again");
+    EXPECT_EQ(said(FileProblem::arrays, "d/a.npz"),
               "wrong; msalab convert d/a.npz --state post_rope --out d/a.h5 makes one (layouts, "
               "names of arrays: python/README.md)");
-    EXPECT_EQ(said(Remedy::rotate, "a.h5"),
+    EXPECT_EQ(said(FileProblem::before_rope, "a.h5"),
               "wrong; msalab convert a.h5 --apply-rope --out FILE rotates it");
+    EXPECT_EQ(experiments::message_of(InputError("wrong")), "wrong");
     EXPECT_EQ(experiments::message_of(SystemError("disk full")), "disk full");
 }
 

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/error.h"
 #include "core/io/activations.h"
+#include "core/io/file_error.h"
 #include "core/io/h5.h"
 #include "tests/io/activations_test.h"
 
@@ -117,9 +117,9 @@ TEST_F(Activations, FilesThatAreNone) {
         try {
             ActivationsReader{other};
             FAIL() << "was read";
-        } catch (const InputError& error) {
+        } catch (const FileError& error) {
             EXPECT_EQ(error.what(), other.string() + ": is not an HDF5 file");
-            EXPECT_EQ(error.remedy(), Remedy::convert);
+            EXPECT_EQ(error.problem(), FileProblem::arrays);
             EXPECT_EQ(error.file(), other.string());
         }
         std::filesystem::remove(other);

@@ -21,8 +21,8 @@ std::vector<DecodeOutput> decode_by(const Subject& subject, const Case& c, const
                                     int ranks) {
     const SplitKeys split(c.problem, ranks);
     std::vector<DecodeOutput> all(static_cast<size_t>(ranks));
-    train::work_together(ranks, [&](train::Workers& workers) {
-        const KeyPart& part = split.of(workers.index());
+    parallel::run_group(ranks, [&](const parallel::Group& workers) {
+        const KeyPart& part = split.of(workers.rank());
         const std::unique_ptr<Backend> backend = backend_of_rank(subject);
         const Element e = subject.element;
         const auto keys = [&](const auto& rows) {
@@ -33,7 +33,7 @@ std::vector<DecodeOutput> decode_by(const Subject& subject, const Case& c, const
         const Held<2> index_k(*backend, e, keys(o.index_k));
         Tensor<float, 1> sinks;
         if (o.sinks.data() != nullptr) sinks = backend->upload(o.sinks.view());
-        all[static_cast<size_t>(workers.index())] =
+        all[static_cast<size_t>(workers.rank())] =
             decode(workers, *backend, split, c.rule, {index_q, index_k, q, k, v, sinks});
     });
     return all;

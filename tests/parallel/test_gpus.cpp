@@ -81,14 +81,13 @@ TEST(TwoGpus, PrefillHasTheBitsOfOne) {
     const Operands o = make_operands(c, Element::bf16);
     const Result want = one_gpu(c, o);
     const ZigZag plan(c.problem, 2);
-    train::work_together(2, [&](train::Workers& workers) {
-        const int rank = workers.index();
+    parallel::run_group(2, [&](const parallel::Group& workers) {
+        const int rank = workers.rank();
         const std::unique_ptr<Backend> backend = backend_of_rank(kGpu, rank);
-        const std::unique_ptr<Communicator> communicator =
-            make_cuda_communicator(workers, *backend);
-        const SharedKeys keys{{*communicator, o.index_k.shape(), Element::bf16},
-                              {*communicator, o.k.shape(), Element::bf16},
-                              {*communicator, o.v.shape(), Element::bf16}};
+        const std::unique_ptr<PeerCopies> peers = make_cuda_peer_copies(workers, *backend);
+        const SharedKeys keys{{*peers, o.index_k.shape(), Element::bf16},
+                              {*peers, o.k.shape(), Element::bf16},
+                              {*peers, o.v.shape(), Element::bf16}};
         write_rows(*backend, plan, rank, keys.index_k, o.index_k);
         write_rows(*backend, plan, rank, keys.k, o.k);
         write_rows(*backend, plan, rank, keys.v, o.v);
@@ -98,7 +97,7 @@ TEST(TwoGpus, PrefillHasTheBitsOfOne) {
             q(*backend, Element::bf16, rows_of(o.q, ranges));
         Result here(*backend, c, plan.queries_of(rank));
         for (int round = 0; round < 3; ++round)
-            prefill(*communicator, plan, c.rule, keys, {index_q, q},
+            prefill(*peers, plan, c.rule, keys, {index_q, q},
                     {here.ids, here.out.view(), here.lse});
         const Result got = here.on_host(*backend);
         int64_t row = 0, different = 0;
@@ -116,7 +115,7 @@ TEST(TwoGpus, PrefillHasTheBitsOfOne) {
             row += count;
         }
         EXPECT_EQ(different, 0) << "values of out, rank " << rank;
-        workers.any(false);
+        workers.barrier();
     });
 }
 
@@ -130,12 +129,11 @@ void expect_decode(int64_t queries, int64_t keys, SelectionRule rule) {
     std::vector<Result> all;
     for (int rank = 0; rank < 2; ++rank)
         all.emplace_back(Tensor<int32_t, 3>(), Tensor<bf16, 3>(), Tensor<float, 2>());
-    train::work_together(2, [&](train::Workers& workers) {
-        const int rank = workers.index();
+    parallel::run_group(2, [&](const parallel::Group& workers) {
+        const int rank = workers.rank();
         const KeyRange part = split.of(rank).keys;
         const std::unique_ptr<Backend> backend = backend_of_rank(kGpu, rank);
-        const std::unique_ptr<Communicator> communicator =
-            make_cuda_communicator(workers, *backend);
+        const std::unique_ptr<PeerCopies> peers = make_cuda_peer_copies(workers, *backend);
         const Element e = Element::bf16;
         const auto own = [&](const auto& rows) {
             return rows.view().slice(part.first, part.count);
@@ -144,7 +142,7 @@ void expect_decode(int64_t queries, int64_t keys, SelectionRule rule) {
             k(*backend, e, own(o.k)), v(*backend, e, own(o.v));
         const Held<2> index_k(*backend, e, own(o.index_k));
         const DecodeInput in{index_q, index_k, q, k, v};
-        const std::unique_ptr<CudaDecode> step = make_cuda_decode(*communicator, split, rule);
+        const std::unique_ptr<CudaDecode> step = make_cuda_decode(*peers, split, rule);
         Result here(*backend, c, queries);
         for (int round = 0; round < 5; ++round)
             step->run(in, here.ids, here.out.view(), here.lse, round % 2 == 0);
@@ -158,7 +156,7 @@ void expect_decode(int64_t queries, int64_t keys, SelectionRule rule) {
         EXPECT_TRUE(identical(last.ids, first.ids)) << "rank " << rank;
         EXPECT_TRUE(identical(last.floats().out, first.floats().out)) << "rank " << rank;
         all[static_cast<size_t>(rank)] = here.on_host(*backend);
-        workers.any(false);
+        workers.barrier();
     });
     EXPECT_TRUE(identical(all[0].ids, want.ids));
     EXPECT_TRUE(identical(all[1].ids, want.ids));
@@ -179,16 +177,16 @@ TEST(TwoGpus, DecodeRefusesWhatItCannotDivide) {
     MSA_SKIP_UNLESS_TWO_GPUS();
     const auto refuses = [](const Case& c, const char* why) {
         const SplitKeys split(c.problem, 2);
-        train::work_together(2, [&](train::Workers& workers) {
-            const std::unique_ptr<Backend> backend = backend_of_rank(kGpu, workers.index());
-            const auto communicator = make_cuda_communicator(workers, *backend);
+        parallel::run_group(2, [&](const parallel::Group& workers) {
+            const std::unique_ptr<Backend> backend = backend_of_rank(kGpu, workers.rank());
+            const auto peers = make_cuda_peer_copies(workers, *backend);
             try {
-                make_cuda_decode(*communicator, split, c.rule);
+                make_cuda_decode(*peers, split, c.rule);
                 ADD_FAILURE() << "must refuse: " << why;
             } catch (const UnsupportedError& error) {
                 EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
             }
-            workers.any(false);
+            workers.barrier();
         });
     };
     refuses(case_of(16, 20000), "thread blocks of decoding are 256, must be at most 128");

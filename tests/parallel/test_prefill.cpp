@@ -84,14 +84,13 @@ Answer answer_of(const Subject& subject, const Case& c, const Operands& o, int r
     const Problem& p = c.problem;
     const ZigZag plan(p, ranks);
     Answer all = make_answer(c, p.queries());
-    train::work_together(ranks, [&](train::Workers& workers) {
-        const int rank = workers.index();
+    parallel::run_group(ranks, [&](const parallel::Group& workers) {
+        const int rank = workers.rank();
         const std::unique_ptr<Backend> backend = backend_of_rank(subject);
-        const std::unique_ptr<Communicator> communicator = make_communicator(workers, *backend);
+        const std::unique_ptr<PeerCopies> peers = make_peer_copies(workers, *backend);
         const Element e = subject.element;
-        const SharedKeys keys{{*communicator, o.index_k.shape(), e},
-                              {*communicator, o.k.shape(), e},
-                              {*communicator, o.v.shape(), e}};
+        const SharedKeys keys{
+            {*peers, o.index_k.shape(), e}, {*peers, o.k.shape(), e}, {*peers, o.v.shape(), e}};
         write_own(*backend, plan, rank, keys.index_k, o.index_k);
         write_own(*backend, plan, rank, keys.k, o.k);
         write_own(*backend, plan, rank, keys.v, o.v);
@@ -106,14 +105,14 @@ Answer answer_of(const Subject& subject, const Case& c, const Operands& o, int r
         auto out = backend->make<float, 3>(shape.out.shape());
         auto lse = backend->make<float, 2>(shape.lse.shape());
         for (int round = 0; round < 2; ++round)  // what was gathered stays right
-            prefill(*communicator, plan, c.rule, keys, {index_q, q, sinks}, {ids, out.view(), lse});
+            prefill(*peers, plan, c.rule, keys, {index_q, q, sinks}, {ids, out.view(), lse});
         const auto got_ids = backend->download(View<const int32_t, 3>(ids));
         const auto got_out = backend->download(View<const float, 3>(out));
         const auto got_lse = backend->download(View<const float, 2>(lse));
         put_rows(got_ids.view(), plan, rank, all.ids);
         put_rows(got_out.view(), plan, rank, all.out);
         put_rows(got_lse.view(), plan, rank, all.lse);
-        workers.any(false);  // others may still read this rank's keys
+        workers.barrier();  // others may still read this rank's keys
     });
     return all;
 }
@@ -145,37 +144,36 @@ TEST(ParallelPrefill, GathersAllKeysToAll) {
     const ZigZag plan(p, 3);
     const Tensor<float, 2> index_k = normal<2>({p.keys(), p.index_dim}, 5);
     const Tensor<float, 3> k = normal<3>({p.keys(), p.kv_heads, p.head_dim}, 2);
-    train::work_together(3, [&](train::Workers& workers) {
+    parallel::run_group(3, [&](const parallel::Group& workers) {
         const std::unique_ptr<Backend> backend = make_backend("cpu");
-        const std::unique_ptr<Communicator> communicator = make_communicator(workers, *backend);
-        const SharedKeys keys{{*communicator, index_k.shape(), Element::f32},
-                              {*communicator, k.shape(), Element::f32},
-                              {*communicator, k.shape(), Element::f32}};
-        write_own(*backend, plan, workers.index(), keys.index_k, index_k);
-        write_own(*backend, plan, workers.index(), keys.k, k);
-        write_own(*backend, plan, workers.index(), keys.v, k);
-        gather(*communicator, plan, keys);
+        const std::unique_ptr<PeerCopies> peers = make_peer_copies(workers, *backend);
+        const SharedKeys keys{{*peers, index_k.shape(), Element::f32},
+                              {*peers, k.shape(), Element::f32},
+                              {*peers, k.shape(), Element::f32}};
+        write_own(*backend, plan, workers.rank(), keys.index_k, index_k);
+        write_own(*backend, plan, workers.rank(), keys.k, k);
+        write_own(*backend, plan, workers.rank(), keys.v, k);
+        gather(*peers, plan, keys);
         EXPECT_TRUE(
             close(View<const float, 2>(keys.index_k.rows().as<float>()), index_k.view(), 0));
         EXPECT_TRUE(close(View<const float, 3>(keys.k.rows().as<float>()), k.view(), 0));
         EXPECT_TRUE(close(View<const float, 3>(keys.v.rows().as<float>()), k.view(), 0));
-        const int64_t others = p.queries() - plan.queries_of(workers.index());
-        EXPECT_EQ(gathered_bytes(plan, keys, workers.index()), others * 4 * (16 + 2 * 2 * 32));
-        workers.any(false);
+        const int64_t others = p.queries() - plan.queries_of(workers.rank());
+        EXPECT_EQ(gathered_bytes(plan, keys, workers.rank()), others * 4 * (16 + 2 * 2 * 32));
+        workers.barrier();
     });
 }
 
 TEST(ParallelPrefill, AnErrorOfOneRankEndsAll) {
     const Problem p = square_problem(64, 4, 2, 32, 16, 16);
     const ZigZag plan(p, 2);
-    EXPECT_THROW(train::work_together(2,
-                                      [&](train::Workers& workers) {
-                                          const auto backend = make_backend("cpu");
-                                          const auto communicator =
-                                              make_communicator(workers, *backend);
-                                          if (!workers.is_first()) throw InputError("it fails");
-                                          communicator->open();
-                                      }),
+    EXPECT_THROW(parallel::run_group(2,
+                                     [&](const parallel::Group& workers) {
+                                         const auto backend = make_backend("cpu");
+                                         const auto peers = make_peer_copies(workers, *backend);
+                                         if (!workers.is_first()) throw InputError("it fails");
+                                         peers->open();
+                                     }),
                  InputError);
 }
 

@@ -56,12 +56,12 @@ struct Trained {
 using MakeModel = std::function<Model(int worker)>;
 
 /// The steps of one worker among `workers`.
-inline Trained train_share(Workers& workers, Model model, const TrainingOptions& o,
+inline Trained train_share(const parallel::Group& workers, Model model, const TrainingOptions& o,
                            int64_t scale = 1) {
     Trainer trainer(model, o, workers);
     trainer.follow_first();
-    const int count = kSequences / workers.count();
-    const Share share(model.ops().backend(), workers.index() * count, count, scale);
+    const int count = kSequences / workers.size();
+    const Share share(model.ops().backend(), workers.rank() * count, count, scale);
     Trained trained;
     while (trainer.step() < o.steps) {
         trained.reports.push_back(trainer.gradient(share.batch()));
@@ -77,9 +77,9 @@ inline Trained train_share(Workers& workers, Model model, const TrainingOptions&
 inline std::vector<Trained> train_together(int count, const MakeModel& make_model,
                                            const TrainingOptions& o, int64_t scale = 1) {
     std::vector<Trained> all(static_cast<size_t>(count));
-    work_together(count, [&](Workers& workers) {
-        all[static_cast<size_t>(workers.index())] =
-            train_share(workers, make_model(workers.index()), o, scale);
+    parallel::run_group(count, [&](const parallel::Group& workers) {
+        all[static_cast<size_t>(workers.rank())] =
+            train_share(workers, make_model(workers.rank()), o, scale);
     });
     return all;
 }

@@ -238,9 +238,9 @@ TEST(TwoGpus, AddUpALongList) {
     constexpr int64_t kValues = 13'900'001;  // as many as the pilot has parameters, and odd
     constexpr int kRounds = 20;
     double seconds = 0;
-    work_together(2, [&](Workers& workers) {
+    parallel::run_group(2, [&](const parallel::Group& workers) {
         const std::unique_ptr<Ops> ops =
-            make_cuda_ops(make_backend("cuda", {.device = workers.index()}));
+            make_cuda_ops(make_backend("cuda", {.device = workers.rank()}));
         std::vector<float> mine(kValues);
         for (int64_t i = 0; i < kValues; ++i)
             mine[static_cast<size_t>(i)] =
@@ -251,12 +251,12 @@ TEST(TwoGpus, AddUpALongList) {
         int64_t wrong = 0;
         for (int64_t i = 0; i < kValues; ++i)
             wrong += host(i) == static_cast<float>(2 * (i % 1000) + 2000) ? 0 : 1;
-        EXPECT_EQ(wrong, 0) << workers.index();
+        EXPECT_EQ(wrong, 0) << workers.rank();
         ops->clear(list);
-        workers.any(false);
+        workers.barrier();
         const auto begin = std::chrono::steady_clock::now();
         for (int round = 0; round < kRounds; ++round) ops->sum_over(workers, list);
-        workers.any(false);
+        workers.barrier();
         if (workers.is_first())
             seconds =
                 std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -268,15 +268,15 @@ TEST(TwoGpus, AddUpALongList) {
 TEST(TwoGpus, AnErrorOfOneEndsBoth) {
     MSA_SKIP_UNLESS_USABLE("cuda");
     if (const Support two = two_gpus(); !two.yes) GTEST_SKIP() << two.why_not;
-    const auto work = [](Workers& workers) {
+    const auto work = [](const parallel::Group& workers) {
         const std::unique_ptr<Ops> ops =
-            make_cuda_ops(make_backend("cuda", {.device = workers.index()}));
+            make_cuda_ops(make_backend("cuda", {.device = workers.rank()}));
         Tensor<float, 1> values = ops->backend().make<float, 1>({1000});
         ops->sum_over(workers, values);
-        if (workers.index() == 1) throw InputError("it fails");
+        if (workers.rank() == 1) throw InputError("it fails");
         ops->sum_over(workers, values);
     };
-    EXPECT_THROW(work_together(2, work), InputError);
+    EXPECT_THROW(parallel::run_group(2, work), InputError);
 }
 
 TEST(CudaTraining, SaysWhatComputesIt) {

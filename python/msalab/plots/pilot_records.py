@@ -55,8 +55,10 @@ class Run:
 Records = dict[str, dict[int, Run]]  # arm -> seed -> run
 
 
-def _read_curves(path: Path) -> dict:
-    points: dict[tuple[str, str], list[tuple[int, float]]] = {}
+def read_points(path: Path):
+    """(step, group, name, part, value) of every line of a curves.csv; ResultsError names the line
+    that is no point, or whose step is not behind the one before."""
+    last: dict[tuple[str, ...], int] = {}
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", newline="", encoding="utf-8") as file:
         rows = csv.reader(file)
@@ -64,16 +66,24 @@ def _read_curves(path: Path) -> dict:
             raise ResultsError(f"{path}: line 1 must be {','.join(HEADER)}")
         for number, row in enumerate(rows, 2):
             try:
-                step, _, name, part, value = row
-                point = int(step), float(value)
+                step, *names, value = row
+                group, name, part = names
+                point = int(step), group, name, part, float(value)
             except ValueError:
                 raise ResultsError(f"{path}: line {number} must be {','.join(HEADER)}, "
                                    f"not {','.join(row)!r}") from None
-            of_name = points.setdefault((name, part), [])
-            if of_name and of_name[-1][0] >= point[0]:
+            before = last.setdefault((group, name, part), -1)
+            if before >= point[0]:
                 raise ResultsError(f"{path}: line {number}: step {step} of {name} {part} must come "
-                                   f"after {of_name[-1][0]}")
-            of_name.append(point)
+                                   f"after {before}")
+            last[group, name, part] = point[0]
+            yield point
+
+
+def _read_curves(path: Path) -> dict:
+    points: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for step, _, name, part, value in read_points(path):
+        points.setdefault((name, part), []).append((step, value))
     return {key: (np.array([step for step, _ in found]), np.array([value for _, value in found]))
             for key, found in points.items()}
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// What the ranks that answer a layer together say to each other: threads of one process, each with
-// a backend of its own, in host memory or on a GPU.
+// What ranks copy from each other's memory, on the host or on GPUs; what they say to each other is
+// in group.h.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "core/backend.h"
-#include "core/train/workers.h"
+#include "core/parallel/group.h"
 
 namespace msa::parallel {
 
@@ -18,20 +18,19 @@ struct SharedMemory {
 };
 
 /// One of the ranks, as it sees the others. Memory is that of the rank's backend. Calls that are
-/// collective must be made by all ranks in the same order; they throw train::WorkerStopped where
+/// collective must be made by all ranks in the same order; they throw GroupStopped where
 /// another rank has failed.
-class Communicator {
+class PeerCopies {
 public:
-    Communicator(train::Workers& workers, Backend& backend)
-        : workers_(workers), backend_(backend) {}
-    virtual ~Communicator() = default;
-    Communicator(const Communicator&) = delete;
-    Communicator& operator=(const Communicator&) = delete;
+    PeerCopies(const Group& group, Backend& backend) : group_(group), backend_(backend) {}
+    virtual ~PeerCopies() = default;
+    PeerCopies(const PeerCopies&) = delete;
+    PeerCopies& operator=(const PeerCopies&) = delete;
 
-    train::Workers& workers() const { return workers_; }
+    const Group& group() const { return group_; }
     Backend& backend() const { return backend_; }
-    int rank() const { return workers_.index(); }
-    int ranks() const { return workers_.count(); }
+    int rank() const { return group_.rank(); }
+    int ranks() const { return group_.size(); }
 
     /// Collective: zeros. What is left of it when the last owner of `own` goes is not to be read.
     virtual SharedMemory share(int64_t bytes) = 0;
@@ -51,12 +50,12 @@ public:
     virtual void close() = 0;
 
 private:
-    train::Workers& workers_;
+    const Group& group_;
     Backend& backend_;
 };
 
 /// For any backend: its own copies, in their turn among its calls, and ranks that wait for each
 /// other on the host. The right answer, but nothing overlaps.
-std::unique_ptr<Communicator> make_communicator(train::Workers&, Backend&);
+std::unique_ptr<PeerCopies> make_peer_copies(const Group&, Backend&);
 
 }  // namespace msa::parallel

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "core/parallel/communicator.h"
+#include "core/parallel/peer_copies.h"
 
 #include <span>
 
@@ -8,15 +8,15 @@
 namespace msa::parallel {
 namespace {
 
-class Copies final : public Communicator {
+class Copies final : public PeerCopies {
 public:
-    using Communicator::Communicator;
+    using PeerCopies::PeerCopies;
 
     SharedMemory share(int64_t bytes) override {
         SharedMemory memory{backend().allocate(bytes),
                             std::vector<const void*>(static_cast<size_t>(ranks()))};
         const void* const own = memory.own.get();
-        workers().from_all(std::as_bytes(std::span(&own, 1)),
+        group().all_gather(std::as_bytes(std::span(&own, 1)),
                            std::as_writable_bytes(std::span(memory.of_rank)));
         return memory;
     }
@@ -33,14 +33,14 @@ public:
 private:
     void meet() {
         backend().finish();
-        workers().any(false);
+        group().barrier();
     }
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_communicator(train::Workers& workers, Backend& backend) {
-    return std::make_unique<Copies>(workers, backend);
+std::unique_ptr<PeerCopies> make_peer_copies(const Group& group, Backend& backend) {
+    return std::make_unique<Copies>(group, backend);
 }
 
 }  // namespace msa::parallel

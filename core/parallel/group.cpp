@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "core/train/workers.h"
+#include "core/parallel/group.h"
 
 #include <algorithm>
 #include <atomic>
@@ -12,7 +12,7 @@
 
 #include "core/error.h"
 
-namespace msa::train {
+namespace msa::parallel {
 namespace {
 
 /// Where the threads of a run meet.
@@ -24,7 +24,7 @@ public:
     void wait() {
         constexpr auto kSpin = std::chrono::microseconds(200);
         std::unique_lock lock(turn_);
-        if (stopped_) throw WorkerStopped();
+        if (stopped_) throw GroupStopped();
         const int64_t mine = round_;
         if (++here_ == std::ssize(lists)) {
             here_ = 0;
@@ -41,9 +41,9 @@ public:
         }
         lock.lock();
         changed_.wait(lock, [&] { return round_ != mine || stopped_; });
-        if (round_ == mine) throw WorkerStopped();
+        if (round_ == mine) throw GroupStopped();
     }
-    /// A worker comes no more, because of `error` where there is one.
+    /// A rank comes no more, because of `error` where there is one.
     void leave(const std::exception_ptr& error) {
         const std::lock_guard lock(turn_);
         stopped_ = true;
@@ -56,7 +56,7 @@ public:
         return error_;
     }
 
-    std::vector<void*> lists;  // one of each worker, for the others to read
+    std::vector<void*> lists;  // one of each rank, for the others to read
 
 private:
     mutable std::mutex turn_;
@@ -67,49 +67,49 @@ private:
     std::exception_ptr error_;
 };
 
-class Threads final : public Workers {
+class Threads final : public Group {
 public:
-    Threads(Meeting& meeting, int index, int count) : Workers(index, count), meeting_(meeting) {}
+    Threads(Meeting& meeting, int rank, int size) : Group(rank, size), meeting_(meeting) {}
 
-    void sum(std::span<float> values) override { sum_lists(values); }
-    void sum(std::span<double> values) override { sum_lists(values); }
-    void from_first(std::span<std::byte> bytes) override {
+    void all_reduce(std::span<float> values) const override { sum_lists(values); }
+    void all_reduce(std::span<double> values) const override { sum_lists(values); }
+    void broadcast(std::span<std::byte> bytes) const override {
         show(bytes.data());
         if (!is_first()) std::copy_n(list<std::byte>(0), bytes.size(), bytes.data());
         meeting_.wait();
     }
-    void from_all(std::span<const std::byte> mine, std::span<std::byte> all) override {
+    void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) const override {
         show(const_cast<std::byte*>(mine.data()));  // nobody writes to it
-        MSA_CHECK(all.size() == mine.size() * static_cast<size_t>(count()));
-        for (int worker = 0; worker < count(); ++worker)
-            std::copy_n(list<const std::byte>(worker), mine.size(),
-                        all.data() + mine.size() * static_cast<size_t>(worker));
+        MSA_CHECK(all.size() == mine.size() * static_cast<size_t>(size()));
+        for (int other = 0; other < size(); ++other)
+            std::copy_n(list<const std::byte>(other), mine.size(),
+                        all.data() + mine.size() * static_cast<size_t>(other));
         meeting_.wait();
     }
     void check() const override {
-        if (meeting_.error()) throw WorkerStopped();
+        if (meeting_.error()) throw GroupStopped();
     }
 
 private:
-    void show(void* values) {
-        meeting_.lists[static_cast<size_t>(index())] = values;
+    void show(void* values) const {
+        meeting_.lists[static_cast<size_t>(rank())] = values;
         meeting_.wait();
     }
     template <typename T>
-    T* list(int worker) const {
-        return static_cast<T*>(meeting_.lists[static_cast<size_t>(worker)]);
+    T* list(int of) const {
+        return static_cast<T*>(meeting_.lists[static_cast<size_t>(of)]);
     }
-    /// Every worker sums a part of the lists, for all.
+    /// Every rank sums a part of the lists, for all.
     template <typename T>
-    void sum_lists(std::span<T> values) {
+    void sum_lists(std::span<T> values) const {
         show(values.data());
-        const auto part = [&](int worker) {
-            return values.size() * static_cast<size_t>(worker) / static_cast<size_t>(count());
+        const auto part = [&](int of) {
+            return values.size() * static_cast<size_t>(of) / static_cast<size_t>(size());
         };
-        for (size_t i = part(index()); i < part(index() + 1); ++i) {
+        for (size_t i = part(rank()); i < part(rank() + 1); ++i) {
             T sum = list<T>(0)[i];
-            for (int worker = 1; worker < count(); ++worker) sum += list<T>(worker)[i];
-            for (int worker = 0; worker < count(); ++worker) list<T>(worker)[i] = sum;
+            for (int other = 1; other < size(); ++other) sum += list<T>(other)[i];
+            for (int other = 0; other < size(); ++other) list<T>(other)[i] = sum;
         }
         meeting_.wait();
     }
@@ -119,29 +119,34 @@ private:
 
 }  // namespace
 
-bool Workers::any(bool mine) {
+bool Group::any(bool mine) const {
     double sum = mine ? 1 : 0;
-    this->sum(std::span(&sum, 1));
+    all_reduce(std::span(&sum, 1));
     return sum > 0;
 }
 
-void Workers::require_same(double value, const std::string& what) {
-    double sum = value, wanted = value;
-    this->sum(std::span(&sum, 1));
-    for (int worker = 1; worker < count_; ++worker) wanted += value;
-    if (sum != wanted && !std::isnan(value))
-        throw SystemError(text("workers have different ", what, " is ", value, " with worker ",
-                               index_, "; all must compute on processors of one kind"));
+void Group::barrier(const std::exception_ptr& error) const {
+    const bool failed = any(error != nullptr);
+    if (error) std::rethrow_exception(error);
+    if (failed) throw GroupStopped();
 }
 
-void work_together(int count, const std::function<void(Workers&)>& work) {
-    MSA_CHECK(count >= 1);
-    Meeting meeting(count);
-    const auto be = [&](int index) {
-        Threads worker(meeting, index, count);
+void Group::require_same(double value, const std::string& what) const {
+    double sum = value, wanted = value;
+    all_reduce(std::span(&sum, 1));
+    for (int other = 1; other < size_; ++other) wanted += value;
+    if (sum != wanted && !std::isnan(value))
+        throw SystemError(text("workers have different ", what, " is ", value, " with worker ",
+                               rank_, "; all must compute on processors of one kind"));
+}
+
+void run_group(int size, const std::function<void(const Group&)>& work) {
+    MSA_CHECK(size >= 1);
+    Meeting meeting(size);
+    const auto be = [&](int rank) {
         std::exception_ptr error;
         try {
-            work(worker);
+            work(Threads(meeting, rank, size));
         } catch (...) {
             error = std::current_exception();
         }
@@ -149,10 +154,10 @@ void work_together(int count, const std::function<void(Workers&)>& work) {
     };
     {
         std::vector<std::jthread> others;
-        for (int index = 1; index < count; ++index) others.emplace_back(be, index);
+        for (int rank = 1; rank < size; ++rank) others.emplace_back(be, rank);
         be(0);
     }
     if (meeting.error()) std::rethrow_exception(meeting.error());
 }
 
-}  // namespace msa::train
+}  // namespace msa::parallel

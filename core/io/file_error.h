@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+
+namespace msa::io {
+
+/// What is wrong with a file, where whoever reads the message can do something about it. What that
+/// is a program says (experiments/driver/remedy.h).
+enum class FileProblem : uint8_t {
+    exists,          // the output is there already
+    unfinished_run,  // the output is that of a run that has not ended
+    other_run,       // it is of a run that this one cannot go on with
+    damaged_unit,    // a finished part of a run is damaged
+    arrays,          // it holds arrays, and is no HDF5 file
+    before_rope,     // its q or k lack the rotation
+};
+
+class FileError : public InputError {
+public:
+    FileError(const std::string& message, FileProblem problem, std::string file = {})
+        : InputError(message), problem_(problem), file_(std::move(file)) {}
+    FileProblem problem() const { return problem_; }
+    /// Of arrays and before_rope.
+    const std::string& file() const { return file_; }
+
+private:
+    FileProblem problem_;
+    std::string file_;
+};
+
+}  // namespace msa::io
